@@ -19,6 +19,7 @@ from kvpressure.model.readings import (
     Snapshot,
     Termination,
 )
+from kvpressure.pipeline import pipeline as pipeline_module
 from kvpressure.pipeline.engines import Engines
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.pipeline.tracks import GpuTrack
@@ -97,6 +98,14 @@ PLACES = {
         "container",
         f"n/{BAD}/vllm",
         "take_in",
+    ),
+    "signals gpus": (
+        pipeline_module,
+        "_gpus_of",
+        lambda track, _: track.key.pod == BAD,
+        "engine",
+        f"n/{BAD}/m/0",
+        "signals",
     ),
     "signals first": (EngineTracker, "kv_signals", tracks_bad, "engine", f"n/{BAD}/m/0", "signals"),
     "signals": (EngineTracker, "signals", tracks_bad, "engine", f"n/{BAD}/m/0", "signals"),

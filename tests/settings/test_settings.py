@@ -333,6 +333,20 @@ class TestMistakes:
     def test_contradictions(self, flags: list[str], text: str) -> None:
         assert mistake(*flags).startswith(text)
 
+    def test_a_page_is_believed_as_long_as_the_given_thresholds_say(self, tmp_path: Path) -> None:
+        file = tmp_path / "thresholds.yaml"
+        file.write_text("stale_page_seconds: 60\n")
+        seldom = ["--thresholds", str(file), "--collector.engines.interval"]
+        assert load(*seldom, "30").thresholds["stale_page_seconds"] == 60
+        assert mistake(*seldom, "58").endswith(
+            "are longer than a page is believed: 60 s; allowed: 57 s or less, or a tick (interval) as long"
+        )
+        file.write_text("stale_page_seconds: 12\n")
+        assert mistake("--thresholds", str(file)) == (
+            "--thresholds: stale_page_seconds 12: an engine that is slow to answer is read every 12 s;"
+            " allowed: above 12"
+        )
+
     def test_two_free_ports_are_no_contradiction(self) -> None:
         assert len(load("--web.listen-address", ":0", "--web.listen-address", ":0").listen_addresses) == 2
 

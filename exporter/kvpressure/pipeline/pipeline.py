@@ -232,7 +232,10 @@ class Pipeline:
     def _gather(
         self, now: float, track: EngineTrack, snapshot: Snapshot, owners: Mapping[tuple[str, str], Sequence[GpuOwner]]
     ) -> _Subject:
-        gpus = track.gpus or _gpus_of(track, owners.get((track.key.namespace, track.key.pod), ()))
+        held = owners.get((track.key.namespace, track.key.pod), ())
+        gpus = track.gpus or self._guarded(SIGNALS, track, partial(_gpus_of, track, held))
+        if isinstance(gpus, Failure):
+            return _Subject(track, (), gpus)
         if track.failure is not None:
             return _Subject(track, gpus, track.failure)
         found = self._guarded(SIGNALS, track, partial(self._gathered, now, track, gpus, snapshot))

@@ -9,6 +9,7 @@ from kvpressure.settings.load import GivenValue
 from kvpressure.settings.options import Option, SettingsError
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.catalog import registry
+from kvpressure.sources.scrape.scrape_interval import SLOWEST_INTERVAL
 
 RESERVED_PATHS: Final = ("/", "/api/v1/diagnosis", "/-/healthy", "/-/ready")
 
@@ -67,7 +68,14 @@ class _Checks:
 
     def _pages_stay_fresh(self, tick: float) -> None:
         """Between two pages an engine would be ``unknown`` at every tick once the last one is stale."""
-        name, stale = "collector.engines.interval", builtin()["stale_page_seconds"]
+        name, given = "collector.engines.interval", self._given.get("thresholds")
+        stale = (given.value if given else builtin())["stale_page_seconds"]
+        if given and stale <= SLOWEST_INTERVAL:
+            raise self._clash(
+                "thresholds",
+                f"stale_page_seconds {stale:g}: an engine that is slow to answer is read every {SLOWEST_INTERVAL:g} s",
+                f"above {SLOWEST_INTERVAL:g}",
+            )
         between, timeout = self._seconds(name), self._seconds("engine.timeout")
         if name in self._given and between > tick and between + timeout > stale:
             raise self._clash(

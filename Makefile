@@ -30,6 +30,7 @@ check: test
 
 lint:            ## ruff, codespell, hadolint, zizmor (workflows)
 	$(PYTHON) -m ruff check exporter plugin tests benchmarks deploy tools
+	$(PYTHON) -m ruff format --check --quiet exporter plugin tests benchmarks deploy tools
 	.venv/bin/codespell
 	.venv/bin/hadolint Dockerfile
 	.venv/bin/zizmor --offline --quiet .github

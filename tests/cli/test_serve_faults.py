@@ -9,6 +9,8 @@ import pytest
 from tests.helpers.serve_process import LISTEN, QUIET, Process
 from tests.helpers.waiting import until
 
+pytestmark = pytest.mark.live
+
 CRASH = (
     "import ctypes, signal, sys, kvpressure.cli as cli;"
     "signal.signal(signal.SIGUSR1, lambda *_: ctypes.string_at(0));"

@@ -219,6 +219,7 @@ while True:
 """
 
 
+@pytest.mark.live
 @pytest.mark.fault(
     "process", "kill -9 while recording", "the last moments are lost", "–", "the next process adopts the file"
 )

@@ -37,7 +37,8 @@ STRICT = {">=": ">", ">": ">=", "<=": "<", "<": "<="}
 COMPARISON = re.compile(r"(?<![=!<>])(>=|<=|==|>|<)(?![=~>])")
 NUMBER = re.compile(r"(?:>=|<=|>|<)\s*(\d+(?:\.\d+)?)")
 LABELS = re.compile(r"\b(?:by|on) \(([^)]+)\)")
-INTEGER = re.compile(r"min_over_time\(|:count")
+INTEGER = re.compile(r"min_over_time\(|:count|restarts:increase")
+COUNTED = re.compile(r"count_over_time\([^)]*\) \* (\d+) $")
 MATCHERS = re.compile(r"\{[^}]*\}")
 
 
@@ -69,6 +70,10 @@ def expressions(expr: str) -> Iterator[tuple[str, str, str]]:
             moved = number(float(Decimal(match[1]) * Decimal(factor)))
             if INTEGER.search(expr) and "." not in match[1]:  # 2.7 and 3 are the same bound for a count
                 moved = str(int(match[1]) + (1 if factor > "1" else -1))
+            counted = COUNTED.search(expr[: match.start()])
+            if counted and "." not in match[1]:  # 300 and 330 seconds are the same bound for a count of minutes
+                apart = max(float(counted[1]), abs(float(moved) - float(match[1])))
+                moved = number(float(match[1]) + (apart if factor > "1" else -apart))
             if moved != match[1]:
                 yield (
                     "threshold moved 10 %",
@@ -133,9 +138,31 @@ def needed(rules: Sequence[dict[str, Any]], wanted: set[str]) -> set[str]:
 def survives(
     mutant: Mutant, document: dict[str, Any], tests: dict[str, dict[str, Any]], rules: Sequence[dict[str, Any]]
 ) -> bool:
-    """Whether every test of the alerts that the mutant feeds still passes."""
-    wanted = readers(rules, mutant.index)
-    involved = needed(rules, wanted)  # other rules change nothing but the time it takes
+    """Whether every test of the rule itself and of the alerts that it feeds still passes; its own first, they fail
+    soonest.
+    """
+    rule = mutant.rule
+    if "alert" in rule:
+        return _passes(mutant, document, tests, rules, {f"{rule['alert']} {rule['labels']['severity']}"})
+    fed = readers(rules, mutant.index)
+    asked = {rule["record"]}, {title for other in rules for title in _titles(other) if title.split(" ")[0] in fed}
+    return all(_passes(mutant, document, tests, rules, titles) for titles in asked)
+
+
+def _titles(rule: dict[str, Any]) -> set[str]:
+    """With what the names of a rule's tests begin."""
+    return {rule["record"]} if "record" in rule else {f"{rule['alert']} {rule['labels']['severity']}"}
+
+
+def _passes(
+    mutant: Mutant,
+    document: dict[str, Any],
+    tests: dict[str, dict[str, Any]],
+    rules: Sequence[dict[str, Any]],
+    titles: set[str],
+) -> bool:
+    """Whether the tests that begin with ``titles`` pass, or there are none: nobody would notice."""
+    involved = needed(rules, {title.split(" ")[0] for title in titles})  # other rules change nothing but the time
     changed, position = deepcopy(document), 0
     for group in changed["groups"]:
         kept = []
@@ -150,20 +177,18 @@ def survives(
         Path(directory, "rules.yaml").write_text(to_yaml(changed))
         files = []
         for name, file in tests.items():
-            chosen = [
-                test
-                for test in file["tests"]
-                if re.split(r"[ :]", test["name"])[0] in wanted
-                or test["name"].removeprefix("recording ").split(" ")[0] in wanted
-            ]
+            chosen = [test for test in file["tests"] if _title(test["name"]) in titles]
             if chosen:
                 path = Path(directory, name)
                 path.write_text(to_yaml({**file, "rule_files": ["rules.yaml"], "tests": chosen}))
                 files.append(str(path))
-        return (
-            bool(files)
-            and subprocess.run(["promtool", "test", "rules", *files], capture_output=True, check=False).returncode == 0
-        )
+        if not files:
+            return True
+        return subprocess.run(["promtool", "test", "rules", *files], capture_output=True, check=False).returncode == 0
+
+
+def _title(name: str) -> str:
+    return name.split(":", 1)[0] if not name.startswith("recording ") else name.split(" ")[1]
 
 
 def run(workers: int, only: str) -> dict[str, Any]:

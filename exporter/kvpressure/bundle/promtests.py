@@ -19,6 +19,7 @@ from kvpressure.bundle.spec import Alert, AlertLevel, Recording, RecordingTest, 
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import BundleValues
 from kvpressure.bundle.variants import (
+    COMPARE,
     QUIET_SECONDS,
     TAIL_STEPS,
     Builder,
@@ -44,9 +45,10 @@ _TOLD_BY: Final[Mapping[str, tuple[str, ...]]] = {
 def test_files(groups: Sequence[RuleGroup], values: BundleValues, rule_file: str) -> dict[str, dict[str, Any]]:
     """One test file a family: file name -> document for ``promtool test rules``."""
     order = [PREFIX + group.name for group in groups]
+    recorded = {recording.name: recording.labels for group in groups for recording in group.recordings}
     files: dict[str, dict[str, Any]] = {}
     for group in groups:
-        tests = [test for alert in group.alerts for test in _alert_tests(alert, group.interval, values)]
+        tests = [test for alert in group.alerts for test in _alert_tests(alert, group.interval, values, recorded)]
         tests += [test for recording in group.recordings for test in _recording_tests(recording, group.interval)]
         if tests:
             files[f"{group.name}.yaml"] = {
@@ -62,8 +64,9 @@ def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, An
     """Values of the recorded series after a quiet while; rounded, because rates differ in the last bits
     between versions.
     """
-    line = recorded_line(step)
     for number, test in enumerate(recording.tests, 1):
+        after = test.after or QUIET_SECONDS
+        line = recorded_line(step, after)
         inputs, expected = _everywhere(recording, test.inputs), _everywhere(recording, test.expect)
         for label in recording.labels:
             for more, recorded in _apart(test, _TOLD_BY.get(label, ())):
@@ -79,7 +82,7 @@ def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, An
                 "promql_expr_test": [
                     {
                         "expr": f"round({recording.name}, 0.0001)",
-                        "eval_time": duration(recorded_at(step)),
+                        "eval_time": duration(recorded_at(step, after)),
                         "exp_samples": samples,
                     }
                 ]
@@ -128,15 +131,19 @@ def timeline(level: AlertLevel, step: float) -> CaseTimeline:
     window = max((item.window for case in level.cases for item in case.inputs), default=0.0)
     onset = ceil((QUIET_SECONDS + window) / step)
     end = onset + ceil((level.for_seconds + window) / step) + TAIL_STEPS
-    return CaseTimeline(step, onset, end, end + ceil(level.keep_seconds / step) + 2 * TAIL_STEPS)
+    driver = level.cases[0].inputs[0]
+    leaves = level.keep_seconds + (driver.window if driver.op in COMPARE else 0)
+    return CaseTimeline(step, onset, end, end + ceil(leaves / step) + 2 * TAIL_STEPS)
 
 
-def _alert_tests(alert: Alert, step: float, values: BundleValues) -> Iterable[dict[str, Any]]:
+def _alert_tests(
+    alert: Alert, step: float, values: BundleValues, recorded: Mapping[str, tuple[str, ...]]
+) -> Iterable[dict[str, Any]]:
     for level in alert.levels:
         if not level.cases:  # judged by situations that take hours, not by generated ones
             continue
         line = timeline(level, step)
-        builder = Builder(alert.subject, level, line)
+        builder = Builder(alert.subject, level, line, recorded)
         variants = builder.all()
         title = f"{alert.name} {level.severity}"
         if alert.subject == "none":
@@ -172,18 +179,14 @@ def _moments(level: AlertLevel, line: CaseTimeline) -> list[tuple[int, bool]]:
         over = line.onset + ceil(driver.window / line.step)
         return [*moments, (over - 2, True), (over + keep + 2, False)]
     if driver.op == "flat":
-        over = line.onset + ceil(driver.window / line.step)
-        return [
-            (over - 2, False),
-            (over + wait - 3, False),
-            (over + wait + 2, True),
-            (line.end - 1, True),
-            (line.end + 2, False),
-        ]
+        flat = line.onset + ceil(driver.window / line.step) - 1
+        return [(flat + wait - 1, False), (flat + wait, True), (line.end - 1, True), (line.end + 2, False)]
     moments.append((line.end - 1, True))
     if level.share_seconds:  # what has held long enough leaves the window only later
         keep += ceil((level.share_seconds - level.for_seconds) / line.step)
-        return [*moments, (line.end + keep + 1, False)]
+        return [*moments, (line.end + keep - 3, True), (line.end + keep + 1, False)]
+    if driver.window:  # and what is judged over a time as long after
+        return [*moments, (line.end + ceil(driver.window / line.step) + keep + 1, False)]
     if keep:
         moments.append((line.end + keep - 1, True))
     return [*moments, (line.end + keep, False)]

@@ -42,7 +42,7 @@ everywhere: a label that does not exist is simply left out of ``by`` and equal i
 
 _INPUT = re.compile(
     r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|down|veto)\s*"
-    rf"(?P<value>[\w.]+|{TOKEN})?(?:\s+within\s+(?P<window>[\d.]+|{TOKEN}))?"
+    rf"(?P<value>[\w.]+|{TOKEN})?(?:\s+from\s+(?P<start>[\d.]+|{TOKEN}))?(?:\s+within\s+(?P<window>[\d.]+|{TOKEN}))?"
 )
 _SERIES = re.compile(r"(?P<metric>[\w:]+)(?:\{(?P<labels>[^}]*)\})?")
 _INTERVAL: Final = "evaluation_interval"
@@ -61,7 +61,8 @@ class Input:
     counter grows by ``value`` within ``window``; ``events`` the same, and a first appearance counts too; ``flows`` = a
     counter with this rate; ``flat`` = a counter that stands still for ``window``; ``needs`` = has to exist with
     ``value``; ``extra`` = exists, may be missing; ``down`` = 1 before the onset, 0 from then on; ``veto`` = at 1 it
-    silences.
+    silences. ``start``: the value before and after, where the nearest silent one would not do. A comparison with
+    ``window`` is judged over this time, so that it ends only as long after the onset is over.
     """
 
     metric: str
@@ -69,6 +70,7 @@ class Input:
     op: str
     value: float
     window: float = 0.0
+    start: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +166,14 @@ class Recording:
 class RecordingTest:
     """Input series with their samples, and the recorded series with their values, to four decimals. ``needed``: nothing
     is recorded without one of the inputs, so nothing is either when one of them is about another subject. ``vetoes``:
-    series that silence it.
+    series that silence it. ``after``: seconds until the values are asked for, at least; 0 = a quiet while.
     """
 
     inputs: Mapping[str, str]
     expect: Mapping[str, float]
     needed: bool = False
     vetoes: Mapping[str, str] = field(default_factory=dict)
+    after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +239,13 @@ def _recording(item: Mapping[str, Any]) -> Recording:
         tuple(item["labels"]),
         item["help"].strip(),
         tuple(
-            RecordingTest(test["inputs"], test["expect"], test.get("needed", False), test.get("vetoes", {}))
+            RecordingTest(
+                test["inputs"],
+                test["expect"],
+                test.get("needed", False),
+                test.get("vetoes", {}),
+                read_number(test.get("after", 0)),
+            )
             for test in item["tests"]
         ),
     )
@@ -319,4 +328,5 @@ def _input(name: str, series: str, text: str) -> Input:
         body["op"],
         read_number(body["value"] if body["value"] else 1),
         read_number(body["window"] or 0),
+        read_number(body["start"]) if body["start"] else None,
     )

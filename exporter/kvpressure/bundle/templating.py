@@ -12,7 +12,7 @@ import jinja2
 
 from kvpressure.bundle.spec import SUBJECTS
 from kvpressure.bundle.text import cited, duration, number, origin, span, words
-from kvpressure.bundle.variants import recorded_at
+from kvpressure.bundle.variants import QUIET_SECONDS, recorded_at
 from kvpressure.bundle.verdicts_page import because
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds, builtin
@@ -136,7 +136,9 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "number": number,
         "span": span,
         "duration": duration,
-        "quiet_seconds": lambda name: recorded_at(thresholds[f"rules_{name}_interval_seconds"]),
+        "quiet_seconds": lambda name, after=QUIET_SECONDS: recorded_at(
+            thresholds[f"rules_{name}_interval_seconds"], after
+        ),
         "workload": workload,
         "kube": kube,
         "grown": grown,

@@ -6,6 +6,7 @@ side, and every firing one also proves that its silent neighbours stay silent.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
@@ -75,7 +76,9 @@ MARGIN: Final = 0.05  # a value this share below or above a threshold; smaller t
 QUIET_SECONDS: Final = 360  # before anything happens; longer than the five-minute ranges of the recordings
 TAIL_STEPS: Final = 4  # after the last assertion, and slack around the end of a range
 
-_COMPARE: Final = (">=", "<=", ">", "<", "==")
+_SITE: Final = ("cluster", "node", "role")  # missing where nothing names them
+
+COMPARE: Final = (">=", "<=", ">", "<", "==")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +109,22 @@ class Variant:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def recorded_line(step: float) -> CaseTimeline:
+def recorded_line(step: float, after: float = QUIET_SECONDS) -> CaseTimeline:
     """The timeline of a recording's test; its values are asked for at the last sample."""
-    return CaseTimeline(step, 0, 0, ceil(QUIET_SECONDS / step) + TAIL_STEPS)
+    return CaseTimeline(step, 0, 0, ceil(after / step) + TAIL_STEPS)
 
 
-def recorded_at(step: float) -> float:
+def recorded_at(step: float, after: float = QUIET_SECONDS) -> float:
     """When the values of a recording are asked for, in seconds."""
-    return (recorded_line(step).length - 1) * step
+    return (recorded_line(step, after).length - 1) * step
 
 
-def metric_labels(metric: str) -> tuple[str, ...]:
-    """Labels that series of ``metric`` carry, the scrape's own left out. Raises ``KeyError`` for an unknown metric."""
+def metric_labels(metric: str, recorded: Mapping[str, tuple[str, ...]] | None = None) -> tuple[str, ...]:
+    """Labels that series of ``metric`` carry, the scrape's own left out. ``recorded``: the labels of each recording.
+    Raises ``KeyError`` for an unknown metric.
+    """
+    if recorded and metric in recorded:
+        return recorded[metric]
     if metric in EXTERNAL:
         return EXTERNAL[metric]
     return BY_NAME[metric.removeprefix(PREFIX)].labels
@@ -137,11 +144,15 @@ def identity(subject: str, name: str) -> dict[str, str]:
         "gpu": "0",
         "vendor": "nvidia",
         "instance": "node-1:9846",
+        "workload": "chat",
+        "objective": "ttft",
     }
     own = {
         "model": ("model_name",),
         "exporter": ("instance",),
         "model_role": ("namespace", "model_name"),
+        "objective": ("model_name",),
+        "workload": ("workload",),
         "cluster": ("cluster",),
         "device": ("uuid",),
         "pod": ("namespace", "pod"),
@@ -173,7 +184,9 @@ def on_value(item: Input) -> float:
 
 
 def off_value(item: Input) -> float:
-    """The nearest value at which it does not."""
+    """The nearest value at which it does not, or the one before that the case names."""
+    if item.start is not None:
+        return item.start
     if item.op in (">", "<"):
         return item.value
     if item.op == ">=":
@@ -189,7 +202,7 @@ def _moved(value: float, factor: float) -> float:
 
 def values_of(item: Input, line: CaseTimeline, driver: bool, value: float | None = None) -> str:
     """The samples of ``item``; the driver is on only between onset and end, anything else all the time."""
-    if item.op in _COMPARE:
+    if item.op in COMPARE:
         level = on_value(item) if value is None else value
         if not driver or level != level:
             return plain(level, line.length)
@@ -204,9 +217,10 @@ def values_of(item: Input, line: CaseTimeline, driver: bool, value: float | None
         grown = item.value if value is None else value
         return f"{plain(3, line.onset)} {plain(3 + grown, line.length - line.onset)}"
     if item.op == "flat":
-        grows, still, last = line.onset, line.end - line.onset, line.length - line.end
-        reached = line.step * (grows - 1)
-        return f"{growing(0, line.step, grows)} {plain(reached, still)} {growing(reached + line.step, line.step, last)}"
+        grows, still, last = line.onset - 1, line.end - line.onset, line.length - line.end
+        reached = line.step * line.onset  # after a missed scrape: closed and left-open ranges then see the same stop
+        grown = growing(reached + line.step, line.step, last)
+        return f"{growing(0, line.step, grows)} _ {plain(reached, still)} {grown}"
     if item.op in ("rate>", "rate>=", "flows"):
         rate = on_value(item) if value is None else value
         return growing(0, rate * line.step, line.length)
@@ -219,8 +233,11 @@ def values_of(item: Input, line: CaseTimeline, driver: bool, value: float | None
 class Builder:
     """Builds the variants of one level."""
 
-    def __init__(self, subject: str, level: AlertLevel, line: CaseTimeline) -> None:
-        self._subject, self._level, self._line = subject, level, line
+    def __init__(
+        self, subject: str, level: AlertLevel, line: CaseTimeline, recorded: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        """``recorded``: the labels of each recording, which a case may name as input like any other metric."""
+        self._subject, self._level, self._line, self._recorded = subject, level, line, recorded
 
     def all(self) -> list[Variant]:
         """Every variant of every case."""
@@ -263,9 +280,15 @@ class Builder:
             if changed and index in changed:
                 values = changed[index]
             if values is not None:
-                labels = ids | dict(more or {}) | dict((moved or {}).get(index, {}))
-                variant.series.append(Series(series_name(item, labels), values))
+                elsewhere = (moved or {}).get(index, {})
+                variant.series.append(self._series(item, ids | dict(more or {}), elsewhere, values))
         return variant
+
+    def _series(self, item: Input, labels: Mapping[str, str], elsewhere: Mapping[str, str], values: str) -> Series:
+        """``item`` on the subject with ``labels``, or on the one that differs by ``elsewhere``."""
+        own = {key: value for key, value in item.labels.items() if key not in elsewhere}
+        moved = Input(item.metric, own, item.op, item.value)
+        return Series(series_name(moved, {**labels, **elsewhere}, self._recorded), values)
 
     def _boundaries(self, case: TestCase, tag: str) -> Iterator[Variant]:
         for index, item in enumerate(case.inputs):
@@ -276,12 +299,25 @@ class Builder:
                 yield self._variant(
                     f"{tag}grows-{_short(item)}", case, False, {index: growing(0, self._line.step, self._line.length)}
                 )
+            if item.op == "down":
+                yield from self._down_cases(case, tag, index, item)
             if item.op in ("counts", "events"):
                 yield from self._counter_cases(case, tag, index, item)
             if item.op in ("rate>", "rate>="):
                 half, step = self._line.length // 2, 2 * item.value * self._line.step
                 slope, rest = growing(0, step, half), growing(0, step, self._line.length - half)
                 yield self._variant(f"{tag}reset-{_short(item)}", case, True, {index: f"{slope} {rest}"})
+
+    def _down_cases(self, case: TestCase, tag: str, index: int, item: Input) -> Iterator[Variant]:
+        """What never goes down, and what never was up, alone and while a neighbour does go down."""
+        for name, value in (("stays", 1), ("never", 0)):
+            own: dict[int, str | None] = {index: plain(value, self._line.length)}
+            yield self._variant(f"{tag}{name}-{_short(item)}", case, False, own)
+            for label in ("cluster", *case.splits):
+                variant = self._variant(f"{tag}{name}-{_short(item)}-beside-{label}", case, False, own)
+                ids, down = identity(self._subject, variant.name), values_of(item, self._line, driver=False)
+                variant.series.append(self._series(item, ids, {label: "other"}, down))
+                yield variant
 
     def _counter_cases(self, case: TestCase, tag: str, index: int, item: Input) -> Iterator[Variant]:
         line = self._line
@@ -299,19 +335,19 @@ class Builder:
     def _beside(self, name: str, case: TestCase, item: Input, born: Mapping[int, str | None], label: str) -> Variant:
         """A first appearance while the series of a neighbour, which differs in ``label`` only, stood there before."""
         variant = self._variant(name, case, True, born)
-        labels = identity(self._subject, name) | {label: "other"}
-        own = {key: value for key, value in item.labels.items() if key != label}
-        neighbour = Input(item.metric, own, item.op, item.value)
-        variant.series.append(Series(series_name(neighbour, labels), plain(3, self._line.length)))
+        ids = identity(self._subject, name)
+        variant.series.append(self._series(item, ids, {label: "other"}, plain(3, self._line.length)))
         return variant
 
     def _absences(self, case: TestCase, tag: str) -> Iterator[Variant]:
         for index, item in enumerate(case.inputs):
             if item.op == "veto":
-                yield self._variant(f"{tag}veto-{_short(item)}", case, False, {index: plain(1, self._line.length)})
+                name = f"{tag}veto-{_short(item)}"
+                apart = {"cluster": name} if self._joined(item) == {"cluster"} else {}  # it silences the whole cluster
+                yield self._variant(name, case, False, {index: plain(1, self._line.length)}, more=apart)
             elif item.op != "extra":
                 yield self._variant(f"{tag}missing-{_short(item)}", case, False, {index: None})
-            if item.op in _COMPARE:
+            if item.op in COMPARE:
                 nan = values_of(item, self._line, driver=index == 0, value=float("nan"))
                 yield self._variant(f"{tag}nan-{_short(item)}", case, False, {index: nan})
 
@@ -330,24 +366,32 @@ class Builder:
             ]
             yield variant
         asked = [index for index, item in enumerate(case.inputs) if item.op not in ("extra", "veto")]
-        for index, item in enumerate(case.inputs) if len(asked) > 1 else ():
-            for label in ("cluster", *case.splits) if index in asked else ():
-                name = (
-                    f"{tag}{_short(item)}-on-other-{label}"  # also the other's name, so that no two variants share it
-                )
-                yield self._variant(name, case, False, moved={index: {label: f"not-{name}"}})
+        others = len(asked) > 1 or case.inputs[0].op == "veto"
+        for index in asked if others else ():
+            item = case.inputs[index]
+            carried = {"cluster", "instance", "job", *metric_labels(item.metric, self._recorded)}
+            for label in ("cluster", *case.splits):
+                if label in carried:
+                    name = f"{tag}{_short(item)}-on-other-{label}"  # also the other's name, so that no two share it
+                    yield self._variant(name, case, False, moved={index: {label: f"not-{name}"}})
 
     def _vetoes_elsewhere(self, case: TestCase, tag: str) -> Iterator[Variant]:
         """A veto that stands on another subject: it must not silence this one."""
         for item in case.inputs[1:]:
-            joined = [set(one.on) for one in self._level.conditions if item.metric in one.expr]
-            known = {"cluster", *metric_labels(item.metric)}.intersection(*joined)
             for label in ("cluster", *case.splits) if item.op == "veto" else ():
-                if label in known:
+                if label in self._joined(item):
                     variant = self.base(case, f"{tag}veto-{_short(item)}-elsewhere-{label}")
-                    labels = identity(self._subject, variant.name) | {label: "other"}
-                    variant.series.append(Series(series_name(item, labels), plain(1, self._line.length)))
+                    ids = identity(self._subject, variant.name)
+                    variant.series.append(self._series(item, ids, {label: "other"}, plain(1, self._line.length)))
                     yield variant
+
+    def _joined(self, item: Input) -> set[str]:
+        """Labels of a veto on which conditions join it; all where the expression itself reads it."""
+        known = {"cluster", *metric_labels(item.metric, self._recorded)}
+        named = re.compile(rf"\b{item.metric}\b")
+        if named.search(self._level.expr):
+            return known
+        return known.intersection(*(set(one.on) for one in self._level.conditions if named.search(one.expr)))
 
 
 def _values_around(item: Input) -> Iterator[tuple[str, float, bool]]:
@@ -370,9 +414,12 @@ def _short(item: Input) -> str:
     return f"{name}-{own}".rstrip("-").lower()
 
 
-def series_name(item: Input, labels: Mapping[str, str]) -> str:
-    """The series of ``item`` on the subject with ``labels``, as promtool writes it."""
-    known = {label: labels.get(label, "x") for label in metric_labels(item.metric)} | dict(item.labels)
+def series_name(item: Input, labels: Mapping[str, str], recorded: Mapping[str, tuple[str, ...]]) -> str:
+    """The series of ``item`` on the subject with ``labels``, as promtool writes it. A recorded one carries the labels
+    of a scrape too, as a federated copy would, so that it is never the series that its own rule writes.
+    """
+    names = [name for name in metric_labels(item.metric, recorded) if name in labels or name not in _SITE]
+    known = {name: labels.get(name, "x") for name in names} | dict(item.labels)
     scrape = {"instance": labels.get("instance", "node-1:9846"), "job": labels.get("job", "kvpressure")}
     site = {name: labels[name] for name in ("cluster", "node") if name in labels}
     body = ",".join(f'{name}="{value}"' for name, value in sorted({**scrape, **site, **known}.items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -101,6 +102,7 @@ def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:
         "mutants": seeded,
         "killed": killed,
         "share": f"{100 * killed / seeded:.1f}",
+        "where": dict(Counter(line.split(" ")[0] for line in result["survivors"]).most_common()),
         "current": result["rules"] == digest(rules),
     }
 

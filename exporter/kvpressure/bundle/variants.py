@@ -219,8 +219,8 @@ def values_of(item: Input, line: CaseTimeline, driver: bool, value: float | None
     if item.op == "flat":
         grows, still, last = line.onset - 1, line.end - line.onset, line.length - line.end
         reached = line.step * line.onset  # after a missed scrape: closed and left-open ranges then see the same stop
-        grown = growing(reached + line.step, line.step, last)
-        return f"{growing(0, line.step, grows)} _ {plain(reached, still)} {grown}"
+        again = growing(reached + line.step, line.step, last)
+        return f"{growing(0, line.step, grows)} _ {plain(reached, still)} {again}"
     if item.op in ("rate>", "rate>=", "flows"):
         rate = on_value(item) if value is None else value
         return growing(0, rate * line.step, line.length)

@@ -102,7 +102,7 @@ def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:
         "mutants": seeded,
         "killed": killed,
         "share": f"{100 * killed / seeded:.1f}",
-        "where": dict(Counter(line.split(" ")[0] for line in result["survivors"]).most_common()),
+        "where": [name for name, _ in Counter(line.split(" ")[0] for line in result["survivors"]).most_common()],
         "current": result["rules"] == digest(rules),
     }
 

@@ -187,7 +187,7 @@ them that read `kvpressure_` metrics do not apply.
 * GPU memory in real use: vLLM reserves its pool at start and publishes no device memory.
 * Host starvation: CPU throttling, memory limits and node pressure are not in these metrics.
 * Why a process died: OOMKilled, exit codes, XID errors and allocation failures in the log. A restart is seen only when the counters are back.
-* A stall without counters: a server that does not publish its tokens, or whose scrape fails. The latter is a gone model after its wait.
+* A stall without counters: a server that does not publish its tokens, or whose scrape fails. If scrapes fail, the model counts as gone after its wait.
   A stall is reported only after a whole rate window without a token.
 * Limits, whether they were set, and the value to set.
 * The engine's own baseline: latency is judged against absolute objectives only, and does not page.
@@ -198,16 +198,15 @@ The [exporter](deploy.md) measures these on the node.
 
 ## Measured on the recordings
 
-The vLLM series of the recorded incidents, scraped every 15 s, are evaluated by `promtool` with this file. The labels are those of
-[the proof of the alerts](alert-proof.md), and so are the pages of the full rules.
+The vLLM series of the recorded incidents, scraped every 15 s, are evaluated by `promtool` with this file. The incidents
+are labelled as in the [alert proof](alert-proof.md), which also has the pages of the full rules.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
 * missed: {missed}
 * fires on incidents where nothing should: {wrong}
 * recordings of servers without KV pressure on which something fires: {noise} of {quiet}
 
-The series are what the published reports of the incidents state, so some lack metrics that a real server always has. Many recordings of a crash end
-with it, before an absent model has waited. kube-state-metrics is in none of them.
+The series are what the published reports of the incidents state, so some lack metrics that a real server always has. Many recordings end with the crash, before the wait for an absent model is over. kube-state-metrics is in none of them.
 
 Every incident on which one of the two fires:
 

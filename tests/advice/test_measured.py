@@ -51,7 +51,7 @@ def cut() -> list[str]:
     assert abs(told(HALF)["time"]) <= 3
     return [
         f"{told(QUARTER)['left']} of {told(QUARTER)['before']} preemptions remained",
-        f"50 % below: {told(HALF)['left']}.",
+        f"{told(HALF)['left']} at 50 % below.",
     ]
 
 

@@ -45,7 +45,7 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     if verdict != "unknown" and confidence < thresholds["confident"]:
         return MitigationPlan(
             f"Low confidence ({percent_text(confidence)}; confident at {percent_text(thresholds['confident'])}). Check"
-            " the triage steps before you change anything. If they confirm the verdict: " + made.summary,
+            " the triage steps before you change anything; do this only if they confirm the verdict. " + made.summary,
             made.actions,
         )
     return made
@@ -149,8 +149,8 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
             _roll_out(engine),
             Action(
                 "Or add replicas",
-                "A larger batch raises time per output token: "
-                f"{named('p95 now', seconds_text(s.latency.inter_token.get('0.95')))}.",
+                "A larger batch raises time per output token "
+                f"({named('p95 now', seconds_text(s.latency.inter_token.get('0.95')))}).",
             ),
         ),
     )
@@ -236,7 +236,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
         (
             Action(
                 "Save the evidence",
-                "Takes a minute. After the restart it is lost.",
+                "Takes a minute. A restart destroys it.",
                 commands=(
                     f"kubectl logs {pod} --since=2h > stalled.log",
                     f"kubectl exec {pod} -- sh -c '{stacks}' > stacks.txt",

@@ -32,10 +32,10 @@ _FULL: Final = 0.9  # share of the cache that capped requests may want together
 
 MEASURED: Final = {
     "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
-    "limit": "half of the limit, still above the running requests: 40 of 40 preemptions remained",
+    "limit": "40 of 40 preemptions remained at half of the limit, which was still above the running requests",
     "cut": (
-        "25 % below the running requests: 28 of 40 preemptions remained; 50 % below: 5. Engine time and queue stayed"
-        " the same"
+        "28 of 40 preemptions remained at 25 % below the running requests, 5 at 50 % below. Engine time and queue"
+        " stayed the same"
     ),
     "pool": "a KV pool 30 % smaller took 18 % more engine time and 50 preemptions instead of 40",
     "watermark": "5 preemptions instead of 40 and 5 % less engine time, at any request length",
@@ -437,7 +437,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
                 if small
                 else "halve it"
                 if limit.value is not None
-                else "halve it (give --args and the value is computed)"
+                else "halve it (with --args the value is computed)"
             ),
             cost,
         )

@@ -150,7 +150,7 @@ def render_rows(t: Thresholds) -> str:
     lines = [_ROWS_INTRO]
     for table in rules.TABLES:
         if table is rules.TABLES[rules.DEFERRED_HOST]:
-            lines += ["", f"*{table.title}* (below) is asked here first where every waiting request is deferred."]
+            lines += ["", f"*{table.title}* (below) is evaluated here first where every waiting request is deferred."]
             continue
         lines += _table(table, shown, t)
     lines += _named(t)
@@ -276,7 +276,7 @@ def _changes(t: Thresholds) -> Iterator[str]:
         yield f"| {change.words} | {samples} | {seconds} |"
     yield ""
     yield (
-        f"Where scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart the first one is enough,"
-        " but not to leave KV pressure while a queue remains, and not to `unknown`. While something else is found,"
-        " `idle` and `healthy` are at most doubtful."
+        f"If scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart, one is enough for a new"
+        " verdict, but not to leave KV pressure while a queue remains, and not for `unknown`. While another verdict is"
+        " being confirmed, a published `idle` or `healthy` is at most doubtful."
     )

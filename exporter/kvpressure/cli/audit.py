@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory, or a known name")
     parser.add_argument(
-        "--context", metavar="TOKENS", type=_tokens, help="prompt and answer of a usual request, in tokens"
+        "--context", metavar="TOKENS", type=_tokens, help="prompt and output of a usual request, in tokens"
     )
     parser.add_argument("--demanding", action="store_true", help="the load is long-context or bursty")
     parser.add_argument("--all", action="store_true", help="reasons for every item, not only for failures")

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--values",
         metavar="FILE",
         default=None,
-        help="what else a site changes: URLs, durations, exclusions, labels, thresholds",
+        help="settings of your site: URLs, durations, exclusions, labels, thresholds",
     )
     parser.add_argument(
         "--profile",

@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
             " kubectl: a patch replaces the whole list of arguments"
         )
     if options.container and options.manifest is None and not cluster:
-        raise InputError("--container: needs the workload it is in; allowed: with --manifest FILE or -n NAMESPACE")
+        raise InputError("--container: only together with --manifest FILE or -n NAMESPACE")
     server = _server(options.manifest, options.container) if options.manifest is not None else None
     engines, again = _engines(options, thresholds, server)
     pressed = [engine for engine in engines if engine.verdict == mitigation_report.PRESSURE]

@@ -51,12 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_whole,
         default=50_000,
         metavar="N",
-        help="tokens in all, prompts and answers (default 50000)",
+        help="tokens in all, prompts and outputs (default 50000)",
     )
     consent.add_argument(
         "--force", action="store_true", help="also run on a busy server; other traffic makes the numbers less exact"
     )
-    parser.add_argument("--output", type=_whole, default=64, metavar="N", help="tokens of each answer (default 64)")
+    parser.add_argument("--output", type=_whole, default=64, metavar="N", help="tokens of each output (default 64)")
     parser.add_argument("--model", metavar="NAME", help="served model name (default: the first of /v1/models)")
     parser.add_argument(
         "--model-config",

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILE",
         nargs="+",
-        help="recording (gzip or plain JSON lines); several are one recording in that order",
+        help="recording (gzip or plain JSON lines); several are read as one, in the order given",
     )
     parser.add_argument(
         "--format",

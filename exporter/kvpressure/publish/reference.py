@@ -40,7 +40,7 @@ def render_metrics_reference() -> str:
         "one label value each. `process_*` of the exporter itself come as usual.",
         "",
         "Verdict and stage are state sets, not numbers, because verdicts have no order. A rule that asks for one name",
-        "reads one series an engine, as it would of a number.",
+        "reads one series per engine.",
         "",
         (
             f"An engine costs about {ENGINE_SERIES} series: a recorded vLLM 0.32 under pressure, without GPU and"

@@ -152,7 +152,7 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
     if options.selector and not options.namespace:
         raise InputError("-l: needs -n NAMESPACE")
     if options.workload and (not options.namespace or options.prometheus or options.selector):
-        raise InputError("--workload: allowed: with -n NAMESPACE, and without -l and --prometheus")
+        raise InputError("--workload: only with -n NAMESPACE, and without -l and --prometheus")
     if options.prometheus:
         return _prometheus(options, thresholds)
     if options.namespace:

@@ -240,7 +240,7 @@ def _replicas_up(site: BoardContext) -> Json:
     return timeseries(
         site,
         "Engines that answer, by model",
-        "A line that ends is a model that is gone.",
+        "Where a line ends, the model is gone.",
         [PanelQuery(_largest(_by_model("model:kvpressure_engines:count")), "{{namespace}}/{{model_name}}")],
         "short",
         alert="InferenceModelDown",
@@ -484,7 +484,7 @@ def _watchers(site: BoardContext, board: Board) -> None:
         _list(
             site,
             "Containers that are not ready",
-            "Containers of engines, by the kubelet.",
+            "Containers of engines, as the kubelet reports them.",
             f"max by (cluster, namespace, pod, container) (kvpressure_container_ready{{{CONTAINER}}}) == 0",
             {"namespace": "Namespace", "pod": "Pod", "container": "Container"},
             f"all are ready, or {NOT_A_POD}",

@@ -171,7 +171,7 @@ def _alert_states(site: BoardContext) -> Json:
     return states(
         site,
         "Alerts over time",
-        "Firing alerts of this bundle, information left out.",
+        "Firing alerts of this bundle, without severity info.",
         queries,
         texts(v1=("fires", "text")),
         overrides,

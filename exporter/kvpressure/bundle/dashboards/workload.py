@@ -181,7 +181,7 @@ def _batching(site: BoardContext, board: Board) -> None:
         heatmap(
             site,
             "Requests running",
-            "Samples by how many requests ran, all chosen engines.",
+            "Samples by number of running requests, all chosen engines.",
             PanelQuery(
                 f"sum by (le) (increase(kvpressure_batch_size_samples_bucket{{{ENGINE}}}[$__rate_interval]))",
                 "{{le}}",
@@ -241,7 +241,7 @@ def _batching(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Concurrency",
-            "In flight divided by the smallest known limit.",
+            "Requests in flight divided by the smallest known limit.",
             [PanelQuery(lines("concurrency_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "concurrency_warning_ratio")),

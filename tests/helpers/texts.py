@@ -15,8 +15,9 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any, Final
@@ -86,6 +87,19 @@ _LABELS: Final = {
     "stage": "signals",
     "kind": "engine",
     "name": "chat/llama-0",
+    "cluster": "eu-1",
+    "role": "decode",
+}
+_FIRING: Final = {  # values with which an alert fires, where the usual ones would not fit its threshold
+    "GpuCountLow": "2",
+    "GpuXidError": "79",
+    "InferenceBatchCollapse": "2",
+    "InferenceCapacityLost": "41%",
+    "InferenceKVCachePressure": "98%",
+    "InferenceTokenLatencyHigh": "820ms",
+    "KvpressureExportersMissing": "41%",
+    "KvpressureNodesUnwatched": "2",
+    "KvpressureScrapeIntervalTooLong": "9",
 }
 _FILLED: Final = {  # placeholders of evidence and conditions
     "outside": "62 %",
@@ -170,6 +184,16 @@ _FILLED: Final = {  # placeholders of evidence and conditions
 }
 # Files whose strings are read elsewhere: on generated pages, dashboards, boards of facts, or not by people at all.
 _SHOWN_ELSEWHERE: Final = (
+    # details, which follow a reason and a name
+    "exporter/kvpressure/publish/web/tls.py",
+    "exporter/kvpressure/recording/fields.py",
+    "exporter/kvpressure/recording/recorder.py",
+    "exporter/kvpressure/sources/gpu/",
+    "exporter/kvpressure/sources/host/",
+    "exporter/kvpressure/sources/kubernetes/",
+    "exporter/kvpressure/sources/plugin_metrics.py",
+    "exporter/kvpressure/sources/scrape/lines.py",
+    # read elsewhere
     "deploy/",
     "exporter/kvpressure/advice/condition_text.py",
     "exporter/kvpressure/advice/mitigation.py",
@@ -338,6 +362,156 @@ _VALUES: Final = {  # by the name of what is filled into a message
     "high": "600",
     "filename": "out",
 }
+# Names that mean something else in every file: filled in from ``_VALUES_IN`` alone.
+_OF_ITS_FILE: Final = frozenset(
+    [
+        "where",
+        "text",
+        "name",
+        "error",
+        "join",
+        "title",
+        "value",
+        "problem",
+        "path",
+        "count",
+        "len",
+        "key",
+        "found",
+        "kinds",
+        "_one_line",
+        "_words",
+        "flag",
+        "label",
+        "field",
+        "describe",
+        "number",
+        "size",
+        "wanted",
+        "missing",
+        "at",
+        "message",
+        "_called",
+        "called",
+        "named",
+        "out",
+        "url",
+        "address",
+        "what",
+    ]
+)
+_IN_USE: Final = "127.0.0.1:9846: address already in use"
+_NO_RECORDING: Final = "incident.txt:1: not a header of a recording"
+_VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expression -> what it holds there
+    "capacity/kvbytes.py": {
+        "', '.join(CACHE_DTYPES)": "auto, bfloat16, fp8",
+        "', '.join(_MLA_PLAIN)": "auto, bfloat16",
+        "', '.join(_MLA_ONLY)": "fp8_ds_mla",
+        "', '.join(_HEAD_BYTES)": "auto, bfloat16, fp8",
+        "cache_dtype": "int4",
+        "context": "3",
+        "name": "llama-3.1-8b",
+        "size": "3",
+        "block_size": "0",
+    },
+    "capacity/load.py": {"where": "--prompt", "text": "p95=12x"},
+    "capacity/plan.py": {"name": "my-model"},
+    "cli/bundle.py": {"error": "the group kv_pressure has no rule"},
+    "cli/capacity.py": {"flag": "--max-num-seqs"},
+    "cli/demo.py": {"error": _IN_USE, "flag": "--for", "text": "12x", "low": "60", "high": "86400"},
+    "cli/discover.py": {"flag": "context"},
+    "cli/mitigate.py": {"flag": "--container", "name": "chat/llama-0", "join": "chat/llama-1"},
+    "cli/probe.py": {
+        "name": "chat/llama-0",
+        "'; '.join((stage.note for stage in plan))": "step 2 needs more than 64 tokens",
+        "join": "meta-llama/Llama-3.1-8B",
+        "wanted": "llama",
+        "error": _NO_RECORDING,
+    },
+    "cli/record.py": {"out": "incident.txt", "error": "the file is full", "text": "12x"},
+    "cli/replay.py": {"path": "incident.om", "error": "Permission denied", "value": "30", "join": "incident.jsonl.gz"},
+    "cli/serve.py": {"name": "web.listen-address", "directory": "/srv/recordings"},
+    "cli/__init__.py": {
+        "message": "unrecognized arguments: --exportr",
+        "flag": "--vllm.target",
+        "now": "--engine.target",
+        "near": "--exporter",
+        "prog": "kvpressure diagnose",
+    },
+    "demo/prometheus_stack.py": {"error": "connection refused"},
+    "extension_points.py": {"what": "the engine triton", "error": "No module named 'triton'"},
+    "engines/registry.py": {"name": "vllm"},
+    "publish/web/webconfig.py": {
+        "where": "web.yaml:3",
+        "name": "alice",
+        "path": "web.yaml",
+        "problem": "line 3: not YAML",
+    },
+    "recording/recorder.py": {"path": "incident.jsonl.gz", "out": "incident.jsonl.gz"},
+    "recording/fields.py": {"describe": "text"},
+    "recording/format.py": {"describe": "text", "name": "alerts", "key": "alerts"},
+    "signals/registry.py": {"name": "queue_age", "error": "no metric is declared", "join": "kvpressure_engine_up"},
+    "sources/kubernetes/grpc_call.py": {"path": "/var/lib/kubelet/pod-resources/kubelet.sock"},
+    "sources/scrape/targets.py": {
+        "text": "'10.0.0.5 :8000;tls=maybe;args=--model \"llama'",
+        "policy": "maybe",
+        "error": "no closing quotation",
+        "name": "10.0.0.5:port/",
+    },
+    "toolbox/audit_running_server.py": {"address": "http://10.0.0.7:9846"},
+    "toolbox/cluster.py": {"where": "-n chat", "count": "45", "len": "45", "error": "kubectl: forbidden"},
+    "toolbox/discovering.py": {"address": "http://10.0.0.7:9846", "error": "kubectl is not in PATH"},
+    "toolbox/fetch.py": {"where": "--exporter: http://10.0.0.7:9846/api/v1/diagnosis", "why": "connection refused"},
+    "toolbox/flags.py": {
+        "', '.join(wrong)": "--max-num-seqs",
+        "join": "sh -c 'vllm serve $MODEL $ARGS'",
+    },
+    "toolbox/inputs.py": {
+        "error": _NO_RECORDING,
+        "address": "http://10.0.0.7:9846",
+        "server.flag(name)": "--max-nun-seqs",
+        "server.flag(meant)": "--max-num-seqs",
+        "title": "vLLM",
+        "path": "incident.jsonl.gz",
+        "'; '.join(reasons or silent)": "chat/llama-0: connection refused",
+    },
+    "toolbox/kubectl.py": {"error": "forbidden"},
+    "toolbox/kv_block_meter.py": {
+        "where": "http://10.0.0.7:8000",
+        "name": "http://10.0.0.7:8000",
+        "why": "connection refused",
+    },
+    "toolbox/manifests.py": {
+        "where": "chat.yaml",
+        "path": "chat.yaml",
+        "problem": "2 containers run vLLM",
+        "join": "vllm, draft",
+        "kinds": "Service",
+        "error": "Permission denied",
+    },
+    "toolbox/observed.py": {"path": "incident.jsonl.gz"},
+    "toolbox/patches.py": {"title": "pod chat/llama-0"},
+    "toolbox/prometheus.py": {
+        "url": "10.0.0.7:9090",
+        "where": "--prometheus: http://10.0.0.7:9090",
+        "count": "24",
+        "len": "24",
+    },
+    "toolbox/recovery.py": {"name": "http://10.0.0.7:8000", "error": "connection refused"},
+    "toolbox/traffic.py": {
+        "path": "trace.csv",
+        "error": "unexpected end of data",
+        "key": "input_tokens",
+        "name": "input_tokens",
+        "text": "12x",
+    },
+    "toolbox/workload.py": {
+        "name": "deploy/chat",
+        "title": "deploy/chat",
+        "pod": "llama-0",
+        "error": "kubectl: forbidden",
+    },
+}
 _NO_VALUE: Final = "\0"
 _SHOWN: Final = frozenset({"title", "description", "text", "noValue", "content", "label", "displayName"})
 
@@ -354,22 +528,31 @@ def rules() -> Iterator[Text]:
     for profile, source in kinds:
         options = Options(builtin(), profile=profile, source=source)
         for alert, field, text in annotations(to_yaml(rule_file(load_groups(options), options.values), "")):
-            yield Text(f"{source}/{profile}/{alert}.{field}", _notified(text))
+            yield Text(f"{source}/{profile}/{alert}.{field}", _notified(text, alert))
 
 
-def _notified(text: str) -> str:
+def _notified(text: str, alert: str) -> str:
     """An annotation as a receiver shows it: every branch taken, every label and value filled in."""
-    return re.sub(r"\{\{(.*?)\}\}", _value, text, flags=re.S)
+    return re.sub(r"\{\{(.*?)\}\}", lambda found: _value(found[1], alert), text, flags=re.S)
 
 
-def _value(found: re.Match[str]) -> str:
-    code = found[1]
+def _value(code: str, alert: str) -> str:
     if re.match(r"\s*(?:with|if|else|end|range)\b", code):
         return ""
     label = re.search(r"\$labels\.(\w+)|label \"(\w+)\"", code)
     if label is not None:
-        return _LABELS.get(label[1] or label[2], "7")
-    forms = {"humanizePercentage": "93%", "humanizeDuration": "4m 10s", "%.0f": "42", "%.1f": "3.2", "%.2f": "0.92"}
+        name = label[1] or label[2]
+        return "ValueError" if (alert, name) == ("KvpressureIsolatedFailure", "reason") else _LABELS.get(name, "7")
+    if alert in _FIRING:
+        return _FIRING[alert]
+    forms = {
+        "humanizePercentage": "93%",
+        "humanizeDuration": "4m 10s",
+        "humanize1024": "3.1Gi",
+        "%.0f": "42",
+        "%.1f": "3.2",
+        "%.2f": "0.92",
+    }
     return next((shown for form, shown in forms.items() if form in code), "7")
 
 
@@ -432,10 +615,12 @@ def messages() -> Iterator[Text]:
 
 def said() -> Iterator[Text]:
     """The same with plausible values, for reading. Left out: help texts, declarations and parts of generated pages,
-    which other functions give as a reader sees them, fragments, and what needs a value that ``_VALUES`` lacks.
+    which other functions give as a reader sees them, fragments, and what needs a value that ``_VALUES`` lacks or that
+    differs from file to file and is not in ``_VALUES_IN``.
     """
     for path, node in _strings(spoken=True):
-        text = None if path.startswith(_SHOWN_ELSEWHERE) else _literal(node, _plausible)
+        values = _VALUES_IN.get(path.removeprefix("exporter/kvpressure/"), {})
+        text = None if path.startswith(_SHOWN_ELSEWHERE) else _literal(node, partial(_plausible, values))
         if text is None or not _is_sentence(text) or _NO_VALUE in text:
             continue
         if len(text.split()) > 4 and re.match(r"[A-Za-z-]", text) and not re.search(r"[\s:,(]$", text):
@@ -466,14 +651,18 @@ def _speaks(node: ast.AST) -> bool:
     )
 
 
-def _plausible(part: ast.expr) -> str:
-    """What may be filled in here."""
+def _plausible(values: Mapping[str, str], part: ast.expr) -> str:
+    """What may be filled in here: a value of its file, by the expression or its name, or one that fits everywhere."""
+    if (code := ast.unparse(part.value if isinstance(part, ast.FormattedValue) else part)) in values:
+        return values[code]
     names = [
         node.attr if isinstance(node, ast.Attribute) else node.id
         for node in ast.walk(part)
         if isinstance(node, ast.Attribute | ast.Name)
     ]
-    return _VALUES.get(names[0], _NO_VALUE) if names else _NO_VALUE
+    if not names:
+        return _NO_VALUE
+    return values.get(names[0]) or (_NO_VALUE if names[0] in _OF_ITS_FILE else _VALUES.get(names[0], _NO_VALUE))
 
 
 # A pattern, PromQL, a template, a shell command or XML.
@@ -546,11 +735,16 @@ def read() -> Iterator[tuple[str, str]]:
     for text in itertools.chain(pages(), dashboards(), declarations(), rules()):
         if text.where.startswith("setting ") or text.where in _NOT_FOR_USERS:
             continue  # a setting is read as the option of a command
+        if text.where.startswith("evidence ") and "{" in _declared(text.where):
+            continue  # read with the numbers of a recording
         prose = re.sub(r"^(?:\||#).*$", "", text.text, flags=re.M)
         prose = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"\1", prose)  # names stay as they are written
         prose = re.sub(r"\{(\w+)\}", lambda found: _LABELS.get(found[1], found[0]), prose)  # summaries in runbooks
         whole = text.where.endswith(".summary") or text.where.startswith("evidence ")
+        prose = re.sub(r"^ *(?:\d+\. |[*-] )|\*\*", "", prose, flags=re.M)
         for one in sentences(prose, WHOLE):
+            if "{value}" in one:
+                continue  # of a runbook; the alert's summary has it with its value
             if whole or (re.match(r"[A-Z\d\"'(-]", one) and one.endswith((".", "?", "!"))):
                 yield one, text.where
     for command, option, text in options_of_commands():
@@ -560,6 +754,13 @@ def read() -> Iterator[tuple[str, str]]:
     for one in rendered():
         if one.kind == "rendered":
             yield from ((sentence, one.where) for sentence in sentences(one.text, WHOLE))
+
+
+def _declared(where: str) -> str:
+    """A sentence of evidence as it is declared, for ``evidence NAME VALUE``."""
+    _, name, value = where.split()
+    found: str = getattr(FACTS.get(name) or of(name), value)
+    return found
 
 
 def options_of_commands() -> Iterator[tuple[str, str, str]]:

@@ -114,4 +114,4 @@ def test_an_address_without_discovery_is_one_clear_line(capsys: pytest.CaptureFi
     assert main(["discover", "--exporter", "127.0.0.1:1"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert main(["discover", "-l", "app=vllm", "-f", "-"]) == 2
-    assert "--selector: allowed: together with -n NAMESPACE" in capsys.readouterr().err
+    assert "--selector: only together with -n NAMESPACE" in capsys.readouterr().err

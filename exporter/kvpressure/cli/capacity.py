@@ -236,8 +236,8 @@ def _limits(
     tokens: int = options.max_num_batched_tokens or default.max_num_batched_tokens
     if options.max_num_seqs is not None and options.max_num_seqs > tokens:
         raise InputError(
-            f"--max-num-seqs: {options.max_num_seqs} is above max_num_batched_tokens {tokens}, with which vLLM does not"
-            f" start; allowed: up to {tokens}"
+            f"--max-num-seqs: {options.max_num_seqs} is above max_num_batched_tokens {tokens}: vLLM would not start;"
+            f" allowed: up to {tokens}"
         )
     return plan.Limits(
         options.gpu_memory_utilization or default.gpu_memory_utilization,

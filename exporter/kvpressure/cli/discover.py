@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Print one entry for each container. Raises ``InputError``."""
     for flag in ("selector", "context"):
         if getattr(options, flag) is not None and not options.namespace:
-            raise InputError(f"--{flag}: allowed: together with -n NAMESPACE")
+            raise InputError(f"--{flag}: only together with -n NAMESPACE")
     if options.exporter:
         entries = discovering.of_exporter(options.exporter)
     elif options.namespace:

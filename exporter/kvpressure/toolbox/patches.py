@@ -70,7 +70,7 @@ def _refuse(server: ServerContainer) -> None:
         )
     if any(REDACTED in word or CUT in word for word in server.argv):
         raise InputError(
-            f"{server.title}: values of the command line are hidden here; allowed: the manifest as it is (--manifest)"
+            f"{server.title}: values of the command line are hidden here; allowed: the original manifest (--manifest)"
         )
     hidden, seen = _hidden(server)
     if hidden:

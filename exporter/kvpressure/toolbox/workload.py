@@ -31,7 +31,7 @@ def selector_of(workload: Mapping[str, Any], name: str) -> str:
     """The labels of its pods, as kubectl takes them. Raises ``InputError`` when it has none that can be written so."""
     labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
     if not labels:
-        raise InputError(f"--workload: {name}: it names no labels of its pods; give -l LABELS")
+        raise InputError(f"--workload: {name}: it selects its pods by no labels; give -l LABELS")
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 

@@ -364,7 +364,7 @@ _VALUES: Final = {  # by the name of what is filled into a message
 }
 # Names that mean something else in every file: filled in from ``_VALUES_IN`` alone.
 _OF_ITS_FILE: Final = frozenset(
-    [
+    {
         "where",
         "text",
         "name",
@@ -398,7 +398,7 @@ _OF_ITS_FILE: Final = frozenset(
         "url",
         "address",
         "what",
-    ]
+    }
 )
 _IN_USE: Final = "127.0.0.1:9846: address already in use"
 _NO_RECORDING: Final = "incident.txt:1: not a header of a recording"
@@ -623,6 +623,8 @@ def said() -> Iterator[Text]:
         text = None if path.startswith(_SHOWN_ELSEWHERE) else _literal(node, partial(_plausible, values))
         if text is None or not _is_sentence(text) or _NO_VALUE in text:
             continue
+        if re.match(r"an? (?!empty)|tls and", text):
+            continue  # what is allowed, which follows a message
         if len(text.split()) > 4 and re.match(r"[A-Za-z-]", text) and not re.search(r"[\s:,(]$", text):
             yield Text(f"{path}:{getattr(node, 'lineno', 0)}", text, "message")
 

@@ -411,7 +411,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "requests were preempted in the last 30 s",
         "no request was preempted in the last 30 s",
         lambda v: least(v.s.kv.preemptions_lately, v.t["preemptions_min"]),
-        "{preemptions} in the last 30 s",
+        "{preemptions} happened in the last 30 s",
         "no {preemptions} in the last 30 s",
         "{preemptions} in the last 30 s: unknown",
     ),

@@ -741,12 +741,12 @@ def read() -> Iterator[tuple[str, str]]:
             continue  # read with the numbers of a recording
         prose = re.sub(r"^(?:\||#).*$", "", text.text, flags=re.M)
         prose = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"\1", prose)  # names stay as they are written
-        prose = re.sub(r"\{(\w+)\}", lambda found: _LABELS.get(found[1], found[0]), prose)  # summaries in runbooks
+        prose = prose.replace("**", "")
         whole = text.where.endswith(".summary") or text.where.startswith("evidence ")
-        prose = re.sub(r"^ *(?:\d+\. |[*-] )|\*\*", "", prose, flags=re.M)
         for one in sentences(prose, WHOLE):
-            if "{value}" in one:
-                continue  # of a runbook; the alert's summary has it with its value
+            one = re.sub(r"^\d+\. ", "", one)
+            if re.search(r"\{\w+\}", one) and text.kind == "page":
+                continue  # a runbook's; the alert's summary has it with its values
             if whole or (re.match(r"[A-Z\d\"'(-]", one) and one.endswith((".", "?", "!"))):
                 yield one, text.where
     for command, option, text in options_of_commands():

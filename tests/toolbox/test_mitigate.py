@@ -388,7 +388,7 @@ def test_a_workload_with_two_servers_is_patched_where_container_says(
 
 def test_container_needs_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", *STATED, "--container", "vllm"]) == 2
-    assert "--container: needs the workload" in capsys.readouterr().err
+    assert "--container: only together with --manifest FILE or -n NAMESPACE" in capsys.readouterr().err
 
 
 def test_helm_values(capsys: pytest.CaptureFixture[str]) -> None:

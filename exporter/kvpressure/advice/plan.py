@@ -342,7 +342,7 @@ def _option(engine: PlanInput, name: str) -> str:
 def _now(engine: PlanInput, name: str) -> str:
     limit = engine.limit(name)
     if limit.value is None:
-        return "in force: unknown"
+        return "value in force: unknown"
     return f"now {value_text(limit.value)} ({limit.source or 'source: unknown'})"
 
 

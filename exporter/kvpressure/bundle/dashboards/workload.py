@@ -197,7 +197,7 @@ def _batching(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Missing batch",
-            "Missing share of the possible batch: 1 - batch p95 / min(demand, limit).",
+            "1 - batch p95 / min(demand, limit).",
             [PanelQuery(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),

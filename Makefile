@@ -8,7 +8,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Hundreds of processes start in the tests. Without its compiled form each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check lint types generated compiled unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test arm64-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm try-api-server test-vllm measure-mitigations live-transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak docs-site
+.PHONY: demo test check lint types generated compiled unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test arm64-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm try-api-server try-node test-vllm measure-mitigations live-transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak docs-site
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -143,6 +143,10 @@ live-transcripts: ## diagnose, probe and mitigate against a real vLLM under ever
 try-api-server:  ## chart, manifests, client and toolbox against a real API server (KUBE_APISERVER=PATH ETCD=PATH CUSTOM_RESOURCES=FOLDER)
 	@tools/setup.sh test
 	@$(PYTHON) -m tests.api_server $(ARGS)
+
+try-node:        ## the chart, the image and the toolbox on a node of a real kubelet and containerd (programs as above, NODE_ROOT=FOLDER IMAGE=FILE)
+	@tools/setup.sh test
+	@$(PYTHON) -m tests.node $(ARGS)
 
 # The one Python of this machine that has torch; nothing is installed for it.
 GPU_PYTHON := python3

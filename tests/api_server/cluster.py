@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,8 +80,15 @@ class Cluster:
         """Where the API server listens."""
         return f"https://127.0.0.1:{self._port}"
 
+    def _tokens(self) -> str:
+        return f"{ADMIN},admin,admin,system:masters\n"
+
+    def api_server_options(self) -> Sequence[str]:
+        """Where it listens and which addresses services get."""
+        return "--bind-address=127.0.0.1", "--service-cluster-ip-range=10.0.0.0/24"
+
     def _write_files(self) -> None:
-        (self.where / "tokens.csv").write_text(f"{ADMIN},admin,admin,system:masters\n")
+        (self.where / "tokens.csv").write_text(self._tokens())
         (self.where / "audit-policy.yaml").write_text(AUDIT_POLICY)
         key = self.where / "service-accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
@@ -122,11 +130,10 @@ class Cluster:
             "kube-apiserver",
             os.environ[API_SERVER],
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
-            "--bind-address=127.0.0.1",
+            *self.api_server_options(),
             f"--secure-port={self._port}",
             f"--cert-dir={self.ca.parent}",
             "--endpoint-reconciler-type=none",
-            "--service-cluster-ip-range=10.0.0.0/24",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",

@@ -277,3 +277,19 @@ def test_the_pods_are_not_evicted_first_and_a_quota_admits_their_class() -> None
     assert scope == {"scopeName": "PriorityClass", "operator": "In", "values": [pod["priorityClassName"]]}
     assert pod["priorityClassName"] == "system-node-critical"
     assert container_of(pod)["name"] == "kvpressure"
+
+
+@pytest.mark.parametrize(
+    ("number", "stored"), [(1, "1"), (1000, "1k"), (1500, "1500"), (20000, "20k"), (5_000_000, "5M")]
+)
+def test_the_quota_stands_as_the_server_writes_it(number: int, stored: str) -> None:
+    documents = render({"priorityClassQuota": {"enabled": True, "pods": number}})
+    assert only(documents, "ResourceQuota")["spec"]["hard"] == {"pods": stored}
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_every_relabeling_has_the_action_that_the_server_would_write(kind: str) -> None:
+    spec = only(render({"monitor": {"kind": kind, "cluster": "one"}}), kind)["spec"]
+    (endpoint,) = spec["podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"]
+    assert len(endpoint["relabelings"]) == 5
+    assert all("action" in rule for rule in endpoint["relabelings"])

@@ -24,10 +24,12 @@ class _Listener(ThreadingHTTPServer):
 
 
 class PodServer:
-    """Serves one pod of ``node`` on ``127.0.0.1`` at a free port. A pod that is away hangs up without an answer."""
+    """Serves one pod of ``node``, as a rule on ``127.0.0.1`` at a free port. A pod that is away hangs up
+    without an answer.
+    """
 
-    def __init__(self, node: SimulatedNode, pod: str) -> None:
-        self._server = _Listener(("127.0.0.1", 0), _handler(node, pod))
+    def __init__(self, node: SimulatedNode, pod: str, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self._server = _Listener(address, _handler(node, pod))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=f"pod-{pod}", daemon=True)
 
     @property

@@ -177,3 +177,58 @@ def test_gpus_of_a_worker_are_its_leaders_here_and_else_named_with_the_group() -
     assert owners_of(joined(held, [worker]), groups_of_workers([worker])) == [
         GpuOwner("GPU-9", worker.namespace, worker.name, "vllm-worker", group="LeaderWorkerSet/vllm/0")
     ]
+
+
+def container_of_image(image: str, **container: Any) -> dict[str, Any]:
+    """A running pod of one container, as the API server shows it."""
+    return {
+        "metadata": {"namespace": "n", "name": "p", "uid": "1"},
+        "spec": {"containers": [{"name": "c", "image": image, **container}]},
+        "status": {"phase": "Running", "podIP": "10.0.0.7"},
+    }
+
+
+def test_the_exporter_takes_no_other_program_that_serves_for_an_engine_least_of_all_itself() -> None:
+    """The word ``serve`` for an image's entry point is that of many programs."""
+    pod = read_pod(
+        container_of_image(
+            "registry.internal/kvpressure:0.1.0",
+            args=["serve", "--config", "/etc/kvpressure/config.yaml"],
+            ports=[{"containerPort": 9846}],
+        ),
+        Policy(),
+    )
+    assert pod is not None
+    assert (pod.engines, pod.rows) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "args", [["serve", "meta-llama/Llama-3.1-8B"], ["serve", "--model", "m"], ["serve", "--max-num-seqs", "8"]]
+)
+def test_serve_with_arguments_of_vllm_is_vllm(args: list[str]) -> None:
+    pod = read_pod(container_of_image("registry.internal/llm:1", args=args), Policy())
+    assert pod is not None
+    assert [row.why for row in pod.rows] == ["command"]
+
+
+GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+SCRIPT = {"command": ["python", "offline.py"], **GPU}
+
+
+@pytest.mark.parametrize(
+    ("container", "why"),
+    [
+        (SCRIPT, "not_serving"),
+        ({"command": ["bash", "/work/job.sh"], **GPU}, "not_serving"),
+        (SCRIPT | {"ports": [{"containerPort": 8000}]}, "image"),
+        (SCRIPT | {"readinessProbe": {"httpGet": {"path": "/health", "port": 8000}}}, "image"),
+        (SCRIPT | {"command": ["python", "launch.py", "--port", "8000"]}, "image"),
+        ({"args": ["some-model"], **GPU}, "image"),
+    ],
+)
+def test_a_script_is_an_engine_only_where_something_says_that_it_serves(container: dict[str, Any], why: str) -> None:
+    """An engine that ends with its work would be called down; a job has neither a port nor a probe."""
+    pod = read_pod(container_of_image("vllm/vllm-openai:v0.11.0", **container), Policy())
+    assert pod is not None
+    assert [row.why for row in pod.rows] == [why]
+    assert bool(pod.engines) == (why == "image")

@@ -159,6 +159,20 @@ _FOREIGN: Final = frozenset(
         "k6",
     ]
 )
+OF_VLLM: Final = frozenset(
+    {
+        "model",
+        "served_model_name",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "tensor_parallel_size",
+        "kv_cache_dtype",
+        "enforce_eager",
+    }
+)
+"""Arguments by which words are those of vLLM, whatever program they go to."""
 _NO_SERVERS: Final = frozenset(
     {"bench", "benchmark", "run-batch", "chat", "complete", "collect-env"}
 )  # subcommands of vllm
@@ -204,8 +218,15 @@ def read(
     other = understood and bool(commands) and all(_is_foreign(command) for command in commands)
     if entry_point and tokens and base(tokens[0]) not in _NOT_MODELS | SHELLS | {"vllm"}:
         other = False
-    starts = started is not None or (not other and (names_server(argv) if named is None else named))
+    starts = _names_engine(started, args) or (not other and (names_server(argv) if named is None else named))
     return Command(args, starts, other and not starts)
+
+
+def _names_engine(started: Sequence[str] | None, args: EngineArgs) -> bool:
+    """Whether the words that start a server say whose: ``serve`` alone, for an image's entry point, may be any
+    program's, this exporter's too.
+    """
+    return started is not None and (list(started[:1]) != ["serve"] or bool(OF_VLLM & args.explicit))
 
 
 def _starts_ray(command: Sequence[str]) -> bool:

@@ -7,21 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvpressure.engines.command import Host
+from kvpressure.engines.vllm.command_line import OF_VLLM
 from kvpressure.model.arguments import EngineArgs
 
-_OF_VLLM: Final = frozenset(
-    {
-        "model",
-        "served_model_name",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "tensor_parallel_size",
-        "kv_cache_dtype",
-        "enforce_eager",
-    }
-)
 _TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d{1,9})?)(?=[+_-]|$)")
 HELM_NAMES: Final = {
     "max_num_seqs": "maxNumSeqs",
@@ -96,7 +84,7 @@ def takes_words(argv: Sequence[str], args: EngineArgs) -> bool:
     """Whether words for the entry point of vLLM's image are arguments of vLLM: any word may look like a model."""
     if not argv:
         return False
-    named = _OF_VLLM if argv[0].startswith("-") else _OF_VLLM - {"model"}
+    named = OF_VLLM if argv[0].startswith("-") else OF_VLLM - {"model"}
     return bool(named & args.explicit)
 
 

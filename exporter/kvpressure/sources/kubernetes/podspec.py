@@ -315,10 +315,26 @@ def _engine_containers(pod: _Raw, policy: Policy, containers: list[_Found]) -> t
         return certain, []
     images = [c for c in containers if c.of_image is not None]
     likely = [c for c in images if not c.line.read(c.dialect).other_program]
-    engines = [c for c in likely if policy.template or _has_gpu(c.container)]
+    engines = [c for c in likely if (policy.template or _has_gpu(c.container)) and _may_serve(pod, c)]
     if not engines and policy.selected:
         engines = [c for c in containers if _has_gpu(c.container)] or (containers if len(containers) == 1 else [])
     return engines, [c for c in _with_gpu(images) if c not in likely and c not in engines]
+
+
+def _may_serve(pod: _Raw, found: _Found) -> bool:
+    """Whether a container that only its image speaks for may be a server: it keeps the image's own program, or has a
+    port or a probe, or belongs to a group, whose workers show neither. A script with none of these ends with its work.
+    """
+    probes = (_dict(found.container.get(name)) for name in ("readinessProbe", "livenessProbe", "startupProbe"))
+    return (
+        not _list(found.container.get("command"))
+        or bool(found.ports)
+        or any(probe.keys() & {"httpGet", "tcpSocket", "grpc"} for probe in probes)
+        or "port" in found.args.explicit
+        or bool(pod.annotation(PORT_ANNOTATIONS))
+        or group_of(pod.namespace, pod.labels) is not None
+        or "ray" in found.line.argv
+    )
 
 
 def _named(pod: _Raw) -> str:
@@ -364,6 +380,8 @@ def _rows(pod: _Raw, containers: list[_Found], engines: Mapping[int, EngineConta
             continue
         runs_other = found.line.read(found.dialect).other_program
         reason = reason_of(bool(named), named_engine, runs_other, _has_gpu(found.container), worker, other)
+        if reason == "other_container" and not engines:
+            reason = "not_serving"  # nothing else in the pod serves either
         yield ContainerRow(name, reason, gpus=gpus)
 
 

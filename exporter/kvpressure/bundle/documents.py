@@ -79,8 +79,15 @@ def _page(template: str, variables: dict[str, Any]) -> str:
 
 
 def digest(rules: Mapping[str, Any]) -> str:
-    """Fingerprint of a rule file, to tell whether a measured figure belongs to it."""
-    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
+    """Fingerprint of what a rule file evaluates, to tell whether a measured figure belongs to it. Words do not count."""
+    evaluated = [
+        {
+            **group,
+            "rules": [{key: value for key, value in rule.items() if key != "annotations"} for rule in group["rules"]],
+        }
+        for group in rules["groups"]
+    ]
+    return hashlib.sha256(json.dumps(evaluated, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _measured(rules: Mapping[str, Any]) -> dict[str, Any]:

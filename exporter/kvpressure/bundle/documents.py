@@ -79,7 +79,9 @@ def _page(template: str, variables: dict[str, Any]) -> str:
 
 
 def digest(rules: Mapping[str, Any]) -> str:
-    """Fingerprint of what a rule file evaluates, to tell whether a measured figure belongs to it. Words do not count."""
+    """Fingerprint of what a rule file evaluates, to tell whether a measured figure belongs to it; words do not
+    count.
+    """
     evaluated = [
         {
             **group,

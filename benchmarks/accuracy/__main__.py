@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     if options.ablate:
         found = ablation.ablate(ablation.names(), options.jobs)
-        report.ABLATION_FILE.write_text(json.dumps(ablation.rows(found), indent=1) + "\n", encoding="utf-8")
+        kept = {**ablation.made(), "rows": ablation.rows(found)}
+        report.ABLATION_FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         for answer in ablation.wrong(found):
             print(f"{answer.name}, {answer.taken} taken away: {answer.verdict}, wrong and confident")
     if options.untouched:

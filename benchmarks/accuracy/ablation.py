@@ -5,9 +5,11 @@ answer with confidence.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
@@ -154,6 +156,18 @@ def ablate(recordings: Sequence[str], workers: int | None = None) -> list[Answer
 def wrong(found: Iterable[Answered]) -> list[Answered]:
     """Answers that are wrong and confident."""
     return [answer for answer in found if answer.wrong_and_confident]
+
+
+def made() -> dict[str, str]:
+    """Today and the commit whose rules are replayed; ``+`` behind it = with changes that are not committed."""
+    revision = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"],
+        cwd=data.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {"date": datetime.now(UTC).date().isoformat(), "commit": revision.stdout.strip()}
 
 
 def rows(found: Iterable[Answered]) -> list[tuple[str, ...]]:

@@ -1,4 +1,6 @@
-"""The labelled recordings under ``tests/fixtures/recordings`` and which of them nothing is tuned on."""
+"""The labelled recordings under ``tests/fixtures/recordings``: what may be tuned on, what is scored only, and what was
+labelled first and led to mended rules afterwards.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +64,13 @@ class Incident:
         """The folder."""
         return self.name.split("/")[0]
 
+    @property
+    def group(self) -> str:
+        """Which figures it belongs to: ``TUNED``, ``SCORED_ONLY`` or ``MENDED``."""
+        if self.part in (FRESH, ONCE):
+            return MENDED
+        return SCORED_ONLY if self.scored_only else TUNED
+
 
 @dataclass(frozen=True, slots=True)
 class Capture:
@@ -101,6 +110,10 @@ def _scored_only(name: str) -> bool:
     return name.startswith("h100/opt-1.3b") or name in (*_SCORED_ONLY_BURSTGPT, *SCORED_ONLY_PRESSURE)
 
 
+TUNED: Final = "tuned on"
+SCORED_ONLY: Final = "scored only"
+MENDED: Final = "labelled before, mended after"  # labelled first; then looked at, and rules were mended for it
+
 INCIDENTS: Final = "incidents"
 FRESH: Final = "incidents-fresh"
 ONCE: Final = "incidents-untouched"  # scored once, and a rule was mended for them since: no blind score any more
@@ -109,7 +122,7 @@ UNTOUCHED: Final = "incidents-later"  # scored once, when the rules were done: b
 
 def incidents(parts: Sequence[str] = (INCIDENTS, FRESH)) -> list[Incident]:
     """Every reconstructed incident of these parts, without the untouched ones unless they are asked for, sorted by
-    name; each third old one is scored only, and so is every other: its answer was labelled before the program saw it.
+    name; each third old one is scored only, and so are the untouched ones.
     """
     return [
         Incident(
@@ -124,7 +137,7 @@ def incidents(parts: Sequence[str] = (INCIDENTS, FRESH)) -> list[Incident]:
             grade=row["grade"],
             start=float(row["from_seconds"]),
             end=float(row["to_seconds"]),
-            scored_only=part != INCIDENTS or place % 3 == 2,
+            scored_only=part == UNTOUCHED or (part == INCIDENTS and place % 3 == 2),
             strict=row.get("strict_verdict") or "",
         )
         for part in parts
@@ -197,7 +210,7 @@ STRETCHES: Final = "vllm-cpu-fresh"
 
 
 def _stretches() -> list[Capture]:
-    """Stretches of a real vLLM that no rule was tuned on, as their table labels them."""
+    """Stretches of a real vLLM, labelled before any verdict was looked at, as their table labels them."""
     rows = _rows(RECORDINGS / STRETCHES / "labels.csv")
     servers = {(row["recording"], row["pod"]) for row in rows}
     several = {name for name, count in Counter(name for name, _ in servers).items() if count > 1}

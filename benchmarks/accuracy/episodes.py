@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -25,7 +25,8 @@ class Episode:
     A sign is a sample with usage at or above 0.97 and a queue, or a counted preemption; signs less than 30 s apart are
     one episode. It is over 30 s after the last sign, or when the queue is gone before that. ``entered`` and ``left``
     are seconds from the first sign and from its end; ``entered`` None = never; ``left`` None = the recording ended
-    first. ``again`` = said again within a minute without a new sign.
+    first. ``again`` = said again within a minute without a new sign. ``gaps`` = times it was not said for a while
+    within the episode.
     """
 
     recording: str
@@ -35,6 +36,7 @@ class Episode:
     entered: float | None
     left: float | None
     again: bool
+    gaps: int = 0
 
 
 def episodes(run: Run) -> list[Episode]:
@@ -45,6 +47,16 @@ def episodes(run: Run) -> list[Episode]:
         for found in _spans(samples)
         if run.said[engine]
     ]
+
+
+def said_by(rule: Callable[[Sample], bool], run: Run) -> Run:
+    """The run as a rule on single samples would have judged it: `kv_pressure` where it holds, `healthy` elsewhere."""
+    said = {
+        engine: [Tick(s.t, "kv_pressure" if rule(s) else "healthy", 1.0) for s in samples]
+        for engine, samples in run.truth.items()
+        if run.said[engine]
+    }
+    return replace(run, said={engine: said.get(engine, []) for engine in run.truth})
 
 
 def _signs(samples: Sequence[Sample]) -> list[float]:
@@ -79,7 +91,11 @@ def _judge(name: str, begin: float, last: float, over: float, ticks: Sequence[Ti
     )
     if left is not None and left > fresh:
         left = None  # the next episode began before
-    return Episode(name, begin, last, over, entered, None if left is None else max(0.0, left - over), again)
+    gaps = sum(
+        before.verdict != "kv_pressure" and now.verdict == "kv_pressure" and before.t > begin + (entered or 0.0)
+        for before, now in pairwise(inside)
+    )
+    return Episode(name, begin, last, over, entered, None if left is None else max(0.0, left - over), again, gaps)
 
 
 def at_default_pace() -> Taken:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from benchmarks.accuracy import data
 from benchmarks.accuracy.ahead import Warned, warnings
 from benchmarks.accuracy.data import PRESSURE
-from benchmarks.accuracy.episodes import Episode, at_default_pace, episodes
+from benchmarks.accuracy.episodes import Episode, at_default_pace, episodes, said_by
 from benchmarks.accuracy.incidents import Answer, CaptureAnswer, judge, judge_capture
-from benchmarks.accuracy.run import Run, replay, replay_all
+from benchmarks.accuracy.run import Run, Sample, replay, replay_all
 from benchmarks.accuracy.telemetry import (
     EPISODE,
     NEUTRAL,
     NO_CLAIM,
+    ONE_LINE_RULES,
     OTHER,
     POSITIVE,
     Detection,
@@ -109,6 +110,7 @@ class Result:
     captures: tuple[CaptureAnswer, ...]
     episodes: tuple[Episode, ...]
     episodes_paced: tuple[Episode, ...]  # at the default pace
+    episodes_one_line: tuple[tuple[str, tuple[Episode, ...]], ...]  # of each one-line rule on the same samples
     warned: tuple[Warned, ...]
     problems: tuple[str, ...]
     ticks: int
@@ -118,9 +120,9 @@ class Result:
         found = self.windows_without_counter if without_counter else self.windows
         return rates([w for w in found if scored_only in (None, w.scored_only) and part in ("", w.part)])
 
-    def graded(self, *, scored_only: bool | None = None) -> list[Answer]:
+    def graded(self) -> list[Answer]:
         """Incidents whose cause is confirmed or plausibly stated (grades A and B)."""
-        return [a for a in self.answers if a.incident.grade != "C" and scored_only in (None, a.incident.scored_only)]
+        return [a for a in self.answers if a.incident.grade != "C"]
 
 
 def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = "") -> Result:
@@ -148,10 +150,15 @@ def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = 
         tuple(judge_capture(item, plain[item.name]) for item in captures),
         tuple(found for name in sick for found in episodes(plain[name])),
         tuple(found for run in paced_runs(sick, workers) for found in episodes(run)),
+        tuple((title, _by_rule([plain[name] for name in sick], rule)) for title, rule in ONE_LINE_RULES),
         tuple(one for name in sorted(real) for one in warnings(plain[name])),
         tuple(problem for run in runs.values() for problem in run.problems),
         sum(len(ticks) for run in runs.values() for ticks in run.said.values()),
     )
+
+
+def _by_rule(runs: Sequence[Run], rule: Callable[[Sample], bool]) -> tuple[Episode, ...]:
+    return tuple(found for run in runs for found in episodes(said_by(rule, run)))
 
 
 def paced_runs(names: Sequence[str], workers: int) -> list[Run]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from benchmarks.accuracy import ablation, data, report, show
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.data import Capture, Incident, Telemetry
+from benchmarks.accuracy.episodes import episodes, said_by
 from benchmarks.accuracy.incidents import judge, judge_capture
 from benchmarks.accuracy.run import _COUNTER_LINES, Run, Sample, Tick, read_truth, replay
 from benchmarks.accuracy.score import Result, rates, score
@@ -222,6 +224,27 @@ def test_less_input_is_never_wrong_and_confident() -> None:
     assert ablation.wrong(found) == []
 
 
+def test_the_ablation_is_dated_and_names_the_rules_it_was_made_with() -> None:
+    kept = json.loads(report.ABLATION_FILE.read_text(encoding="utf-8"))
+    assert [row[0] for row in kept["rows"]] == list(ablation.ABLATIONS)
+    now = ablation.made()
+    assert now.keys() == kept.keys() - {"rows"}
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?", now["commit"])
+    page = report.PAGE.read_text(encoding="utf-8")
+    assert f"made this table on {kept['date']} with the rules of commit {kept['commit']}." in page
+
+
+def test_a_rule_on_single_samples_enters_at_the_sign_and_pays_in_gaps() -> None:
+    full = {*range(20, 30), *range(40, 50)}  # one episode: the second stretch begins 11 s after the first
+    told = run([busy(float(t), kv=0.98 if t in full else 0.5) for t in range(120)], "healthy")
+    (judged,) = episodes(said_by(lambda sample: sample.full_with_queue, told))
+    assert (judged.begin, judged.last, judged.entered, judged.left, judged.gaps) == (20.0, 49.0, 0.0, 1.0, 1)
+    (held,) = episodes(said_by(lambda sample: 20 <= sample.t < 90, told))
+    assert (held.entered, held.left, held.gaps) == (0.0, 11.0, 0)
+    (never,) = episodes(said_by(lambda sample: sample.t < 0, told))
+    assert (never.entered, never.gaps) == (None, 0)
+
+
 def test_the_strongest_one_line_rules_claim_by_any_sample() -> None:
     samples = [busy(float(t), kv=0.98 if t == 7 else 0.5, preemptions=0.0) for t in range(30)]
     (window,) = windows(PRESSURE, run(samples))
@@ -323,7 +346,9 @@ def test_a_third_of_everything_that_matters_is_scored_only() -> None:
     assert sum(item.scored_only for item in pressure) == len(pressure) // 3
     old = [item for item in incidents if item.part == data.INCIDENTS]
     assert sum(item.scored_only for item in old) == len(old) // 3
-    assert all(item.scored_only for item in incidents if item.part == data.FRESH)
+    assert {item.group for item in old} == {data.TUNED, data.SCORED_ONLY}
+    assert {item.group for item in data.incidents((data.FRESH, data.ONCE))} == {data.MENDED}
+    assert {item.group for item in data.incidents((data.UNTOUCHED,))} == {data.SCORED_ONLY}
     assert all(item.scored_only for item in telemetry if "opt-1.3b" in item.name)
 
 

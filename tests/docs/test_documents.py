@@ -69,6 +69,24 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 
 
+def test_the_accuracy_in_the_readme_is_that_of_the_score() -> None:
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").partition("## Simple rules")[2]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+    def figures(rule: str) -> list[str]:
+        """Found, windows with pressure, false, windows without."""
+        row = re.search(rf"^\| {re.escape(rule)} \| (\d+) of (\d+) .*?\| (\d+) of (\d+) ", page, re.M)
+        assert row, rule
+        return list(row.groups())
+
+    found, sick, _, _ = figures("documented signature")
+    by_memory, _, false, healthy = figures("device memory > 90 %")
+    ours, _, wrong, _ = figures("**kvpressure: `kv_pressure`**")
+    assert f"that signature found {found} of {sick} windows with pressure." in readme
+    assert f"Memory above 90 % found {by_memory}, with {false} of {healthy} false alarms." in readme
+    assert f"The verdict found {ours}, with {wrong} (" in readme
+
+
 GENERATED = re.compile(
     r"page is gener|Generated (?:by|from|together)|Written by [`<]"
 )  # said in the first lines of such a page

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,12 +226,29 @@ def test_less_input_is_never_wrong_and_confident() -> None:
     assert ablation.wrong(found) == []
 
 
-def test_the_ablation_is_dated_and_names_the_rules_it_was_made_with() -> None:
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_an_ablation_keeps_its_date_and_the_commit_with_a_plus_where_files_were_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*command: str) -> None:
+        who = ("-c", "user.name=x", "-c", "user.email=x@localhost")
+        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr(data, "ROOT", tmp_path)
+    (tmp_path / "rules").write_text("one")
+    git("init")
+    git("add", "rules")
+    git("commit", "-m", "x")
+    clean = ablation.made()
+    assert clean.keys() == {"date", "commit"}
+    assert re.fullmatch(r"[0-9a-f]{7,}", clean["commit"])
+    (tmp_path / "rules").write_text("two")
+    assert ablation.made()["commit"] == clean["commit"] + "+"
+
+
+def test_the_page_states_when_the_ablation_was_made_and_with_which_rules() -> None:
     kept = json.loads(report.ABLATION_FILE.read_text(encoding="utf-8"))
     assert [row[0] for row in kept["rows"]] == list(ablation.ABLATIONS)
-    now = ablation.made()
-    assert now.keys() == kept.keys() - {"rows"}
-    assert re.fullmatch(r"[0-9a-f]{7,}\+?", now["commit"])
     page = report.PAGE.read_text(encoding="utf-8")
     assert f"made this table on {kept['date']} with the rules of commit {kept['commit']}." in page
 

@@ -60,7 +60,7 @@ same code that serves `/metrics` and writes it; `--check` fails when it is out o
 | `vllm-cpu-fresh` | own captures of vLLM 0.32 on a CPU under other loads, labelled before any verdict was looked at | own measurements |
 | `incidents` | incidents and healthy controls rebuilt from numbers quoted in public threads, 5 s | numbers and short quotations, cited in each file |
 
-**Three sets.** *Scored only*, so that nothing was tuned on them: every `opt-1.3b` run, each third H100 run under pressure,
+**Three sets.** *Scored only*: nothing was tuned on them. These are every `opt-1.3b` run, each third H100 run under pressure,
 `burstgpt/scale-500` and `scale-1500`, and each third of the older incidents by name:
 
 ```
@@ -374,9 +374,9 @@ def _untouched(_result: Result) -> Iterator[str]:
     yield "## Untouched incidents\n"
     yield (
         "Fifteen incidents of other sources, collected when all others had been scored, labelled before they were"
-        " replayed, and scored once for this table (`benchmarks/accuracy/untouched.json`, by the rules of 22 November"
-        " 2026, commit 31e46be). Whoever labelled them knew the rules. The ablation below has replayed them since,"
-        " under every setting.\n"
+        " replayed. They were scored once for this table, with the rules of 22 November 2026 (commit 31e46be,"
+        " `benchmarks/accuracy/untouched.json`). Whoever labelled them knew the rules. The ablation below has replayed"
+        " them since, under every setting.\n"
     )
     if not UNTOUCHED_FILE.exists():
         return

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import pytest
 from kvpressure import __version__, cli
 from tests.helpers.serve_process import LISTEN, QUIET, Process
 from tests.helpers.waiting import until
-from tests.publish.clients import ask, connect
+from tests.publish.clients import ask, connect, receive
 
 pytestmark = pytest.mark.live
 
@@ -139,7 +140,7 @@ class TestServing:
         assert ask(process.port, "/-/healthy").status == 200
         until(lambda: ask(process.port, "/-/ready").status == 200)
 
-    @pytest.mark.attack("floods of connections and requests", "the longest silent connection makes room")
+    @pytest.mark.attack("200 connections that send nothing or half a request", "scrapes and a stop are not delayed")
     def test_a_hostile_crowd_delays_no_scrape_and_no_stop(self, serve: Serve) -> None:
         process = serve(*QUIET, *LISTEN)
         clients = [connect(process.port) for _ in range(200)]
@@ -154,7 +155,36 @@ class TestServing:
         for client in clients:
             client.close()
 
-    @pytest.mark.attack("64 file descriptors", "half of them for clients")
+    @pytest.mark.attack("8 clients that ask without a pause", "scrapes are answered within a second")
+    def test_a_flood_of_requests_delays_no_scrape(self, serve: Serve) -> None:
+        process = serve(*QUIET, *LISTEN)
+        port, over, answered = process.port, threading.Event(), [0] * 8
+
+        def flood(number: int) -> None:
+            with connect(port) as client:
+                while not over.is_set():
+                    client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                    assert receive(client).status == 200
+                    answered[number] += 1
+
+        with ThreadPoolExecutor(len(answered)) as pool:
+            floods = [pool.submit(flood, number) for number in range(len(answered))]
+            try:
+                until(lambda: sum(answered) > 100)
+                seconds = []
+                for _ in range(5):
+                    began = time.monotonic()
+                    assert ask(port).status == 200
+                    seconds.append(time.monotonic() - began)
+            finally:
+                over.set()
+            for one in floods:
+                one.result(10)
+        assert min(answered) > 0
+        assert max(seconds) < 1
+        assert process.stop() == 0
+
+    @pytest.mark.attack("100 clients with 30 file descriptors in all", "scrapes are answered")
     @pytest.mark.fault("process", "few file descriptors", "fewer web connections", "–", "–")
     def test_few_descriptors_and_many_clients(self, serve: Serve) -> None:
         process = serve(*QUIET, *LISTEN)
@@ -166,13 +196,6 @@ class TestServing:
             client.close()
         assert process.stop() == 0
 
-    @pytest.mark.fault(
-        "process",
-        "SIGTERM at any moment",
-        "answers in progress finish; the process ends within two seconds",
-        "exit status 0",
-        "–",
-    )
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_signals_end_it_cleanly(self, serve: Serve, number: int) -> None:
         process = serve(*QUIET, *LISTEN)

@@ -24,6 +24,8 @@ from tests.diagnosis.servers import after, cycle, play
 
 STALE = builtin()["stale_page_seconds"]
 HOUR = 3600.0
+NOW = 1.76e9
+THREE_YEARS = 3 * 365 * 24 * HOUR
 
 
 def page(t: float, i: int, tokens: float | None = None, in_flight: float = 4.0) -> Scrape:
@@ -172,14 +174,17 @@ def test_after_a_large_step_of_the_clock_engines_are_absent_until_they_are_read_
     assert engine.up
 
 
-@pytest.mark.parametrize("step", [HOUR, -HOUR])
+@pytest.mark.attack(
+    "a clock stepped by an hour or three years, forward or back", "engines are read as before from the next scrape on"
+)
+@pytest.mark.parametrize("step", [HOUR, -HOUR, THREE_YEARS, -THREE_YEARS])
 def test_a_page_that_was_read_before_the_clock_was_stepped_says_nothing_of_now(step: float) -> None:
     """An engine was called down for a tick: its page came an hour late, as it seemed."""
     pipeline = Pipeline()
     for i in range(10):
-        pipeline.observe(Snapshot(10_000.0 + i, pages=(page(10_000.0 + i, i),)))
-    now = 10_010.0 + step
-    assert pipeline.observe(Snapshot(now, pages=(page(10_009.9, 10),))).engines == ()
+        pipeline.observe(Snapshot(NOW + i, pages=(page(NOW + i, i),)))
+    now = NOW + 10 + step
+    assert pipeline.observe(Snapshot(now, pages=(page(NOW + 9.9, 10),))).engines == ()
     (engine,) = pipeline.observe(Snapshot(now + 1, pages=(page(now + 1, 11),))).engines
     assert engine.up
 

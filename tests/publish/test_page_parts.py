@@ -252,7 +252,9 @@ class TestTriage:
                 engine_with(verdict), up=up, key=replace(full_engine().key, namespace="", pod="10.0.0.5:80")
             )
             commands = [step.command for step in steps(engine, State(time=NOW), T)]
-            commands += [command for action in plan(engine, T).actions for command in action.commands]
+            actions = plan(engine, T).actions
+            commands += [command for action in actions for command in action.commands]
+            assert [action.title for action in actions if "the pod" in action.title] == []
             assert [command for command in commands if "kubectl" in command] == []
             assert "curl -s http://10.0.0.5:8000/chat-0 | head" in commands
 

@@ -182,6 +182,7 @@ class TestConnections:
             assert receive(client).headers["connection"] == "close"
             assert closed_within(client, 2)
 
+    @pytest.mark.attack("a request with a body", "refused without reading the body")
     def test_a_body_is_not_read_and_the_refusal_arrives(self, start: Start) -> None:
         with connect(start()) as client:
             client.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 40000\r\n\r\n" + b"x" * 40000)
@@ -208,6 +209,7 @@ class TestConnections:
         with connect(start()) as client:
             assert closed_within(client, 3)
 
+    @pytest.mark.attack("a request that drips in, line by line", "closed at the deadline of the whole head")
     def test_dripping_does_not_prolong_the_deadline(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.4)
         port = start()
@@ -234,7 +236,7 @@ class TestHostileCrowds:
         return time.monotonic() - began
 
     @pytest.mark.attack(
-        "1 000 idle connections; hundreds of slow headers and bodies", "scrapes are answered within a second"
+        "406 silent connections, or as many with half a request", "scrapes are answered within a second"
     )
     @pytest.mark.parametrize("crowd", [200, CONNECTIONS + 150])
     @pytest.mark.parametrize(
@@ -381,6 +383,9 @@ class TestLife:
         del server
         assert descriptors() <= before + 3  # its unused loop goes with the collector
 
+    @pytest.mark.fault(
+        "web", "SIGTERM while answers are under way", "they finish; silent clients are not waited for", "–", "–"
+    )
     def test_stop_lets_an_answer_finish_and_does_not_wait_for_silent_clients(self) -> None:
         server = Server([ListenAddress("127.0.0.1", 0)], Big())
         port = server.start()[0].port

@@ -202,7 +202,7 @@ class TestReload:
         assert ask(port, tls=certificates.client_context()).status == 200
         assert "tls_server_config was removed" in caplog.text
 
-    @pytest.mark.attack("240 half-finished TLS handshakes", "a bounded number of places")
+    @pytest.mark.attack("100 half-finished TLS handshakes", "a bounded number of places")
     @pytest.mark.fault("web", "half-finished TLS handshakes", "nothing", "–", "by itself")
     def test_half_handshakes_take_a_bounded_number_of_places(
         self, start: Start, tmp_path: Path, certificates: Certificates

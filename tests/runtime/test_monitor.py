@@ -507,7 +507,7 @@ class TestRunning:
         "process suspended or starved (SIGSTOP, machine asleep, no CPU)",
         "the next tick waits up to a second for the sources, so nothing is lost;"
         " old data are not believed; after five minutes, engines are absent until their next scrape",
-        "`tick_lag_seconds`; log says how late",
+        "`tick_lag_seconds`",
         "by itself",
     )
     def test_after_standing_still_a_tick_waits_for_the_sources_and_loses_nothing(

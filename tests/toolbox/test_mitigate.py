@@ -314,7 +314,13 @@ def test_an_exporter_and_a_live_server(
     capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], serve_pod: Callable[..., tuple[Any, str]]
 ) -> None:
     address = serve_json({"/api/v1/diagnosis": document_of(Path(PRESSURE))})
-    assert mitigate(capsys, "--exporter", address)[1]["applies"] is True
+    document = mitigate(capsys, "--exporter", address)[1]
+    assert document["applies"] is True
+    main(["diagnose", "--exporter", address, "--format", "json"])
+    (diagnosed,) = json.loads(capsys.readouterr().out)["engines"]
+    recommended = {name: limit["recommended"] for name, limit in diagnosed["engine"]["limits"].items()}
+    assert document["set"] == {name: value for name, value in recommended.items() if value is not None}
+    assert document["set"]["max_num_seqs"] == 9
     _, url = serve_pod(heavy(CHAT), 90)
     status, document = mitigate(
         capsys, url, "--args=--max-num-seqs 128 --max-num-batched-tokens 8192", "--seconds", "20"

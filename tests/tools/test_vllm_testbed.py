@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpressure.cli import record
+from kvpressure.settings import settings
+
 TOOLS = Path(__file__).resolve().parents[2] / "tools/vllm"
 
 
 @pytest.fixture(scope="module")
 def tools() -> Iterator[dict[str, ModuleType]]:
     """The scripts, which find each other beside themselves."""
-    names = ("session", "bed", "cost", "testbed")
+    names = ("session", "bed", "cost", "testbed", "stretch_server")
     sys.path.insert(0, str(TOOLS))
     try:
         yield {name: __import__(name) for name in names}
@@ -210,3 +214,13 @@ class TestRun:
             "server two-api starts",
             "server dp2 starts",
         ]
+
+
+def test_the_flight_recorder_takes_the_command_that_stretches_are_recorded_with(tools, tmp_path: Path) -> None:
+    command = tools["stretch_server"].recorder_command({"a": "http://h/metrics"}, tmp_path / "x.gz")
+    assert command[1:4] == ["-m", "kvpressure", "record"]
+    parser = argparse.ArgumentParser()
+    record.add_arguments(parser)
+    chosen = settings.from_args(parser.parse_args(command[4:]))
+    assert chosen.engine_pace == "fixed"
+    assert [(target.namespace, target.pod) for target in chosen.engine_targets] == [("inference", "a")]

@@ -358,20 +358,18 @@ def _machine_pressure() -> float | None:
     return None
 
 
-@contextmanager
-def recorder(servers: list[Server], out: Path) -> Iterator[None]:
-    """The flight recorder, scraping each server once a second, until the block ends."""
-    out.unlink(missing_ok=True)
+def recorder_command(urls: dict[str, str], out: Path) -> list[str]:
+    """The flight recorder that scrapes each server once a second. ``urls``: of each pod's metrics."""
     command = [
         sys.executable,
         "-m",
-        "kvpressure.cli",
+        "kvpressure",
         "record",
         "--out",
         str(out),
         "--interval",
         "1",
-        "--vllm.pace",
+        "--engine.pace",
         "fixed",
         "--no-collector.nvidia",
         "--no-collector.amd",
@@ -380,9 +378,16 @@ def recorder(servers: list[Server], out: Path) -> Iterator[None]:
         "--log.level",
         "error",
     ]
-    for server in servers:
-        command += ["--vllm.target", f"{NAMESPACE}/{server.pod}={server.url}"]
-    child = subprocess.Popen(command, cwd=ROOT)
+    for pod, url in urls.items():
+        command += ["--engine.target", f"{NAMESPACE}/{pod}={url}"]
+    return command
+
+
+@contextmanager
+def recorder(servers: list[Server], out: Path) -> Iterator[None]:
+    """The flight recorder, until the block ends."""
+    out.unlink(missing_ok=True)
+    child = subprocess.Popen(recorder_command({server.pod: server.url for server in servers}, out), cwd=ROOT)
     try:
         yield
     finally:

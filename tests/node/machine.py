@@ -110,7 +110,7 @@ TUNABLES: Final = {
 
 def run(*command: str | Path, **options: object) -> str:
     """Standard output of a command that must succeed."""
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)  # type: ignore[call-overload]  # any of its options
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     out: str = done.stdout
     return out

@@ -113,15 +113,15 @@ def only_another(t):
 
 @pytest.mark.parametrize("verdict", STANDING)
 @pytest.mark.parametrize(
-    ("gone", "reason"),
+    ("gone", "reason", "said"),
     [
-        (partial(failed, reason="refused"), "refused"),
-        (partial(failed, reason="http_5xx"), "http_5xx"),
-        (only_another, "absent"),
+        (partial(failed, reason="refused"), "refused", "refused"),
+        (partial(failed, reason="http_5xx"), "http_5xx", "HTTP 5xx"),
+        (only_another, "absent", "absent"),
     ],
     ids=["refused", "error page", "page without it"],
 )
-def test_no_verdict_stands_over_an_engine_that_is_gone(verdict, gone, reason):
+def test_no_verdict_stands_over_an_engine_that_is_gone(verdict, gone, reason, said):
     """From the first reading on: neither the age of the last page nor hysteresis holds what was concluded from it."""
     pipeline = Pipeline()
     assert feed(pipeline, [STANDING[verdict]] * 20).engines[0].diagnosis.verdict == verdict
@@ -132,7 +132,7 @@ def test_no_verdict_stands_over_an_engine_that_is_gone(verdict, gone, reason):
         "unknown",
         None,
     )
-    assert reason in engine.diagnosis.missing[0]
+    assert said in engine.diagnosis.missing[0]
     assert engine.signals.load.running is None
     assert feed(pipeline, [STANDING[verdict]], start=1021.0).engines[0].diagnosis.verdict == verdict, "back at once"
 

@@ -228,7 +228,10 @@ SCRIPT = {"command": ["python", "offline.py"], **GPU}
 )
 def test_a_script_is_an_engine_only_where_something_says_that_it_serves(container: dict[str, Any], why: str) -> None:
     """An engine that ends with its work would be called down; a job has neither a port nor a probe."""
-    pod = read_pod(container_of_image("vllm/vllm-openai:v0.11.0", **container), Policy())
-    assert pod is not None
-    assert [row.why for row in pod.rows] == [why]
-    assert bool(pod.engines) == (why == "image")
+    document = container_of_image("vllm/vllm-openai:v0.11.0", **container)
+    for policy, expected in (("Never", why), ("OnFailure", why), ("Always", "image"), ("", "image")):
+        document["spec"]["restartPolicy"] = policy
+        pod = read_pod(document, Policy())
+        assert pod is not None
+        assert [row.why for row in pod.rows] == [expected]
+        assert bool(pod.engines) == (expected == "image")

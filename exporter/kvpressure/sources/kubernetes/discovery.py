@@ -26,7 +26,7 @@ REASONS: Final[Mapping[str, str]] = {
     "opted_out": "the annotation kvpressure.io/scrape is false",
     "other_container_named": "the annotation kvpressure.io/container names another container",
     "other_program": "its command runs a program that is not an inference server",
-    "not_serving": "its command names no inference server, and it has no port, probe or annotation of one",
+    "not_serving": "its command names no inference server, it has no port, probe or annotation, and its pod ends",
     "other_server": "an inference server that kvpressure does not support",
     "nim": "an NVIDIA NIM that serves no language model",
     "worker": "a worker of an engine that another pod serves",

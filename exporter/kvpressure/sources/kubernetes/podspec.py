@@ -321,13 +321,19 @@ def _engine_containers(pod: _Raw, policy: Policy, containers: list[_Found]) -> t
     return engines, [c for c in _with_gpu(images) if c not in likely and c not in engines]
 
 
+ENDING: Final = ("Never", "OnFailure")
+"""Restart policies of pods whose work ends, as those of a Job have to be."""
+
+
 def _may_serve(pod: _Raw, found: _Found) -> bool:
-    """Whether a container that only its image speaks for may be a server: it keeps the image's own program, or has a
-    port or a probe, or belongs to a group, whose workers show neither. A script with none of these ends with its work.
+    """Whether a container that only its image speaks for may be a server: it is always restarted, keeps the image's own
+    program, has a port or a probe, or belongs to a group, whose workers show neither. A script with none of these ends
+    with its work.
     """
     probes = (_dict(found.container.get(name)) for name in ("readinessProbe", "livenessProbe", "startupProbe"))
     return (
-        not _list(found.container.get("command"))
+        _text(pod.spec.get("restartPolicy")) not in ENDING
+        or not _list(found.container.get("command"))
         or bool(found.ports)
         or any(probe.keys() & {"httpGet", "tcpSocket", "grpc"} for probe in probes)
         or "port" in found.args.explicit

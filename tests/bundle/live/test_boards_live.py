@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.error import HTTPError
 from urllib.parse import urlencode
@@ -28,6 +29,7 @@ SITE = BoardContext(
 )
 BOARDS = render_dashboards(SITE)
 OPTIONAL = optional_queries(SITE)
+AT_A_TIME = 8
 ROUNDS = 2  # of questions at least, however slow the machine is
 SIMULATED_SECONDS, SPEED = 150, 5  # half a minute; the incident is from a fifth to a half of it
 Where = tuple[str, str, str]  # uid, panel title, refId
@@ -69,14 +71,20 @@ def ask(prometheus: str, path: str, **parameters: str) -> list[object]:
 
 
 def ask_all(prometheus: str, answers: Answers) -> None:
-    """One round over every query, annotation and variable."""
-    for where, expr in (*QUERIES.items(), *(((*key, ""), expr) for key, expr in ANNOTATIONS.items())):
+    """One round over every query, annotation and variable; several at a time, as a busy machine makes each wait."""
+
+    def ask_one(item: tuple[tuple[str, ...], str]) -> None:
+        where, expr = item
         try:
             found = len(ask(prometheus, "query", query=expand(expr)))
         except HTTPError as error:
             answers.refused[expr] = error.read().decode()
         else:
             answers.series[where] = max(found, answers.series.get(where, 0))
+
+    asked = [*QUERIES.items(), *(((*key, ""), expr) for key, expr in ANNOTATIONS.items())]
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        list(pool.map(ask_one, asked))
     for name, query in VARIABLES:
         match = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
         assert match is not None

@@ -52,7 +52,7 @@ compiled:        ## the tests as bytecode, once for all processes that will impo
 unit:            ## all tests, in parallel
 	$(PYTEST) $(PARALLEL) -q
 
-generate:        ## write the generated files: rules, boards, runbooks, references, chart, manifests
+generate:        ## write the generated files: rules, dashboards, runbooks, references, chart, manifests
 	$(PYTHON) -m kvpressure bundle
 	$(PYTHON) deploy/generate.py
 	$(PYTHON) -m tools.recipes
@@ -120,7 +120,7 @@ bench-rules:     ## what the rules cost a Prometheus with 1 000 nodes of 8 GPUs 
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.alerts.cost $(ARGS)
 
-render-dashboards: ## pictures of the boards with Grafana's own libraries, and what is wrong with them (npm, 450 MB; optional)
+render-dashboards: ## pictures of the dashboards with Grafana's own libraries, and what is wrong with them (npm, 450 MB; optional)
 	@tools/setup.sh test
 	tools/render/render.sh $(ARGS)
 

@@ -1,6 +1,6 @@
 """Write what in ``deploy/`` is generated, or check it: ``python deploy/generate.py [--check]``.
 
-* ``helm/kvpressure/files``: the bundle's rules and boards with tokens where thresholds and links stand (see
+* ``helm/kvpressure/files``: the bundle's rules and dashboards with tokens where thresholds and links stand (see
   ``templates/_rules.tpl``), so that Helm values change them as ``kvpressure bundle --values`` does
 * ``helm/kvpressure/values.schema.json``: ``values.schema.yaml`` with the names of settings, thresholds and alerts
 * ``helm/kvpressure/README.md``: a table of ``values.yaml``, whose comments are the descriptions
@@ -22,7 +22,7 @@ import helm_python
 import yaml
 
 from kvpressure.bundle.dashboards import render_dashboards
-from kvpressure.bundle.dashboards.builder import BoardContext
+from kvpressure.bundle.dashboards.builder import DashboardContext
 from kvpressure.bundle.render import differences, write
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
@@ -51,11 +51,11 @@ _LINKS: Final = BundleValues(
 )
 
 
-# --- rules and boards with tokens ----------------------------------------------------------------------------------
+# --- rules and dashboards with tokens -----------------------------------------------------------------------------
 
 
 def bundle_files() -> Iterator[tuple[str, str]]:
-    """The chart's rules, boards and thresholds."""
+    """The chart's rules, dashboards and thresholds."""
     builtin = thresholds.builtin()
     named = Thresholds({one.name: replace(one, value=Named(one.value, one.name)) for one in builtin.entries()})
     groups = load_groups(Options(named, _LINKS))
@@ -63,8 +63,8 @@ def bundle_files() -> Iterator[tuple[str, str]]:
         rules = rule_file(load_groups(Options(named, _LINKS, profile)), _LINKS)
         yield f"helm/kvpressure/files/rules-{profile}.json", _json(rules, indent=1)
     alerts = frozenset(alert.name for group in groups for alert in group.alerts)
-    for uid, board in render_dashboards(BoardContext(named, _LINKS, alerts)).items():
-        yield f"helm/kvpressure/files/dashboards/{uid}.json", _json(board, indent=None)
+    for uid, dashboard in render_dashboards(DashboardContext(named, _LINKS, alerts)).items():
+        yield f"helm/kvpressure/files/dashboards/{uid}.json", _json(dashboard, indent=None)
     known: dict[str, dict[str, object]] = {
         entry.name: {"value": float(number(entry.value)), "unit": entry.unit}
         | ({"guide": entry.guide} if entry.documented else {})
@@ -242,7 +242,7 @@ def manifest_files() -> Iterator[tuple[str, str]]:
             by_file: dict[str, list[dict[str, Any]]] = {}
             for item in documents(chart, values):
                 if kinds and (
-                    item["kind"] not in kinds or (variant == "grafana" and "board" not in item["metadata"]["name"])
+                    item["kind"] not in kinds or (variant == "grafana" and "dashboard" not in item["metadata"]["name"])
                 ):
                     continue
                 by_file.setdefault(f"{item['kind'].lower()}.yaml", []).append(_plain(item))
@@ -259,7 +259,7 @@ def manifest_files() -> Iterator[tuple[str, str]]:
 
 
 def other_operator_files() -> Iterator[tuple[str, str]]:
-    """The rules, the scraping and the boards for VictoriaMetrics' operator, Google Managed Prometheus,
+    """The rules, the scraping and the dashboards for VictoriaMetrics' operator, Google Managed Prometheus,
     Grafana's operator.
     """
     with load_chart() as chart:
@@ -269,7 +269,7 @@ def other_operator_files() -> Iterator[tuple[str, str]]:
         )
     monitor = _plain(next(item for item in made if item["kind"] == "PodMonitor"))
     rules = _plain(next(item for item in made if item["kind"] == "PrometheusRule"))
-    boards = [_plain(item) for item in made if "-board-" in item["metadata"]["name"]]
+    dashboards = [_plain(item) for item in made if "-dashboard-" in item["metadata"]["name"]]
     groups: dict[str, tuple[str, dict[str, dict[str, Any] | list[dict[str, Any]]]]] = {
         "victoriametrics": (
             "For VictoriaMetrics' operator: VMPodScrape and VMRule.",
@@ -281,7 +281,7 @@ def other_operator_files() -> Iterator[tuple[str, str]]:
         ),
         "grafana-operator": (
             "For Grafana's operator: a GrafanaDashboard for each ConfigMap of ../grafana.",
-            {"grafanadashboard.yaml": [grafana_dashboard(item) for item in boards]},
+            {"grafanadashboard.yaml": [grafana_dashboard(item) for item in dashboards]},
         ),
     }
     for directory, (about, files) in groups.items():
@@ -331,19 +331,19 @@ def pod_monitoring(monitor: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def grafana_dashboard(board: Mapping[str, Any]) -> dict[str, Any]:
+def grafana_dashboard(dashboard: Mapping[str, Any]) -> dict[str, Any]:
     """The dashboard of one ConfigMap."""
-    (key,) = board["data"]
-    labels = {name: value for name, value in board["metadata"]["labels"].items() if name != "grafana_dashboard"}
+    (key,) = dashboard["data"]
+    labels = {name: value for name, value in dashboard["metadata"]["labels"].items() if name != "grafana_dashboard"}
     return {
         "apiVersion": "grafana.integreatly.org/v1beta1",
         "kind": "GrafanaDashboard",
-        "metadata": {**board["metadata"], "labels": labels},
+        "metadata": {**dashboard["metadata"], "labels": labels},
         "spec": {
             "allowCrossNamespaceImport": True,
             "folder": "kvpressure",
             "instanceSelector": {"matchLabels": {"dashboards": "grafana"}},
-            "configMapRef": {"name": board["metadata"]["name"], "key": key},
+            "configMapRef": {"name": dashboard["metadata"]["name"], "key": key},
         },
     }
 

@@ -153,9 +153,7 @@ def incidents() -> str:
     """The incidents of the demo with their pictures and the verdict that each must get."""
     rows = []
     for name, scenario in SCENARIOS.items():
-        found = {
-            what: f"images/incident-{name}-{kind}.webp" for what, kind in (("dashboard", "board"), ("page", "page"))
-        }
+        found = {what: f"images/incident-{name}-{what}.webp" for what in ("dashboard", "page")}
         pictures = ", ".join(f"[{what}]({path})" for what, path in found.items() if (ROOT / "docs" / path).is_file())
         rows.append((f"`{name}`", scenario.title, f"`{scenario.verdict}`", pictures or "–"))
     return parts.table(("scenario", "incident", "verdict", "pictures"), rows)

@@ -27,7 +27,7 @@ def expected_receiver(labels: dict[str, str]) -> str:
         return "heartbeat"
     if labels["page"] == "true":
         return "pager"
-    return "boards" if labels["severity"] == "info" else "tickets"
+    return "dashboards" if labels["severity"] == "info" else "tickets"
 
 
 def test_every_rule_reaches_its_receiver(tree: Path, rules: list[dict[str, Any]]) -> None:

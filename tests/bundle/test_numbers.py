@@ -54,12 +54,12 @@ VERDICT_PAGE = re.compile(
 
 # Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second
 # to per minute, ratios to per cent, the steps of the mitigation, none counted as 0, and what 1 and 0 mean.
-BOARD_TEXT = re.compile(
+DASHBOARD_TEXT = re.compile(
     r"\(1, |60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d: |vector\(0\)|^1 is"
     r" normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does"
 )
 
-# Keys of a board that are layout and behaviour, not judgement.
+# Keys of a dashboard that are layout and behaviour, not judgement.
 LAYOUT_KEYS = {
     "id",
     "x",
@@ -177,7 +177,7 @@ def test_threshold_page_lists_every_entry(renderings: tuple[dict[str, str], dict
         assert NUMBER.search(row.split("|")[2])
 
 
-def test_boards(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
+def test_dashboards(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
     before, after = renderings
     for path in (path for path in before if path.startswith("dashboards/") and path.endswith(".json")):
         left = list(_same(json.loads(before[path]), json.loads(after[path]), ""))
@@ -200,5 +200,5 @@ def _same(before: Any, after: Any, key: str) -> list[str]:
     if isinstance(before, int | float):
         return [f"{key}: {before}"] if before == after else []
     if isinstance(before, str) and key in ("expr", "title", "description"):
-        return stayed(*(BOARD_TEXT.sub("", STRUCTURE.sub("", version)) for version in (before, after)))
+        return stayed(*(DASHBOARD_TEXT.sub("", STRUCTURE.sub("", version)) for version in (before, after)))
     return []

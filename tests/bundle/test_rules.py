@@ -288,17 +288,17 @@ def test_descriptions_say_value_and_threshold(groups: tuple[RuleGroup, ...]) -> 
     assert judged > 15
 
 
-def test_links_lead_to_a_board_and_its_variables(files: dict[str, str]) -> None:
+def test_links_lead_to_a_dashboard_and_its_variables(files: dict[str, str]) -> None:
     site = BundleValues(dashboard_base_url="https://grafana.internal")
     rules = [rule for group in rule_file(GROUPS["kvpressure-default"], site)["groups"] for rule in group["rules"]]
     alerts = [rule for rule in rules if "alert" in rule]
     for rule in alerts:
         link = re.fullmatch(r"https://grafana\.internal/d/([\w-]+)(?:\?(.*))?", rule["annotations"]["dashboard_url"])
         assert link is not None, rule["alert"]
-        board = json.loads(files[f"dashboards/{link[1]}.json"])
-        assert board["uid"] == link[1]
+        dashboard = json.loads(files[f"dashboards/{link[1]}.json"])
+        assert dashboard["uid"] == link[1]
         assert set(re.findall(r"var-(\w+)=", link[2] or "")) <= {
-            variable["name"] for variable in board["templating"]["list"]
+            variable["name"] for variable in dashboard["templating"]["list"]
         }
     assert sum("var-pod=" in rule["annotations"]["dashboard_url"] for rule in alerts) > 30
 

@@ -1,4 +1,4 @@
-"""What a site changes reaches rules, tests, routes, boards and pages."""
+"""What a site changes reaches rules, tests, routes, dashboards and pages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_example_says_every_key(files: dict[str, str]) -> None:
     assert set(yaml.safe_load(documented_example(files))) == set(values.BundleValues.__dataclass_fields__)
 
 
-def test_thresholds_reach_rules_boards_and_pages(
+def test_thresholds_reach_rules_dashboards_and_pages(
     files: dict[str, str], site: tuple[values.BundleValues, dict[str, str]]
 ) -> None:
     changed = site[1]

@@ -15,7 +15,7 @@ from benchmarks.alerts.replayed import alerts as full_alerts
 from benchmarks.alerts.series import SCRAPE_SECONDS
 
 from kvpressure.bundle.dashboards.builder import VARIABLES
-from kvpressure.bundle.render import HEADER, VLLM_ONLY, VLLM_ONLY_BOARD, render
+from kvpressure.bundle.render import HEADER, VLLM_ONLY, VLLM_ONLY_DASHBOARD, render
 from kvpressure.bundle.rules import Options
 from kvpressure.bundle.values import BundleValues
 from kvpressure.settings.thresholds import builtin
@@ -153,8 +153,8 @@ def test_the_figures_of_the_page_are_those_of_its_table() -> None:
 
 # --- the dashboard beside the rules ---------------------------------------------------------------------------------
 
-BOARD = json.loads((ROOT / VLLM_ONLY_BOARD).read_text(encoding="utf-8"))
-PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+DASHBOARD = json.loads((ROOT / VLLM_ONLY_DASHBOARD).read_text(encoding="utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 BUSY = "vllm-cpu/d_kv_pressure.jsonl.gz"
 
 
@@ -170,7 +170,7 @@ def names_read(text: str) -> frozenset[str]:
 def test_every_query_of_the_dashboard_answers_on_a_recorded_server(tmp_path: Path) -> None:
     queries = [(panel["title"], expanded(target["expr"])) for panel in PANELS for target in panel["targets"]]
     assert len(queries) > 12
-    series = vllm_only.scrapes(BUSY, names_read(json.dumps(BOARD)) | vllm_only.wanted())
+    series = vllm_only.scrapes(BUSY, names_read(json.dumps(DASHBOARD)) | vllm_only.wanted())
     groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     end = f"{(series.scrapes - 1) * SCRAPE_SECONDS:g}s"
     document = {
@@ -187,7 +187,7 @@ def test_every_query_of_the_dashboard_answers_on_a_recorded_server(tmp_path: Pat
             }
         ],
     }
-    path = tmp_path / "board.yaml"
+    path = tmp_path / "dashboard.yaml"
     path.write_text(yaml.safe_dump(document, width=1 << 30))
     done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
@@ -197,14 +197,14 @@ def test_every_query_of_the_dashboard_answers_on_a_recorded_server(tmp_path: Pat
 
 
 def test_the_dashboard_needs_nothing_but_vllm_and_the_recordings_of_its_rules() -> None:
-    text = json.dumps([panel["targets"] for panel in PANELS] + BOARD["templating"]["list"])
+    text = json.dumps([panel["targets"] for panel in PANELS] + DASHBOARD["templating"]["list"])
     rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     recorded = {rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule}
     assert set(re.findall(r"\b(?:engine|pod|workload):\w+:\w+", text)) <= recorded
     assert not re.search(r"(?<![\w:-])kvpressure_(?!family)\w+", text)
-    assert {variable["name"] for variable in BOARD["templating"]["list"]} == set(VARIABLES) - {"gpu"}
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == set(VARIABLES) - {"gpu"}
 
 
 def test_the_dashboard_comes_with_the_rules_of_its_source() -> None:
     files = render(Options(builtin(), source="vllm"))
-    assert json.loads(files["dashboards/kvpressure-vllm-only.json"]) == BOARD
+    assert json.loads(files["dashboards/kvpressure-vllm-only.json"]) == DASHBOARD

@@ -1,4 +1,4 @@
-"""One number, three places: a threshold changed in one file moves the rule, the board's steps and the
+"""One number, three places: a threshold changed in one file moves the rule, the dashboard's steps and the
 page's colour together.
 """
 
@@ -85,10 +85,10 @@ CASES = [
 
 
 def bundle(directory: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
-    """The rules' text and every board, as ``kvpressure bundle`` writes them."""
+    """The rules' text and every dashboard, as ``kvpressure bundle`` writes them."""
     assert cli.main(["bundle", "--out", str(directory), *(["--thresholds", str(file)] if file else [])]) == 0
-    boards = {path.stem: json.loads(path.read_text()) for path in (directory / "dashboards").glob("*.json")}
-    return (directory / "alerts/kvpressure-rules.yaml").read_text(), boards
+    dashboards = {path.stem: json.loads(path.read_text()) for path in (directory / "dashboards").glob("*.json")}
+    return (directory / "alerts/kvpressure-rules.yaml").read_text(), dashboards
 
 
 def expressions(rules: str, alert: str) -> str:
@@ -101,9 +101,9 @@ def expressions(rules: str, alert: str) -> str:
     )
 
 
-def steps(boards: Mapping[str, Any], title: str) -> set[float]:
+def steps(dashboards: Mapping[str, Any], title: str) -> set[float]:
     """Threshold steps of the panels called ``title``."""
-    found = [panel for board in boards.values() for panel in board["panels"] if panel["title"] == title]
+    found = [panel for dashboard in dashboards.values() for panel in dashboard["panels"] if panel["title"] == title]
     assert found, title
     return {
         step["value"]
@@ -131,19 +131,28 @@ def page(case: Case, thresholds: Thresholds) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.threshold)
-def test_rule_board_and_page_move_together(case: Case, tmp_path: Path) -> None:
+def test_rule_dashboard_and_page_move_together(case: Case, tmp_path: Path) -> None:
     file = tmp_path / "thresholds.yaml"
     file.write_text(f"{case.threshold}: {case.moved}\n")
     before = builtin()[case.threshold]
     assert serving(file)[case.threshold] == case.moved != before
 
-    (old_rules, old_boards), (new_rules, new_boards) = bundle(tmp_path / "old", None), bundle(tmp_path / "new", file)
+    (old_rules, old_dashboards), (new_rules, new_dashboards) = (
+        bundle(tmp_path / "old", None),
+        bundle(tmp_path / "new", file),
+    )
     old, new = (case.rule.format(re.escape(f"{value:g}")) for value in (before, case.moved))
     for rules, there, gone in ((old_rules, old, new), (new_rules, new, old)):
         assert re.search(there, expressions(rules, case.alert))
         assert not re.search(gone, expressions(rules, case.alert))
-    assert (before in steps(old_boards, case.panel), case.moved in steps(old_boards, case.panel)) == (True, False)
-    assert (before in steps(new_boards, case.panel), case.moved in steps(new_boards, case.panel)) == (False, True)
+    assert (before in steps(old_dashboards, case.panel), case.moved in steps(old_dashboards, case.panel)) == (
+        True,
+        False,
+    )
+    assert (before in steps(new_dashboards, case.panel), case.moved in steps(new_dashboards, case.panel)) == (
+        False,
+        True,
+    )
 
     for thresholds, colour, words in zip((builtin(), serving(file)), case.colours, case.words, strict=True):
         seen, text = page(case, thresholds)

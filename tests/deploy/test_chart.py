@@ -36,7 +36,7 @@ EVERYTHING: Final[Json] = {**NODES, **BUNDLE}
 OF_THE_BUNDLE: Final = re.compile(
     r"(rules|thresholds|dashboards|prometheusRule|rulesConfigMap|commonLabels|\w+Override)\b"
 )
-"""Values that change rules or boards, which are large; the others are switched without them."""
+"""Values that change rules or dashboards, which are large; the others are switched without them."""
 SWITCHED: Final[Json] = {
     "nameOverride": "pressure",
     "fullnameOverride": "pressure",
@@ -160,7 +160,7 @@ SWITCHED: Final[Json] = {
     "rules.labels": {"team": "inference"},
     "rules.alertLabels": {"InferenceBatchCollapse": {"severity": "info"}},
     "rules.runbookBaseUrl": "https://runbooks.internal",
-    "rules.dashboardBaseUrl": "https://boards.internal",
+    "rules.dashboardBaseUrl": "https://dashboards.internal",
     "rules.exporterJob": "gpu/kvpressure",
     "dashboards.enabled": False,
     "dashboards.labels": {"a": "b"},

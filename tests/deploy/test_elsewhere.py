@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from kvpressure.bundle.dashboards import BOARDS
+from kvpressure.bundle.dashboards import DASHBOARDS
 from kvpressure.settings import settings
 from tests.deploy.chart import DEPLOY, ROOT, Json, chart, generator, of_kind, only, problems, render
 from tests.deploy.test_manifests import MANIFESTS, kustomize
@@ -154,7 +154,7 @@ def test_every_address_in_the_configuration_is_a_service_of_it() -> None:
 def test_grafana_finds_the_dashboards_where_they_are_mounted() -> None:
     (provider,) = yaml.safe_load((COMPOSE / "grafana/dashboards/kvpressure.yaml").read_text())["providers"]
     folder = mounts()["grafana"][provider["options"]["path"]]
-    assert {file.name for file in folder.glob("kvpressure-*.json")} == {f"{uid}.json" for uid in BOARDS}
+    assert {file.name for file in folder.glob("kvpressure-*.json")} == {f"{uid}.json" for uid in DASHBOARDS}
 
 
 # --- other operators
@@ -192,7 +192,7 @@ def test_grafanas_operator_gets_each_dashboard_of_the_config_maps() -> None:
         for item in kustomize(MANIFESTS / "grafana-operator")
     }
     assert found == maps
-    assert {key for _, key in found} == {f"{uid}.json" for uid in BOARDS}
+    assert {key for _, key in found} == {f"{uid}.json" for uid in DASHBOARDS}
 
 
 # --- GitOps

@@ -182,7 +182,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "loop_from": "3",
     "faults": "1",
 }
-# Files whose strings are read elsewhere: on generated pages, dashboards, boards of facts, or not by people at all.
+# Files whose strings are read elsewhere: on generated pages, dashboards, dashboards of facts, or not by people at all.
 _SHOWN_ELSEWHERE: Final = (
     # details, which follow a reason and a name
     "exporter/kvpressure/publish/web/tls.py",

@@ -198,7 +198,7 @@ def test_the_flags_to_set_stand_on_the_page_in_the_order_of_the_guide() -> None:
     assert at == sorted(at)
 
 
-def test_with_addresses_boards_and_runbooks_are_links() -> None:
+def test_with_addresses_dashboards_and_runbooks_are_links() -> None:
     links = page(full_state(), Links("https://runbooks.example/r", "https://grafana.example")).links
     assert "https://runbooks.example/r/InferenceKVCachePressure.md" in links
     assert (

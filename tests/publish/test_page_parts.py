@@ -31,7 +31,7 @@ from kvpressure.model.state import (
     State,
     TargetState,
 )
-from kvpressure.publish.links import BOARDS, VERDICT_RUNBOOKS, Links
+from kvpressure.publish.links import DASHBOARDS, VERDICT_RUNBOOKS, Links
 from kvpressure.publish.page.history import SERIES, SLOT_SECONDS, SLOTS, PageHistory
 from kvpressure.publish.page.sparkline import HEIGHT, WIDTH, sparkline
 from kvpressure.publish.page.view import ViewContext, engine_views, headline
@@ -347,18 +347,18 @@ class TestPlan:
 
 
 class TestLinks:
-    def test_every_runbook_and_board_exists(self) -> None:
+    def test_every_runbook_and_dashboard_exists(self) -> None:
         for name in {*VERDICT_RUNBOOKS.values(), *(one.runbook for one in declared())}:
             assert (ROOT / f"docs/runbooks/{name}.md").is_file(), name
         assert set(VERDICT_RUNBOOKS) == set(VERDICTS) - {"healthy", "idle"}
         of_fleets = {"kvpressure-fleet"}  # no engine's page leads there
-        assert {path.stem for path in (ROOT / "dashboards").glob("*.json")} == set(BOARDS) | of_fleets
+        assert {path.stem for path in (ROOT / "dashboards").glob("*.json")} == set(DASHBOARDS) | of_fleets
 
     def test_a_name_from_outside_cannot_leave_its_parameter(self) -> None:
         key = replace(full_engine().key, pod="a&var-x=1#</a>")
         assert (
             Links(dashboards="https://g.example")
-            .board("kvpressure-incident", key)
+            .dashboard("kvpressure-incident", key)
             .url.endswith("&var-pod=a%26var-x%3D1%23%3C%2Fa%3E")
         )
 

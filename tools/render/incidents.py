@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 from chrome import DARK, picture, saved
 from playing import incident
-from render import BOARDS, HERE, declared, draw, installed, serving
+from render import DASHBOARDS, HERE, declared, draw, installed, serving
 
 from kvpressure.demo.scenario import SCENARIOS, Scenario
 from kvpressure.settings.thresholds import builtin
@@ -39,7 +39,11 @@ def look(scenario: Scenario, out: Path) -> list[str]:
                 picture(page, out / "page-phone.webp", *PHONE, seconds=1)
         tell(scenario, demo.exporter)
         return draw(
-            base, BOARDS / "kvpressure-incident.json", out / f"incident-{scenario.name}-board.webp", height, declared()
+            base,
+            DASHBOARDS / "kvpressure-incident.json",
+            out / f"incident-{scenario.name}-dashboard.webp",
+            height,
+            declared(),
         )
 
 

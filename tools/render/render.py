@@ -26,7 +26,7 @@ from chrome import browse, picture
 from playing import incident
 
 from kvpressure.bundle.dashboards import optional_queries
-from kvpressure.bundle.dashboards.builder import BoardContext, BundleValues
+from kvpressure.bundle.dashboards.builder import BundleValues, DashboardContext
 from kvpressure.settings.thresholds import builtin
 
 HERE = Path(__file__).parent
@@ -36,11 +36,11 @@ WIDTH, SECONDS, SETTLE = (
     60,
 )  # of a picture in pixels, of its graphs, and from the incident's begin to the picture
 HEADER, ROW = 130, 38  # pixels above the panels, and of a grid row: as in dashboard.jsx
-BOARDS = HERE.parents[1] / "dashboards"
+DASHBOARDS = HERE.parents[1] / "dashboards"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".json": "application/json"}
 PAGE = (
-    "<!doctype html><meta charset=utf-8><link rel=stylesheet href=/board.css><body style=margin:0><div"
-    " id=root></div><script type=module src=/board.js></script>"
+    "<!doctype html><meta charset=utf-8><link rel=stylesheet href=/dashboard.css><body style=margin:0><div"
+    " id=root></div><script type=module src=/dashboard.js></script>"
 )
 
 
@@ -66,7 +66,7 @@ def handler(prometheus: str) -> type[BaseHTTPRequestHandler]:
                     return error.code, TYPES[".json"], error.read()
             if path == "/":
                 return 200, TYPES[".html"], PAGE.encode()
-            file = (BOARDS if path.startswith("/boards/") else HERE / "build") / Path(path).name
+            file = (DASHBOARDS if path.startswith("/dashboards/") else HERE / "build") / Path(path).name
             return (200, TYPES[file.suffix], file.read_bytes()) if file.is_file() else (404, "text/plain", b"")
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -87,31 +87,31 @@ def serving(prometheus: str) -> Iterator[str]:
         server.server_close()
 
 
-def draw(base: str, board: Path, out: Path, height: int, optional: set[tuple[str, str, str]]) -> list[str]:
-    """Picture of ``board`` in ``out``, of its upper ``height`` pixels or (0) the whole; returns what is
+def draw(base: str, dashboard: Path, out: Path, height: int, optional: set[tuple[str, str, str]]) -> list[str]:
+    """Picture of ``dashboard`` in ``out``, of its upper ``height`` pixels or (0) the whole; returns what is
     wrong with it.
     """
-    rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in json.loads(board.read_text())["panels"])
-    url = f"{base}/?board={board.stem}&seconds={SECONDS}&width={WIDTH}&end={time.time():.0f}"
+    rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in json.loads(dashboard.read_text())["panels"])
+    url = f"{base}/?dashboard={dashboard.stem}&seconds={SECONDS}&width={WIDTH}&end={time.time():.0f}"
     picture(url, out, WIDTH, height or HEADER + rows * ROW + 10)
     found = re.search(
         r'<script type="application/json" id="report">(.*?)</script>', browse(url, "--dump-dom"), re.DOTALL
     )
     if found is None:
-        return [f"{board.stem}: nothing was drawn"]
+        return [f"{dashboard.stem}: nothing was drawn"]
     report = json.loads(found[1])
-    empty = [one for one in report["empty"] if (board.stem, one["panel"], one["refId"]) not in optional]
+    empty = [one for one in report["empty"] if (dashboard.stem, one["panel"], one["refId"]) not in optional]
     print(
-        f"{board.stem}: {report['queries']} queries, {len(report['errors'])} refused, {len(report['empty'])} empty "
+        f"{dashboard.stem}: {report['queries']} queries, {len(report['errors'])} refused, {len(report['empty'])} empty "
         f"({len(empty)} without a reason), {len(report['react'])} panels failed, {report['canvases']} canvases",
         flush=True,
     )
-    return [f"{board.stem}: {json.dumps(one)}" for one in (*report["errors"], *empty, *report["react"])]
+    return [f"{dashboard.stem}: {json.dumps(one)}" for one in (*report["errors"], *empty, *report["react"])]
 
 
 def declared() -> set[tuple[str, str, str]]:
     """Queries that may be empty, each with a reason on its panel."""
-    return set(optional_queries(BoardContext(builtin(), BundleValues(), frozenset())))
+    return set(optional_queries(DashboardContext(builtin(), BundleValues(), frozenset())))
 
 
 def installed() -> bool:
@@ -128,7 +128,9 @@ def main() -> int:
         "--out", type=Path, default=HERE / "build", help="where pictures go (default: tools/render/build)"
     )
     parser.add_argument("--scenario", default="kv_pressure")
-    parser.add_argument("--height", type=int, default=0, help="pixels of each board that are pictured (default: all)")
+    parser.add_argument(
+        "--height", type=int, default=0, help="pixels of each dashboard that are pictured (default: all)"
+    )
     options = parser.parse_args()
     if not installed():
         return 2
@@ -137,9 +139,9 @@ def main() -> int:
     with incident(options.scenario, 420, tell=True) as demo:
         time.sleep(SETTLE)
         with serving(demo.prometheus) as base:
-            for board in sorted(BOARDS.glob("*.json"), key=lambda path: path.stem != "kvpressure-incident"):
-                out = options.out / f"{board.stem.replace('kvpressure', 'board')}.webp"
-                problems += draw(base, board, out, options.height, declared())
+            for dashboard in sorted(DASHBOARDS.glob("*.json"), key=lambda path: path.stem != "kvpressure-incident"):
+                out = options.out / f"{dashboard.stem.replace('kvpressure', 'dashboard')}.webp"
+                problems += draw(base, dashboard, out, options.height, declared())
     print("\n".join(problems) or "nothing is wrong")
     return 1 if problems else 0
 

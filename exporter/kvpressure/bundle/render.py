@@ -12,7 +12,7 @@ import yaml
 
 from kvpressure.bundle import documents, slo
 from kvpressure.bundle.dashboards import render_dashboards, vllm_only
-from kvpressure.bundle.dashboards.builder import BoardContext
+from kvpressure.bundle.dashboards.builder import DashboardContext
 from kvpressure.bundle.promtests import test_files
 from kvpressure.bundle.rules import (
     Options,
@@ -30,7 +30,7 @@ from kvpressure.bundle.values import BundleValues
 
 RULES: Final = "alerts/kvpressure-rules.yaml"
 VLLM_ONLY: Final = "alerts/kvpressure-vllm-only-rules.yaml"
-VLLM_ONLY_BOARD: Final = "alerts/kvpressure-vllm-only-dashboard.json"  # not among those that the chart installs
+VLLM_ONLY_DASHBOARD: Final = "alerts/kvpressure-vllm-only-dashboard.json"  # not among those that the chart installs
 VLLM_ONLY_NOTE: Final = (
     "Over vLLM's own metrics alone, without the exporter; in place of kvpressure-rules.yaml, not beside it.\n"
     "What it cannot tell: docs/vllm-only.md. Its unit tests: kvpressure bundle --source vllm --out DIR."
@@ -70,10 +70,10 @@ def render(options: Options) -> dict[str, str]:
     for name, document in test_files(groups, options.values, f"../{Path(RULES).name}").items():
         files[f"alerts/tests/{name}"] = to_yaml(document, HEADER)
     if options.source == "kvpressure":  # the dashboards read this exporter's metrics
-        for uid, model in render_dashboards(BoardContext(options.thresholds, options.values, alerts)).items():
+        for uid, model in render_dashboards(DashboardContext(options.thresholds, options.values, alerts)).items():
             files[f"dashboards/{uid}.json"] = _json(model)
     if options.source == "vllm":
-        files[f"dashboards/{vllm_only.UID}.json"] = _vllm_only_board(options, alerts)
+        files[f"dashboards/{vllm_only.UID}.json"] = _vllm_only_dashboard(options, alerts)
     if options.source != "kvpressure":
         files.update(documents.pages(options, groups))
         return dict(sorted(files.items()))
@@ -105,13 +105,15 @@ def _vllm_only(own: Options) -> dict[str, str]:
     runbooks = {name: pages[name] for group in groups for name in map(documents.runbook, group.alerts)}
     return {
         VLLM_ONLY: to_yaml(rule_file(groups, own.values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
-        VLLM_ONLY_BOARD: _vllm_only_board(own, frozenset(alert.name for group in groups for alert in group.alerts)),
+        VLLM_ONLY_DASHBOARD: _vllm_only_dashboard(
+            own, frozenset(alert.name for group in groups for alert in group.alerts)
+        ),
         **runbooks,
     }
 
 
-def _vllm_only_board(options: Options, alerts: frozenset[str]) -> str:
-    site = BoardContext(options.thresholds, options.values, alerts)
+def _vllm_only_dashboard(options: Options, alerts: frozenset[str]) -> str:
+    site = DashboardContext(options.thresholds, options.values, alerts)
     return _json(vllm_only.build(site).model(vllm_only.UID, site))
 
 

@@ -37,7 +37,7 @@ _CAMEL: Final = {
     "send_resolved": "sendResolved",
 }
 _OPT_OUT: Final = "kvpressure_container_alerts_info"
-_BOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
+_DASHBOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
 _CLUSTER_VARIABLE: Final = (
     "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"  # not every Prometheus has that label
 )
@@ -146,10 +146,10 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
         "description": level.description,
         "runbook_url": f"{values.runbook_base_url}/{alert.name}.md",
     }
-    if not alert.board or not values.dashboard_base_url:
+    if not alert.dashboard or not values.dashboard_base_url:
         return annotations
-    shown = [label for label in _result_labels(alert, level) if label in _BOARD_VARIABLES]
-    query = "&".join(f"var-{_BOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in shown)
+    shown = [label for label in _result_labels(alert, level) if label in _DASHBOARD_VARIABLES]
+    query = "&".join(f"var-{_DASHBOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in shown)
     link = f"{values.dashboard_base_url}/d/kvpressure-incident"
     return {**annotations, "dashboard_url": f"{link}?{query}{_CLUSTER_VARIABLE}" if query else link}
 
@@ -157,9 +157,9 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
 def _result_labels(alert: Alert, level: AlertLevel) -> list[str]:
     """Identity labels that every way to fire returns."""
     if not level.cases:
-        return [label for label in _BOARD_VARIABLES if label in SUBJECTS[alert.subject]]
+        return [label for label in _DASHBOARD_VARIABLES if label in SUBJECTS[alert.subject]]
     common = set(level.cases[0].labels).intersection(*(case.labels for case in level.cases if case.fires))
-    return [label for label in _BOARD_VARIABLES if label in common]
+    return [label for label in _DASHBOARD_VARIABLES if label in common]
 
 
 def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:

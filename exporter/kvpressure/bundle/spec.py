@@ -137,7 +137,7 @@ class AlertLevel:
 @dataclass(frozen=True, slots=True)
 class Alert:
     """One alert name with all its severities. ``documented`` quotes the guides' number, ``choice`` says how and why the
-    rule differs from the bare number; ``board`` whether a dashboard shows it; ``optional`` = only where the values file
+    rule differs from the bare number; ``dashboard`` whether one shows it; ``optional`` = only where the values file
     includes it.
     """
 
@@ -146,7 +146,7 @@ class Alert:
     subject: str
     documented: str
     choice: str
-    board: bool
+    dashboard: bool
     levels: tuple[AlertLevel, ...]
     optional: bool = False
 
@@ -207,11 +207,11 @@ def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) ->
     family = document["family"]
     if family != "recordings" and family not in FAMILIES:
         raise SpecError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
-    board = document.get("board", True)
+    dashboard = document.get("dashboard", True)
     groups = []
     for interval in EVALUATION_INTERVALS:
         alerts = tuple(
-            _alert(item, family, board, intervals[interval]) for item in _evaluated(document, "alerts", interval)
+            _alert(item, family, dashboard, intervals[interval]) for item in _evaluated(document, "alerts", interval)
         )
         recordings = tuple(_recording(item) for item in _evaluated(document, "recordings", interval))
         if alerts or recordings:
@@ -251,7 +251,7 @@ def _recording(item: Mapping[str, Any]) -> Recording:
     )
 
 
-def _alert(item: Mapping[str, Any], family: str, board: bool, interval: float) -> Alert:
+def _alert(item: Mapping[str, Any], family: str, dashboard: bool, interval: float) -> Alert:
     name = item["name"]
     if item["subject"] not in SUBJECTS:
         raise SpecError(f"{name}: subject {item['subject']!r} is not one of {', '.join(SUBJECTS)}")
@@ -262,7 +262,7 @@ def _alert(item: Mapping[str, Any], family: str, board: bool, interval: float) -
         item["subject"],
         _line(item.get("documented", "")),
         _line(item["choice"]),
-        board,
+        dashboard,
         levels,
         item.get("optional", False),
     )

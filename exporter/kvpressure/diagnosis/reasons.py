@@ -168,7 +168,7 @@ REASONS: Final = (
         holds=False,
     ),
 )
-"""``tests/bundle/test_boards.py`` holds each row to a fact that the table of its verdict reads."""
+"""``tests/bundle/test_dashboards.py`` holds each row to a fact that the table of its verdict reads."""
 
 _BY_VERDICT: Final = {
     verdict: tuple(reason for reason in REASONS if verdict in reason.verdicts)

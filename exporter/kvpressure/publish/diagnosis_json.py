@@ -15,7 +15,7 @@ from kvpressure import __version__
 from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, JSON, Failure, Guard, engine_name
 from kvpressure.model.readings import ContainerReading
 from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, State, gpu_without_values
-from kvpressure.publish.links import BOARDS
+from kvpressure.publish.links import DASHBOARDS
 from kvpressure.publish.page.history import SLOT_SECONDS
 from kvpressure.publish.page.view import PageEngine, ViewContext, bare_view, engine_view, headline
 
@@ -55,7 +55,7 @@ def _of_the_node(state: State, around: ViewContext) -> dict[str, Any]:
             for failures in (state.failures, around.guard.counts)
             for failure, count in failures.items()
         ],
-        "boards": {uid: around.links.board(uid).url or None for uid in BOARDS},
+        "dashboards": {uid: around.links.dashboard(uid).url or None for uid in DASHBOARDS},
     }
 
 
@@ -129,7 +129,7 @@ def _engine(view: PageEngine) -> dict[str, Any]:
         "triage": [asdict(step) for step in view.triage],
         "mitigation": asdict(view.plan),
         "history": {"slot_seconds": SLOT_SECONDS, "series": view.history},
-        "board": view.board.url or None,
+        "dashboard": view.dashboard.url or None,
         "runbooks": {link.title: link.url or None for link in view.runbooks},
     }
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from kvpressure.diagnosis import conditions as known
 from kvpressure.model.readings import EngineKey
 
-BOARDS: Final = {
+DASHBOARDS: Final = {
     "kvpressure-incident": "Incident",
     "kvpressure-memory": "Memory and KV cache",
     "kvpressure-workload": "Workload and batching",
@@ -44,14 +44,14 @@ class Links:
         """The runbook of an alert."""
         return Link(alert, f"{self.runbooks}/{alert}.md" if self.runbooks else "")
 
-    def board(self, uid: str, key: EngineKey | None = None) -> Link:
+    def dashboard(self, uid: str, key: EngineKey | None = None) -> Link:
         """A dashboard, narrowed to one engine's pod when ``key`` is given."""
         narrowed = (
             {} if key is None else {"var-namespace": key.namespace, "var-model": key.model_name, "var-pod": key.pod}
         )
         chosen = urlencode({name: value for name, value in narrowed.items() if value})
         url = f"{self.dashboards}/d/{uid}{'?' if chosen else ''}{chosen}" if self.dashboards else ""
-        return Link(BOARDS[uid], url)
+        return Link(DASHBOARDS[uid], url)
 
     def runbooks_for(self, verdict: str, conditions: list[str]) -> list[Link]:
         """The runbooks of a verdict and of the conditions that hold, each once."""

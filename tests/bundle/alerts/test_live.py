@@ -127,7 +127,7 @@ class Run:
 
 
 def active(stack: Stack) -> set[str]:
-    """Names of the active alerts, muted ones included, without those that are for the boards only, and without
+    """Names of the active alerts, muted ones included, without those that are for the dashboards only, and without
     InferenceSlow: it waits a quarter of a minute here, and the exporter's quantiles remember a whole one.
     """
     with urlopen(f"{stack.alertmanager.url}/api/v2/alerts?active=true&inhibited=true", timeout=5) as answer:

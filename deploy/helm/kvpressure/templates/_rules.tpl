@@ -1,5 +1,5 @@
 {{- /*
-Rules and boards are generated with tokens in place of thresholds and links: @@t:NAME@@ the number, @@w:NAME@@ in words,
+Rules and dashboards are generated with tokens in place of thresholds and links: @@t:NAME@@ the number, @@w:NAME@@ in words,
 @@d:NAME@@ a duration, @@o:NAME@@ "documented" or, once set, "configured", @@c:NAME@@ that with the guide's title,
 "@@n:NAME@@" a JSON number, @@u:NAME@@ a link or job of .Values.rules. This fills them in as the generator itself would;
 tests/deploy compares both.
@@ -67,7 +67,7 @@ tests/deploy compares both.
 {{- $text := .root.Files.Get .file -}}
 {{- range $name := list "runbookBaseUrl" "dashboardBaseUrl" -}}
 {{- if not (index $.root.Values.rules $name) -}}
-{{- /* Without the address its annotations and links go: an object of a board's list of links, or a line of an alert. */ -}}
+{{- /* Without the address its annotations and links go: an object of a dashboard's list of links, or a line of an alert. */ -}}
 {{- $link := printf "\\{(?:[^{}]|\\$\\{[^{}]*\\})*\"url\":\"@@u:%s@@(?:[^{}]|\\$\\{[^{}]*\\})*\\}" $name -}}
 {{- $text = regexReplaceAll (printf "(?:,%s)|(?:%s,?)" $link $link) $text "" -}}
 {{- $line := printf "\"[a-z_]+\": \"@@u:%s@@[^\"]*\"" $name -}}

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvpressure.bundle.dashboards import configuration, fleet, incident, memory, workload
-from kvpressure.bundle.dashboards.builder import Board, BoardContext
+from kvpressure.bundle.dashboards.builder import Dashboard, DashboardContext
 
-BOARDS: Final[dict[str, Callable[[BoardContext], Board]]] = {
+DASHBOARDS: Final[dict[str, Callable[[DashboardContext], Dashboard]]] = {
     "kvpressure-fleet": fleet.build,
     "kvpressure-incident": incident.build,
     "kvpressure-memory": memory.build,
@@ -20,11 +20,11 @@ BOARDS: Final[dict[str, Callable[[BoardContext], Board]]] = {
 }
 
 
-def render_dashboards(site: BoardContext) -> dict[str, dict[str, Any]]:
+def render_dashboards(site: DashboardContext) -> dict[str, dict[str, Any]]:
     """Every dashboard: file name without suffix (which is the uid) -> Grafana's JSON model."""
-    return {uid: build(site).model(uid, site) for uid, build in BOARDS.items()}
+    return {uid: build(site).model(uid, site) for uid, build in DASHBOARDS.items()}
 
 
-def optional_queries(site: BoardContext) -> dict[tuple[str, str, str], str]:
+def optional_queries(site: DashboardContext) -> dict[tuple[str, str, str], str]:
     """Queries that may return nothing on a sound system: (uid, panel title, refId) -> why."""
-    return {(uid, *where): why for uid, build in BOARDS.items() for where, why in build(site).optional.items()}
+    return {(uid, *where): why for uid, build in DASHBOARDS.items() for where, why in build(site).optional.items()}

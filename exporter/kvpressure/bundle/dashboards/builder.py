@@ -37,7 +37,7 @@ NO_BASELINE: Final = "an engine's own baseline takes some minutes of traffic"
 
 
 @dataclass(frozen=True, slots=True)
-class BoardContext:
+class DashboardContext:
     """What dashboards are built for: thresholds, the site's links, and the alerts that exist."""
 
     thresholds: Thresholds
@@ -105,7 +105,7 @@ class PanelGrid:
 
 
 @dataclass(slots=True)
-class Board:
+class Dashboard:
     """A dashboard under construction. ``source`` is the metric from whose labels its variables are taken."""
 
     title: str
@@ -139,7 +139,7 @@ class Board:
         head = {"id": len(self.panels) + 1, "gridPos": self.layout.place(width, height), "datasource": DATASOURCE}
         self.panels.append({**head, **panel})
 
-    def model(self, uid: str, site: BoardContext) -> Json:
+    def model(self, uid: str, site: DashboardContext) -> Json:
         """The whole JSON model."""
         return {
             "uid": uid,
@@ -159,7 +159,7 @@ class Board:
             "time": {"from": "now-1h", "to": "now"},
             "timepicker": {},
             "annotations": {"list": [_firing_alerts(), *([_restarts()] if self.gpus else [])]},
-            "links": [_other_boards(), _link("Runbooks", f"{site.values.runbook_base_url}/README.md")],
+            "links": [_other_dashboards(), _link("Runbooks", f"{site.values.runbook_base_url}/README.md")],
             "templating": {"list": variables(self.source, self.gpus)},
             "panels": self.panels,
         }
@@ -263,7 +263,7 @@ def drill(uid: str, title: str, **variables: str) -> Json:
     return {"title": title, "url": f"/d/{uid}?{'&'.join(chosen)}&${{__url_time_range}}", "targetBlank": False}
 
 
-def _other_boards() -> Json:
+def _other_dashboards() -> Json:
     return {
         "title": "kvpressure dashboards",
         "type": "dashboards",
@@ -296,7 +296,7 @@ def _link(title: str, url: str) -> Json:
 # --- thresholds and mappings -----------------------------------------------------------------------------------
 
 
-def steps(site: BoardContext, *marks: tuple[str, str], base: str = GREEN) -> Json:
+def steps(site: DashboardContext, *marks: tuple[str, str], base: str = GREEN) -> Json:
     """Colour bands: ``base``, then (colour, threshold name) from each threshold upwards."""
     bands: list[Json] = [{"color": base, "value": None}]
     bands += [{"color": color, "value": site.thresholds[name]} for color, name in marks]
@@ -329,7 +329,7 @@ _OPTIONAL: Final = "optional queries"  # carried from a panel to its dashboard, 
 
 
 def _panel(
-    site: BoardContext,
+    site: DashboardContext,
     kind: str,
     title: str,
     about: str,
@@ -365,7 +365,7 @@ def _defaults(unit: str, thresholds: Json, mappings: Sequence[Json] = (), **more
 
 
 def stat(
-    site: BoardContext,
+    site: DashboardContext,
     title: str,
     about: str,
     expr: str,
@@ -379,7 +379,7 @@ def stat(
 
 
 def extreme(
-    site: BoardContext,
+    site: DashboardContext,
     title: str,
     about: str,
     expr: str,
@@ -407,7 +407,7 @@ def extreme(
 
 
 def _stat(
-    site: BoardContext,
+    site: DashboardContext,
     title: str,
     about: str,
     query: PanelQuery,
@@ -432,7 +432,7 @@ def _stat(
 
 
 def timeseries(
-    site: BoardContext,
+    site: DashboardContext,
     title: str,
     about: str,
     queries: Sequence[PanelQuery],
@@ -470,7 +470,7 @@ def timeseries(
 
 
 def states(
-    site: BoardContext,
+    site: DashboardContext,
     title: str,
     about: str,
     queries: Sequence[PanelQuery],
@@ -496,7 +496,7 @@ def states(
 
 
 def table(
-    site: BoardContext,
+    site: DashboardContext,
     title: str,
     about: str,
     queries: Sequence[PanelQuery],
@@ -546,7 +546,9 @@ def table(
     return panel
 
 
-def heatmap(site: BoardContext, title: str, about: str, query: PanelQuery, unit: str, alert: str | None = None) -> Json:
+def heatmap(
+    site: DashboardContext, title: str, about: str, query: PanelQuery, unit: str, alert: str | None = None
+) -> Json:
     """Cumulative buckets over time, dark where there is much; a scale of lightness, so it needs no colour vision."""
     options = {
         "calculate": False,

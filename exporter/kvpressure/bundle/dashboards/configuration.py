@@ -15,8 +15,8 @@ from kvpressure.bundle.dashboards.builder import (
     ORANGE,
     RED,
     YELLOW,
-    Board,
-    BoardContext,
+    Dashboard,
+    DashboardContext,
     Json,
     PanelQuery,
     column,
@@ -35,29 +35,29 @@ NEVER: Final = "it never happened"
 _COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 
 
-def build(site: BoardContext) -> Board:
+def build(site: DashboardContext) -> Dashboard:
     """The dashboard for ``site``."""
-    board = Board(
+    dashboard = Dashboard(
         "kvpressure / Configuration and exporter health",
         "Limits in force against the recommended ones, the pods around the engines, and whether kvpressure itself sees"
         " everything.",
     )
     for tile in _tiles(site):
-        board.add(tile, 4, 4)
-    board.add(_limits(site), 14, 9)
-    board.add(_versions(site), 10, 9)
-    board.row("Limits over time")
-    _limits_over_time(site, board)
-    board.row("Pods around the engines")
-    _pods(site, board)
-    board.row("Exporter: sources")
-    _sources(site, board)
-    board.row("Exporter: process")
-    _process(site, board)
-    return board
+        dashboard.add(tile, 4, 4)
+    dashboard.add(_limits(site), 14, 9)
+    dashboard.add(_versions(site), 10, 9)
+    dashboard.row("Limits over time")
+    _limits_over_time(site, dashboard)
+    dashboard.row("Pods around the engines")
+    _pods(site, dashboard)
+    dashboard.row("Exporter: sources")
+    _sources(site, dashboard)
+    dashboard.row("Exporter: process")
+    _process(site, dashboard)
+    return dashboard
 
 
-def _tiles(site: BoardContext) -> list[Json]:
+def _tiles(site: DashboardContext) -> list[Json]:
     none = steps(site, (ORANGE, "traffic_min_requests"))
     return [
         stat(
@@ -121,7 +121,7 @@ def _tiles(site: BoardContext) -> list[Json]:
     ]
 
 
-def _limits(site: BoardContext) -> Json:
+def _limits(site: DashboardContext) -> Json:
     queries = [
         PanelQuery(engine("limit", by="limit"), table=True),
         PanelQuery(engine("limit_explicit", by="limit"), table=True),
@@ -154,7 +154,7 @@ def _limits(site: BoardContext) -> Json:
     )
 
 
-def _versions(site: BoardContext) -> Json:
+def _versions(site: DashboardContext) -> Json:
     columns = {"pod": "Pod", "container": "Container", "version": "vLLM", "flavour": "Engine", "target": "Metrics page"}
     return table(
         site,
@@ -171,8 +171,8 @@ def _versions(site: BoardContext) -> Json:
     )
 
 
-def _limits_over_time(site: BoardContext, board: Board) -> None:
-    board.add(
+def _limits_over_time(site: DashboardContext, dashboard: Dashboard) -> None:
+    dashboard.add(
         timeseries(
             site,
             "gpu_memory_utilization",
@@ -188,7 +188,7 @@ def _limits_over_time(site: BoardContext, board: Board) -> None:
         12,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "max_num_seqs",
@@ -210,9 +210,9 @@ def _limits_over_time(site: BoardContext, board: Board) -> None:
     )
 
 
-def _pods(site: BoardContext, board: Board) -> None:
+def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
     by = "by (namespace, pod, container)"
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Restarts",
@@ -229,7 +229,7 @@ def _pods(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         table(
             site,
             "How containers ended last",
@@ -248,7 +248,7 @@ def _pods(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "CPU",
@@ -270,7 +270,7 @@ def _pods(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Memory of the container",
@@ -290,7 +290,7 @@ def _pods(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Log events",
@@ -310,7 +310,7 @@ def _pods(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         states(
             site,
             "Node conditions that hold",
@@ -330,9 +330,9 @@ def _pods(site: BoardContext, board: Board) -> None:
     )
 
 
-def _sources(site: BoardContext, board: Board) -> None:
+def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
     mappings = texts(v0=("down", RED), v1=("up", GREEN))
-    board.add(
+    dashboard.add(
         states(
             site,
             "Sources",
@@ -345,7 +345,7 @@ def _sources(site: BoardContext, board: Board) -> None:
         12,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Failures by reason",
@@ -369,7 +369,7 @@ def _sources(site: BoardContext, board: Board) -> None:
         12,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Age of the last success",
@@ -387,7 +387,7 @@ def _sources(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Duration of readings",
@@ -401,7 +401,7 @@ def _sources(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Lines that could not be read",
@@ -416,9 +416,9 @@ def _sources(site: BoardContext, board: Board) -> None:
     )
 
 
-def _process(site: BoardContext, board: Board) -> None:
+def _process(site: DashboardContext, dashboard: Dashboard) -> None:
     job = f'{NODE},job=~".*{site.values.exporter_job}.*"'  # as the rules find it: by a part of the name
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Ticks",
@@ -434,7 +434,7 @@ def _process(site: BoardContext, board: Board) -> None:
         6,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "CPU of the exporter",
@@ -445,7 +445,7 @@ def _process(site: BoardContext, board: Board) -> None:
         6,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Memory of the exporter",
@@ -456,7 +456,7 @@ def _process(site: BoardContext, board: Board) -> None:
         6,
         8,
     )
-    board.add(
+    dashboard.add(
         table(
             site,
             "GPUs and drivers",

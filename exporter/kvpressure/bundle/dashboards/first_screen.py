@@ -19,8 +19,8 @@ from kvpressure.bundle.dashboards.builder import (
     RED,
     WINE,
     YELLOW,
-    Board,
-    BoardContext,
+    Dashboard,
+    DashboardContext,
     Json,
     PanelQuery,
     column,
@@ -80,14 +80,14 @@ NO_LIMIT: Final = "no limit helps here; if requests wait, do what First action s
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
 
 
-def add(site: BoardContext, board: Board) -> None:
-    """Fill the first screen of ``board``."""
-    board.add(_engines(site), 24, 6)
-    board.add(_why(site), 10, 8)
-    board.add(_settings(site), 7, 8)
-    board.add(_fires(site), 7, 8)
+def add(site: DashboardContext, dashboard: Dashboard) -> None:
+    """Fill the first screen of ``dashboard``."""
+    dashboard.add(_engines(site), 24, 6)
+    dashboard.add(_why(site), 10, 8)
+    dashboard.add(_settings(site), 7, 8)
+    dashboard.add(_fires(site), 7, 8)
     for graph in _graphs(site):
-        board.add(graph, 6, 6)
+        dashboard.add(graph, 6, 6)
 
 
 def fullest_gpu(metric: str) -> str:
@@ -99,11 +99,11 @@ def fullest_gpu(metric: str) -> str:
     return f"topk by ({BY_ENGINE}) (1, max by ({BY_ENGINE}, uuid, gpu) ({joined}))"
 
 
-def _board(uid: str, title: str) -> tuple[str, list[Json]]:
+def _dashboard(uid: str, title: str) -> tuple[str, list[Json]]:
     return ("links", [drill(uid, title, pod="${__data.fields.Pod}")])
 
 
-def _verdict_with_first_action(site: BoardContext) -> str:
+def _verdict_with_first_action(site: DashboardContext) -> str:
     """The verdict of each engine with the label ``runbook``: that of its first action, or ``UNSURE`` where
     it is not confident.
     """
@@ -116,7 +116,7 @@ def _verdict_with_first_action(site: BoardContext) -> str:
     return f'(label_replace({unsure}, "runbook", "{UNSURE}", "", "") or on ({BY_ENGINE}) {labelled})'
 
 
-def _engines(site: BoardContext) -> Json:
+def _engines(site: DashboardContext) -> Json:
     queries = [
         PanelQuery(
             f"sort_desc({trouble()} * on ({BY_ENGINE}) group_right () {worst(_verdict_with_first_action(site))})",
@@ -169,7 +169,7 @@ def _engines(site: BoardContext) -> Json:
     )
 
 
-def _engine_columns(site: BoardContext) -> list[Json]:
+def _engine_columns(site: DashboardContext) -> list[Json]:
     widths = {
         "Model": 90,
         "Namespace": 90,
@@ -203,18 +203,18 @@ def _engine_columns(site: BoardContext) -> list[Json]:
             *RATIO,
             ("thresholds", steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio"))),
             gauge,
-            _board("kvpressure-memory", "Memory and KV cache of this pod"),
+            _dashboard("kvpressure-memory", "Memory and KV cache of this pod"),
         ),
         "Memory": (
             *RATIO,
             ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))),
             gauge,
-            _board("kvpressure-memory", "Memory and KV cache of this pod"),
+            _dashboard("kvpressure-memory", "Memory and KV cache of this pod"),
         ),
         "Waiting": (
             ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))),
             COLORED,
-            _board("kvpressure-workload", "Workload of this pod"),
+            _dashboard("kvpressure-workload", "Workload of this pod"),
         ),
         "Signature": (("mappings", texts(v0=("not met", "text"), v1=("met", YELLOW))), COLORED),
         "First action": (("mappings", texts(**first)), ("links", [runbook])),
@@ -225,7 +225,7 @@ def _engine_columns(site: BoardContext) -> list[Json]:
     ]
 
 
-def _why(site: BoardContext) -> Json:
+def _why(site: DashboardContext) -> Json:
     words = {key: (text, "text") for key, text in reason_texts(site).items()}
     overrides = [
         column("Pod", ("custom.width", 118)),
@@ -247,7 +247,7 @@ def _why(site: BoardContext) -> Json:
     )
 
 
-def _settings(site: BoardContext) -> Json:
+def _settings(site: DashboardContext) -> Json:
     recommended = engine("limit_recommended", by="limit")
     now = f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"
     queries = [PanelQuery(_stepped(worst(expr)), table=True, optional=NO_LIMIT) for expr in (recommended, now)]
@@ -277,7 +277,7 @@ def _stepped(expr: str) -> str:
     return expr
 
 
-def _fires(site: BoardContext) -> Json:
+def _fires(site: DashboardContext) -> Json:
     levels = texts(critical=("critical", RED), warning=("warning", ORANGE), info=("info", BLUE))
     runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     overrides = [
@@ -297,7 +297,7 @@ def _fires(site: BoardContext) -> Json:
     )
 
 
-def _graphs(site: BoardContext) -> list[Json]:
+def _graphs(site: DashboardContext) -> list[Json]:
     return [
         timeseries(
             site,

@@ -18,8 +18,8 @@ from kvpressure.bundle.dashboards.builder import (
     RED,
     TOP,
     YELLOW,
-    Board,
-    BoardContext,
+    Dashboard,
+    DashboardContext,
     Json,
     PanelQuery,
     at_end,
@@ -46,32 +46,32 @@ NO_RECORDER: Final = "no recording was asked for"
 NOTHING_FAILED: Final = "nothing failed"
 
 
-def build(site: BoardContext) -> Board:
+def build(site: DashboardContext) -> Dashboard:
     """The dashboard, panel by panel."""
-    board = Board(
+    dashboard = Dashboard(
         "kvpressure / Fleet",
         "All models and nodes: what each model lacks, its remaining error budget, and nodes without an exporter.",
     )
-    board.row("Models")
-    board.add(_models(site), 24, 9)
-    board.add(_verdicts(site), 8, 8)
-    board.add(_pressed(site), 8, 8)
-    board.add(_headroom(site), 8, 8)
-    board.row("Replicas")
-    board.add(_workloads(site), 14, 8)
-    board.add(_replicas_up(site), 10, 8)
-    board.row("Error budgets")
-    board.add(_burn(site), 8, 8)
-    board.add(_budget_left(site), 8, 8)
-    board.add(_missed(site), 8, 8)
-    board.add(_objectives(site), 24, 6)
-    board.row("Nodes and GPUs")
-    board.add(_nodes(site), 14, 8)
-    board.add(_unwatched(site), 5, 8)
-    board.add(_throttled(site), 5, 8)
-    board.row("What watches, and what is left out")
-    _watchers(site, board)
-    return board
+    dashboard.row("Models")
+    dashboard.add(_models(site), 24, 9)
+    dashboard.add(_verdicts(site), 8, 8)
+    dashboard.add(_pressed(site), 8, 8)
+    dashboard.add(_headroom(site), 8, 8)
+    dashboard.row("Replicas")
+    dashboard.add(_workloads(site), 14, 8)
+    dashboard.add(_replicas_up(site), 10, 8)
+    dashboard.row("Error budgets")
+    dashboard.add(_burn(site), 8, 8)
+    dashboard.add(_budget_left(site), 8, 8)
+    dashboard.add(_missed(site), 8, 8)
+    dashboard.add(_objectives(site), 24, 6)
+    dashboard.row("Nodes and GPUs")
+    dashboard.add(_nodes(site), 14, 8)
+    dashboard.add(_unwatched(site), 5, 8)
+    dashboard.add(_throttled(site), 5, 8)
+    dashboard.row("What watches, and what is left out")
+    _watchers(site, dashboard)
+    return dashboard
 
 
 def _by_model(metric: str) -> str:
@@ -84,7 +84,7 @@ def _of_model(expr: str) -> str:
     return f"sum by ({BY_MODEL}) ({expr})"
 
 
-def _models(site: BoardContext) -> Json:
+def _models(site: DashboardContext) -> Json:
     firing = (
         f'count by ({BY_MODEL}) (ALERTS{{alertstate="firing",kvpressure_family=~".+",severity=~"critical|warning",'
         f'{MODEL},model_name!=""}})'
@@ -151,7 +151,7 @@ def _most_pressed(expr: str) -> str:
     return f"{expr} and on ({BY_MODEL}) topk({TOP}, {_by_model('model:kvpressure_engines_under_pressure:ratio')})"
 
 
-def _verdicts(site: BoardContext) -> Json:
+def _verdicts(site: DashboardContext) -> Json:
     colors = [
         matching(f"/^{verdict}$/", ("color", {"mode": "fixed", "fixedColor": color}))
         for verdict, (_, color) in VERDICTS.items()
@@ -166,7 +166,7 @@ def _verdicts(site: BoardContext) -> Json:
     )
 
 
-def _pressed(site: BoardContext) -> Json:
+def _pressed(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Engines under KV pressure, by model",
@@ -184,7 +184,7 @@ def _pressed(site: BoardContext) -> Json:
     )
 
 
-def _headroom(site: BoardContext) -> Json:
+def _headroom(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "KV cache free, by model",
@@ -203,7 +203,7 @@ def _smallest(expr: str) -> str:
     return f"{expr} and on ({BY_MODEL}) topk({TOP}, -({at_end(expr)}))"
 
 
-def _workloads(site: BoardContext) -> Json:
+def _workloads(site: DashboardContext) -> Json:
     by = "cluster, namespace, workload, model_name, role"
     up = f"max by ({by}) (workload:kvpressure_pods_up:count{{{MODEL}}})"
     pods = f"max by ({by}) (workload:kvpressure_pods:count{{{MODEL}}})"
@@ -236,7 +236,7 @@ def _workloads(site: BoardContext) -> Json:
     )
 
 
-def _replicas_up(site: BoardContext) -> Json:
+def _replicas_up(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Engines that answer, by model",
@@ -247,7 +247,7 @@ def _replicas_up(site: BoardContext) -> Json:
     )
 
 
-def _burn(site: BoardContext) -> Json:
+def _burn(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget: burn rate over an hour, and over six (dashed)",
@@ -259,7 +259,7 @@ def _burn(site: BoardContext) -> Json:
     )
 
 
-def _budget_left(site: BoardContext) -> Json:
+def _budget_left(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget of three days: share spent",
@@ -269,7 +269,7 @@ def _budget_left(site: BoardContext) -> Json:
     )
 
 
-def _missed(site: BoardContext) -> Json:
+def _missed(site: DashboardContext) -> Json:
     missed = some(
         f"sum by ({BY_OBJECTIVE}) (max by ({BY_ENGINE}, objective)"
         f" (rate(kvpressure_objective_missed_requests_total{{{ENGINE}}}[$__rate_interval])))"
@@ -288,7 +288,7 @@ def _burn_rate(window: str) -> str:
 
 
 def _by_objective(
-    site: BoardContext,
+    site: DashboardContext,
     title: str,
     description: str,
     expressions: Mapping[str, str],
@@ -303,7 +303,7 @@ def _by_objective(
     )
 
 
-def _objectives(site: BoardContext) -> Json:
+def _objectives(site: DashboardContext) -> Json:
     def highest(metric: str) -> str:
         return some(f"max by ({BY_OBJECTIVE}) (kvpressure_objective_{metric}{{{ENGINE}}})")
 
@@ -328,7 +328,7 @@ def _objectives(site: BoardContext) -> Json:
     )
 
 
-def _nodes(site: BoardContext) -> Json:
+def _nodes(site: DashboardContext) -> Json:
     mine = f"kvpressure_engine_gpu_info{{{ENGINE}}}"
     up = f"max by (cluster, node, uuid) (kvpressure_gpu_up{{{GPU}}})"
     fullest = f"max by (cluster, node) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"
@@ -380,7 +380,7 @@ def _nodes(site: BoardContext) -> Json:
     )
 
 
-def _unwatched(site: BoardContext) -> Json:
+def _unwatched(site: DashboardContext) -> Json:
     return table(
         site,
         "Nodes without an exporter",
@@ -398,7 +398,7 @@ def _unwatched(site: BoardContext) -> Json:
     )
 
 
-def _throttled(site: BoardContext) -> Json:
+def _throttled(site: DashboardContext) -> Json:
     throttled = f"topk({TOP}, max by (cluster, uuid, gpu, reason) (kvpressure_gpu_throttled{{{GPU}}} == 1))"
     return table(
         site,
@@ -409,7 +409,7 @@ def _throttled(site: BoardContext) -> Json:
     )
 
 
-def _watchers(site: BoardContext, board: Board) -> None:
+def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
     rate = "[$__rate_interval]"
     for panel in (
         timeseries(
@@ -462,7 +462,7 @@ def _watchers(site: BoardContext, board: Board) -> None:
             alert="KvpressureRecorderFailing",
         ),
     ):
-        board.add(panel, 8, 7)
+        dashboard.add(panel, 8, 7)
     for panel in (
         _list(
             site,
@@ -490,9 +490,11 @@ def _watchers(site: BoardContext, board: Board) -> None:
             f"all are ready, or {NOT_A_POD}",
         ),
     ):
-        board.add(panel, 8, 7)
+        dashboard.add(panel, 8, 7)
 
 
-def _list(site: BoardContext, title: str, description: str, expr: str, columns: Mapping[str, str], empty: str) -> Json:
+def _list(
+    site: DashboardContext, title: str, description: str, expr: str, columns: Mapping[str, str], empty: str
+) -> Json:
     """A table of what ``expr`` finds; ``empty`` says what it means when that is nothing."""
     return table(site, title, description, [PanelQuery(some(expr), table=True, optional=empty)], columns)

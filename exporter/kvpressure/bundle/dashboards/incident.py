@@ -18,8 +18,8 @@ from kvpressure.bundle.dashboards.builder import (
     POD,
     RED,
     YELLOW,
-    Board,
-    BoardContext,
+    Dashboard,
+    DashboardContext,
     Json,
     PanelQuery,
     dashed,
@@ -39,33 +39,33 @@ from kvpressure.bundle.dashboards.reason_rows import reason_texts
 from kvpressure.publish.trouble import RANKS
 
 
-def build(site: BoardContext) -> Board:
+def build(site: DashboardContext) -> Dashboard:
     """The dashboard for ``site``."""
-    board = Board(
+    dashboard = Dashboard(
         "kvpressure / Incident",
         "First five minutes of an incident: affected engines, cause, first action, firing alerts.",
     )
-    first_screen.add(site, board)
-    board.row("At a glance: the worst of the chosen engines")
+    first_screen.add(site, dashboard)
+    dashboard.row("At a glance: the worst of the chosen engines")
     for tile in _tiles(site):
-        board.add(tile, 3, 4)
-    board.row("Verdict, alerts and evidence over time")
-    board.add(_verdicts(site), 12, 9)
-    board.add(_alert_states(site), 12, 9)
-    board.add(_reasons(site), 12, 9)
-    board.add(_signature(site), 12, 9)
-    board.row("Memory, KV cache, queue")
-    _memory_kv_queue(site, board)
-    board.row("What users feel")
-    _users(site, board)
-    board.row("Compute and batching")
-    _compute(site, board)
-    board.row("What is being sent, and the pod around the engine")
-    _requests_and_pod(site, board)
-    return board
+        dashboard.add(tile, 3, 4)
+    dashboard.row("Verdict, alerts and evidence over time")
+    dashboard.add(_verdicts(site), 12, 9)
+    dashboard.add(_alert_states(site), 12, 9)
+    dashboard.add(_reasons(site), 12, 9)
+    dashboard.add(_signature(site), 12, 9)
+    dashboard.row("Memory, KV cache, queue")
+    _memory_kv_queue(site, dashboard)
+    dashboard.row("What users feel")
+    _users(site, dashboard)
+    dashboard.row("Compute and batching")
+    _compute(site, dashboard)
+    dashboard.row("What is being sent, and the pod around the engine")
+    _requests_and_pod(site, dashboard)
+    return dashboard
 
 
-def _tiles(site: BoardContext) -> list[Json]:
+def _tiles(site: DashboardContext) -> list[Json]:
     """Each names the engine it speaks of: the worst in this respect, which need not be the same everywhere."""
     ratio = "percentunit"
     return [
@@ -144,7 +144,7 @@ def _tiles(site: BoardContext) -> list[Json]:
     ]
 
 
-def _verdicts(site: BoardContext) -> Json:
+def _verdicts(site: DashboardContext) -> Json:
     shown = {f"v{RANKS[verdict]}": text for verdict, text in VERDICTS.items()}
     return states(
         site,
@@ -156,7 +156,7 @@ def _verdicts(site: BoardContext) -> Json:
     )
 
 
-def _alert_states(site: BoardContext) -> Json:
+def _alert_states(site: DashboardContext) -> Json:
     queries = [
         PanelQuery(
             f"max by (alertname, severity, pod) ({FIRING})",
@@ -178,7 +178,7 @@ def _alert_states(site: BoardContext) -> Json:
     )
 
 
-def _reasons(site: BoardContext) -> Json:
+def _reasons(site: DashboardContext) -> Json:
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": ORANGE}))]
     there = f"group by ({BY_ENGINE}, reason) (kvpressure_verdict_reason{{{ENGINE}}})"
     panel = states(
@@ -196,7 +196,7 @@ def _reasons(site: BoardContext) -> Json:
     return panel
 
 
-def _signature(site: BoardContext) -> Json:
+def _signature(site: DashboardContext) -> Json:
     about = (
         'Each condition of the signature exactly as the guide "KV Cache Diagnostics" states it, while it holds. It is'
         " shown beside the verdict and does not replace it: device memory is high on a healthy engine, and utilization"
@@ -220,8 +220,8 @@ def _signature(site: BoardContext) -> Json:
     )
 
 
-def _memory_kv_queue(site: BoardContext, board: Board) -> None:
-    board.add(
+def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
+    dashboard.add(
         timeseries(
             site,
             "KV cache: samples",
@@ -235,7 +235,7 @@ def _memory_kv_queue(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Waiting by reason",
@@ -248,7 +248,7 @@ def _memory_kv_queue(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "In flight against the limits",
@@ -265,7 +265,7 @@ def _memory_kv_queue(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Preemption rate",
@@ -278,7 +278,7 @@ def _memory_kv_queue(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Time until the cache is full",
@@ -291,7 +291,7 @@ def _memory_kv_queue(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Reserved minus allocated",
@@ -307,13 +307,13 @@ def _memory_kv_queue(site: BoardContext, board: Board) -> None:
     )
 
 
-def _users(site: BoardContext, board: Board) -> None:
+def _users(site: DashboardContext, dashboard: Dashboard) -> None:
     for phase, title, alert in (
         ("ttft", "Time to first token", "InferenceTimeToFirstTokenHigh"),
         ("inter_token", "Time between tokens", "InferenceTokenLatencyHigh"),
         ("queue", "Time in the queue", "InferenceQueueTimeHigh"),
     ):
-        board.add(
+        dashboard.add(
             timeseries(
                 site,
                 title,
@@ -327,7 +327,7 @@ def _users(site: BoardContext, board: Board) -> None:
             8,
             8,
         )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "p95 latency against the engine's baseline",
@@ -339,7 +339,7 @@ def _users(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Outside the engine",
@@ -352,7 +352,7 @@ def _users(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Finished and rejected",
@@ -378,8 +378,8 @@ def _users(site: BoardContext, board: Board) -> None:
     )
 
 
-def _compute(site: BoardContext, board: Board) -> None:
-    board.add(
+def _compute(site: DashboardContext, dashboard: Dashboard) -> None:
+    dashboard.add(
         timeseries(
             site,
             "Effective batch size",
@@ -396,7 +396,7 @@ def _compute(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "GPU activity",
@@ -415,7 +415,7 @@ def _compute(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Memory high, compute low",
@@ -433,8 +433,8 @@ def _compute(site: BoardContext, board: Board) -> None:
     )
 
 
-def _requests_and_pod(site: BoardContext, board: Board) -> None:
-    board.add(
+def _requests_and_pod(site: DashboardContext, dashboard: Dashboard) -> None:
+    dashboard.add(
         timeseries(
             site,
             "Context length",
@@ -448,7 +448,7 @@ def _requests_and_pod(site: BoardContext, board: Board) -> None:
         6,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Request shape, p95",
@@ -459,7 +459,7 @@ def _requests_and_pod(site: BoardContext, board: Board) -> None:
         6,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Log events",
@@ -479,7 +479,7 @@ def _requests_and_pod(site: BoardContext, board: Board) -> None:
         6,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Restarts and CPU throttling",

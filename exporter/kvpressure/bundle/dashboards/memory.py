@@ -9,8 +9,8 @@ from kvpressure.bundle.dashboards.builder import (
     RED,
     TOP,
     YELLOW,
-    Board,
-    BoardContext,
+    Dashboard,
+    DashboardContext,
     Json,
     PanelQuery,
     column,
@@ -34,26 +34,26 @@ NO_PLUGIN = "the allocator's numbers need the plugin inside vLLM"
 NO_FAULT = "no such event since the exporter started"
 
 
-def build(site: BoardContext) -> Board:
+def build(site: DashboardContext) -> Dashboard:
     """The dashboard for ``site``."""
-    board = Board(
+    dashboard = Dashboard(
         "kvpressure / Memory and KV cache",
         "What fills the KV cache and the GPUs, how fast, and what is reserved without use.",
     )
     for tile in _tiles(site):
-        board.add(tile, 4, 4)
-    board.add(_fullest(site), 12, 8)
-    board.add(_gpus(site), 12, 8)
-    board.row("KV cache")
-    _cache(site, board)
-    board.row("GPU memory")
-    _memory(site, board)
-    board.row("Memory high, compute low")
-    _score(site, board)
-    return board
+        dashboard.add(tile, 4, 4)
+    dashboard.add(_fullest(site), 12, 8)
+    dashboard.add(_gpus(site), 12, 8)
+    dashboard.row("KV cache")
+    _cache(site, dashboard)
+    dashboard.row("GPU memory")
+    _memory(site, dashboard)
+    dashboard.row("Memory high, compute low")
+    _score(site, dashboard)
+    return dashboard
 
 
-def _tiles(site: BoardContext) -> list[Json]:
+def _tiles(site: DashboardContext) -> list[Json]:
     return [
         stat(
             site,
@@ -115,7 +115,7 @@ def _tiles(site: BoardContext) -> list[Json]:
     ]
 
 
-def _fullest(site: BoardContext) -> Json:
+def _fullest(site: DashboardContext) -> Json:
     base = engine("kv_cache_used_ratio_max")
     queries = [
         PanelQuery(f"topk({TOP}, {base})", table=True),
@@ -182,7 +182,7 @@ def _fullest(site: BoardContext) -> Json:
     )
 
 
-def _gpus(site: BoardContext) -> Json:
+def _gpus(site: DashboardContext) -> Json:
     needed = f"topk({TOP}, max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}}))"
     queries = [
         PanelQuery(needed, table=True),
@@ -226,8 +226,8 @@ def _gpus(site: BoardContext) -> Json:
     )
 
 
-def _cache(site: BoardContext, board: Board) -> None:
-    board.add(
+def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
+    dashboard.add(
         timeseries(
             site,
             "KV cache used",
@@ -245,7 +245,7 @@ def _cache(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Time until the cache is full",
@@ -258,7 +258,7 @@ def _cache(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Overcommit",
@@ -271,7 +271,7 @@ def _cache(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Tokens in the cache",
@@ -286,7 +286,7 @@ def _cache(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Preemptions, and recomputed tokens (right)",
@@ -306,7 +306,7 @@ def _cache(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Prefix cache hits",
@@ -321,8 +321,8 @@ def _cache(site: BoardContext, board: Board) -> None:
     )
 
 
-def _memory(site: BoardContext, board: Board) -> None:
-    board.add(
+def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
+    dashboard.add(
         timeseries(
             site,
             "Needed and used",
@@ -343,7 +343,7 @@ def _memory(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "What the memory is for",
@@ -356,7 +356,7 @@ def _memory(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Reserved minus allocated",
@@ -376,7 +376,7 @@ def _memory(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Processes",
@@ -397,7 +397,7 @@ def _memory(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         states(
             site,
             "Memory conditions that hold",
@@ -423,7 +423,7 @@ def _memory(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Driver events",
@@ -449,8 +449,8 @@ def _memory(site: BoardContext, board: Board) -> None:
     )
 
 
-def _score(site: BoardContext, board: Board) -> None:
-    board.add(
+def _score(site: DashboardContext, dashboard: Dashboard) -> None:
+    dashboard.add(
         timeseries(
             site,
             "Score and its factors",
@@ -468,7 +468,7 @@ def _score(site: BoardContext, board: Board) -> None:
         8,
     )
     level = worst(engine("score_evidence_level", by="level") + " == 1")
-    board.add(
+    dashboard.add(
         states(
             site,
             "Evidence behind the compute factor",

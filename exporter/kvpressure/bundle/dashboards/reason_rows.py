@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvpressure.bundle.dashboards.builder import BoardContext, engine
+from kvpressure.bundle.dashboards.builder import DashboardContext, engine
 from kvpressure.bundle.dashboards.ranking import worst
 from kvpressure.bundle.text import words
 from kvpressure.diagnosis.reasons import REASONS
@@ -13,7 +13,7 @@ def reasons_of_the_worst() -> str:
     return worst(engine("verdict_reason", by="reason"), 1)
 
 
-def reason_texts(site: BoardContext) -> dict[str, str]:
+def reason_texts(site: DashboardContext) -> dict[str, str]:
     """Value of the label ``reason`` -> words, with thresholds written as everywhere in the bundle."""
     levels = {entry.name: words(entry) for entry in site.thresholds.entries()}
     return {reason.name: reason.words.format_map(levels) for reason in REASONS}

@@ -10,8 +10,8 @@ from kvpressure.bundle.dashboards.builder import (
     ENGINE,
     ORANGE,
     RED,
-    Board,
-    BoardContext,
+    Dashboard,
+    DashboardContext,
     Json,
     PanelQuery,
     at_end,
@@ -34,27 +34,27 @@ FAILED: Final = "pod:vllm_requests_failed:ratio"
 NO_FINISHED: Final = "no request finished in the last minutes"
 
 
-def build(site: BoardContext) -> Board:
+def build(site: DashboardContext) -> Dashboard:
     """The dashboard, panel by panel."""
-    board = Board(
+    dashboard = Dashboard(
         "kvpressure / vLLM only",
         "KV cache, queue, latency and failures from vLLM's own metrics. Causes and limits need the exporter.",
         source=PRESENT,
         gpus=False,
     )
-    board.row("Engines with the longest queues, and what fires")
-    board.add(_engines(site), 16, 9)
-    board.add(_fires(site), 8, 9)
-    board.row("KV cache and queue")
+    dashboard.row("Engines with the longest queues, and what fires")
+    dashboard.add(_engines(site), 16, 9)
+    dashboard.add(_fires(site), 8, 9)
+    dashboard.row("KV cache and queue")
     for panel in (_kv_cache(site), _requests(site), _preemptions(site)):
-        board.add(panel, 8, 8)
-    board.row("What users feel")
+        dashboard.add(panel, 8, 8)
+    dashboard.row("What users feel")
     for panel in (_latency(site, "ttft"), _latency(site, "queue"), _latency(site, "inter_token")):
-        board.add(panel, 8, 8)
-    board.row("Throughput and failures")
+        dashboard.add(panel, 8, 8)
+    dashboard.row("Throughput and failures")
     for panel in (_tokens(site), _finished(site), _failed(site)):
-        board.add(panel, 8, 8)
-    return board
+        dashboard.add(panel, 8, 8)
+    return dashboard
 
 
 def _engine(metric: str) -> str:
@@ -66,7 +66,7 @@ def _longest_queues(expr: str) -> str:
     return top(at_end(_engine("vllm:num_requests_waiting")), expr)
 
 
-def _engines(site: BoardContext) -> Json:
+def _engines(site: DashboardContext) -> Json:
     values = (
         ("vllm:num_requests_waiting", "Waiting", ""),
         (PRESENT, "Running", ""),
@@ -93,7 +93,7 @@ def _engines(site: BoardContext) -> Json:
     )
 
 
-def _fires(site: BoardContext) -> Json:
+def _fires(site: DashboardContext) -> Json:
     return table(
         site,
         "What fires",
@@ -104,7 +104,7 @@ def _fires(site: BoardContext) -> Json:
     )
 
 
-def _kv_cache(site: BoardContext) -> Json:
+def _kv_cache(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "KV cache used",
@@ -117,7 +117,7 @@ def _kv_cache(site: BoardContext) -> Json:
     )
 
 
-def _requests(site: BoardContext) -> Json:
+def _requests(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Requests: waiting, and running (dashed)",
@@ -132,7 +132,7 @@ def _requests(site: BoardContext) -> Json:
     )
 
 
-def _preemptions(site: BoardContext) -> Json:
+def _preemptions(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Preemptions",
@@ -150,7 +150,7 @@ _LATENCIES: Final = {
 }
 
 
-def _latency(site: BoardContext, phase: str) -> Json:
+def _latency(site: DashboardContext, phase: str) -> Json:
     title, threshold, alert = _LATENCIES[phase]
     recording = f"engine:vllm_{phase}_seconds:p95"
     return timeseries(
@@ -168,7 +168,7 @@ def _rate(metric: str, by: str) -> str:
     return some(f"sum by ({by}) (rate({metric}{{{ENGINE}}}[$__rate_interval]))")
 
 
-def _tokens(site: BoardContext) -> Json:
+def _tokens(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Tokens/s: generated, and prompt (dashed)",
@@ -183,7 +183,7 @@ def _tokens(site: BoardContext) -> Json:
     )
 
 
-def _finished(site: BoardContext) -> Json:
+def _finished(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Finished requests, by reason",
@@ -194,7 +194,7 @@ def _finished(site: BoardContext) -> Json:
     )
 
 
-def _failed(site: BoardContext) -> Json:
+def _failed(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Failed requests",

@@ -12,8 +12,8 @@ from kvpressure.bundle.dashboards.builder import (
     RED,
     TOP,
     YELLOW,
-    Board,
-    BoardContext,
+    Dashboard,
+    DashboardContext,
     Json,
     PanelQuery,
     column,
@@ -36,27 +36,27 @@ VLLM_BUCKETS = "vLLM's own histograms, if the same Prometheus scrapes vLLM too"
 NO_GPM = "on GPUs without GPM, and while it is switched off"
 
 
-def build(site: BoardContext) -> Board:
+def build(site: DashboardContext) -> Dashboard:
     """The dashboard for ``site``."""
-    board = Board(
+    dashboard = Dashboard(
         "kvpressure / Workload and batching",
         "Requests: how long, how many, how bursty; how they are batched, and how long they take.",
     )
     for tile in _tiles(site):
-        board.add(tile, 4, 4)
-    board.add(_busiest(site), 24, 8)
-    board.row("Batching and limits")
-    _batching(site, board)
-    board.row("Request shape")
-    _shape(site, board)
-    board.row("Latency")
-    _latency(site, board)
-    board.row("Throughput and compute")
-    _throughput(site, board)
-    return board
+        dashboard.add(tile, 4, 4)
+    dashboard.add(_busiest(site), 24, 8)
+    dashboard.row("Batching and limits")
+    _batching(site, dashboard)
+    dashboard.row("Request shape")
+    _shape(site, dashboard)
+    dashboard.row("Latency")
+    _latency(site, dashboard)
+    dashboard.row("Throughput and compute")
+    _throughput(site, dashboard)
+    return dashboard
 
 
-def _tiles(site: BoardContext) -> list[Json]:
+def _tiles(site: DashboardContext) -> list[Json]:
     return [
         stat(
             site,
@@ -114,7 +114,7 @@ def _tiles(site: BoardContext) -> list[Json]:
     ]
 
 
-def _busiest(site: BoardContext) -> Json:
+def _busiest(site: DashboardContext) -> Json:
     base = engine("requests_in_flight")
     queries = [
         PanelQuery(f"topk({TOP}, {base})", table=True),
@@ -162,8 +162,8 @@ def _busiest(site: BoardContext) -> Json:
     )
 
 
-def _batching(site: BoardContext, board: Board) -> None:
-    board.add(
+def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
+    dashboard.add(
         timeseries(
             site,
             "Effective batch size",
@@ -177,7 +177,7 @@ def _batching(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         heatmap(
             site,
             "Requests running",
@@ -193,7 +193,7 @@ def _batching(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Missing batch",
@@ -207,7 +207,7 @@ def _batching(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "In flight against the limits",
@@ -224,7 +224,7 @@ def _batching(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Waiting by reason",
@@ -237,7 +237,7 @@ def _batching(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Concurrency",
@@ -252,13 +252,13 @@ def _batching(site: BoardContext, board: Board) -> None:
     )
 
 
-def _shape(site: BoardContext, board: Board) -> None:
+def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
     for kind, title, name in (
         ("prompt", "Prompt tokens", "request_prompt_tokens"),
         ("output", "Answer tokens", "request_generation_tokens"),
         ("max_tokens", "max_tokens asked for", "request_params_max_tokens"),
     ):
-        board.add(
+        dashboard.add(
             timeseries(
                 site,
                 title,
@@ -272,7 +272,7 @@ def _shape(site: BoardContext, board: Board) -> None:
             12,
             8,
         )
-        board.add(
+        dashboard.add(
             heatmap(
                 site,
                 f"{title}, distribution",
@@ -290,7 +290,7 @@ def _shape(site: BoardContext, board: Board) -> None:
             12,
             8,
         )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Context length",
@@ -307,7 +307,7 @@ def _shape(site: BoardContext, board: Board) -> None:
         6,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Context spike",
@@ -320,7 +320,7 @@ def _shape(site: BoardContext, board: Board) -> None:
         6,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Bursts",
@@ -332,7 +332,7 @@ def _shape(site: BoardContext, board: Board) -> None:
         6,
         8,
     )
-    board.add(
+    dashboard.add(
         states(
             site,
             "Two kinds of traffic on one server",
@@ -352,13 +352,13 @@ def _shape(site: BoardContext, board: Board) -> None:
     )
 
 
-def _latency(site: BoardContext, board: Board) -> None:
+def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
     for phase, title, alert, floor in (
         ("ttft", "Time to first token", "InferenceTimeToFirstTokenHigh", "ttft_floor_seconds"),
         ("inter_token", "Time between tokens", "InferenceTokenLatencyHigh", "inter_token_floor_seconds"),
         ("queue", "Time in the queue", "InferenceQueueTimeHigh", "queue_floor_seconds"),
     ):
-        board.add(
+        dashboard.add(
             timeseries(
                 site,
                 title,
@@ -372,7 +372,7 @@ def _latency(site: BoardContext, board: Board) -> None:
             8,
             8,
         )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Whole request",
@@ -384,7 +384,7 @@ def _latency(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Outside the engine",
@@ -397,7 +397,7 @@ def _latency(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Length of streams",
@@ -409,7 +409,7 @@ def _latency(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Prefill and decode time, p95",
@@ -432,8 +432,8 @@ def _p95(name: str) -> str:
     return f"histogram_quantile(0.95, sum by (le) ({rate}))"
 
 
-def _throughput(site: BoardContext, board: Board) -> None:
-    board.add(
+def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
+    dashboard.add(
         timeseries(
             site,
             "Tokens per second",
@@ -445,7 +445,7 @@ def _throughput(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Throughput against its best",
@@ -462,7 +462,7 @@ def _throughput(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Finished and refused",
@@ -488,7 +488,7 @@ def _throughput(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "GPU activity",
@@ -511,7 +511,7 @@ def _throughput(site: BoardContext, board: Board) -> None:
         12,
         8,
     )
-    board.add(
+    dashboard.add(
         timeseries(
             site,
             "Power",
@@ -526,15 +526,15 @@ def _throughput(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
-    board.add(_of_dcgm(site, "Temperature", "Of the die.", "GPU_TEMP", "celsius"), 8, 8)
-    board.add(
+    dashboard.add(_of_dcgm(site, "Temperature", "Of the die.", "GPU_TEMP", "celsius"), 8, 8)
+    dashboard.add(
         _of_dcgm(site, "Clock of the multiprocessors", "Falls while clocks are reduced.", "SM_CLOCK", "suffix:MHz"),
         8,
         8,
     )
 
 
-def _of_dcgm(site: BoardContext, title: str, about: str, field: str, unit: str) -> Json:
+def _of_dcgm(site: DashboardContext, title: str, about: str, field: str, unit: str) -> Json:
     """A field of NVIDIA's own exporter, which this one does not read a second time."""
     expr = f'max by (cluster, uuid) (label_replace(DCGM_FI_DEV_{field}{{UUID=~"$gpu"}}, "uuid", "$1", "UUID", "(.+)"))'
     return timeseries(

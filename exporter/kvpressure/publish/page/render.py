@@ -22,7 +22,7 @@ from kvpressure.model.readings import SourceHealth
 from kvpressure.model.state import GpuState, State
 from kvpressure.printable import visible_lines
 from kvpressure.publish.page.sparkline import HEIGHT, MINUTES, WIDTH, Sparkline, sparkline
-from kvpressure.publish.page.view import PageEngine, ViewContext, boards, engine_views, headline
+from kvpressure.publish.page.view import PageEngine, ViewContext, dashboards, engine_views, headline
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -116,7 +116,7 @@ def render_page(state: State, node: str, telemetry_path: str, around: ViewContex
         version=__version__,
         headline=headline(state),
         engines=engine_views(state, around),
-        boards=boards(around),
+        dashboards=dashboards(around),
         links=around.links,
         article=parts.article,
         gpu_row=parts.gpu_row,

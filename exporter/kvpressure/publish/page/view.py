@@ -16,7 +16,7 @@ from kvpressure.advice.wording import number_text, reason_text, words
 from kvpressure.model.isolation import ENGINE, PAGE, Failure, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState, State, without_values
-from kvpressure.publish.links import BOARDS, Link, Links
+from kvpressure.publish.links import DASHBOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points
 from kvpressure.publish.trouble import rank
 from kvpressure.settings.thresholds import Thresholds, builtin
@@ -49,7 +49,7 @@ class PageEngine:
     triage: tuple[TriageStep, ...]
     plan: MitigationPlan
     history: dict[str, Points]
-    board: Link
+    dashboard: Link
     runbooks: tuple[Link, ...]
     standings: tuple[Standing, ...]
 
@@ -75,7 +75,7 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
         triage=steps(engine, state, around.thresholds),
         plan=plan(engine, around.thresholds),
         history=dict(around.history.of(engine.key)),
-        board=around.links.board("kvpressure-incident", engine.key),
+        dashboard=around.links.dashboard("kvpressure-incident", engine.key),
         runbooks=tuple(around.links.runbooks_for(diagnosis.verdict, holding)),
         standings=beside,
     )
@@ -89,7 +89,7 @@ def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Fa
         (),
         MitigationPlan(failure.text),
         {},
-        around.links.board("kvpressure-incident", engine.key),
+        around.links.dashboard("kvpressure-incident", engine.key),
         (),
         (),
     )
@@ -106,9 +106,9 @@ def engine_views(state: State, around: ViewContext) -> list[PageEngine]:
     return sorted(views, key=lambda view: (view.calm, _rank(view), view.state.key))
 
 
-def boards(around: ViewContext) -> list[Link]:
+def dashboards(around: ViewContext) -> list[Link]:
     """Every dashboard."""
-    return [around.links.board(uid) for uid in BOARDS]
+    return [around.links.dashboard(uid) for uid in DASHBOARDS]
 
 
 def headline(state: State) -> str:

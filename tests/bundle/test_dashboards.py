@@ -1,4 +1,4 @@
-"""Boards: the rules of Grafana's dashboard linter, and those it lacks."""
+"""Dashboards: the rules of Grafana's dashboard linter, and those it lacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from kvpressure.advice.mitigation import plan
 from kvpressure.bundle.dashboards import builder, optional_queries, render_dashboards
-from kvpressure.bundle.dashboards.builder import BoardContext, BundleValues, PanelGrid
+from kvpressure.bundle.dashboards.builder import BundleValues, DashboardContext, PanelGrid
 from kvpressure.bundle.dashboards.first_screen import (
     FIRST_ACTIONS,
     LOOK_FIRST,
@@ -70,15 +70,15 @@ VLLM = {
     )
 }
 BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == "histogram"}
-SITE = BoardContext(builtin(), BundleValues(), ALERTS)
-BOARDS = render_dashboards(SITE)
+SITE = DashboardContext(builtin(), BundleValues(), ALERTS)
+DASHBOARDS = render_dashboards(SITE)
 OPTIONAL = optional_queries(SITE)
 
-every_board = pytest.mark.parametrize("uid", sorted(BOARDS))
+every_dashboard = pytest.mark.parametrize("uid", sorted(DASHBOARDS))
 
 
 def panels(uid: str) -> Iterator[dict[str, Any]]:
-    return (panel for panel in BOARDS[uid]["panels"] if panel["type"] != "row")
+    return (panel for panel in DASHBOARDS[uid]["panels"] if panel["type"] != "row")
 
 
 def expand(expr: str) -> str:
@@ -90,32 +90,32 @@ def expressions(uid: str) -> Iterator[tuple[str, str]]:
     return ((panel["title"], target["expr"]) for panel in panels(uid) for target in panel["targets"])
 
 
-@every_board
+@every_dashboard
 def test_head(uid: str) -> None:
-    board = BOARDS[uid]
-    assert board["uid"] == uid
-    assert board["id"] is None
-    assert board["schemaVersion"] == 39
-    assert board["editable"] is False
-    assert "__inputs" not in board
-    assert board["title"]
-    assert board["description"]
-    assert "kvpressure" in board["tags"]
+    dashboard = DASHBOARDS[uid]
+    assert dashboard["uid"] == uid
+    assert dashboard["id"] is None
+    assert dashboard["schemaVersion"] == 39
+    assert dashboard["editable"] is False
+    assert "__inputs" not in dashboard
+    assert dashboard["title"]
+    assert dashboard["description"]
+    assert "kvpressure" in dashboard["tags"]
 
 
-@every_board
+@every_dashboard
 def test_ids_are_unique_and_refids_too(uid: str) -> None:
-    ids = [panel["id"] for panel in BOARDS[uid]["panels"]]
+    ids = [panel["id"] for panel in DASHBOARDS[uid]["panels"]]
     assert len(ids) == len(set(ids))
     for panel in panels(uid):
         refs = [target["refId"] for target in panel["targets"]]
         assert len(refs) == len(set(refs)), panel["title"]
 
 
-@every_board
+@every_dashboard
 def test_nothing_overlaps_or_leaves_the_grid(uid: str) -> None:
     taken: dict[tuple[int, int], str] = {}
-    for panel in BOARDS[uid]["panels"]:
+    for panel in DASHBOARDS[uid]["panels"]:
         grid = panel["gridPos"]
         assert grid["x"] >= 0
         assert grid["x"] + grid["w"] <= 24, panel["title"]
@@ -126,9 +126,9 @@ def test_nothing_overlaps_or_leaves_the_grid(uid: str) -> None:
             taken[cell] = panel["title"]
 
 
-@every_board
+@every_dashboard
 def test_variables(uid: str) -> None:
-    variables = BOARDS[uid]["templating"]["list"]
+    variables = DASHBOARDS[uid]["templating"]["list"]
     assert [variable["name"] for variable in variables] == ["datasource", "cluster", "namespace", "model", "pod", "gpu"]
     assert variables[0]["label"] == "Data source"
     for variable in variables[1:]:
@@ -144,14 +144,14 @@ def test_variables(uid: str) -> None:
         assert match[2] == "cluster" or match[2] in BY_NAME[str(selector.name).removeprefix(PREFIX)].labels
 
 
-@every_board
+@every_dashboard
 def test_every_variable_is_used(uid: str) -> None:
     text = json.dumps([panel["targets"] for panel in panels(uid)])
-    for variable in BOARDS[uid]["templating"]["list"][1:]:
+    for variable in DASHBOARDS[uid]["templating"]["list"][1:]:
         assert f"${variable['name']}" in text, variable["name"]
 
 
-@every_board
+@every_dashboard
 def test_panels_have_title_description_unit_datasource_targets(uid: str) -> None:
     for panel in panels(uid):
         assert panel["title"]
@@ -164,7 +164,7 @@ def test_panels_have_title_description_unit_datasource_targets(uid: str) -> None
             assert target["datasource"] == panel["datasource"]
 
 
-@every_board
+@every_dashboard
 def test_expressions_parse_and_rates_follow_the_resolution(uid: str) -> None:
     for title, expr in expressions(uid):
         tree = pp.parse(expand(expr))
@@ -173,7 +173,7 @@ def test_expressions_parse_and_rates_follow_the_resolution(uid: str) -> None:
                 assert "[$__rate_interval]" in expr, title
 
 
-@every_board
+@every_dashboard
 def test_counters_are_only_read_as_rates_or_states(uid: str) -> None:
     for title, expr in expressions(uid):
         rated = {
@@ -189,7 +189,7 @@ def test_counters_are_only_read_as_rates_or_states(uid: str) -> None:
                 assert name in rated, f"{title}: {name}"
 
 
-@every_board
+@every_dashboard
 def test_every_metric_and_label_exists(uid: str) -> None:
     recorded = {item.name for group in load_groups(Options(builtin())) for item in group.recordings}
     known = {metric.full_name for metric in METRICS} | recorded | set(EXTERNAL) | SYNTHETIC | VLLM | BUCKETS
@@ -201,22 +201,22 @@ def test_every_metric_and_label_exists(uid: str) -> None:
                 assert matcher.name in {*metric.labels, "cluster"}, f"{title}: {selector.name}{{{matcher.name}}}"
 
 
-@every_board
+@every_dashboard
 def test_every_query_is_narrowed_by_the_chosen_variables(uid: str) -> None:
     for title, expr in expressions(uid):
         assert "$" in expr, f"{title}: {expr}"
 
 
-@every_board
+@every_dashboard
 def test_threshold_steps_are_thresholds(uid: str) -> None:
     values = set(builtin().values())
-    found = re.findall(r'"steps": (\[.*?\])', json.dumps(BOARDS[uid]))
+    found = re.findall(r'"steps": (\[.*?\])', json.dumps(DASHBOARDS[uid]))
     marks = [step["value"] for steps in found for step in json.loads(steps) if step["value"] is not None]
     assert marks
     assert set(marks) <= values
 
 
-@every_board
+@every_dashboard
 def test_runbook_links_resolve(uid: str) -> None:
     for panel in panels(uid):
         for link in panel["links"]:
@@ -225,38 +225,38 @@ def test_runbook_links_resolve(uid: str) -> None:
         assert len(named) == len(panel["links"]), panel["title"]
 
 
-@every_board
-def test_links_inside_tables_lead_to_boards_and_keep_time_and_variables(uid: str) -> None:
-    text = json.dumps(BOARDS[uid])
+@every_dashboard
+def test_links_inside_tables_lead_to_dashboards_and_keep_time_and_variables(uid: str) -> None:
+    text = json.dumps(DASHBOARDS[uid])
     for url in re.findall(r'"url": "(/d/[^"]+)"', text):
         target, _, query = url.removeprefix("/d/").partition("?")
-        assert target in BOARDS
+        assert target in DASHBOARDS
         assert "${__url_time_range}" in query
         for name in builder.VARIABLES:
             assert f"${{{name}:queryparam}}" in query or f"var-{name}=" in query, name
 
 
-@every_board
+@every_dashboard
 def test_annotations_are_firing_alerts_and_restarts(uid: str) -> None:
-    found = {item["name"]: item for item in BOARDS[uid]["annotations"]["list"]}
+    found = {item["name"]: item for item in DASHBOARDS[uid]["annotations"]["list"]}
     assert set(found) == {"Firing alerts", "Restarts"}
     for item in found.values():
         assert item["datasource"] == builder.DATASOURCE
         pp.parse(expand(item["expr"]))
 
 
-@every_board
+@every_dashboard
 def test_what_may_be_empty_is_said_on_the_panel(uid: str) -> None:
     seen = {
         (panel["title"], target["refId"]): panel["description"] for panel in panels(uid) for target in panel["targets"]
     }
-    for (board, title, ref), why in OPTIONAL.items():
-        if board == uid:
+    for (dashboard, title, ref), why in OPTIONAL.items():
+        if dashboard == uid:
             assert f"May be empty: {why}." in seen[title, ref]
-    assert "optional queries" not in json.dumps(BOARDS[uid])
+    assert "optional queries" not in json.dumps(DASHBOARDS[uid])
 
 
-@every_board
+@every_dashboard
 def test_colours_are_of_one_palette_made_for_every_eye(uid: str) -> None:
     palette = {
         builder.GREEN,
@@ -268,13 +268,13 @@ def test_colours_are_of_one_palette_made_for_every_eye(uid: str) -> None:
         builder.PURPLE,
         "text",
     }
-    found = set(re.findall(r'"(?:color|fixedColor|iconColor|fill)": "([^"]+)"', json.dumps(BOARDS[uid]))) - {
+    found = set(re.findall(r'"(?:color|fixedColor|iconColor|fill)": "([^"]+)"', json.dumps(DASHBOARDS[uid]))) - {
         "dash"
     }  # the fill of a line's style
     assert found <= palette, found - palette
 
 
-@every_board
+@every_dashboard
 def test_tables_are_bounded(uid: str) -> None:
     for panel in panels(uid):
         if panel["type"] == "table":
@@ -285,7 +285,7 @@ def test_tables_are_bounded(uid: str) -> None:
 
 def test_request_shapes_are_read_from_what_vllm_serves() -> None:
     served = gzip.decompress((Path(__file__).parents[1] / "fixtures/vllm/d_kv_pressure.prom.gz").read_bytes()).decode()
-    text = json.dumps(BOARDS["kvpressure-workload"])
+    text = json.dumps(DASHBOARDS["kvpressure-workload"])
     for name in VLLM:
         assert name in text
         assert f"{name}{{" in served, name
@@ -342,7 +342,7 @@ def test_request_shapes_are_read_from_what_vllm_serves() -> None:
         ),
     ],
 )
-def test_each_board_explains_the_alerts_of_its_subject(uid: str, alerts: set[str]) -> None:
+def test_each_dashboard_explains_the_alerts_of_its_subject(uid: str, alerts: set[str]) -> None:
     named = set(re.findall(r"Alert: (\w+)\.", " ".join(panel["description"] for panel in panels(uid))))
     assert alerts <= named, alerts - named
 
@@ -436,10 +436,10 @@ def test_what_to_set_is_ordered_by_the_steps_of_the_mitigation_and_says_what_nee
     assert sorts == [[{"field": "step", "desc": False}]]
 
 
-@every_board
+@every_dashboard
 def test_no_query_is_long_whatever_is_chosen(uid: str) -> None:
     """4 kB is what proxies in front of Prometheus take in an address; a name in Kubernetes has up to 63 characters."""
-    names = [variable["name"] for variable in BOARDS[uid]["templating"]["list"]]
+    names = [variable["name"] for variable in DASHBOARDS[uid]["templating"]["list"]]
     for title, expr in expressions(uid):
         for name in names:
             expr = re.sub(rf"\$\{{?{name}\b\}}?", "n" * 63, expr)
@@ -489,7 +489,7 @@ def test_reasons_over_time_are_called_what_the_first_screen_calls_them() -> None
     assert renamed == {f"^(.*) {name}$": f"$1: {words}" for name, words in reason_texts(SITE).items()}
 
 
-@pytest.mark.parametrize("uid", sorted(set(BOARDS) - {"kvpressure-configuration"}))
+@pytest.mark.parametrize("uid", sorted(set(DASHBOARDS) - {"kvpressure-configuration"}))
 def test_graphs_and_tables_over_engines_hold_a_bounded_number_of_them(uid: str) -> None:
     for panel in panels(uid):
         if (
@@ -499,7 +499,7 @@ def test_graphs_and_tables_over_engines_hold_a_bounded_number_of_them(uid: str) 
                 assert "ALERTS" in target["expr"] or "topk(" in target["expr"], f"{panel['title']}: {target['expr']}"
 
 
-# Metrics that no board draws, and why: what is drawn says the same.
+# Metrics that no dashboard draws, and why: what is drawn says the same.
 NOT_DRAWN = {
     "gpu_memory_used_bytes": "drawn as a share: gpu_memory_used_ratio",
     "gpu_memory_reserved_bytes": "the driver's own share, some hundred MiB that never change",
@@ -520,8 +520,8 @@ NOT_DRAWN = {
 }
 
 
-def test_every_published_metric_is_on_a_board_or_has_a_reason_not_to_be() -> None:
-    asked = {str(s.name) for uid in BOARDS for _, expr in expressions(uid) for s in selectors(expand(expr))}
+def test_every_published_metric_is_on_a_dashboard_or_has_a_reason_not_to_be() -> None:
+    asked = {str(s.name) for uid in DASHBOARDS for _, expr in expressions(uid) for s in selectors(expand(expr))}
     drawn = {
         metric.name
         for metric in METRICS
@@ -531,7 +531,7 @@ def test_every_published_metric_is_on_a_board_or_has_a_reason_not_to_be() -> Non
 
 
 def test_table_columns_come_from_their_queries() -> None:
-    for uid in BOARDS:
+    for uid in DASHBOARDS:
         for panel in panels(uid):
             if panel["type"] != "table":
                 continue
@@ -558,14 +558,14 @@ def test_layout_wraps_below_the_highest() -> None:
     assert layout.place(1, 1) == {"h": 1, "w": 1, "x": 0, "y": 8}
 
 
-def test_board_survives_grafanas_own_model() -> None:
+def test_dashboard_survives_grafanas_own_model() -> None:
     """A key that Grafana does not know is lost in a round trip through the SDK's typed model, and so found."""
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
-    for board in BOARDS.values():
-        back = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(board)))
-        assert lost(board, back, "") == []
+    for dashboard in DASHBOARDS.values():
+        back = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(dashboard)))
+        assert lost(dashboard, back, "") == []
 
 
 def lost(before: Any, after: Any, path: str) -> list[str]:

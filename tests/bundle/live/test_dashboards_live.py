@@ -1,4 +1,4 @@
-"""Every query of every board, against a real Prometheus that scrapes the demo and evaluates our rules."""
+"""Every query of every dashboard, against a real Prometheus that scrapes the demo and evaluates our rules."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from urllib.request import urlopen
 import pytest
 
 from kvpressure.bundle.dashboards import optional_queries, render_dashboards
-from kvpressure.bundle.dashboards.builder import TOP, BoardContext, BundleValues
+from kvpressure.bundle.dashboards.builder import TOP, BundleValues, DashboardContext
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.settings.thresholds import builtin
 
 pytestmark = pytest.mark.live
 
-SITE = BoardContext(
+SITE = DashboardContext(
     builtin(),
     BundleValues(),
     frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts),
 )
-BOARDS = render_dashboards(SITE)
+DASHBOARDS = render_dashboards(SITE)
 OPTIONAL = optional_queries(SITE)
 AT_A_TIME = 8
 ROUNDS = 2  # of questions at least, however slow the machine is
@@ -36,16 +36,22 @@ Where = tuple[str, str, str]  # uid, panel title, refId
 
 QUERIES: dict[Where, str] = {
     (uid, panel["title"], target["refId"]): target["expr"]
-    for uid, board in BOARDS.items()
-    for panel in board["panels"]
+    for uid, dashboard in DASHBOARDS.items()
+    for panel in dashboard["panels"]
     for target in panel.get("targets", ())
 }
 WORST = [where for where in QUERIES if where[1].startswith(("Who", "Fullest KV caches", "Fullest GPUs", "Busiest"))]
 ANNOTATIONS = {
-    (uid, item["name"]): item["expr"] for uid, board in BOARDS.items() for item in board["annotations"]["list"]
+    (uid, item["name"]): item["expr"]
+    for uid, dashboard in DASHBOARDS.items()
+    for item in dashboard["annotations"]["list"]
 }
 VARIABLES = sorted(
-    {(item["name"], item["query"]["query"]) for board in BOARDS.values() for item in board["templating"]["list"][1:]}
+    {
+        (item["name"], item["query"]["query"])
+        for dashboard in DASHBOARDS.values()
+        for item in dashboard["templating"]["list"][1:]
+    }
 )
 
 
@@ -151,7 +157,7 @@ def unbounded(answers: Answers) -> list[str]:
     return [f"{answers.series[where]} rows: {where}" for where in WORST if answers.series[where] > TOP]
 
 
-def test_every_query_of_every_board_returns_data_from_the_demo() -> None:
+def test_every_query_of_every_dashboard_returns_data_from_the_demo() -> None:
     """One test, so that parallel workers do not each run a demo."""
     answers = watch_incident()
     assert answers.rounds >= ROUNDS

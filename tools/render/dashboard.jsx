@@ -1,4 +1,4 @@
-/* Draws one board with Grafana's own field, transformation and panel code. Not a Grafana: state timelines and heat maps have no
+/* Draws one dashboard with Grafana's own field, transformation and panel code. Not a Grafana: state timelines and heat maps have no
    published component and are drawn here, and variables are all chosen. Writes a report of what went wrong into the page. */
 import 'uplot/dist/uPlot.min.css';
 import React from 'react';
@@ -173,22 +173,22 @@ class Guard extends React.Component {
   render() { return this.state.failed ? <b>failed</b> : this.props.children; }
 }
 
-function Header({ board }) {
+function Header({ dashboard }) {
   const box = { border: `1px solid ${theme.colors.border.medium}`, borderRadius: 2, padding: '5px 8px', marginRight: 8, whiteSpace: 'nowrap' };
   return <div style={{ height: HEADER, padding: `0 ${PADDING}px`, color: theme.colors.text.primary }}>
     <div style={{ display: 'flex', height: 80, alignItems: 'center', justifyContent: 'space-between' }}>
-      <h1 style={{ fontSize: 20, margin: 0 }}>{board.title}</h1>
-      <span><span style={box}>last {SECONDS} s</span><span style={box}>{board.refresh}</span></span></div>
+      <h1 style={{ fontSize: 20, margin: 0 }}>{dashboard.title}</h1>
+      <span><span style={box}>last {SECONDS} s</span><span style={box}>{dashboard.refresh}</span></span></div>
     <div style={{ display: 'flex', height: 32 }}>
-      {board.templating.list.map((one) => <span key={one.name} style={box}><b style={{ color: quiet }}>{one.label}</b>&nbsp; {one.name === 'datasource' ? 'Prometheus' : parameters.get(`var-${one.name}`) || 'All'}</span>)}
-      {board.links.map((one) => <span key={one.title} style={{ ...box, marginLeft: 'auto' }}>{one.title}</span>)}</div></div>;
+      {dashboard.templating.list.map((one) => <span key={one.name} style={box}><b style={{ color: quiet }}>{one.label}</b>&nbsp; {one.name === 'datasource' ? 'Prometheus' : parameters.get(`var-${one.name}`) || 'All'}</span>)}
+      {dashboard.links.map((one) => <span key={one.title} style={{ ...box, marginLeft: 'auto' }}>{one.title}</span>)}</div></div>;
 }
 
-function Board({ board, loaded }) {
+function Dashboard({ dashboard, loaded }) {
   return <ThemeContext.Provider value={theme}><GlobalStyles />
     <div style={{ position: 'relative', width: WIDTH, background: theme.colors.background.canvas }}>
-      <Header board={board} />
-      {board.panels.map((panel) => {
+      <Header dashboard={dashboard} />
+      {dashboard.panels.map((panel) => {
         const { x, y, w, h } = panel.gridPos;
         const at = { position: 'absolute', left: PADDING + x * COLUMN, top: HEADER + y * ROW, width: w * COLUMN - 8, height: h * ROW - 8 };
         if (panel.type === 'row') { return <h4 key={panel.id} style={{ ...at, margin: 0, paddingTop: 4, color: theme.colors.text.primary }}>{panel.title}</h4>; }
@@ -200,12 +200,12 @@ function Board({ board, loaded }) {
 }
 
 window.addEventListener('error', (event) => report.react.push({ panel: '', error: `${event.message} ${String(event.error?.stack).split('\n').slice(1, 4).join(' ')}` }));
-const board = await (await fetch(`/boards/${parameters.get('board')}.json`)).json();
+const dashboard = await (await fetch(`/dashboards/${parameters.get('dashboard')}.json`)).json();
 const loaded = new Map();
-for (const panel of board.panels) {
+for (const panel of dashboard.panels) {
   if (panel.type !== 'row') { loaded.set(panel.id, await load(panel)); }
 }
-createRoot(document.getElementById('root')).render(<Board board={board} loaded={loaded} />);
+createRoot(document.getElementById('root')).render(<Dashboard dashboard={dashboard} loaded={loaded} />);
 setTimeout(() => {
   const script = Object.assign(document.createElement('script'), { type: 'application/json', id: 'report' });
   report.canvases = document.querySelectorAll('canvas').length;

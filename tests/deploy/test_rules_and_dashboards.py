@@ -1,4 +1,4 @@
-"""Rules and boards of the chart are those of the bundle, and Helm values change them as the bundle's values
+"""Rules and dashboards of the chart are those of the bundle, and Helm values change them as the bundle's values
 file does.
 """
 
@@ -17,7 +17,7 @@ import yaml
 
 from kvpressure.bundle import values as bundle_values
 from kvpressure.bundle.dashboards import render_dashboards
-from kvpressure.bundle.dashboards.builder import BoardContext
+from kvpressure.bundle.dashboards.builder import DashboardContext
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.publish.links import Links
 from kvpressure.settings import thresholds
@@ -37,7 +37,7 @@ PATCHES: Final[Json] = {
     "labels": {"team": "inference", "page": "false"},
     "alert_labels": {"GpuMemoryHigh": {"severity": "info", "page": "true"}},
     "runbook_base_url": "https://runbooks.internal/kv/",
-    "dashboard_base_url": "https://boards.internal",
+    "dashboard_base_url": "https://dashboards.internal",
     "exporter_job": "monitoring/gpu-exporter",
 }
 LINKS: Final[Json] = {key: PATCHES[key] for key in ("runbook_base_url", "dashboard_base_url")}
@@ -65,11 +65,11 @@ def bundle_rules(options: Options) -> Json:
     return rule_file(load_groups(options), options.values)
 
 
-def bundle_boards(options: Options) -> Json:
+def bundle_dashboards(options: Options) -> Json:
     alerts = frozenset(alert.name for group in load_groups(options) for alert in group.alerts)
     return {
-        f"{uid}.json": board
-        for uid, board in render_dashboards(BoardContext(options.thresholds, options.values, alerts)).items()
+        f"{uid}.json": dashboard
+        for uid, dashboard in render_dashboards(DashboardContext(options.thresholds, options.values, alerts)).items()
     }
 
 
@@ -77,7 +77,7 @@ def rules_of(documents: list[Json]) -> Any:
     return only(documents, "PrometheusRule")["spec"]
 
 
-def boards_of(documents: list[Json]) -> Json:
+def dashboards_of(documents: list[Json]) -> Json:
     return {
         name: json.loads(text)
         for item in of_kind(documents, "ConfigMap")
@@ -117,7 +117,7 @@ def drawn(seed: int) -> dict[str, float]:
 def test_with_links_alone_they_are_the_bundle(profile: str) -> None:
     documents, options = render(SHOWN | {"rules": {"profile": profile, **LINKED}}), site(LINKS, profile)
     assert rules_of(documents) == bundle_rules(options)
-    assert boards_of(documents) == bundle_boards(options)
+    assert dashboards_of(documents) == bundle_dashboards(options)
 
 
 def without_links(item: Any, beginnings: tuple[str, ...]) -> Any:
@@ -150,7 +150,7 @@ def test_without_an_address_its_links_are_left_out(left_out: tuple[str, ...]) ->
     documents, options = render(SHOWN | {"rules": given}), site(LINKS)
     beginnings = tuple(LINKS[key].rstrip("/") for key in left_out)
     assert rules_of(documents) == without_links(bundle_rules(options), beginnings) != bundle_rules(options)
-    assert boards_of(documents) == without_links(bundle_boards(options), beginnings)
+    assert dashboards_of(documents) == without_links(bundle_dashboards(options), beginnings)
     assert not any(beginning in json.dumps(documents) for beginning in beginnings)
 
 
@@ -163,7 +163,7 @@ def test_thresholds_are_written_as_the_bundle_writes_them(seed: int, profile: st
         site({"thresholds": wanted, **LINKS}, profile),
     )
     assert rules_of(documents) == bundle_rules(options) != bundle_rules(site(LINKS, profile))
-    assert boards_of(documents) == bundle_boards(options) != bundle_boards(site(LINKS, profile))
+    assert dashboards_of(documents) == bundle_dashboards(options) != bundle_dashboards(site(LINKS, profile))
 
 
 @pytest.mark.parametrize("keys", [*([key] for key in PATCHES), list(PATCHES)], ids=lambda keys: "+".join(keys))
@@ -213,13 +213,13 @@ def test_no_token_is_left_and_no_number_hides_from_the_values() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"rules": {"exporterJob": "gpu/exporters"}}], ids=["default", "own job"])
-def test_boards_find_the_exporters_where_the_rules_do(values: Json) -> None:
+def test_dashboards_find_the_exporters_where_the_rules_do(values: Json) -> None:
     documents = render(SHOWN | values)
     pattern = re.compile(r'job(=~?)\\*"([^"\\]+)')
-    of_rules, of_boards = (
-        set(pattern.findall(json.dumps(found))) for found in (rules_of(documents), boards_of(documents))
+    of_rules, of_dashboards = (
+        set(pattern.findall(json.dumps(found))) for found in (rules_of(documents), dashboards_of(documents))
     )
-    assert of_boards == of_rules
+    assert of_dashboards == of_rules
     ((operator, wanted),) = of_rules
     job = values.get("rules", {}).get("exporterJob", "kvpressure")
     assert operator == "=~"
@@ -229,11 +229,11 @@ def test_boards_find_the_exporters_where_the_rules_do(values: Json) -> None:
 @pytest.mark.parametrize(
     ("runbooks", "grafana"),
     [
-        ("https://runbooks.internal/kv/", "https://boards.internal"),
+        ("https://runbooks.internal/kv/", "https://dashboards.internal"),
         ("http://[fd00::1]:3000/a?b=c", "http://g.internal:3000/grafana/"),
     ],
 )
-def test_the_page_links_where_alerts_and_boards_do(runbooks: str, grafana: str, tmp_path: Path) -> None:
+def test_the_page_links_where_alerts_and_dashboards_do(runbooks: str, grafana: str, tmp_path: Path) -> None:
     rules = {"runbookBaseUrl": runbooks, "dashboardBaseUrl": grafana}
     documents = render({"rules": rules, "prometheusRule": {"enabled": True}})
     alert = next(rule for group in rules_of(documents)["groups"] for rule in group["rules"] if "alert" in rule)
@@ -241,7 +241,7 @@ def test_the_page_links_where_alerts_and_boards_do(runbooks: str, grafana: str, 
     assert (chosen.runbook_url, chosen.dashboard_url) != (None, None)
     links = Links(chosen.runbook_url or "", chosen.dashboard_url or "")
     assert links.runbook(alert["alert"]).url == alert["annotations"]["runbook_url"]
-    assert alert["annotations"]["dashboard_url"].startswith(links.board("kvpressure-incident").url)
+    assert alert["annotations"]["dashboard_url"].startswith(links.dashboard("kvpressure-incident").url)
 
 
 def test_without_addresses_the_page_has_no_links(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
-from kvpressure.model.reasons import SHORT
+from kvpressure.model.reasons import in_words
 
 UNKNOWN: Final = "–"
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -89,7 +89,7 @@ def reason_text(reason: str | None, engine: str = "") -> str:
         return f"this is {software.title}: {software.advice}"
     if reason in _SWITCHED_OFF:
         return f"{_SWITCHED_OFF[reason]}: start {switches(engine)})"
-    return SHORT.get(reason, words(reason))
+    return in_words(reason)
 
 
 def switches(engine: str = "") -> str:

@@ -1012,8 +1012,7 @@ def _cached(v: View) -> str:
 
 def _scrape_error(v: View) -> str:
     """Why the last scrape failed, in words; "" = it did not fail."""
-    reason = v.s.progress.page_error or ""
-    return reasons.SHORT.get(reason, reason.replace("_", " "))
+    return reasons.in_words(v.s.progress.page_error or "")
 
 
 def _failing(v: View) -> str:

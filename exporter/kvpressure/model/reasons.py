@@ -55,7 +55,7 @@ SAME_SERVER: Final = "same_server"  # read under another address already
 # Ours
 INTERNAL: Final = "internal"  # a mistake of the exporter; its log has the traceback
 
-SHORT: Final = {
+_SHORT: Final = {
     REFUSED: "connection refused",
     RESET: "connection reset",
     DNS: "host name not found",
@@ -74,6 +74,12 @@ SHORT: Final = {
     INTERNAL: "internal error of the exporter",
 }
 """Most of them in words for a sentence; the others are their name with spaces."""
+
+
+def in_words(reason: str) -> str:
+    """A reason in words for a sentence: ``connection refused``; "" for ""."""
+    return _SHORT.get(reason, reason.replace("_", " "))
+
 
 REASONS: Final = (
     TIMEOUT,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.renames import nearest
-from kvpressure.settings.yaml_lines import LONGEST_PATH
+from kvpressure.settings.yaml_lines import short_path
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
@@ -99,7 +99,7 @@ def _file(raw: object) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError
     if not os.path.isfile(raw):  # noqa: PTH113 - Path raises where a name is too long to be one
-        raise ValueError(f"{str(raw)[:LONGEST_PATH]!r} is not a file")
+        raise ValueError(f"{short_path(raw)!r} is not a file")
     return Path(raw)
 
 
@@ -107,7 +107,7 @@ def _directory(raw: object) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError
     if not os.path.isdir(raw):  # noqa: PTH112 - Path raises where a name is too long to be one
-        raise ValueError(f"{str(raw)[:LONGEST_PATH]!r} is not a directory")
+        raise ValueError(f"{short_path(raw)!r} is not a directory")
     return Path(raw)
 
 

@@ -12,7 +12,7 @@ from kvpressure.errors import InputError
 NODE_LIMIT: Final = 10_000  # aliases can make a short file huge
 """Values in a settings file, aliases written out. Beyond: one error line."""
 
-LONGEST_PATH: Final = 200  # of a file that cannot be opened, as its error shows it: the line stays one to read
+_LONGEST_PATH: Final = 200  # in an error: the line stays one to read
 
 
 class YamlError(InputError):
@@ -28,6 +28,12 @@ class YamlNode:
     children: Mapping[str, YamlNode] | None = None
 
 
+def short_path(path: str | Path) -> str:
+    """A path for an error, cut where it is very long."""
+    name = str(path)
+    return name if len(name) <= _LONGEST_PATH else f"{name[:_LONGEST_PATH]}..."
+
+
 def read(path: str | Path) -> YamlNode:
     """The root of the file; an empty file is an empty mapping. Raises ``YamlError``."""
     import yaml
@@ -39,9 +45,7 @@ def read(path: str | Path) -> YamlNode:
             return YamlNode({}, f"{path}:1", {})
         return _Reader(str(path), loader).node(root)
     except OSError as error:
-        name = str(path)
-        shown = name if len(name) <= LONGEST_PATH else f"{name[:LONGEST_PATH]}..."
-        raise YamlError(f"{shown}: {error.strerror or error}") from error
+        raise YamlError(f"{short_path(path)}: {error.strerror or error}") from error
     except RecursionError as error:
         raise YamlError(f"{path}: nested too deep") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

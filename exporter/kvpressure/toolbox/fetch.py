@@ -18,6 +18,14 @@ DIAGNOSIS_PATH: Final = "/api/v1/diagnosis"
 EXPORTER_PORT: Final = 9846
 
 
+class NoExporterError(InputError):
+    """No exporter answers. ``problem``: the address and why; ``advice``: what to look for, or what is allowed."""
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(f"--exporter: {problem}; {advice}")
+        self.problem = problem
+
+
 def get_text(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> str:
     """The body at ``path`` of the target's server. Raises ``SourceError``."""
     fetcher = Fetcher(replace(target, path=path), timeout)
@@ -51,13 +59,13 @@ def target_of(text: str, option: str) -> Target:
 def exporter_document(address: str, timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
     """What a running exporter says. Raises ``InputError`` when it cannot be had or is something else."""
     target = target_of(address if "://" in address or ":" in address else f"{address}:{EXPORTER_PORT}", "--exporter")
-    where = f"--exporter: {target.scheme}://{target.address}{DIAGNOSIS_PATH}"
+    where = f"{target.scheme}://{target.address}{DIAGNOSIS_PATH}"
     try:
         document = visible_all(json.loads(get_text(target, DIAGNOSIS_PATH, timeout)))
     except SourceError as error:
-        raise InputError(f"{where}: {why(error)}; is an exporter running there?") from error
+        raise NoExporterError(f"{where}: {why(error)}", "is an exporter running there?") from error
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("engines"), list):
-        raise InputError(f"{where}: the answer is not an exporter's; allowed: the address of a running exporter")
+        raise NoExporterError(f"{where}: the answer is not an exporter's", "allowed: the address of a running exporter")
     return document

@@ -335,12 +335,12 @@ def _exporter(options: argparse.Namespace) -> FoundEngines:
     address = options.exporter or f"http://127.0.0.1:{fetch.EXPORTER_PORT}"
     try:
         document = fetch.exporter_document(address)
-    except InputError as error:
+    except fetch.NoExporterError as error:
         if options.exporter:
             raise
         raise InputError(
             "no input, and no exporter on this machine; give a URL, a recording, --exporter, --prometheus or"
-            f" -n NAMESPACE ({str(error).removeprefix('--exporter: ').partition(';')[0]})"
+            f" -n NAMESPACE ({error.problem})"
         ) from error
     cases = [Case(view) for view in engine_views(document)]
     if not cases:

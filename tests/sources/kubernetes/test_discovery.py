@@ -219,7 +219,7 @@ SCRIPT = {"command": ["python", "offline.py"], **GPU}
     ("container", "why"),
     [
         (SCRIPT, "not_serving"),
-        ({"command": ["bash", "/work/job.sh"], **GPU}, "not_serving"),
+        ({"command": ["bash", "/srv/job.sh"], **GPU}, "not_serving"),
         (SCRIPT | {"ports": [{"containerPort": 8000}]}, "image"),
         (SCRIPT | {"readinessProbe": {"httpGet": {"path": "/health", "port": 8000}}}, "image"),
         (SCRIPT | {"command": ["python", "launch.py", "--port", "8000"]}, "image"),

@@ -59,6 +59,7 @@ def test_the_pipeline_opens_no_socket_and_starts_no_thread() -> None:
     assert not [name for name in loaded if name.startswith(("kvpressure.sources", "kvpressure.publish"))]
 
 
+@pytest.mark.slow
 def test_no_circle_between_modules() -> None:
     """Not even within a package, and not even one that only a type checker sees."""
     names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
@@ -81,6 +82,7 @@ def imported(path: Path, modules: Collection[str]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_class_name_stands_for_two_things() -> None:
     found: dict[str, list[str]] = {}
     for path in PACKAGE.rglob("*.py"):

@@ -150,6 +150,7 @@ def test_the_test_sees_them(source):
     assert len(unexplained(source)) == 1
 
 
+@pytest.mark.slow
 def test_the_lists_name_nothing_that_is_gone():
     text = "\n".join(file.read_text() for file in FILES)
     assert [name for name in CONSTANTS if not re.search(rf"^{name}: Final", text, re.MULTILINE)] == []

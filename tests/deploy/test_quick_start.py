@@ -50,6 +50,7 @@ def selected(documents: list[Json], labels: dict[str, str]) -> list[bool]:
     return [labels.items() <= document["metadata"].get("labels", {}).items() for document in documents]
 
 
+@pytest.mark.slow
 def test_the_stack_selects_monitor_rules_and_dashboards_of_the_quick_start() -> None:
     documents = render(quick_start())
     monitors = [one for kind in ("PodMonitor", "ServiceMonitor") for one in of_kind(documents, kind)]

@@ -156,6 +156,7 @@ def test_a_second_late_answer_in_a_row_is_no_answer():
     assert [(engine.up, engine.diagnosis.verdict) for engine in said] == [(True, "healthy"), (False, "unknown")]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from([busy, FULL, failed, partial(failed, reason="reset"), only_another, None]), max_size=40)
 )
@@ -379,6 +380,7 @@ def test_unrelated_noise_in_other_pods_changes_nothing(name):
             ]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(

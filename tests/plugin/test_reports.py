@@ -309,6 +309,7 @@ def told(
 
 
 class TestWindow:
+    @pytest.mark.slow
     @given(st.lists(st.dictionaries(st.integers(1, 50), st.integers(0, 20), max_size=4), min_size=1, max_size=90))
     def test_quantiles_are_those_of_a_list_of_the_last_minutes_steps(self, seconds) -> None:
         window, counts = StepWindow(builtin()), Counter({1: 5})
@@ -480,6 +481,7 @@ class TestCrowds:
         assert listed < 2 * (source_module.MAX_LISTED + 2) + 10
         assert reading.errors["too_large"] >= 1
 
+    @pytest.mark.slow
     @pytest.mark.fault(
         "sources",
         "plugin report malformed or too large",

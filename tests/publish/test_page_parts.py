@@ -92,6 +92,7 @@ class TestHistory:
         assert history.of(full_engine("old-0").key) == {}
         assert set(history.of(full_engine().key)) == set(SERIES)
 
+    @pytest.mark.slow
     def test_it_stays_small(self) -> None:
         history, state = PageHistory(), node(64, 8)
         for tick in range(3):

@@ -212,6 +212,7 @@ _json = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.attack("restarts of `10**400` and any JSON in a recording", "the tick is skipped with its line number")
 @settings(max_examples=300, deadline=None)
 @given(_json)

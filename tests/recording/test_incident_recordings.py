@@ -57,6 +57,7 @@ def test_the_checked_in_files_are_what_the_facts_and_specs_give(tmp_path: Path) 
         assert [name for name in built if built[name] != kept[name]] == []
 
 
+@pytest.mark.slow
 def test_another_number_gives_another_recording() -> None:
     facts, specs = load()
     fact = next(fact for fact in facts if fact["id"] == "FKV01")
@@ -64,6 +65,7 @@ def test_another_number_gives_another_recording() -> None:
     assert recording_bytes("FKV01", fact, changed) != recording_bytes("FKV01", fact, specs["FKV01"])
 
 
+@pytest.mark.slow
 def test_every_third_incident_is_untouched_and_no_spec_is_left_over() -> None:
     facts, specs = load()
     folders = [folder for folder, fact in split(facts) if fact.get("set") != "later"]
@@ -100,6 +102,7 @@ def test_an_answer_uses_known_words_and_does_not_contradict_itself(row: dict[str
     assert row["grade"] in {"A", "B", "C"}
 
 
+@pytest.mark.slow
 def test_no_source_is_one_of_the_incidents_that_were_known_before() -> None:
     known = yaml.safe_load((RECORDINGS / "incidents.yaml").read_text("utf-8"))
     places = {place for item in known for place in sources(item["src"])}

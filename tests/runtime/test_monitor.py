@@ -443,6 +443,7 @@ class TestRunning:
         one.start()
         return one
 
+    @pytest.mark.slow
     def test_a_slow_and_a_hanging_source_delay_no_tick_and_no_other_source(self) -> None:
         go = threading.Event()
 
@@ -502,6 +503,7 @@ class TestRunning:
         assert one.state.health["fake"].up is True
         one.stop()
 
+    @pytest.mark.slow
     @pytest.mark.fault(
         "process",
         "process suspended or starved (SIGSTOP, machine asleep, no CPU)",
@@ -541,6 +543,7 @@ class TestRunning:
         assert unhealthy
         assert not any(unhealthy)
 
+    @pytest.mark.slow
     def test_a_late_tick_waits_for_no_source_that_hangs_or_fails(self) -> None:
         go, jump = threading.Event(), [0.0]
 

@@ -360,6 +360,7 @@ def test_secrets_stay_out_of_the_answer(capsys: pytest.CaptureFixture[str], tmp_
         assert "sesame" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -316,6 +316,7 @@ def test_bad_values_are_not_known_yet_explicit(option: str, value: str, attribut
     assert found.is_explicit(attribute) is True
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
@@ -398,6 +399,7 @@ def test_a_script_costs_what_it_is_long(opening: str) -> None:
         assert within(0.05, partial(read_script, repeated(opening, unit, 64000))), (opening, unit)
 
 
+@pytest.mark.slow
 @pytest.mark.attack("1 MB of arguments; 20 KB of every sign of a shell", "cut first, then linear")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(UNITS), min_size=1, max_size=6).map("".join), st.sampled_from(OPENINGS))

@@ -527,6 +527,7 @@ def test_every_keyword_passes_the_first_look() -> None:
     assert [k for k in KEYWORDS if not any(word in k for word in logevents.WORDS)] == []
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(

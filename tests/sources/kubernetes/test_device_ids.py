@@ -111,6 +111,7 @@ def test_the_only_mig_instance_of_a_gpu_is_meant_by_a_dra_name() -> None:
     assert from_dra("gpu.nvidia.com", "gpu-0-mig-7g.80gb-0-0", (GPU0, MIG3)) == OwnedDevice("MIG-3")
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60) | st.from_regex(r"(GPU|MIG)-[0-9a-f-]{1,9}(::\d)?", fullmatch=True), st.text(max_size=60))
 def test_any_text_is_an_id_or_not(device_id: str, driver: str) -> None:
     known = {gpu.uuid for gpu in ALL}

@@ -39,6 +39,7 @@ def read(data: bytes, size: int = CHUNK, most: int = 1 << 20) -> tuple[list[dict
             return found, end.value
 
 
+@pytest.mark.slow
 @given(items, values, st.integers(1, 50), st.booleans(), st.booleans(), st.sampled_from([None, 1]))
 def test_it_is_what_json_reads(
     listed: list[dict[str, Any]], other: Any, size: int, ascii_only: bool, first: bool, indent: int | None

@@ -493,6 +493,7 @@ def test_page_values_of_a_server_without_engine_metrics_are_kept():
 # --- the scanner's memory --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_other_pages_left_behind_does_not_show():
     scanner = Scanner()
     texts = [pages.text_of(capture) for capture in pages.CAPTURES]
@@ -623,6 +624,7 @@ def test_all_scanners_together_remember_no_more_than_the_bound():
         assert held() < 1.5 * REMEMBERED_BYTES
 
 
+@pytest.mark.slow
 def test_a_page_of_as_many_engines_as_allowed_is_remembered_whole():
     """Else every scan of it would be a slow one."""
     name = "org/" + "x" * 100
@@ -684,6 +686,7 @@ def test_engines_that_come_and_go_leave_little_behind():
     assert left < 1024 * 1024
 
 
+@pytest.mark.slow
 def test_pages_with_timestamps_leave_nothing_behind():
     import tracemalloc
 

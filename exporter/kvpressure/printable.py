@@ -9,11 +9,22 @@ from __future__ import annotations
 import contextlib
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TextIO, cast
 
 _OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _OF_LINES: Final = frozenset("\n\t")
+
+
+class Asked(dict[str, str]):
+    """Values for ``str.format_map``, each written by ``write`` when the form asks for its name."""
+
+    def __init__(self, write: Callable[[str], str]) -> None:
+        super().__init__()
+        self._write = write
+
+    def __missing__(self, name: str) -> str:
+        return self._write(name)
 
 
 def visible(text: str) -> str:

@@ -12,6 +12,7 @@ from kvpressure.advice.wording import UNKNOWN, bytes_text, counted, number_text,
 from kvpressure.diagnosis import conditions, oom
 from kvpressure.diagnosis.conditions import baseline_limit
 from kvpressure.model.state import EngineState
+from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import Thresholds
 
 OWN_LINE: Final = "documented_signature"  # shown with its five parts elsewhere
@@ -38,7 +39,7 @@ def standings(engine: EngineState, t: Thresholds) -> tuple[Standing, ...]:
 def _text(name: str, value: bool | None, engine: EngineState, t: Thresholds) -> str:
     declared = conditions.of(name)
     form = declared.unknown if value is None else declared.true if value else declared.false
-    return form.format_map(_Numbers(engine, t))
+    return form.format_map(Asked(lambda name: _NUMBERS[name](engine, t)))
 
 
 def _fragmented(engine: EngineState, _t: Thresholds) -> str:
@@ -112,14 +113,3 @@ _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
     "still": lambda e, _t: seconds_text(e.signals.progress.seconds_still),
     "still_from": lambda _e, t: seconds_text(t["no_progress_seconds"]),
 }
-
-
-class _Numbers(dict[str, str]):
-    """The numbers of sentences by name, each written when it is asked for."""
-
-    def __init__(self, engine: EngineState, t: Thresholds) -> None:
-        super().__init__()
-        self._engine, self._t = engine, t
-
-    def __missing__(self, name: str) -> str:
-        return _NUMBERS[name](self._engine, self._t)

@@ -17,7 +17,7 @@ from kvpressure.advice.wording import named, number_text, percent_text, seconds_
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.signals import ContextSignals, Signals
-from kvpressure.model.state import EngineState, Limit
+from kvpressure.model.state import EngineState
 from kvpressure.settings.thresholds import Thresholds
 
 Advice = Literal["do", "if it stays", "not here"]
@@ -70,10 +70,6 @@ class PlanInput:
         """Of its server; empty when it was not read over HTTP."""
         target = self.engine.target.removesuffix("/metrics")
         return target if target.startswith("http") else ""
-
-    def limit(self, name: str) -> Limit:
-        """A limit; all None when it is unknown."""
-        return self.engine.limits.get(name) or Limit(name)
 
     def evidence(self, name: str) -> bool | None:
         """Named evidence."""
@@ -190,17 +186,17 @@ def pressure_plan(engine: PlanInput, t: Thresholds, workload: str, max_rejected:
 
 def target_sequences(engine: PlanInput) -> float | None:
     """``max_num_seqs`` after the plan: what is recommended, else the limit in force."""
-    limit = engine.limit("max_num_seqs")
+    limit = engine.engine.limit("max_num_seqs")
     return limit.recommended or limit.value
 
 
 def _together(engine: PlanInput) -> float | None:
     """How many requests the caps have to let fit: what is recommended, else what runs at once."""
-    return engine.limit("max_num_seqs").recommended or _at_once(engine) or target_sequences(engine)
+    return engine.engine.limit("max_num_seqs").recommended or _at_once(engine) or target_sequences(engine)
 
 
 def _at_once(engine: PlanInput) -> float | None:
-    limit = engine.limit("max_num_seqs").value
+    limit = engine.engine.limit("max_num_seqs").value
     return at_once(_measured(engine), limit, engine.signals.load.limits.get("kv_capacity"))
 
 
@@ -213,7 +209,7 @@ def caps_for(engine: PlanInput, max_rejected: float = MAX_REJECTED) -> Caps:
     half for outputs; at the p95 where that is enough.
     """
     if "0.95" not in engine.prompts or "0.95" not in engine.outputs:
-        return _example(engine.limit("max_model_len").value)
+        return _example(engine.engine.limit("max_model_len").value)
     question, answer = _sizes(engine, max_rejected / 2)
     return Caps(
         question,
@@ -251,7 +247,7 @@ def _sizes(engine: PlanInput, share: float) -> tuple[int, int]:
     least_prompt, least_answer = (_least_cap(found, share) for found in (engine.prompts, engine.outputs))
     answer = ceil(max(engine.outputs["0.95"], least_answer, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
     question = ceil(max(engine.prompts["0.95"], least_prompt, 1) / _PROMPT_STEP) * _PROMPT_STEP
-    most = engine.limit("max_model_len").value
+    most = engine.engine.limit("max_model_len").value
     if most is not None:  # rounded up beyond it they would not be limits
         question, answer = min(question, max(1, int(most))), min(answer, max(1, int(most)))
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
@@ -311,7 +307,10 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
             else "p95 since the server started"
         )
         said += f" ({when} in tokens: {', '.join(p95)})"
-    length, flag = engine.limit("max_model_len").recommended, dialect(engine.engine.dialect).flag("max_model_len")
+    length, flag = (
+        engine.engine.limit("max_model_len").recommended,
+        dialect(engine.engine.dialect).flag("max_model_len"),
+    )
     if length is not None and flag:
         said += (
             f". In the engine, {flag} {length:.0f} caps prompt and output together, after a restart (longest request of"
@@ -340,7 +339,7 @@ def _option(engine: PlanInput, name: str) -> str:
 
 
 def _now(engine: PlanInput, name: str) -> str:
-    limit = engine.limit(name)
+    limit = engine.engine.limit(name)
     if limit.value is None:
         return "value in force: unknown"
     return f"now {value_text(limit.value)} ({limit.source or 'source: unknown'})"
@@ -348,7 +347,7 @@ def _now(engine: PlanInput, name: str) -> str:
 
 def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit, measured, fits = (
-        engine.limit("max_num_seqs"),
+        engine.engine.limit("max_num_seqs"),
         _measured(engine),
         engine.signals.load.limits.get("kv_capacity"),
     )
@@ -421,7 +420,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
 
 
 def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
-    limit, least = engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
+    limit, least = engine.engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
     title, now = f"Lower {_option(engine, 'max_num_batched_tokens')}", _now(engine, "max_num_batched_tokens")
     least_of = _called(engine, "max_num_seqs")
     cost = f"long prompts take more steps, so time to first token rises; it must not be below {least_of}"
@@ -457,7 +456,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
 
 
 def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
-    limit = engine.limit("gpu_memory_utilization")
+    limit = engine.engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     title = f"Lower {_option(engine, 'gpu_memory_utilization')} to {usual:g}, then {lower:g}"
     cost = _pool_cost(engine, limit.value, usual, lower)
@@ -567,7 +566,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
 
 
 def _more_memory(engine: PlanInput) -> MitigationStep:
-    share, flag = engine.limit("gpu_memory_utilization").value, dialect(engine.engine.dialect).flag
+    share, flag = engine.engine.limit("gpu_memory_utilization").value, dialect(engine.engine.dialect).flag
     ways = [
         f"{flag('kv_cache_dtype')} fp8 (half the bytes per token, if model and GPU support it)",
         "more GPUs (tensor parallel)",

@@ -46,7 +46,7 @@ _UNIT_LOG: Final = "journalctl -u '<unit>' --since -2h, or docker logs --since 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _TriagedEngine:
     engine: EngineState
     container: ContainerState | None
     state: State
@@ -90,7 +90,7 @@ def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Tr
         ),
         None,
     )
-    case = _Case(engine, container, state, thresholds)
+    case = _TriagedEngine(engine, container, state, thresholds)
     return tuple(step(case) for step in _STEPS)
 
 
@@ -102,7 +102,7 @@ def gravest(*findings: Finding) -> Finding:
 _ORDER: Final[tuple[Finding, ...]] = ("bad", "look", "fine")
 
 
-def _pods(case: _Case) -> TriageStep:
+def _pods(case: _TriagedEngine) -> TriageStep:
     engine, held = case.engine, case.container
     gpus = [gpu.reading for gpu in case.state.gpus if gpu.reading.uuid in engine.gpus]
     on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU: unknown"
@@ -128,7 +128,7 @@ def _pods(case: _Case) -> TriageStep:
     )
 
 
-def _restarts(case: _Case) -> TriageStep:
+def _restarts(case: _TriagedEngine) -> TriageStep:
     held, host = case.container, case.engine.signals.host
     command = case.by_hand(f"kubectl describe {case.pod}", "systemctl status '<unit>', or docker ps --all")
     if held is None or held.reading.restarts is None:
@@ -160,7 +160,7 @@ def _restarts(case: _Case) -> TriageStep:
     return TriageStep(2, "Restarts or OOMKills?", finding, tuple(answers), command)
 
 
-def _signature(case: _Case) -> TriageStep:
+def _signature(case: _TriagedEngine) -> TriageStep:
     s, t = case.engine.signals, case.thresholds
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
@@ -189,7 +189,7 @@ def _signature(case: _Case) -> TriageStep:
     )
 
 
-def _log(case: _Case) -> TriageStep:
+def _log(case: _TriagedEngine) -> TriageStep:
     s = case.engine.signals
     command = case.by_hand(f"kubectl logs {case.pod} --since=2h | grep -iE 'kv|cache|cuda|oom|alloc|memory'", _UNIT_LOG)
     if not s.events_known:
@@ -217,7 +217,7 @@ def _counted(title: str, events: Mapping[str, int], own: Mapping[str, str]) -> s
     return f"{title}: {', '.join(lines) or 'none'}."
 
 
-def _requests(case: _Case) -> TriageStep:
+def _requests(case: _TriagedEngine) -> TriageStep:
     s, t = case.engine.signals, case.thresholds
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
     answers = (
@@ -240,7 +240,7 @@ def _requests(case: _Case) -> TriageStep:
     )
 
 
-def _sent(case: _Case) -> tuple[str, ...]:
+def _sent(case: _TriagedEngine) -> tuple[str, ...]:
     """Lengths and bursts, as far as requests were seen."""
     s, t = case.engine.signals, case.thresholds
     shape, burst = s.context, s.load.arrival_burst_ratio
@@ -282,7 +282,7 @@ def _times(value: float) -> str:
     return f"{number_text(value)} ×"
 
 
-def _events(case: _Case) -> TriageStep:
+def _events(case: _TriagedEngine) -> TriageStep:
     known = {one.type: one.status for one in case.state.node_conditions if one.status is not None}
     events = f"kubectl get events -n {shlex.quote(case.engine.key.namespace or '<namespace>')} --sort-by=.lastTimestamp"
     command = case.by_hand(events, _KERNEL_LOG)
@@ -304,7 +304,7 @@ def _events(case: _Case) -> TriageStep:
     )
 
 
-def _endpoint(case: _Case) -> TriageStep:
+def _endpoint(case: _TriagedEngine) -> TriageStep:
     engine = case.engine
     target = next((one for one in case.state.targets if one.target == engine.target), None)
     took = f" in {seconds_text(target.duration_seconds)}" if target and target.duration_seconds is not None else ""
@@ -328,7 +328,7 @@ def _endpoint(case: _Case) -> TriageStep:
     )
 
 
-def _metrics(case: _Case) -> TriageStep:
+def _metrics(case: _TriagedEngine) -> TriageStep:
     s, t, up = case.engine.signals, case.thresholds, case.engine.up
     worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
     batch = case.engine.diagnosis.documented_signature.get("batch_collapsed")
@@ -381,7 +381,7 @@ def _metrics(case: _Case) -> TriageStep:
     )
 
 
-def _users_wait(case: _Case, baseline: bool) -> list[Finding]:
+def _users_wait(case: _TriagedEngine, baseline: bool) -> list[Finding]:
     """How long users wait, whatever the batch. Without a baseline the floor of the latency alerts decides."""
     latency, t = case.engine.signals.latency, case.thresholds
     floors = (("ttft_floor_seconds", latency.ttft), ("queue_floor_seconds", latency.queue))
@@ -395,7 +395,7 @@ def _pair(quantiles: Mapping[str, float]) -> str:
     return f"{seconds_text(quantiles.get('0.95'))} / {seconds_text(quantiles.get('0.99'))}" if quantiles else "unknown"
 
 
-_STEPS: Final[tuple[Callable[[_Case], TriageStep], ...]] = (
+_STEPS: Final[tuple[Callable[[_TriagedEngine], TriageStep], ...]] = (
     _pods,
     _restarts,
     _signature,

@@ -24,7 +24,7 @@ from kvpressure.bundle.variants import (
     TAIL_STEPS,
     Builder,
     CaseTimeline,
-    Series,
+    InputSeries,
     Variant,
     recorded_at,
     recorded_line,
@@ -72,7 +72,7 @@ def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, An
             for more, recorded in _apart(test, _TOLD_BY.get(label, ())):
                 inputs |= more
                 expected |= recorded
-        series = [Series(name, f"{samples}x{line.length - 1}") for name, samples in inputs.items()]
+        series = [InputSeries(name, f"{samples}x{line.length - 1}") for name, samples in inputs.items()]
         samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
         yield _test(
             f"recording {recording.name} {number}",
@@ -203,7 +203,7 @@ def _assertion(
     return {"expr": f"ALERTS{_braces(matcher)}", "eval_time": duration(at), "exp_samples": samples}
 
 
-def _test(title: str, line: CaseTimeline, series: list[Series], assertions: dict[str, Any]) -> dict[str, Any]:
+def _test(title: str, line: CaseTimeline, series: list[InputSeries], assertions: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": title,
         "interval": duration(line.step),

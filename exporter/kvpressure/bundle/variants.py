@@ -92,7 +92,7 @@ class CaseTimeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class InputSeries:
     """One input series in promtool's notation."""
 
     name: str
@@ -105,7 +105,7 @@ class Variant:
 
     name: str
     fires: bool
-    series: list[Series] = field(default_factory=list)
+    series: list[InputSeries] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
 
 
@@ -284,11 +284,11 @@ class Builder:
                 variant.series.append(self._series(item, ids | dict(more or {}), elsewhere, values))
         return variant
 
-    def _series(self, item: Input, labels: Mapping[str, str], elsewhere: Mapping[str, str], values: str) -> Series:
+    def _series(self, item: Input, labels: Mapping[str, str], elsewhere: Mapping[str, str], values: str) -> InputSeries:
         """``item`` on the subject with ``labels``, or on the one that differs by ``elsewhere``."""
         own = {key: value for key, value in item.labels.items() if key not in elsewhere}
         moved = Input(item.metric, own, item.op, item.value)
-        return Series(series_name(moved, {**labels, **elsewhere}, self._recorded), values)
+        return InputSeries(series_name(moved, {**labels, **elsewhere}, self._recorded), values)
 
     def _boundaries(self, case: TestCase, tag: str) -> Iterator[Variant]:
         for index, item in enumerate(case.inputs):
@@ -362,7 +362,7 @@ class Builder:
         if self._subject != "exporter":
             variant = self.base(case, f"{tag}two-exporters")
             variant.series += [
-                Series(s.name.replace('instance="node-1', 'instance="node-2'), s.values) for s in variant.series
+                InputSeries(s.name.replace('instance="node-1', 'instance="node-2'), s.values) for s in variant.series
             ]
             yield variant
         asked = [index for index, item in enumerate(case.inputs) if item.op not in ("extra", "veto")]

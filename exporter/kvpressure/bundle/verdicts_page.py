@@ -115,7 +115,7 @@ def because(verdict: str, t: Thresholds) -> str:
     """When this verdict is given, in the words of the page: the first sentence of its table that can be confident."""
     table = next(one for one in rules.TABLES if one.name == verdict and one.sure)
     named = {entry.name: token("t", entry.name) for entry in t.entries() if isinstance(entry.value, Named)}
-    return table.when.format_map(ChainMap(named, facts.Levels(t))).split(". ")[0]
+    return table.when.format_map(ChainMap(named, facts.levels(t))).split(". ")[0]
 
 
 def render_verdicts(t: Thresholds) -> str:
@@ -130,7 +130,7 @@ def render_verdicts(t: Thresholds) -> str:
             one_scrape=rules.DOUBTFUL.name.lower(),
         ).rstrip()
     ]
-    levels = facts.Levels(t)
+    levels = facts.levels(t)
     asked = [table for place, table in enumerate(rules.TABLES) if place != rules.DEFERRED_HOST]
     for place, table in enumerate(asked, start=1):
         sure = table.sure.format_map(levels) or "never"
@@ -236,7 +236,7 @@ def _shown(table: Verdict, row: Row, shown: Mapping[str, Any]) -> str:
 
 
 def _saying(t: Thresholds) -> Callable[[str, bool], str]:
-    levels = facts.Levels(t)
+    levels = facts.levels(t)
     return lambda name, holds: facts.clause(name, holds, levels)
 
 

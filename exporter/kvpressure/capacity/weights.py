@@ -43,7 +43,7 @@ def estimated(shape: ModelShape) -> int | None:
 
 def parameters(config: Mapping[str, Any]) -> tuple[int, int]:
     """Parameters in layers that quantization covers, and the others (embeddings; for MXFP4 all but the experts)."""
-    get = _Numbers(config)
+    get = _ConfigNumbers(config)
     hidden, layers, vocab = get("hidden_size"), get("num_hidden_layers"), get("vocab_size")
     if not (hidden and layers and vocab):
         return 0, 0
@@ -60,7 +60,7 @@ def parameters(config: Mapping[str, Any]) -> tuple[int, int]:
     return attention + feed_forward + experts, embeddings
 
 
-class _Numbers:
+class _ConfigNumbers:
     """Whole numbers of a configuration, 0 for what is missing or is none."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -76,13 +76,13 @@ def _tied(config: Mapping[str, Any]) -> bool:
     return bool(config.get("tie_word_embeddings", default))
 
 
-def _attention(get: _Numbers) -> int:
+def _attention(get: _ConfigNumbers) -> int:
     hidden, heads = get("hidden_size"), get("num_attention_heads")
     head = get("head_dim") or (hidden // heads if heads else 0)
     return hidden * head * (2 * heads + 2 * (get("num_key_value_heads") or heads))
 
 
-def _mla(get: _Numbers) -> int:
+def _mla(get: _ConfigNumbers) -> int:
     """DeepSeek's low-rank projections of query, key and value, and the output."""
     hidden, heads, latent, rope = (
         get(n) for n in ("hidden_size", "num_attention_heads", "kv_lora_rank", "qk_rope_head_dim")
@@ -92,7 +92,7 @@ def _mla(get: _Numbers) -> int:
     return query + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden
 
 
-def _split_experts(config: Mapping[str, Any], get: _Numbers, layers: int) -> tuple[int, int]:
+def _split_experts(config: Mapping[str, Any], get: _ConfigNumbers, layers: int) -> tuple[int, int]:
     """Layers with a plain feed-forward part, and the parameters of all experts with their routers."""
     hidden = get("hidden_size")
     experts = get("n_routed_experts") or get("num_local_experts") or get("num_experts")

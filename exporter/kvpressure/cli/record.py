@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     models = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
     shapes = own_models.read(chosen.engine_model_configs, models)
     monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds, shapes), chosen.interval_seconds)
-    progress = _Progress()
+    progress = _ReadCount()
     for listener in (chosen.shared.observe, background, progress):
         monitor.add_listener(listener)
     print(f"recording to {options.out}", file=sys.stderr)
@@ -123,7 +123,7 @@ def _value(kind: Kind, raw: str | None, where: str) -> Any:
         raise InputError(f"{where}: {raw!r} is not allowed; allowed: {kind.allowed}") from error
 
 
-class _Progress:
+class _ReadCount:
     """A listener that counts what was read, and shows it on a terminal."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ def _wait(monitor: Monitor, background: BackgroundRecorder, seconds: float | Non
             return
 
 
-def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _Progress, seconds: float | None) -> int:
+def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadCount, seconds: float | None) -> int:
     """Say what was recorded, and why it ended early if it did."""
     recorder = background.recorder
     if sys.stderr.isatty():

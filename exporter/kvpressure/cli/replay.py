@@ -159,7 +159,7 @@ def _writing(out: str) -> Iterator[None]:
         ) from error
 
 
-class _Series:
+class _OpenMetricsFile:
     """The file of ``--openmetrics``; its errors are kept apart from those of standard output. Raises ``InputError``."""
 
     def __init__(self, out: str, recordings: Sequence[str]) -> None:
@@ -172,7 +172,7 @@ class _Series:
                     raise ValueError("the recording itself")
             self._writer = OpenMetricsWriter(out)
 
-    def __enter__(self) -> _Series:
+    def __enter__(self) -> _OpenMetricsFile:
         self._writer.__enter__()
         return self
 
@@ -196,7 +196,7 @@ def _replay(options: argparse.Namespace, ticks: _Replay) -> None:
     timeline = Timeline() if form == "text" else None
     with contextlib.ExitStack() as stack:
         series = (
-            stack.enter_context(_Series(options.openmetrics, options.files))
+            stack.enter_context(_OpenMetricsFile(options.openmetrics, options.files))
             if options.openmetrics is not None
             else None
         )

@@ -50,7 +50,7 @@ class Receiver:
     """Takes webhooks of Alertmanager and hands ``(receiver, alerts)`` to ``on_alerts`` in a thread of its own."""
 
     def __init__(self, on_alerts: OnAlerts) -> None:
-        class Handler(BaseHTTPRequestHandler):
+        class _Webhook(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 """Take one notification."""
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -63,7 +63,7 @@ class Receiver:
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Webhook)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="receiver", daemon=True)
         self._thread.start()

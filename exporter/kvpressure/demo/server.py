@@ -54,7 +54,7 @@ class PodServer:
 
 
 def _handler(node: SimulatedNode, pod: str) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class _ServerAnswers(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -83,7 +83,7 @@ def _handler(node: SimulatedNode, pod: str) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: Any) -> None:
             """Access logs are nobody's business here."""
 
-    return Handler
+    return _ServerAnswers
 
 
 def _facts(node: SimulatedNode, pod: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import Evidence
+from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
 
@@ -97,12 +98,12 @@ class Gathered(Mapping[str, Evidence]):
     def filled(self, text: str) -> str:
         """A sentence about what is missing with its words and numbers; ``{fact}`` stands for that fact's sentence."""
         fact = text[1:-1] if text.startswith("{") and text.endswith("}") else ""
-        return self[fact].text if fact in BY_NAME else text.format_map(_Numbers(self._view))
+        return self[fact].text if fact in BY_NAME else text.format_map(_numbers(self._view))
 
 
 def _sentence(fact: Fact, value: bool | None, view: View) -> str:
     form = fact.unknown if value is None else fact.true if value else fact.false
-    return form.format_map(_Numbers(view))
+    return form.format_map(_numbers(view))
 
 
 def least(value: float | None, at_least: float) -> bool | None:
@@ -1169,23 +1170,10 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
 }
 
 
-class Levels(dict[str, str]):
+def levels(t: Thresholds) -> Asked:
     """Thresholds by name, as they are printed."""
-
-    def __init__(self, t: Thresholds) -> None:
-        super().__init__()
-        self._t = t
-
-    def __missing__(self, name: str) -> str:
-        return self._t.entry(name).text
+    return Asked(lambda name: t.entry(name).text)
 
 
-class _Numbers(dict[str, str]):
-    """The numbers of sentences by name, each written when it is asked for."""
-
-    def __init__(self, view: View) -> None:
-        super().__init__()
-        self._view = view
-
-    def __missing__(self, name: str) -> str:
-        return _NUMBERS[name](self._view)
+def _numbers(view: View) -> Asked:
+    return Asked(lambda name: _NUMBERS[name](view))

@@ -183,6 +183,10 @@ class EngineState:
     dialect: str = ""  # the name of its inference server in ``engines.registry``; "" = unknown
     group: str = ""  # the pods that form it, which may be on other nodes too; "" = its own pod alone
 
+    def limit(self, name: str) -> Limit:
+        """A limit; all None when it is unknown."""
+        return self.limits.get(name) or Limit(name)
+
 
 def engine_without_values(
     key: EngineKey,

@@ -24,7 +24,7 @@ MAX_GONE_ENGINES: Final = 64  # of all targets, kept until they are forgotten al
 
 
 @dataclass(slots=True)
-class _Target:
+class _KeptTarget:
     """What is kept of one target from page to page."""
 
     state: TargetState
@@ -44,7 +44,7 @@ class Engines:
         self._thresholds = thresholds
         self._guard = guard or Guard()
         self._tracks: dict[EngineKey, EngineTrack] = {}
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[str, _KeptTarget] = {}
         self._known: Collection[str] | None = None
 
     def __iter__(self) -> Iterator[EngineTrack]:
@@ -96,7 +96,7 @@ class Engines:
             known = [self._tracks.setdefault(key, EngineTrack(key, page, self._thresholds, ("", "0")))]
         for track in known:
             track.begin_anew(now, failure)
-        target = self._targets.setdefault(page.target, _Target(TargetState(page.target, False, None, 0), now))
+        target = self._targets.setdefault(page.target, _KeptTarget(TargetState(page.target, False, None, 0), now))
         target.seen_t = now
         target.errors[INTERNAL] = target.errors.get(INTERNAL, 0) + 1
         target.state = TargetState(
@@ -128,7 +128,7 @@ class Engines:
 
     def _of_one_server(self, now: float, page: Scrape) -> Scrape:
         """The page, counted; failed when its address stands for several servers, or for one that is read already."""
-        target = self._targets.setdefault(page.target, _Target(TargetState(page.target, True, None, 0), now))
+        target = self._targets.setdefault(page.target, _KeptTarget(TargetState(page.target, True, None, 0), now))
         target.seen_t = now
         error = page.error or self._identity_conflict(now, page, target)
         if error is not None:
@@ -138,7 +138,7 @@ class Engines:
         )
         return page if error == page.error else replace(page, engines=(), error=error)
 
-    def _identity_conflict(self, now: float, page: Scrape, target: _Target) -> str | None:
+    def _identity_conflict(self, now: float, page: Scrape, target: _KeptTarget) -> str | None:
         """A process that was replaced does not come back. One that answers again after another one has is one of
         several behind the same address; their counters in turn look like resets.
         """

@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 @frozen
-class _Gathered:
+class _FirstPhase:
     """First phase: an engine with its KV cache, before the memory of its GPUs, which depends on all their engines.
 
     ``own_gpus``: those that hold its KV pool, ``None`` = unknown which. ``empty_bytes``: what its pool has free on
@@ -77,12 +77,12 @@ class _Gathered:
 
 
 @frozen
-class _Subject:
+class _GatheredEngine:
     """An engine on its way through the phases, with the failure that stopped it in the first one."""
 
     track: EngineTrack
     gpus: tuple[str, ...]
-    gathered: _Gathered | Failure
+    gathered: _FirstPhase | Failure
 
 
 @frozen
@@ -231,24 +231,24 @@ class Pipeline:
 
     def _gather(
         self, now: float, track: EngineTrack, snapshot: Snapshot, owners: Mapping[tuple[str, str], Sequence[GpuOwner]]
-    ) -> _Subject:
+    ) -> _GatheredEngine:
         held = owners.get((track.key.namespace, track.key.pod), ())
         gpus = track.gpus or self._guarded(SIGNALS, track, partial(_gpus_of, track, held))
         if isinstance(gpus, Failure):
-            return _Subject(track, (), gpus)
+            return _GatheredEngine(track, (), gpus)
         if track.failure is not None:
-            return _Subject(track, gpus, track.failure)
+            return _GatheredEngine(track, gpus, track.failure)
         found = self._guarded(SIGNALS, track, partial(self._gathered, now, track, gpus, snapshot))
-        return _Subject(track, gpus, found)
+        return _GatheredEngine(track, gpus, found)
 
-    def _gathered(self, now: float, track: EngineTrack, gpus: tuple[str, ...], snapshot: Snapshot) -> _Gathered:
+    def _gathered(self, now: float, track: EngineTrack, gpus: tuple[str, ...], snapshot: Snapshot) -> _FirstPhase:
         context, limits = self._context(now, track, gpus, snapshot, self._known(track, gpus))
         cache = track.tracker.kv_signals(context)
         pool, used = context.log.facts.get("pool_bytes"), cache.kv.kv_used_ratio
         empty = None if pool is None or used is None else pool * (1.0 - used)
-        return _Gathered(context, cache, limits, self._own_gpus(track, gpus, context.limits.args), empty)
+        return _FirstPhase(context, cache, limits, self._own_gpus(track, gpus, context.limits.args), empty)
 
-    def _gpu_demand(self, now: float, subjects: Sequence[_Subject]) -> _GpuDemand:
+    def _gpu_demand(self, now: float, subjects: Sequence[_GatheredEngine]) -> _GpuDemand:
         empty: dict[str, list[float | None]] = {}
         for subject in subjects:
             found = subject.gathered
@@ -264,7 +264,7 @@ class Pipeline:
     def _guarded(self, stage: str, track: EngineTrack, work: Callable[[], T]) -> T | Failure:
         return self._guard.run(stage, ENGINE, lambda: engine_name(track.key), work)
 
-    def _conclude(self, now: float, subject: _Subject, demand: _GpuDemand) -> EngineState:
+    def _conclude(self, now: float, subject: _GatheredEngine, demand: _GpuDemand) -> EngineState:
         """Third phase: the engine's state; one without values when some stage failed."""
         track = subject.track
         found = self._concluded(now, subject, demand)
@@ -279,7 +279,7 @@ class Pipeline:
         )
         return replace(without, group=page.group if page else "")
 
-    def _concluded(self, now: float, subject: _Subject, demand: _GpuDemand) -> EngineState | Failure:
+    def _concluded(self, now: float, subject: _GatheredEngine, demand: _GpuDemand) -> EngineState | Failure:
         track, gathered = subject.track, subject.gathered
         if isinstance(gathered, Failure):
             return gathered
@@ -289,7 +289,7 @@ class Pipeline:
         work = partial(self._engine_state, now, track, signals, gathered.limits, subject.gpus)
         return self._guarded(DIAGNOSIS, track, work)
 
-    def _signals(self, track: EngineTrack, gathered: _Gathered, demand: _GpuDemand) -> Signals:
+    def _signals(self, track: EngineTrack, gathered: _FirstPhase, demand: _GpuDemand) -> Signals:
         signals = track.tracker.signals(gathered.context, gathered.cache, demand.largest(gathered.own_gpus or ()))
         extra = [
             group

@@ -43,7 +43,7 @@ def read(path: str | Path) -> YamlNode:
         root = loader.get_single_node()
         if root is None:
             return YamlNode({}, f"{path}:1", {})
-        return _Reader(str(path), loader).node(root)
+        return _NodeReader(str(path), loader).node(root)
     except OSError as error:
         raise YamlError(f"{short_path(path)}: {error.strerror or error}") from error
     except RecursionError as error:
@@ -55,7 +55,7 @@ def read(path: str | Path) -> YamlNode:
         raise YamlError(f"{path}{line}: not valid YAML: {' '.join(str(problem).split())}") from error
 
 
-class _Reader:
+class _NodeReader:
     def __init__(self, path: str, loader: Any) -> None:
         self._path = path
         self._loader = loader

@@ -40,7 +40,7 @@ class _Engine:
 
 
 @dataclass
-class _Found:
+class _Samples:
     workers: dict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     written: dict[int, float] = field(default_factory=dict)
     engines: dict[str, _Engine] = field(default_factory=lambda: defaultdict(_Engine))
@@ -70,7 +70,7 @@ def read_plugin_metrics(text: PageText, namespace: str, pod: str, now: float) ->
     """What the plugin says on this page; ``None`` if it says nothing. Lines that make no sense are counted."""
     if b"\nkvpressure:" not in text:
         return None
-    found, bad_lines = _Found(), 0
+    found, bad_lines = _Samples(), 0
     for line in _LINE.finditer(text):
         labels = {name.decode(): value.decode(errors="replace") for name, value in _LABEL.findall(line[2] or b"")}
         try:

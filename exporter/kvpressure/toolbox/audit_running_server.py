@@ -68,7 +68,7 @@ def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[ServerCon
 def _found(
     view: EngineView, around: Surroundings, info: Mapping[str, Any], model: str | None
 ) -> tuple[ServerContainer, Surroundings, Seen]:
-    limits = {name: view.limit(name) for name in LIMITS}
+    limits = {name: view.engine.limit(name) for name in LIMITS}
     values: dict[str, str | None] = {
         name: value_text(limit.value)
         for name, limit in limits.items()

@@ -83,7 +83,7 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEn
             {},
             options.gpu,
         )
-        feed = _Feed(kubectl, members, pool)
+        feed = _EnginePages(kubectl, members, pool)
         cases = judge(
             feed.watch(options.seconds, around),
             thresholds,
@@ -272,7 +272,7 @@ def _facts(member: _Member, log: _Log, events: list[tuple[str, str, str]] | None
 # --- pages ------------------------------------------------------------------------------------------------
 
 
-class _Feed:
+class _EnginePages:
     """The pages of all engines, fetched at once each tick. ``errors``: why the last fetch of a pod failed."""
 
     def __init__(self, kubectl: Kubectl, members: Sequence[_Member], pool: ThreadPoolExecutor) -> None:

@@ -80,7 +80,7 @@ def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thres
         + ("" if in_flight is None else f", {in_flight:.0f} requests in flight")
         + ("" if longest is None else f", longest context {longest:.0f} tokens")
     )
-    length = engine.limit("max_model_len").recommended
+    length = engine.engine.limit("max_model_len").recommended
     return CommonProblem(
         "oom_with_few_requests",
         "out of memory with few requests",
@@ -114,7 +114,7 @@ def _fragmentation(engine: EngineView) -> CommonProblem:
 
 
 def _baseline(engine: EngineView) -> CommonProblem:
-    used, limit = engine.signals.memory.device_used_ratio, engine.limit("gpu_memory_utilization").value
+    used, limit = engine.signals.memory.device_used_ratio, engine.engine.limit("gpu_memory_utilization").value
     text = "GPU memory unknown"
     if used is not None:
         text = f"GPU memory {used:.0%}" + ("" if limit is None else f" with gpu_memory_utilization {limit:g}")

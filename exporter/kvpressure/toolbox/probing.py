@@ -108,7 +108,7 @@ def stages(cache: Cache, max_model_len: int | None, output: int, budget: Budget)
 
 
 @dataclass(slots=True)
-class _Sample:
+class _Steady:
     """One moment in which every started request decodes."""
 
     level: BlockReading
@@ -196,13 +196,13 @@ class Probe:
 
         return replace(found, verdict=verdict, text=text + note)
 
-    def _send(self, stage: Stage) -> tuple[list[_Sample], bool, str | None]:
+    def _send(self, stage: Stage) -> tuple[list[_Steady], bool, str | None]:
         """Send the requests and sample until the last has ended."""
         running = [Completion(self._api, ask, self._seed + number) for number, ask in enumerate(stage.asks)]
         self._seed += len(running)
         for completion in running:
             completion.start()
-        samples: list[_Sample] = []
+        samples: list[_Steady] = []
         disturbed = False
         while any(completion.is_alive() for completion in running):
             before = [completion for completion in running if completion.decoding]
@@ -212,7 +212,7 @@ class Probe:
                 disturbed = disturbed or level.running + level.waiting > len(running)
                 steady = [c for c in before if c.decoding]
                 if steady and len(steady) == len(before) and level.running == len(steady):
-                    samples.append(_Sample(level, sum(tokens.values()), sum(self._blocks(n) for n in tokens.values())))
+                    samples.append(_Steady(level, sum(tokens.values()), sum(self._blocks(n) for n in tokens.values())))
                 self._progress(
                     f"{stage.name}: {sum(c.answered for c in running)} of {sum(a.output_tokens for a in stage.asks)}"
                     f" tokens, {level.blocks:.0f} blocks in use"
@@ -237,7 +237,7 @@ class Probe:
             return self._layout.blocks(tokens)
         return -(-tokens // self._meter.cache.block_size)
 
-    def _result(self, number: int, stage: Stage, samples: list[_Sample], base: float, returned: float) -> Result:
+    def _result(self, number: int, stage: Stage, samples: list[_Steady], base: float, returned: float) -> Result:
         if not samples:
             return Result(number, stage.name, "not measured", "", baseline_blocks=base, returned_blocks=returned)
         grown = statistics.mean(sample.level.blocks - base for sample in samples)

@@ -49,7 +49,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _WatchedTick:
     """Numbers of one tick, and what the checks compare with."""
 
     kv: float | None = None
@@ -63,8 +63,8 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Watch:
-    first: _Seen | None = None
-    last: _Seen = field(default_factory=_Seen)
+    first: _WatchedTick | None = None
+    last: _WatchedTick = field(default_factory=_WatchedTick)
     worst_gap: float | None = None
     well_since: float | None = None
     started: float = 0.0
@@ -87,7 +87,7 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
             if watch.first is None:
                 watch.started = snapshot.time
             gone = snapshot.time - watch.started
-            seen = _read(engines) if engines else _Seen()
+            seen = _read(engines) if engines else _WatchedTick()
             if watch.first is None and engines:
                 watch.first = seen
             checks = _observe(watch, seen, snapshot.time, thresholds)
@@ -106,7 +106,7 @@ def _settled(watch: _Watch, now: float) -> bool:
     return watch.well_since is not None and now - watch.well_since >= SETTLED_SECONDS
 
 
-def _observe(watch: _Watch, seen: _Seen, now: float, t: Thresholds) -> tuple[Check, ...]:
+def _observe(watch: _Watch, seen: _WatchedTick, now: float, t: Thresholds) -> tuple[Check, ...]:
     if seen.gap is not None:
         watch.worst_gap = max(watch.worst_gap or 0.0, seen.gap)
     checks = tuple(_checks(watch, seen, t))
@@ -118,7 +118,7 @@ def _observe(watch: _Watch, seen: _Seen, now: float, t: Thresholds) -> tuple[Che
     return checks
 
 
-def _read(engines: list[EngineState]) -> _Seen:
+def _read(engines: list[EngineState]) -> _WatchedTick:
     """The worst of all engines behind the page."""
     kv = [e.signals.kv.kv_used_ratio_recent_max for e in engines if e.signals.kv.kv_used_ratio_recent_max is not None]
     gaps = [e.signals.latency.inter_token["0.95"] for e in engines if "0.95" in e.signals.latency.inter_token]
@@ -129,7 +129,7 @@ def _read(engines: list[EngineState]) -> _Seen:
         if name.startswith("rejected:") or name == "http:5xx"
     ]
     trouble = [e.diagnosis.verdict for e in engines if e.diagnosis.verdict not in _FINE]
-    return _Seen(
+    return _WatchedTick(
         max(kv, default=None),
         _sum(e.signals.load.waiting for e in engines),
         _sum(e.signals.load.running for e in engines),
@@ -145,7 +145,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _checks(watch: _Watch, seen: _Seen, t: Thresholds) -> Iterator[Check]:
+def _checks(watch: _Watch, seen: _WatchedTick, t: Thresholds) -> Iterator[Check]:
     first, before = watch.first or seen, watch.last
     yield Check("verdict", seen.verdict != "kv_pressure" and seen.verdict != "stalled", first.verdict, seen.verdict)
     yield Check(

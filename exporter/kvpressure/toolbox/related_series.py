@@ -45,7 +45,7 @@ Ask = Callable[[str, Mapping[str, str], float, float], Sequence[Mapping[str, Any
 
 
 @dataclass(slots=True)
-class _Series:
+class _FieldSeries:
     """One series of one field; ``words`` is what its labels say where that is the content (reason, exit code)."""
 
     words: str
@@ -77,8 +77,8 @@ class PodSeries:
     pod: str
     container: str
     seen: set[str] = field(default_factory=set)
-    _fields: dict[str, list[_Series]] = field(default_factory=dict)
-    _gpus: dict[str, dict[str, _Series]] = field(default_factory=dict)
+    _fields: dict[str, list[_FieldSeries]] = field(default_factory=dict)
+    _gpus: dict[str, dict[str, _FieldSeries]] = field(default_factory=dict)
 
     def load(self, ask: Ask, begin: float, end: float) -> None:
         """What there is from ``begin`` (a little before, for the first moments) to ``end``."""
@@ -104,7 +104,7 @@ class PodSeries:
     def _keep(self, metric: Mapping[str, Any], row: Mapping[str, Any], prefix: str) -> None:
         name = str(metric.get("__name__"))
         pairs = list(_pairs(row.get("values")))
-        series = _Series("", [t for t, _ in pairs], [value for _, value in pairs])
+        series = _FieldSeries("", [t for t, _ in pairs], [value for _, value in pairs])
         if name in _GPU_SERIES:
             kind, source = _GPU_SERIES[name]
             uuid = str(metric.get("UUID") or metric.get("uuid") or metric.get("gpu") or "")

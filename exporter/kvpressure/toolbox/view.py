@@ -15,7 +15,7 @@ from kvpressure.advice import mitigation, triage
 from kvpressure.advice.plan import PlanInput
 from kvpressure.model.readings import GpuReading
 from kvpressure.model.signals import ContextSignals, Signals
-from kvpressure.model.state import ContainerState, Diagnosis, EngineState, Limit, State
+from kvpressure.model.state import ContainerState, Diagnosis, EngineState, State
 from kvpressure.publish.diagnosis_json import engine_entry
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.toolbox.since_start import since_start
@@ -85,10 +85,6 @@ class EngineView:
     def true_conditions(self) -> list[str]:
         """The conditions that hold, in alphabetical order."""
         return [name for name, value in sorted(self.diagnosis.conditions.items()) if value is True]
-
-    def limit(self, name: str) -> Limit:
-        """A limit; all None when it is unknown."""
-        return self.engine.limits.get(name) or Limit(name)
 
     def without(self, unseen: Sequence[str]) -> EngineView:
         """The same, saying also that these were not seen."""

@@ -614,7 +614,7 @@ def test_headers_mean_what_they_mean_to_the_library(
         def makefile(self, _: str) -> io.BytesIO:
             return io.BytesIO(self.text)
 
-    ours = fetch_module._Response(cast(socket.socket, Peer()), method="GET")
+    ours = fetch_module._HttpResponse(cast(socket.socket, Peer()), method="GET")
     theirs = http.client.HTTPResponse(cast(socket.socket, Peer()), method="GET")
     ours.begin()
     theirs.begin()
@@ -634,4 +634,4 @@ def test_headers_without_end_are_refused(head: bytes) -> None:
             return io.BytesIO(head)
 
     with pytest.raises(http.client.HTTPException):
-        fetch_module._Response(cast(socket.socket, Peer()), method="GET").begin()
+        fetch_module._HttpResponse(cast(socket.socket, Peer()), method="GET").begin()

@@ -58,12 +58,12 @@ class PodResources(NamedTuple):
 
 def read_pods(answer: bytes) -> Iterator[PodResources]:
     """The pods of an answer, one at a time. Raises ``MessageError`` where the bytes are wrong."""
-    reader = _Reader(answer)
+    reader = _MessageReader(answer)
     for span in reader.spans(0, len(answer), 1)[1]:
         yield reader.pod(*span)
 
 
-class _Reader:
+class _MessageReader:
     """One answer and how much of it was read."""
 
     def __init__(self, data: bytes) -> None:

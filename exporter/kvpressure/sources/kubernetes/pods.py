@@ -64,7 +64,7 @@ def api_of(settings: PodsSettings) -> KubeApi:
     return KubeApi(settings.kube_api_url, settings.kube_token_file, settings.kube_ca_file)
 
 
-class _View:
+class _WatchedPods:
     """The pods of one watch. Changed by its watcher, read by the source."""
 
     def __init__(
@@ -132,7 +132,7 @@ class PodsSource:
         paths = [f"/api/v1/namespaces/{name}/pods" for name in settings.kube_namespaces] or ["/api/v1/pods"]
         policy = Policy(bool(settings.kube_selector), settings.kube_engine_tls == "verify")
         client = api or api_of(settings)
-        self._views = [_View(client, path, parameters, policy, backoff_seconds) for path in dict.fromkeys(paths)]
+        self._views = [_WatchedPods(client, path, parameters, policy, backoff_seconds) for path in dict.fromkeys(paths)]
         self._started = False
         self._reported: set[tuple[str, str, str]] = set()
         self._colliding: set[tuple[str, str, str]] = set()

@@ -240,7 +240,7 @@ class _Raw:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
+class _Candidate:
     """A container and what it is told to run."""
 
     container: Mapping[str, Any]
@@ -290,19 +290,21 @@ class _Found:
         ]
 
 
-def _found(pod: _Raw, uid: str, metadata: Mapping[str, Any], command_lines: CommandLines) -> list[_Found]:
+def _found(pod: _Raw, uid: str, metadata: Mapping[str, Any], command_lines: CommandLines) -> list[_Candidate]:
     if _opted_out(pod):
         return []
     containers = _containers(pod)[:MAX_CONTAINERS]
     lines = command_lines.of(uid, containers, metadata)
-    return [_Found(container, line) for container, line in zip(containers, lines, strict=True)]
+    return [_Candidate(container, line) for container, line in zip(containers, lines, strict=True)]
 
 
 def _opted_out(pod: _Raw) -> bool:
     return _text(pod.annotations.get(SCRAPE_ANNOTATION)).lower() == "false"
 
 
-def _engine_containers(pod: _Raw, policy: Policy, containers: list[_Found]) -> tuple[list[_Found], list[_Found]]:
+def _engine_containers(
+    pod: _Raw, policy: Policy, containers: list[_Candidate]
+) -> tuple[list[_Candidate], list[_Candidate]]:
     """The containers that are engines, and those of an engine's image that only their program keeps from
     being taken for one.
     """
@@ -325,7 +327,7 @@ ENDING: Final = ("Never", "OnFailure")
 """Restart policies of pods whose work ends, as those of a Job have to be."""
 
 
-def _may_serve(pod: _Raw, found: _Found) -> bool:
+def _may_serve(pod: _Raw, found: _Candidate) -> bool:
     """Whether a container that only its image speaks for may be a server: it is always restarted, keeps the image's own
     program, has a port or a probe, or belongs to a group, whose workers show neither. A script with none of these ends
     with its work.
@@ -347,7 +349,7 @@ def _named(pod: _Raw) -> str:
     return endpoint.annotation(pod.annotations, CONTAINER_ANNOTATION)
 
 
-def _sign(pod: _Raw, found: _Found) -> str:
+def _sign(pod: _Raw, found: _Candidate) -> str:
     """What an engine was recognised by."""
     if _named(pod):
         return NAMED
@@ -358,7 +360,7 @@ def _sign(pod: _Raw, found: _Found) -> str:
     return OF_IMAGE if found.of_image is not None else OF_SELECTOR
 
 
-def _rows(pod: _Raw, containers: list[_Found], engines: Mapping[int, EngineContainer]) -> Iterable[ContainerRow]:
+def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineContainer]) -> Iterable[ContainerRow]:
     """What became of every container with a GPU or that looks like an inference server."""
     named = _named(pod)
     if _opted_out(pod):
@@ -397,7 +399,7 @@ def _containers(pod: _Raw) -> list[Mapping[str, Any]]:
     return [c for c in (*_dicts(pod.spec.get("containers")), *sidecars) if _text(c.get("name"))]
 
 
-def _starts_engine(found: _Found) -> bool:
+def _starts_engine(found: _Candidate) -> bool:
     """Whether an engine's server is started for certain: by name, or by arguments of it for the entry point
     of its image.
     """
@@ -415,7 +417,7 @@ def _image(container: Mapping[str, Any]) -> tuple[str, str, str]:
     return path + slash, name, tag
 
 
-def _with_gpu(containers: list[_Found]) -> list[_Found]:
+def _with_gpu(containers: list[_Candidate]) -> list[_Candidate]:
     """Those with a GPU, where any has one."""
     return [c for c in containers if _has_gpu(c.container)] or containers
 
@@ -442,7 +444,7 @@ def _argv(container: Mapping[str, Any]) -> list[str]:
     return [part for part in parts if isinstance(part, str)]
 
 
-def _has_endpoint(pod: _Raw, found: _Found) -> bool:
+def _has_endpoint(pod: _Raw, found: _Candidate) -> bool:
     """Workers of an engine that spans pods serve nothing: headless ranks, Ray workers, LeaderWorkerSet workers."""
     argv = found.line.argv
     if _named(pod) or endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port"):
@@ -482,7 +484,7 @@ def _field(variable: Mapping[str, Any], metadata: Mapping[str, Any]) -> object:
     return _dict(metadata.get(found[2])).get(found[3]) if found[2] else metadata.get(found[1])
 
 
-def _annotated(pod: _Raw, engines: list[_Found]) -> _Found | None:
+def _annotated(pod: _Raw, engines: list[_Candidate]) -> _Candidate | None:
     """The engine that the pod's port annotation is about: there is one annotation and perhaps several engines."""
     if len(engines) == 1:
         return engines[0]
@@ -508,7 +510,9 @@ def _apart(engines: list[EngineContainer]) -> list[EngineContainer]:
     return result
 
 
-def _engine(pod: _Raw, found: _Found, status: Mapping[str, Any], policy: Policy, annotated: bool) -> EngineContainer:
+def _engine(
+    pod: _Raw, found: _Candidate, status: Mapping[str, Any], policy: Policy, annotated: bool
+) -> EngineContainer:
     args = found.args
     target, refusal = None, None
     ranks: tuple[Target, ...] = ()
@@ -531,7 +535,7 @@ def _engine(pod: _Raw, found: _Found, status: Mapping[str, Any], policy: Policy,
     )
 
 
-def _ranks(pod: _Raw, found: _Found, first: Target) -> tuple[tuple[Target, ...], str | None]:
+def _ranks(pod: _Raw, found: _Candidate, first: Target) -> tuple[tuple[Target, ...], str | None]:
     """The pages after the first, and why some are missing."""
     endpoints = found.dialect.endpoints(found.args)
     if not endpoints.port_each:
@@ -548,7 +552,7 @@ def _ranks(pod: _Raw, found: _Found, first: Target) -> tuple[tuple[Target, ...],
 
 
 def _target(
-    pod: _Raw, found: _Found, args: EngineArgs, policy: Policy, annotated: bool
+    pod: _Raw, found: _Candidate, args: EngineArgs, policy: Policy, annotated: bool
 ) -> tuple[Target | None, str | None]:
     try:
         address = str(ipaddress.ip_address(_text(pod.status.get("podIP"))))
@@ -584,7 +588,7 @@ def _without_ports(pod: _Raw) -> Mapping[str, Any]:
     return {name: value for name, value in pod.annotations.items() if name not in PORT_ANNOTATIONS}
 
 
-def _server(pod: _Raw, found: _Found, args: EngineArgs, policy: Policy) -> endpoint.ServerPort:
+def _server(pod: _Raw, found: _Candidate, args: EngineArgs, policy: Policy) -> endpoint.ServerPort:
     """What the pod shows about the server's port."""
     host = found.host
     return endpoint.ServerPort(

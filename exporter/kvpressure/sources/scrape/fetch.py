@@ -78,7 +78,7 @@ class _Wire(io.RawIOBase):
         return io.BufferedReader(self)
 
 
-class _Response(http.client.HTTPResponse):
+class _HttpResponse(http.client.HTTPResponse):
     """A response whose headers are a plain dictionary, lower case, the first of a name.
 
     The library hands headers to the parser for mail, which costs as much as all the rest of a fetch.
@@ -129,7 +129,7 @@ def _length(text: str) -> int | None:
     return length if length >= 0 else None
 
 
-class _Claim:
+class _FetchBudget:
     """The deadline of one fetch, and its claim on memory."""
 
     def __init__(self, lease: Reservation | None, deadline: float) -> None:
@@ -166,7 +166,7 @@ class Fetcher:
         """
         with self._busy:
             try:
-                return self._fetch(_Claim(lease, monotonic() + self._timeout))
+                return self._fetch(_FetchBudget(lease, monotonic() + self._timeout))
             except SourceError:
                 self._drop()
                 raise
@@ -187,7 +187,7 @@ class Fetcher:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _fetch(self, claim: _Claim) -> PageText:
+    def _fetch(self, claim: _FetchBudget) -> PageText:
         if self._sock is not None:
             kept = _Wire(self._sock, claim.deadline)
             try:
@@ -201,10 +201,10 @@ class Fetcher:
             raise SourceError(RESET, "closed")
         return self._exchange(sock, _Wire(sock, claim.deadline), claim)
 
-    def _exchange(self, sock: socket.socket, wire: _Wire, claim: _Claim) -> PageText:
+    def _exchange(self, sock: socket.socket, wire: _Wire, claim: _FetchBudget) -> PageText:
         sock.settimeout(_remaining(claim.deadline))
         sock.sendall(self._request)
-        response = _Response(cast(socket.socket, wire), method="GET")
+        response = _HttpResponse(cast(socket.socket, wire), method="GET")
         try:
             response.begin()
             _check_status(response.status)
@@ -278,7 +278,7 @@ def _check_status(status: int) -> None:
     raise SourceError(reasons.get(status // 100, PROTOCOL), f"status {status}")
 
 
-def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _Claim) -> PageText:
+def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _FetchBudget) -> PageText:
     """The body as sent, with its memory claimed before it is read: its length, or the most that it may be."""
     if response.length is not None and response.length > MAX_BODY_BYTES:
         raise SourceError(TOO_LARGE, f"{response.length} bytes announced")
@@ -294,7 +294,7 @@ def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _Claim) -
     return body
 
 
-def _growing(parts: Iterable[bytes], most: int, claim: _Claim) -> bytearray:
+def _growing(parts: Iterable[bytes], most: int, claim: _FetchBudget) -> bytearray:
     """The parts together: joined at the end, they would take their memory twice."""
     body, held = bytearray(), claim.held
     for part in parts:
@@ -306,7 +306,7 @@ def _growing(parts: Iterable[bytes], most: int, claim: _Claim) -> bytearray:
     return body
 
 
-def _unpacked(body: PageText, encoding: str, claim: _Claim) -> PageText:
+def _unpacked(body: PageText, encoding: str, claim: _FetchBudget) -> PageText:
     if encoding == "identity":
         return body
     if encoding not in ("gzip", "x-gzip"):

@@ -152,7 +152,7 @@ class _Feed:
         return replace(page, bad_lines=bad_lines, engines=engines, cut=cut, group=target.group)
 
 
-class _Pool:
+class _FetchThreads:
     """Daemon threads, started as needed, at most ``size``. Daemons, so that a hanging name lookup cannot hold up
     the end of the process.
     """
@@ -219,7 +219,7 @@ class EngineSource:
         self._wait = min(WAIT_SHARE * self._interval, self._timeout)
         self.keep_exposition = settings.keep_exposition
         self._results: SimpleQueue[tuple[_Feed, Scrape | None]] = SimpleQueue()  # None: it failed, by our mistake
-        self._pool = _Pool(self._max_targets, self._work)
+        self._pool = _FetchThreads(self._max_targets, self._work)
         self._bounds = ScrapeLimits()
         self._lock = threading.Lock()
         self._feeds: dict[str, _Feed] = {}

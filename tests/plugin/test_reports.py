@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.model import readings as r
-from kvpressure.model.readings import EngineReading, Scrape, Snapshot, StepStats
+from kvpressure.model.readings import EngineReading, GpuOwner, Scrape, Snapshot, StepStats
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import builtin
 from kvpressure.signals.plugin_steps import MAX_ENTRIES, StepWindow
@@ -283,6 +283,44 @@ class TestHostile:
         assert reading.allocator == ()
         assert reading.errors == {"malformed": 3, "too_large": 1}
 
+    @pytest.mark.attack(
+        "3 000 directories or files in the root of the plugin's reports", "pods with a GPU or engine are read first"
+    )
+    @pytest.mark.parametrize("volume", ["emptyDir", "hostPath"])
+    @pytest.mark.parametrize("strangers", ["directories", "files", "large directories", "pods"])
+    def test_strangers_in_the_root_blind_no_pod_that_is_wanted(
+        self, tmp_path: Path, strangers: str, volume: str
+    ) -> None:
+        settings = Settings(tmp_path)
+        others = [f"a{number:04}" for number in range(3 * source_module.MAX_LISTED)]
+        match strangers:
+            case "files":
+                for name in others:
+                    put(tmp_path, "{", f"worker-{int(name[1:])}.json")
+            case "large directories":
+                for name in others[: source_module.MAX_DIRECTORIES]:
+                    put(tmp_path / f"ns_{name}", worker(padding="x" * 20_000))
+            case _:
+                for name in others:
+                    (tmp_path / f"ns_{name}").mkdir()
+        settings.shared.pods = tuple(Pod("ns", name, f"u-{name}", "Running") for name in others if strangers == "pods")
+        for kind in ("gpu", "engine"):
+            pod = f"vllm-{kind}"
+            settings.shared.pods = (*settings.shared.pods, Pod("ns", pod, f"uid-{kind}", "Running"))
+            place = tmp_path / (f"uid-{kind}/{source_module.EMPTY_DIR}" if volume == "emptyDir" else f"ns_{pod}")
+            put(place, worker(padding="x" * 50_000))
+            put(place, frontend({"0": engine({str(size): 1 for size in range(1, 1000)})}), "frontend-1.json")
+        settings.shared.observe(
+            Snapshot(
+                1.0, owners=(GpuOwner("GPU-0", "ns", "vllm-gpu", "c"),), pages=(Scrape("t", 1.0, "ns", "vllm-engine"),)
+            ),
+            None,
+        )
+        reading = PluginSource(settings).read()
+        for readings in (reading.allocator, reading.steps):
+            assert {"vllm-gpu", "vllm-engine"} <= {one.pod for one in readings}
+        assert reading.errors["too_large"] >= 1
+
     def test_thousands_of_files(self, tmp_path: Path) -> None:
         for number in range(source_module.MAX_FILES + 20):
             put(tmp_path, worker(), f"worker-{number}.json")
@@ -493,8 +531,8 @@ class TestCrowds:
         "anyone who may write in the plugin directory",
         "report files of any number, size and content",
         "figures of their own pod; the path decides whose they are",
-        "the directory listing, files, bytes and counts are capped; small reports are read first;"
-        " links are not followed",
+        "the directory listing, files, bytes and counts are capped; pods with a GPU or engine, then small reports, are"
+        " read first; links are not followed",
     )
     def test_small_honest_reports_are_read_whatever_others_write(self, tmp_path: Path) -> None:
         engines = {str(n): engine({str(size): 1 for size in range(1000)}) for n in range(8)}

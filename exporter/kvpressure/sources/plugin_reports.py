@@ -8,9 +8,10 @@ Where a file may lie, seen from ``--plugin.directory``:
 * ``worker-*.json``: pods that share one directory; then the file itself says whose it is.
 
 Whoever may write a file may write anything: sizes and numbers of files are bounded, of one directory and of all
-together, so that the small reports of honest pods are read first and hostile ones share what is left. Links are not
-followed, and the path says more about the pod than the content does. A file that was not written recently belongs to a
-process that has ended, and so does one last written before another process of its pod began.
+together. Directories of pods that own a GPU or run an engine are found by name and read first, so that no flood of
+others hides them; within each kind small reports come first and large ones share what is left. Links are not followed,
+and the path says more about the pod than the content does. A file that was not written recently belongs to a process
+that has ended, and so does one last written before another process of its pod began.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MAX_FILES: Final = 64  # in one directory: workers and API servers of one pod
 """Plugin files of one directory. Beyond: the rest is not read. Shown as: `source_errors_total{reason="too_large"}`."""
 MAX_DIRECTORIES: Final = 256
 MAX_LISTED: Final = 1024  # names of one directory that are looked at
-"""Names listed in one plugin directory. Beyond: the rest is not seen.
+"""Names listed in one plugin directory. Beyond: only directories of pods with a GPU or engine are seen.
 Shown as: `source_errors_total{reason="too_large"}`.
 """
 MAX_DIRECTORY_BYTES: Final = 1024 * 1024  # read of one directory
@@ -121,14 +122,13 @@ class PluginSource:
     def read(self) -> Reading:
         """Read every file. Those that cannot be read cost themselves and are counted."""
         errors: Counter[str] = Counter()
-        found = sorted(
-            (_listed(pod, path, errors) for pod, path in self._directories(errors)), key=lambda one: one.bytes
-        )
+        wanted = {None, *self._shared.wanted}
+        found = [_listed(pod, path, errors) for pod, path in self._directories(errors)]
         named = {one.pod for one in found}
         allocator: list[AllocatorReading] = []
         steps: list[StepStats] = []
         left, entries = MAX_BYTES, MAX_ENTRIES
-        for others, directory in zip(range(len(found), 0, -1), found, strict=True):
+        for others, directory in _in_turn(found, wanted):
             reports, used = _reports(directory, min(MAX_DIRECTORY_BYTES, left // others), errors)
             left -= used
             if directory.pod is None:
@@ -144,20 +144,16 @@ class PluginSource:
         return Reading(allocator=tuple(allocator), steps=tuple(steps), errors=dict(errors))
 
     def _directories(self, errors: Counter[str]) -> Iterator[tuple[tuple[str, str] | None, Path]]:
-        """Directories to look into, each with the pod that its path names, if it does."""
-        names: list[str] = []
-        try:
-            with os.scandir(self._root) as entries:
-                for entry in islice(entries, MAX_LISTED):
-                    if entry.is_dir(follow_symlinks=False):
-                        names.append(entry.name)
-        except PermissionError as error:
-            raise SourceError(NO_PERMISSION, str(error)) from error
-        except OSError as error:
-            raise SourceError(NO_DIRECTORY, str(error)) from error
+        """Directories to look into, each with the pod that its path names, if it does. Those of wanted pods are opened
+        by name and come first: they need not be among the names that are listed.
+        """
+        listed = self._listed()
         yield None, self._root
         uids = {pod.uid: (pod.namespace, pod.name) for pod in self._shared.pods or ()}
-        named = [name for name in sorted(names) if name in uids or "_" in name]
+        uid_of = {pod: uid for uid, pod in uids.items()}
+        wanted = [name for pod in self._shared.wanted for name in ("_".join(pod), uid_of.get(pod)) if name]
+        there = [name for name in wanted if "/" not in name and _is_directory(self._root / name)]
+        named = list(dict.fromkeys([*there, *(name for name in sorted(listed) if name in uids or "_" in name)]))
         if len(named) > MAX_DIRECTORIES:
             errors[TOO_LARGE] += 1
         for name in named[:MAX_DIRECTORIES]:
@@ -166,6 +162,16 @@ class PluginSource:
             else:  # neither namespaces nor pods have an underscore in their names
                 namespace, pod = name.split("_", 1)
                 yield (namespace, pod), self._root / name
+
+    def _listed(self) -> list[str]:
+        """The directories among the first names of the root. Raises ``SourceError`` where it cannot be read."""
+        try:
+            with os.scandir(self._root) as entries:
+                return [e.name for e in islice(entries, MAX_LISTED) if e.is_dir(follow_symlinks=False)]
+        except PermissionError as error:
+            raise SourceError(NO_PERMISSION, str(error)) from error
+        except OSError as error:
+            raise SourceError(NO_DIRECTORY, str(error)) from error
 
     def close(self) -> None:
         """Nothing is held."""
@@ -201,6 +207,23 @@ def _listed(pod: tuple[str, str] | None, directory: Path, errors: Counter[str]) 
     if len(found) > MAX_FILES:
         errors[TOO_LARGE] += 1
     return _Directory(pod, tuple(sorted(found, key=lambda file: file[0].name)[:MAX_FILES]))
+
+
+def _in_turn(found: list[_Directory], wanted: set[tuple[str, str] | None]) -> Iterator[tuple[int, _Directory]]:
+    """Directories as they are read, each with how many share what is left: the shared one and those of wanted pods,
+    then the others, of each kind the smallest first.
+    """
+    for of_wanted in (True, False):
+        alike = sorted((one for one in found if (one.pod in wanted) is of_wanted), key=lambda one: one.bytes)
+        yield from zip(range(len(alike), 0, -1), alike, strict=True)
+
+
+def _is_directory(path: Path) -> bool:
+    """Whether it is a directory and no link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def _size(entry: os.DirEntry[str]) -> int:

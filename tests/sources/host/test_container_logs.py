@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvpressure.engines.vllm.log_lines import match
+from kvpressure.model.readings import GpuOwner
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.host import container_logs as logs
@@ -45,8 +46,10 @@ class Follower:
         root.mkdir(exist_ok=True)
         self.pods: tuple[Pod, ...] | None = pods
         self.now: float | None = None
+        chosen = settings(host_pod_logs=root, **fields)
+        self.shared = chosen.shared
         self.source = LogsSource(
-            settings(host_pod_logs=root, **fields),
+            chosen,
             lambda: self.pods,
             lambda: time.time() if self.now is None else self.now,
         )
@@ -344,6 +347,22 @@ def test_too_many_containers(settings: Build, root: Path, monkeypatch: pytest.Mo
     found = Follower(settings, root, *pods)
     assert found.read() == [FACT, FACT]
     assert found.errors == {"too_many_containers": 1}
+
+
+def test_containers_without_a_gpu_push_out_no_container_with_one(
+    settings: Build, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_CONTAINERS", 2)
+    owning, strangers = engine_pod("z"), [engine_pod(name) for name in "abcd"]
+    files = {one.name: PodLog(root, one) for one in (owning, *strangers)}
+    found = Follower(settings, root, *strangers)
+    found.read(3)
+    found.shared.owners = (GpuOwner("GPU-0", owning.namespace, owning.name, "vllm"),)
+    found.pods = (*strangers, owning)
+    found.read()
+    files["z"].write(DEAD)
+    assert found.read(2) == [DEAD]
+    assert found.errors["too_many_containers"] >= 4
 
 
 def test_static_pods_have_their_hash_in_the_path(settings: Build, root: Path) -> None:

@@ -42,7 +42,7 @@ READ_BYTES: Final = 1024 * 1024  # of all logs together, each read
 CONTAINER_BYTES: Final = 256 * 1024  # of one log, each read
 MAX_LINES: Final = 500  # recognised lines of one log that are passed on, each read
 MAX_CONTAINERS: Final = 128
-"""Containers whose logs are followed. Beyond: the rest is not followed.
+"""Containers whose logs are followed. Beyond: those of pods without a GPU are left out first.
 Shown as: `source_errors_total{source="logs"}`.
 """
 RECENT_SECONDS: Final = 600.0
@@ -74,7 +74,7 @@ class LogsSource:
         pods: Callable[[], Sequence[Pod] | None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        shared = settings.shared
+        self._shared = shared = settings.shared
         self._root = settings.host_pod_logs
         self._pods = pods or (lambda: shared.pods)
         self._clock = clock
@@ -119,8 +119,14 @@ class LogsSource:
             raise SourceError("no_log_directory", f"{self._root}: {error.strerror}") from error
 
     def _select(self, pods: Sequence[Pod], errors: Counter[str]) -> None:
-        """Follow the logs of the engines there are, and of those that have just gone once more."""
-        wanted = {(pod.namespace, pod.name, pod.uid, engine.container): pod for pod in pods for engine in pod.engines}
+        """Follow the logs of the engines there are, those of pods that own a GPU first, and of those that have just
+        gone once more.
+        """
+        there = {(pod.namespace, pod.name, pod.uid, engine.container): pod for pod in pods for engine in pod.engines}
+        owning = {(owner.namespace, owner.pod) for owner in self._shared.owners}
+        wanted = {key: there[key] for key in sorted(there, key=lambda key: key[:2] not in owning)[:MAX_CONTAINERS]}
+        if len(there) > len(wanted):
+            errors["too_many_containers"] += len(there) - len(wanted)
         gone = {key for key in self._logs if key not in wanted}
         self._dialects = {key: self._dialects.get(key, "") for key in gone} | {
             (pod.namespace, pod.name, pod.uid, engine.container): engine.dialect
@@ -134,9 +140,6 @@ class LogsSource:
         self._missing = {key: due for key, due in self._missing.items() if key in wanted and now < due}
         for key, pod in wanted.items():
             if key in self._logs or key in self._missing:
-                continue
-            if len(self._logs) >= MAX_CONTAINERS:
-                errors["too_many_containers"] += 1
                 continue
             directory = self._directory(pod, key[3])
             if directory is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvpressure.model.readings import GpuReading, Snapshot
+    from kvpressure.model.readings import GpuOwner, GpuReading, Snapshot
     from kvpressure.sources.kubernetes.pod import Pod
     from kvpressure.sources.scrape.targets import Target
 
@@ -23,8 +23,16 @@ class SharedDiscovery:
         self.pods: tuple[Pod, ...] | None = None  # written by the source ``pods``
         self.targets: tuple[Target, ...] = ()  # written by ``pods``, read by ``vllm``
         self.gpus: tuple[GpuReading, ...] = ()  # written by ``observe``, read by ``podresources`` and ``procfs``
+        self.owners: tuple[GpuOwner, ...] = ()  # written by ``observe``
+        self.wanted: tuple[tuple[str, str], ...] = ()  # written by ``observe``, read by ``plugin``
 
     def observe(self, snapshot: Snapshot, _state: object) -> None:
-        """Listener of the monitor: keep the GPUs of the newest snapshot that has any."""
+        """Listener of the monitor: keep the GPUs and their owners of the newest snapshot that has any, and the pods
+        that are looked at first where not all can be: those that own a GPU, then those with an engine.
+        """
         if snapshot.gpus:
             self.gpus = snapshot.gpus
+        if snapshot.owners:
+            self.owners = snapshot.owners
+        first = [(owner.namespace, owner.pod) for owner in self.owners]
+        self.wanted = tuple(dict.fromkeys([*first, *((page.namespace, page.pod) for page in snapshot.pages)]))

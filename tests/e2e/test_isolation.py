@@ -13,12 +13,14 @@ import pytest
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.model.isolation import MAX_COUNTED, STAGES, Guard
 from kvpressure.model.readings import (
+    Discovered,
     GpuReading,
     Histogram,
     Scrape,
     Snapshot,
     Termination,
 )
+from kvpressure.model.state import TargetState
 from kvpressure.pipeline import pipeline as pipeline_module
 from kvpressure.pipeline.engines import Engines
 from kvpressure.pipeline.pipeline import Pipeline
@@ -144,6 +146,53 @@ PLACES = {
     ),
     "page view": (view, "engine_view", lambda one, *_: one.key.pod == BAD, "engine", f"n/{BAD}/m/0", "page"),
     "page article": (page, "_charts", lambda one, *_: one.state.key.pod == BAD, "engine", f"n/{BAD}/m/0", "page"),
+    "page rank": (view, "rank", lambda one: one.key.pod == BAD, "engine", f"n/{BAD}/m/0", "page"),
+    "page anchor": (view, "_anchor", lambda key: key.pod == BAD, "engine", f"n/{BAD}/m/0", "page"),
+    "page headline": (view, "_shown", lambda one: one.key.pod == BAD, "engine", f"n/{BAD}/m/0", "page"),
+    "publish owner": (collector, "_add_owner", lambda _, one: one.pod == BAD, "gpu", f"GPU-{BAD}", "publish"),
+    "publish discovered": (
+        collector,
+        "_add_discovered",
+        lambda _, one: one.pod == BAD,
+        "container",
+        f"n/{BAD}/vllm",
+        "publish",
+    ),
+    "publish target": (
+        collector,
+        "_add_target",
+        lambda _, one: BAD in one.target,
+        "target",
+        f"http://{BAD}/metrics",
+        "publish",
+    ),
+    "publish source": (collector, "_add_source", lambda _, name, __: name == BAD, "source", BAD, "publish"),
+    "publish counts": (collector, "_add_gpu_counts", lambda *_: True, "node", "gpus", "publish"),
+    "json engine twice": (
+        diagnosis_json,
+        "_engine",
+        lambda one: one.state.key.pod == BAD,
+        "engine",
+        f"n/{BAD}/m/0",
+        "json",
+    ),
+    "json discovered": (
+        diagnosis_json,
+        "_fields",
+        lambda one: isinstance(one, Discovered) and one.pod == BAD,
+        "container",
+        f"n/{BAD}/vllm",
+        "json",
+    ),
+    "json target": (
+        diagnosis_json,
+        "_fields",
+        lambda one: isinstance(one, TargetState) and BAD in one.target,
+        "target",
+        f"http://{BAD}/metrics",
+        "json",
+    ),
+    "json source": (diagnosis_json, "_source", lambda one: one.name == BAD, "source", BAD, "json"),
     "json engine": (
         diagnosis_json,
         "engine_view",
@@ -196,6 +245,8 @@ def test_an_exception_anywhere_costs_its_subject_alone(
     with caplog.at_level(logging.ERROR):
         shown = Shown()
     assert_innocent(shown, undisturbed)
+    assert set(shown.document) == set(undisturbed.document)
+    assert set(shown.document["sources"]) >= set(PODS) - {BAD}
     assert shown.failures()[kind, who, stage] >= 1
     lines = [
         record.getMessage() for record in caplog.records if who in record.getMessage() and stage in record.getMessage()

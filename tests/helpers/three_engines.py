@@ -15,6 +15,7 @@ from kvpressure.model.isolation import REASONS
 from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
+    Discovered,
     EngineReading,
     GpuOwner,
     GpuProcess,
@@ -22,6 +23,7 @@ from kvpressure.model.readings import (
     Histogram,
     Scrape,
     Snapshot,
+    SourceHealth,
     StepStats,
 )
 from kvpressure.model.state import State
@@ -90,6 +92,10 @@ def steps(pod: str, i: int) -> StepStats:
     )
 
 
+def discovered(pod: str) -> Discovered:
+    return Discovered("n", pod, "vllm", "engine", "command", "command", "its command", f"http://{pod}/metrics", True)
+
+
 def snapshot(i: int) -> Snapshot:
     return Snapshot(
         T + i,
@@ -100,6 +106,8 @@ def snapshot(i: int) -> Snapshot:
         allocator=tuple(AllocatorReading("n", pod, 0, 60 * GIB, 65 * GIB, GIB, 0, 0) for pod in PODS),
         steps=tuple(steps(pod, i) for pod in PODS),
         targets=tuple(f"http://{pod}/metrics" for pod in PODS),
+        discovered=tuple(map(discovered, PODS)),
+        health={name: SourceHealth(name, up=True, last_success=T + i) for name in PODS},
     )
 
 
@@ -139,7 +147,11 @@ class Shown:
 
     @cached_property
     def entries(self) -> list[tuple[str, Any]]:
-        found = (entry for kind in ("engines", "gpus", "containers") for entry in self.document[kind])
+        found = (
+            entry
+            for kind in ("engines", "gpus", "containers", "targets", "discovered")
+            for entry in self.document[kind]
+        )
         return [(str(entry), entry) for entry in found]
 
     @cached_property
@@ -160,6 +172,6 @@ class Shown:
 def assert_innocent(shown: Shown, undisturbed: Shown) -> None:
     for pod, (series, parts, entries) in shown.innocent.items():
         assert len(series) > 60
-        assert len(parts) == 2
-        assert len(entries) == 3
+        assert len(parts) == 4
+        assert len(entries) == 5
         assert (series, parts, entries) == undisturbed.innocent[pod]

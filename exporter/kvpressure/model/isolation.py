@@ -1,4 +1,4 @@
-"""Each engine, GPU and container is handled apart: what one of them raises costs the others nothing.
+"""Each engine, GPU, container, target and source is handled apart: what one of them raises costs the others nothing.
 
 A ``Guard`` runs one subject's part of the work. When that raises, the guard counts and logs the failure and returns it;
 whoever called publishes the subject as unknown, with the reason.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -30,6 +31,7 @@ GPU: Final = "gpu"
 CONTAINER: Final = "container"
 TARGET: Final = "target"
 SOURCE: Final = "source"
+NODE: Final = "node"  # what belongs to none of the others
 
 _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (ArithmeticError, "arithmetic"),
@@ -47,6 +49,7 @@ MAX_COUNTED: Final = 256  # failures counted and logged apart; those of further 
 MAX_NAME: Final = 256
 OTHER: Final = "other"
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -87,6 +90,13 @@ class Guard:
             return work()
         except Exception as error:
             return self._failed(stage, kind, name, error)
+
+    def each(
+        self, stage: str, kind: str, items: Iterable[S], name: Callable[[S], str], work: Callable[[S], T]
+    ) -> list[T]:
+        """What ``work`` returns for each item; those that failed are left out."""
+        found = (self.run(stage, kind, partial(name, item), partial(work, item)) for item in items)
+        return [one for one in found if not isinstance(one, Failure)]
 
     @property
     def counts(self) -> Mapping[Failure, int]:

@@ -11,8 +11,19 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
 
 from kvpressure import __version__
-from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, PUBLISH, SOURCE, TARGET, Failure, Guard, engine_name
-from kvpressure.model.readings import ContainerReading, GpuReading, SourceHealth
+from kvpressure.model.isolation import (
+    CONTAINER,
+    ENGINE,
+    GPU,
+    NODE,
+    PUBLISH,
+    SOURCE,
+    TARGET,
+    Failure,
+    Guard,
+    engine_name,
+)
+from kvpressure.model.readings import ContainerReading, Discovered, GpuOwner, GpuReading, SourceHealth
 from kvpressure.model.state import (
     ContainerState,
     EngineState,
@@ -49,33 +60,33 @@ def families(state: State, guard: Guard | None = None) -> Families:
     split = _told_by_parts(state)
     for gpu in state.gpus:
         _try_gpu(out, guard, gpu, split.get(gpu.reading.uuid))
-    _add_gpu_counts(out, state)
-    for owner in state.owners:
-        out.add(
-            "gpu_pod_info",
-            (
-                clean(owner.uuid),
-                clean(owner.namespace),
-                clean(owner.pod),
-                clean(owner.container),
-                str(owner.shared).lower(),
-            ),
-            1,
-        )
-        if owner.group:
-            worker = (clean(owner.uuid), clean(owner.namespace), clean(owner.pod), clean(owner.group))
-            out.add("worker_gpu_info", worker, 1)
+    guard.run(PUBLISH, NODE, lambda: "gpus", partial(_add_gpu_counts, out, state))
+    guard.each(PUBLISH, GPU, state.owners, lambda owner: owner.uuid, partial(_add_owner, out))
     for engine in state.engines:
         _try_engine(out, guard, engine, state.time)
     for container in state.containers:
         _try_container(out, guard, container)
-    for found in state.discovered:
-        place = (clean(found.namespace), clean(found.pod), clean(found.container))
-        out.add("container_discovery_info", (*place, found.result, found.reason), 1)
+    guard.each(PUBLISH, CONTAINER, state.discovered, _place, partial(_add_discovered, out))
     for condition in state.node_conditions:
         out.add("node_condition", (clean(condition.type),), condition.status)
     _add_exporter(out, guard, state)
     return out
+
+
+def _add_owner(out: Families, owner: GpuOwner) -> None:
+    where = clean(owner.uuid), clean(owner.namespace), clean(owner.pod)
+    out.add("gpu_pod_info", (*where, clean(owner.container), str(owner.shared).lower()), 1)
+    if owner.group:
+        out.add("worker_gpu_info", (*where, clean(owner.group)), 1)
+
+
+def _add_discovered(out: Families, found: Discovered) -> None:
+    place = (clean(found.namespace), clean(found.pod), clean(found.container))
+    out.add("container_discovery_info", (*place, found.result, found.reason), 1)
+
+
+def _place(one: ContainerReading | Discovered) -> str:
+    return f"{one.namespace}/{one.pod}/{one.container}"
 
 
 def _try_gpu(out: Families, guard: Guard, gpu: GpuState, reported_by_instances: frozenset[str] | None) -> None:
@@ -99,7 +110,7 @@ def _try_container(out: Families, guard: Guard, container: ContainerState) -> No
     _try(
         guard,
         CONTAINER,
-        lambda: f"{reading.namespace}/{reading.pod}/{reading.container}",
+        lambda: _place(reading),
         lambda: _add_container(out, container),
         lambda _: out.discard(CONTAINER_LABELS, _container_labels(reading)),
     )

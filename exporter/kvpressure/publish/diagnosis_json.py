@@ -9,11 +9,12 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, JSON, Failure, Guard, engine_name
-from kvpressure.model.readings import ContainerReading
+from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, JSON, SOURCE, TARGET, Failure, Guard, engine_name
+from kvpressure.model.readings import ContainerReading, Discovered, SourceHealth
 from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, State, gpu_without_values
 from kvpressure.publish.links import DASHBOARDS
 from kvpressure.publish.page.history import SLOT_SECONDS
@@ -25,38 +26,44 @@ LARGEST: Final = sys.float_info.max  # larger whole numbers are none that a read
 def diagnosis_document(state: State, node_name: str, around: ViewContext | None = None) -> dict[str, Any]:
     """A document of plain JSON values; numbers that JSON cannot say become null."""
     around = around or ViewContext()
-    return {
+    guard = around.guard
+    each = partial(guard.each, JSON)
+    document = {
         "version": __version__,
         "node": node_name,
-        **_plain({"time": state.time, "headline": headline(state)}),
-        "engines": [engine_entry(engine, state, around) for engine in state.engines],
-        "gpus": [_try_gpu(gpu, state, around.guard) for gpu in state.gpus],
-        "containers": [_try_container(container, around.guard) for container in state.containers],
-        **_plain(_of_the_node(state, around)),
-    }
-
-
-def _of_the_node(state: State, around: ViewContext) -> dict[str, Any]:
-    """What belongs to no engine, GPU or container."""
-    return {
-        "discovered": [asdict(found) for found in state.discovered],
+        **_plain({"time": state.time, "headline": headline(state, guard)}),
+        "engines": each(
+            ENGINE, state.engines, lambda one: engine_name(one.key), lambda one: engine_entry(one, state, around)
+        ),
+        "gpus": each(GPU, state.gpus, lambda one: one.reading.uuid, lambda one: _try_gpu(one, state, guard)),
+        "containers": each(
+            CONTAINER, state.containers, lambda one: _place(one.reading), lambda one: _try_container(one, guard)
+        ),
+        "discovered": each(CONTAINER, state.discovered, _place, _fields),
         "node_conditions": {condition.type: condition.status for condition in state.node_conditions},
-        "sources": {
-            name: {key: value for key, value in asdict(health).items() if key != "name"}
-            for name, health in state.health.items()
-        },
-        "targets": [asdict(target) for target in state.targets],
-        "expected_gpus": state.expected_gpus,
+        "sources": dict(each(SOURCE, state.health.values(), lambda health: health.name, _source)),
+        "targets": each(TARGET, state.targets, lambda one: one.target, _fields),
+        "expected_gpus": _plain(state.expected_gpus),
         "ticks": state.ticks,
-        "lag_seconds": state.lag_seconds,
-        "recorder": asdict(state.recorder) if state.recorder else None,
-        "failures": [
-            {**asdict(failure), "count": count}
-            for failures in (state.failures, around.guard.counts)
-            for failure, count in failures.items()
-        ],
+        "lag_seconds": _plain(state.lag_seconds),
+        "recorder": _fields(state.recorder) if state.recorder else None,
         "dashboards": {uid: around.links.dashboard(uid).url or None for uid in DASHBOARDS},
     }
+    counted = (*state.failures.items(), *guard.counts.items())  # last: what failed above is among them
+    return {**document, "failures": [{**_fields(failure), "count": count} for failure, count in counted]}
+
+
+def _fields(one: Any) -> dict[str, Any]:
+    found: dict[str, Any] = _plain(asdict(one))
+    return found
+
+
+def _source(health: SourceHealth) -> tuple[str, dict[str, Any]]:
+    return health.name, {key: value for key, value in _fields(health).items() if key != "name"}
+
+
+def _place(one: ContainerReading | Discovered) -> str:
+    return f"{one.namespace}/{one.pod}/{one.container}"
 
 
 def engine_entry(engine: EngineState, state: State, around: ViewContext) -> dict[str, Any]:
@@ -77,12 +84,7 @@ def _try_gpu(gpu: GpuState, state: State, guard: Guard) -> Any:
 
 def _try_container(container: ContainerState, guard: Guard) -> Any:
     reading = container.reading
-    found = guard.run(
-        JSON,
-        CONTAINER,
-        lambda: f"{reading.namespace}/{reading.pod}/{reading.container}",
-        lambda: _plain(_container(container)),
-    )
+    found = guard.run(JSON, CONTAINER, lambda: _place(reading), lambda: _plain(_container(container)))
     if not isinstance(found, Failure):
         return found
     bare = ContainerReading(reading.namespace, reading.pod, reading.container)

@@ -269,7 +269,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "isolated_failures_total",
         "counter",
-        "Internal failures of the exporter on one engine, GPU, container, target or source, by "
+        "Internal failures of the exporter on one engine, GPU, container, target, source or node, by "
         "stage (take_in, signals, diagnosis, publish, page, json) and reason. The subject has no values; all others "
         "are complete.",
         ("kind", "name", "stage", "reason"),

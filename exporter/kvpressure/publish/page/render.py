@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kvpressure import __version__
 from kvpressure.advice import wording
 from kvpressure.engines.registry import dialect
-from kvpressure.model.isolation import ENGINE, GPU, PAGE, SOURCE, Failure, engine_name
-from kvpressure.model.readings import SourceHealth
+from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, PAGE, SOURCE, Failure, engine_name
+from kvpressure.model.readings import Discovered, SourceHealth
 from kvpressure.model.state import GpuState, State
 from kvpressure.printable import visible_lines
 from kvpressure.publish.page.sparkline import HEIGHT, MINUTES, WIDTH, Sparkline, sparkline
@@ -114,13 +114,14 @@ def render_page(state: State, node: str, telemetry_path: str, around: ViewContex
         node=node,
         telemetry_path=telemetry_path,
         version=__version__,
-        headline=headline(state),
+        headline=headline(state, around.guard),
         engines=engine_views(state, around),
         dashboards=dashboards(around),
         links=around.links,
         article=parts.article,
         gpu_row=parts.gpu_row,
         source_row=parts.source_row,
+        discovered_row=parts.discovered_row,
         style=Markup(_asset("page.css")),
         script=Markup(_asset("page.js")),
     )
@@ -170,6 +171,16 @@ class _Parts:
             '<tr><th scope="row">{}</th><td colspan="3">{}</td></tr>',
             "source.html.j2",
             lambda: {"name": name, "health": health},
+        )
+
+    def discovered_row(self, found: Discovered) -> Markup:
+        """One container that has a GPU or looks like an inference server."""
+        return self._part(
+            CONTAINER,
+            f"{found.namespace}/{found.pod}/{found.container}",
+            '<tr><th scope="row">{}</th><td colspan="5">{}</td></tr>',
+            "discovered.html.j2",
+            lambda: {"found": found},
         )
 
     def _part(self, kind: str, name: str, instead: str, template: str, values: Callable[[], dict[str, Any]]) -> Markup:

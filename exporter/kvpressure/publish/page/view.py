@@ -6,6 +6,7 @@ The page and the JSON show the same view.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,10 +19,11 @@ from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState, State, without_values
 from kvpressure.publish.links import DASHBOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points
-from kvpressure.publish.trouble import rank
+from kvpressure.publish.trouble import RANKS, rank
 from kvpressure.settings.thresholds import Thresholds, builtin
 
 CALM: Final = ("healthy", "idle")
+UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,14 @@ class ViewContext:
 
 @dataclass(frozen=True, slots=True)
 class PageEngine:
-    """An engine with everything derived for people. ``anchor`` identifies it on the page, also after a refresh."""
+    """An engine with everything derived for people. ``anchor`` identifies it on the page, also after a refresh;
+    ``rank`` is the larger, the worse; ``verdict`` is in words.
+    """
 
     state: EngineState
     anchor: str
+    rank: int
+    verdict: str
     triage: tuple[TriageStep, ...]
     plan: MitigationPlan
     history: dict[str, Points]
@@ -72,6 +78,8 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
     return PageEngine(
         state=engine,
         anchor=_anchor(engine.key),
+        rank=rank(engine),
+        verdict=words(diagnosis.verdict),
         triage=steps(engine, state, around.thresholds),
         plan=plan(engine, around.thresholds),
         history=dict(around.history.of(engine.key)),
@@ -86,6 +94,8 @@ def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Fa
     return PageEngine(
         without_values(engine, time, failure),
         _anchor(engine.key),
+        RANKS[UNKNOWN],
+        UNKNOWN,
         (),
         MitigationPlan(failure.text),
         {},
@@ -101,9 +111,15 @@ def _guarded_view(engine: EngineState, state: State, around: ViewContext) -> Pag
 
 
 def engine_views(state: State, around: ViewContext) -> list[PageEngine]:
-    """All engines, those in trouble first."""
-    views = [_guarded_view(engine, state, around) for engine in state.engines]
-    return sorted(views, key=lambda view: (view.calm, _rank(view), view.state.key))
+    """All engines, those in trouble first; without those of which not even the identity can be shown."""
+    views = around.guard.each(
+        PAGE,
+        ENGINE,
+        state.engines,
+        lambda engine: engine_name(engine.key),
+        lambda engine: _guarded_view(engine, state, around),
+    )
+    return sorted(views, key=lambda view: (view.calm, -view.rank, view.state.key))
 
 
 def dashboards(around: ViewContext) -> list[Link]:
@@ -111,21 +127,26 @@ def dashboards(around: ViewContext) -> list[Link]:
     return [around.links.dashboard(uid) for uid in DASHBOARDS]
 
 
-def headline(state: State) -> str:
+def headline(state: State, guard: Guard | None = None) -> str:
     """The node in one sentence."""
     total = len(state.engines)
     if not total:
         return "No engine found on this node."
-    counts: dict[str, int] = {}
-    for engine in sorted(state.engines, key=rank, reverse=True):
-        shown = words(engine.diagnosis.verdict) if engine.up else f"down ({reason_text(engine.error, engine.dialect)})"
-        counts[shown] = counts.get(shown, 0) + 1
-    parts = ", ".join(f"{number_text(count)} {shown}" for shown, count in counts.items())
+    shown = (guard or Guard()).each(
+        PAGE,
+        ENGINE,
+        state.engines,
+        lambda engine: engine_name(engine.key),
+        lambda engine: (rank(engine), _shown(engine)),
+    )
+    failed = [(RANKS[UNKNOWN], UNKNOWN)] * (total - len(shown))
+    counts = Counter(text for _, text in sorted((*shown, *failed), key=lambda one: one[0], reverse=True))
+    parts = ", ".join(f"{number_text(count)} {text}" for text, count in counts.items())
     return f"{total} engine{'s' if total > 1 else ''}: {parts}."
 
 
-def _rank(view: PageEngine) -> int:
-    return -rank(view.state)
+def _shown(engine: EngineState) -> str:
+    return words(engine.diagnosis.verdict) if engine.up else f"down ({reason_text(engine.error, engine.dialect)})"
 
 
 def _anchor(key: EngineKey) -> str:

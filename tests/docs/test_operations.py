@@ -5,9 +5,10 @@ from __future__ import annotations
 from kvpressure.model import reasons
 from kvpressure.model.readings import SourceHealth
 from kvpressure.model.state import State
-from kvpressure.publish.failure_reasons import ANY, SCRAPES, SECTIONS, Meaning, action
+from kvpressure.publish.failure_reasons import ANY, SCRAPES, SECTIONS, WEB, Meaning, action
 from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import ViewContext
+from kvpressure.publish.web import server
 from kvpressure.sources import catalog
 from kvpressure.sources import plugin_reports as allocator
 from kvpressure.sources.gpu.amd import files as amd
@@ -70,6 +71,10 @@ def test_files() -> None:
 def test_targets_and_every_source() -> None:
     assert of("engines") == {TARGET_LIMIT}
     assert named(*ANY.rows) == EVERYWHERE
+
+
+def test_the_web_server() -> None:
+    assert named(*WEB.rows) == set(server.REASONS)
 
 
 def test_sections_name_sources_of_the_catalog() -> None:

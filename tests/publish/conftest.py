@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from kvpressure.model.state import State
 from kvpressure.publish.site import Site
-from kvpressure.publish.web.server import Server
+from kvpressure.publish.web.server import REASONS, Server
 from kvpressure.publish.web.webconfig import WebConfigFile
 from kvpressure.settings.kinds import ListenAddress
 from tests.publish.certificates import Certificates
@@ -25,6 +25,14 @@ class Published:
         self.state: State = full_state()
         self.unhealthy: str | None = None
         self.not_ready: str | None = None
+        self.server: Server | None = None  # the one started last
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """What the server refused."""
+        assert self.server is not None
+        assert set(self.server.refused) <= set(REASONS)
+        return self.server.refused
 
     def site(self) -> Site:
         return Site(
@@ -56,6 +64,7 @@ def start(published: Published) -> Iterator[Start]:
             [ListenAddress("127.0.0.1", 0)] if health else [],
         )
         servers.append(server)
+        published.server = server
         return server.start()[-1].port  # with ``health``: that of the checks
 
     yield begin

@@ -196,6 +196,7 @@ def full_state() -> State:
         ticks=42,
         lag_seconds=0.001,
         recorder=RecorderHealth(False, "disk_full", NOW, {"disk_full": 3}, 30),
+        web_refused={"address": 7},
         failures={Failure("engine", "prod/chat-1/org/model/0", "signals", "arithmetic"): 2},
     )
 

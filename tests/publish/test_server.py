@@ -204,13 +204,18 @@ class TestConnections:
             assert receive(client).status == status
             assert closed_within(client, 2)
 
-    def test_a_silent_client_is_closed_after_its_deadline(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_silent_client_is_closed_after_its_deadline(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch, published: Published
+    ) -> None:
         monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.2)
         with connect(start()) as client:
             assert closed_within(client, 3)
+        assert published.refused == {"request_timeout": 1}
 
     @pytest.mark.attack("a request that drips in, line by line", "closed at the deadline of the whole head")
-    def test_dripping_does_not_prolong_the_deadline(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_dripping_does_not_prolong_the_deadline(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch, published: Published
+    ) -> None:
         monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.4)
         port = start()
         began = time.monotonic()
@@ -220,13 +225,17 @@ class TestConnections:
                 client.sendall(b"X: y\r\n")
                 time.sleep(0.05)
         assert time.monotonic() - began < 2
+        assert published.refused == {"request_timeout": 1}
 
-    def test_an_idle_connection_is_closed(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_idle_connection_is_closed(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch, published: Published
+    ) -> None:
         monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.2)
         with connect(start()) as client:
             client.sendall(REQUEST)
             receive(client)
             assert closed_within(client, 3)
+        assert published.refused == {}, "a connection may wait for its next request"
 
 
 class TestHostileCrowds:
@@ -255,15 +264,48 @@ class TestHostileCrowds:
             for client in clients:
                 client.close()
 
-    def test_all_places_taken_the_longest_silent_makes_room(self, start: Start) -> None:
+    def test_all_places_taken_the_longest_silent_makes_room(self, start: Start, published: Published) -> None:
         port = start()
         first = connect(port)
         rest = [connect(port) for _ in range(CONNECTIONS)]
         assert closed_within(first, 2)
+        until(lambda: published.refused == {"address": CONNECTIONS + 1 - server_module.PEER_CONNECTIONS})
         rest[-1].sendall(REQUEST)
         assert receive(rest[-1]).status == 200
         for client in (first, *rest):
             client.close()
+
+    def test_with_all_places_taken_the_address_with_the_most_loses_one(
+        self, start: Start, published: Published, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(server_module, "CONNECTIONS", 6)
+        monkeypatch.setattr(server_module, "PEER_CONNECTIONS", 4)
+        port = start()
+        crowd = [connect(port) for _ in range(4)]
+        others = [socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)) for _ in range(3)]
+        until(lambda: published.refused == {"connections": 1})
+        assert closed_within(crowd[0], 2)
+        for client in (*crowd, *others):
+            client.close()
+
+    def test_without_descriptors_a_connection_makes_room(
+        self, start: Start, published: Published, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        port = start()
+        silent = connect(port)
+        until(lambda: bool(published.server._connections))
+        admit = Server._admit
+        failures = iter([OSError(24, "Too many open files")])
+
+        def none_left(*given: object) -> None:
+            for error in failures:
+                raise error
+            admit(*given)
+
+        monkeypatch.setattr(Server, "_admit", none_left)
+        with connect(port):
+            assert closed_within(silent, 2)
+        assert published.refused == {"descriptors": 1}
 
     def test_clients_that_vanish_leave_no_descriptor(self, start: Start) -> None:
         port = start()
@@ -278,8 +320,14 @@ class TestHostileCrowds:
         until(lambda: descriptors() <= before)
 
     @pytest.mark.attack("clients that leave their answers unread", "the peer with the most answers loses one")
-    @pytest.mark.fault("web", "clients that never send or read", "nothing: they displace each other", "–", "by itself")
-    def test_clients_that_take_no_answer_delay_no_scrape(self, start: Start) -> None:
+    @pytest.mark.fault(
+        "web",
+        "clients that never send or read",
+        "nothing: they displace each other",
+        "`web_refused_total{reason}`",
+        "by itself",
+    )
+    def test_clients_that_take_no_answer_delay_no_scrape(self, start: Start, published: Published) -> None:
         """Two dozen every 0.4 s kept all places of answers for a second each."""
         port = start(Big(), max_requests=20)
         clients: list[socket.socket] = []
@@ -288,6 +336,7 @@ class TestHostileCrowds:
                 clients += [slow_client(port) for _ in range(25)]
                 for _ in range(3):
                     assert ask(port).status == 200
+            assert published.refused["answers"] > 25
         finally:
             for client in clients:
                 client.close()
@@ -296,10 +345,12 @@ class TestHostileCrowds:
         "web",
         "more answers under way than allowed",
         "the slowest client's answer is closed",
-        "–",
+        '`web_refused_total{reason="answers"}`',
         "that client asks again",
     )
-    def test_the_answer_whose_client_is_slowest_makes_room_for_one_more(self, start: Start) -> None:
+    def test_the_answer_whose_client_is_slowest_makes_room_for_one_more(
+        self, start: Start, published: Published
+    ) -> None:
         port = start(Big(), max_requests=1)
         with slow_client(port) as slow:
             assert slow.recv(10)
@@ -309,6 +360,7 @@ class TestHostileCrowds:
                 while part := slow.recv(2**20):
                     got += len(part)
             assert got < len(BIG)
+        assert published.refused == {"answers": 1}
 
     @pytest.mark.writer(
         "anyone who can reach the port",
@@ -316,7 +368,7 @@ class TestHostileCrowds:
         "their own connections are closed first",
         "places for each address, deadlines for each phase, no request body is read",
     )
-    def test_a_peer_with_many_connections_loses_its_own(self, start: Start) -> None:
+    def test_a_peer_with_many_connections_loses_its_own(self, start: Start, published: Published) -> None:
         port = start()
         scraper = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
         scraper.settimeout(5)
@@ -324,6 +376,7 @@ class TestHostileCrowds:
         try:
             scraper.sendall(REQUEST)
             assert receive(scraper).status == 200, "it waited longest of all"
+            until(lambda: published.refused == {"address": 2 * CONNECTIONS - server_module.PEER_CONNECTIONS})
             until(lambda: sum(not closed_within(client, 0.002) for client in crowd) <= server_module.PEER_CONNECTIONS)
         finally:
             for client in (scraper, *crowd):
@@ -335,7 +388,9 @@ class TestHostileCrowds:
             assert slow.recv(10)
             assert ask(port).status == 200
 
-    def test_an_answer_nobody_takes_is_given_up(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_answer_nobody_takes_is_given_up(
+        self, start: Start, monkeypatch: pytest.MonkeyPatch, published: Published
+    ) -> None:
         monkeypatch.setattr(server_module, "WRITE_SECONDS", 0.3)
         with slow_client(start(Big())) as slow:
             time.sleep(0.6)
@@ -343,6 +398,7 @@ class TestHostileCrowds:
             while part := slow.recv(2**20):
                 got += len(part)
             assert got < len(BIG)
+        assert published.refused == {"answer_timeout": 1}
 
     def test_a_slow_reader_still_gets_everything(self, start: Start) -> None:
         with slow_client(start(Big())) as slow:

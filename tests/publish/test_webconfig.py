@@ -203,9 +203,11 @@ class TestReload:
         assert "tls_server_config was removed" in caplog.text
 
     @pytest.mark.attack("100 half-finished TLS handshakes", "a bounded number of places")
-    @pytest.mark.fault("web", "half-finished TLS handshakes", "nothing", "–", "by itself")
+    @pytest.mark.fault(
+        "web", "half-finished TLS handshakes", "nothing", '`web_refused_total{reason="handshake_timeout"}`', "by itself"
+    )
     def test_half_handshakes_take_a_bounded_number_of_places(
-        self, start: Start, tmp_path: Path, certificates: Certificates
+        self, start: Start, tmp_path: Path, certificates: Certificates, published: Published
     ) -> None:
         where = certificates.directory
         web = write(tmp_path, f"tls_server_config: {{cert_file: {where}/server.crt, key_file: {where}/server.key}}\n")
@@ -213,12 +215,33 @@ class TestReload:
         crowd = [connect(port) for _ in range(100)]
         try:
             assert ask(port, tls=certificates.client_context()).status == 200
+            until(lambda: published.refused.get("address", 0) >= 100 - server_module.PEER_TLS_CONNECTIONS)
             until(
                 lambda: sum(not closed_within(client, 0.002) for client in crowd) <= server_module.PEER_TLS_CONNECTIONS
             )
         finally:
             for client in crowd:
                 client.close()
+
+    def test_a_handshake_that_takes_too_long_is_given_up_and_counted(
+        self,
+        start: Start,
+        tmp_path: Path,
+        certificates: Certificates,
+        published: Published,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.2)
+        where = certificates.directory
+        web = write(tmp_path, f"tls_server_config: {{cert_file: {where}/server.crt, key_file: {where}/server.key}}\n")
+        port = start(web=web)
+        with connect(port) as client:
+            client.sendall(b"\x16\x03\x01")
+            assert closed_within(client, 3)
+        with connect(port) as client:
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert closed_within(client, 3)
+        assert published.refused == {"handshake_timeout": 1}, "a client that speaks no TLS is not slow"
 
 
 class TestBasicAuth:
@@ -286,7 +309,9 @@ class TestBasicAuth:
         assert auth.remembered(config, basic("prometheus", str(WRONG_REMEMBERED + 19))[15:-2]) is False
 
     @pytest.mark.attack("a flood of wrong passwords", "the known scraper is served at once")
-    def test_a_crowd_of_guesses_delays_no_known_scrape(self, start: Start, tmp_path: Path) -> None:
+    def test_a_crowd_of_guesses_delays_no_known_scrape(
+        self, start: Start, tmp_path: Path, published: Published
+    ) -> None:
         slow = bcrypt.hashpw(b"secret", bcrypt.gensalt(11)).decode()
         port = start(web=write(tmp_path, f"basic_auth_users: {{prometheus: '{slow}'}}\n"))
         assert ask(port, headers=basic("prometheus", "secret")).status == 200
@@ -296,6 +321,7 @@ class TestBasicAuth:
         began = time.monotonic()
         assert ask(port, headers=basic("prometheus", "secret")).status == 200
         assert time.monotonic() - began < 0.5
+        until(lambda: published.refused.get("passwords", 0) >= 40 - server_module.PASSWORDS_WAITING - 10)
         for guesser in guessers:
             guesser.close()
 
@@ -318,7 +344,7 @@ class TestBasicAuth:
             guesser.close()
 
 
-def test_rate_limit_is_a_token_bucket(start: Start, tmp_path: Path) -> None:
+def test_rate_limit_is_a_token_bucket(start: Start, tmp_path: Path, published: Published) -> None:
     now = 0.0
     limit = RateLimit(2.0, 3, lambda: now)
     assert [limit.allow() for _ in range(4)] == [True, True, True, False]
@@ -328,6 +354,7 @@ def test_rate_limit_is_a_token_bucket(start: Start, tmp_path: Path) -> None:
     assert [limit.allow() for _ in range(4)] == [True, True, True, False]
     port = start(web=write(tmp_path, "rate_limit: {interval: 1h, burst: 2}\n"))
     assert [ask(port).status for _ in range(3)] == [200, 200, 429]
+    assert published.refused == {"rate": 1}
 
 
 def test_no_file_means_plain_http() -> None:

@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         hosts=Hosts((*chosen.allowed_hosts, chosen.node_name, socket.gethostname())),
     )
     server = _server(chosen, site)
+    monitor.follow_web(lambda: server.refused)
     stopping, hung_up = threading.Event(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

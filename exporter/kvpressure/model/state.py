@@ -304,3 +304,4 @@ class State:
     lag_seconds: float = 0.0
     recorder: RecorderHealth | None = None  # None = no flight recorder is kept
     failures: Mapping[Failure, int] = field(default_factory=dict)  # of the pipeline since its start
+    web_refused: Mapping[str, int] = field(default_factory=dict)  # by the web server since its start, by reason

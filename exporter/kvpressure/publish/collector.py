@@ -240,6 +240,7 @@ def _add_exporter(out: Families, guard: Guard, state: State) -> None:
             out.add(
                 "isolated_failures_total", (failure.kind, clean(failure.name), failure.stage, failure.reason), count
             )
+    out.each("web_refused_total", (), state.web_refused)
     if state.recorder is not None:
         out.add("recorder_up", (), state.recorder.up)
         out.add("recorder_last_success_timestamp_seconds", (), state.recorder.last_success)

@@ -47,6 +47,7 @@ def diagnosis_document(state: State, node_name: str, around: ViewContext | None 
         "ticks": state.ticks,
         "lag_seconds": _plain(state.lag_seconds),
         "recorder": _fields(state.recorder) if state.recorder else None,
+        "web_refused": _plain(state.web_refused),
         "dashboards": {uid: around.links.dashboard(uid).url or None for uid in DASHBOARDS},
     }
     counted = (*state.failures.items(), *guard.counts.items())  # last: what failed above is among them

@@ -193,6 +193,11 @@ _KUBERNETES: Final = (
         "a container with vLLM's image runs a program that serves no model (`sleep`, `nginx`, `vllm bench`)",
         "nothing, if that is right; else name the engine with `kvpressure.io/container`",
     ),
+    _meaning(
+        "command_cut",
+        "a container's command line or script is too long to be read as a whole; its limits may be unknown",
+        "put a long script into a file",
+    ),
     _meaning("too_many_pods", "more pods on the node than the limit", "set `--kube.selector`"),
 )
 _KUBELET: Final = (
@@ -250,6 +255,24 @@ _FILES: Final = (
         "check the emptyDir",
     ),
 )
+_WEB: Final = (
+    _meaning(
+        "address connections answers",
+        "too many connections of one address, or in all, or too many answers under way; the slowest client is closed",
+        "find the clients in the node's network; restrict access with a NetworkPolicy",
+    ),
+    _meaning("descriptors", "the process has no file descriptor left", "raise the limit of open files"),
+    _meaning(
+        "handshake_timeout request_timeout answer_timeout",
+        "a client did not finish the TLS handshake, its request or taking its answer",
+        "nothing, unless it is your Prometheus",
+    ),
+    _meaning(
+        "passwords rate",
+        "too many password checks were waiting, or the limit in the web configuration was reached",
+        "find who guesses passwords, or raise `rate_limit`",
+    ),
+)
 SCRAPES: Final = Section("Scrapes of engines", (), _SCRAPES)
 ANY: Final = Section("Any source", (), _ANY)
 SECTIONS: Final = (
@@ -260,6 +283,7 @@ SECTIONS: Final = (
     Section("Targets", ("engines",), _ENGINES),
     Section("Recordings", ("recording",), _RECORDING),
 )
+WEB: Final = Section("The web server", (), _WEB)
 
 
 def action(source: str, reason: str) -> str:
@@ -276,9 +300,10 @@ def render_failure_reasons() -> str:
         "Generated from `exporter/kvpressure/publish/failure_reasons.py`. The triage page shows the same advice.",
         "",
         "A failed reading is absent, and its reason is counted: for an engine in `kvpressure_target_errors_total`, for",
-        "a source in `kvpressure_source_errors_total`.",
+        "a source in `kvpressure_source_errors_total`. What the web server refuses is counted in",
+        "`kvpressure_web_refused_total`.",
     ]
-    for section in (SCRAPES, ANY, *SECTIONS):
+    for section in (SCRAPES, ANY, *SECTIONS, WEB):
         names = ", ".join(f"`{name}`" for name in section.sources)
         lines += ["", f"## {section.title}", "", *([f"Sources: {names}.", ""] if names else [])]
         lines += ["| reason | means | do |", "|---|---|---|", *map(_line, section.rows)]

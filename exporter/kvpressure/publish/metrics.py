@@ -315,6 +315,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         (),
         "the flight recorder is off",
     ),
+    _m(
+        "web_refused_total",
+        "counter",
+        "Connections closed and requests refused by the web server because of a limit, by reason.",
+        ("reason",),
+        "nothing was refused",
+    ),
     _m("ticks_total", "counter", "Ticks of the monitor loop."),
     _m("tick_lag_seconds", "gauge", "How late the last tick was."),
     _m("build_info", "info", "Build of the exporter; value is always 1.", ("version", "python")),

@@ -72,6 +72,7 @@ class Monitor:
         self._wall = wall
         self._listeners: list[Listener] = []
         self._recorder: Callable[[], RecorderHealth] | None = None
+        self._web_refused: Callable[[], Mapping[str, int]] | None = None
         self._health = SourceHealth(PIPELINE)
         self._ticks = 0
         self._beat = clock()
@@ -86,6 +87,10 @@ class Monitor:
     def follow_recorder(self, health: Callable[[], RecorderHealth]) -> None:
         """Publish how the flight recorder, which is one of the listeners, is doing."""
         self._recorder = health
+
+    def follow_web(self, refused: Callable[[], Mapping[str, int]]) -> None:
+        """Publish what the web server refused."""
+        self._web_refused = refused
 
     def start(self) -> None:
         """Start the workers and the loop."""
@@ -128,6 +133,7 @@ class Monitor:
             lag_seconds=max(0.0, lag),
             health={**health, PIPELINE: self._health},
             recorder=self._recorder() if self._recorder else None,
+            web_refused=self._web_refused() if self._web_refused else {},
         )
         self.state = state
         self._beat = self._clock()

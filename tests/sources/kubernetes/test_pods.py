@@ -147,6 +147,21 @@ def test_a_container_that_is_no_engine_for_its_program_is_counted_once(api: Fake
     source.close()
 
 
+def test_a_command_line_that_is_cut_is_counted_once(api: FakeApi, settings: Build) -> None:
+    long = "vllm serve m " + "--lora-modules a=b " * 1000
+    api.apply(pod("a", containers=[container(command=["bash", "-c", long])]))
+    many = {f"VLLM_{number}": "x" * 1000 for number in range(30)}
+    env = [{"name": name, "value": value} for name, value in many.items()]
+    api.apply(pod("b", ip="10.0.0.2", containers=[container(command=["vllm", "serve", "m"], env=env)]))
+    api.apply(pod("c", ip="10.0.0.3", containers=[container(command=["vllm", "serve", "m"])]))
+    source = PodsSource(settings(kube_api_url=api.url))
+    reading = source.read()
+    assert reading.errors == {"command_cut": 2}
+    assert [found.complete for found in reading.discovered] == [False, True, True]
+    assert source.read().errors == {}
+    source.close()
+
+
 def test_of_two_engines_with_one_address_the_first_is_read_and_the_other_counted(api: FakeApi, settings: Build) -> None:
     for name in ("b", "a"):
         api.apply(pod(name, ip="10.0.0.5", host_network=True))

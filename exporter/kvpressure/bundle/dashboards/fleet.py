@@ -423,7 +423,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Internal failures of exporters",
-            "Failures confined to one engine, GPU or container, and items left out because a scrape was too large.",
+            "Failures confined to one engine, GPU or container; what limits of scrapes and of the web server left out.",
             [
                 PanelQuery(
                     some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
@@ -433,6 +433,11 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
                 PanelQuery(
                     some(f"max by (target, reason) (kvpressure_page_cut{{{CLUSTER}}}) > 0"),
                     "{{target}} cut: {{reason}}",
+                    optional=NOTHING_FAILED,
+                ),
+                PanelQuery(
+                    some(f"sum by (reason) (rate(kvpressure_web_refused_total{{{CLUSTER}}}{rate})) > 0"),
+                    "web server: {{reason}}",
                     optional=NOTHING_FAILED,
                 ),
             ],

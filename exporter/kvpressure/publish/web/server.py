@@ -17,7 +17,7 @@ import resource
 import socket
 import threading
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -43,15 +43,33 @@ IDLE_SECONDS: Final = 30.0
 WRITE_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 0.8
 CONNECTIONS: Final = 256
-"""Web connections. Beyond: the address with the most loses its oldest."""
+"""Web connections. Beyond: the address with the most loses its oldest.
+Shown as: `web_refused_total{reason="connections"}`.
+"""
 PEER_CONNECTIONS: Final = 128  # of one address
-"""Web connections of one address. Beyond: it loses its oldest."""
+"""Web connections of one address. Beyond: it loses its oldest. Shown as: `web_refused_total{reason="address"}`."""
 TLS_CONNECTIONS: Final = 64  # with TLS, where one takes 0.3 MiB
-"""Web connections with TLS. Beyond: the address with the most loses its oldest."""
+"""Web connections with TLS. Beyond: the address with the most loses its oldest.
+Shown as: `web_refused_total{reason="connections"}`.
+"""
 PEER_TLS_CONNECTIONS: Final = 32
-"""Web connections with TLS of one address. Beyond: it loses its oldest."""
+"""Web connections with TLS of one address. Beyond: it loses its oldest.
+Shown as: `web_refused_total{reason="address"}`.
+"""
 PASSWORDS_WAITING: Final = 8  # comparisons with bcrypt that may wait; further unknown logins get 503
-"""Password checks waiting. Beyond: status 503."""
+"""Password checks waiting. Beyond: status 503. Shown as: `web_refused_total{reason="passwords"}`."""
+REASONS: Final = (
+    "address",
+    "connections",
+    "answers",
+    "descriptors",
+    "handshake_timeout",
+    "request_timeout",
+    "answer_timeout",
+    "passwords",
+    "rate",
+)
+"""Why a connection was closed or a request refused. A connection that waits for its next request is no reason."""
 HEALTH_PATHS: Final = ("/-/healthy", "/-/ready")
 CHUNK: Final = 64 * 1024  # bytes that an answer may hold in memory beyond the shared body
 
@@ -123,6 +141,7 @@ class Server:
         self._max_requests = max_requests
         self._auth = Authenticator()
         self._passwords_waiting = 0
+        self._refused: Counter[str] = Counter()
         self._connections: dict[_Connection, None] = {}
         self._places = _places()
         self._listeners: dict[socket.socket, _Door] = {}
@@ -130,6 +149,11 @@ class Server:
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="password")
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Connections closed and requests refused since the start, by reason; for any thread."""
+        return dict(self._refused)
 
     def start(self) -> list[ListenAddress]:
         """Listen and serve. Returns the addresses with their real ports, those of health checks last. Raises
@@ -186,7 +210,7 @@ class Server:
                 self._admit(client, str(address[0]), door)
             except OSError as error:  # no descriptors left, most likely: make room, and do not spin
                 log.debug("accepting a connection failed: %s", error)
-                self._evict(self._connections)
+                self._evict(self._connections, "descriptors")
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0)  # a flood of connections must not keep the others from their turn
 
@@ -195,22 +219,23 @@ class Server:
         places = min(self._places, TLS_CONNECTIONS) if tls else self._places
         of_peer = [one for one in self._connections if one.peer == peer]
         if len(of_peer) >= min(places, PEER_TLS_CONNECTIONS if tls else PEER_CONNECTIONS):
-            self._evict(of_peer)
+            self._evict(of_peer, "address")
         while len(self._connections) >= places:
-            self._evict(self._connections)
+            self._evict(self._connections, "connections")
         connection = _Connection(client, peer, door, self._loop.time())
         self._connections[connection] = None
         connection.task = self._loop.create_task(self._attend(connection))
         with contextlib.suppress(OSError):  # the client may be gone already
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the tail of an answer must not wait
 
-    def _evict(self, among: Collection[_Connection]) -> None:
+    def _evict(self, among: Collection[_Connection], reason: str) -> None:
         """Of the peer that has the most connections among these, close the one that has waited longest for its client,
         answers under way last.
         """
         of_peer = Counter(one.peer for one in among)
         victim = min(among, key=lambda one: (-of_peer[one.peer], one.answering, one.since), default=None)
         if victim is not None:
+            self._refused[reason] += 1
             self._drop(victim)
 
     def _drop(self, connection: _Connection) -> None:
@@ -246,9 +271,21 @@ class Server:
         timeouts: dict[str, Any] = {}
         if config.tls is not None:
             timeouts = {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": HANDSHAKE_SECONDS}
-        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, client, ssl=config.tls, **timeouts)
+        with self._counted(ConnectionAbortedError, "handshake_timeout"):  # as asyncio calls it
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: protocol, client, ssl=config.tls, **timeouts
+            )
         transport.set_write_buffer_limits(high=0)  # drain() then means: the kernel has it
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    @contextlib.contextmanager
+    def _counted(self, failure: type[OSError], reason: str) -> Iterator[None]:
+        """Count a deadline that passes in here; whoever waits for the client closes the connection then."""
+        try:
+            yield
+        except failure:
+            self._refused[reason] += 1
+            raise
 
     async def _converse(
         self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -262,14 +299,16 @@ class Server:
             config = connection.door.web.current()
             request: HttpRequest | None = None
             try:
-                request = parse_head(start + await _rest_of_head(reader))
+                with self._counted(TimeoutError, "request_timeout"):
+                    request = parse_head(start + await _rest_of_head(reader))
             except BadRequest as error:
                 response = text_response(error.status, str(error))
             else:
                 response = await self._respond(connection, request, config)
             keep_alive = request is not None and request.keep_alive and not self._stopping.is_set()
             try:
-                await self._send(connection, writer, request, response, keep_alive, config)
+                with self._counted(TimeoutError, "answer_timeout"):
+                    await self._send(connection, writer, request, response, keep_alive, config)
             finally:
                 connection.answering = False
             if not keep_alive:
@@ -278,11 +317,13 @@ class Server:
 
     async def _respond(self, connection: _Connection, request: HttpRequest, config: WebConfig) -> Response:
         if config.rate is not None and not config.rate.allow():
+            self._refused["rate"] += 1
             return text_response(429)
         header = request.headers.get("authorization")
         allowed = self._auth.remembered(config, header)
         if allowed is None:
             if self._passwords_waiting >= PASSWORDS_WAITING:
+                self._refused["passwords"] += 1
                 return text_response(503, "too many logins at the same time", {"Retry-After": "1"})
             self._passwords_waiting += 1
             try:
@@ -304,7 +345,7 @@ class Server:
         """
         answering = [one for one in self._connections if one.answering]
         if self._max_requests and len(answering) >= self._max_requests:
-            self._evict(answering)
+            self._evict(answering, "answers")
         connection.since = self._loop.time()
         connection.answering = True
 

@@ -36,7 +36,8 @@ class Pod:
     """A pod of this node. ``uids`` are the names under which the kernel may know it (a static pod has two);
     ``containers`` maps container ids to names. ``others`` are the containers with an engine's image that would be
     engines if their command did not name another program. ``rows`` explain every container with a GPU or that looks
-    like an inference server. ``group``: the pods that it forms one engine with, None = none.
+    like an inference server. ``group``: the pods that it forms one engine with, None = none. ``cut``: the containers
+    whose command line is too long to be read as a whole.
     """
 
     namespace: str
@@ -49,6 +50,7 @@ class Pod:
     others: tuple[str, ...] = ()
     rows: tuple[ContainerRow, ...] = ()
     group: PodGroup | None = None
+    cut: tuple[str, ...] = ()
 
 
 def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:

@@ -32,9 +32,16 @@ SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
 MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
 """Pods of the node. Beyond: the rest is not seen. Shown as: `source_errors_total{source="pods"}`."""
 
-REASONS: Final = (*KUBE_REASONS, *(reason for reason in REFUSALS if reason != "no_endpoint"), "too_many_pods")
+COMMAND_CUT: Final = "command_cut"
+REASONS: Final = (
+    *KUBE_REASONS,
+    *(reason for reason in REFUSALS if reason != "no_endpoint"),
+    COMMAND_CUT,
+    "too_many_pods",
+)
 """Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, or not as a whole, once
-each, and containers that are no engine for their program alone.
+each, and containers that are no engine for their program alone. ``command_cut``: command lines that are too long to be
+read as a whole, once each.
 """
 
 
@@ -203,6 +210,7 @@ class PodsSource:
             for row in pod.rows
             if row.reason == CONTAINER_MISSING
         }
+        refused |= {(COMMAND_CUT, pod.uid, name) for pod in self._shared.pods or () for name in pod.cut}
         refused |= self._colliding
         for reason, _, _ in refused - self._reported:
             new[reason] = new.get(reason, 0) + 1

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from typing import Any, Final
 
 from kvpressure.engines.base import EngineDialect
-from kvpressure.engines.command import Command, Host, bounded
+from kvpressure.engines.command import CUT, Command, Host, bounded
 from kvpressure.engines.registry import default, dialects, public_environment
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.readings import ALERT_REACHES, ContainerReading, Termination
@@ -38,7 +38,9 @@ from kvpressure.sources.scrape.targets import MAX_PATH_CHARS, Target, TargetErro
 
 MAX_CONTAINERS: Final = 64  # of one pod that are looked at
 MAX_COMMAND_CHARACTERS: Final = 16384  # of the command lines of one pod, and of the variables of each container
-"""Command line and script of one pod, characters. Beyond: cut; limits then count as unknown."""
+"""Command line and script of one pod, characters. Beyond: cut; limits then count as unknown.
+Shown as: `source_errors_total{source="pods",reason="command_cut"}`.
+"""
 MAX_KEPT_CHARACTERS: Final = 8 * 1024 * 1024  # of the command lines of all pods that need not be read again
 MAX_RANKS: Final = 64  # of one container that are scraped each on a port of its own; a node has 16 GPUs at most
 
@@ -90,9 +92,9 @@ class _CommandLine:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], entry_point: bool, characters: int) -> None:
         self.argv = bounded(argv, characters)
         used = {name for part in self.argv for name in _VARIABLE.findall(part)}
-        self.env = _bounded_env(
-            {name: value for name, value in env.items() if name in used or name.startswith(_environment_names())}
-        )
+        named = {name: value for name, value in env.items() if name in used or name.startswith(_environment_names())}
+        self.env = _bounded_env(named)
+        self.cut = len(self.env) < len(named) or any(CUT in part for part in self.argv)
         self.characters = sum(map(len, self.argv)) + sum(len(name) + len(value) for name, value in self.env.items())
         self._entry_point = entry_point
         self._likely = [(one, one.names_server(argv)) for one in dialects() if one.may_start(argv, env)]
@@ -212,6 +214,7 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
         tuple(_text(one.container.get("name")) for one in others),
         tuple(_rows(pod, everyone, dict(zip(map(id, found), kept, strict=True)))),
         group,
+        tuple(_text(one.container["name"]) for one in everyone if one.line.cut),
     )
 
 

@@ -127,7 +127,6 @@ def test_wrong_input_is_one_line_and_exit_2(
     ("name", "value"),
     [
         ("rate_window_seconds", 0.001),
-        ("xid_window_seconds", 0.001),
         ("latency_min_finished_per_second", 0),
         ("signature_batch_size", 7),
         ("signature_batch_size", 1e-9),

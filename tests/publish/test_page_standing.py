@@ -44,7 +44,7 @@ SAID = {
         "threshold 10 %, in 2 idle periods of 60.0 s",
         "kv_held_seconds",
     ),
-    "kv_exhaustion_ahead": ("40 % used, full in about 41 s", "threshold 60 s", "kv_seconds_to_full_warning"),
+    "kv_exhaustion_ahead": ("40 % used, full in about 41 s", "threshold 60 s", None),
     "prefix_cache_collapsed": ("fell to 10 % in the last 30 s", "best in 15 minutes: 80 %", None),
     "allocator_fragmentation": (
         "2.3 GiB reserved but not allocated",

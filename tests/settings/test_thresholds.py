@@ -97,7 +97,7 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
             "/thresholds.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio; allowed: up to 0.9",
         ),
         (
-            "confident: 0.5\nmemory_critical_ratio: 0.7\n",
+            "crash_loop_restarts: 4\nmemory_critical_ratio: 0.7\n",
             "/thresholds.yaml:2: memory_critical_ratio: 0.7 is below memory_warning_ratio; allowed: from 0.8 on",
         ),
         ("kv_full_ratio: 0.9\nkv_full_ratio: 0.8\n", "/thresholds.yaml:2: 'kv_full_ratio' given twice; allowed: once"),
@@ -118,8 +118,8 @@ def test_an_override_of_one_that_is_gone_says_so_in_one_line(tmp_path, name):
     assert said.endswith("; remove this line")
 
 
-def test_a_site_has_less_than_a_hundred_thresholds_to_move():
-    assert 60 <= len(NAMES) <= 120
+def test_each_one_that_a_site_may_move_says_when():
+    assert {e.name: e.change for e in T.settable() if not e.change or e.change.startswith(("not ", "never"))} == {}
 
 
 def test_the_command_ends_with_2_and_the_line(tmp_path, capsys):
@@ -180,7 +180,7 @@ def test_unknown_names_never_raise_anything_else(values):
 
 
 def test_the_settable_ones_are_few_and_no_constant_has_the_name_of_one():
-    assert len(T.settable()) <= 100
+    assert 60 <= len(T.settable()) <= 90
     folder = Path(thresholds.__file__).parent
     names = [set(yaml.safe_load((folder / name).read_text())) for name in ("thresholds.yaml", "constants.yaml")]
     assert not names[0] & names[1]

@@ -151,7 +151,7 @@ try-node:        ## the chart, the image and the toolbox on a node of a real kub
 # The one Python of this machine that has torch; nothing is installed for it.
 GPU_PYTHON := python3
 
-test-gpu:        ## ask a real NVIDIA card and driver whether all this is true there (20 minutes; ARGS="--list" says what)
+test-gpu:        ## ask a real NVIDIA GPU and driver whether all this is true there (20 minutes; ARGS="--list" says what)
 	@$(GPU_PYTHON) -m tools.gpu $(ARGS)
 
 lock:            ## renew requirements/*.txt

@@ -169,7 +169,7 @@ class Node:
         uuid = f"GPU-{slot}"
         if self.now < self._lost_until[slot]:
             return [GpuReading(uuid, slot, "nvidia", error="lost")]
-        card = GpuReading(
+        gpu = GpuReading(
             uuid,
             slot,
             "nvidia",
@@ -192,7 +192,7 @@ class Node:
             )
             for part in range(7 if self._split[slot] else 0)
         ]
-        return [card, *parts]
+        return [gpu, *parts]
 
     def _container(self, pod: Pod) -> ContainerReading:
         ended = Termination("OOMKilled", 137, self.now) if pod.restarts else None

@@ -18,25 +18,25 @@ from benchmarks import parts
 from benchmarks.node import measure
 
 PAGE: Final = Path(__file__).parents[1] / "docs/benchmarks.md"
-CARDS: Final = 8
+GPUS: Final = 8
 SIZES: Final = (8, 16, 32, 64)
 HEAD: Final = ("engines and partitions", "CPU of a core", "for each engine", "resident", "scrape p50", "p99", "start")
 LINEAR: Final = 1.25  # of what an engine of the smallest node costs: what a measurement may be off
 
 
 def partitioned(partitions: int) -> World:
-    """Eight cards with so many MIG instances in all; whole cards when there are no more than that."""
-    each = partitions // CARDS
+    """Eight GPUs with so many MIG instances in all; whole GPUs when there are no more than that."""
+    each = partitions // GPUS
     if each <= 1:
-        return World(gpus=[Gpu() for _ in range(CARDS)])
+        return World(gpus=[Gpu() for _ in range(GPUS)])
     return World(
         gpus=[
             Gpu(
                 mig=1,
                 max_mig=each,
-                migs=[Mig(f"MIG-{card:08x}-{slot:04x}-5000-8000-000000000000", gi=slot + 1) for slot in range(each)],
+                migs=[Mig(f"MIG-{gpu:08x}-{slot:04x}-5000-8000-000000000000", gi=slot + 1) for slot in range(each)],
             )
-            for card in range(CARDS)
+            for gpu in range(GPUS)
         ]
     )
 
@@ -50,7 +50,7 @@ def main() -> int:
     options = parser.parse_args()
     rows, found = [], {}
     for size in options.sizes:
-        cost = found[size] = measure(CARDS, size, options.seconds, slow=False, world=partitioned(size))
+        cost = found[size] = measure(GPUS, size, options.seconds, slow=False, world=partitioned(size))
         cpu = (f"{cost['cpu'] * 100:.2f} %", f"{cost['cpu'] * 100 / size:.3f} %")
         times = (f"{cost['p50'] * 1e3:.1f} ms", f"{cost['p99'] * 1e3:.1f} ms", f"{cost['start']:.2f} s")
         rows.append((f"{size}", *cpu, f"{cost['rss']:.1f} MiB", *times))

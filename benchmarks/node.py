@@ -74,7 +74,7 @@ def node(
 ) -> Iterator[tuple[int, str, float]]:
     """The engines and the exporter; yields (pid, url, seconds from start to the first good scrape).
 
-    ``world`` is what the driver tells, instead of ``gpus`` whole cards.
+    ``world`` is what the driver tells, instead of ``gpus`` whole GPUs.
     """
     library = build(workdir)
     write(workdir / "world", world or World(gpus=[Gpu() for _ in range(gpus)]))

@@ -21,7 +21,7 @@ from typing import Final
 from benchmarks.alerts.engine import Active, evaluate
 from benchmarks.alerts.series import SCRAPE_SECONDS, Series
 from kvpressure.demo.gpus import SimulatedGpu
-from kvpressure.demo.model import CARD_MEMORY_BYTES, LLAMA_2_13B
+from kvpressure.demo.model import GPU_MEMORY_BYTES, LLAMA_2_13B
 from kvpressure.demo.node import CONTAINER, NAMESPACE, PodChange, PodSpec, SimulatedNode
 from kvpressure.demo.requests import EngineConfig
 from kvpressure.demo.simulator import SimulatedEngine
@@ -39,9 +39,9 @@ WARM_SECONDS: Final = 7200  # longer than any range, ``for`` and keep_firing_for
 START: Final = 1_700_000_000.0
 POD: Final = "chat-13b-0"
 
-# What vLLM takes when nothing but the model is given: 0.92 of the card, 256 sequences. 2 % more of the card than the
+# What vLLM takes when nothing but the model is given: 0.92 of the GPU, 256 sequences. 2 % more of the GPU than the
 # profile's 0.9 is 1 670 more tokens of cache.
-_POOL_TOKENS: Final = LLAMA_2_13B.kv_pool_tokens + int(0.02 * CARD_MEMORY_BYTES / LLAMA_2_13B.kv_bytes_per_token)
+_POOL_TOKENS: Final = LLAMA_2_13B.kv_pool_tokens + int(0.02 * GPU_MEMORY_BYTES / LLAMA_2_13B.kv_bytes_per_token)
 ENGINE: Final = EngineConfig(
     LLAMA_2_13B, "chat-13b", max_model_len=4096, gpu_memory_utilization=0.92, kv_pool_tokens=_POOL_TOKENS
 )

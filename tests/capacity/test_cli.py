@@ -348,7 +348,7 @@ def test_a_smaller_token_budget_bounds_the_default_of_max_num_seqs(capsys: pytes
     assert (found["limits"]["max_num_seqs"], found["limits"]["max_num_batched_tokens"]) == (100, 100)
 
 
-def test_a_pool_larger_than_the_card_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_larger_than_the_gpu_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--kv-cache-memory", "100GB", status=1)
     assert "the GPU does not have enough memory" in found["problems"][0]
     assert found["warnings"] == []

@@ -42,11 +42,11 @@ def engine(shapes: ModelShapes, args: str = "", gpus: int = 1, served: str = "ow
     scrape = parse_scrape(
         PAGE.format(served), target="http://a:8000/metrics", time=1.0, pod="p", gpus=uuids, args=args.split()
     )
-    cards = [
+    readings = [
         GpuReading(uuid, n, "nvidia", "H100", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB)
         for n, uuid in enumerate(uuids)
     ]
-    return Pipeline(shapes=shapes).observe(Snapshot(1.0, gpus=tuple(cards), pages=(scrape,))).engines[0]
+    return Pipeline(shapes=shapes).observe(Snapshot(1.0, gpus=tuple(readings), pages=(scrape,))).engines[0]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_estimated_pool_is_what_a_real_server_had(recording: str, model: str
     assert abs(found.activations.bytes + found.non_torch.bytes - measured) < 0.3e9
 
 
-def test_parts_add_up_to_the_card() -> None:
+def test_parts_add_up_to_the_gpu() -> None:
     found = audit(
         named("llama-2-70b"), Parallel(4), 80 * 10**9, Limits(0.9, 256, 2048, 4096), StatedMemory(140 * 10**9)
     )
@@ -121,7 +121,7 @@ def test_unknown_weights_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("gib", "tokens", "seqs"), [(24, 2048, 256), (80, 8192, 1024), (192, 16384, 1024)])
-def test_defaults_follow_the_card(gib: int, tokens: int, seqs: int) -> None:
+def test_defaults_follow_the_gpu(gib: int, tokens: int, seqs: int) -> None:
     assert default_limits_for(gib * GIB, 4096) == Limits(0.92, seqs, tokens, 4096)
 
 

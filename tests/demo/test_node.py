@@ -1,4 +1,4 @@
-"""The machine around the engines: pods that come and go, cgroups, logs, cards, and the servers in front."""
+"""The machine around the engines: pods that come and go, cgroups, logs, GPUs, and the servers in front."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ def test_log_lines_are_those_that_the_exporter_recognises(node: SimulatedNode, c
     assert not node.logs()
 
 
-def test_every_pod_owns_one_card(node: SimulatedNode) -> None:
+def test_every_pod_owns_one_gpu(node: SimulatedNode) -> None:
     assert {(owner.pod, owner.shared) for owner in node.owners()} == {(CHAT, False), (CODE, False), (MAIL, False)}
     assert {owner.uuid for owner in node.owners()} == {gpu.uuid for gpu in node.gpus()}
 
 
-def test_cards_average_over_at_least_a_fifth_of_a_second(node: SimulatedNode, clock: Clock) -> None:
+def test_gpus_average_over_at_least_a_fifth_of_a_second(node: SimulatedNode, clock: Clock) -> None:
     node.gpus()
     clock.now += 20
     first = node.gpus()

@@ -261,8 +261,8 @@ def test_a_full_cache_of_13b_steps_in_46_ms_at_92_percent_utilization() -> None:
     assert done.kernel_seconds / done.step_seconds == pytest.approx(0.92, abs=0.01)
 
 
-def test_kv_bytes_and_pools_fit_the_card() -> None:
-    """Weights and the pool together are what 0.9 of the card leaves, for every model of the table."""
+def test_kv_bytes_and_pools_fit_the_gpu() -> None:
+    """Weights and the pool together are what 0.9 of the GPU leaves, for every model of the table."""
     for model in (LLAMA_2_13B, LLAMA_2_7B, OPT_2_7B, OPT_1_3B):
         used = model.weight_bytes + model.kv_pool_tokens * model.kv_bytes_per_token
         assert 0.85 < used / 68_416_438_272 < 0.9, model.name

@@ -185,8 +185,8 @@ def play(
     seconds: int,
     *,
     args: Sequence[str] = LIMIT,
-    cards: Sequence[Value] = (0.95,),
-    card: dict[str, Value] | None = None,
+    gpus: Sequence[Value] = (0.95,),
+    gpu: dict[str, Value] | None = None,
     step: float = 1.0,
     name: str = "NVIDIA H100 80GB HBM3",
     others: Sequence[dict[str, Value]] = (),
@@ -200,9 +200,9 @@ def play(
 ) -> Played:
     """Play a server for that many ticks of ``step`` seconds and tell what was said of its first engine.
 
-    ``cards``: NVML utilization of each GPU of the pod; ``card``: further fields of each. ``others``: further engines on
+    ``gpus``: NVML utilization of each GPU of the pod; ``gpu``: further fields of each. ``others``: further engines on
     the page. ``host``: fields of the container, as totals. ``page``: values of the whole page. ``neighbour``: another
-    pod has slices of the cards. ``used``: GiB of each card, ``own``: those that the driver says are the pod's.
+    pod has slices of the GPUs. ``used``: GiB of each GPU, ``own``: those that the driver says are the pod's.
     ``absent``: histograms that the page lacks.
     """
     engines = [_Engine(str(number)) for number in range(1 + len(others))]
@@ -213,7 +213,7 @@ def play(
             engine.step(step, _at(i, {"deferred": 0.0} | kind), absent)
             for engine, kind in zip(engines, (values, *others), strict=True)
         )
-        gpus = tuple(
+        devices = tuple(
             GpuReading(
                 f"GPU-{n}",
                 n,
@@ -222,12 +222,12 @@ def play(
                 memory_total_bytes=80 * GIB,
                 memory_used_bytes=_bytes(i, used),
                 processes=(GpuProcess(7, _bytes(i, own)),) if own is not None else (),
-                **({"utilization_ratio": _one(i, busy)} | _at(i, card or {})),
+                **({"utilization_ratio": _one(i, busy)} | _at(i, gpu or {})),
             )
-            for n, busy in enumerate(cards)
+            for n, busy in enumerate(gpus)
         )
         owners = (
-            tuple(GpuOwner(gpu.uuid, "ns", pod, "vllm", True) for gpu in gpus for pod in ("chat-0", "train-0"))
+            tuple(GpuOwner(device.uuid, "ns", pod, "vllm", True) for device in devices for pod in ("chat-0", "train-0"))
             if neighbour
             else ()
         )
@@ -241,13 +241,13 @@ def play(
             "vllm",
             args=tuple(args),
             engines=readings,
-            gpus=tuple(gpu.uuid for gpu in gpus),
+            gpus=tuple(device.uuid for device in devices),
             page=known,
         )
         state = pipeline.observe(
             Snapshot(
                 t,
-                gpus=gpus,
+                gpus=devices,
                 owners=owners,
                 containers=containers,
                 pages=(answered,),

@@ -46,15 +46,15 @@ def test_preemptions_of_a_while_ago_without_a_queue_are_not_pressure():
 
 
 @pytest.mark.parametrize(
-    ("args", "cards", "prompt"),
+    ("args", "gpus", "prompt"),
     [(LIMIT, (0.95,), 3000.0), (LIMIT, (0.5,), 800.0), ((), (0.5,), 800.0), (("--max-num-seqs", "6"), (0.95,), 3000.0)],
 )
-def test_a_queue_that_is_all_deferred_is_neither_the_limit_nor_the_gpu(args, cards, prompt):
+def test_a_queue_that_is_all_deferred_is_neither_the_limit_nor_the_gpu(args, gpus, prompt):
     """All LoRA slots are taken: six run, ten wait, and the rest of the machine has nothing to do with it."""
     said = play(
         60,
         args=args,
-        cards=cards,
+        gpus=gpus,
         running=6.0,
         waiting=10.0,
         deferred=10.0,
@@ -70,7 +70,7 @@ def test_a_queue_that_is_all_deferred_is_neither_the_limit_nor_the_gpu(args, car
     mixed = play(
         60,
         args=args,
-        cards=(0.95,),
+        gpus=(0.95,),
         running=6.0,
         waiting=10.0,
         deferred=4.0,
@@ -97,11 +97,11 @@ def test_cached_prompts_take_no_prefill(told):
         "queue": 3.0,
         "deferred": None,
     }
-    said = play(60, cards=(0.7,), **cached, **told)
+    said = play(60, gpus=(0.7,), **cached, **told)
     assert said.last.evidence["prefill_dominates"].value is False
     assert "450 of the prompt's computed" in said.last.evidence["prefill_dominates"].text
     assert "compute_bound" not in said.said(5)
-    assert play(60, cards=(0.7,), **cached).last.evidence["prefill_dominates"].value is True, (
+    assert play(60, gpus=(0.7,), **cached).last.evidence["prefill_dominates"].value is True, (
         "nothing is told of the cache"
     )
 
@@ -127,10 +127,10 @@ def test_a_queue_behind_a_prompt_that_may_not_fit_is_nothing_to_be_sure_of(args,
 def test_prompts_that_do_not_fit_are_pressure_at_any_level_when_requests_wait_for_capacity(
     kv, length, verdict, confident
 ):
-    said = play(60, cards=(0.7,), kv=kv, prompt=500.0, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5})
+    said = play(60, gpus=(0.7,), kv=kv, prompt=500.0, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5})
     assert (said.verdict, said.confidence >= CONFIDENT) == (verdict, confident)
     untold = play(
-        60, cards=(0.7,), kv=kv, prompt=500.0, deferred=None, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5}
+        60, gpus=(0.7,), kv=kv, prompt=500.0, deferred=None, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5}
     )
     assert untold.verdict == "unknown", (
         "an older server does not say what they wait for, and below 75 % it is seldom room"
@@ -140,7 +140,7 @@ def test_prompts_that_do_not_fit_are_pressure_at_any_level_when_requests_wait_fo
 def test_one_long_prompt_in_ten_may_be_the_one_that_blocks():
     said = play(
         80,
-        cards=(0.7,),
+        gpus=(0.7,),
         kv=0.70,
         prompt=500.0,
         **WAITS_FOR_ROOM | {"finished": 1.0, "length": cycle(*[1000.0] * 9, 45_000.0)},
@@ -162,7 +162,7 @@ WATTS = {"power_limit_watts": 700.0}
 
 
 @pytest.mark.parametrize(
-    ("cards", "card", "verdict", "at_most"),
+    ("gpus", "gpu", "verdict", "at_most"),
     [
         ((), {}, "compute_bound", 0.6),
         ((0.3,), {}, "compute_bound", 0.4),
@@ -173,8 +173,8 @@ WATTS = {"power_limit_watts": 700.0}
         ((0.95,), {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}, "compute_bound", 0.4),
     ],
 )
-def test_many_prompt_tokens_are_compute_bound_only_if_the_gpu_says_so_too(cards, card, verdict, at_most):
-    said = play(60, cards=cards, card=card, **RAG)
+def test_many_prompt_tokens_are_compute_bound_only_if_the_gpu_says_so_too(gpus, gpu, verdict, at_most):
+    said = play(60, gpus=gpus, gpu=gpu, **RAG)
     assert said.verdict == verdict
     assert said.confidence == pytest.approx(at_most)
     assert said.confidently(5) <= ({"compute_bound"} if at_most >= CONFIDENT else set())
@@ -184,7 +184,7 @@ def test_an_embedding_model_whose_gpu_waits_is_not_compute_bound():
     said = play(
         60,
         args=(),
-        cards=(0.25,),
+        gpus=(0.25,),
         running=8.0,
         waiting=20.0,
         kv=0.0,
@@ -198,7 +198,7 @@ def test_an_embedding_model_whose_gpu_waits_is_not_compute_bound():
 
 
 @pytest.mark.parametrize(
-    ("card", "confident"),
+    ("gpu", "confident"),
     [
         ({}, False),
         (WATTS | {"power_watts": 400.0}, False),
@@ -207,11 +207,11 @@ def test_an_embedding_model_whose_gpu_waits_is_not_compute_bound():
         ({"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}, False),
     ],
 )
-def test_utilization_alone_makes_nobody_sure_that_the_gpu_is_what_binds(card, confident):
+def test_utilization_alone_makes_nobody_sure_that_the_gpu_is_what_binds(gpu, confident):
     said = play(
         60,
-        cards=(0.95,),
-        card=card,
+        gpus=(0.95,),
+        gpu=gpu,
         running=cycle(50, 55, 60),
         waiting=20.0,
         kv=0.3,
@@ -236,17 +236,17 @@ BUSY_UNITS = {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.75, "sm_act
         (("--max-num-seqs", "64"), {"running": 64.0, "waiting": 2.0, "kv": 0.3, "generated": 2000.0, "prompt": 2000.0}),
     ],
 )
-@pytest.mark.parametrize("card", [{}, BUSY_UNITS])
-def test_the_moment_between_two_steps_is_no_queue(args, values, card):
+@pytest.mark.parametrize("gpu", [{}, BUSY_UNITS])
+def test_the_moment_between_two_steps_is_no_queue(args, values, gpu):
     """In every sample one or two of sixty wait, each for some milliseconds."""
-    said = play(60, args=args, card=card, finished=8.0, queue=0.015, **values)
+    said = play(60, args=args, gpu=gpu, finished=8.0, queue=0.015, **values)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
     assert said.confidently(5) == {"healthy"}
     assert "compute_bound" not in said.confidently(), "not even before anybody told how long they wait"
-    assert play(60, args=args, card=card, finished=8.0, queue=3.0, **values).verdict != "healthy", (
+    assert play(60, args=args, gpu=gpu, finished=8.0, queue=3.0, **values).verdict != "healthy", (
         "who waits seconds is in a queue"
     )
-    assert play(60, args=args, card=card, finished=8.0, queue=0.015, **values | {"waiting": 12.0}).verdict != "healthy"
+    assert play(60, args=args, gpu=gpu, finished=8.0, queue=0.015, **values | {"waiting": 12.0}).verdict != "healthy"
 
 
 def container(throttled=0.0, used=0.3, pressure=None):
@@ -276,15 +276,15 @@ FINE = {
     "host", [container(throttled=0.3), container(used=0.98, throttled=0.4), container(pressure=0.8)]
 )
 def test_a_short_cpu_that_harms_nobody_is_no_verdict(host):
-    said = play(60, cards=(0.7,), host=host, **FINE)
+    said = play(60, gpus=(0.7,), host=host, **FINE)
     assert said.verdict == "healthy"
-    for cards in ((), (0.4,)):
-        assert not play(60, cards=cards, host=host, **FINE).confidently(5) & {"host_bound"}, "a GPU or nobody is harmed"
+    for gpus in ((), (0.4,)):
+        assert not play(60, gpus=gpus, host=host, **FINE).confidently(5) & {"host_bound"}, "a GPU or nobody is harmed"
 
 
 @pytest.mark.parametrize("host", [container(throttled=0.3), container(used=0.98), container(pressure=0.8)])
 def test_a_short_cpu_with_a_queue_and_a_gpu_that_waits_is_host_bound(host):
-    said = play(60, cards=(0.4,), host=host, **FINE | {"waiting": 20.0, "queue": 4.0})
+    said = play(60, gpus=(0.4,), host=host, **FINE | {"waiting": 20.0, "queue": 4.0})
     assert (said.verdict, said.confidence >= CONFIDENT) == ("host_bound", True)
 
 
@@ -292,7 +292,7 @@ def test_a_model_that_computes_on_the_cpu_uses_it():
     """A CPU build of vLLM: 98 % of the limit and no GPU to wait."""
     said = play(
         60,
-        cards=(),
+        gpus=(),
         host=container(used=0.98, throttled=0.4),
         running=6.0,
         waiting=8.0,
@@ -306,7 +306,7 @@ def test_a_model_that_computes_on_the_cpu_uses_it():
 
 
 def test_an_idle_pod_is_idle_however_throttled():
-    assert play(30, cards=(0.0,), host=container(throttled=0.3), running=0.0, waiting=0.0, kv=0.0).verdict == "idle"
+    assert play(30, gpus=(0.0,), host=container(throttled=0.3), running=0.0, waiting=0.0, kv=0.0).verdict == "idle"
 
 
 LEFT = {
@@ -316,7 +316,7 @@ LEFT = {
     "generated": after(60, 600.0, 0.0),
     "prompt": after(60, 300.0, 0.0),
     "finished": after(60, 1.0, 0.0),
-    "cards": (after(60, 0.9, 0.0),),
+    "gpus": (after(60, 0.9, 0.0),),
 }
 SERVER = {r.PROCESS_CPU_SECONDS: lambda i: 0.3 * i}
 
@@ -343,8 +343,8 @@ def test_one_client_that_aborts_leaves_a_gauge_behind():
     "sign",
     [
         {"waiting": after(60, 0.0, 5.0)},
-        {"cards": (after(60, 0.9, 1.0),)},
-        {"cards": ()},
+        {"gpus": (after(60, 0.9, 1.0),)},
+        {"gpus": ()},
         {"page": SERVER | {r.PROCESS_OPEN_FDS: after(70, 60.0, 75.0)}},
     ],
     ids=["a queue", "a busy GPU", "no GPU seen", "clients come"],
@@ -361,21 +361,21 @@ def test_kernels_are_compiled_for_the_first_request():
         waiting=0.0,
         kv=0.002,
         generated=after(70, 0.0, 40.0),
-        cards=(after(70, 0.0, 0.6),),
+        gpus=(after(70, 0.0, 0.6),),
     )
     assert "stalled" not in said.said()
     assert said.verdict == "healthy"
-    assert "stalled" in play(160, running=after(20, 0.0, 1.0), waiting=0.0, kv=0.002, cards=(0.0,)).said(), (
+    assert "stalled" in play(160, running=after(20, 0.0, 1.0), waiting=0.0, kv=0.002, gpus=(0.0,)).said(), (
         "not for ever"
     )
 
 
 def test_an_engine_that_sleeps_is_not_stalled():
-    said = play(60, asleep=1.0, running=0.0, waiting=3.0, kv=0.0, cards=(0.0,))
+    said = play(60, asleep=1.0, running=0.0, waiting=3.0, kv=0.0, gpus=(0.0,))
     assert said.said(2) == {"unknown"}
     assert "asleep" in said.last.missing[0]
-    assert play(60, asleep=1.0, running=0.0, waiting=0.0, kv=0.0, cards=(0.0,)).verdict == "idle"
-    assert play(60, asleep=0.0, running=0.0, waiting=3.0, kv=0.0, cards=(0.0,)).verdict == "stalled"
+    assert play(60, asleep=1.0, running=0.0, waiting=0.0, kv=0.0, gpus=(0.0,)).verdict == "idle"
+    assert play(60, asleep=0.0, running=0.0, waiting=3.0, kv=0.0, gpus=(0.0,)).verdict == "stalled"
 
 
 def test_a_grammar_that_compiles_is_the_host():
@@ -386,7 +386,7 @@ def test_a_grammar_that_compiles_is_the_host():
         "kv": after(40, 0.1, 0.0),
         "generated": after(40, 200.0, 0.0),
         "prompt": after(40, 200.0, 0.0),
-        "cards": (after(40, 0.7, 0.0),),
+        "gpus": (after(40, 0.7, 0.0),),
     }
     used = container() | {"cpu_usage_seconds": lambda i: min(i, 40) * 1.0 + max(0, i - 40) * 3.95}
     said = play(140, host=used, **values)
@@ -434,8 +434,8 @@ NOTHING = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
     [(("--max-num-seqs", "256", "--data-parallel-size", "8"), [NOTHING] * 7), (LIMIT, []), ((), [])],
     ids=["seven ranks without work", "an engine on one of eight", "arguments not known"],
 )
-def test_cards_that_do_nothing_are_not_averaged_in(args, others):
-    said = play(60, args=args, others=others, cards=(0.95, *[0.0] * 7), **SIX)
+def test_gpus_that_do_nothing_are_not_averaged_in(args, others):
+    said = play(60, args=args, others=others, gpus=(0.95, *[0.0] * 7), **SIX)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
     assert said.last.documented_signature["gpu_utilization_low"] is False
     assert said.last.evidence["gpu_starved"].value is not True
@@ -443,22 +443,22 @@ def test_cards_that_do_nothing_are_not_averaged_in(args, others):
 
 def test_a_starved_engine_beside_a_busy_one_is_not_known_to_be_starved():
     two = ("--max-num-seqs", "256", "--data-parallel-size", "2")
-    said = play(60, args=two, others=[SIX], cards=(0.1, 0.95), **SIX)
+    said = play(60, args=two, others=[SIX], gpus=(0.1, 0.95), **SIX)
     assert said.last.evidence["gpu_starved"].value is None
-    assert play(60, args=two, others=[SIX], cards=(0.1, 0.08), **SIX).last.evidence["gpu_starved"].value is True
+    assert play(60, args=two, others=[SIX], gpus=(0.1, 0.08), **SIX).last.evidence["gpu_starved"].value is True
     sharded = ("--max-num-seqs", "256", "-tp", "2")
-    assert play(60, args=sharded, cards=(0.1, 0.95), **SIX).last.evidence["gpu_starved"].value is False, (
+    assert play(60, args=sharded, gpus=(0.1, 0.95), **SIX).last.evidence["gpu_starved"].value is False, (
         "one of them works hard"
     )
-    assert play(60, args=sharded, cards=(0.1, 0.08), **SIX).verdict == "host_bound"
+    assert play(60, args=sharded, gpus=(0.1, 0.08), **SIX).verdict == "host_bound"
 
 
-def test_a_busy_card_of_another_engine_saturates_nobody():
+def test_a_busy_gpu_of_another_engine_saturates_nobody():
     queue = SIX | {"waiting": 10.0, "queue": 4.0, "prompt": 6000.0}
-    said = play(60, args=("--max-num-seqs", "256", "-dp", "2"), others=[SIX], cards=(0.3, 0.95), **queue)
+    said = play(60, args=("--max-num-seqs", "256", "-dp", "2"), others=[SIX], gpus=(0.3, 0.95), **queue)
     assert said.last.evidence["gpu_saturated"].value is None
     assert not said.confidently(5)
-    both = play(60, args=("--max-num-seqs", "256", "-dp", "2"), others=[SIX], cards=(0.9, 0.95), **queue)
+    both = play(60, args=("--max-num-seqs", "256", "-dp", "2"), others=[SIX], gpus=(0.9, 0.95), **queue)
     assert both.last.evidence["gpu_saturated"].value is True
 
 
@@ -545,12 +545,12 @@ DECODES = READS | {"generated": 2000.0, "prompt": 2000.0}
 
 
 @pytest.mark.parametrize(
-    "card", [COMPUTES, WATTS | {"power_watts": 680.0}, {}], ids=["profiling", "power", "utilization alone"]
+    "gpu", [COMPUTES, WATTS | {"power_watts": 680.0}, {}], ids=["profiling", "power", "utilization alone"]
 )
 @pytest.mark.parametrize("load", [EMBEDS, READS], ids=["an embedding server", "prompts"])
-def test_a_limit_that_is_reached_on_a_saturated_gpu_is_nothing_to_be_sure_of(load, card):
+def test_a_limit_that_is_reached_on_a_saturated_gpu_is_nothing_to_be_sure_of(load, gpu):
     """More requests at once would not be served faster: no raise is recommended."""
-    said = play(60, args=("--max-num-seqs", "64"), cards=(1.0,), card=card, running=64.0, waiting=50.0, **load)
+    said = play(60, args=("--max-num-seqs", "64"), gpus=(1.0,), gpu=gpu, running=64.0, waiting=50.0, **load)
     assert said.verdict == "concurrency_limited"
     assert not said.confidently(5)
     assert said.last.opposing
@@ -558,7 +558,7 @@ def test_a_limit_that_is_reached_on_a_saturated_gpu_is_nothing_to_be_sure_of(loa
 
 
 @pytest.mark.parametrize(
-    ("load", "card"),
+    ("load", "gpu"),
     [
         (READS, {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}),
         (READS, WATTS | {"power_watts": 300.0}),
@@ -567,23 +567,23 @@ def test_a_limit_that_is_reached_on_a_saturated_gpu_is_nothing_to_be_sure_of(loa
         (DECODES, {}),
     ],
 )
-def test_a_limit_that_is_reached_on_a_gpu_that_could_do_more_is_the_limit(load, card):
-    said = play(60, args=("--max-num-seqs", "64"), card=card, running=64.0, waiting=50.0, **load)
+def test_a_limit_that_is_reached_on_a_gpu_that_could_do_more_is_the_limit(load, gpu):
+    said = play(60, args=("--max-num-seqs", "64"), gpu=gpu, running=64.0, waiting=50.0, **load)
     assert said.confidently(5) == {"concurrency_limited"}
     assert said.states[-1].limits["max_num_seqs"].recommended == 128
 
 
 def test_gauges_left_over_beside_a_busy_neighbour_page_nobody():
-    """The card is time-sliced, and the other pod keeps it busy."""
-    left = LEFT | {"cards": (0.9,)}
-    assert "stalled" in play(160, **left).confidently(60), "alone on the card it computes, and nothing comes out"
+    """The GPU is time-sliced, and the other pod keeps it busy."""
+    left = LEFT | {"gpus": (0.9,)}
+    assert "stalled" in play(160, **left).confidently(60), "alone on the GPU it computes, and nothing comes out"
     said = play(160, neighbour=True, **left)
     assert "stalled" not in said.confidently()
     assert said.last.evidence["gpu_idle"].value is None
 
 
-@pytest.mark.parametrize("card", [{}, COMPUTES], ids=["utilization", "profiling"])
-def test_a_card_that_a_neighbour_saturates_says_nothing_of_this_engine(card):
+@pytest.mark.parametrize("gpu", [{}, COMPUTES], ids=["utilization", "profiling"])
+def test_a_gpu_that_a_neighbour_saturates_says_nothing_of_this_engine(gpu):
     load = {
         "running": cycle(4, 5, 6),
         "waiting": 15.0,
@@ -594,14 +594,14 @@ def test_a_card_that_a_neighbour_saturates_says_nothing_of_this_engine(card):
         "queue": 6.0,
         "length": 1000.0,
     }
-    said = play(90, cards=(0.98,), card=card, neighbour=True, **load)
+    said = play(90, gpus=(0.98,), gpu=gpu, neighbour=True, **load)
     assert not said.confidently(5)
     assert said.last.evidence["gpu_saturated"].value is None
-    assert play(90, cards=(0.98,), card=card, **load).confidently(5) == {"compute_bound"}
+    assert play(90, gpus=(0.98,), gpu=gpu, **load).confidently(5) == {"compute_bound"}
 
 
-def test_a_card_with_neighbours_that_does_little_does_little_for_each():
-    said = play(60, cards=(0.1,), neighbour=True, **SIX)
+def test_a_gpu_with_neighbours_that_does_little_does_little_for_each():
+    said = play(60, gpus=(0.1,), neighbour=True, **SIX)
     assert [said.last.evidence[name].value for name in ("gpu_starved", "gpu_saturated", "gpu_utilization_low")] == [
         True,
         False,
@@ -611,16 +611,16 @@ def test_a_card_with_neighbours_that_does_little_does_little_for_each():
 
 @pytest.mark.parametrize(("own", "leaks"), [(None, None), (38.0, False), (lambda i: 30.0 + 0.02 * i, True)])
 def test_what_a_neighbour_allocates_is_no_leak_of_an_idle_engine(own, leaks):
-    grows = {"used": lambda i: 40.0 + 0.02 * i, "step": 10.0, "cards": (0.5,)}
+    grows = {"used": lambda i: 40.0 + 0.02 * i, "step": 10.0, "gpus": (0.5,)}
     assert play(150, neighbour=True, own=own, **grows, **NOTHING).last.conditions["memory_leak_idle"] is leaks
-    assert play(150, **grows, **NOTHING).last.conditions["memory_leak_idle"] is True, "alone on the card"
+    assert play(150, **grows, **NOTHING).last.conditions["memory_leak_idle"] is True, "alone on the GPU"
 
 
 @pytest.mark.parametrize(("own", "high"), [(None, None), (36.0, False), (60.0, True)])
 def test_what_a_neighbour_holds_is_not_above_this_engines_share(own, high):
     share = {"args": (*LIMIT, "--gpu-memory-utilization", "0.45"), "used": 72.0}
     assert play(10, neighbour=True, own=own, **share, **SIX).last.conditions["baseline_too_high"] is high
-    assert play(10, **share, **SIX).last.conditions["baseline_too_high"] is True, "alone on the card"
+    assert play(10, **share, **SIX).last.conditions["baseline_too_high"] is True, "alone on the GPU"
 
 
 def connected(role):
@@ -639,7 +639,7 @@ FETCHES = OLD | {"running": cycle(28, 30, 33), "generated": 800.0, "prompt": 800
 ADAPTERS = OLD | {"running": cycle(5, 6, 7), "generated": 300.0, "prompt": 3000.0, "length": 1000.0}
 
 
-@pytest.mark.parametrize("card", [{}, BUSY_UNITS, COMPUTES], ids=["utilization", "memory busy", "tensor units busy"])
+@pytest.mark.parametrize("gpu", [{}, BUSY_UNITS, COMPUTES], ids=["utilization", "memory busy", "tensor units busy"])
 @pytest.mark.parametrize(
     ("args", "load"),
     [
@@ -649,20 +649,19 @@ ADAPTERS = OLD | {"running": cycle(5, 6, 7), "generated": 300.0, "prompt": 3000.
         (("--kv-transfer-config.kv_role", "kv_consumer"), FETCHES),
     ],
 )
-def test_who_may_wait_for_something_else_makes_nobody_sure_of_the_gpu(args, load, card):
+def test_who_may_wait_for_something_else_makes_nobody_sure_of_the_gpu(args, load, gpu):
     """Requests that wait for KV blocks from elsewhere or for the slot of an adapter, on a server that does
     not tell them apart.
     """
-    said = play(60, args=args, card=card, **load)
+    said = play(60, args=args, gpu=gpu, **load)
     assert not said.confidently(5)
     assert said.last.evidence["queue_for_capacity"].value is None
     assert "LoRA slot" in said.last.missing[0]
     assert (
-        play(60, args=args, card=card, host=container(throttled=0.4), **load | {"cards": (0.4,)}).confidently(5)
-        == set()
+        play(60, args=args, gpu=gpu, host=container(throttled=0.4), **load | {"gpus": (0.4,)}).confidently(5) == set()
     ), "nor the host"
     told = {"deferred": 0.0, "computed": 8000.0}
-    assert play(60, args=args, card=COMPUTES, **load | told).confidently(5) == {"compute_bound"}, (
+    assert play(60, args=args, gpu=COMPUTES, **load | told).confidently(5) == {"compute_bound"}, (
         "told, and for none of it"
     )
 
@@ -689,8 +688,8 @@ def test_a_full_cache_is_one_whatever_else_requests_may_wait_for(args):
 def test_a_cache_beside_one_server_takes_no_confidence_away():
     """LMCache loads within the step and serves one server: no request waits for its blocks, and nobody pulls them."""
     beside = (*LIMIT, "--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}')
-    assert "compute_bound" in play(60, args=beside, card=COMPUTES, **FETCHES).confidently(5)
-    assert play(60, args=beside, host=container(throttled=0.4), **FETCHES | {"cards": (0.4,)}).confidently(5) == {
+    assert "compute_bound" in play(60, args=beside, gpu=COMPUTES, **FETCHES).confidently(5)
+    assert play(60, args=beside, host=container(throttled=0.4), **FETCHES | {"gpus": (0.4,)}).confidently(5) == {
         "host_bound"
     }
     long = (
@@ -711,7 +710,7 @@ def test_blocks_that_wait_to_be_pulled_are_nothing_to_cut_the_batch_for(role):
         "prompt": 8000.0,
         "length": 2500.0,
         "output": 1.0,
-        "cards": (0.3,),
+        "gpus": (0.3,),
     }
     said = play(120, args=connected(role), running=cycle(0, 1, 0), **holds)
     assert not said.confidently(5)
@@ -735,7 +734,7 @@ def test_requests_whose_blocks_are_on_their_way_page_nobody_for_a_stall():
         "kv": after(40, 0.1, 0.3),
         "generated": after(40, 200.0, 0.0),
         "prompt": after(40, 200.0, 0.0),
-        "cards": (after(40, 0.7, 0.0),),
+        "gpus": (after(40, 0.7, 0.0),),
     }
     assert "stalled" not in play(100, args=connected("kv_consumer"), **gone).confidently()
     assert "stalled" in play(100, args=LORA, **gone).confidently(), "nothing runs, so every slot is free"
@@ -744,7 +743,7 @@ def test_requests_whose_blocks_are_on_their_way_page_nobody_for_a_stall():
 ON_CPU = {
     "running": 1.0,
     "waiting": 0.0,
-    "cards": (),
+    "gpus": (),
     "kv": lambda i: 0.05 if i % 70 < 1 else 0.2 + 0.001 * max(0, i % 70 - 45),
     "generated": lambda i: 4.0 if i % 70 >= 45 else 0.0,
     "prompt": lambda i: 4000.0 if i % 70 == 45 else 0.0,
@@ -776,7 +775,7 @@ WHOLE = {
     "generated": after(40, 30.0, 0.0),
     "prompt": after(40, 100.0, 0.0),
     "finished": after(40, 1.0, 0.0),
-    "cards": (after(40, 0.5, 1.0),),
+    "gpus": (after(40, 0.5, 1.0),),
 }
 
 
@@ -791,7 +790,7 @@ def test_a_prompt_that_is_computed_as_a_whole_is_no_stall(args, kind):
     assert "stalled" not in said.said()
     assert "computed as a whole" in said.last.missing[0]
     assert play(140, args=args, **WHOLE | kind).verdict == "stalled", "not for ever"
-    assert play(85, args=args, **WHOLE | kind | {"cards": (after(40, 0.5, 0.0),)}).verdict == "stalled", (
+    assert play(85, args=args, **WHOLE | kind | {"gpus": (after(40, 0.5, 0.0),)}).verdict == "stalled", (
         "nothing computes"
     )
     assert play(85, args=args, **WHOLE | kind | {"running": 2.0, "kv": 0.3}).verdict == "stalled", "nothing was let in"
@@ -825,7 +824,7 @@ def test_a_watermark_lowers_the_level_of_a_full_cache():
 def test_a_small_model_at_its_usual_speed_is_not_surely_host_bound():
     """It keeps a tenth of the GPU busy and nobody waits: once its own normal is known, nothing is wrong."""
     small = {
-        "cards": (0.10,),
+        "gpus": (0.10,),
         "running": 4.0,
         "waiting": 0.0,
         "kv": 0.02,
@@ -839,9 +838,9 @@ def test_a_small_model_at_its_usual_speed_is_not_surely_host_bound():
 
 
 def test_gauges_left_over_on_one_rank_of_several_page_nobody():
-    """The cards of the other ranks compute; which of them is this one's is not known."""
+    """The GPUs of the other ranks compute; which of them is this one's is not known."""
     two = ("--max-num-seqs", "256", "-dp", "2")
-    said = play(160, args=two, others=[SIX], **LEFT | {"cards": (after(60, 0.9, 0.0), 0.9)})
+    said = play(160, args=two, others=[SIX], **LEFT | {"gpus": (after(60, 0.9, 0.0), 0.9)})
     assert "stalled" not in said.confidently()
 
 
@@ -868,8 +867,8 @@ def test_where_the_room_is_not_known_half_a_cache_leaves_doubt(args):
 
 def test_a_cpu_that_stops_most_of_the_time_is_the_cause_before_any_normal_is_known():
     light = FINE | {"running": 6.0, "generated": 200.0}
-    assert play(40, cards=(0.4,), host=container(throttled=0.8), **light).confidently(20) == {"host_bound"}
-    assert not play(40, cards=(0.4,), host=container(throttled=0.3), **light).confidently(20)
-    assert not play(40, cards=(), host=container(throttled=0.8), **light).confidently(20), "it may compute on the CPU"
-    calm = play(120, step=5.0, cards=(0.4,), host=container(throttled=0.8), **light)
+    assert play(40, gpus=(0.4,), host=container(throttled=0.8), **light).confidently(20) == {"host_bound"}
+    assert not play(40, gpus=(0.4,), host=container(throttled=0.3), **light).confidently(20)
+    assert not play(40, gpus=(), host=container(throttled=0.8), **light).confidently(20), "it may compute on the CPU"
+    calm = play(120, step=5.0, gpus=(0.4,), host=container(throttled=0.8), **light)
     assert not calm.confidently(100), "it has always been like that, and nobody waits"

@@ -58,7 +58,7 @@ def test_requests_that_nobody_answers_are_neither_idle_nor_healthy():
     ids=["hardly any tokens", "prefill starves decoding", "as ever", "embeddings"],
 )
 def test_running_requests_that_hardly_get_tokens_are_not_healthy(change, verdict, confident):
-    said = play(60, cards=(0.9,), **CALM | {"finished": 0.0} | change)
+    said = play(60, gpus=(0.9,), **CALM | {"finished": 0.0} | change)
     assert (said.verdict, said.confidence >= CONFIDENT) == (verdict, confident)
     assert confident or "healthy" not in said.confidently(20)
 
@@ -81,15 +81,13 @@ STUCK = {"running": 6.0, "waiting": 8.0, "kv": 0.4, "generated": after(5, 300.0,
 
 
 def test_a_queue_that_stayed_behind_is_no_stall_when_the_clients_are_gone():
-    gone = play(60, cards=(0.0,), page={r.PROCESS_OPEN_FDS: after(8, 60.0, 40.0), r.HTTP_PREFIX + "2xx": 90.0}, **STUCK)
+    gone = play(60, gpus=(0.0,), page={r.PROCESS_OPEN_FDS: after(8, 60.0, 40.0), r.HTTP_PREFIX + "2xx": 90.0}, **STUCK)
     assert gone.verdict == "unknown"
     assert gone.last.conditions["metrics_frozen"] is True
     assert "stalled" not in gone.confidently()
-    there = play(60, cards=(0.0,), page={r.PROCESS_OPEN_FDS: 60.0, r.HTTP_PREFIX + "2xx": 90.0}, **STUCK)
+    there = play(60, gpus=(0.0,), page={r.PROCESS_OPEN_FDS: 60.0, r.HTTP_PREFIX + "2xx": 90.0}, **STUCK)
     assert (there.verdict, there.confidence >= CONFIDENT) == ("stalled", True)
-    busy = play(
-        60, cards=(0.97,), page={r.PROCESS_OPEN_FDS: after(8, 60.0, 40.0), r.HTTP_PREFIX + "2xx": 90.0}, **STUCK
-    )
+    busy = play(60, gpus=(0.97,), page={r.PROCESS_OPEN_FDS: after(8, 60.0, 40.0), r.HTTP_PREFIX + "2xx": 90.0}, **STUCK)
     assert busy.verdict == "stalled", "the GPU is at work"
 
 
@@ -97,8 +95,8 @@ def test_a_queue_that_stayed_behind_is_no_stall_when_the_clients_are_gone():
     ("sign", "confident"),
     [
         ({}, False),
-        ({"cards": (0.0,)}, False),
-        ({"cards": (0.97,)}, True),
+        ({"gpus": (0.0,)}, False),
+        ({"gpus": (0.97,)}, True),
         ({"waiting": after(8, 8.0, 11.0)}, True),
         ({"page": {r.PROCESS_OPEN_FDS: 60.0}}, True),
     ],
@@ -106,7 +104,7 @@ def test_a_queue_that_stayed_behind_is_no_stall_when_the_clients_are_gone():
 )
 def test_a_queue_that_only_unmoving_gauges_show_is_no_sure_stall(sign, confident):
     """A load test aborted all at once leaves running and waiting gauges behind for ever."""
-    said = play(60, **STUCK | {"cards": ()} | sign)
+    said = play(60, **STUCK | {"gpus": ()} | sign)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("stalled", confident)
     assert said.last.conditions["metrics_frozen"] is (None if confident else True)
 
@@ -248,7 +246,7 @@ def test_arguments_that_the_batch_contradicts_may_be_outdated():
     said = play(
         60,
         args=("--max-num-seqs", "64"),
-        cards=(0.7,),
+        gpus=(0.7,),
         running=8.0,
         waiting=10.0,
         kv=0.3,
@@ -305,11 +303,11 @@ def test_deferred_requests_that_fill_the_limit_are_named():
     """
     full = {"running": 4.0, "waiting": 60.0, "deferred": 60.0, "kv": 0.2, "generated": 4.0, "prompt": 2000.0}
     stuck = full | {"waiting": 80.0, "finished": 0.0, "queue": 60.0}
-    said = play(60, args=("--max-num-seqs", "64"), cards=(0.99,), **stuck)
+    said = play(60, args=("--max-num-seqs", "64"), gpus=(0.99,), **stuck)
     assert said.verdict == "unknown"
     assert "may count against it" in said.last.missing[0]
     for other in ({"deferred": 20.0}, {"deferred": 0.0}, {"finished": 2.0}):
-        assert play(60, args=("--max-num-seqs", "64"), cards=(0.99,), **stuck | other).verdict == "compute_bound"
+        assert play(60, args=("--max-num-seqs", "64"), gpus=(0.99,), **stuck | other).verdict == "compute_bound"
 
 
 def test_health_is_not_sure_while_scrapes_fail():
@@ -326,36 +324,34 @@ def test_health_is_not_sure_while_scrapes_fail():
 def test_a_short_cpu_does_not_explain_a_queue_of_prompts_nor_steps_as_fast_as_ever():
     contended = {"cpu_pressure_some_ratio": 0.8}
     prompts = CALM | {"waiting": 5.0, "queue": 6.0, "generated": 5.0, "prompt": 3000.0}
-    assert play(60, cards=(), host=contended, **prompts).verdict == "compute_bound"
-    assert play(60, cards=(), host=contended, **prompts | {"prompt": 20.0}).verdict == "host_bound"
-    assert play(100, cards=(), host=contended, **CALM | {"token": 0.02}).verdict == "healthy"
+    assert play(60, gpus=(), host=contended, **prompts).verdict == "compute_bound"
+    assert play(60, gpus=(), host=contended, **prompts | {"prompt": 20.0}).verdict == "host_bound"
+    assert play(100, gpus=(), host=contended, **CALM | {"token": 0.02}).verdict == "healthy"
     slower = CALM | {"token": after(50, 0.02, 0.1), "generated": after(50, 250.0, 50.0)}
-    assert play(100, cards=(), host=contended, **slower).verdict == "host_bound"
+    assert play(100, gpus=(), host=contended, **slower).verdict == "host_bound"
     throttled = {"cpu_periods": lambda i: i * 10, "cpu_throttled_periods": lambda i: max(0, i - 50) * 9}
-    assert "host_bound" in play(100, cards=(), host=throttled, **slower).confidently(80)
-    assert not play(100, cards=(), host=throttled, **CALM | {"token": 0.02}).confidently(80) & {"host_bound"}
+    assert "host_bound" in play(100, gpus=(), host=throttled, **slower).confidently(80)
+    assert not play(100, gpus=(), host=throttled, **CALM | {"token": 0.02}).confidently(80) & {"host_bound"}
 
 
 def test_time_lost_outside_the_engine_is_the_host():
     outside = CALM | {"outside": 14.0}
-    assert play(60, cards=(), **outside).verdict == "host_bound"
-    assert not play(60, cards=(), **outside).confidently(5)
-    assert play(60, cards=(), **CALM | {"outside": 1.0}).verdict == "healthy"
+    assert play(60, gpus=(), **outside).verdict == "host_bound"
+    assert not play(60, gpus=(), **outside).confidently(5)
+    assert play(60, gpus=(), **CALM | {"outside": 1.0}).verdict == "healthy"
 
 
 def test_requests_that_wait_for_tokens_outside_the_engine_are_the_host():
     """Images are prepared in front of the engine: 30 s to the first token of two requests a second, five in flight."""
     slow = CALM | {"finished": 2.0, "queue": 0.0, "prefill": after(300, 0.5, 30.0)}
-    said = play(500, cards=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **slow)
+    said = play(500, gpus=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **slow)
     assert said.verdict == "host_bound"
     assert not said.confidently(400)
     inside = slow | {"running": after(300, 5.0, 65.0)}
-    assert play(500, cards=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **inside).verdict == "healthy", "they run"
+    assert play(500, gpus=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **inside).verdict == "healthy", "they run"
     few = slow | {"finished": 0.05}
-    assert play(500, cards=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **few).verdict == "healthy", (
-        "one request at a time"
-    )
-    young = play(100, cards=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **slow | {"prefill": 30.0})
+    assert play(500, gpus=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **few).verdict == "healthy", "one request at a time"
+    young = play(100, gpus=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **slow | {"prefill": 30.0})
     assert young.verdict == "healthy", "what was in flight before is unknown"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.cards import Build
+from tests.gpu.nodes import Build
 from tests.sources.gpu.amd import smi_stub
 from tests.sources.gpu.nvml_stub import build
 

@@ -20,7 +20,7 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.sources.base import NothingHere
 from kvpressure.sources.gpu.amd.source import AmdSource
-from tests.gpu.cards import Build
+from tests.gpu.nodes import Build
 from tests.sources.gpu.amd import trees
 from tests.sources.gpu.amd.test_sysfs import Clock, Given
 from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
@@ -201,15 +201,15 @@ def amd_truth(parts: int) -> dict[str, float]:
 
 
 def broken_trees(where: Path) -> Iterator[tuple[Path, bool]]:
-    """Trees in which some files of the first card are gone or hold junk, and whether the card is split."""
+    """Trees in which some files of the first GPU are gone or hold junk, and whether the GPU is split."""
     for number in range(EXAMPLES):
         draw = random.Random(number)
         split = number % 3 == 0
         root = where / str(number)
         (trees.mi300x_cpx(root, 1) if split else trees.mi300x(root, 2))
-        card = root / "devices/pci0000:00/0000:05:00.0"
+        gpu = root / "devices/pci0000:00/0000:05:00.0"
         for name in draw.sample(FILES, draw.randint(1, 5)):
-            path = next(card.glob(name))
+            path = next(gpu.glob(name))
             if draw.random() < 0.4:
                 path.unlink()
             else:
@@ -220,12 +220,12 @@ def broken_trees(where: Path) -> Iterator[tuple[Path, bool]]:
 
 def test_amd_pages_hold_the_truth_or_nothing(tmp_path: Path) -> None:
     shown: set[str] = set()
-    only_card_is_nobodys: list[bool] = []
+    only_gpu_is_nobodys: list[bool] = []
     for root, split in broken_trees(tmp_path):
         try:
             gpus = AmdSource(Given(root), Clock()).read().gpus or ()
-        except NothingHere:  # the only card does not say that it is AMD's
-            only_card_is_nobodys.append(split)
+        except NothingHere:  # the only GPU does not say that it is AMD's
+            only_gpu_is_nobodys.append(split)
             continue
         whole = {**amd_truth(1), "memory_used_bytes": float(97 * GIB)} if split else amd_truth(1)
         truth = {gpu.uuid: amd_truth(8) if gpu.parent_uuid else whole for gpu in gpus}
@@ -233,37 +233,37 @@ def test_amd_pages_hold_the_truth_or_nothing(tmp_path: Path) -> None:
         check(found, truth)
         shown |= {name.removeprefix("kvpressure_gpu_") for name, _ in found}
     assert shown == {*(name for name in NEVER_ZERO if "activity" not in name and "reserved" not in name), "up"}
-    assert all(only_card_is_nobodys)
+    assert all(only_gpu_is_nobodys)
 
 
-# --- cards that are split ---------------------------------------------------------------------------------------------
+# --- GPUs that are split ---------------------------------------------------------------------------------------------
 
 
-def split_card(vendor: str, *parts: Mapping[str, int | None]) -> tuple[GpuReading, ...]:
-    """A card of 80 GiB, 60 of them used, and its parts."""
-    card = GpuReading(
+def split_gpu(vendor: str, *parts: Mapping[str, int | None]) -> tuple[GpuReading, ...]:
+    """A GPU of 80 GiB, 60 of them used, and its parts."""
+    gpu = GpuReading(
         "GPU-1", 0, vendor, memory_total_bytes=80, memory_used_bytes=60, memory_reserved_bytes=2, power_watts=350.0
     )
     return (
-        card,
+        gpu,
         *(GpuReading(f"part-{n}", 0, vendor, parent_uuid="GPU-1", **fields) for n, fields in enumerate(parts)),
     )
 
 
-def of_card(found: Page) -> set[str]:
+def of_gpu(found: Page) -> set[str]:
     return {name.removeprefix("kvpressure_gpu_") for name, uuid in found if uuid == "GPU-1"}
 
 
-def test_a_card_does_not_repeat_the_memory_that_its_instances_tell() -> None:
+def test_a_gpu_does_not_repeat_the_memory_that_its_instances_tell() -> None:
     part = {"memory_total_bytes": 10, "memory_used_bytes": 6, "memory_reserved_bytes": 1}
-    assert of_card(page(split_card("nvidia", part, part))) == {"up", "power_watts"}
+    assert of_gpu(page(split_gpu("nvidia", part, part))) == {"up", "power_watts"}
 
 
-def test_what_the_parts_do_not_tell_stays_with_the_card() -> None:
+def test_what_the_parts_do_not_tell_stays_with_the_gpu() -> None:
     """MI300X in CPX mode under a driver that does not tell what each partition holds: totals there, use here."""
     part = {"memory_total_bytes": 40, "memory_used_bytes": None}
-    found = page(split_card("amd", part, part))
-    assert of_card(found) == {"up", "power_watts", "memory_used_bytes", "memory_reserved_bytes"}
+    found = page(split_gpu("amd", part, part))
+    assert of_gpu(found) == {"up", "power_watts", "memory_used_bytes", "memory_reserved_bytes"}
     sums = {
         short: sum(value for (name, _), value in found.items() if name == f"kvpressure_gpu_memory_{short}_bytes")
         for short in ("total", "used", "reserved")
@@ -271,21 +271,21 @@ def test_what_the_parts_do_not_tell_stays_with_the_card() -> None:
     assert sums == {"total": 80, "used": 60, "reserved": 2}
 
 
-def test_one_silent_instance_does_not_bring_the_cards_figures_back() -> None:
+def test_one_silent_instance_does_not_bring_the_gpus_figures_back() -> None:
     """Else a sum would jump with every failed call."""
     told = {"memory_total_bytes": 10, "memory_used_bytes": 6, "memory_reserved_bytes": 1}
-    assert of_card(page(split_card("nvidia", told, {}))) == {"up", "power_watts"}
+    assert of_gpu(page(split_gpu("nvidia", told, {}))) == {"up", "power_watts"}
 
 
-def test_cards_beside_a_split_one_keep_their_figures() -> None:
-    other = replace(split_card("nvidia")[0], uuid="GPU-2", index=1)
-    found = page((*split_card("nvidia", {"memory_total_bytes": 10}), other))
+def test_gpus_beside_a_split_one_keep_their_figures() -> None:
+    other = replace(split_gpu("nvidia")[0], uuid="GPU-2", index=1)
+    found = page((*split_gpu("nvidia", {"memory_total_bytes": 10}), other))
     assert ("kvpressure_gpu_memory_used_ratio", "GPU-2") in found
     assert ("kvpressure_gpu_memory_total_bytes", "GPU-1") not in found
 
 
-def test_the_demand_of_an_engine_on_a_split_card_as_a_whole_is_shown() -> None:
-    card, part = split_card("nvidia", {"memory_total_bytes": 10})
-    state = State(time=1000.0, gpus=(GpuState(card, 0.5), GpuState(part)))
+def test_the_demand_of_an_engine_on_a_split_gpu_as_a_whole_is_shown() -> None:
+    gpu, part = split_gpu("nvidia", {"memory_total_bytes": 10})
+    state = State(time=1000.0, gpus=(GpuState(gpu, 0.5), GpuState(part)))
     names = {s.name for family in families(state).collect() for s in family.samples if s.labels.get("uuid") == "GPU-1"}
     assert "kvpressure_gpu_memory_demand_ratio" in names

@@ -118,7 +118,7 @@ def test_without_activity_the_verdict_says_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize("name", ["Some Future Card", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", None])
-def test_an_estimate_says_nothing_of_a_card_whose_peak_is_not_known(name: str | None) -> None:
+def test_an_estimate_says_nothing_of_a_gpu_whose_peak_is_not_known(name: str | None) -> None:
     parent = "GPU-1" if name is not None and "MIG" in name else None
     assert peak(GpuReading("u", 0, "nvidia", name, parent_uuid=parent)) is None
 

@@ -1,6 +1,6 @@
 """``make test-gpu`` without a GPU: its parts over the stub library, a stand-in ``nvidia-smi``, and no torch.
 
-What only a card can answer - loads, torch's allocator - is not pretended here; that the parts ask, compare and judge
+What only a GPU can answer - loads, torch's allocator - is not pretended here; that the parts ask, compare and judge
 is.
 """
 
@@ -25,9 +25,9 @@ from tools.gpu.result import Result, load
 from tools.gpu.timing import summary
 
 from kvpressure.model.readings import GpuReading
-from tests.gpu.cards import Build, Node, h100, mig_h100
 from tests.gpu.loads import SEEN
-from tests.gpu.test_golden_cards import served
+from tests.gpu.nodes import Build, Node, h100, mig_h100
+from tests.gpu.test_golden_nodes import served
 from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, environment, write
 from tests.sources.gpu.nvml_stub import kept as stub_world
 
@@ -158,7 +158,7 @@ class TestAll:
             )
 
     def every_call_of_the_source_is_in_the_table(self, place: Place) -> None:
-        """What stands in the sources, less what only other cards, or older drivers, are asked."""
+        """What stands in the sources, less what only other GPUs, or older drivers, are asked."""
         text = "".join(path.read_text() for path in (ROOT / "exporter/kvpressure/sources/gpu/nvidia").glob("*.py"))
         wanted = set(re.findall(r"pynvml\.(nvml[A-Z]\w+)", text))
         assert len(wanted) > 30
@@ -298,28 +298,28 @@ class TestWhatFails:
             report.render(tmp_path)
 
 
-class TestCard:
-    """A real card becomes one more golden card: what the tool keeps of it gives the same page again."""
+class TestGpu:
+    """A real GPU becomes one more golden GPU: what the tool keeps of it gives the same page again."""
 
-    def test_a_card_as_it_is_kept(self, nvml: Build) -> None:
+    def test_a_gpu_as_it_is_kept(self, nvml: Build) -> None:
         place = Place(nvml(()), World(gpus=[H200, h100(codes={"nvmlDeviceGetPowerUsage": 17})]))
-        kept = place.module("card")
-        first = kept["card"]["gpus"][0]
+        kept = place.module("inventory")
+        first = kept["gpu"]["gpus"][0]
         assert set(first) <= {field.name for field in fields(Gpu)}
         assert (first["name"], first["processes"], first["codes"]) == ("NVIDIA H200", [[101, 48 * GIB]], {})
-        assert kept["card"]["gpus"][1]["codes"] == {"nvmlDeviceGetPowerUsage": 17}
-        assert not re.search("GPU-|4711|0000:", json.dumps(kept)), "nothing that tells whose card it was"
+        assert kept["gpu"]["gpus"][1]["codes"] == {"nvmlDeviceGetPowerUsage": 17}
+        assert not re.search("GPU-|4711|0000:", json.dumps(kept)), "nothing that tells whose GPU it was"
         assert kept["memory"][0]["second"]["reserved"] == GIB // 2
 
     @pytest.mark.parametrize(
-        "card", [H200, mig_h100(), h100(memory_total=None, power_limit_mw=None)], ids=["h200", "mig", "unified"]
+        "gpu", [H200, mig_h100(), h100(memory_total=None, power_limit_mw=None)], ids=["h200", "mig", "unified"]
     )
-    def test_the_page_of_what_was_kept_is_the_cards(self, card: Gpu, tmp_path: Path, nvml: Build) -> None:
-        place = Place(nvml(()), World(gpus=[card]))
-        kept = publish.fixture(Result("calls", data=place.module("card")), tmp_path)
-        ready = 'kvpressure_gpu_dram_activity_ratio{gpu="0",uuid="' if card.gpm else "kvpressure_gpu_up"
+    def test_the_page_of_what_was_kept_is_the_gpus(self, gpu: Gpu, tmp_path: Path, nvml: Build) -> None:
+        place = Place(nvml(()), World(gpus=[gpu]))
+        kept = publish.fixture(Result("calls", data=place.module("inventory")), tmp_path)
+        ready = 'kvpressure_gpu_dram_activity_ratio{gpu="0",uuid="' if gpu.gpm else "kvpressure_gpu_up"
         pages = []
-        for number, world in enumerate((World(gpus=[card]), stub_world(kept))):
+        for number, world in enumerate((World(gpus=[gpu]), stub_world(kept))):
             where = tmp_path / str(number)
             where.mkdir()
             lines = served(Node(ready, world, arguments=("--nvidia.gpm",)), where, nvml, lambda: tmp_path)
@@ -327,8 +327,8 @@ class TestCard:
         assert sorted(pages[0]) == sorted(pages[1])
 
     def test_name_of_a_fixture(self, tmp_path: Path) -> None:
-        card = {"driver_version": "580.159.03", "gpus": [{"name": "NVIDIA H200"}]}
-        assert publish.fixture(Result("calls", data={"card": card}), tmp_path).name == "h200_580.json"
+        gpu = {"driver_version": "580.159.03", "gpus": [{"name": "NVIDIA H200"}]}
+        assert publish.fixture(Result("calls", data={"gpu": gpu}), tmp_path).name == "h200_580.json"
 
 
 class TestLoads:
@@ -458,8 +458,8 @@ class TestPage:
             monkeypatch.setattr(publish, name, tmp_path / path)
         given = tmp_path / "given"
         given.mkdir()
-        card = Place(nvml(()), World(gpus=[H200])).module("card")
-        Result("calls", data=card, machine={"name": "NVIDIA H200"}).write(given)
+        gpu = Place(nvml(()), World(gpus=[H200])).module("inventory")
+        Result("calls", data=gpu, machine={"name": "NVIDIA H200"}).write(given)
         assert command.main(["--part", "report", "--publish", "--results", str(given)]) == 0
         assert [path.name for path in given.iterdir()] == ["calls.json"]
         assert load(tmp_path / "kept", "calls") == load(given, "calls")
@@ -499,8 +499,8 @@ def test_summaries_and_cells() -> None:
     assert [smi.number(cell) for cell in ("350.25", "[N/A]", "[Not Supported]", "")] == [350.25, None, None, None]
 
 
-def test_a_split_card_is_kept_with_its_instances(nvml: Build) -> None:
-    kept = Place(nvml(()), World(gpus=[mig_h100()])).module("card")["card"]["gpus"][0]
+def test_a_split_gpu_is_kept_with_its_instances(nvml: Build) -> None:
+    kept = Place(nvml(()), World(gpus=[mig_h100()])).module("inventory")["gpu"]["gpus"][0]
     slots = kept["migs"]
     assert [slot is not None for slot in slots] == [True, True, False, True, False, False, False]
     assert set(slots[0]) <= {field.name for field in fields(Mig)}

@@ -62,7 +62,7 @@ def gpm(gpu: GpuReading) -> GpuReading:
 
 
 def amd(gpu: GpuReading) -> GpuReading:
-    """AMD by sysfs: a card with as much memory, so that defaults by card are the same."""
+    """AMD by sysfs: a GPU with as much memory, so that defaults by GPU are the same."""
     return replace(
         _power(gpu, 300.0),
         uuid="GPU-8f6c2a1d4e3b5a70",

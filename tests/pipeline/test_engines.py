@@ -206,7 +206,7 @@ class TestOneAddressOfSeveralServers:
         assert state.engines[0].up
 
 
-def card(number: int, used: int) -> GpuReading:
+def gpu(number: int, used: int) -> GpuReading:
     return GpuReading(f"GPU-{number}", number, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=used * GIB)
 
 
@@ -227,9 +227,9 @@ def with_kv(page: Scrape, *levels: float) -> Scrape:
 POOL = log_line("inference", "chat-0", "vllm", "Available KV cache memory: 60.00 GiB")
 
 
-class TestCards:
-    def test_each_data_parallel_engine_has_its_own_cards(self) -> None:
-        """Both cards hold 74 GiB; the first engine's pool of 60 GiB is all but full, the second's all but empty."""
+class TestGpus:
+    def test_each_data_parallel_engine_has_its_own_gpus(self) -> None:
+        """Both GPUs hold 74 GiB; the first engine's pool of 60 GiB is all but full, the second's all but empty."""
         arguments = ("vllm", "serve", "m", "--data-parallel-size", "2")
         both = with_kv(page(1000.0, engines=("0", "1"), args=arguments), 0.99, 0.10)
         state = Pipeline().observe(
@@ -237,7 +237,7 @@ class TestCards:
                 1000.0,
                 pages=(both,),
                 targets=(FIRST,),
-                gpus=(card(1, 74), card(0, 74)),
+                gpus=(gpu(1, 74), gpu(0, 74)),
                 owners=(owned(0), owned(1)),
                 logs=(POOL,),
             )
@@ -253,16 +253,16 @@ class TestCards:
             ("vllm", "serve", "m", "--data-parallel-size", "2", "--tensor-parallel-size", "2"),
             ("bash", "-c", "exec $CMD"),
         ],
-        ids=["half of the ranks' cards are on another node", "nobody knows how many cards one needs"],
+        ids=["half of the ranks' GPUs are on another node", "nobody knows how many GPUs one needs"],
     )
-    def test_where_the_cards_of_an_engine_are_not_known_demand_is_absent(self, arguments: tuple[str, ...]) -> None:
+    def test_where_the_gpus_of_an_engine_are_not_known_demand_is_absent(self, arguments: tuple[str, ...]) -> None:
         both = page(1000.0, engines=("0", "1"), args=arguments)
         state = Pipeline().observe(
             Snapshot(
                 1000.0,
                 pages=(both,),
                 targets=(FIRST,),
-                gpus=(card(0, 74), card(1, 74)),
+                gpus=(gpu(0, 74), gpu(1, 74)),
                 owners=(owned(0), owned(1)),
                 logs=(POOL,),
             )
@@ -270,14 +270,14 @@ class TestCards:
         assert [gpu.demand_ratio for gpu in state.gpus] == [None, None]
         assert [engine.signals.memory.device_demand_ratio for engine in state.engines] == [None, None]
 
-    def test_each_container_has_its_own_cards(self) -> None:
+    def test_each_container_has_its_own_gpus(self) -> None:
         pages = (page(1000.0, container="a"), page(1000.0, SECOND, container="b"))
         state = Pipeline().observe(
             Snapshot(
                 1000.0,
                 pages=pages,
                 targets=(FIRST, SECOND),
-                gpus=(card(0, 74), card(1, 8)),
+                gpus=(gpu(0, 74), gpu(1, 8)),
                 owners=(owned(0, "a"), owned(1, "b")),
             )
         )
@@ -290,7 +290,7 @@ class TestCards:
                 1000.0,
                 pages=(page(1000.0, container=container),),
                 targets=(FIRST,),
-                gpus=(card(0, 74),),
+                gpus=(gpu(0, 74),),
                 owners=(owned(0, owner),),
             )
         )

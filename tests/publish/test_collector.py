@@ -179,7 +179,7 @@ def test_a_lost_gpu_is_down_and_counted_as_expected_but_not_seen() -> None:
     assert named(state, "gpus_seen") == {("nvidia",): 1, ("amd",): 0}
 
 
-def test_mig_instances_count_as_the_one_card_they_are_part_of() -> None:
+def test_mig_instances_count_as_the_one_gpu_they_are_part_of() -> None:
     instances = tuple(GpuState(GpuReading(f"MIG-{i}", 0, "nvidia", parent_uuid="GPU-1")) for i in range(7))
     assert named(State(time=NOW, gpus=(full_gpu(), *instances)), "gpus_seen") == {("nvidia",): 1}
 

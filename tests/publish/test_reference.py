@@ -37,8 +37,8 @@ def test_the_series_of_an_engine_and_a_gpu_are_stated_as_they_are() -> None:
             shown = [sample for family in families(state).collect() for sample in family.samples]
             most = max(most, sum(1 for sample in shown if "engine" in sample.labels))
     assert most == ENGINE_SERIES
-    card = (GOLDEN / "gpu_h100.metrics").read_text().splitlines()
-    assert sum(1 for line in card if line.startswith("kvpressure_gpu_")) == GPU_SERIES
+    gpu = (GOLDEN / "gpu_h100.metrics").read_text().splitlines()
+    assert sum(1 for line in gpu if line.startswith("kvpressure_gpu_")) == GPU_SERIES
     assert f"about {ENGINE_SERIES} series" in render_metrics_reference()
 
 

@@ -175,7 +175,7 @@ def test_without_a_usual_request_no_concurrency_is_recommended(capsys: pytest.Ca
     assert re.search(r"set: --max-num-seqs [1-9]\d+ \(what fits at gpu-memory-utilization 0.7", capsys.readouterr().out)
 
 
-def test_version_and_card_decide_the_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_version_and_gpu_decide_the_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for more, seqs, share in (
         (("--vllm-version", "0.20.0", "--gpu", "A100:80"), "256", "0.92"),
         (("--vllm-version", "0.7.3"), "256", "0.9"),
@@ -552,7 +552,7 @@ def test_a_usual_request_beyond_the_context_is_counted_as_it_can_be(capsys: pyte
 
 
 @pytest.mark.parametrize("more", [["--gpu", "X:1"], ["--gpu", "X:1", "--context", "100"]])
-def test_a_card_that_holds_no_request_fails(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+def test_a_gpu_that_holds_no_request_fails(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
     found = item_of(capsys, "concurrency_from_memory", "--max-num-seqs 1", *more)
     assert found["result"] == "fail"
     assert "vLLM does not start where not one fits" in found["found"]
@@ -560,7 +560,7 @@ def test_a_card_that_holds_no_request_fails(capsys: pytest.CaptureFixture[str], 
 
 
 def test_a_share_that_would_leave_nothing_is_not_the_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    """At the documented share the weights alone are more than a card of 24 GiB gives."""
+    """At the documented share the weights alone are more than a GPU of 24 GiB gives."""
     found = item_of(capsys, "max_num_seqs_explicit", "--max-model-len 4096", "--gpu", "L4:22", "--context", "900")
     assert "in the KV cache as it is" in found["set"]
 

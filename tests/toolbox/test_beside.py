@@ -70,12 +70,12 @@ def test_what_is_missing_is_absent_and_never_zero() -> None:
     assert (gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.utilization_ratio) == (10 * 2**20, None, None)
 
 
-def test_the_cards_of_a_pod_are_bounded() -> None:
+def test_the_gpus_of_a_pod_are_bounded() -> None:
     beside = loaded(*(row("DCGM_FI_DEV_GPU_UTIL", "50", UUID=f"GPU-{index}") for index in range(100)))
     assert len(beside.gpus(100.0)) == MAX_GPUS
 
 
-def test_only_cards_that_the_pod_owns_are_asked_for() -> None:
+def test_only_gpus_that_the_pod_owns_are_asked_for() -> None:
     asked: list[str] = []
     beside = PodSeries("inference", "vllm-0", "vllm")
 

@@ -132,7 +132,7 @@ def test_several_live_servers_each_get_their_answer(
     assert {engine["pod"]: engine["fine"] for engine in document["engines"]} == {"bad": False, "good": True}
 
 
-def test_the_card_decides_the_default_limits(
+def test_the_gpu_decides_the_default_limits(
     capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]
 ) -> None:
     _, url = serve_pod(CHAT, 60)

@@ -49,14 +49,14 @@ def run(result: Result, options: Options) -> None:
             time.sleep(options.settle)
             load.collect()
         except ChildError as error:
-            result.lacks("calls and card under load", error)
+            result.lacks("calls and GPU under load", error)
             stack.close()
         else:
             _one(result, UNDER_LOAD, privileges.AS_IS, options.reads)
         try:
-            result.data |= ask(module("card"), CHILD_SECONDS)
+            result.data |= ask(module("inventory"), CHILD_SECONDS)
         except ChildError as error:
-            result.lacks("answers of the card", error)
+            result.lacks("answers of the GPU", error)
 
 
 def _one(result: Result, name: str, identity: str, reads: int) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from tools.gpu import plan, publish, report
 from tools.gpu.children import ROOT, ChildError, ask, environment, module
-from tools.gpu.machine import NoCard
+from tools.gpu.machine import NoGpu
 from tools.gpu.options import Options
 from tools.gpu.result import Result
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0 if plan.run_here(plan.named(given.here), options).good else 1
         wanted = given.part or [*plan.NAMES, REPORT]
         machine = ask(module("machine"), DRIVER_SECONDS) if set(wanted) - {REPORT} else None
-    except (ChildError, NoCard, OSError) as error:
+    except (ChildError, NoGpu, OSError) as error:
         print(f"tools.gpu: {error}; needs an NVIDIA GPU with its driver, and a folder to write to", file=sys.stderr)
         return 2
     if machine is not None:

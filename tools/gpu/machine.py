@@ -17,24 +17,24 @@ import pynvml
 from kvpressure.sources.gpu.nvidia import codes
 
 
-class NoCard(Exception):
+class NoGpu(Exception):
     """There is no NVIDIA GPU to ask; the text says why."""
 
 
 def describe() -> dict[str, Any]:
-    """GPU, driver, kernel and versions of what takes part. Raises ``NoCard``."""
+    """GPU, driver, kernel and versions of what takes part. Raises ``NoGpu``."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise NoCard(f"NVML does not open: {codes.reason_of(error.value)}") from error
+        raise NoGpu(f"NVML does not open: {codes.reason_of(error.value)}") from error
     try:
         count = pynvml.nvmlDeviceGetCount()
         if not count:
-            raise NoCard("NVML knows no GPU")
+            raise NoGpu("NVML knows no GPU")
         name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
         driver = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError as error:
-        raise NoCard(f"GPU 0 does not answer: {codes.reason_of(error.value)}") from error
+        raise NoGpu(f"GPU 0 does not answer: {codes.reason_of(error.value)}") from error
     finally:
         pynvml.nvmlShutdown()
     return {
@@ -60,5 +60,5 @@ def _version(package: str) -> str:
 if __name__ == "__main__":
     try:
         print(json.dumps(describe()), flush=True)
-    except NoCard as reason:
+    except NoGpu as reason:
         sys.exit(str(reason))

@@ -83,7 +83,7 @@ def named(name: str) -> Part:
 
 
 def run_here(part: Part, options: Options) -> Result:
-    """Run a part in this process and write its result, whatever happens in it. Raises ``NoCard``."""
+    """Run a part in this process and write its result, whatever happens in it. Raises ``NoGpu``."""
     result = Result(part.name, machine=describe())
     try:
         importlib.import_module(f"tools.gpu.{part.module}").run(result, options)

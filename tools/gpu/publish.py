@@ -26,16 +26,16 @@ def publish(results: Path) -> Path:
             shutil.copyfile(source, KEPT / source.name)
     PAGE.write_text(report.render(KEPT))
     calls = load(KEPT, "calls")
-    if calls is not None and "card" in calls.data:
+    if calls is not None and "gpu" in calls.data:
         FIXTURES.mkdir(parents=True, exist_ok=True)
         fixture(calls, FIXTURES)
     return PAGE
 
 
 def fixture(calls: Result, directory: Path) -> Path:
-    """Write the GPU's answers as ``<card>_<driver branch>.json``; see ``tools/gpu/card.py``."""
-    card = calls.data["card"]
-    words = f"{card['gpus'][0]['name']} {card['driver_version'].split('.')[0]}"
+    """Write the GPU's answers as ``<gpu>_<driver branch>.json``; see ``tools/gpu/inventory.py``."""
+    gpu = calls.data["gpu"]
+    words = f"{gpu['gpus'][0]['name']} {gpu['driver_version'].split('.')[0]}"
     path = directory / (re.sub(r"[^a-z0-9]+", "_", words.lower().replace("nvidia", "")).strip("_") + ".json")
-    path.write_text(json.dumps(card, indent=1) + "\n")
+    path.write_text(json.dumps(gpu, indent=1) + "\n")
     return path

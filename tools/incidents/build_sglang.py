@@ -122,15 +122,15 @@ def recording(incident: Incident) -> Iterator[dict[str, object]]:
     name = {"namespace": "inference", "pod": f"sglang-{incident.id.lower()}", "container": "sglang"}
     restarts = 0
     for at, body in samples(incident):
-        cards = gpus(incident, at)
+        devices = gpus(incident, at)
         tick: dict[str, object] = {
             "t": START + at,
-            "gpus": cards,
+            "gpus": devices,
             "engines": [
                 {
                     "target": "http://10.0.0.5:30000/metrics",
                     **name,
-                    "gpus": [card["uuid"] for card in cards],
+                    "gpus": [device["uuid"] for device in devices],
                     "args": incident.args,
                     "exposition": body,
                     "error": None if body is not None else "connection refused",

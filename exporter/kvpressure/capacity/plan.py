@@ -106,10 +106,10 @@ class Recommendation:
     reason: str
 
 
-def default_limits_for(total_bytes: int, max_model_len: int, card: str | None = None) -> Limits:
+def default_limits_for(total_bytes: int, max_model_len: int, gpu: str | None = None) -> Limits:
     """The default engine's defaults for a GPU of this size."""
     engine = registry.default()
-    found = engine.default_limits(engine.reference_version, card, float(total_bytes))
+    found = engine.default_limits(engine.reference_version, gpu, float(total_bytes))
     return Limits(
         found["gpu_memory_utilization"], int(found["max_num_seqs"]), int(found["max_num_batched_tokens"]), max_model_len
     )

@@ -104,7 +104,7 @@ def _recommended(plan: LimitPlan) -> dict[str, Any]:
 
 def as_text(answer: CapacityAnswer) -> str:
     """For a person."""
-    return "\n".join([*_model(answer), *_lengths(answer), *_card(answer), *_advice(answer)])
+    return "\n".join([*_model(answer), *_lengths(answer), *_gpu(answer), *_advice(answer)])
 
 
 def _model(answer: CapacityAnswer) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _lengths(answer: CapacityAnswer) -> Iterator[str]:
         )
 
 
-def _card(answer: CapacityAnswer) -> Iterator[str]:
+def _gpu(answer: CapacityAnswer) -> Iterator[str]:
     audit, fit = answer.audit, answer.fit
     if audit is None or fit is None:
         return

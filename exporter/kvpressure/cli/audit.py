@@ -13,7 +13,7 @@ from kvpressure.toolbox import audit_baseline, audit_report, manifests
 from kvpressure.toolbox import audit_running_server as running
 from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
-from kvpressure.toolbox.inputs import arguments, card, model_shape
+from kvpressure.toolbox.inputs import arguments, given_gpu, model_shape
 from kvpressure.toolbox.manifests import Deployed, ServerContainer, Surroundings
 from kvpressure.toolbox.terminal import show
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--vllm-version", metavar="V", help="e.g. 0.11.2; default: the image's tag")
     parser.add_argument(
-        "--gpu", metavar="NAME:GiB", type=card, help="the GPU, e.g. H100:80; default: the node selector's"
+        "--gpu", metavar="NAME:GiB", type=given_gpu, help="the GPU, e.g. H100:80; default: the node selector's"
     )
     parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory, or a known name")
     parser.add_argument(
@@ -143,7 +143,7 @@ def _subject(
         around,
         thresholds,
         shape,
-        options.gpu or server.card,
+        options.gpu or server.gpu,
         options.vllm_version or server.version,
         context,
         options.demanding,
@@ -153,7 +153,7 @@ def _subject(
 
 
 def _audited(subject: Subject) -> Audited:
-    used, model = subject.card, subject.server.args.model
+    used, model = subject.gpu, subject.server.args.model
     basis = (
         f"vLLM {subject.version or 'of unknown version'}, GPU"
         f" {used.name + f' {used.memory_bytes / 2**30:.3g} GiB' if used else 'unknown'}, model"

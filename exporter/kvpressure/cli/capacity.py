@@ -32,7 +32,7 @@ _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?i?B|)")
 
 _PARTS: Final = ("activations", "cuda-graphs", "non-torch", "cuda-context", "allocator-overhead")
 #: Options that say nothing without the memory of a GPU.
-_OF_A_CARD: Final = (
+_OF_A_GPU: Final = (
     "concurrency",
     "gpu_memory_utilization",
     "max_num_seqs",
@@ -154,7 +154,7 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
             f"{options.traffic or '--prompt and --output'}: no tokens in it; allowed: requests of 1 token or more"
         )
     if options.gpu_memory is None:
-        needless = _first_given(options, _OF_A_CARD)
+        needless = _first_given(options, _OF_A_GPU)
         if sent is not None or needless:
             raise InputError(f"--{(needless or 'prompt').replace('_', '-')}: needs --gpu-memory")
         return answer
@@ -301,7 +301,7 @@ def _worksheet(options: argparse.Namespace) -> int:
         raise InputError("--worksheet: needs --gpu-memory, e.g. 80")
     unused = _first_given(
         options,
-        ("prompt", "output", "traffic", "max_model_len", *(name for name in _OF_A_CARD if name != "concurrency")),
+        ("prompt", "output", "traffic", "max_model_len", *(name for name in _OF_A_GPU if name != "concurrency")),
     )
     if unused is not None or len(options.context or ()) > 1:
         raise InputError(

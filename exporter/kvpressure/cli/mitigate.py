@@ -188,7 +188,7 @@ def _given(options: argparse.Namespace, server: ServerContainer | None) -> given
         None if pool is None else pool * 2**30,
         options.out_of_memory,
         options.preempting,
-        options.gpu or (server.card if server else None),
+        options.gpu or (server.gpu if server else None),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvpressure.demo.model import CARD_BANDWIDTH, CARD_FLOPS, ModelProfile
+from kvpressure.demo.model import GPU_BANDWIDTH, GPU_FLOPS, ModelProfile
 
 # Watts of a 700 W GPU while kernels run: measured 310-350 at batch 1, 360-504 with a full cache, about 650 in prefill
 _BATCH_ONE_WATTS: Final = 320.0
@@ -66,7 +66,7 @@ def cost(model: ModelProfile, work: Work) -> Totals:
         step_seconds=work.seconds,
         kernel_seconds=kernel,
         prefill_seconds=work.prefill_seconds,
-        dram_seconds=(work.steps * model.weight_bytes + work.kv_tokens * model.kv_bytes_per_token) / CARD_BANDWIDTH,
-        tensor_seconds=2 * model.parameters * (work.decoded_tokens + work.prefill_tokens) / CARD_FLOPS,
+        dram_seconds=(work.steps * model.weight_bytes + work.kv_tokens * model.kv_bytes_per_token) / GPU_BANDWIDTH,
+        tensor_seconds=2 * model.parameters * (work.decoded_tokens + work.prefill_tokens) / GPU_FLOPS,
         joules=decode_watts * decode + _PREFILL_WATTS * work.prefill_seconds + _GAP_WATTS * work.gap_seconds,
     )

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Final
 
 from kvpressure.demo.activity import IDLE_WATTS, Totals
-from kvpressure.demo.model import CARD_MEMORY_BYTES, CARD_NAME, CARD_POWER_LIMIT_WATTS, OUTSIDE_VLLM_BYTES
+from kvpressure.demo.model import GPU_MEMORY_BYTES, GPU_NAME, GPU_POWER_LIMIT_WATTS, OUTSIDE_VLLM_BYTES
 from kvpressure.demo.simulator import SimulatedEngine
 from kvpressure.model.readings import GpuReading
 
-_EMPTY_CARD_BYTES: Final = 530_000_000
+_EMPTY_GPU_BYTES: Final = 530_000_000
 _RESERVED_BYTES: Final = 520_000_000
 _SM_WHILE_RESIDENT: Final = 0.9  # share of SMs with a warp while a kernel runs
 _TENSOR_PER_FLOP: Final = 1.3  # tensor pipes are busy longer than peak rate needs for the same FLOPs
@@ -37,25 +37,25 @@ class SimulatedGpu:
         """The GPU at ``now`` under ``engine`` (``None`` = the process is gone)."""
         self._sample(engine, now)
         shares = self._shares
-        used = _EMPTY_CARD_BYTES
+        used = _EMPTY_GPU_BYTES
         if engine is not None:
-            used = round(engine.config.gpu_memory_utilization * CARD_MEMORY_BYTES) + OUTSIDE_VLLM_BYTES
+            used = round(engine.config.gpu_memory_utilization * GPU_MEMORY_BYTES) + OUTSIDE_VLLM_BYTES
         idle = max(0.0, 1 - shares.step_seconds)
         return GpuReading(
             uuid=self.uuid,
             index=self.index,
             vendor="nvidia",
-            name=CARD_NAME,
+            name=GPU_NAME,
             driver="580.95.05",
-            memory_total_bytes=CARD_MEMORY_BYTES,
+            memory_total_bytes=GPU_MEMORY_BYTES,
             memory_used_bytes=used,
             memory_reserved_bytes=_RESERVED_BYTES,
             utilization_ratio=_share(shares.kernel_seconds),
             sm_activity_ratio=_share(shares.kernel_seconds * _SM_WHILE_RESIDENT),
             tensor_activity_ratio=_share(shares.tensor_seconds * _TENSOR_PER_FLOP),
             dram_activity_ratio=_share(shares.dram_seconds),
-            power_watts=min(CARD_POWER_LIMIT_WATTS, shares.joules + idle * IDLE_WATTS),
-            power_limit_watts=CARD_POWER_LIMIT_WATTS,
+            power_watts=min(GPU_POWER_LIMIT_WATTS, shares.joules + idle * IDLE_WATTS),
+            power_limit_watts=GPU_POWER_LIMIT_WATTS,
         )
 
     def _sample(self, engine: SimulatedEngine | None, now: float) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-CARD_NAME: Final = "NVIDIA H100 64GB HBM2"
-CARD_MEMORY_BYTES: Final = 68_416_438_272
-CARD_BANDWIDTH: Final = 2.0e12  # bytes per second, nominal
-CARD_FLOPS: Final = 989e12  # dense bf16
-CARD_POWER_LIMIT_WATTS: Final = 700.0
+GPU_NAME: Final = "NVIDIA H100 64GB HBM2"
+GPU_MEMORY_BYTES: Final = 68_416_438_272
+GPU_BANDWIDTH: Final = 2.0e12  # bytes per second, nominal
+GPU_FLOPS: Final = 989e12  # dense bf16
+GPU_POWER_LIMIT_WATTS: Final = 700.0
 OUTSIDE_VLLM_BYTES: Final = 1_320_000_000  # device memory beside what vLLM plans with, as seen in that telemetry
 
 _PREFILL_MFU: Final = 0.45  # share of peak FLOPs that prompt processing reaches on an H100
@@ -48,7 +48,7 @@ class ModelProfile:
     @property
     def prefill_ms_per_token(self) -> float:
         """Compute time of a prompt token beyond those that hide behind the weights."""
-        return 2 * self.parameters / (_PREFILL_MFU * CARD_FLOPS) * 1000
+        return 2 * self.parameters / (_PREFILL_MFU * GPU_FLOPS) * 1000
 
     def decode_ms(self, running: int, kv_tokens: float) -> float:
         """Duration of a step that only decodes."""

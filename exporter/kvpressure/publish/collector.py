@@ -188,13 +188,13 @@ def _add_gpu_counts(out: Families, state: State) -> None:
     """Expected and seen GPUs by vendor; instances and partitions count as the one GPU they are part of."""
     seen: dict[str, set[str]] = {vendor: set() for vendor in state.expected_gpus}
     for gpu in state.gpus:
-        cards = seen.setdefault(gpu.reading.vendor, set())
+        uuids = seen.setdefault(gpu.reading.vendor, set())
         if gpu.reading.error is None:
-            cards.add(gpu.reading.parent_uuid or gpu.reading.uuid)
+            uuids.add(gpu.reading.parent_uuid or gpu.reading.uuid)
     for vendor, count in state.expected_gpus.items():
         out.add("gpus_expected", (clean(vendor),), count)
-    for vendor, cards in seen.items():
-        out.add("gpus_seen", (clean(vendor),), len(cards))
+    for vendor, uuids in seen.items():
+        out.add("gpus_seen", (clean(vendor),), len(uuids))
 
 
 def _add_container(out: Families, container: ContainerState) -> None:

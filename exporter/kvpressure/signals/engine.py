@@ -187,7 +187,7 @@ class EngineTracker:
             compute=score.compute(
                 window,
                 around.gpus.windows,
-                score.SharedGpus(self._cards_shared(around), around.gpus.others),
+                score.SharedGpus(self._gpus_shared(around), around.gpus.others),
                 score.Pressing(cache.kv, load, demand),
                 t,
             ),
@@ -226,7 +226,7 @@ class EngineTracker:
             prefill.usual_seconds(self.window.last),
         )
 
-    def _cards_shared(self, around: EngineContext) -> bool:
+    def _gpus_shared(self, around: EngineContext) -> bool:
         """Whether some of these GPUs may belong to another engine of the pod, or to none: it has more than
         this one needs.
         """
@@ -252,7 +252,7 @@ class EngineTracker:
             self._device.forget()
             self._others = around.gpus.others
         idle = load.in_flight == 0
-        used = max((float(card.bytes) for card in held), default=None)
+        used = max((float(gpu.bytes) for gpu in held), default=None)
         self._device.observe(around.now, used, idle)
 
     def _calm(self, found: KvSignals, load: LoadSignals) -> bool:

@@ -86,18 +86,18 @@ def compute(
     kv: KvSignals,
     context: EngineContext,
     device: DeviceMemory,
-    on_cards: Sequence[Held] = (),
+    on_gpus: Sequence[Held] = (),
     *,
     demand: float | None = None,
     running: float | None = None,
     block_size: float | None = None,
 ) -> MemorySignals:
     """Memory of one engine. The facts of its log and configuration are bytes: pool_bytes, weights_bytes, graphs_bytes,
-    activations_bytes; pool and components are per GPU. ``on_cards``: what its GPUs hold without other pods.
+    activations_bytes; pool and components are per GPU. ``on_gpus``: what its GPUs hold without other pods.
     """
     facts, allocator = context.log.facts, context.allocator
     ratios = [ratio for gpu in context.gpus.readings if (ratio := gpu.memory_used_ratio) is not None]
-    most = max((card.bytes for card in on_cards), default=None)
+    most = max((gpu.bytes for gpu in on_gpus), default=None)
     pool = facts.get("pool_bytes")
     pool_used = None if pool is None or kv.kv_used_ratio is None else pool * kv.kv_used_ratio
     waste = None
@@ -111,7 +111,7 @@ def compute(
     return MemorySignals(
         device_used_ratio=max(ratios, default=None),
         device_demand_ratio=demand,
-        own_used_ratio=max((card.bytes / card.total for card in on_cards if card.total), default=None),
+        own_used_ratio=max((gpu.bytes / gpu.total for gpu in on_gpus if gpu.total), default=None),
         kv_pool_bytes=pool,
         kv_pool_used_bytes=pool_used,
         kv_block_waste_bytes=waste,

@@ -22,7 +22,7 @@ from kvpressure.toolbox.document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
 from kvpressure.toolbox.manifests import ServerContainer, Surroundings
 from kvpressure.toolbox.view import EngineView, items, mapping, number
-from kvpressure.toolbox.watch import Around, Card
+from kvpressure.toolbox.watch import Around, GivenGpu
 
 INFO_SECONDS: Final = 15.0  # vLLM collects its environment for the first answer
 _INFO_PATH: Final = "/server_info?config_format=json"  # in development mode only
@@ -41,7 +41,7 @@ def is_address(text: str) -> bool:
 
 
 def read(
-    address: str, args: tuple[str, ...], card: Card | None, thresholds: Thresholds
+    address: str, args: tuple[str, ...], gpu: GivenGpu | None, thresholds: Thresholds
 ) -> list[tuple[ServerContainer, Surroundings, Seen]]:
     """Every engine behind ``address``, an exporter's or a vLLM server's. Raises ``InputError``."""
     target = fetch.target_of(address, "URL")
@@ -49,7 +49,7 @@ def read(
     if isinstance(document, Mapping) and isinstance(document.get("engines"), list):
         return _exporter(address, document)
     target = replace(target, args=target.args or args)
-    cases = watch_and_judge([target], Around(versions=live.versions([target]), card=card), 0.0, thresholds)
+    cases = watch_and_judge([target], Around(versions=live.versions([target]), gpu=gpu), 0.0, thresholds)
     info, model = _server_info(target), _model(target)
     return [_found(case.view, Surroundings(place="from the server itself"), info, model) for case in cases]
 
@@ -92,7 +92,7 @@ def _found(
         0,
         args,
         version=view.engine.version,
-        card=_card(view),
+        gpu=_gpu(view),
         dialect=view.engine.dialect,
     )
     context = view.signals.context.context_mean
@@ -112,11 +112,11 @@ def _found(
     )
 
 
-def _card(view: EngineView) -> Card | None:
+def _gpu(view: EngineView) -> GivenGpu | None:
     """The GPU, where one is seen and not merely stated."""
     for gpu in view.gpus:
         if gpu.name and gpu.memory_total_bytes:
-            return Card(gpu.name, gpu.memory_total_bytes)
+            return GivenGpu(gpu.name, gpu.memory_total_bytes)
     return None
 
 

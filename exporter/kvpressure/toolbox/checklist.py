@@ -21,7 +21,7 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.manifests import ServerContainer, Surroundings
-from kvpressure.toolbox.watch import Card
+from kvpressure.toolbox.watch import GivenGpu
 
 Result = Literal["pass", "fail", "cannot see", "accepted"]
 
@@ -64,7 +64,7 @@ class Subject:
     around: Surroundings
     thresholds: Thresholds
     shape: ModelShape | None = None
-    card: Card | None = None
+    gpu: GivenGpu | None = None
     version: str | None = None
     context: int | None = None
     demanding: bool = False  # long-context or bursty, as the user states it
@@ -83,7 +83,7 @@ class Subject:
             self.args,
             facts={"max_model_len": float(length)} if length else {},
             version=self.version,
-            gpu=self.card.reading() if self.card else None,
+            gpu=self.gpu.reading() if self.gpu else None,
         )
         found = self.dialect.limits(known).get(name)
         return None if found is None else found.value
@@ -172,13 +172,13 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
         return Fits(
             int(tokens), tokens / most, None if subject.context is None else int(tokens // min(subject.context, most))
         )
-    shape, card, length = subject.shape, subject.card, subject.limit("max_model_len")
+    shape, gpu, length = subject.shape, subject.gpu, subject.limit("max_model_len")
     size = weights.estimated(shape) if shape is not None else None
-    if shape is None or card is None or length is None or size is None:
+    if shape is None or gpu is None or length is None or size is None:
         return None
     args = subject.args
     values = [subject.limit(name) for name in ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens")]
-    default = plan.default_limits_for(card.memory_bytes, int(length), card.name)
+    default = plan.default_limits_for(gpu.memory_bytes, int(length), gpu.name)
     limits = plan.Limits(
         min(values[0] or default.gpu_memory_utilization, most_utilization),
         int(values[1] or default.max_num_seqs),
@@ -193,7 +193,7 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
         audited = plan.audit(
             shape,
             parallel,
-            card.memory_bytes,
+            gpu.memory_bytes,
             limits,
             plan.StatedMemory(size, "estimate", pool=args.kv_cache_memory_bytes),
         )
@@ -402,7 +402,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             word
             for word, value in (
                 ("the model (--model-config)", s.shape),
-                ("the GPU (--gpu NAME:GiB)", s.card),
+                ("the GPU (--gpu NAME:GiB)", s.gpu),
                 ("max_model_len", s.limit("max_model_len")),
                 ("max_num_seqs", seqs),
             )

@@ -32,7 +32,7 @@ from kvpressure.toolbox.document import engine_views
 from kvpressure.toolbox.history import Case, FoundEngines, judge
 from kvpressure.toolbox.progress import ProgressLine, bar
 from kvpressure.toolbox.related_series import PodSeries
-from kvpressure.toolbox.watch import Around, Card
+from kvpressure.toolbox.watch import Around, GivenGpu
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
 SILENT_SECONDS: Final = 5.0  # after that a server that never answered is given up
@@ -41,7 +41,7 @@ _FIRST_TICKS: Final = 20  # of a Prometheus, that tell how far samples are apart
 _DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SINCE: Final = 7 * 86400.0
-_CARD: Final = re.compile(r"([^:]{1,80}):(\d{1,5}(?:\.\d{1,3})?)(?:GiB)?")
+_GIVEN: Final = re.compile(r"([^:]{1,80}):(\d{1,5}(?:\.\d{1,3})?)(?:GiB)?")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the server's command line, quoted: --args='--max-num-seqs 64'",
     )
     parser.add_argument(
-        "--gpu", metavar="NAME:GiB", type=card, help="the GPU, e.g. H100:80, on which vLLM's defaults depend"
+        "--gpu", metavar="NAME:GiB", type=given_gpu, help="the GPU, e.g. H100:80, on which vLLM's defaults depend"
     )
     parser.add_argument(
         "--seconds",
@@ -96,12 +96,12 @@ def duration(text: str) -> float:
     return seconds
 
 
-def card(text: str) -> Card:
+def given_gpu(text: str) -> GivenGpu:
     """``H100:80`` or ``A100:80GiB``; for argparse."""
-    found = _CARD.fullmatch(text.strip())
+    found = _GIVEN.fullmatch(text.strip())
     if found is None or not 0 < float(found[2]) <= 10_000:
         raise argparse.ArgumentTypeError(f"{text!r:.80}; allowed: NAME:GiB, e.g. H100:80")
-    return Card(found[1].strip(), int(float(found[2]) * GIB))
+    return GivenGpu(found[1].strip(), int(float(found[2]) * GIB))
 
 
 def model_shape(text: str) -> ModelShape:
@@ -199,7 +199,7 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
         raise InputError(f"{len(targets)} URLs; allowed: up to {live.MAX_TARGETS}")
     if len({target.name for target in targets}) < len(targets):
         raise InputError("URL: the same server twice; allowed: each once")
-    around = Around(versions=live.versions(targets), card=options.gpu)
+    around = Around(versions=live.versions(targets), gpu=options.gpu)
     return FoundEngines(
         tuple(watch_and_judge(targets, around, options.seconds, thresholds)), _again(options.inputs), {}
     )

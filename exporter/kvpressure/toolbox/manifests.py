@@ -19,7 +19,7 @@ from kvpressure.errors import InputError
 from kvpressure.model.arguments import GIB, EngineArgs
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox.view import items, mapping
-from kvpressure.toolbox.watch import Card
+from kvpressure.toolbox.watch import GivenGpu
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 _DEPTH: Final = 12  # how deep a pod template may lie in a document
@@ -49,7 +49,7 @@ class ServerContainer:
     args: EngineArgs
     image: str = ""
     version: str | None = None
-    card: Card | None = None
+    gpu: GivenGpu | None = None
     scrape_annotation: bool = False
     pointer: tuple[str | int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -254,7 +254,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                 dialect(engine.dialect).read_command(engine.target.args, engine.target.env).args,
                 str(raw.get("image") or ""),
                 engine.target.version,
-                _card(spec),
+                _gpu(spec),
                 str(annotations.get("prometheus.io/scrape")).lower() == "true",
                 place.pointer if place.single else (*place.pointer[:-1], listed, index),
                 env,
@@ -377,12 +377,12 @@ def _words(value: object, where: str) -> tuple[str, ...]:
     return tuple(items(value))
 
 
-def _card(spec: Mapping[str, Any]) -> Card | None:
+def _gpu(spec: Mapping[str, Any]) -> GivenGpu | None:
     """The GPU that the node selector asks for, where its name reports the size."""
     selector = mapping(spec.get("nodeSelector"))
     product = selector.get(_PRODUCT) or selector.get(_ACCELERATOR)
     size = _SIZE.search(product) if isinstance(product, str) else None
-    return Card(str(product).replace("-", " "), int(size[1]) * GIB) if size else None
+    return GivenGpu(str(product).replace("-", " "), int(size[1]) * GIB) if size else None
 
 
 # --- surroundings -----------------------------------------------------------------------------------------

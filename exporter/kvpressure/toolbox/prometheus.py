@@ -20,7 +20,7 @@ from kvpressure.model.readings import RUNNING, Scrape, Snapshot
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.toolbox.related_series import PodSeries
 from kvpressure.toolbox.view import items, mapping
-from kvpressure.toolbox.watch import Around, Card, snapshot
+from kvpressure.toolbox.watch import Around, GivenGpu, snapshot
 
 CHUNK_SECONDS: Final = 600
 MAX_SERVERS: Final = 16
@@ -141,10 +141,10 @@ def beside_of(server: Mapping[str, str]) -> PodSeries:
 
 
 def snapshots(
-    prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, card: Card | None, beside: PodSeries
+    prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, gpu: GivenGpu | None, beside: PodSeries
 ) -> Iterator[Snapshot]:
     """What was scraped of one server, in order of time, with what ``beside`` finds around it."""
-    around = Around(card=card)
+    around = Around(gpu=gpu)
     scanner = Scanner()
     begin = now - query.since_seconds
 

@@ -10,7 +10,7 @@ from kvpressure.model.signals import BatchSignals, ContextSignals, KvSignals, Lo
 from kvpressure.model.state import LIMITS, Diagnosis, EngineState, Evidence, Limit
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.view import EngineView
-from kvpressure.toolbox.watch import Card
+from kvpressure.toolbox.watch import GivenGpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StatedEngine:
     pool_bytes: float | None = None
     out_of_memory: bool = False
     preempting: bool = False
-    card: Card | None = None
+    gpu: GivenGpu | None = None
 
 
 def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
@@ -59,7 +59,7 @@ def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
         "max_model_len": None,
     }
     preempting = Evidence("preempting", given.preempting or None, "as given")
-    gpus = () if given.card is None else (given.card.reading(),)
+    gpus = () if given.gpu is None else (given.gpu.reading(),)
     engine = EngineState(
         key=EngineKey("", "", "", ""),
         target="",

@@ -38,7 +38,7 @@ CLOCK = Clock()
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GivenGpu:
     """The GPU as the user states it: it decides vLLM's defaults."""
 
     name: str
@@ -56,7 +56,7 @@ class Around:
     containers: tuple[ContainerReading, ...] = ()
     logs: tuple[LogLine, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    card: Card | None = None
+    gpu: GivenGpu | None = None
 
 
 def versions(targets: Sequence[Target]) -> dict[str, str]:
@@ -96,19 +96,19 @@ def watch(
 
 def snapshot(now: float, pages: Sequence[Scrape], around: Around, first: bool) -> Snapshot:
     """One tick of ``pages`` with what is known around them."""
-    card = around.card
+    gpu = around.gpu
     placed = tuple(
         replace(
             page,
             time=now,
             version=page.version or around.versions.get(page.target),
-            gpus=page.gpus or ((_GIVEN_GPU,) if card else ()),
+            gpus=page.gpus or ((_GIVEN_GPU,) if gpu else ()),
         )
         for page in pages
     )
     return Snapshot(
         now,
-        gpus=(card.reading(),) if card else (),
+        gpus=(gpu.reading(),) if gpu else (),
         pages=placed,
         containers=around.containers,
         logs=around.logs if first else (),

@@ -29,7 +29,7 @@ def page(**gauges: float) -> EngineReading:
     return EngineReading("m", "0", gauges=gauges, dialect="sglang")
 
 
-def card(gib: float) -> GpuReading:
+def gpu(gib: float) -> GpuReading:
     return GpuReading("GPU-0", 0, "nvidia", "H100", memory_total_bytes=int(gib * GIB))
 
 
@@ -51,7 +51,7 @@ def test_chunked_prefill_size_is_the_budget_of_a_step() -> None:
 
 
 def test_without_chunks_there_is_no_budget_and_prompts_are_whole() -> None:
-    assert "max_num_batched_tokens" not in limits("--chunked-prefill-size", "-1", version="0.5.9", gpu=card(80))
+    assert "max_num_batched_tokens" not in limits("--chunked-prefill-size", "-1", version="0.5.9", gpu=gpu(80))
     assert SGLANG.features(started("--chunked-prefill-size", "-1"), None, ()).whole_prompts
     assert not SGLANG.features(started("--chunked-prefill-size", "4096"), None, ()).whole_prompts
 
@@ -119,7 +119,7 @@ def test_further_nodes_serve_nothing() -> None:
 def test_the_default_budget_depends_on_release_and_memory(
     version: str | None, gib: float, tokens: float | None
 ) -> None:
-    found = limits(version=version, gpu=card(gib)).get("max_num_batched_tokens")
+    found = limits(version=version, gpu=gpu(gib)).get("max_num_batched_tokens")
     assert found == (None if tokens is None else EffectiveLimit(tokens, False, "default"))
 
 

@@ -1,4 +1,4 @@
-"""Arguments of vLLM from command lines, scripts and logged lines; defaults by version and card."""
+"""Arguments of vLLM from command lines, scripts and logged lines; defaults by version and GPU."""
 
 from __future__ import annotations
 
@@ -541,7 +541,7 @@ def test_logged_arguments_win_over_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "card", "context", "tokens", "seqs"),
+    ("version", "gpu", "context", "tokens", "seqs"),
     [
         ("0.33.0", H100, "server", 8192, 1024),
         ("0.33.0", H100, "llm", 16384, 1024),
@@ -572,10 +572,10 @@ def test_logged_arguments_win_over_the_command_line() -> None:
         ("0.33.0", (None, 160 * GIB - 1), "server", 8192, 1024),
     ],
 )
-def test_defaults_by_version_and_card(
-    version: str, card: tuple[str | None, float | None], context: str, tokens: int | None, seqs: int | None
+def test_defaults_by_version_and_gpu(
+    version: str, gpu: tuple[str | None, float | None], context: str, tokens: int | None, seqs: int | None
 ) -> None:
-    limits = default_limits(version, *card, context, world_size=2)
+    limits = default_limits(version, *gpu, context, world_size=2)
     assert (limits.get("max_num_batched_tokens"), limits.get("max_num_seqs")) == (tokens, seqs)
 
 

@@ -52,7 +52,7 @@ class DashboardContext:
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
     """One PromQL query of a panel. ``now`` asks for present values, ``table`` for them in table form, ``heat`` for
-    buckets over time. ``optional`` says why it may return nothing on a sound system, e.g. "on cards without GPM".
+    buckets over time. ``optional`` says why it may return nothing on a sound system, e.g. "on GPUs without GPM".
     """
 
     expr: str

@@ -103,8 +103,8 @@ def _plain(text: str) -> str | None:
 
 def default_limits(
     version: str | None,
-    card_name: str | None,
-    card_memory_bytes: float | None,
+    gpu_name: str | None,
+    gpu_memory_bytes: float | None,
     context: str = "server",
     *,
     flavour: str | None = None,
@@ -113,13 +113,13 @@ def default_limits(
     """Defaults of ``gpu_memory_utilization``, ``max_num_seqs`` and ``max_num_batched_tokens`` (missing = unknown).
 
     ``context``: "server", "llm" (offline ``LLM``) or "batch" (``vllm run-batch``). ``flavour`` ("v0" or "v1") where
-    the engine tells, else it follows from the version. ``card_name`` "cpu" stands for the CPU backend.
+    the engine tells, else it follows from the version. ``gpu_name`` "cpu" stands for the CPU backend.
     """
     number = parse_version(version)
     if number is None or number < (0, 5, 5):
         return {}
     limits: dict[str, float] = {"gpu_memory_utilization": 0.92 if number >= (0, 20, 0) else 0.90}
-    name = (card_name or "").lower()
+    name = (gpu_name or "").lower()
     if flavour == "v0" or (flavour is None and number < (0, 8, 0)):
         limits["max_num_seqs"] = 256  # the token budget depends on max_model_len there
         return limits
@@ -129,10 +129,10 @@ def default_limits(
         tokens, seqs = _cpu(number, context, world_size)
     elif context == "batch":
         tokens, seqs = 2048, 128
-    elif card_memory_bytes is None:
+    elif gpu_memory_bytes is None:
         tokens, seqs = None, None
     else:
-        tokens, seqs = _tier(number, name, card_memory_bytes / GIB, server=context == "server")
+        tokens, seqs = _tier(number, name, gpu_memory_bytes / GIB, server=context == "server")
     if tokens is not None:
         limits["max_num_batched_tokens"] = tokens
     if seqs is not None:

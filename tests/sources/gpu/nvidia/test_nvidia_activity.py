@@ -78,7 +78,7 @@ def test_samples_that_cannot_be_true_do_not_count(start: StartChild) -> None:
 
 
 def gpm(**changes: Any) -> World:
-    """A Hopper card."""
+    """A Hopper GPU."""
     return World(gpus=[Gpu(**{"gpm": 1, "sm": 80.0, "tensor": 12.5, "dram": 64.0, **changes})])
 
 
@@ -109,7 +109,7 @@ def test_off_unless_wanted(start: StartChild) -> None:
     assert not any(name.startswith("nvmlGpm") for name in child.calls())
 
 
-def test_card_without_gpm_is_asked_once(start: StartChild) -> None:
+def test_gpu_without_gpm_is_asked_once(start: StartChild) -> None:
     child = start(gpm(gpm=0), nvidia_gpm=True)
     for _ in range(20):
         assert activity(child) == (None, None, None)

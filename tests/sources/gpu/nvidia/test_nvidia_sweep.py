@@ -90,7 +90,7 @@ MIG_TRUTH: dict[str, Any] = {
 def world(call: str, code: int, gpu: bool, mig: bool) -> World:
     """Two GPUs that can do everything; ``call`` fails with ``code`` on the first, or for all."""
 
-    def card(codes: dict[str, int]) -> Gpu:
+    def gpu(codes: dict[str, int]) -> Gpu:
         instance = Mig("MIG-a", memory_reserved=GIB // 4, sm=50, tensor=25, dram=75, processes=[(2, GIB)])
         return Gpu(
             samples="1000:70",
@@ -117,7 +117,7 @@ def world(call: str, code: int, gpu: bool, mig: bool) -> World:
         processes=[(1, GIB)],
         mps_processes=[(3, GIB)],
     )
-    return World(gpus=[card({call: code} if gpu else {}), whole], codes={} if gpu else {call: code})
+    return World(gpus=[gpu({call: code} if gpu else {}), whole], codes={} if gpu else {call: code})
 
 
 def check(reading: dict[str, Any], truth: dict[str, Any]) -> None:

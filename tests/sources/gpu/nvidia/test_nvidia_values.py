@@ -136,7 +136,7 @@ def test_each_value_is_absent_by_itself(start: StartChild, fields: set[str], cal
     assert got["errors"] == ({"no_permission": len(names)} if code == 4 else {})
 
 
-def test_unified_memory_card_has_no_memory_but_the_rest(start: StartChild) -> None:
+def test_unified_memory_gpu_has_no_memory_but_the_rest(start: StartChild) -> None:
     (gpu,) = start(World(gpus=[Gpu(name="NVIDIA GB10", memory_total=None, processes=[(9, 3 * GIB)])])).gpus()
     assert known(gpu) == ALL_FIELDS - {"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}
     assert gpu["processes"] == [{"pid": 9, "used_bytes": 3 * GIB}]

@@ -1,4 +1,4 @@
-"""The nodes of the matrix: what the stub driver or the sysfs tree of each kind of card tells.
+"""The nodes of the matrix: what the stub driver or the sysfs tree of each kind of GPU tells.
 
 Figures are those of the products where they matter (memory, power limits, partitions); load figures are made up.
 """
@@ -34,7 +34,7 @@ Build = Callable[[tuple[str, ...]], Path]
 
 @dataclass(frozen=True)
 class Node:
-    """One node: a world behind NVML, or a sysfs tree with AMD's cards (``smi``: AMD's library beside it).
+    """One node: a world behind NVML, or a sysfs tree with AMD's GPUs (``smi``: AMD's library beside it).
 
     ``ready`` is text that stands on the page once everything has been read that is to be seen. ``then`` is a second
     world that comes when the first is on the page, ``then_ready`` the texts that show all of it.
@@ -122,7 +122,7 @@ def mig_h100() -> Gpu:
     )
 
 
-#: The card is off the bus: its XID is published at once, the loss with the next look at all cards.
+#: The GPU is off the bus: its XID is published at once, the loss with the next look at all GPUs.
 LOST: Final = ('xid="79"', 'kvpressure_gpus_seen{vendor="nvidia"} 7.0')
 
 
@@ -163,7 +163,7 @@ NODES = {
     "gh200": Node(
         world=World(
             driver_version="580.65.06",
-            gpus=[  # pages may stay used after a process: the card is a NUMA node
+            gpus=[  # pages may stay used after a process: the GPU is a NUMA node
                 h100(
                     name="NVIDIA GH200 480GB",
                     memory_total=96 * GIB,

@@ -1,4 +1,4 @@
-"""Golden ``/metrics`` of the real process for each kind of card, both sources on, real bindings over stub libraries.
+"""Golden ``/metrics`` of the real process for each kind of GPU, both sources on, real bindings over stub libraries.
 
 Names, labels and values are compared line by line with ``tests/golden/gpu_*.metrics``; what depends on the moment
 stands there as ``*``. ``UPDATE_GOLDEN=1`` rewrites them: read the difference before you commit it.
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvpressure.publish.metrics import METRICS
-from tests.gpu.cards import NODES, Build, Node, h100
+from tests.gpu.nodes import NODES, Build, Node, h100
 from tests.gpu.serving import exporter, masked, scrape
 from tests.helpers.waiting import until
 from tests.sources.gpu.nvml_stub import GIB, gpu_uuid, write
@@ -47,12 +47,12 @@ def served(node: Node, where: Path, nvml: Build, rocm: Callable[[], Path]) -> li
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_page_of_each_card(name: str, tmp_path: Path, nvml: Build, rocm: Callable[[], Path]) -> None:
+def test_page_of_each_gpu(name: str, tmp_path: Path, nvml: Build, rocm: Callable[[], Path]) -> None:
     compare(name, served(NODES[name], tmp_path, nvml, rocm))
 
 
 @pytest.mark.parametrize("sharing", ["time_sliced", "mps"])
-def test_page_of_a_shared_card(sharing: str, tmp_path: Path, nvml: Build) -> None:
+def test_page_of_a_shared_gpu(sharing: str, tmp_path: Path, nvml: Build) -> None:
     """Two pods on one GPU through the kubelet and the host's /proc: both owners, marked, each with its own memory."""
     with KubeNode(tmp_path, nvml(())) as node:
         for number, name in enumerate(("chat-0", "search-0")):
@@ -90,8 +90,8 @@ def test_there_is_a_page_for_each_kind_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", [*NODES, "h100_time_sliced", "h100_mps"])
-def test_what_a_card_tells_is_never_zero_for_not_known(name: str) -> None:
-    """No card of the matrix is idle: a 0 among the figures would be a made-up one."""
+def test_what_a_gpu_tells_is_never_zero_for_not_known(name: str) -> None:
+    """No GPU of the matrix is idle: a 0 among the figures would be a made-up one."""
     samples = pages()[f"gpu_{name}.metrics"]
     figures = [s for s in samples if s[0].startswith("kvpressure_gpu_") and s[0] != "kvpressure_gpu_up"]
     assert figures

@@ -1,7 +1,7 @@
 """What the GPUs of this node answer, as a fixture for the stub driver of the tests (``tests/sources/gpu/nvml_stub``).
 
 Fields are those of the stub's ``World``, ``Gpu`` and ``Mig``; None = not supported. UUIDs, bus addresses and pids are
-left out or counted through, so that a fixture reports nothing about whose GPU it was. ``python -m tools.gpu.card``
+left out or counted through, so that a fixture reports nothing about whose GPU it was. ``python -m tools.gpu.inventory``
 prints it.
 """
 
@@ -193,4 +193,4 @@ def _slowly(take: Callable[[Any], Any], sample: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"card": world(), "memory": structures()}), flush=True)
+    print(json.dumps({"gpu": world(), "memory": structures()}), flush=True)

@@ -470,7 +470,7 @@ def test_a_reason_is_published_while_its_fact_holds_for_its_verdict_and_its_numb
     assert numbers("healthy", facts, signals) == {}
     unknown = replace(signals, load=replace(signals.load, waiting=None))
     assert set(numbers("kv_pressure", facts, unknown)) == {"kv"}
-    assert set(numbers("stalled", facts | {"kv_full": False}, signals)) == {"kv_room"}
+    assert set(numbers("stalled", facts | {"kv_full": False}, signals)) == {"kv_not_full"}
 
 
 def test_the_rows_of_why_read_facts_that_the_table_of_their_verdict_reads() -> None:

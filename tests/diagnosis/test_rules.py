@@ -221,9 +221,9 @@ def test_situations_can_be_read_off_a_page_of_a_few_screens() -> None:
     for place, table in enumerate(rules.TABLES):
         if place != rules.DEFERRED_HOST:
             assert f"| `{table.name}` |" in page
-            assert bool(table.sure) == any(row.grade >= Grade.LIKELY and row.verdict is None for row in table.rows), (
-                f"{table.title}: what is confident is said, and nothing else"
-            )
+            assert bool(table.confident) == any(
+                row.grade >= Grade.LIKELY and row.verdict is None for row in table.rows
+            ), f"{table.title}: what is confident is said, and nothing else"
     assert len(page.split()) < 1200
     assert page.count("\n") < 80, "a few screens"
     examples = page.split("## Examples")[1].split("\n## ")[0]

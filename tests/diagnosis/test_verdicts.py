@@ -109,7 +109,7 @@ def test_reached_limit_with_room_is_concurrency_limited():
 
 def test_reached_limit_with_a_full_cache_and_no_preemption_is_still_the_limit():
     """Scenario o of the live captures: max_num_seqs 8, usage climbs to 0.97, nothing is preempted."""
-    found = judge(**PRESSURE | {"running_at_limit": True, "preemptions_counted": 0.0, "preemptions_silent": 0.0})
+    found = judge(**PRESSURE | {"running_at_limit": True, "preemptions_counted": 0.0, "preemptions_inferred": 0.0})
     assert found.verdict == "concurrency_limited"
 
 

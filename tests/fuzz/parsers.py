@@ -529,7 +529,7 @@ def _word(rng: Random) -> str:
 
 def check_script(case: Mapping[str, Any]) -> None:
     script, most = case["script"], 16_384
-    found = shell.read(script, ("p1", "p 2"), case.get("env", {}), shell.Room(most))
+    found = shell.read(script, ("p1", "p 2"), case.get("env", {}), shell.WorkBudget(most))
     if "commands" in case:
         assert found.understood
         kept = [command for command in found.commands if command != ["true"]]

@@ -127,7 +127,7 @@ def test_silent_preemptions_are_seen_at_once():
     )
     found = kv_of(rows)
     assert found.preemptions_counted == 0
-    assert found.preemptions_silent == 11
+    assert found.preemptions_inferred == 11
     assert found.preemption_rate == pytest.approx(11.0)
 
 
@@ -142,7 +142,7 @@ def test_the_counter_bears_out_what_looked_like_preemptions(seconds, counted, be
     ]
     if counted is not None:
         rows = [row | {r.PREEMPTIONS: counted if i > 22 else 0} for i, row in enumerate(rows)]
-    assert kv_of(every(1, rows)).preemptions_silent == believed
+    assert kv_of(every(1, rows)).preemptions_inferred == believed
 
 
 def test_signs_are_believed_while_the_preempted_still_wait():
@@ -151,7 +151,7 @@ def test_signs_are_believed_while_the_preempted_still_wait():
         {r.RUNNING: 20, r.WAITING: 0, FINISHED: 5, r.PREEMPTIONS: 0},
         *({r.RUNNING: 10, r.WAITING: 10, FINISHED: 5, r.PREEMPTIONS: 0} for _ in range(50)),
     ]
-    assert kv_of(every(1, rows)).preemptions_silent == 10
+    assert kv_of(every(1, rows)).preemptions_inferred == 10
 
 
 def test_signs_that_were_not_borne_out_make_newer_ones_worth_nothing():
@@ -160,7 +160,7 @@ def test_signs_that_were_not_borne_out_make_newer_ones_worth_nothing():
         {r.RUNNING: 10, r.WAITING: 10, FINISHED: 5, r.PREEMPTIONS: 0},
     )
     found = kv_of(every(1, [*[calm, back, calm] * 12]))
-    assert (found.preemptions_silent, found.preemptions_recent) == (0, 0)
+    assert (found.preemptions_inferred, found.preemptions_recent) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,11 @@ def test_signs_that_were_not_borne_out_make_newer_ones_worth_nothing():
 )
 def test_other_reasons_for_falling_running_are_no_preemptions(after):
     rows = every(1, [{r.RUNNING: 19, r.WAITING: 29, FINISHED: 5}, after])
-    assert kv_of(rows).preemptions_silent == 0
+    assert kv_of(rows).preemptions_inferred == 0
 
 
 def test_silent_preemptions_are_unknown_without_their_inputs():
-    assert kv_of(every(1, [{r.RUNNING: 3}, {r.RUNNING: 1}])).preemptions_silent is None
+    assert kv_of(every(1, [{r.RUNNING: 3}, {r.RUNNING: 1}])).preemptions_inferred is None
 
 
 def test_preemptions_per_running_request_and_minute():

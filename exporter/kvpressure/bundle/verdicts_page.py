@@ -113,7 +113,7 @@ EXAMPLES: Final[tuple[tuple[str, Mapping[str, bool | None]], ...]] = (
 
 def because(verdict: str, t: Thresholds) -> str:
     """When this verdict is given, in the words of the page: the first sentence of its table that can be confident."""
-    table = next(one for one in rules.TABLES if one.name == verdict and one.sure)
+    table = next(one for one in rules.TABLES if one.name == verdict and one.confident)
     named = {entry.name: token("t", entry.name) for entry in t.entries() if isinstance(entry.value, Named)}
     return table.when.format_map(ChainMap(named, facts.levels(t))).split(". ")[0]
 
@@ -133,8 +133,8 @@ def render_verdicts(t: Thresholds) -> str:
     levels = facts.levels(t)
     asked = [table for place, table in enumerate(rules.TABLES) if place != rules.DEFERRED_HOST]
     for place, table in enumerate(asked, start=1):
-        sure = table.sure.format_map(levels) or "never"
-        lines.append(f"| {place} | {table.when.format_map(levels)} | `{table.name}` | {sure} |")
+        confident = table.confident.format_map(levels) or "never"
+        lines.append(f"| {place} | {table.when.format_map(levels)} | `{table.name}` | {confident} |")
     lines += ["", *_stages(rules.KV_PRESSURE, t)]
     lines += ["", "## Examples", "", "| situation | verdict | grade | row |", "|---|---|---|---|"]
     for situation, known in EXAMPLES:

@@ -11,13 +11,13 @@ from kvpressure.demo.scenario import Phase, Scenario
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState, State
 
-_SENTENCES: Final = 3  # of evidence a verdict is told with
+_SENTENCES: Final = 3  # of evidence that are printed with a verdict
 _MUTE_RECEIVERS: Final = ("heartbeat",)
 _WELL: Final = ("healthy", "idle")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SeenVerdict:
     """A verdict as it began to stand. ``at`` is in seconds since the start."""
 
     at: float
@@ -47,7 +47,7 @@ class Story:
         self._tell = tell
         self._lock = threading.RLock()
         self._engines: dict[EngineKey, EngineState] = {}
-        self.verdicts: list[Told] = []  # of the scenario's pod
+        self.verdicts: list[SeenVerdict] = []  # of the scenario's pod
         self.alerts: dict[str, AlertSeen] = {}
 
     # --- what happens ---------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Story:
     def _verdict(self, before: EngineState | None, engine: EngineState) -> None:
         diagnosis = engine.diagnosis
         if engine.key.pod == self._scenario.pod:
-            self.verdicts.append(Told(self._elapsed(), diagnosis.verdict, diagnosis.stage, diagnosis.confidence))
+            self.verdicts.append(SeenVerdict(self._elapsed(), diagnosis.verdict, diagnosis.stage, diagnosis.confidence))
         was = f"{_standing(before)} -> " if before is not None else ""
         self._say(f"{engine.key.pod}: {was}{_standing(engine)}, confidence {diagnosis.confidence:.2f}")
         if diagnosis.verdict in _WELL:
@@ -125,8 +125,8 @@ class Story:
         """All verdicts of the scenario's pod and all alerts, a line each. ``still_active`` as in ``missing``."""
         with self._lock:
             lines = [
-                f"{told.at:4.0f} s  {self._scenario.pod}  {told.verdict}{f' ({told.stage})' if told.stage else ''}"
-                for told in self.verdicts
+                f"{seen.at:4.0f} s  {self._scenario.pod}  {seen.verdict}{f' ({seen.stage})' if seen.stage else ''}"
+                for seen in self.verdicts
             ]
             for key, alert in self.alerts.items():
                 unreported = "still firing" if key in (still_active or ()) else "no notification of its end"
@@ -164,13 +164,13 @@ class Story:
         return missing
 
 
-def _missing_verdicts(scenario: Scenario, verdicts: list[Told]) -> list[str]:
+def _missing_verdicts(scenario: Scenario, verdicts: list[SeenVerdict]) -> list[str]:
     """The pod has to be well, then have the verdict, then be well again."""
     steps = (("first", _WELL), ("then", (scenario.verdict,)), ("at last", _WELL))
     rest = iter(verdicts)
     for when, wanted in steps:
-        if not any(told.verdict in wanted for told in rest):
-            seen = ", ".join(told.verdict for told in verdicts) or "nothing"
+        if not any(seen.verdict in wanted for seen in rest):
+            seen = ", ".join(seen.verdict for seen in verdicts) or "nothing"
             return [f"{scenario.pod} was not {' or '.join(wanted)} {when} (seen: {seen})"]
     if verdicts[-1].verdict not in _WELL:
         return [f"{scenario.pod} ended {verdicts[-1].verdict}"]

@@ -65,8 +65,8 @@ class Verdict:
     """A verdict as a table. ``supports`` and ``against`` are leaves: the fact's sentence is shown where the leaf holds.
 
     ``missing``: (fact, what to call it) shown where the fact is unknown. ``at_once`` = spans many samples, needs no
-    second. ``when`` and ``sure`` sum the rows up in a sentence: when it is given, and when with confidence (empty =
-    never); ``{threshold}`` in them stands for its value.
+    second. ``when`` and ``confident`` sum the rows up in a sentence: when the verdict is given, and when with confidence
+    (empty = never); ``{threshold}`` in them is replaced by its value.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Verdict:
     missing: Sequence[tuple[str, str]] = ()
     at_once: bool = False
     when: str = ""
-    sure: str = ""
+    confident: str = ""
 
 
 @frozen

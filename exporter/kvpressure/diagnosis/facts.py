@@ -137,7 +137,7 @@ def _held_idle(v: View) -> bool | None:
 
 
 def _preempting(v: View) -> bool | None:
-    counted, silent = v.s.kv.preemptions_counted, v.s.kv.preemptions_silent
+    counted, silent = v.s.kv.preemptions_counted, v.s.kv.preemptions_inferred
     if counted is None and silent is None:
         return None
     return max(counted or 0.0, silent or 0.0) >= v.t["preemptions_min"]
@@ -300,7 +300,7 @@ def _held_for_others(v: View) -> bool | None:
 
 
 _LEVEL_TEXT: Final = "{level}"
-_ROOM: Final = "{free_and_prompts}"
+_FREE: Final = "{free_and_prompts}"
 _LIMIT_TEXT: Final = "{running_of_limit}"
 _QUEUE_TEXT: Final = "{queue}"
 _RATES: Final = "{rates}"
@@ -367,27 +367,27 @@ FACTS: Final[tuple[Fact, ...]] = (
         "a long prompt (p95) does not fit",
         "no long prompt (p95) is held up",
         lambda v: _blocked(v, _long_prompt(v.s)),
-        f"a p95 prompt does not fit into the KV cache: {_ROOM}",
+        f"a p95 prompt does not fit into the KV cache: {_FREE}",
         "no prompt is held up by the KV cache{free_if_known}",
-        f"whether a p95 prompt fits into the KV cache: unknown ({_ROOM})",
+        f"whether a p95 prompt fits into the KV cache: unknown ({_FREE})",
     ),
     Fact(
         "mean_prompt_blocked",
         "an average prompt does not fit",
         "no average prompt is held up",
         lambda v: _blocked(v, v.s.context.prompt_mean),
-        f"an average prompt does not fit into the KV cache: {_ROOM}",
+        f"an average prompt does not fit into the KV cache: {_FREE}",
         "no prompt of average length is held up by the KV cache{free_if_known}",
-        f"whether a prompt of average length fits into the KV cache: unknown ({_ROOM})",
+        f"whether a prompt of average length fits into the KV cache: unknown ({_FREE})",
     ),
     Fact(
         "any_prompt_fits",
         "any prompt fits",
         "the longest prompt does not fit",
         _any_fits,
-        f"the longest prompt fits into the KV cache: {_ROOM}",
-        f"the next prompt may not fit into the KV cache: {_ROOM}",
-        f"whether the longest prompt fits into the KV cache: unknown ({_ROOM})",
+        f"the longest prompt fits into the KV cache: {_FREE}",
+        f"the next prompt may not fit into the KV cache: {_FREE}",
+        f"whether the longest prompt fits into the KV cache: unknown ({_FREE})",
     ),
     Fact(
         "preempting",
@@ -447,7 +447,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "running_falls_waiting_rises",
         "requests moved from running back to waiting",
         "no request moved from running back to waiting",
-        lambda v: least(v.s.kv.preemptions_silent, v.t["preemptions_min"]),
+        lambda v: least(v.s.kv.preemptions_inferred, v.t["preemptions_min"]),
         "{silent} requests went from running back to waiting while none finished",
         "no request went from running back to waiting",
         "requests going from running back to waiting: unknown",
@@ -498,10 +498,10 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs}: unknown",
     ),
     Fact(
-        "running_stands_still",
+        "running_plateau",
         "the batch size is constant",
         "the batch size varies",
-        lambda v: v.s.load.running_stands_still,
+        lambda v: v.s.load.running_plateau,
         "number of running requests is constant ({running})",
         "number of running requests varies ({running} now)",
         "variation of running requests: unknown",
@@ -1107,7 +1107,7 @@ def _deferred_where(v: View) -> str:
 def _preemption_counts(v: View) -> str:
     return _known(
         (f"# counted by {dialect(v.s.dialect).title} in the last minute", v.s.kv.preemptions_counted),
-        ("# inferred from queue movement", v.s.kv.preemptions_silent),
+        ("# inferred from queue movement", v.s.kv.preemptions_inferred),
         otherwise="number: unknown",
     )
 
@@ -1130,7 +1130,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "queue": _queue_text,
     "rates": _rates,
     "preemption_counts": _preemption_counts,
-    "silent": lambda v: number(v.s.kv.preemptions_silent),
+    "silent": lambda v: number(v.s.kv.preemptions_inferred),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
     "recent_seconds": lambda v: number(v.t["recent_window_seconds"]),
     "per_running": lambda v: number(v.s.kv.preemptions_per_running_minute, 1),

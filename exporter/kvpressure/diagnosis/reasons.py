@@ -42,7 +42,7 @@ def _tokens(s: Signals) -> float | None:
     return sum(value for value in known if value is not None) if any(v is not None for v in known) else None
 
 
-def _room(s: Signals) -> float | None:
+def _free_tokens(s: Signals) -> float | None:
     capacity, used = s.kv.kv_capacity_tokens, s.kv.kv_used_tokens
     return None if capacity is None or used is None else capacity - used
 
@@ -132,10 +132,10 @@ REASONS: Final = (
         "preemptions in the last minute (threshold {preemptions_min})",
     ),
     Reason(
-        "room",
+        "free_tokens",
         ("kv_pressure",),
         ("head_of_line_blocked",),
-        _room,
+        _free_tokens,
         "free tokens of KV cache: too few for the next prompt",
     ),
     Reason(
@@ -160,7 +160,7 @@ REASONS: Final = (
         "% GPU utilization: the GPU waits (low below {host_queue_utilization_ratio})",
     ),
     Reason(
-        "kv_room",
+        "kv_not_full",
         NOT_THE_CACHE,
         ("kv_full",),
         lambda s: _times(PERCENT, s.kv.kv_used_ratio_max),

@@ -44,12 +44,14 @@ lasting_queue = (yes("queue_present") & unsure("queue_short")).called("a queue l
 cache_queue = (yes("queue_for_capacity") | (queue_unsorted & yes("kv_near_full"))).called(
     "requests are waiting for KV cache", "no requests are waiting for KV cache"
 )
-pushed = (
+preempting = (
     yes("preempting")
     & maybe("kv_near_full_now")
     & (yes("preempting_now") | (maybe("preempted_lately") & maybe("waited_lately")))
 ).called("requests are being preempted", "no requests are being preempted")
-still_pushed = (pushed & (maybe("waiting_now") | no("waited_lately"))).called("requests are still being preempted")
+still_preempting = (preempting & (maybe("waiting_now") | no("waited_lately"))).called(
+    "requests are still being preempted"
+)
 may_not_fit = (no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))).called(
     "the next prompt may not fit"
 )
@@ -196,7 +198,7 @@ NO_PROGRESS: Final = Verdict(
         " {prefill_patience_seconds} s for a first request, a single long step, or the usual prefill time. `unknown`"
         " where the clients are gone: gauges may be left over"
     ),
-    sure=(
+    confident=(
         "more than gauges that no longer move shows pending requests: an active GPU, clients that stay or come,"
         " a queue that grew. Or few requests run and none waits"
     ),
@@ -235,7 +237,7 @@ IDLE: Final = Verdict(
     supports=(no("work_present"), no("tokens_lately")),
     against=_all_yes("kv_held_idle"),
     when="no request is in flight and no token came in the last moment",
-    sure="token counters show that no token came",
+    confident="token counters show that no token came",
 )
 
 DEFERRED: Final = Verdict(
@@ -273,19 +275,19 @@ KV_PRESSURE: Final = Verdict(
     "KV pressure",
     unless=(
         no("work_present"),
-        yes("running_at_limit") & _known_limit & maybe("running_at_limit_now") & ~pushed,
+        yes("running_at_limit") & _known_limit & maybe("running_at_limit_now") & ~preempting,
     ),
     rows=(
-        Row("full, preempting, queue", yes("kv_full") & pushed & cache_queue, CERTAIN),
+        Row("full, preempting, queue", yes("kv_full") & preempting & cache_queue, CERTAIN),
         Row(
             "full, preempting, not counted",
-            yes("kv_full") & pushed & ~cache_queue & no("preemptions_borne_out"),
+            yes("kv_full") & preempting & ~cache_queue & no("preemptions_borne_out"),
             DOUBTFUL,
         ),
-        Row("full, preempted are back", yes("kv_full") & (pushed | cache_queue) & no("waited_lately"), STRONG),
-        Row("full, short queue", yes("kv_full") & cache_queue & yes("queue_short") & ~pushed, DOUBTFUL),
-        Row("full, below the limit", yes("kv_full") & (pushed | cache_queue) & no("running_at_limit"), CERTAIN),
-        Row("full", yes("kv_full") & (pushed | cache_queue), STRONG),
+        Row("full, preempted are back", yes("kv_full") & (preempting | cache_queue) & no("waited_lately"), STRONG),
+        Row("full, short queue", yes("kv_full") & cache_queue & yes("queue_short") & ~preempting, DOUBTFUL),
+        Row("full, below the limit", yes("kv_full") & (preempting | cache_queue) & no("running_at_limit"), CERTAIN),
+        Row("full", yes("kv_full") & (preempting | cache_queue), STRONG),
         Row(
             "full, many just began to wait",
             yes("kv_full")
@@ -305,8 +307,8 @@ KV_PRESSURE: Final = Verdict(
             DOUBTFUL,
             "whether the queue lasts",
         ),
-        Row("nearly full, preempting", yes("kv_near_full") & still_pushed & maybe("preemptions_borne_out"), STRONG),
-        Row("nearly full, preempting, not counted", yes("kv_near_full") & still_pushed, DOUBTFUL),
+        Row("nearly full, preempting", yes("kv_near_full") & still_preempting & maybe("preemptions_borne_out"), STRONG),
+        Row("nearly full, preempting, not counted", yes("kv_near_full") & still_preempting, DOUBTFUL),
         Row("average prompt does not fit", yes("queue_for_capacity") & yes("mean_prompt_blocked"), LIKELY),
         Row(
             "long prompt does not fit", cache_queue & yes("head_of_line_blocked") & unsure("running_at_limit"), DOUBTFUL
@@ -316,7 +318,7 @@ KV_PRESSURE: Final = Verdict(
             yes("kv_near_full") & lasting_queue & cache_queue & unsure("running_at_limit"),
             DOUBTFUL,
         ),
-        Row("preempting, usage unknown", pushed & unknown("kv_near_full"), DOUBTFUL),
+        Row("preempting, usage unknown", preempting & unknown("kv_near_full"), DOUBTFUL),
     ),
     lower=(
         Lower(
@@ -350,7 +352,7 @@ KV_PRESSURE: Final = Verdict(
         "max_num_seqs is not what keeps them waiting. Also below full (usage {kv_near_full_ratio}) with "
         "preemptions, or where the next prompt does not fit"
     ),
-    sure="the cache is full and the queue lasts, or vLLM counts preemptions",
+    confident="the cache is full and the queue lasts, or vLLM counts preemptions",
 )
 
 # --- the sequence limit -----------------------------------------------------------------------------------------------
@@ -390,7 +392,7 @@ CONCURRENCY_LIMITED: Final = Verdict(
     against=_all_yes("kv_full", "gpu_starved"),
     missing=(_KV, _TOKENS),
     when="as many requests run as max_num_seqs allows, and a queue lasts",
-    sure="KV usage is known and below full, the queue is known not to be short, and the GPU is not at its peak",
+    confident="KV usage is known and below full, the queue is known not to be short, and the GPU is not at its peak",
 )
 
 # --- the host ---------------------------------------------------------------------------------------------------------
@@ -488,7 +490,7 @@ HOST_BOUND: Final = Verdict(
     against=_all_yes("kv_near_full", "gpu_saturated"),
     missing=(_GPU, _THROTTLED, _CPU),
     when="the CPU is throttled, contended or at its limit, the GPU starves, or time is lost outside the engine",
-    sure=(
+    confident=(
         "the CPU is throttled most of the time and steps are at least {steps_slower_ratio} × slower, or the "
         "GPU starves while {host_min_requests} or more requests run and users suffer"
     ),
@@ -511,9 +513,9 @@ COMPUTE_BOUND: Final = Verdict(
     ),
     lower=(
         Lower(
-            yes("running_stands_still") & (no("running_at_limit") | yes("limit_is_observed")),
+            yes("running_plateau") & (no("running_at_limit") | yes("limit_is_observed")),
             at_most=DOUBTFUL,
-            against=("running_stands_still",),
+            against=("running_plateau",),
         ),
         Lower(may_not_fit, at_most=DOUBTFUL, against=("any_prompt_fits",)),
         Lower(unknown("queue_short"), at_most=DOUBTFUL),
@@ -599,7 +601,7 @@ HEALTHY: Final = Verdict(
         "tokens flow and no queue lasts. `compute_bound` where prefill starves decoding, `unknown` where "
         "running requests hardly get tokens"
     ),
-    sure=("KV usage and queue are known, and nothing says that users suffer: latency, throughput, step time, CPU"),
+    confident=("KV usage and queue are known, and nothing says that users suffer: latency, throughput, step time, CPU"),
 )
 
 UNDECIDED: Final = Verdict(
@@ -609,11 +611,7 @@ UNDECIDED: Final = Verdict(
         Row("queue of unknown cause", queue_unsorted, GUESS, _UNSORTED),
         Row(
             "another limit than the one read",
-            lasting_queue
-            & yes("running_stands_still")
-            & no("running_at_limit")
-            & yes("limit_is_told")
-            & no("kv_near_full"),
+            lasting_queue & yes("running_plateau") & no("running_at_limit") & yes("limit_is_told") & no("kv_near_full"),
             GUESS,
             "what limits the batch: it is constant below {max_num_seqs} and the KV cache is not full, so the arguments"
             " may be outdated",

@@ -49,7 +49,7 @@ class NotUnderstood(Exception):
     """An unclosed quotation, or more than is looked at."""
 
 
-class Room:
+class WorkBudget:
     """How many characters variables may still bring in, and how many steps may still be taken."""
 
     def __init__(self, characters: int, steps: int = _MAX_STEPS) -> None:
@@ -70,7 +70,7 @@ class Room:
             raise NotUnderstood
 
 
-def of_kubelet(text: str, env: Mapping[str, str], room: Room) -> str:
+def of_kubelet(text: str, env: Mapping[str, str], budget: WorkBudget) -> str:
     """A word of a container's command with its ``$(VAR)`` expanded; unknown names stay as they are, ``$$(VAR)`` is an
     escape.
     """
@@ -79,7 +79,7 @@ def of_kubelet(text: str, env: Mapping[str, str], room: Room) -> str:
         if found[0].startswith("$$"):
             return found[0][1:]
         brought = env.get(found[1])
-        return found[0] if brought is None else brought if room.takes(brought) else UNKNOWN
+        return found[0] if brought is None else brought if budget.takes(brought) else UNKNOWN
 
     return REFERENCE.sub(value, text) if "$(" in text else text
 
@@ -113,9 +113,9 @@ def base(token: str) -> str:
     return token.rsplit("/", 1)[-1]
 
 
-def read(text: str, parameters: Sequence[str], variables: Mapping[str, str], room: Room) -> ShellScript:
+def read(text: str, parameters: Sequence[str], variables: Mapping[str, str], budget: WorkBudget) -> ShellScript:
     """The commands of a script; ``variables`` are those of its environment. What is unknown becomes ``UNKNOWN``."""
-    scan = _Scan(text, parameters, dict(variables), room, 0)
+    scan = _Scan(text, parameters, dict(variables), budget, 0)
     understood = scan.run()
     return ShellScript(scan.commands, understood)
 
@@ -124,13 +124,13 @@ class _Scan:
     """One pass over a script. Positions only grow."""
 
     def __init__(
-        self, text: str, parameters: Sequence[str], variables: MutableMapping[str, str], room: Room, nested: int
+        self, text: str, parameters: Sequence[str], variables: MutableMapping[str, str], budget: WorkBudget, nested: int
     ) -> None:
         self.commands: list[list[str]] = []
         self._text = text
         self._parameters = parameters
         self._variables = variables
-        self._room = room
+        self._budget = budget
         self._nested = nested
         self._understood = True
         self._command: list[str] = []
@@ -154,7 +154,7 @@ class _Scan:
     def _run(self) -> None:
         text, position = self._text, 0
         while position < len(text):
-            self._room.step()
+            self._budget.step()
             found = _PLAIN.match(text, position)
             if found is not None:
                 position = found.end()
@@ -260,7 +260,7 @@ class _Scan:
         """What stands between double quotes; ``position`` is behind the first."""
         text = self._text
         while True:
-            self._room.step()
+            self._budget.step()
             found = _QUOTED_PLAIN.match(text, position)
             if found is not None:
                 put(found[0], False)
@@ -338,7 +338,7 @@ class _Scan:
         text = self._text
         self._deeper()
         while True:
-            self._room.step()
+            self._budget.step()
             found = _DEFAULT_PLAIN.match(text, position)
             if found is not None:
                 put(found[0], not quoted)
@@ -367,7 +367,7 @@ class _Scan:
         text, plain, closing, open_here = self._text, _SKIPPED[opening], ")" if opening == "(" else "}", 1
         self._deeper()
         while open_here:
-            self._room.step()
+            self._budget.step()
             found = plain.match(text, position)
             if found is not None:
                 position = found.end()
@@ -396,7 +396,7 @@ class _Scan:
             raise NotUnderstood
 
     def _value(self, text: str) -> str:
-        return text if self._room.takes(text) else UNKNOWN
+        return text if self._budget.takes(text) else UNKNOWN
 
     # --- words and commands -----------------------------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class _Scan:
         if not pieces or text[0].isspace():
             self._end_word()
         for index, piece in enumerate(pieces):
-            self._room.step()
+            self._budget.step()
             if index:
                 self._end_word()
             if self._word is None:
@@ -490,11 +490,11 @@ class _Scan:
             before = self._variables.get(name)
             if found[2]:
                 value = (UNKNOWN if before is None else self._value(before)) + value
-            sure = not self._chained and not self._blocks
-            self._variables[name] = value if sure or value == before else UNKNOWN
+            certain = not self._chained and not self._blocks
+            self._variables[name] = value if certain or value == before else UNKNOWN
 
     def _look_into(self, text: str, parameters: Sequence[str], variables: MutableMapping[str, str]) -> None:
-        scan = _Scan(text, parameters, variables, self._room, self._nested + 1)
+        scan = _Scan(text, parameters, variables, self._budget, self._nested + 1)
         understood = scan.run()
         self.commands += scan.commands
         if variables is self._variables:  # else it is a text, which may have been meant for something else
@@ -506,7 +506,7 @@ class _Scan:
         while position < len(text):
             newline = text.find("\n", position)
             end = len(text) if newline < 0 else newline
-            self._room.step()
+            self._budget.step()
             line = text[position:end]
             if (line.lstrip("\t") if tabs else line) == last:
                 break

@@ -110,7 +110,7 @@ class KvSignals:
         )
     )
     preemptions_counted: float | None = None  # by the counter in the last 60 s
-    preemptions_silent: float | None = (
+    preemptions_inferred: float | None = (
         None  # by the immediate sign in the last 60 s, as far as the counter bears it out
     )
     preemptions_recent: float | None = None  # in the last 15 s, larger of counter and immediate sign
@@ -192,7 +192,7 @@ class LoadSignals:
     )
     running_at_limit: bool | None = None  # in most of the recent samples
     running_at_limit_now: bool | None = None
-    running_stands_still: bool | None = None  # at its highest, while requests wait and the cache has room
+    running_plateau: bool | None = None  # at its highest, while requests wait and the cache has room
     arrival_burst_ratio: float | None = published(
         gauge("arrival_burst_ratio", "Arrivals in the busiest 10 s against the 5-minute mean.", absent=_WARMUP)
     )

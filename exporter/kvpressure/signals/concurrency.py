@@ -80,7 +80,7 @@ def compute(
     return LoadSignals(
         running=running,
         waiting=waiting,
-        running_stands_still=None if running is None else level is not None,
+        running_plateau=None if running is None else level is not None,
         waiting_capacity=window.gauge(r.WAITING_CAPACITY),
         waiting_deferred=window.gauge(r.WAITING_DEFERRED),
         in_flight=in_flight,

@@ -168,7 +168,7 @@ class EngineTracker:
                 self.steps,
                 around.now,
                 self._fastest,
-                bool(cache.kv.preemptions_counted or cache.kv.preemptions_silent),
+                bool(cache.kv.preemptions_counted or cache.kv.preemptions_inferred),
             ),
             context=context.compute(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=latency.compute(window, self._baseline, self._calm(cache.kv, load), t),

@@ -47,7 +47,7 @@ def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> boo
     return False if generated > 0 else None
 
 
-def immediate_signs(window: EngineWindow, t: Thresholds) -> list[tuple[Sample, float]] | None:
+def inferred_preemptions(window: EngineWindow, t: Thresholds) -> list[tuple[Sample, float]] | None:
     """Where requests seem to have been preempted in the last minute, each with the sample before and how many: between
     two samples running falls, waiting rises by about as much, and nothing finishes. ``None`` without the three inputs.
     """
@@ -154,7 +154,7 @@ def compute(
         kv_overcommit_ratio=overcommit(window, shape, capacity, max_num_seqs),
         preemption_rate=rate,
         preemptions_counted=counted,
-        preemptions_silent=silent,
+        preemptions_inferred=silent,
         preemptions_recent=recent_preemptions,
         preemptions_lately=lately,
         preemptions_per_running_minute=None if rate is None or not mean_running else rate * MINUTE / mean_running,
@@ -191,7 +191,7 @@ def _preemptions(
     samples = window.since(MINUTE)
     half = window.increase_within(r.PREEMPTIONS, HALF_MINUTE)
     silent = fresh = fresh_half = None
-    if (signs := immediate_signs(window, t)) is not None:
+    if (signs := inferred_preemptions(window, t)) is not None:
         share, last = confirmed_share(signs, samples, t), samples[-1].t
         ages, amounts = [before.t - last for before, _ in signs], [amount for _, amount in signs]
         silent = share * sum(amounts)

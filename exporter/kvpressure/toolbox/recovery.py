@@ -133,7 +133,7 @@ def _read(engines: list[EngineState]) -> _WatchedTick:
         max(kv, default=None),
         _sum(e.signals.load.waiting for e in engines),
         _sum(e.signals.load.running for e in engines),
-        _sum(e.signals.kv.preemptions_silent for e in engines),
+        _sum(e.signals.kv.preemptions_inferred for e in engines),
         max(gaps, default=None),
         max(refused, default=None),
         trouble[0] if trouble else engines[0].diagnosis.verdict,

@@ -1,4 +1,4 @@
-"""What all pages together may take: equal parts, what others leave, and room for large pages."""
+"""What all pages together may take: equal parts, what others leave, and pool for large pages."""
 
 from __future__ import annotations
 
@@ -90,28 +90,28 @@ def test_however_much_is_wanted_the_sum_stays_bounded_and_everybody_gets_a_part(
 
 
 def test_a_large_page_waits_for_room_and_says_so_when_none_comes():
-    room = MemoryPool(100)
-    with room.lease() as first, room.lease() as second:
+    pool = MemoryPool(100)
+    with pool.lease() as first, pool.lease() as second:
         first.grow(60, 0)
         with pytest.raises(SourceError) as caught:
             second.grow(50, 0.01)
         assert caught.value.reason == "crowded"
         second.grow(40, 0)
-    with room.lease() as third:
+    with pool.lease() as third:
         third.grow(100, 0)
 
 
 def test_room_that_comes_free_is_taken_at_once():
-    room = MemoryPool(100)
+    pool = MemoryPool(100)
     took = []
 
     def later():
-        with room.lease() as lease:
+        with pool.lease() as lease:
             began = time.monotonic()
             lease.grow(100, 10)
             took.append(time.monotonic() - began)
 
-    with room.lease() as first:
+    with pool.lease() as first:
         first.grow(100, 0)
         thread = threading.Thread(target=later)
         thread.start()
@@ -122,8 +122,8 @@ def test_room_that_comes_free_is_taken_at_once():
 
 @pytest.mark.parametrize("size", [1000, SMALL_PAGE_BYTES - 1])
 def test_a_small_page_needs_no_room(size):
-    room = MemoryPool(0)
-    with answering(response(b"x" * size)) as server, room.lease() as lease:
+    pool = MemoryPool(0)
+    with answering(response(b"x" * size)) as server, pool.lease() as lease:
         fetcher = Fetcher(parse_target(server.url), 5)
         assert len(fetcher.fetch(lease)) == size
         assert lease.taken == 0
@@ -144,8 +144,8 @@ GZIP = ("Content-Encoding: gzip",)
     ids=["of known length", "chunked", "packed"],
 )
 def test_a_large_page_claims_what_it_takes_before_it_is_read(answer: bytes, claimed: int):
-    room = MemoryPool()
-    with answering(answer) as server, room.lease() as lease:
+    pool = MemoryPool()
+    with answering(answer) as server, pool.lease() as lease:
         fetcher = Fetcher(parse_target(server.url), 5)
         assert fetcher.fetch(lease) == b"x" * 2**20
         assert lease.taken == claimed
@@ -185,10 +185,10 @@ def test_the_largest_page_takes_no_more_than_it_claims(how: str):
     "when it shrinks",
 )
 def test_a_large_page_without_room_is_crowded_and_the_next_one_is_read():
-    room = MemoryPool(2**20 - 1)
+    pool = MemoryPool(2**20 - 1)
     with answering(response(b"x" * 2**20)) as server:
         fetcher = Fetcher(parse_target(server.url), 0.3)
-        with room.lease() as lease, pytest.raises(SourceError) as caught:
+        with pool.lease() as lease, pytest.raises(SourceError) as caught:
             fetcher.fetch(lease)
         assert caught.value.reason == "crowded"
         assert len(fetcher.fetch()) == 2**20, "without a lease it is read in any case"

@@ -91,10 +91,12 @@ def read(
 ) -> Command:
     """A container's command followed by its args, and its environment; as ``base.ReadCommand``. Never raises."""
     known = dict(env or {})
-    room = shell.Room(MAX_WORD)
-    tokens = [shell.of_kubelet(word, known, room) for word in bounded(argv)]
+    budget = shell.WorkBudget(MAX_WORD)
+    tokens = [shell.of_kubelet(word, known, budget) for word in bounded(argv)]
     script = shell.script_of(tokens)
-    found = shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
+    found = (
+        shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, budget)
+    )
     started = next((rest for command in found.commands if (rest := _after_start(command)) is not None), None)
     words = started if started is not None else tokens if script is None and _bare(tokens) else None
     args = _arguments(words, found.understood, known) if words is not None else EngineArgs()

@@ -203,10 +203,12 @@ def read(
     the text names a server of vLLM, where ``argv`` is only the part of it that ``bounded`` keeps.
     """
     known = dict(env or {})
-    room = shell.Room(MAX_WORD)
-    tokens = [shell.of_kubelet(item, known, room) for item in bounded(argv)]
+    budget = shell.WorkBudget(MAX_WORD)
+    tokens = [shell.of_kubelet(item, known, budget) for item in bounded(argv)]
     script = shell.script_of(tokens)
-    found = shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
+    found = (
+        shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, budget)
+    )
     commands, understood = taken(found.commands), found.understood
     started = next((command for command in commands if _anchor(command) is not None), None)
     words = (

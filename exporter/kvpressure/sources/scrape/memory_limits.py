@@ -84,15 +84,15 @@ class FairShare:
 class Reservation:
     """A page's claim on the memory for large pages: nothing at first."""
 
-    def __init__(self, room: MemoryPool) -> None:
-        self._room = room
+    def __init__(self, pool: MemoryPool) -> None:
+        self._pool = pool
         self.taken = 0
 
     def grow(self, amount: int, timeout: float) -> None:
         """Claim ``amount`` bytes more. Raises ``SourceError("crowded")`` when none come free within
         ``timeout`` seconds.
         """
-        if not self._room.take(amount, timeout):
+        if not self._pool.take(amount, timeout):
             raise SourceError(CROWDED, f"no memory left for a response of {amount} bytes")
         self.taken += amount
 
@@ -133,7 +133,7 @@ class ScrapeLimits:
     """
 
     def __init__(self) -> None:
-        self.room = MemoryPool()
+        self.memory = MemoryPool()
         self.scanning = threading.Lock()
         self.scans = threading.Semaphore(SCANS)
         self.engines = FairShare(MAX_ENGINES)

@@ -94,7 +94,7 @@ class _Feed:
 
     def page(self, keep_text: bool) -> Scrape:
         """Fetch and read the page now. Failures are in the page."""
-        with self._bounds.room.lease() as lease:
+        with self._bounds.memory.lease() as lease:
             started, fetching = monotonic(), thread_time()
             text, error = self._fetched(lease)
             duration, fetching = monotonic() - started, thread_time() - fetching

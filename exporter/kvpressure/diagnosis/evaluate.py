@@ -65,8 +65,8 @@ class Verdict:
     """A verdict as a table. ``supports`` and ``against`` are leaves: the fact's sentence is shown where the leaf holds.
 
     ``missing``: (fact, what to call it) shown where the fact is unknown. ``at_once`` = spans many samples, needs no
-    second. ``when`` and ``confident`` sum the rows up in a sentence: when the verdict is given, and when with confidence
-    (empty = never); ``{threshold}`` in them is replaced by its value.
+    second. ``when`` and ``confident`` sum the rows up in a sentence: when the verdict is given, and when it is given
+    with confidence (empty = never); ``{threshold}`` in them is replaced by its value.
     """
 
     name: str

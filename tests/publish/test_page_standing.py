@@ -64,7 +64,8 @@ SAID = {
 def holding() -> EngineState:
     """An engine about which every condition is true."""
     engine = full_engine()
-    told = {**engine.diagnosis.evidence, "gpu_out_of_memory": Evidence("gpu_out_of_memory", True, oom.text(SIGNALS, T))}
+    text = oom.TRUE.format(oom_times=oom.times(SIGNALS), oom_figures=oom.figures(SIGNALS, T))
+    told = {**engine.diagnosis.evidence, "gpu_out_of_memory": Evidence("gpu_out_of_memory", True, text)}
     return replace(
         engine,
         signals=SIGNALS,

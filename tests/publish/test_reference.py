@@ -22,8 +22,8 @@ RECORDINGS, GOLDEN = TESTS / "fixtures/recordings", TESTS / "golden"
 
 
 def test_every_metric_has_one_row() -> None:
-    rows = [line for line in render_metrics_reference().splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] != []
+    rows = [line for line in render_metrics_reference().splitlines() if line.startswith("| `kvpressure_")]
+    assert rows != []
     assert sorted(row.split("`")[1] for row in rows) == sorted(metric.full_name for metric in METRICS)
     for row in rows:
         assert len(re.split(r"(?<!\\)\|", row)) == 7, row

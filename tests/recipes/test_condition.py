@@ -19,6 +19,7 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.publish.links import Links
+from kvpressure.publish.reference import render_metrics_reference
 from kvpressure.settings.thresholds import builtin
 from tests.recipes.installed import run, written_files
 
@@ -72,9 +73,17 @@ def test_each_value_is_published_and_has_its_sentence(gauges: dict[str, float], 
     assert [link.title for link in Links().runbooks_for("healthy", [NAME])] == ["InferenceQueueTimeHigh"]
 
 
+@pytest.mark.usefixtures("_toy")
+def test_it_is_in_the_reference() -> None:
+    row = next(line for line in render_metrics_reference().splitlines() if NAME in line)
+    assert "all ... requests in flight are waiting" in row
+    assert "(runbooks/InferenceQueueTimeHigh.md)" in row
+
+
 def test_without_being_asked_for_it_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     assert NAME not in published(concluded({r.RUNNING: 0.0, r.WAITING: 4.0}))
+    assert NAME not in render_metrics_reference()
 
 
 @pytest.mark.live

@@ -21,6 +21,7 @@ from kvpressure.model.state import Limit, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
+from kvpressure.publish.reference import render_settings_reference
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
@@ -133,6 +134,11 @@ def test_sentences_use_its_words_and_advice_its_flags() -> None:
     flags = [flag for action in plan(pressed, builtin()).actions for flag in action.flags]
     assert "--slots 4" in flags
     assert not any(flag.startswith("--max-num") for flag in flags)
+
+
+@pytest.mark.usefixtures("toyserve")
+def test_it_is_in_the_reference() -> None:
+    assert "vLLM, SGLang, ToyServe." in render_settings_reference()
 
 
 @pytest.mark.usefixtures("toyserve")

@@ -329,9 +329,9 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "gpu_out_of_memory",
         _out_of_memory,
-        "{oom}",
-        "{oom}",
-        "{oom}",
+        oom.TRUE,
+        oom.FALSE,
+        oom.UNKNOWN,
         "InferenceAllocationFailure",
         serious=True,
     ),

@@ -988,9 +988,9 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the log shows that GPU memory ran out",
         "the log does not show that GPU memory ran out",
         lambda v: oom.happened(v.s),
-        "{oom}",
-        "{oom}",
-        "{oom}",
+        oom.TRUE,
+        oom.FALSE,
+        oom.UNKNOWN,
     ),
 )
 FINDERS: Final = {fact.name: fact.find for fact in FACTS}
@@ -1166,7 +1166,8 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "worst_ratio": lambda v: number((_worst_ratio(v) or ("", None))[1], 1),
     "trend": lambda v: percent(v.s.throughput.throughput_trend_ratio),
     "allocations": lambda v: str(_allocation(v)),
-    "oom": lambda v: oom.text(v.s, v.t),
+    "oom_times": lambda v: oom.times(v.s),
+    "oom_figures": lambda v: oom.figures(v.s, v.t),
 }
 
 

@@ -12,6 +12,11 @@ from typing import Final
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
 
+TRUE: Final = "out of GPU memory {oom_times} in the log of the last 10 minutes{oom_figures}"
+FALSE: Final = "no out-of-memory line in the log of the last 10 minutes"
+UNKNOWN: Final = "out of GPU memory: unknown (no log read)"
+"""What the evidence and the condition ``gpu_out_of_memory`` say."""
+
 OOM_EVENTS: Final = ("cuda_oom", "warmup_oom", "load_oom")
 _GB: Final = 10**9
 _MIB: Final = 2**20
@@ -37,16 +42,16 @@ def happened(s: Signals) -> bool | None:
     return None if lines is None else lines > 0
 
 
-def text(s: Signals, t: Thresholds) -> str:
-    """``gpu_out_of_memory`` in words, with the numbers of the last text that has some."""
-    lines = count(s)
-    if lines is None:
-        return "out of GPU memory: unknown (no log read)"
-    if not lines:
-        return "no out-of-memory line in the log of the last 10 minutes"
-    times = f"out of GPU memory {lines} time{'s' if lines > 1 else ''} in the log of the last 10 minutes"
+def times(s: Signals) -> str:
+    """How often: "3 times"."""
+    lines = count(s) or 0
+    return f"{lines} time{'' if lines == 1 else 's'}"
+
+
+def figures(s: Signals, t: Thresholds) -> str:
+    """What the last text with numbers says of the allocator, to follow the sentence."""
     told = [form.format(_size(s.oom[name])) for name, form in _PARTS if name in s.oom]
-    found = f"{times}; last: {', '.join(told)}" if told else f"{times}, without numbers"
+    found = f"; last: {', '.join(told)}" if told else ", without numbers"
     if fragmented(s.oom, t):
         found += f" (probably fragmented: {t['fragmentation_warning_bytes'] / _GB:.0f} GB or more lie in pieces)"
     return found

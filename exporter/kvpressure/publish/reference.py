@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvpressure.diagnosis.conditions import declared
+from kvpressure.printable import Asked
 from kvpressure.publish.metrics import Metric, table
 from kvpressure.settings.groups import grouped
 from kvpressure.settings.settings import options
@@ -54,6 +56,18 @@ def render_metrics_reference() -> str:
     for title, _ in _SECTIONS:
         lines += ["", f"## {title}", "", "| Metric | Kind | Labels | Meaning | Absent when |", "|---|---|---|---|---|"]
         lines += [_row(metric) for metric in table().values() if _section(metric) == title]
+    lines += [
+        "",
+        "## Conditions",
+        "",
+        "What `kvpressure_condition` can be 1 for, as the page says it then, with ... for its numbers.",
+        "",
+        "| condition | is 1 when | runbook |",
+        "|---|---|---|",
+    ]
+    for one in declared():
+        held = one.true.format_map(Asked(lambda _: "..."))
+        lines.append(f"| `{one.name}` | {held} | [{one.runbook}](runbooks/{one.runbook}.md) |")
     return "\n".join(lines) + "\n"
 
 

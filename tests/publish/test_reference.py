@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvpressure.cli import Parser, serve
+from kvpressure.diagnosis.conditions import BUILT_IN
+from kvpressure.model.log_events import EVENTS
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.publish.metrics import METRICS
@@ -19,6 +21,12 @@ from kvpressure.settings.settings import options
 
 TESTS = Path(__file__).parents[1]
 RECORDINGS, GOLDEN = TESTS / "fixtures/recordings", TESTS / "golden"
+
+
+def test_every_condition_and_log_event_has_one_row() -> None:
+    cells = [line.split("`")[1] for line in render_metrics_reference().splitlines() if line.startswith("| `")]
+    for name in (*BUILT_IN, *EVENTS):
+        assert cells.count(name) == 1, name
 
 
 def test_every_metric_has_one_row() -> None:

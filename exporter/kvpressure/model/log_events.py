@@ -42,53 +42,65 @@ FACTS: Final = (
 """Facts that a start-up line may state."""
 
 
-# Closed set: event -> what it means and what its values are. A value is missing when the line does not give it.
-EVENTS: Final[Mapping[str, str]] = {
-    "cuda_oom": (
-        "the device allocator failed at run time: runtime, requested_bytes, total_bytes, free_bytes, "
-        "allocated_bytes, private_pool_bytes, reserved_unallocated_bytes"
+@frozen
+class EventKind:
+    """What an event means, and the names of the ``values`` that its line can give."""
+
+    means: str
+    values: str = ""
+
+
+EVENTS: Final[Mapping[str, EventKind]] = {
+    "cuda_oom": EventKind(
+        "out of GPU memory while serving",
+        "runtime, requested_bytes, total_bytes, free_bytes, allocated_bytes, private_pool_bytes, "
+        "reserved_unallocated_bytes",
     ),
-    "warmup_oom": "out of device memory while warming up: stage, dummy_requests",
-    "load_oom": "out of device memory while loading the model",
-    "no_kv_blocks": "start failed: nothing left for the KV pool",
-    "context_too_long": (
-        "start failed: one request of max_model_len does not fit: max_model_len, needed_bytes, "
-        "available_bytes, estimated_max_model_len, capacity_tokens"
+    "warmup_oom": EventKind("out of GPU memory while warming up", "stage, dummy_requests"),
+    "load_oom": EventKind("out of GPU memory while loading the model"),
+    "no_kv_blocks": EventKind("start failed: no GPU memory left for the KV cache"),
+    "context_too_long": EventKind(
+        "start failed: one request of max_model_len does not fit into the KV cache",
+        "max_model_len, needed_bytes, available_bytes, estimated_max_model_len, capacity_tokens",
     ),
-    "memory_profiling_failed": (
-        "start failed: the device is in use by others: free_bytes, total_bytes, utilization, desired_bytes"
+    "memory_profiling_failed": EventKind(
+        "start failed: other processes hold memory of the GPU", "free_bytes, total_bytes, utilization, desired_bytes"
     ),
-    "host_oom": "a worker was killed because the node ran low on memory (Ray)",
-    "preemption": "requests were preempted: mode, cumulative (vLLM V0: at the first and every 50th)",
-    "engine_dead": "the engine process failed or is gone",
-    "start_failed": "the engine did not start",
-    "broadcast_wait": "a process waits for another: seconds",
-    "stats": (
-        "periodic line: flavour (v0, v1, rust), engine, engines, prompt_rate, generation_rate (tokens/s), running, "
-        "waiting, deferred, swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio"
+    "host_oom": EventKind("a worker was killed because the node ran low on memory (Ray)"),
+    "preemption": EventKind("requests were preempted (vLLM V0: the first time and every 50th)", "mode, cumulative"),
+    "engine_dead": EventKind("the engine process failed or is gone"),
+    "start_failed": EventKind("the engine did not start"),
+    "broadcast_wait": EventKind("a process of the server waits for another", "seconds"),
+    "stats": EventKind(
+        "periodic line with the load",
+        "flavour (v0, v1, rust), engine, engines, prompt_rate, generation_rate (tokens/s), running, waiting, deferred, "
+        "swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio",
     ),
-    "iteration": (
-        "one engine step: index, context_requests, context_tokens, generation_requests, generation_tokens, "
-        "elapsed_seconds, kv_usage"
+    "iteration": EventKind(
+        "one engine step",
+        "index, context_requests, context_tokens, generation_requests, generation_tokens, elapsed_seconds, kv_usage",
     ),
-    "capacity": "size of the KV cache: tokens, max_model_len, max_concurrency, device_blocks, cpu_blocks",
-    "pool_bytes": "memory for the KV pool of one worker: bytes, or shortfall_bytes when negative",
-    "weights_bytes": "memory of the weights of one worker: bytes, seconds",
-    "graphs_bytes": "memory of CUDA graphs of one worker: bytes, seconds",
-    "breakdown": (
-        "memory of one worker after profiling: consumed_bytes (weights and non-torch), weights_bytes, "
-        "non_torch_bytes, activation_bytes, graphs_bytes, kv_bytes"
+    "capacity": EventKind("size of the KV cache", "tokens, max_model_len, max_concurrency, device_blocks, cpu_blocks"),
+    "pool_bytes": EventKind("memory of one worker for the KV cache", "bytes, or shortfall_bytes when negative"),
+    "weights_bytes": EventKind("memory of one worker for the weights", "bytes, seconds"),
+    "graphs_bytes": EventKind("memory of one worker for CUDA graphs", "bytes, seconds"),
+    "breakdown": EventKind(
+        "memory of one worker after profiling",
+        "consumed_bytes (weights and non-torch), weights_bytes, non_torch_bytes, activation_bytes, graphs_bytes, "
+        "kv_bytes",
     ),
-    "max_num_batched_tokens": "token budget of a step in force: tokens",
-    "max_model_len": "context limit in force: tokens",
-    "args": "arguments as logged at start: form (non_default, all) and every argument by name",
-    "engine_config": (
-        "configuration in force: version, model, max_model_len, tensor_parallel_size, "
-        "pipeline_parallel_size, data_parallel_size, kv_cache_dtype, ..."
+    "max_num_batched_tokens": EventKind("token budget of a step in force", "tokens"),
+    "max_model_len": EventKind("context limit in force", "tokens"),
+    "args": EventKind("arguments at start", "form (non_default, all) and every argument by name"),
+    "engine_config": EventKind(
+        "configuration in force",
+        "version, model, max_model_len, tensor_parallel_size, pipeline_parallel_size, data_parallel_size, "
+        "kv_cache_dtype, ...",
     ),
-    "sleep": "sleep mode: freed_bytes, used_bytes, seconds",
-    "kv_padding": "a hybrid model pads layers: waste_ratio, an upper bound",
+    "sleep": EventKind("sleep mode was entered", "freed_bytes, used_bytes, seconds"),
+    "kv_padding": EventKind("KV blocks of a hybrid model are padded", "waste_ratio, an upper bound"),
 }
+"""The closed set. A value is missing when the line does not give it."""
 
 ALLOCATION_EVENTS: Final = frozenset(
     {"cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed"}

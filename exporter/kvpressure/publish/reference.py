@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvpressure.diagnosis.conditions import declared
+from kvpressure.model.log_events import EVENTS
 from kvpressure.printable import Asked
 from kvpressure.publish.metrics import Metric, table
 from kvpressure.settings.groups import grouped
@@ -60,7 +61,7 @@ def render_metrics_reference() -> str:
         "",
         "## Conditions",
         "",
-        "What `kvpressure_condition` can be 1 for, as the page says it then, with ... for its numbers.",
+        "Values of the label `condition` of `kvpressure_condition`. ... stands for a number.",
         "",
         "| condition | is 1 when | runbook |",
         "|---|---|---|",
@@ -68,6 +69,16 @@ def render_metrics_reference() -> str:
     for one in declared():
         held = one.true.format_map(Asked(lambda _: "..."))
         lines.append(f"| `{one.name}` | {held} | [{one.runbook}](runbooks/{one.runbook}.md) |")
+    lines += [
+        "",
+        "## Log events",
+        "",
+        "Values of the label `event` of `kvpressure_log_events_total`.",
+        "",
+        "| event | means |",
+        "|---|---|",
+        *(f"| `{event}` | {kind.means} |" for event, kind in EVENTS.items()),
+    ]
     return "\n".join(lines) + "\n"
 
 

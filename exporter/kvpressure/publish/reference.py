@@ -61,7 +61,7 @@ def render_metrics_reference() -> str:
         "",
         "## Conditions",
         "",
-        "Values of the label `condition` of `kvpressure_condition`. ... stands for a number.",
+        "Values of the label `condition` of `kvpressure_condition`. Each ... is a number.",
         "",
         "| condition | is 1 when | runbook |",
         "|---|---|---|",

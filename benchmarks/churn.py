@@ -30,7 +30,7 @@ from kvpressure.model.readings import (
 )
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
-from kvpressure.publish.site import Site
+from kvpressure.publish.routes import Site
 from kvpressure.publish.web.http import HttpRequest
 from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.monitor import Monitor

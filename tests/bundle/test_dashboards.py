@@ -31,10 +31,10 @@ from kvpressure.diagnosis.facts import Gathered, Recent, View
 from kvpressure.diagnosis.reasons import REASONS, numbers
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.state import LIMITS, Diagnosis
+from kvpressure.publish.engine_order import ORDER, RANKS, trouble
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from kvpressure.publish.page.view import CALM
-from kvpressure.publish.trouble import ORDER, RANKS, trouble
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.promql import selectors, walk
 from tests.publish.states import full_engine, full_signals

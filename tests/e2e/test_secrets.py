@@ -19,7 +19,7 @@ from kvpressure.engines.registry import log_line
 from kvpressure.model.readings import Snapshot
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
-from kvpressure.publish.site import Site
+from kvpressure.publish.routes import Site
 from kvpressure.publish.web.http import HttpRequest
 from kvpressure.recording.format import Header, tick_to_json
 from kvpressure.redaction import REDACTED

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kvpressure.engines.registry import log_line
 from kvpressure.model.readings import GpuProcess, Snapshot, StepStats, Termination
-from kvpressure.runtime.beliefs import believed
+from kvpressure.runtime.plausibility import believed
 from kvpressure.sources import plugin_reports
 from kvpressure.sources.base import Reading
 from kvpressure.sources.scrape.scanner import parse_scrape

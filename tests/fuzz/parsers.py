@@ -36,7 +36,7 @@ from kvpressure.printable import visible
 from kvpressure.publish.web.http import BadRequest, parse_head
 from kvpressure.recording.fields import MalformedTick
 from kvpressure.recording.format import Header, header_from_json, tick_from_json, tick_to_json
-from kvpressure.runtime.beliefs import believed
+from kvpressure.runtime.plausibility import believed
 from kvpressure.settings import load, yaml_lines
 from kvpressure.settings.options import Option
 from kvpressure.settings.settings import options

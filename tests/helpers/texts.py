@@ -462,7 +462,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
     "toolbox/cluster.py": {"where": "-n chat", "count": "45", "len": "45", "error": "kubectl: forbidden"},
     "toolbox/discovering.py": {"address": "http://10.0.0.7:9846", "error": "kubectl is not in PATH"},
     "toolbox/fetch.py": {"where": "--exporter: http://10.0.0.7:9846/api/v1/diagnosis", "why": "connection refused"},
-    "toolbox/flags.py": {
+    "toolbox/changed_flags.py": {
         "', '.join(wrong)": "--max-num-seqs",
         "join": "sh -c 'vllm serve $MODEL $ARGS'",
     },
@@ -489,7 +489,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
         "kinds": "Service",
         "error": "Permission denied",
     },
-    "toolbox/observed.py": {"path": "incident.jsonl.gz"},
+    "toolbox/recorded_traffic.py": {"path": "incident.jsonl.gz"},
     "toolbox/patches.py": {"title": "pod chat/llama-0"},
     "toolbox/prometheus.py": {
         "url": "10.0.0.7:9090",

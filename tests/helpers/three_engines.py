@@ -29,7 +29,7 @@ from kvpressure.model.readings import (
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
-from kvpressure.publish.site import Site
+from kvpressure.publish.routes import Site
 from kvpressure.publish.web.http import HttpRequest
 
 T = 1_700_000_000.0

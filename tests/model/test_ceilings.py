@@ -17,7 +17,7 @@ from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
-from kvpressure.publish.site import Site
+from kvpressure.publish.routes import Site
 from kvpressure.publish.web.http import HttpRequest
 from kvpressure.recording.reader import Reader, ReadProblem
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery

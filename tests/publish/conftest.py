@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvpressure.model.state import State
-from kvpressure.publish.site import Site
+from kvpressure.publish.routes import Site
 from kvpressure.publish.web.server import REASONS, Server
 from kvpressure.publish.web.webconfig import WebConfigFile
 from kvpressure.settings.kinds import ListenAddress

@@ -22,7 +22,7 @@ from kvpressure.model.signals import LEVELS
 from kvpressure.model.state import STAGES, VERDICTS, GpuState, State
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import Encoder, _number, encode, wants_openmetrics
-from kvpressure.publish.families import LABEL_LIMIT, Families, clean
+from kvpressure.publish.metric_families import LABEL_LIMIT, Families, clean
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
 

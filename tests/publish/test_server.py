@@ -124,11 +124,11 @@ class TestSite:
     def test_a_state_is_rendered_once_and_a_new_state_anew(
         self, start: Start, published: Published, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from kvpressure.publish import site
+        from kvpressure.publish import routes
 
         rendered = []
-        real = site.collect
-        monkeypatch.setattr(site, "collect", lambda *args: (rendered.append(1), real(*args))[1])
+        real = routes.collect
+        monkeypatch.setattr(routes, "collect", lambda *args: (rendered.append(1), real(*args))[1])
         port = start()
         first = [ask(port).body for _ in range(3)]
         assert len(rendered) == 1

@@ -15,7 +15,7 @@ import pytest
 
 from kvpressure.demo.node import PodSpec, SimulatedNode
 from kvpressure.demo.server import PodServer
-from kvpressure.toolbox import watch as live
+from kvpressure.toolbox import live_pages as live
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 START = 1_800_000_000.0

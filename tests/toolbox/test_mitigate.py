@@ -19,7 +19,7 @@ from kvpressure.cli import main
 from kvpressure.engines.vllm.command_line import parse
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import value_text
-from kvpressure.toolbox import flags
+from kvpressure.toolbox import changed_flags
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.mitigation_report import outcome_text
 from kvpressure.toolbox.recovery import Check, Outcome
@@ -454,7 +454,7 @@ _VALUES = st.fixed_dictionaries(
 def test_a_changed_command_line_has_the_values_or_is_refused(words: list[str], values: dict[str, float]) -> None:
     before = parse(words).values
     try:
-        after = parse(flags.with_values(words, values)).values
+        after = parse(changed_flags.with_values(words, values)).values
     except InputError:
         return
     assert {name: after[name] for name in values} == {name: value_text(value) for name, value in values.items()}

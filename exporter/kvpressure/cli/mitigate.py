@@ -14,9 +14,9 @@ from kvpressure.model.state import VERDICTS
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, inputs, manifests, mitigation_report, recovery
 from kvpressure.toolbox import stated_engine as given
+from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.terminal import show
-from kvpressure.toolbox.view import EngineView
 
 _EXAMPLES = """\
 examples:

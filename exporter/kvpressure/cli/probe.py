@@ -20,11 +20,11 @@ from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
 from kvpressure.toolbox import fetch, probing
 from kvpressure.toolbox.completions import Api
+from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.inputs import model_shape
 from kvpressure.toolbox.kv_block_meter import Meter
 from kvpressure.toolbox.probing import Budget, Probe, ProbeReport, Result, Stage
 from kvpressure.toolbox.progress import ProgressLine, bar
-from kvpressure.toolbox.view import items, mapping
 
 _EXAMPLES = """\
 examples:

@@ -22,7 +22,7 @@ from kvpressure.errors import InputError
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.links import Links
 from kvpressure.publish.page.view import ViewContext
-from kvpressure.publish.site import Site
+from kvpressure.publish.routes import Site
 from kvpressure.publish.web.hosts import Hosts
 from kvpressure.publish.web.server import ListenError, Server
 from kvpressure.publish.web.webconfig import WebConfigError, WebConfigFile

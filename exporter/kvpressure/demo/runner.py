@@ -23,7 +23,7 @@ from kvpressure.demo.source import DemoNodeSource
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.printable import control, visible
 from kvpressure.publish.page.view import ViewContext
-from kvpressure.publish.site import Site
+from kvpressure.publish.routes import Site
 from kvpressure.publish.web.server import Server
 from kvpressure.runtime.monitor import Monitor
 from kvpressure.settings.kinds import ListenAddress

@@ -34,7 +34,7 @@ from kvpressure.model.state import (
     without_values,
 )
 from kvpressure.publish.engine_families import add_engine, engine_labels
-from kvpressure.publish.families import Families, Labels, clean
+from kvpressure.publish.metric_families import Families, Labels, clean
 from kvpressure.publish.metrics import CONTAINER as CONTAINER_LABELS
 from kvpressure.publish.metrics import ENGINE as ENGINE_LABELS
 from kvpressure.publish.metrics import GPU as GPU_LABELS

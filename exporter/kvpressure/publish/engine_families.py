@@ -14,8 +14,8 @@ from kvpressure.model import readings as r
 from kvpressure.model.metrics import outputs
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import STAGES, VERDICTS, Diagnosis, EngineState, Objective
-from kvpressure.publish.families import Families, Labels, clean
-from kvpressure.publish.trouble import trouble
+from kvpressure.publish.engine_order import trouble
+from kvpressure.publish.metric_families import Families, Labels, clean
 
 _REJECTED_STATUS: Final = ("4xx", "5xx")
 

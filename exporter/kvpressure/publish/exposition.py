@@ -14,7 +14,7 @@ from typing import Final
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
-from kvpressure.publish.families import TableFamily
+from kvpressure.publish.metric_families import TableFamily
 
 CLASSIC_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"

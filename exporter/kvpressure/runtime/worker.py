@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from kvpressure.model.readings import SourceHealth
-from kvpressure.runtime.beliefs import believed
+from kvpressure.runtime.plausibility import believed
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError
 from kvpressure.sources.catalog import SourceSpec
 

@@ -16,13 +16,13 @@ from kvpressure.model.state import LIMITS
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
-from kvpressure.toolbox import watch as live
+from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.checklist import Seen
-from kvpressure.toolbox.document import engine_views
+from kvpressure.toolbox.engine_view import EngineView, items, mapping, number
+from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
+from kvpressure.toolbox.live_pages import Around, GivenGpu
 from kvpressure.toolbox.manifests import ServerContainer, Surroundings
-from kvpressure.toolbox.view import EngineView, items, mapping, number
-from kvpressure.toolbox.watch import Around, GivenGpu
 
 INFO_SECONDS: Final = 15.0  # vLLM collects its environment for the first answer
 _INFO_PATH: Final = "/server_info?config_format=json"  # in development mode only

@@ -20,8 +20,8 @@ from kvpressure.engines.base import EngineDialect, Known
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.manifests import ServerContainer, Surroundings
-from kvpressure.toolbox.watch import GivenGpu
 
 Result = Literal["pass", "fail", "cannot see", "accepted"]
 

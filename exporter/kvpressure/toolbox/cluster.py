@@ -22,14 +22,14 @@ from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.targets import Target
-from kvpressure.toolbox import watch as live
+from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox import workload
+from kvpressure.toolbox.engine_view import mapping
 from kvpressure.toolbox.history import FoundEngines, judge
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
+from kvpressure.toolbox.live_pages import Around
 from kvpressure.toolbox.progress import ProgressLine
 from kvpressure.toolbox.triage import PodFacts
-from kvpressure.toolbox.view import mapping
-from kvpressure.toolbox.watch import Around
 
 MAX_PODS: Final = 32
 INTERVAL_SECONDS: Final = 2.0

@@ -9,7 +9,7 @@ from typing import Final
 from kvpressure.advice.wording import bytes_text
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.toolbox.view import EngineView
+from kvpressure.toolbox.engine_view import EngineView
 
 FEW_REQUESTS: Final = 5.0  # guide "Finding the KV Cache Problem": "OOM crash with 5 concurrent requests"
 

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, Final
 
 from kvpressure.sources.scrape.targets import Target
-from kvpressure.toolbox.view import items, mapping
+from kvpressure.toolbox.engine_view import items, mapping
 
 _LOW, _HIGH = 10, 990  # token ids that every vocabulary has
 _MAX_LINE: Final = 1024 * 1024

@@ -10,9 +10,9 @@ from kvpressure.errors import InputError
 from kvpressure.sources.kubernetes.pod import discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox import fetch
+from kvpressure.toolbox.engine_view import mapping
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.manifests import pod_documents
-from kvpressure.toolbox.view import mapping
 
 _RESULTS: Final = {"engine": "engine", "no_target": "engine, not scraped", "not_engine": "not an engine"}
 

@@ -11,8 +11,8 @@ from kvpressure.model.state import EngineState, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.toolbox.engine_view import FINE, EngineView, engine_view
 from kvpressure.toolbox.triage import PodFacts
-from kvpressure.toolbox.view import FINE, EngineView, engine_view
 
 MAX_CHANGES: Final = 200  # of one engine that are kept for the report
 _QUIET: Final = (*FINE, "unknown")

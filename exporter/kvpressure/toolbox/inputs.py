@@ -27,12 +27,12 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
 from kvpressure.toolbox import fetch, manifests, prometheus
-from kvpressure.toolbox import watch as live
-from kvpressure.toolbox.document import engine_views
+from kvpressure.toolbox import live_pages as live
+from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.history import Case, FoundEngines, judge
+from kvpressure.toolbox.live_pages import Around, GivenGpu
 from kvpressure.toolbox.progress import ProgressLine, bar
 from kvpressure.toolbox.related_series import PodSeries
-from kvpressure.toolbox.watch import Around, GivenGpu
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
 SILENT_SECONDS: Final = 5.0  # after that a server that never answered is given up

@@ -18,8 +18,8 @@ from kvpressure.engines.registry import default, dialect, dialects
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import GIB, EngineArgs
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
-from kvpressure.toolbox.view import items, mapping
-from kvpressure.toolbox.watch import GivenGpu
+from kvpressure.toolbox.engine_view import items, mapping
+from kvpressure.toolbox.live_pages import GivenGpu
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 _DEPTH: Final = 12  # how deep a pod template may lie in a document

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from kvpressure import __version__
 from kvpressure.advice.plan import PressurePlan
-from kvpressure.toolbox import flags, patches
+from kvpressure.toolbox import changed_flags, patches
 from kvpressure.toolbox import gateway_config as edge
+from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.recovery import Outcome
 from kvpressure.toolbox.report import cause, next_steps, verdict_words
-from kvpressure.toolbox.view import EngineView
 
 PRESSURE: Final = "kv_pressure"
 
@@ -47,7 +47,7 @@ def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
         lines += [f"     measured{step.measured_where}: {step.measured}"] if step.measured else []
         lines += [f"     $ {command}" for command in step.commands]
     if plan.values:
-        lines += ["", "all together: " + " ".join(flags.as_words(plan.values, plan.dialect))]
+        lines += ["", "all together: " + " ".join(changed_flags.as_words(plan.values, plan.dialect))]
     if edges:
         lines += ["", "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
     else:
@@ -85,7 +85,7 @@ def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool) -> str:
     head += [
         f"# {patches.command(server, kind)}",
         f"# then: {patches.rollout(server)}",
-        "# sets " + " ".join(flags.as_words(plan.values, plan.dialect)),
+        "# sets " + " ".join(changed_flags.as_words(plan.values, plan.dialect)),
         *(f"# note: {note}" for note in patches.notes(server, plan.values)),
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
@@ -96,7 +96,7 @@ def as_helm(plan: PressurePlan, applies: bool) -> str:
     import yaml
 
     head = ["# not KV pressure: this does not help"] if not applies else []
-    stack = {"servingEngineSpec": {"modelSpec": [{"vllmConfig": flags.helm_values(plan.values, plan.dialect)}]}}
+    stack = {"servingEngineSpec": {"modelSpec": [{"vllmConfig": changed_flags.helm_values(plan.values, plan.dialect)}]}}
     return "\n".join(
         [
             *head,
@@ -105,7 +105,7 @@ def as_helm(plan: PressurePlan, applies: bool) -> str:
             "# charts that take a list of arguments:",
             "# "
             + yaml.safe_dump(
-                {"extraArgs": flags.as_words(plan.values, plan.dialect)}, default_flow_style=True, width=1000
+                {"extraArgs": changed_flags.as_words(plan.values, plan.dialect)}, default_flow_style=True, width=1000
             ).strip(),
         ]
     )

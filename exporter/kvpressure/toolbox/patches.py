@@ -16,7 +16,7 @@ from kvpressure.engines.command import CUT
 from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
 from kvpressure.redaction import REDACTED
-from kvpressure.toolbox import flags
+from kvpressure.toolbox import changed_flags
 from kvpressure.toolbox.manifests import ServerContainer
 
 _STRATEGIC: Final = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
@@ -40,7 +40,7 @@ def as_patch(server: ServerContainer, values: Mapping[str, float]) -> tuple[str,
     """
     _refuse(server)
     try:
-        changed = flags.with_values(server.argv, values, server.env, server.dialect)
+        changed = changed_flags.with_values(server.argv, values, server.env, server.dialect)
     except InputError as error:
         raise InputError(f"{server.title}: {error}{_elsewhere(server)}") from None
     length = server.command_length

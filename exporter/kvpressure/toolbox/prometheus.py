@@ -18,9 +18,9 @@ from kvpressure.engines.registry import dialect, dialects, samples
 from kvpressure.errors import InputError
 from kvpressure.model.readings import RUNNING, Scrape, Snapshot
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
+from kvpressure.toolbox.engine_view import items, mapping
+from kvpressure.toolbox.live_pages import Around, GivenGpu, snapshot
 from kvpressure.toolbox.related_series import PodSeries
-from kvpressure.toolbox.view import items, mapping
-from kvpressure.toolbox.watch import Around, GivenGpu, snapshot
 
 CHUNK_SECONDS: Final = 600
 MAX_SERVERS: Final = 16

@@ -12,9 +12,9 @@ from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
-from kvpressure.toolbox import watch as live
+from kvpressure.toolbox import live_pages as live
+from kvpressure.toolbox.live_pages import Around
 from kvpressure.toolbox.progress import ProgressLine, bar
-from kvpressure.toolbox.watch import Around
 
 SETTLED_SECONDS: Final = 30.0  # how long it has to be well
 _FINE: Final = ("healthy", "idle")

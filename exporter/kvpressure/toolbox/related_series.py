@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any, Final
 
 from kvpressure.model.readings import ContainerReading, GpuReading, Termination
-from kvpressure.toolbox.view import items, mapping
+from kvpressure.toolbox.engine_view import items, mapping
 
 AGE_SECONDS: Final = 120.0  # a sample older than this says nothing about now
 MAX_GPUS: Final = 16

@@ -12,14 +12,14 @@ from kvpressure.advice.wording import words
 from kvpressure.bundle.values import RUNBOOKS
 from kvpressure.diagnosis import conditions
 from kvpressure.engines.registry import dialect
+from kvpressure.publish.engine_order import ORDER
 from kvpressure.publish.links import Links
-from kvpressure.publish.trouble import ORDER
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import CommonProblem, common_problems, log_events
+from kvpressure.toolbox.engine_view import FINE, EngineView
 from kvpressure.toolbox.history import Case, FoundEngines
 from kvpressure.toolbox.triage import PodFacts, triage
-from kvpressure.toolbox.view import FINE, EngineView
 
 CAUSES: Final = {
     "kv_pressure": "the KV cache is full; requests are queueing for it or being {preempted}",

@@ -9,8 +9,8 @@ from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import BatchSignals, ContextSignals, KvSignals, LoadSignals, MemorySignals, Signals
 from kvpressure.model.state import LIMITS, Diagnosis, EngineState, Evidence, Limit
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.toolbox.view import EngineView
-from kvpressure.toolbox.watch import GivenGpu
+from kvpressure.toolbox.engine_view import EngineView
+from kvpressure.toolbox.live_pages import GivenGpu
 
 
 @dataclass(frozen=True, slots=True)

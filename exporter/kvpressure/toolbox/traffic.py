@@ -13,7 +13,7 @@ from typing import IO, Final
 
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.load import BURST_SECONDS, MAX_LENGTH, MAX_SAMPLES, RequestLengths, RequestLoad
-from kvpressure.toolbox.observed import from_recording
+from kvpressure.toolbox.recorded_traffic import from_recording
 
 _PROMPT_KEYS: Final = (
     "input_tokens",

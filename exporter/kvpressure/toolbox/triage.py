@@ -10,7 +10,7 @@ from typing import Final
 
 from kvpressure.advice.triage import OOM_EXIT_CODE, Finding, TriageStep, gravest
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
-from kvpressure.toolbox.view import EngineView
+from kvpressure.toolbox.engine_view import EngineView
 
 _HARD: Final = ALLOCATION_EVENTS | {"host_oom", "engine_dead", "start_failed"}
 _PERIODIC: Final = frozenset({"stats", "iteration", "sleep"})

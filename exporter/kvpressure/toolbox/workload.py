@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from kvpressure.errors import InputError
 from kvpressure.toolbox import manifests
+from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.manifests import ServerContainer
-from kvpressure.toolbox.view import items, mapping
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9.]*/[a-z0-9][a-z0-9.-]*")
 _DEPTH: Final = 4  # pod, ReplicaSet, Deployment, and what made that

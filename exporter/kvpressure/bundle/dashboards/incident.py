@@ -36,7 +36,7 @@ from kvpressure.bundle.dashboards.builder import (
 from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_gpu
 from kvpressure.bundle.dashboards.ranking import lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
 from kvpressure.bundle.dashboards.reason_rows import reason_texts
-from kvpressure.publish.trouble import RANKS
+from kvpressure.publish.engine_order import RANKS
 
 
 def build(site: DashboardContext) -> Dashboard:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.engines import shell
-from kvpressure.engines.branches import taken
 from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded
 from kvpressure.engines.shell import BEFORE_PROGRAM, REFERENCE, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
+from kvpressure.engines.shell_branches import taken
 from kvpressure.engines.vllm.options import full
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED

@@ -17,9 +17,9 @@ from kvpressure.advice.wording import number_text, reason_text, words
 from kvpressure.model.isolation import ENGINE, PAGE, Failure, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState, State, without_values
+from kvpressure.publish.engine_order import RANKS, rank
 from kvpressure.publish.links import DASHBOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points
-from kvpressure.publish.trouble import RANKS, rank
 from kvpressure.settings.thresholds import Thresholds, builtin
 
 CALM: Final = ("healthy", "idle")

@@ -83,7 +83,7 @@ class ListenError(Exception):
 
 
 class Handler(Protocol):
-    """What the server serves: ``kvpressure.publish.site.Site``."""
+    """What the server serves: ``kvpressure.publish.routes.Site``."""
 
     def answer(self, request: HttpRequest) -> Response:
         """The response, without waiting for anything."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvpressure.model.readings import AllocatorReading, ContainerReading, GpuProcess, GpuReading, Termination
-from kvpressure.runtime import beliefs
-from kvpressure.runtime.beliefs import IMPOSSIBLE, believed
+from kvpressure.runtime import plausibility
+from kvpressure.runtime.plausibility import IMPOSSIBLE, believed
 from kvpressure.runtime.worker import Worker
 from kvpressure.sources.base import Reading
 from kvpressure.sources.catalog import SourceSpec
@@ -46,7 +46,7 @@ def test_a_sound_reading_is_the_same_object() -> None:
 @pytest.mark.parametrize("value", IMPOSSIBLE_VALUES, ids=lambda value: str(value)[:10])
 @pytest.mark.parametrize(
     ("kind", "fields"),
-    [("gpus", beliefs._GPU), ("containers", beliefs._CONTAINER), ("allocator", beliefs._ALLOCATOR)],
+    [("gpus", plausibility._GPU), ("containers", plausibility._CONTAINER), ("allocator", plausibility._ALLOCATOR)],
 )
 def test_what_cannot_be_is_absent_and_counted(kind: str, fields: tuple[tuple[str, float], ...], value: Any) -> None:
     (one,) = getattr(SOUND, kind)
@@ -64,9 +64,9 @@ def test_what_cannot_be_is_absent_and_counted(kind: str, fields: tuple[tuple[str
 def test_every_number_of_a_reading_has_a_ceiling() -> None:
     """A field that somebody adds is believed only once it is in the table."""
     known = {
-        GpuReading: {name for name, _ in beliefs._GPU},
-        ContainerReading: {name for name, _ in beliefs._CONTAINER},
-        AllocatorReading: {name for name, _ in beliefs._ALLOCATOR},
+        GpuReading: {name for name, _ in plausibility._GPU},
+        ContainerReading: {name for name, _ in plausibility._CONTAINER},
+        AllocatorReading: {name for name, _ in plausibility._ALLOCATOR},
     }
     for reading, names in known.items():
         numbers = {one.name for one in dataclasses.fields(reading) if one.type in ("int | None", "float | None")}

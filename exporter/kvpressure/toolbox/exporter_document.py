@@ -15,7 +15,7 @@ from kvpressure.advice.triage import Finding, TriageStep
 from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import VERDICTS, ContainerState, Diagnosis, EngineState, Evidence, Limit
-from kvpressure.toolbox.view import EngineView, flag, items, mapping, number
+from kvpressure.toolbox.engine_view import EngineView, flag, items, mapping, number
 
 _FINDINGS: Final[tuple[Finding, ...]] = ("fine", "look", "bad", "unknown")
 T = TypeVar("T")

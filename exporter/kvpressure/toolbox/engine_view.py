@@ -1,7 +1,7 @@
 """One engine as the commands report on it: the state that the pipeline concluded, with what belongs to it.
 
-An exporter's document is read into the same objects (``toolbox.document``), so that nothing below asks where they came
-from.
+An exporter's document is read into the same objects (``toolbox.exporter_document``), so that nothing below asks
+where they came from.
 """
 
 from __future__ import annotations

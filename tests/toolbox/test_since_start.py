@@ -13,10 +13,10 @@ from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.model.signals import ContextSignals
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
+from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.since_start import since_start
 from kvpressure.toolbox.stated_engine import StatedEngine, engine_from
 from kvpressure.toolbox.triage import triage
-from kvpressure.toolbox.view import EngineView
 from tests.toolbox.conftest import FIXTURES
 
 

@@ -14,8 +14,8 @@ from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.scrape.source import EngineSource
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
+from kvpressure.toolbox.engine_view import mapping
 from kvpressure.toolbox.progress import ProgressLine, bar
-from kvpressure.toolbox.view import mapping
 
 MAX_TARGETS: Final = 64
 TIMEOUT_SECONDS: Final = 3.0

@@ -79,8 +79,8 @@ def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path:
         f'kvpressure_limit_recommended{{cluster="{cluster}",{ENGINE},limit="max_num_seqs"}}': f"{limit}+0x30"
         for cluster, limit in (("a", 12), ("b", 256))
     }
-    series[f'kvpressure_pressure_stage{{cluster="a",{ENGINE},stage="thrashing"}}'] = "1+0x30"
-    series[f'kvpressure_verdict_confidence{{cluster="a",{ENGINE}}}'] = "0.9+0x30"
+    engine = f'cluster="a",{ENGINE},verdict="kv_pressure",stage="thrashing"'
+    series[f"kvpressure_verdict_confidence{{{engine}}}"] = "0.9+0x30"
     site = Options(builtin(), BundleValues(dashboard_base_url="https://grafana.internal"))
     (tmp_path / "rules.yaml").write_text(render(site)[RULES])
     case = {

@@ -41,7 +41,7 @@ everywhere: a label that does not exist is simply left out of ``by`` and equal i
 """
 
 _INPUT = re.compile(
-    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|down|veto)\s*"
+    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|appears|extra|down|veto)\s*"
     rf"(?P<value>[\w.]+|{TOKEN})?(?:\s+from\s+(?P<start>[\d.]+|{TOKEN}))?(?:\s+within\s+(?P<window>[\d.]+|{TOKEN}))?"
 )
 _SERIES = re.compile(r"(?P<metric>[\w:]+)(?:\{(?P<labels>[^}]*)\})?")
@@ -60,9 +60,10 @@ class Input:
     ``op``: ``>= > <= < ==`` compare a gauge with ``value``; ``rate>`` and ``rate>=`` a counter's rate; ``counts`` = the
     counter grows by ``value`` within ``window``; ``events`` the same, and a first appearance counts too; ``flows`` = a
     counter with this rate; ``flat`` = a counter that stands still for ``window``; ``needs`` = has to exist with
-    ``value``; ``extra`` = exists, may be missing; ``down`` = 1 before the onset, 0 from then on; ``veto`` = at 1 it
-    silences. ``start``: the value before and after, where the nearest silent one would not do. A comparison with
-    ``window`` is judged over this time, so that it ends only as long after the onset is over.
+    ``value``; ``appears`` = the same, and nothing is there before and after; ``extra`` = exists, may be missing;
+    ``down`` = 1 before the onset, 0 from then on; ``veto`` = at 1 it silences. ``start``: the value before and after,
+    where the nearest silent one would not do. A comparison with ``window`` is judged over this time, so that it ends
+    only as long after the onset is over.
     """
 
     metric: str

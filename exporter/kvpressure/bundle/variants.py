@@ -211,6 +211,8 @@ def values_of(item: Input, line: CaseTimeline, driver: bool, value: float | None
     if item.op == "veto" and driver:  # what has to be missing was there before and comes back
         gone = f"stale _x{line.end - line.onset - 1}"
         return f"{plain(1, line.onset)} {gone} {plain(1, line.length - line.end)}"
+    if item.op == "appears" and driver:
+        return f"_x{line.onset} {plain(item.value, line.end - line.onset)} stale"
     if item.op == "down":
         return f"{plain(1, line.onset)} {plain(0, line.length - line.onset)}"
     if item.op in ("counts", "events"):

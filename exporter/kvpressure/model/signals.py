@@ -253,6 +253,25 @@ class LatencySignals:
         ),
         default=dict,
     )
+    slow_p95: Mapping[str, float] = published(
+        gauge(
+            "latency_slow_seconds",
+            "p95 latency at or above the threshold of its phase (ttft_floor_seconds, inter_token_floor_seconds, "
+            "queue_floor_seconds).",
+            "phase",
+            absent="the latency is below the threshold",
+        ),
+        default=dict,
+    )
+    slow_ratios: Mapping[str, float] = published(
+        gauge(
+            "latency_slow_baseline_ratio",
+            "latency_baseline_ratio of the same phases.",
+            "phase",
+            absent="the latency is below the threshold, or has no baseline yet",
+        ),
+        default=dict,
+    )
     outside_engine_seconds: float | None = published(
         gauge(
             "outside_engine_seconds",

@@ -42,6 +42,8 @@ def add_engine(out: Families, engine: EngineState) -> None:
     out.add("engine_trouble", labels, trouble(engine))
     _add_limits(out, labels, engine)
     if engine.up:
+        if engine.diagnosis.conditions.get("kv_exhaustion_ahead"):
+            out.add("kv_cache_exhaustion_ahead_seconds", labels, engine.signals.kv.kv_seconds_to_full)
         for group in engine.signals.groups():
             for output in outputs(type(group)):
                 out.signal(labels, group, output.read(group), output.published)
@@ -51,7 +53,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
 
 def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
     out.states("verdict", labels, VERDICTS, diagnosis.verdict)
-    out.add("verdict_confidence", labels, diagnosis.confidence)
+    out.add("verdict_confidence", (*labels, diagnosis.verdict, diagnosis.stage or ""), diagnosis.confidence)
     out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
     out.states("pressure_stage", labels, STAGES, diagnosis.stage)
     out.each("verdict_reason", labels, diagnosis.reasons)

@@ -154,7 +154,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     *metrics_of(GROUPS),
     # --- diagnosis ------------------------------------------------------------------------------------------
     _m("verdict", "gauge", "State set: 1 for the present verdict.", (*ENGINE, "verdict")),
-    _m("verdict_confidence", "gauge", "Confidence of the verdict, 0-1; 0.7 and above counts as confident.", ENGINE),
+    _m(
+        "verdict_confidence",
+        "gauge",
+        "Confidence of the present verdict, 0-1; 0.7 and above counts as confident. One series for each engine: its labels "
+        "are the verdict and the stage of KV pressure (empty without pressure).",
+        (*ENGINE, "verdict", "stage"),
+    ),
     _m("verdict_since_timestamp_seconds", "gauge", "Time at which the present verdict began.", ENGINE),
     _m(
         "engine_trouble",
@@ -168,6 +174,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Number behind a reason for the verdict, as the reference of verdict rows describes it.",
         (*ENGINE, "reason"),
         "it does not support the verdict, or is unknown",
+    ),
+    _m(
+        "kv_cache_exhaustion_ahead_seconds",
+        "gauge",
+        "kv_cache_seconds_to_full while the condition kv_exhaustion_ahead holds.",
+        ENGINE,
+        "the condition does not hold",
     ),
     _m(
         "pressure_stage",

@@ -76,6 +76,11 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
     if window.last is not None:
         baseline.learn(window.last.t, calm, enough)
     ratios = {phase: p95 / base for phase, p95 in enough.items() if (base := baseline.value(phase)) is not None}
+    slow = {
+        phase: p95
+        for phase, floor in FLOORS.items()
+        if (p95 := by_phase.get(phase, {}).get("0.95")) is not None and p95 >= t[floor]
+    }
     outside, share = outside_engine(window)
     if share is None:
         share = before_engine(window, t)
@@ -85,6 +90,8 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
         e2e=by_phase.get("e2e", {}),
         queue=by_phase.get("queue", {}),
         baseline_ratios=ratios,
+        slow_p95=slow,
+        slow_ratios={phase: ratio for phase, ratio in ratios.items() if phase in slow},
         outside_engine_seconds=outside,
         outside_engine_share=share,
     )

@@ -3,12 +3,14 @@
 ``python -m tools.rules.mutate`` changes one thing in one rule at a time - a comparison flipped or made strict, a
 threshold moved by 10 %, a condition dropped, a label dropped from ``by`` or ``on``, a wait halved - and runs the tests
 of the alerts that the rule feeds. A mutant is killed when a test fails. The result is written into the package, from
-where ``kvpressure bundle`` prints it in ``docs/alerts.md``.
+where ``kvpressure bundle`` prints it in ``docs/alerts.md``. Outcomes are kept for rules whose mutants
+the same rules and tests judge as in the last run.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import subprocess
@@ -116,7 +118,7 @@ def readers(rules: Sequence[dict[str, Any]], index: int) -> set[str]:
         return {rules[index]["alert"]}
     fed = {rules[index]["record"]}
     while True:
-        more = {rule.get("record") or rule["alert"] for rule in rules if metrics(rule["expr"]) & fed} - fed
+        more = {_name(rule) for rule in rules if metrics(rule["expr"]) & fed} - fed
         if not more:
             return fed
         fed |= more
@@ -126,9 +128,7 @@ def needed(rules: Sequence[dict[str, Any]], wanted: set[str]) -> set[str]:
     """``wanted`` and the recordings that they read, directly or through others."""
     found = set(wanted)
     while True:
-        read = {
-            name for rule in rules if (rule.get("record") or rule["alert"]) in found for name in metrics(rule["expr"])
-        }
+        read = {name for rule in rules if _name(rule) in found for name in metrics(rule["expr"])}
         more = {rule["record"] for rule in rules if "record" in rule} & read - found
         if not more:
             return found
@@ -141,17 +141,39 @@ def survives(
     """Whether every test of the rule itself and of the alerts that it feeds still passes; its own first, they fail
     soonest.
     """
-    rule = mutant.rule
-    if "alert" in rule:
-        return _passes(mutant, document, tests, rules, {f"{rule['alert']} {rule['labels']['severity']}"})
-    fed = readers(rules, mutant.index)
-    asked = {rule["record"]}, {title for other in rules for title in _titles(other) if title.split(" ")[0] in fed}
-    return all(_passes(mutant, document, tests, rules, titles) for titles in asked)
+    return all(_passes(mutant, document, tests, rules, titles) for titles in judges(rules, mutant.index))
 
 
-def _titles(rule: dict[str, Any]) -> set[str]:
+def judges(rules: Sequence[dict[str, Any]], index: int) -> list[set[str]]:
+    """Titles of the tests that judge mutants of rule ``index``, in the order in which they run."""
+    own = title_of(rules[index])
+    if "alert" in rules[index]:
+        return [{own}]
+    fed = readers(rules, index)
+    return [{own}, {title_of(rule) for rule in rules if _name(rule) in fed}]
+
+
+def title_of(rule: dict[str, Any]) -> str:
     """With what the names of a rule's tests begin."""
-    return {rule["record"]} if "record" in rule else {f"{rule['alert']} {rule['labels']['severity']}"}
+    return str(rule["record"]) if "record" in rule else f"{rule['alert']} {rule['labels']['severity']}"
+
+
+def judged_by(rules: Sequence[dict[str, Any]], index: int, tests: dict[str, dict[str, Any]]) -> str:
+    """Fingerprint of everything that decides about the mutants of rule ``index``."""
+    parts = [
+        [_evaluated(rule) for rule in rules if _name(rule) in needed(rules, {title.split(" ")[0] for title in titles})]
+        + [test for file in tests.values() for test in file["tests"] if _title(test["name"]) in titles]
+        for titles in judges(rules, index)
+    ]
+    return hashlib.sha256(json.dumps([_evaluated(rules[index]), parts], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _evaluated(rule: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in rule.items() if key != "annotations"}
+
+
+def _name(rule: dict[str, Any]) -> str:
+    return str(rule.get("record") or rule["alert"])
 
 
 def _passes(
@@ -168,7 +190,7 @@ def _passes(
         kept = []
         for rule in group["rules"]:
             candidate = mutant.rule if position == mutant.index else rule
-            if (rule.get("record") or rule["alert"]) in involved:
+            if _name(rule) in involved:
                 kept.append({key: value for key, value in candidate.items() if key != "group"})
             position += 1
         group["rules"] = kept
@@ -191,8 +213,10 @@ def _title(name: str) -> str:
     return name.split(":", 1)[0] if not name.startswith("recording ") else name.split(" ")[1]
 
 
-def run(workers: int, only: str) -> dict[str, Any]:
-    """All mutants; the summary that is stored."""
+def run(workers: int, only: str, last: dict[str, Any]) -> dict[str, Any]:
+    """All mutants; the summary that is stored. ``last``: that of the last run, whose outcomes are kept where the same
+    rules and tests judge.
+    """
     options = Options(builtin())
     groups = load_groups(options)
     document = rule_file(groups, options.values)
@@ -201,23 +225,32 @@ def run(workers: int, only: str) -> dict[str, Any]:
         enumerate(group.interval for group, raw in zip(groups, document["groups"], strict=True) for _ in raw["rules"])
     )
     tests = test_files(groups, options.values, "rules.yaml")
-    found = [m for m in mutants(rules, groups, step) if only in (m.rule.get("alert") or m.rule["record"])]
+    judged = {title_of(rule): judged_by(rules, index, tests) for index, rule in enumerate(rules)}
+    kept = {title for title, print_ in judged.items() if last.get("judged", {}).get(title) == print_}
+    survived = set(last.get("survivors", ()))
+    found = [m for m in mutants(rules, groups, step) if only in _name(m.rule)]
+
+    def alive(mutant: Mutant) -> bool:
+        if title_of(mutant.rule) in kept and not only:
+            return _line(mutant) in survived
+        return survives(mutant, document, tests, rules)
+
     with ThreadPoolExecutor(workers) as pool:
-        outcome = list(pool.map(lambda m: survives(m, document, tests, rules), found))
+        outcome = list(pool.map(alive, found))
     total, killed = (
         Counter(m.kind for m in found),
-        Counter(m.kind for m, alive in zip(found, outcome, strict=True) if not alive),
+        Counter(m.kind for m, lives in zip(found, outcome, strict=True) if not lives),
     )
-    survivors = [
-        f"{m.rule.get('alert') or m.rule['record']} {m.rule.get('labels', {}).get('severity', '')}: {m.kind}: {m.what}"
-        for m, alive in zip(found, outcome, strict=True)
-        if alive
-    ]
     return {
         "rules": documents.digest(document),
         "kinds": {kind: {"mutants": total[kind], "killed": killed[kind]} for kind in sorted(total)},
-        "survivors": sorted(survivors),
+        "survivors": sorted(_line(m) for m, lives in zip(found, outcome, strict=True) if lives),
+        "judged": judged,
     }
+
+
+def _line(mutant: Mutant) -> str:
+    return f"{title_of(mutant.rule)}: {mutant.kind}: {mutant.what}"
 
 
 def main() -> int:
@@ -225,9 +258,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="rules whose name contains this; stores nothing")
+    parser.add_argument("--all", action="store_true", help="keep nothing of the last run")
     parser.add_argument("--floor", type=float, default=95.0)
     arguments = parser.parse_args()
-    result = run(arguments.workers, arguments.only)
+    last = {} if arguments.all else json.loads(documents.MUTATION_FILE.read_text())
+    result = run(arguments.workers, arguments.only, last)
     mutants_, killed = (sum(kind[key] for kind in result["kinds"].values()) for key in ("mutants", "killed"))
     for line in result["survivors"]:
         print("survived:", line)

@@ -157,8 +157,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "verdict_confidence",
         "gauge",
-        "Confidence of the present verdict, 0-1; 0.7 and above counts as confident. One series for each engine: its labels "
-        "are the verdict and the stage of KV pressure (empty without pressure).",
+        "Confidence of the present verdict, 0-1; 0.7 and above counts as confident. One series for each engine: its "
+        "labels are the verdict and the stage of KV pressure (empty without pressure).",
         (*ENGINE, "verdict", "stage"),
     ),
     _m("verdict_since_timestamp_seconds", "gauge", "Time at which the present verdict began.", ENGINE),

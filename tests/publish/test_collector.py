@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import LEVELS
-from kvpressure.model.state import STAGES, VERDICTS, GpuState, State
+from kvpressure.model.state import STAGES, VERDICTS, Diagnosis, GpuState, State
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import Encoder, _number, encode, wants_openmetrics
 from kvpressure.publish.metric_families import LABEL_LIMIT, Families, clean
@@ -192,6 +192,22 @@ def test_state_sets_have_one_series_for_each_name_and_one_is_set() -> None:
         ("score_evidence_level", LEVELS, "power"),
     ):
         assert named(state, name) == {(one,): float(one == present) for one in allowed}
+
+
+def test_the_confidence_carries_the_present_verdict_and_stage_and_no_other() -> None:
+    engine = full_engine()
+    assert named(State(time=NOW, engines=(engine,)), "verdict_confidence") == {("kv_pressure", "saturated"): 0.9}
+    idle = replace(engine, diagnosis=Diagnosis("idle", 1.0, None, NOW))
+    assert named(State(time=NOW, engines=(idle,)), "verdict_confidence") == {("idle", ""): 1.0}
+
+
+def test_the_time_until_exhaustion_is_a_warning_only_while_the_condition_holds() -> None:
+    engine = full_engine()
+    for ahead, published in ((True, {(): engine.signals.kv.kv_seconds_to_full}), (False, {}), (None, {})):
+        diagnosis = replace(engine.diagnosis, conditions={"kv_exhaustion_ahead": ahead})
+        state = State(time=NOW, engines=(replace(engine, diagnosis=diagnosis),))
+        assert named(state, "kv_cache_exhaustion_ahead_seconds") == published
+        assert named(state, "kv_cache_seconds_to_full")
 
 
 def test_values_stand_under_their_documented_labels() -> None:

@@ -461,6 +461,24 @@ def test_latency_against_its_baseline():
     found = latency.compute(w, base, calm=False, t=T)
     assert found.inter_token["0.95"] == pytest.approx(0.195)
     assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
+    assert found.slow_p95 == {"inter_token": found.inter_token["0.95"]}
+    assert found.slow_ratios == found.baseline_ratios
+
+
+def test_latency_is_slow_from_the_threshold_of_its_phase_with_or_without_a_baseline():
+    def slow(bounds: tuple[float, ...], name: str):
+        counts = (0,) * (len(bounds) - 1) + (100, 100)
+        w = window(
+            every(30, [{}, {}]),
+            **{name: [histogram((*bounds, INF), [0] * len(counts), 0), histogram((*bounds, INF), counts, 1)]},
+        )
+        return latency.compute(w, Baseline(T), calm=False, t=T)
+
+    floor = T["ttft_floor_seconds"]
+    assert slow((floor, floor + 1e-6), r.TTFT).slow_p95 == {"ttft": pytest.approx(floor)}
+    assert slow((floor, floor + 1e-6), r.TTFT).slow_ratios == {}
+    assert slow((0.0, 0.9 * floor), r.TTFT).slow_p95 == {}
+    assert slow((floor, floor + 1e-6), r.E2E).slow_p95 == {}
 
 
 def test_outside_engine_time_is_what_the_engine_did_not_take():

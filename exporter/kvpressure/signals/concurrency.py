@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import islice
 from typing import Final
 
 from kvpressure.model import readings as r
@@ -110,15 +109,15 @@ def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
 
     ``None`` with too little history or without arrivals.
     """
-    known = [(s.t, s.arrived) for s in window.since(FIVE_MINUTES) if s.arrived is not None]
-    times, arrived = zip(*known, strict=True) if known else ((), ())
+    times, arrived = window.arrivals(FIVE_MINUTES)
     if len(times) < t["trend_min_samples"] or times[-1] - times[0] < t["burst_min_seconds"]:
         return None
     mean = (arrived[-1] - arrived[0]) / (times[-1] - times[0])
     if mean <= 0:
         return None
     busiest, begin = 0.0, 0
-    for now, so_far in islice(known, bisect_left(times, times[0] + BURST_SECONDS), None):
+    first = bisect_left(times, times[0] + BURST_SECONDS)
+    for now, so_far in zip(times[first:], arrived[first:], strict=True):
         latest = now - BURST_SECONDS
         while times[begin + 1] <= latest:
             begin += 1

@@ -303,6 +303,14 @@ class History(Generic[_T]):
             return self._fine.since(start)
         return [*self._long.since(start), *self._mid.since(start), *self._fine.items]
 
+    def times_since(self, start: float) -> list[float]:
+        """The times of ``since``."""
+        start -= JITTER_SECONDS
+        fine, mid, old = self._fine.times, self._mid.times, self._long.times
+        if not fine or start >= fine[0]:
+            return fine[bisect_left(fine, start) :]
+        return [*old[bisect_left(old, start) :], *mid[bisect_left(mid, start) :], *fine]
+
     def last(self) -> _T | None:
         """The newest item."""
         return self._fine.items[-1] if self._fine.items else None
@@ -348,6 +356,7 @@ class EngineWindow:
     """History of one engine."""
 
     __slots__ = (
+        "_arrived",
         "_columns",
         "_counters",
         "_falls",
@@ -366,6 +375,7 @@ class EngineWindow:
 
     def __init__(self) -> None:
         self.history: History[Sample] = History()
+        self._arrived: History[float] = History()
         self.last: Sample | None = None
         self.first_t: float | None = None
         self.samples_seen = 0
@@ -395,6 +405,7 @@ class EngineWindow:
             if t > self.last.t - STEP_BACK_SECONDS:
                 return False
             self.history.clear()
+            self._arrived.clear()
             self._columns.clear()
             self._falls = _Items()
             self.last = self.first_t = None
@@ -408,6 +419,8 @@ class EngineWindow:
         done = [value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)]
         sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page, sum(done) if done else None)
         self.history.append(t, sample)
+        if sample.arrived is not None:
+            self._arrived.append(t, sample.arrived)
         for column in self._columns.values():
             column.take(sample)
         if self.last is not None and (fall := _fall(self.last, sample)) is not None:
@@ -525,6 +538,11 @@ class EngineWindow:
     def in_flight(self, seconds: float) -> list[float]:
         """Requests running or waiting in the samples of the window, oldest first."""
         return self._values(".in_flight", seconds, lambda sample: sample.in_flight)
+
+    def arrivals(self, seconds: float) -> tuple[list[float], list[float]]:
+        """Times of the window's samples, oldest first, and how many requests had arrived by each, up to a constant."""
+        start = -inf if self.last is None else self.last.t - seconds
+        return self._arrived.times_since(start), self._arrived.since(start)
 
     def falls_of_minute(self) -> list[Fall]:
         """Where in the last minute requests stopped running without having finished, oldest first."""

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from kvpressure.model.frozen import frozen
-from kvpressure.model.readings import EngineKey
+from kvpressure.model.readings import ContainerReading, Discovered, EngineKey, LogLine
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,11 @@ class Failure:
 def engine_name(key: EngineKey) -> str:
     """An engine's name in failures."""
     return f"{key.namespace}/{key.pod}/{key.model_name}/{key.engine}"
+
+
+def container_name(one: ContainerReading | Discovered | LogLine) -> str:
+    """A container's name in failures."""
+    return f"{one.namespace}/{one.pod}/{one.container}"
 
 
 class Guard:

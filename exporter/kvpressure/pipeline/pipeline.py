@@ -28,6 +28,7 @@ from kvpressure.model.isolation import (
     TARGET,
     Failure,
     Guard,
+    container_name,
     engine_name,
 )
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, LogLine, Scrape, Snapshot, StepStats
@@ -164,7 +165,7 @@ class Pipeline:
     def _take_container(self, now: float, reading: ContainerReading) -> None:
         track = self._container((reading.namespace, reading.pod, reading.container))
         taken = self._guard.run(
-            TAKE_IN, CONTAINER, lambda: _container_name(reading), lambda: track.observe(now, reading)
+            TAKE_IN, CONTAINER, lambda: container_name(reading), lambda: track.observe(now, reading)
         )
         if isinstance(taken, Failure):
             track.begin_anew(now, taken)
@@ -172,7 +173,7 @@ class Pipeline:
     def _take_line(self, now: float, line: LogLine) -> None:
         """A line that cannot be taken in costs itself."""
         track = self._container((line.namespace, line.pod, line.container))
-        self._guard.run(TAKE_IN, CONTAINER, lambda: _container_name(line), lambda: track.take_line(now, line))
+        self._guard.run(TAKE_IN, CONTAINER, lambda: container_name(line), lambda: track.take_line(now, line))
 
     def _take_page(self, now: float, page: Scrape) -> None:
         taken = self._guard.run(
@@ -526,10 +527,6 @@ def _container_state(key: ContainerKey, track: ContainerTrack, snapshot: Snapsho
     if window.last is None or not snapshot.containers:
         return ContainerState(ContainerReading(*key), log_events=dict(track.counts))
     return None
-
-
-def _container_name(of: ContainerReading | LogLine) -> str:
-    return f"{of.namespace}/{of.pod}/{of.container}"
 
 
 def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict[tuple[str, str], int]:

@@ -21,6 +21,7 @@ from kvpressure.model.isolation import (
     TARGET,
     Failure,
     Guard,
+    container_name,
     engine_name,
 )
 from kvpressure.model.readings import ContainerReading, Discovered, GpuOwner, GpuReading, SourceHealth
@@ -66,7 +67,7 @@ def families(state: State, guard: Guard | None = None) -> Families:
         _try_engine(out, guard, engine, state.time)
     for container in state.containers:
         _try_container(out, guard, container)
-    guard.each(PUBLISH, CONTAINER, state.discovered, _place, partial(_add_discovered, out))
+    guard.each(PUBLISH, CONTAINER, state.discovered, container_name, partial(_add_discovered, out))
     for condition in state.node_conditions:
         out.add("node_condition", (clean(condition.type),), condition.status)
     _add_exporter(out, guard, state)
@@ -83,10 +84,6 @@ def _add_owner(out: Families, owner: GpuOwner) -> None:
 def _add_discovered(out: Families, found: Discovered) -> None:
     place = (clean(found.namespace), clean(found.pod), clean(found.container))
     out.add("container_discovery_info", (*place, found.result, found.reason), 1)
-
-
-def _place(one: ContainerReading | Discovered) -> str:
-    return f"{one.namespace}/{one.pod}/{one.container}"
 
 
 def _try_gpu(out: Families, guard: Guard, gpu: GpuState, reported_by_instances: frozenset[str] | None) -> None:
@@ -110,7 +107,7 @@ def _try_container(out: Families, guard: Guard, container: ContainerState) -> No
     _try(
         guard,
         CONTAINER,
-        lambda: _place(reading),
+        lambda: container_name(reading),
         lambda: _add_container(out, container),
         lambda _: out.discard(CONTAINER_LABELS, _container_labels(reading)),
     )

@@ -13,8 +13,19 @@ from functools import partial
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, JSON, SOURCE, TARGET, Failure, Guard, engine_name
-from kvpressure.model.readings import ContainerReading, Discovered, SourceHealth
+from kvpressure.model.isolation import (
+    CONTAINER,
+    ENGINE,
+    GPU,
+    JSON,
+    SOURCE,
+    TARGET,
+    Failure,
+    Guard,
+    container_name,
+    engine_name,
+)
+from kvpressure.model.readings import ContainerReading, SourceHealth
 from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, State, gpu_without_values
 from kvpressure.publish.links import DASHBOARDS
 from kvpressure.publish.page.history import SLOT_SECONDS
@@ -37,9 +48,9 @@ def diagnosis_document(state: State, node_name: str, around: ViewContext | None 
         ),
         "gpus": each(GPU, state.gpus, lambda one: one.reading.uuid, lambda one: _try_gpu(one, state, guard)),
         "containers": each(
-            CONTAINER, state.containers, lambda one: _place(one.reading), lambda one: _try_container(one, guard)
+            CONTAINER, state.containers, lambda one: container_name(one.reading), lambda one: _try_container(one, guard)
         ),
-        "discovered": each(CONTAINER, state.discovered, _place, _fields),
+        "discovered": each(CONTAINER, state.discovered, container_name, _fields),
         "node_conditions": {condition.type: condition.status for condition in state.node_conditions},
         "sources": dict(each(SOURCE, state.health.values(), lambda health: health.name, _source)),
         "targets": each(TARGET, state.targets, lambda one: one.target, _fields),
@@ -63,10 +74,6 @@ def _source(health: SourceHealth) -> tuple[str, dict[str, Any]]:
     return health.name, {key: value for key, value in _fields(health).items() if key != "name"}
 
 
-def _place(one: ContainerReading | Discovered) -> str:
-    return f"{one.namespace}/{one.pod}/{one.container}"
-
-
 def engine_entry(engine: EngineState, state: State, around: ViewContext) -> dict[str, Any]:
     """One engine of the document; of one that cannot be shown its identity and why."""
     found: dict[str, Any] | Failure = around.guard.run(
@@ -85,7 +92,7 @@ def _try_gpu(gpu: GpuState, state: State, guard: Guard) -> Any:
 
 def _try_container(container: ContainerState, guard: Guard) -> Any:
     reading = container.reading
-    found = guard.run(JSON, CONTAINER, lambda: _place(reading), lambda: _plain(_container(container)))
+    found = guard.run(JSON, CONTAINER, lambda: container_name(reading), lambda: _plain(_container(container)))
     if not isinstance(found, Failure):
         return found
     bare = ContainerReading(reading.namespace, reading.pod, reading.container)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvpressure import __version__
 from kvpressure.advice import wording
 from kvpressure.engines.registry import dialect
-from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, PAGE, SOURCE, Failure, engine_name
+from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, PAGE, SOURCE, Failure, container_name, engine_name
 from kvpressure.model.readings import Discovered, SourceHealth
 from kvpressure.model.state import GpuState, State
 from kvpressure.printable import visible_lines
@@ -177,7 +177,7 @@ class _Parts:
         """One container that has a GPU or looks like an inference server."""
         return self._part(
             CONTAINER,
-            f"{found.namespace}/{found.pod}/{found.container}",
+            container_name(found),
             '<tr><th scope="row">{}</th><td colspan="5">{}</td></tr>',
             "discovered.html.j2",
             lambda: {"found": found},

@@ -54,7 +54,7 @@ class Node(Machine):
             self.image(archive)
             archive.unlink()
         self.gpus(World(gpus=[Gpu(memory_free=8 * GIB) for _ in range(GPUS)]))
-        self.offer_gpus()
+        self._offer_gpus()
         assert self.ask("POST", "/apis/node.k8s.io/v1/runtimeclasses", body=RUNTIME_CLASS).status_code == 201
         if folder := os.environ.get(programs.DEFINITIONS):
             self.define(Path(folder))
@@ -69,13 +69,10 @@ class Node(Machine):
             self._plugin.stop()
         super().__exit__()
 
-    def offer_gpus(self) -> None:
-        """Let the kubelet know of the GPUs, again after it was started anew."""
-        if self._plugin is not None:
-            self._plugin.stop()
-        folder = self.root / "var/lib/kubelet/device-plugins"
-        until(lambda: (folder / "kubelet.sock").exists(), PATIENCE)
-        self._plugin = DevicePlugin(folder, [gpu_uuid(index) for index in range(GPUS)])
+    def _offer_gpus(self) -> None:
+        self._plugin = DevicePlugin(
+            self.root / "var/lib/kubelet/device-plugins", [gpu_uuid(index) for index in range(GPUS)]
+        )
         self._plugin.start()
         until(lambda: self.get("node", NAME)["status"]["allocatable"].get("nvidia.com/gpu") == str(GPUS), PATIENCE)
 

@@ -28,16 +28,59 @@ def text(field: int, value: str | bytes) -> bytes:
 
 
 class DevicePlugin:
-    """Offers GPUs to a kubelet; ``register`` again after the kubelet was started anew."""
+    """Offers GPUs to a kubelet. As real plugins do, it watches the kubelet's socket: a kubelet that starts removes all
+    sockets beside its own, so that the plugin serves on a new one and registers anew.
+    """
 
     def __init__(self, folder: Path, uuids: Sequence[str]) -> None:
-        self._folder = folder
+        self._kubelet = folder / "kubelet.sock"
+        self._socket = folder / _PLUGIN
         self._uuids = uuids
         self._stopped = threading.Event()
-        self._server: Any = None
+        self._thread = threading.Thread(target=self._keep_registered, daemon=True)
+        self._offer: _Offer | None = None
 
     def start(self) -> None:
-        """Serve on a socket beside the kubelet's and make it known."""
+        """Offer the GPUs from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more GPUs."""
+        self._stopped.set()
+        self._thread.join()
+        self._end_offer()
+
+    def _end_offer(self) -> None:
+        if self._offer is not None:
+            self._offer.end()
+            self._offer = None
+
+    def _keep_registered(self) -> None:
+        known: tuple[int, int] | None = None
+        while not self._stopped.wait(0.2):
+            present = _identity(self._kubelet)
+            if present is None or (present == known and self._socket.exists()):
+                continue
+            self._end_offer()
+            self._offer = _Offer(self._socket, self._uuids)
+            known = present if self._register() else None
+
+    def _register(self) -> bool:
+        request = text(1, "v1beta1") + text(2, _PLUGIN) + text(3, RESOURCE)
+        try:
+            with grpc.insecure_channel(f"unix:{self._kubelet}") as channel:
+                channel.unary_unary("/v1beta1.Registration/Register", request_serializer=bytes)(request, timeout=10)
+        except grpc.RpcError:  # it still starts, or has ended
+            return False
+        return True
+
+
+class _Offer:
+    """A server that lists the GPUs to one kubelet."""
+
+    def __init__(self, path: Path, uuids: Sequence[str]) -> None:
+        self._uuids = uuids
+        self._ended = threading.Event()
         same = {"request_deserializer": bytes, "response_serializer": bytes}
         methods = {
             "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(lambda *_: b"", **same),
@@ -46,21 +89,25 @@ class DevicePlugin:
             "PreStartContainer": grpc.unary_unary_rpc_method_handler(lambda *_: b"", **same),
             "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(lambda *_: b"", **same),
         }
-        self._server = grpc.server(ThreadPoolExecutor(8))
+        self._server: Any = grpc.server(ThreadPoolExecutor(8))
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
-        self._server.add_insecure_port(f"unix:{self._folder / _PLUGIN}")
+        self._server.add_insecure_port(f"unix:{path}")
         self._server.start()
-        request = text(1, "v1beta1") + text(2, _PLUGIN) + text(3, RESOURCE)
-        with grpc.insecure_channel(f"unix:{self._folder / 'kubelet.sock'}") as channel:
-            channel.unary_unary(
-                "/v1beta1.Registration/Register", request_serializer=bytes, response_deserializer=bytes
-            )(request, timeout=30)
 
-    def stop(self) -> None:
-        """No more GPUs."""
-        self._stopped.set()
-        self._server.stop(None)
+    def end(self) -> None:
+        """Stop serving, with the list that the kubelet still reads."""
+        self._ended.set()
+        self._server.stop(None).wait()
 
     def _devices(self, *_: object) -> Iterator[bytes]:
         yield b"".join(text(1, text(1, uuid) + text(2, "Healthy")) for uuid in self._uuids)
-        self._stopped.wait()
+        self._ended.wait()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which socket lies at a path; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_ctime_ns

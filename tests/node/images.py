@@ -8,8 +8,9 @@ import json
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from tests.deploy.chart import Json
 from tests.node import engine
 
 PAUSE: Final = "localhost/pause:1"
@@ -21,7 +22,6 @@ _PAUSE_C: Final = (
     "#include <signal.h>\n#include <unistd.h>\nstatic void end(int n) { (void)n; _exit(0); }\n"
     "int main(void) { signal(SIGTERM, end); signal(SIGINT, end); for (;;) pause(); }\n"
 )
-Json = dict[str, Any]
 
 
 class Archive:

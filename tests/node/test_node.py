@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from helm_python import Chart
 
 from tests.helpers.waiting import until
-from tests.node.cluster import ENGINES, EXPORTERS, PATIENCE, Node
+from tests.node.cluster import CHART, ENGINES, EXPORTERS, PATIENCE, Node
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -68,6 +70,18 @@ def test_the_process_has_no_rights_that_the_chart_denies(installed: Node) -> Non
     assert status["Seccomp"] == "2"  # a filter: the runtime's default
     attempt = "try:\n open('/written', 'w')\nexcept OSError as error:\n print(error.errno)"
     assert in_exporter(installed, attempt).strip() == "30"  # EROFS
+
+
+def test_what_is_mounted_of_the_node_is_read_only(installed: Node) -> None:
+    """Each folder of the node that the pod mounts, as the kernel sees it."""
+    spec = installed.exporter()["spec"]
+    of_node = {volume["name"] for volume in spec["volumes"] if "hostPath" in volume}
+    (container,) = spec["containers"]
+    folders = {mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] in of_node}
+    assert "/var/log/pods" in folders
+    mounts = in_exporter(installed, "print(open('/proc/self/mountinfo').read().strip())").splitlines()
+    flags = {line.split()[4]: line.split()[5].split(",") for line in mounts}
+    assert {folder for folder in folders if "ro" not in flags[folder]} == set()
 
 
 def test_every_source_reads_what_this_node_has(installed: Node) -> None:
@@ -181,6 +195,18 @@ def test_a_deleted_pod_leaves_and_its_successor_has_the_gpu(installed: Node) -> 
     installed.seen("kvpressure_engine_gpu_info", pod=chat(installed))
 
 
+def test_a_kubelet_that_starts_anew_takes_nothing_away(installed: Node) -> None:
+    """The pod-resources socket is another one then; the exporter's mount of its folder shows it."""
+    name = chat(installed)
+    installed.stop("kubelet")
+    installed.seen("kvpressure_source_up", lambda up: up == 0, source="podresources")
+    installed.start_kubelet()
+    installed.seen("kvpressure_source_up", lambda up: up == 1, source="podresources")
+    installed.seen("kvpressure_engine_gpu_info", pod=name)
+    (container,) = installed.exporter()["status"]["containerStatuses"]
+    assert container["restartCount"] == 0
+
+
 def test_a_container_runtime_that_starts_anew_takes_nothing_away(installed: Node) -> None:
     name = chat(installed)
     installed.stop("containerd")
@@ -195,3 +221,61 @@ def test_an_exporter_that_ends_comes_back(installed: Node) -> None:
     until(lambda: installed.exporter()["status"]["containerStatuses"][0]["restartCount"] == 1, PATIENCE)
     until(lambda: installed.exporter()["status"]["containerStatuses"][0]["ready"], PATIENCE)
     installed.seen("kvpressure_engine_up", lambda up: up == 1, pod=name)
+
+
+def test_a_server_that_cannot_start_is_no_engine_that_is_down(installed: Node) -> None:
+    """CrashLoopBackOff: restarts and the exit code are known from the pod's status."""
+    broken = json.loads(installed.run("get", "deploy", "chat", "-n", ENGINES, "-o", "json"))
+    broken["metadata"] = {"name": "broken", "namespace": ENGINES}
+    broken["spec"]["selector"] = {"matchLabels": {"app": "broken"}}
+    broken["spec"]["template"]["metadata"] = {"labels": {"app": "broken"}}
+    broken["spec"]["template"]["spec"]["containers"][0]["args"] = ["a/model", "--max-num-seqs", "many"]
+    broken.pop("status")
+    installed.run("apply", "-f", "-", text=json.dumps(broken))
+    until(lambda: len(installed.pods(ENGINES, "app=broken")) == 1, PATIENCE)
+    name = installed.pods(ENGINES, "app=broken")[0]["metadata"]["name"]
+    found = installed.seen("kvpressure_container_last_termination_info", pod=name)
+    assert (found["reason"], found["exit_code"]) == ("Error", "2")
+    installed.seen("kvpressure_container_restarts_total", lambda restarts: restarts >= 2, pod=name)
+    status, out, problem = installed.tool("diagnose", "-n", ENGINES, "-l", "app=broken")
+    assert "Traceback" not in problem
+    assert name in out + problem, (status, out, problem)
+    installed.run("delete", "deploy", "broken", "-n", ENGINES)
+    installed.gone("kvpressure_container_last_termination_info", pod=name)
+
+
+# --- another release ------------------------------------------------------------------------------------------------
+
+
+def test_an_upgrade_restarts_the_pods_and_a_rollback_brings_the_old_settings(installed: Node) -> None:
+    digest = "kvpressure.io/config-digest"
+    first = installed.exporter()["metadata"]["annotations"][digest]
+    with Chart.load(CHART) as chart, installed.helm() as helm:
+        changed = installed.values(config={"log.level": "debug"})
+        helm.upgrade(chart, "kvpressure", changed, wait="watcher", timeout=int(PATIENCE))
+        second = installed.exporter()["metadata"]["annotations"][digest]
+        helm.rollback("kvpressure", wait="watcher", timeout=int(PATIENCE))
+        until(lambda: installed.exporter()["metadata"]["annotations"][digest] != second, PATIENCE)
+        third = installed.exporter()["metadata"]["annotations"][digest]
+    assert first == third != second
+    installed.seen("kvpressure_engine_up", lambda up: up == 1, pod=chat(installed))
+
+
+def test_a_drained_node_keeps_its_exporter(installed: Node) -> None:
+    name = chat(installed)
+    node = "gpu-node-0"
+    installed.run("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")
+    installed.gone("kvpressure_engine_up", pod=name)
+    assert installed.get("ds", "kvpressure-nvidia", EXPORTERS)["status"]["numberReady"] == 1
+    installed.run("uncordon", node)
+    installed.run("rollout", "status", "deploy/chat", "-n", ENGINES, f"--timeout={PATIENCE:.0f}s")
+    installed.seen("kvpressure_engine_up", lambda up: up == 1, pod=chat(installed))
+
+
+def test_uninstall_leaves_nothing(installed: Node) -> None:
+    with installed.helm() as helm:
+        helm.uninstall("kvpressure", wait="watcher", timeout=int(PATIENCE))
+    left = installed.run(
+        "get", "ds,svc,cm,sa,clusterrole,clusterrolebinding,resourcequota,networkpolicy", "-n", EXPORTERS, "-o", "name"
+    )
+    assert [line for line in left.split() if "kvpressure" in line] == []

@@ -69,6 +69,79 @@ def test_the_text_says_why_and_the_status_whether_something_is_not_scraped(capsy
     assert "8000" not in said
 
 
+WORKER: dict[str, Any] = {
+    "spec": {
+        "containers": [
+            {
+                "name": "worker",
+                "image": "vllm/vllm-openai:v0.32.0",
+                "command": ["sh", "-c", "bash multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"],
+                "resources": {"limits": {"nvidia.com/gpu": "8"}},
+            }
+        ]
+    }
+}
+
+
+def written(tmp_path: Path, *documents: Mapping[str, Any]) -> str:
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"leaderWorkerTemplate": {"leaderTemplate": {"spec": {}}, "workerTemplate": WORKER}}, "no_endpoint"),
+        ({"leaderWorkerTemplate": {"workerTemplate": WORKER}}, "image"),  # the leader is made of it too
+        ({"workerGroupSpecs": [{"groupName": "gpu", "template": WORKER}]}, "no_endpoint"),
+        ({"headGroupSpec": {"template": WORKER}}, "image"),
+    ],
+)
+def test_a_template_of_workers_is_what_its_controller_makes_of_it(
+    spec: Mapping[str, Any], reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = written(tmp_path, {"kind": "LeaderWorkerSet", "metadata": {"name": "big"}, "spec": spec})
+    assert entries(capsys, "-f", file)["worker"]["reason"] == reason
+
+
+OPAQUE: list[dict[str, Any]] = [
+    {"apiVersion": "kaito.sh/v1", "kind": "Workspace", "metadata": {"name": "phi"}, "inference": {"preset": {}}},
+    {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "llama"},
+        "spec": {"predictor": {"model": {"modelFormat": {"name": "huggingface"}, "args": ["--model_name=llama"]}}},
+    },
+]
+
+
+def test_objects_whose_pods_only_their_controllers_know_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Command, image and port are the controller's: nothing is guessed, and the answer is not "no engine"."""
+    named = "no pod template in Workspace phi, InferenceService llama"
+    others = [
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "llama"}},
+        {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": "llama"}},
+        {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": {"name": "llama"}},
+    ]
+    assert main(["discover", "-f", written(tmp_path, *OPAQUE, *others)]) == 2
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+    assert named in said.err
+
+    pod = json.loads((PODS / "aibrix/deployment.json").read_text())
+    assert main(["discover", "-f", written(tmp_path, *OPAQUE, *others, pod)]) == 0
+    said = capsys.readouterr()
+    assert "vllm-openai: engine (" in said.out
+    assert named in said.err
+    assert "HTTPRoute" not in said.err
+
+    assert main(["discover", "-f", written(tmp_path, *others)]) == 0
+    assert capsys.readouterr().out == "no container with a GPU or an inference server\n"
+
+
 def as_list(names: Iterable[str]) -> str:
     """What ``kubectl get pods -o json`` prints for these pods."""
     items = [json.loads((PODS / name).read_text()) for name in names]

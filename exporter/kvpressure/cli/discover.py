@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from kvpressure.errors import InputError
 from kvpressure.toolbox import discovering
@@ -38,13 +39,16 @@ def run(options: argparse.Namespace) -> int:
     for flag in ("selector", "context"):
         if getattr(options, flag) is not None and not options.namespace:
             raise InputError(f"--{flag}: only together with -n NAMESPACE")
+    note = ""
     if options.exporter:
         entries = discovering.of_exporter(options.exporter)
     elif options.namespace:
         entries = discovering.of_namespace(options.namespace, options.selector, options.context)
     else:
-        entries = discovering.of_files(options.filename)
+        entries, note = discovering.of_files(options.filename)
     print(json.dumps(list(entries), indent=2) if options.format == "json" else discovering.text(entries))
+    if note:
+        print(f"kvpressure discover: {note}", file=sys.stderr)
     refused = [
         entry for entry in entries if entry.get("result") == "no_target" and entry.get("reason") != "no_endpoint"
     ]

@@ -31,27 +31,39 @@ class Command:
 @frozen
 class Endpoints:
     """Which metrics endpoints a server with its arguments has. ``serves`` False: it is a worker of one served
-    elsewhere. ``port_each``: each data-parallel rank serves one of its own on consecutive ports; ``ranks``: how many
-    ranks of the container do, None = unknown. ``metrics`` False: its arguments, all of which are visible, do not switch
-    its metrics on.
+    elsewhere; None: its arguments give its place among the nodes, but not visibly. ``port_each``: each data-parallel
+    rank serves one of its own on consecutive ports; ``ranks``: how many ranks of the container do, None = unknown.
+    ``metrics`` False: its arguments, all of which are visible, do not switch its metrics on.
     """
 
-    serves: bool = True
+    serves: bool | None = True
     port_each: bool = False
     ranks: int | None = None
     metrics: bool = True
 
 
+def on_first_node(args: EngineArgs) -> bool | None:
+    """Whether a server that spans nodes is on the first of them; None = its rank is given, but not visible."""
+    rank = args.integer("node_rank")
+    if rank is None:
+        return None if "node_rank" in args.explicit else True
+    return rank <= 0
+
+
 @frozen
 class Host:
     """A program that runs the engine inside and publishes its metrics. ``port``: None = it publishes none as it is set
-    up. ``every_pod``: workers of a group publish too. ``path``: of its metrics, "" = the server's own.
+    up, unless a port is declared under ``port_name``, "" = that name says nothing. ``asked``: the pod sets the port,
+    else it is the default. ``every_pod``: workers of a group publish too. ``path``: of its metrics, "" = the server's
+    own.
     """
 
     title: str
     port: int | None
     every_pod: bool = False
     path: str = ""
+    port_name: str = ""
+    asked: bool = False
 
 
 def bounded(argv: Sequence[str], characters: int = MAX_CHARACTERS) -> list[str]:

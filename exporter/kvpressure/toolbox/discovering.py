@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from kvpressure.toolbox.engine_view import mapping
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.manifests import pod_documents
 
+_SHOWN: Final = 8  # objects in one note
 _RESULTS: Final = {"engine": "engine", "no_target": "engine, not scraped", "not_engine": "not an engine"}
 
 
@@ -35,9 +36,19 @@ def of_namespace(namespace: str, selector: str | None, context: str | None) -> l
     return _of_pods(documents, Policy(selected=bool(selector)))
 
 
-def of_files(paths: Iterable[str]) -> list[Mapping[str, Any]]:
-    """The containers of pods and pod templates in files. Raises ``InputError``."""
-    return _of_pods((document for path in paths for document in pod_documents(path)), Policy())
+def of_files(paths: Sequence[str]) -> tuple[list[Mapping[str, Any]], str]:
+    """The containers of pods and pod templates in files, and what to say of objects whose pods only their controllers
+    know; "" = there are none. Raises ``InputError``.
+    """
+    found = pod_documents(paths)
+    note = ""
+    if found.opaque:
+        more = f" and {len(found.opaque) - _SHOWN} more" if len(found.opaque) > _SHOWN else ""
+        names = ", ".join(found.opaque[:_SHOWN]) + more
+        note = f"no pod template in {names}; the pods that its controller makes: kvpressure discover -n NAMESPACE"
+        if not found.pods:
+            raise InputError(f"{', '.join(paths)}: {note}")
+    return _of_pods(found.pods, Policy()), note
 
 
 def _of_pods(documents: Iterable[Mapping[str, Any]], policy: Policy) -> list[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -131,10 +131,33 @@ def read_all(paths: Sequence[str]) -> Deployed:
     return Deployed(tuple(servers), _surroundings(documents))
 
 
-def pod_documents(path: str) -> list[Mapping[str, Any]]:
-    """The pods in a file (- = standard input), and those that its pod templates would make. Raises ``InputError``."""
-    where = "standard input" if path == "-" else path
-    return [pod for document in _documents(_text(path, where), where) for pod in _as_pods(document)]
+@dataclass(frozen=True, slots=True)
+class PodDocuments:
+    """The pods of files, and those that their pod templates would make. ``opaque``: other objects (``Workspace llama``)
+    of kinds that Kubernetes does not define: their controllers may make pods.
+    """
+
+    pods: tuple[Mapping[str, Any], ...]
+    opaque: tuple[str, ...]
+
+
+def pod_documents(paths: Iterable[str]) -> PodDocuments:
+    """What can be known of pods in files (- = standard input). Raises ``InputError``."""
+    pods: list[Mapping[str, Any]] = []
+    opaque: list[str] = []
+    for path in paths:
+        where = "standard input" if path == "-" else path
+        for document in _documents(_text(path, where), where):
+            found = list(_as_pods(document))
+            pods += found
+            if not found and _of_others(document):
+                opaque.append(f"{document.get('kind')} {mapping(document.get('metadata')).get('name') or ''}".strip())
+    return PodDocuments(tuple(pods), tuple(opaque))
+
+
+def _of_others(document: Mapping[str, Any]) -> bool:
+    group = str(document.get("apiVersion") or "").rpartition("/")[0]
+    return "." in group and not group.endswith(".k8s.io") and document.get("kind") not in _MONITORS
 
 
 def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -149,8 +172,12 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield {**document, "metadata": {**metadata, **named}, "status": {**running, **mapping(document.get("status"))}}
         return
     for place in _templates(document, (), _DEPTH):
+        if place.single:  # command, image and port are those of a runtime that is another object
+            continue
         own = mapping(place.template.get("metadata"))
-        yield {"metadata": {**own, **named}, "spec": place.template.get("spec"), "status": running}
+        labels = {**mapping(own.get("labels")), **_given_labels(document, place.pointer)}
+        pod = {**own, **named, "labels": labels}
+        yield {"metadata": pod, "spec": place.template.get("spec"), "status": running}
 
 
 def from_command_line(argv: tuple[str, ...]) -> ServerContainer:
@@ -224,7 +251,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                     "name": str(metadata.get("name") or default().name),
                     "uid": "template",
                     "annotations": kept,
-                    "labels": {**mapping(own.get("labels")), **_given_labels(place.pointer)},
+                    "labels": {**mapping(own.get("labels")), **_given_labels(document, place.pointer)},
                 },
                 "spec": spec,
                 "status": {"phase": "Running", "podIP": "192.0.2.1"},
@@ -270,9 +297,17 @@ _GIVEN_LABELS: Final = {  # by the key that the template is below: what its cont
 }
 
 
-def _given_labels(pointer: tuple[str | int, ...]) -> dict[str, str]:
-    """Labels by which pods of this template are known as workers of an engine that another pod serves."""
-    return {name: value for key in pointer for name, value in _GIVEN_LABELS.get(str(key), {}).items()}
+def _given_labels(document: Mapping[str, Any], pointer: tuple[str | int, ...]) -> dict[str, str]:
+    """Labels by which pods of this template are known as workers of an engine that another pod serves. A
+    LeaderWorkerSet without a template for leaders makes them from the workers'.
+    """
+    labels: dict[str, str] = {}
+    node: Any = document
+    for key in pointer:
+        if key != "workerTemplate" or "leaderTemplate" in node:
+            labels |= _GIVEN_LABELS.get(str(key), {})
+        node = node[key]
+    return labels
 
 
 def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[str, Any]]:

@@ -403,6 +403,39 @@ def test_https() -> None:
     assert not target(tls, Policy(verify_tls=False)).verify
 
 
+SYSTEM = {"containerPort": 9090, "name": "system"}
+EVENTS = {"containerPort": 5557, "name": "kv-events"}
+
+
+@pytest.mark.parametrize(
+    ("given", "declared", "port"),
+    [
+        ("8081", [SYSTEM], 8081),
+        (None, [EVENTS, SYSTEM], 9090),  # as the recipes declare it; the operator sets the variable
+        (None, [EVENTS], None),
+        (None, [], None),
+        ("-1", [SYSTEM], None),
+    ],
+)
+def test_a_worker_of_dynamo_has_metrics_on_its_system_port(
+    given: str | None, declared: list[dict[str, Any]], port: int | None
+) -> None:
+    env = [] if given is None else [{"name": "DYN_SYSTEM_PORT", "value": given}]
+    worker = container(command=["python3", "-m", "dynamo.vllm", "--model", "m"], env=env, ports=declared)
+    found = engine(pod(containers=[worker]))
+    assert (None if found.target is None else found.target.port) == port
+    assert found.refusal == (None if port else "metrics_off")
+
+
+@pytest.mark.parametrize(("options", "port"), [([], 8002), (["--metrics-port", "9002"], 9002)])
+def test_triton_has_metrics_unless_they_are_off(options: list[str], port: int) -> None:
+    command = ["tritonserver", "--model-repository=/models", *options]
+    triton = container(image="nvcr.io/nvidia/tritonserver:26.09-vllm-python-py3", command=command, ports=[])
+    assert target(pod(containers=[triton])).port == port
+    off = engine(pod(containers=[triton | {"command": [*command, "--allow-metrics=false"]}]))
+    assert (off.target, off.refusal) == (None, "metrics_off")
+
+
 @pytest.mark.parametrize(
     ("spec", "labels"),
     [
@@ -414,6 +447,14 @@ def test_https() -> None:
             {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
         ),
         (container(command=None), {"ray.io/node-type": "worker"}),
+        (
+            container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "$(RANK)"]),
+            {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
+        ),
+        (
+            container(command=["python3", "-m", "sglang.launch_server", "--nnodes", "2", "--node-rank", "$(RANK)"]),
+            {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
+        ),
     ],
 )
 def test_workers_have_a_reading_but_no_endpoint(spec: dict[str, Any], labels: dict[str, str]) -> None:
@@ -432,6 +473,11 @@ def test_workers_have_a_reading_but_no_endpoint(spec: dict[str, Any], labels: di
         ),
         (container(command=["vllm", "serve", "m"]), {"leaderworkerset.sigs.k8s.io/worker-index": "1"}),
         (container(command=["ray", "start", "--head"]), {"ray.io/node-type": "head"}),
+        (container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "$(RANK)"]), {}),
+        (
+            container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "0"]),
+            {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
+        ),
     ],
 )
 def test_leaders_and_own_servers_have_one(spec: dict[str, Any], labels: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvpressure import redaction
 from kvpressure.engines import shell
-from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded
+from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded, on_first_node
 from kvpressure.engines.shell import REFERENCE, UNKNOWN, base
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
@@ -182,7 +182,7 @@ def image_version(name: str, tag: str) -> str | None:
 def endpoints(args: EngineArgs) -> Endpoints:
     """Further nodes serve nothing; all data-parallel ranks are behind one port. There are metrics only on demand."""
     asked = any("metrics" in name and value != "False" for name, value in args.values.items())
-    return Endpoints(serves=(args.integer("node_rank") or 0) <= 0, metrics=asked or not args.complete)
+    return Endpoints(serves=on_first_node(args), metrics=asked or not args.complete)
 
 
 # --- what may leave the node -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.engines import shell
-from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded
+from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded, on_first_node
 from kvpressure.engines.shell import BEFORE_PROGRAM, REFERENCE, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
 from kvpressure.engines.shell_branches import taken
 from kvpressure.engines.vllm.options import full
@@ -302,7 +302,7 @@ def endpoints(args: EngineArgs) -> Endpoints:
     serves on a port of its own.
     """
     port_each = args.values.get("data_parallel_multi_port_external_lb") == "True"
-    serves = args.values.get("headless") != "True" and ((args.integer("node_rank") or 0) <= 0 or port_each)
+    serves = args.values.get("headless") != "True" and (port_each or on_first_node(args))
     ranks = args.integer("data_parallel_size_local")
     if ranks is None and not {"data_parallel_size_local", "nnodes", "data_parallel_start_rank"} & args.explicit:
         ranks = args.data_parallel_size  # all ranks are here

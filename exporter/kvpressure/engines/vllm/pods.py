@@ -58,22 +58,27 @@ def is_nim(image: str) -> bool:
 def host(image: str, argv: Sequence[str], env: Mapping[str, str], args: EngineArgs) -> Host | None:
     """The program around vLLM that publishes its metrics on a port or path of its own; None = vLLM itself does."""
     if is_nim(image):
-        text = env.get("NIM_SERVER_PORT", "")
-        return Host(
-            "NVIDIA NIM", int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 8000, path="/v1/metrics"
-        )
+        return _host("NVIDIA NIM", _number(env.get("NIM_SERVER_PORT", "")), 8000, path="/v1/metrics")
     name = image.rpartition("/")[2].partition(":")[0]
     if name == "huggingfaceserver" or _names(argv, "huggingfaceserver"):
-        return Host("KServe Hugging Face server", args.integer("http_port") or 8080)
+        return _host("KServe Hugging Face server", args.integer("http_port"), 8080)
     if _names(argv, "/vllm/inference_api.py"):
         return Host("KAITO", 5000)
     if _names(argv, "dynamo.vllm"):
         text = env.get("DYN_SYSTEM_PORT", "")
-        return Host("NVIDIA Dynamo", int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None)
+        return _host("NVIDIA Dynamo", _number(text), None, port_name="" if text else "system")
     if name == "tritonserver":
         off = args.values.get("allow_metrics") in ("False", "false", "0")
-        return Host("Triton", None if off else args.integer("metrics_port") or 8002)
+        return Host("Triton", None) if off else _host("Triton", args.integer("metrics_port"), 8002)
     return Host("Ray Serve", 8080, every_pod=True) if name == RAY_AGENT else None
+
+
+def _host(title: str, asked: int | None, default: int | None, path: str = "", port_name: str = "") -> Host:
+    return Host(title, default if asked is None else asked, path=path, port_name=port_name, asked=asked is not None)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
 def _names(argv: Sequence[str], text: str) -> bool:

@@ -452,9 +452,10 @@ def _has_endpoint(pod: _Raw, found: _Candidate) -> bool:
     argv = found.line.argv
     if _named(pod) or endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port"):
         return True
-    if not found.dialect.endpoints(found.args).serves:
+    serves = found.dialect.endpoints(found.args).serves
+    if serves is False:
         return False
-    if found.line.starts is not None or ((host := found.host) is not None and host.every_pod):
+    if serves and (found.line.starts is not None or ((host := found.host) is not None and host.every_pod)):
         return True
     worker = _text(pod.labels.get("ray.io/node-type")) == "worker" or _text(
         pod.labels.get("leaderworkerset.sigs.k8s.io/worker-index")
@@ -596,13 +597,18 @@ def _server(pod: _Raw, found: _Candidate, args: EngineArgs, policy: Policy) -> e
     host = found.host
     return endpoint.ServerPort(
         found.ports,
-        args.port,
+        host.port if host is not None and host.asked else args.port,
         "port" in args.explicit and args.port is None and not policy.template,
-        found.dialect.default_port if host is None else host.port,
+        found.dialect.default_port if host is None else _port_of(host, found),
         found.dialect.port_names,
         pod.spec.get("hostNetwork") is True,
         "uds" in args.explicit and not policy.template,
     )
+
+
+def _port_of(host: Host, found: _Found) -> int | None:
+    named = (number for number, name in found.ports if name == host.port_name)
+    return next(named, None) if host.port is None and host.port_name else host.port
 
 
 def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerReading:

@@ -606,7 +606,7 @@ def _server(pod: _Raw, found: _Candidate, args: EngineArgs, policy: Policy) -> e
     )
 
 
-def _port_of(host: Host, found: _Found) -> int | None:
+def _port_of(host: Host, found: _Candidate) -> int | None:
     named = (number for number, name in found.ports if name == host.port_name)
     return next(named, None) if host.port is None and host.port_name else host.port
 

@@ -25,6 +25,7 @@ ENGINES_AMONG: Final = 40
 JOB: Final = {"name": "job", "image": "busybox", "command": ["sleep", "5"]}
 REPAIR_SECONDS: Final = 60.0  # after which a GPU that was lost is looked for anew; after that twice as long each time
 SUSPEND_SECONDS: Final = 300.0
+RETRY_SECONDS: Final = 5.0  # of a failing target, the list of GPUs and the flight recorder's disk
 
 # What a fault shows
 DOWN: Final = r'kvpressure_engine_up{{[^}}]*pod="{}"[^}}]*}} 0\.0'
@@ -39,7 +40,8 @@ OF_POD: Final = re.compile(r"kvpressure_container_(discovery|restarts|ready|last
 @dataclass(frozen=True)
 class Fault:
     """``happen``: makes it happen, and mends it. ``shows``: what has to appear in the metrics soon. ``costs``: names
-    of series that an innocent engine may lose meanwhile. ``grace_seconds``: of recovery beside that of every fault.
+    of series that an innocent engine may lose meanwhile. ``retry_seconds``: after which what failed is tried again at
+    the latest, where that is not at the next interval.
     ``late_seconds``: after which the exporter looks, beside the usual time. ``blind``: nothing is known at first, and
     an innocent engine may be absent, but not down.
     ``hides_pods``: pods that went are not known to be gone. ``rare``: takes minutes, so it happens once in many rounds.
@@ -48,7 +50,7 @@ class Fault:
     happen: Callable[[], AbstractContextManager[None]]
     shows: str = ""
     costs: re.Pattern[str] | None = None
-    grace_seconds: float = 0.0
+    retry_seconds: float = 0.0
     late_seconds: float = 0.0
     blind: bool = False
     hides_pods: bool = False
@@ -69,14 +71,21 @@ class Faults:
         modes = ("hang", "drip", "reset", "error", "html", "endless")
         # One fault after the other teaches the watch to wait as long as it ever does before it connects again.
         api = partial(
-            Fault, costs=OF_POD, hides_pods=True, late_seconds=BACKOFF_SECONDS[1], grace_seconds=BACKOFF_SECONDS[1]
+            Fault, costs=OF_POD, hides_pods=True, late_seconds=BACKOFF_SECONDS[1], retry_seconds=BACKOFF_SECONDS[1]
         )
         self.all: dict[str, Fault] = {
-            **{f"engine {mode}": Fault(partial(self._engine, mode), DOWN.format(VICTIM)) for mode in modes},
+            **{
+                f"engine {mode}": Fault(partial(self._engine, mode), DOWN.format(VICTIM), retry_seconds=RETRY_SECONDS)
+                for mode in modes
+            },
             "engine slow": Fault(partial(self._engine, "slow")),
             "engine renamed": Fault(partial(self._engine, "renamed"), 'model_name="renamed-'),
-            "engine stopped (SIGSTOP)": Fault(self._engine_stopped, DOWN.format(STOPPABLE)),
-            "engine killed and restarted": Fault(self._engine_killed, DOWN.format(STOPPABLE)),
+            "engine stopped (SIGSTOP)": Fault(
+                self._engine_stopped, DOWN.format(STOPPABLE), retry_seconds=RETRY_SECONDS
+            ),
+            "engine killed and restarted": Fault(
+                self._engine_killed, DOWN.format(STOPPABLE), retry_seconds=RETRY_SECONDS
+            ),
             "API server 410": api(partial(self._api, 410)),
             "API server 429": api(partial(self._api, 429), SOURCE.format("pods")),
             "API server 500": api(partial(self._api, 500), SOURCE.format("pods")),
@@ -85,13 +94,13 @@ class Faults:
             "API server HTML": api(self._api_html, SOURCE.format("pods")),
             "kubelet gone": Fault(self._kubelet, SOURCE.format("podresources"), costs=OF_GPU),
             "GPU fails": Fault(partial(self._gpu, UNKNOWN), GPU_DOWN),
-            "GPU lost": Fault(partial(self._gpu, LOST), GPU_DOWN, grace_seconds=2 * REPAIR_SECONDS, rare=True),
-            "GPU split by MIG": Fault(self._mig, 'uuid="MIG-1"', costs=OF_GPU),
+            "GPU lost": Fault(partial(self._gpu, LOST), GPU_DOWN, retry_seconds=2 * REPAIR_SECONDS, rare=True),
+            "GPU split by MIG": Fault(self._mig, 'uuid="MIG-1"', costs=OF_GPU, retry_seconds=RETRY_SECONDS),
             "log flood and rotation": Fault(self._logs),
-            "disk full": Fault(self._disk, r"\nkvpressure_recorder_up 0\.0\n"),
+            "disk full": Fault(self._disk, r"\nkvpressure_recorder_up 0\.0\n", retry_seconds=RETRY_SECONDS),
             "pods pass by": Fault(self._pods, 'pod="passing-', late_seconds=BACKOFF_SECONDS[1]),
-            "clock an hour ahead": Fault(partial(self._clock, HOUR), blind=True),
-            "clock an hour behind": Fault(partial(self._clock, -HOUR), blind=True),
+            "clock an hour ahead": Fault(partial(self._clock, HOUR), blind=True, retry_seconds=RETRY_SECONDS),
+            "clock an hour behind": Fault(partial(self._clock, -HOUR), blind=True, retry_seconds=RETRY_SECONDS),
             "suspended": Fault(self._suspend),
             "suspended for five minutes": Fault(partial(self._suspend, SUSPEND_SECONDS), blind=True, rare=True),
             "terminated": Fault(self._terminate),

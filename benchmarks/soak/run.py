@@ -7,7 +7,9 @@ import random
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +20,12 @@ from benchmarks.soak.faults import ENGINES_AMONG, OF_POD, PASSING_AT_ONCE, Fault
 from benchmarks.soak.node import INNOCENT, STOPPABLE, VICTIM, Lag, SoakNode
 from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS
 
-RECOVERY_SECONDS: Final = 2 * 5.0  # a failing target is retried every 5 s at least, and so is the API server
+INTERVALS: Final = 2  # after what failed is tried again, by then everything has to be back
+GONE_SECONDS: Final = 5.0  # after which a pod that is gone has no series
 SHOWN_SECONDS: Final = 15.0
 TAUGHT_SECONDS: Final = 60.0  # for so long after a fault of the API server its watch may wait before it connects again
 WAIT_SECONDS: Final = 60.0  # for recovery, before it is given up
+WATCH: Final = "watch of the API server, after a fault of it"
 POLL_SECONDS: Final = 0.1
 LAG_SECONDS: Final = 1.0  # from which on the machine is too busy to judge: engines of this process answer too late
 MORE_MIB, MORE_DESCRIPTORS = 8.0, 12
@@ -132,32 +136,39 @@ class Soak:
             time.sleep(POLL_SECONDS)
 
     def _recover(self, name: str, fault: Fault) -> None:
-        """Wait until everything is back. How long it took is judged by the exporter's own ticks: without CPU it makes
-        fewer.
-        """
+        """Wait until everything is back. What comes from a watch that may be waiting has longer, nothing else has."""
         interval = float(kubernetes.TICK)
-        began, last = time.monotonic(), ""
-        grace = max(fault.grace_seconds, BACKOFF_SECONDS[1] if self._is_taught() else 0.0)
-        limit = math.ceil((RECOVERY_SECONDS + grace) / interval) + 2
+        limit = math.ceil(fault.retry_seconds / interval) + INTERVALS
+        waiting = math.ceil(BACKOFF_SECONDS[1] / interval) + INTERVALS
+        taught, began = self._is_taught(), time.monotonic()
         time.sleep(1.5 * interval)  # what the last tick showed says nothing
         first = self._ticks()
+        if self._in_time(name, partial(self._in_order, of_watch=not taught), began, first, limit) and taught:
+            self._in_time(WATCH, self._in_order, began, first, max(limit, waiting))
+
+    def _in_time(self, name: str, in_order: Callable[[], bool], began: float, first: int, limit: int) -> bool:
+        """Whether everything comes back at all. How long it takes is judged by the exporter's own ticks: without CPU
+        it makes fewer.
+        """
+        last = ""
         while True:
             try:
-                self._in_order()
+                in_order()
                 break
             except AssertionError as error:
                 last = str(error)
-            if self._ticks() - first > limit + WAIT_SECONDS / interval:
+            if self._ticks() - first > limit + WAIT_SECONDS / float(kubernetes.TICK):
                 self._expect(False, f"after {name}: {last}")
-                return
+                return False
             time.sleep(POLL_SECONDS)
         took, ticks = time.monotonic() - began, self._ticks() - first + 1
         if self.lag.worst(began) > LAG_SECONDS and ticks > limit:
             self.result.unjudged += 1
-            return
+            return True
         self._expect(ticks <= limit, f"after {name}: {ticks} ticks until everything was back ({last})")
         if took > self.result.recovery.get(name, (-1.0, 0))[0]:
             self.result.recovery[name], self.result.waited_for[name] = (took, ticks), last
+        return True
 
     def _is_taught(self) -> bool:
         """Whether the API server failed lately, so that its watch may be waiting before it connects again."""
@@ -182,7 +193,7 @@ class Soak:
         self._expect(not stale, f"{name}: engines that are down have values: {sorted(stale)}")
         if not fault.hides_pods:
             shown = set(re.findall(r'pod="(passing-\d+)"', page))
-            gone = {pod for pod, since in self.faults.gone.items() if time.monotonic() - since > RECOVERY_SECONDS}
+            gone = {pod for pod, since in self.faults.gone.items() if time.monotonic() - since > GONE_SECONDS}
             self._expect(not shown & gone, f"{name}: pods that are gone have series: {sorted(shown & gone)}")
         self._expect(self.node.status_of("/-/healthy") == 200, f"{name}: not healthy")
         self._expect(self.node.status_of("/-/ready") == 200, f"{name}: not ready")
@@ -198,20 +209,25 @@ class Soak:
             lost = {series for series in always - set(mine) if not any(costs.match(series) for costs in allowed)}
             self._expect(not lost, f"{name}: {pod} lost {len(lost)} series, such as {min(lost, default='')}")
 
-    def _in_order(self) -> bool:
-        """Everything that the node has is shown, and nothing else."""
+    def _in_order(self, of_watch: bool = True) -> bool:
+        """Everything that the node has is shown, and nothing else. Without ``of_watch``, pods may not be known to be
+        gone, and what only the API server says of those that are there may be missing.
+        """
         page = self.node.scrape()
         expected = {*INNOCENT, VICTIM, STOPPABLE}
         up = set(re.findall(r'^kvpressure_engine_up\{[^}]*pod="([^"]+)"[^}]*\} 1\.0$', page, re.M))
         shown = set(re.findall(r'^kvpressure_engine_up\{[^}]*pod="([^"]+)"', page, re.M))
         gpus = re.findall(r"^kvpressure_gpu_up\{[^}]*\} 1\.0$", page, re.M)
         sources = re.findall(r'^kvpressure_source_up\{source="(\w+)"\} 0\.0$', page, re.M)
+        if not of_watch:
+            up, shown = up & expected, shown & expected
+            sources = [source for source in sources if source != "pods"]
         assert up == shown == expected, f"up: {sorted(up)}, shown: {sorted(shown)}"
         assert len(gpus) == len(self.node.gpus), f"{len(gpus)} GPUs"
         assert not sources, f"sources that are down: {sources}"
         assert "\nkvpressure_recorder_up 1.0\n" in page, "the flight recorder is down"
         for pod, always in self._always.items():
-            lost = always - set(_of(page, pod))
+            lost = {series for series in always - set(_of(page, pod)) if of_watch or not OF_POD.match(series)}
             assert not lost, f"{pod} has not {len(lost)} of its series, such as {min(lost)}"
         return True
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure.errors import InputError
 
+if TYPE_CHECKING:
+    import yaml
+
 NODE_LIMIT: Final = 10_000  # aliases can make a short file huge
 """Values in a settings file, aliases written out. Beyond: one error line."""
+MAX_NESTING: Final = 100  # brackets and braces that are open at once
+MAX_MERGED: Final = 100_000
+"""Merged keys (`<<`) in a file of settings or manifests, written out. Beyond: one error line."""
 
 _LONGEST_PATH: Final = 200  # in an error: the line stays one to read
 
@@ -34,12 +41,38 @@ def short_path(path: str | Path) -> str:
     return name if len(name) <= _LONGEST_PATH else f"{name[:_LONGEST_PATH]}..."
 
 
+@cache
+def bounded_loader() -> type[yaml.SafeLoader]:
+    """``yaml.SafeLoader`` that costs what a text is long. PyYAML looks at every open bracket with each token, and
+    writes merged keys (``<<``) out, twice as many for each line.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        _merged = 0
+
+        def fetch_flow_collection_start(self, token: Any) -> None:
+            if self.flow_level >= MAX_NESTING:
+                raise RecursionError("nested too deep")
+            super().fetch_flow_collection_start(token)
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            before = len(node.value)
+            super().flatten_mapping(node)
+            self._merged += max(0, len(node.value) - before)
+            if self._merged > MAX_MERGED:
+                problem = f"more than {MAX_MERGED} merged keys"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+    return Loader
+
+
 def read(path: str | Path) -> YamlNode:
     """The root of the file; an empty file is an empty mapping. Raises ``YamlError``."""
     import yaml
 
     try:
-        loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
+        loader = bounded_loader()(Path(path).read_text(encoding="utf-8"))
         root = loader.get_single_node()
         if root is None:
             return YamlNode({}, f"{path}:1", {})

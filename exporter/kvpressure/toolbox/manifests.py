@@ -17,12 +17,14 @@ from typing import Any, Final
 from kvpressure.engines.registry import default, dialect, dialects
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import GIB, EngineArgs
+from kvpressure.settings.yaml_lines import bounded_loader
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.live_pages import GivenGpu
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 _DEPTH: Final = 12  # how deep a pod template may lie in a document
+_MAX_MAPPINGS: Final = 50_000  # of a document that are looked at, aliases written out
 _PRODUCT: Final = "nvidia.com/gpu.product"
 _ACCELERATOR: Final = "cloud.google.com/gke-accelerator"
 _SIZE: Final = re.compile(r"(\d{2,3})GB", re.IGNORECASE)
@@ -171,7 +173,7 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if document.get("kind") == "Pod":
         yield {**document, "metadata": {**metadata, **named}, "status": {**running, **mapping(document.get("status"))}}
         return
-    for place in _templates(document, (), _DEPTH):
+    for place in _templates(document):
         if place.single:  # command, image and port are those of a runtime that is another object
             continue
         own = mapping(place.template.get("metadata"))
@@ -211,7 +213,7 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
     import yaml
 
     try:
-        for document in yaml.safe_load_all(text):  # the loader written in C dies of deep nesting
+        for document in yaml.load_all(text, Loader=bounded_loader()):  # the loader written in C dies of deep nesting
             if document is None:
                 continue
             if not isinstance(document, Mapping):
@@ -239,7 +241,7 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
 def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerContainer]:
     """The servers in a document; ``where`` begins what is said of one that cannot be read."""
     metadata = mapping(document.get("metadata"))
-    for place in _templates(document, (), _DEPTH):
+    for place in _templates(document):
         own = mapping(place.template.get("metadata"))
         annotations = mapping(own.get("annotations"))
         kept = {name: value for name, value in annotations.items() if name == "kvpressure.io/container"}
@@ -331,10 +333,18 @@ class _Place:
     single: bool = False
 
 
-def _templates(node: object, path: tuple[str | int, ...], depth: int) -> Iterator[_Place]:
-    """Every mapping with a pod spec below ``spec``, the object itself included."""
+def _templates(document: Mapping[str, Any]) -> Iterator[_Place]:
+    """Every mapping with a pod spec below ``spec``, the object itself included. Raises ``InputError`` where aliases
+    make a document endless.
+    """
+    return _below(document, (), _DEPTH, iter(range(_MAX_MAPPINGS)))
+
+
+def _below(node: object, path: tuple[str | int, ...], depth: int, left: Iterator[int]) -> Iterator[_Place]:
     if depth == 0 or not isinstance(node, Mapping):
         return
+    if next(left, None) is None:
+        raise InputError(f"a document of more than {_MAX_MAPPINGS} mappings, aliases written out; allowed: fewer")
     spec = node.get("spec")
     if isinstance(spec, Mapping) and any(isinstance(item, Mapping) for item in items(spec.get("containers"))):
         yield _Place(node, (*path, "spec", "containers"))
@@ -345,7 +355,7 @@ def _templates(node: object, path: tuple[str | int, ...], depth: int) -> Iterato
         return
     for key, value in node.items():
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            yield from _templates(child, (*path, str(key)) if index is None else (*path, str(key), index), depth - 1)
+            yield from _below(child, (*path, str(key)) if index is None else (*path, str(key), index), depth - 1, left)
 
 
 def _served_model(node: Mapping[str, Any], path: tuple[str | int, ...]) -> _Place | None:

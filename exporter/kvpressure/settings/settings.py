@@ -211,7 +211,7 @@ class Settings:
         "kubelet.resources",
         TEXT,
         _gpu_resources,
-        "Resource name of GPUs, or its prefix; repeat for several, as other device plugins use other names.",
+        "Resource name of GPUs, or its prefix; repeat for several. Some device plugins have others: volcano.sh/.",
         shown=" ".join(_gpu_resources()),
         repeat=True,
     )

@@ -157,7 +157,7 @@ test-gpu:        ## ask a real NVIDIA GPU and driver whether all this is true th
 lock:            ## renew requirements/*.txt
 	tools/lock.sh
 
-fuzz:            ## cases for every parser and for whole snapshots until there are a million of each, write docs/fuzz-and-soak.md (hours; ARGS="--minutes 30")
+fuzz:            ## cases for every parser and for whole snapshots until there are a million of each, write docs/fuzz-and-soak.md (hours; ARGS="--minutes 30", or "--guided --minutes 1" with atheris)
 	@tools/setup.sh test
 	$(PYTHON) -m tests.fuzz $(ARGS)
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from benchmarks import parts
 
+from tests.fuzz.guided import fuzz_each
 from tests.fuzz.run import SUBJECTS, Count, keep, kept, run
 
 ROOT: Final = Path(__file__).parents[2]
@@ -24,6 +25,7 @@ STATE: Final = ROOT / "build" / "fuzz.json"
 DOCUMENT: Final = ROOT / "docs" / "fuzz-and-soak.md"
 TEST: Final = "tests/fuzz/test_fuzz.py::test_what_has_to_hold_holds_for_some_cases"
 SLICE_SECONDS: Final = 1.0
+GUIDED_MINUTES: Final = 60.0  # at most, for each subject
 NODE_SHARE: Final = 10  # a whole snapshot counts as so many cases of a parser
 
 
@@ -38,7 +40,12 @@ def main() -> int:
     parser.add_argument(
         "--figures", action="store_true", help="run nothing; write docs/fuzz-and-soak.md from what was done"
     )
+    parser.add_argument(
+        "--guided", action="store_true", help="let coverage guide the cases, --minutes for each subject; counts nothing"
+    )
     options = parser.parse_args()
+    if options.guided:
+        return 0 if fuzz_each(options.only or SUBJECTS, min(options.minutes, GUIDED_MINUTES)) else 1
     state = {} if options.anew else load_state(options.seed)
     if not options.figures:
         fuzz(state, options)

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.fuzz.__main__ import write_figures
+from tests.fuzz.guided import DrawnFrom
 from tests.fuzz.run import SUBJECTS, Count, decoded, encoded, failure, kept, load, quiet, run
 
 pytestmark = pytest.mark.slow
@@ -60,3 +61,13 @@ def test_figures_of_subjects_that_were_not_run_stay(tmp_path: Path) -> None:
     assert f"{1_000_000 * len(cells) + 7:,} cases in {len(cells)} minutes" in document.read_text()
     assert document.read_text().startswith("before\n")
     assert document.read_text().endswith("after\n")
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_bytes_of_a_guiding_fuzzer_draw_cases(name: str) -> None:
+    make = SUBJECTS[name].make
+    beginnings = [Random("8").randbytes(2048), b"", b"\x00" * 64, b"\xff" * 64]
+    for data in beginnings:
+        assert repr(make(DrawnFrom(data))) == repr(make(DrawnFrom(data)))
+    changed = [beginnings[0][:place] + b"\x55" + beginnings[0][place + 1 :] for place in range(2000, 2048)]
+    assert len({repr(make(DrawnFrom(data))) for data in (*changed, *beginnings)}) > 4

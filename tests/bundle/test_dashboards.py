@@ -517,6 +517,7 @@ NOT_DRAWN = {
     "engine_progressing": "drawn as the verdict stalled",
     "memory_reserved_bytes": "drawn as their difference, fragmentation_bytes",
     "memory_allocated_bytes": "drawn as their difference, fragmentation_bytes",
+    "allocator_failures_total": "failed allocations are drawn as log events; retries explain fragmentation_bytes",
     "objective_requests_total": "drawn as burn rates",
     "objective_good_requests_total": "drawn as burn rates",
     "recorder_last_success_timestamp_seconds": "drawn as recorder_up and missing ticks",

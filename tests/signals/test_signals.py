@@ -608,6 +608,13 @@ def test_fragmentation_figures_come_from_the_worst_rank():
     assert (found.allocator_reserved_bytes, found.allocator_allocated_bytes) == (20, 10)
 
 
+def test_failed_allocations_are_those_of_all_ranks():
+    ranks = [AllocatorReading("n", "p", 0, alloc_retries=2, ooms=1), AllocatorReading("n", "p", 1, alloc_retries=3)]
+    for some, expected in ((ranks, {"retry": 5.0, "oom": 1.0}), (ranks[1:], {"retry": 3.0}), ([], {})):
+        found = memory.compute(KvSignals(), EngineContext(0.0, allocator=some), DeviceMemory(T))
+        assert found.allocator_failures == expected
+
+
 def test_container_ratios_over_a_minute():
     track = ContainerWindow()
     for i in range(4):

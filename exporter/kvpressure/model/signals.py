@@ -45,6 +45,13 @@ _FACTOR: Final = gauge(
 )
 _RESERVED: Final = gauge("memory_reserved_bytes", "Reserved bytes by scope.", "scope", absent=_NO_SCOPE)
 _ALLOCATED: Final = gauge("memory_allocated_bytes", "Allocated bytes by scope.", "scope", absent=_NO_SCOPE)
+_ALLOCATOR_FAILURES: Final = Metric(
+    "allocator_failures_total",
+    "counter",
+    "Allocations that torch's allocator retried after giving cached memory back (retry), or that failed (oom).",
+    (*ENGINE, "failure"),
+    absent="the plugin inside vLLM does not run",
+)
 _FRAGMENTATION: Final = gauge(
     "fragmentation_bytes",
     "Reserved minus allocated, by scope: allocator (torch, plugin only), kv_pool "
@@ -350,6 +357,7 @@ class MemorySignals:
     allocator_reserved_bytes: float | None = published(_RESERVED, "allocator")  # largest rank
     allocator_allocated_bytes: float | None = published(_ALLOCATED, "allocator")
     allocator_inactive_split_bytes: float | None = None
+    allocator_failures: Mapping[str, float] = published(_ALLOCATOR_FAILURES, default=dict)  # of all ranks
     components: Mapping[str, float] = published(
         gauge(
             "memory_component_bytes",

@@ -31,7 +31,7 @@ STRUCTURE = re.compile(
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
 PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
 PROSE_TEXT = re.compile(
-    r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal ones \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus"
+    r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal XIDs \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus"
     r" 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
     r"|over \d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]|\b[01] where"
     r"|is above 0|is below 1\b|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
@@ -39,8 +39,8 @@ PROSE_TEXT = re.compile(
 )
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
 ALERT_PAGE = re.compile(
-    r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0|\| \d+ \| \d+"
-    r" \|$|moved 10 %",
+    r"```yaml\n.*?```|1\.112|Tests noticed [\d.]+ of [\d.]+ changes[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0"
+    r"|\| \d+ \| \d+ \|$|moved 10 %",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -56,7 +56,7 @@ VERDICT_PAGE = re.compile(
 # to per minute, ratios to per cent, the steps of the mitigation, none counted as 0, and what 1 and 0 mean.
 DASHBOARD_TEXT = re.compile(
     r"\(1, |60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d: |vector\(0\)|^1 is"
-    r" normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does"
+    r" normal|never 0|topk\(20, |^The 20 |1 minus p95 batch|more than 1 does"
 )
 
 # Keys of a dashboard that are layout and behaviour, not judgement.

@@ -305,6 +305,13 @@ def test_links_lead_to_a_dashboard_and_its_variables(files: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_an_optional_sentence_of_an_annotation_brings_its_space(variant: str) -> None:
+    for rule in rules_of(variant):
+        for text in rule.get("annotations", {}).values():
+            assert not re.search(r"[.;,]\{\{-? *with [^}]*\}\}\w", text), text
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_identity_labels_survive(variant: str) -> None:
     recorded = recorded_labels(rules_of(variant))
     for group in GROUPS[variant]:

@@ -34,9 +34,9 @@ QUIET: dict[str, bool | None] = {
     "work_present": True,
     "any_prompt_fits": True,
     "queue_for_capacity": True,
-    "limit_is_told": True,
+    "limit_is_stated": True,
     "running_at_limit_now": None,
-    "ever_useful": True,
+    "ever_produced": True,
 }
 
 

@@ -46,7 +46,7 @@ FLOWING = {
     "fresh_seconds": 0.0,
     "work_present": True,
     "tokens_flow": True,
-    "tokens_lately": True,
+    "tokens_recently": True,
     "seconds_without_progress": 0.0,
     "prompt_tokens_per_second": 100.0,
     "generation_tokens_per_second": 900.0,
@@ -297,7 +297,7 @@ def test_idle_and_healthy():
             waiting=0.0,
             in_flight=0.0,
             tokens_flow=False,
-            tokens_lately=False,
+            tokens_recently=False,
         ).verdict
         == "idle"
     )

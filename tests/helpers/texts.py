@@ -66,7 +66,7 @@ _LABELS: Final = {
     "container": "vllm",
     "model_name": "llama-3.1-8b",
     "engine": "0",
-    "instance": "node-1",
+    "instance": "10.0.0.7:9846",
     "node": "node-1",
     "uuid": "GPU-1f",
     "gpu": "3",
@@ -426,7 +426,8 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
         "'; '.join((stage.note for stage in plan))": "step 2 needs more than 64 tokens",
         "join": "meta-llama/Llama-3.1-8B",
         "wanted": "llama",
-        "error": _NO_RECORDING,
+        "error": "config.json: no such file",
+        "said": "12 requests with 40 000 tokens in all will be sent to chat/llama-0",
     },
     "cli/record.py": {"out": "incident.txt", "error": "the file is full", "text": "12x"},
     "cli/replay.py": {"path": "incident.om", "error": "Permission denied", "value": "30", "join": "incident.jsonl.gz"},
@@ -533,6 +534,11 @@ def rules() -> Iterator[Text]:
 
 def _notified(text: str, alert: str) -> str:
     """An annotation as a receiver shows it: every branch taken, every label and value filled in."""
+    text = re.sub(
+        r"\{\{ with \$labels\.(\w+) \}\}(.*?)\{\{ end \}\}",
+        lambda found: found[2].replace("{{ . }}", _LABELS[found[1]]),
+        text,
+    )
     return re.sub(r"\{\{(.*?)\}\}", lambda found: _value(found[1], alert), text, flags=re.S)
 
 
@@ -543,7 +549,7 @@ def _value(code: str, alert: str) -> str:
     if label is not None:
         name = label[1] or label[2]
         return "ValueError" if (alert, name) == ("KvpressureIsolatedFailure", "reason") else _LABELS.get(name, "7")
-    if alert in _FIRING:
+    if alert in _FIRING and (_FIRING[alert].endswith("ms") is ("humanizeDuration" in code)):
         return _FIRING[alert]
     forms = {
         "humanizePercentage": "93%",
@@ -595,11 +601,11 @@ def dashboards() -> Iterator[Text]:
 def _shown(node: Any, key: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, dict):
         for name, value in node.items():
-            yield from _shown(value, name)
+            yield from _shown(value, f"{name} {node['title']}" if name == "description" and "title" in node else name)
     elif isinstance(node, list):
         for value in node:
             yield from _shown(value, key)
-    elif isinstance(node, str) and key in _SHOWN:
+    elif isinstance(node, str) and key.partition(" ")[0] in _SHOWN:
         yield key, re.sub(r"\$\{?\w+(?::\w+)?\}?", "7", node)
 
 
@@ -748,7 +754,7 @@ def read() -> Iterator[tuple[str, str]]:
             if re.search(r"\{\w+\}", one) and text.kind == "page":
                 continue  # a runbook's; the alert's summary has it with its values
             if whole or (re.match(r"[A-Z\d\"'(-]", one) and one.endswith((".", "?", "!"))):
-                yield one, text.where
+                yield f"{_heading(text.where)}{one}", text.where
     for command, option, text in options_of_commands():
         yield f"{option}: {text}", f"{command} --help"
     for one in said():
@@ -756,6 +762,16 @@ def read() -> Iterator[tuple[str, str]]:
     for one in rendered():
         if one.kind == "rendered":
             yield from ((sentence, one.where) for sentence in sentences(one.text, WHOLE))
+
+
+def _heading(where: str) -> str:
+    """What a reader sees beside a sentence in the same row or panel: the name of a threshold or metric, or the panel's
+    title; empty for prose.
+    """
+    kind, _, name = where.partition(" ")
+    if kind in ("threshold", "metric"):
+        return f"{name}: "
+    return f'Panel "{name.partition(" ")[2]}": ' if kind.endswith(".json") and name.startswith("description ") else ""
 
 
 def _declared(where: str) -> str:

@@ -157,7 +157,7 @@ def test_a_recording_without_ticks_is_no_error(tmp_path: Path, capsys: pytest.Ca
     path.write_text(Header().to_json() + "\n")
     assert main(["replay", str(path)]) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"{path}: no tick that can be read in it\n")
+    assert (out, err) == ("", f"{path}: no readable tick\n")
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     made = found(engine, thresholds)
     if verdict != "unknown" and confidence < thresholds["confident"]:
         return MitigationPlan(
-            f"Low confidence ({percent_text(confidence)}; confident at {percent_text(thresholds['confident'])}). Check"
-            " the triage steps before you change anything; do this only if they confirm the verdict. " + made.summary,
+            f"Low confidence ({percent_text(confidence)}; confident at {percent_text(thresholds['confident'])}). "
+            "Check the triage steps first, and change nothing unless they confirm the verdict. " + made.summary,
             made.actions,
         )
     return made
@@ -139,8 +139,8 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
     if flag and fits is not None:
         text += (
-            f" The KV cache fits about {number_text(floor(fits))} requests of the present length. At most double the"
-            f" limit at a time, and watch {called('preemptions')}."
+            f" The KV cache fits about {number_text(floor(fits))} requests of the present length. Raise the"
+            f" limit to at most double at a time, and watch {called('preemptions')}."
         )
     return MitigationPlan(
         "Let more requests run: the KV cache is not full. Lower KV limits would make it worse.",
@@ -170,7 +170,7 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 "Find the client that sends most prompt tokens",
                 f"{rates},"
                 f" {named('prompt p95 in tokens', number_text(_round(s.context.prompt_quantiles.get('0.95'))))}."
-                " Throttle it at the gateway, or move it to a separate deployment.",
+                " Throttle the heaviest client at the gateway, or move that client to a separate deployment.",
             ),
             Action(
                 "Add replicas", f"{named('Requests waiting', number_text(s.load.waiting))}. More GPUs share the load."
@@ -232,7 +232,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     pod = f"-n {shlex.quote(key.namespace or '<namespace>')} {shlex.quote(key.pod or '<pod>')}"
     stacks = f"for p in $(pgrep -f {dialect(engine.dialect).name}); do py-spy dump --pid $p; done"
     return MitigationPlan(
-        "The engine has stopped. Save the evidence, then restart it.",
+        "The engine has stopped. Save the evidence, then restart the engine.",
         (
             Action(
                 "Save the evidence",
@@ -246,7 +246,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
             ),
             Action(
                 "Restart the pod" if is_pod(key) else "Restart the server",
-                "Health checks still pass, so it is not restarted automatically.",
+                "Health checks still pass, so the engine is not restarted automatically.",
                 commands=(f"kubectl delete pod {pod}" if is_pod(key) else _RESTART,),
             ),
             Action("Verify on this page", "The verdict changes within a minute after the first requests."),

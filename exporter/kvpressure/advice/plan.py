@@ -35,7 +35,7 @@ MEASURED: Final = {
     "limit": "40 of 40 preemptions remained at half of the limit, which was still above the running requests",
     "cut": (
         "28 of 40 preemptions remained at 25 % below the running requests, 5 at 50 % below. Engine time and queue"
-        " stayed the same"
+        " stayed the same in both cases"
     ),
     "pool": "a KV pool 30 % smaller took 18 % more engine time and 50 preemptions instead of 40",
     "watermark": "5 preemptions instead of 40 and 5 % less engine time, at any request length",
@@ -287,7 +287,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     )
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if not caps.known:
-        said += ". These are example values, because no request finished here: use the p95 of your gateway's log"
+        said += ". No request finished here, so these caps are examples: use the p95 of your gateway's log"
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
         said += (
@@ -319,7 +319,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     return MitigationStep(
         "Cap input and output tokens at the edge",
         "do",
-        f"{said}. This takes effect at once, needs no restart, and shortens the queue for all other requests.",
+        f"{said}. Caps at the edge take effect at once, need no restart, and shorten the queue for all other requests.",
         f"{_cost_of(caps)}; --override-generation-config '{{\"max_new_tokens\": {caps.output_tokens}}}' truncates"
         " outputs instead of rejecting",
         MEASURED["caps"],
@@ -423,7 +423,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit, least = engine.engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
     title, now = f"Lower {_option(engine, 'max_num_batched_tokens')}", _now(engine, "max_num_batched_tokens")
     least_of = _called(engine, "max_num_seqs")
-    cost = f"long prompts take more steps, so time to first token rises; it must not be below {least_of}"
+    cost = f"long prompts take more steps, so time to first token rises; the value must not be below {least_of}"
     value = limit.recommended
     if value is None:
         small = limit.value is not None and limit.value <= least
@@ -449,7 +449,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
         title,
         "do",
         f"{now}; set {value:.0f}, {much}. Fewer prompt tokens are computed at once, which lowers peak activation"
-        " memory. It does not limit KV cache usage",
+        " memory. A smaller token budget does not limit KV cache usage",
         cost,
         values={"max_num_batched_tokens": value},
     )
@@ -466,7 +466,7 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
             title,
             "do",
             f"{now}; set {limit.recommended:g}: allocations fail on the GPU, which needs free memory outside the KV"
-            " pool" + (f". If it stays: {lower:g}" if limit.recommended > lower else ""),
+            " pool" + (f". If allocations still fail: {lower:g}" if limit.recommended > lower else ""),
             cost,
             MEASURED["pool"],
             {"gpu_memory_utilization": limit.recommended},
@@ -493,8 +493,8 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     return MitigationStep(
         title,
         "not here",
-        f"{now}. For failing allocations; none was seen here. It would make KV pressure worse, because the KV pool"
-        " comes out of this share",
+        f"{now}. This step is for failing allocations; none was seen here. A lower share would make KV pressure worse,"
+        " because the KV pool comes out of this share",
         cost,
         MEASURED["pool"],
     )
@@ -505,7 +505,7 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
     sizes = engine.gpu_bytes
     pool, capacity = engine.signals.memory.kv_pool_bytes, engine.signals.kv.kv_capacity_tokens
     if share is None or share <= lower:
-        return "it shrinks the KV pool by the same share of GPU memory"
+        return "the KV pool shrinks by the same share of GPU memory"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
         lost = ", ".join(f"{percent_text(share - target)} at {target:g}" for target in lower_ones)
@@ -567,6 +567,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
 
 def _more_memory(engine: PlanInput) -> MitigationStep:
     share, flag = engine.engine.limit("gpu_memory_utilization").value, dialect(engine.engine.dialect).flag
+    cost = "fp8 needs an accuracy test; tensor parallelism and replicas need more GPUs"
     ways = [
         f"{flag('kv_cache_dtype')} fp8 (half the bytes per token, if model and GPU support it)",
         "more GPUs (tensor parallel)",
@@ -574,11 +575,12 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
     ]
     if share is not None and share < 0.9:
         ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share:g}; no allocation failed)")
+        cost += "; a higher share takes memory that allocation peaks may need"
     return MitigationStep(
         "More KV memory instead of less (beyond the guides)",
         "if it stays",
         "KV memory is the bottleneck and no allocation failed: use " + ", ".join(ways),
-        "fp8 needs an accuracy test; the others cost GPUs, or the free memory that allocation peaks need",
+        cost,
     )
 
 
@@ -592,7 +594,7 @@ def _roll_out(workload: str) -> MitigationStep:
         "print the change with kvpressure mitigate --format patch or --format helm, or edit by hand"
         if workload
         else "change the arguments where the server is started, then restart it",
-        "restarts every replica: prefix cache and running requests are lost",
+        "every replica restarts and loses its prefix cache and running requests",
         commands=(f"kubectl edit {workload}", f"kubectl rollout status {workload}")
         if workload
         else ("systemctl restart '<unit>'",),
@@ -612,7 +614,7 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
             "the server is in a crash loop or its memory is fragmented; without lower limits the restart does not help"
             " for long"
             if needed
-            else "for crash loops and fragmented memory; neither was seen"
+            else "a restart is for crash loops and fragmented memory; neither was seen"
         ),
         commands=(
             (f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}")

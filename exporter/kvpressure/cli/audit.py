@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--args",
         metavar="ARGS",
         type=arguments,
-        help="a server's command line, quoted: instead of a file, or beside a URL",
+        help="the server's command line, quoted; instead of a file, or together with a URL",
     )
     parser.add_argument("--vllm-version", metavar="V", help="e.g. 0.11.2; default: the image's tag")
     parser.add_argument(

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         choices=PROFILES,
         default=PROFILES[0],
-        help="default, or literal: the guides' thresholds without this project's gates",
+        help="default, or literal: the guides' thresholds without this project's extra conditions",
     )
     parser.add_argument(
         "--source",

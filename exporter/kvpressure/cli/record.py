@@ -68,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-size",
         default=None,
         metavar="SIZE",
-        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB); a file ends there, "
-        "a directory begins the next",
+        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB); a single file ends there;"
+        " a directory starts the next file",
     )
     parser.add_argument(
         "--keep",

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         default=None,
         help="write every published series with timestamps, for "
-        "'promtool tsdb create-blocks-from openmetrics OUT DIR'; without --format nothing else",
+        "'promtool tsdb create-blocks-from openmetrics OUT DIR'; prints nothing else unless --format is given",
     )
     parser.add_argument(
         "--from",
@@ -208,7 +208,7 @@ def _replay(options: argparse.Namespace, ticks: _Replay) -> None:
             if series is not None and wanted:
                 series.add(snapshot.time, state)
     if not ticks.number:
-        print(f"{', '.join(options.files)}: no tick that can be read in it", file=sys.stderr)
+        print(f"{', '.join(options.files)}: no readable tick", file=sys.stderr)
     if timeline is not None:
         _print(timeline.summary())
     if series is not None:

@@ -9,9 +9,13 @@ PERCENT: Final = 100
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A number with at most so many decimals and, with decimals, at most three significant digits."""
+    """A number with at most so many decimals and, with decimals, at most three significant digits; thousands apart
+    from 10 000 on.
+    """
     if value is None:
         return NOT_KNOWN
+    if abs(value) >= 10_000:
+        return f"{value:,.0f}".replace(",", " ")
     return f"{value:.{min(digits, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2)}f}"
 
 

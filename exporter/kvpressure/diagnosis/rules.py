@@ -47,9 +47,9 @@ cache_queue = (yes("queue_for_capacity") | (queue_unsorted & yes("kv_near_full")
 preempting = (
     yes("preempting")
     & maybe("kv_near_full_now")
-    & (yes("preempting_now") | (maybe("preempted_lately") & maybe("waited_lately")))
+    & (yes("preempting_now") | (maybe("preempted_recently") & maybe("waited_recently")))
 ).called("requests are being preempted", "no requests are being preempted")
-still_preempting = (preempting & (maybe("waiting_now") | no("waited_lately"))).called(
+still_preempting = (preempting & (maybe("waiting_now") | no("waited_recently"))).called(
     "requests are still being preempted"
 )
 may_not_fit = (no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))).called(
@@ -131,7 +131,7 @@ NO_PROGRESS: Final = Verdict(
         Row("suspicious", unsure("no_progress_long"), GUESS, "whether it moves again", verdict="unknown"),
         Row(
             "first request",
-            no("ever_useful") & yes("something_runs") & unsure("no_progress_very_long"),
+            no("ever_produced") & yes("something_runs") & unsure("no_progress_very_long"),
             GUESS,
             "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first"
             " request",
@@ -210,7 +210,7 @@ NOBODY_ANSWERED: Final = Verdict(
     "unknown",
     "Nobody answered",
     requires=(yes("prompts_looked_up") & no("tokens_flow") & no("finishing"))
-    | (no("work_present") & yes("prompts_lately") & no("tokens_lately")),
+    | (no("work_present") & yes("prompts_just_now") & no("tokens_recently")),
     rows=(
         Row(
             "requests come and none is answered",
@@ -227,14 +227,14 @@ NOBODY_ANSWERED: Final = Verdict(
 IDLE: Final = Verdict(
     "idle",
     "Idle",
-    requires=no("work_present") & unsure("tokens_lately"),
+    requires=no("work_present") & unsure("tokens_recently"),
     unless=(yes("cpu_saturated"),),  # requests may be prepared that the engine has not seen yet
     rows=(
-        Row("nothing in flight, no tokens", no("tokens_lately"), CERTAIN),
+        Row("nothing in flight, no tokens", no("tokens_recently"), CERTAIN),
         Row("nothing in flight", ALWAYS, DOUBTFUL, "whether tokens were produced just now: gauges may lag"),
     ),
     lower=(_FAILING,),
-    supports=(no("work_present"), no("tokens_lately")),
+    supports=(no("work_present"), no("tokens_recently")),
     against=_all_yes("kv_held_idle"),
     when="no request is in flight and no token came in the last moment",
     confident="token counters show that no token came",
@@ -268,7 +268,7 @@ DEFERRED: Final = Verdict(
 
 # --- the cache --------------------------------------------------------------------------------------------------------
 
-_known_limit = (yes("limit_is_told") | yes("limit_is_default")).called("max_num_seqs is known")
+_known_limit = (yes("limit_is_stated") | yes("limit_is_default")).called("max_num_seqs is known")
 
 KV_PRESSURE: Final = Verdict(
     "kv_pressure",
@@ -284,7 +284,7 @@ KV_PRESSURE: Final = Verdict(
             yes("kv_full") & preempting & ~cache_queue & no("preemptions_borne_out"),
             DOUBTFUL,
         ),
-        Row("full, preempted are back", yes("kv_full") & (preempting | cache_queue) & no("waited_lately"), STRONG),
+        Row("full, preempted are back", yes("kv_full") & (preempting | cache_queue) & no("waited_recently"), STRONG),
         Row("full, short queue", yes("kv_full") & cache_queue & yes("queue_short") & ~preempting, DOUBTFUL),
         Row("full, below the limit", yes("kv_full") & (preempting | cache_queue) & no("running_at_limit"), CERTAIN),
         Row("full", yes("kv_full") & (preempting | cache_queue), STRONG),
@@ -349,7 +349,7 @@ KV_PRESSURE: Final = Verdict(
     missing=(_KV, _LIMIT, _GPU),
     when=(
         "the KV cache is full (usage {kv_full_ratio}) while requests wait for it or are preempted, and "
-        "max_num_seqs is not what keeps them waiting. Also below full (usage {kv_near_full_ratio}) with "
+        "max_num_seqs is not the reason. Also below full (usage {kv_near_full_ratio}) with "
         "preemptions, or where the next prompt does not fit"
     ),
     confident="the cache is full and the queue lasts, or vLLM counts preemptions",
@@ -374,7 +374,7 @@ CONCURRENCY_LIMITED: Final = Verdict(
             DOUBTFUL,
             "which of the two binds: with a higher {max_num_seqs} the cache would, so do not raise it",
         ),
-        Row("limit read", yes("limit_is_told"), CERTAIN),
+        Row("limit read", yes("limit_is_stated"), CERTAIN),
         Row("limit is a default", yes("limit_is_default"), STRONG),
         Row("limit inferred", ALWAYS, LIKELY),
     ),
@@ -575,7 +575,7 @@ HEALTHY: Final = Verdict(
             no("no_progress")
             & ~unknown("queue_present")
             & ~unknown("kv_full")
-            & ~(yes("kv_full") & (yes("preempting") | yes("waited_lately")))
+            & ~(yes("kv_full") & (yes("preempting") | yes("waited_recently")))
             & ~users_may_suffer
             & unsure("many_wait_now"),
             STRONG,
@@ -611,7 +611,11 @@ UNDECIDED: Final = Verdict(
         Row("queue of unknown cause", queue_unsorted, GUESS, _UNSORTED),
         Row(
             "another limit than the one read",
-            lasting_queue & yes("running_plateau") & no("running_at_limit") & yes("limit_is_told") & no("kv_near_full"),
+            lasting_queue
+            & yes("running_plateau")
+            & no("running_at_limit")
+            & yes("limit_is_stated")
+            & no("kv_near_full"),
             GUESS,
             "what limits the batch: it is constant below {max_num_seqs} and the KV cache is not full, so the arguments"
             " may be outdated",

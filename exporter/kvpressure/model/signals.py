@@ -121,7 +121,7 @@ class KvSignals:
         None  # by the immediate sign in the last 60 s, as far as the counter bears it out
     )
     preemptions_recent: float | None = None  # in the last 15 s, larger of counter and immediate sign
-    preemptions_lately: float | None = None  # in the last 30 s, larger of counter and immediate sign
+    preemptions_recently: float | None = None  # in the last 30 s, larger of counter and immediate sign
     preemptions_per_running_minute: float | None = None
     recomputed_tokens_rate: float | None = published(
         gauge(
@@ -154,7 +154,8 @@ class BatchSignals:
     batch_collapse_ratio: float | None = published(
         gauge(
             "batch_collapse_ratio",
-            "1 - batch p95 / min(demand, limit), 0-1: missing share of the possible batch.",
+            "Missing share of the possible batch, 0-1: 1 minus p95 batch size divided by the smaller of demand and"
+            " limit.",
             absent="no demand",
         )
     )
@@ -326,7 +327,7 @@ class ProgressSignals:
     http_moved: bool | None = None  # the API server answered requests since nothing moves
     connections_dropped: bool | None = None  # most clients went away since something last came out
     clients_came: bool | None = None  # clients came since then
-    ever_useful: bool | None = None  # a token came out since this process started
+    ever_produced: bool | None = None  # a token came out since this process started
     prompt_at_once: bool = (
         False  # the last thing that moved let in a prompt, which one step or its blocks do not show growing
     )
@@ -336,9 +337,9 @@ class ProgressSignals:
     pages_failing: float | None = None  # consecutive failed scrapes
     page_error: str | None = None  # why the last of them failed
     tokens_flow: bool | None = None  # in the last 15 s
-    tokens_lately: bool | None = None  # in the last few seconds
+    tokens_recently: bool | None = None  # in the last few seconds
     finished_flow: bool | None = None  # requests finished in the last 15 s
-    queries_lately: bool | None = None  # the same in the last few seconds
+    queries_recently: bool | None = None  # the same in the last few seconds
     queries_flow: bool | None = (
         None  # prompts were looked up in the prefix cache in the last 15 s: requests are admitted
     )

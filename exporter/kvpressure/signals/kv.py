@@ -156,7 +156,7 @@ def compute(
         preemptions_counted=counted,
         preemptions_inferred=silent,
         preemptions_recent=recent_preemptions,
-        preemptions_lately=lately,
+        preemptions_recently=lately,
         preemptions_per_running_minute=None if rate is None or not mean_running else rate * MINUTE / mean_running,
         recomputed_tokens_rate=None if rate is None or context is None else rate * context,
         prefix_hit_ratio=_hit_ratio(window, FIVE_MINUTES),

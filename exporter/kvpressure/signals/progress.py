@@ -154,7 +154,7 @@ class Contact:
     age_seconds: float = 0.0
     failing: int = 0
     error: str | None = None
-    ever_useful: bool | None = None
+    ever_produced: bool | None = None
     prompt_at_once: bool = False
     prefill_usual_seconds: float | None = None
 
@@ -181,16 +181,16 @@ def compute(
         if work
         else None,
         clients_came=progress.clients_came() if work else None,
-        ever_useful=contact.ever_useful,
+        ever_produced=contact.ever_produced,
         asleep=None if r.ASLEEP not in last.gauges else last.gauges[r.ASLEEP] > 0,
         http_moved=http_moved(window, progress.seconds_still),
         fresh_seconds=contact.age_seconds,
         pages_failing=float(contact.failing),
         page_error=contact.error,
         tokens_flow=_flow(window, seconds),
-        tokens_lately=_moved_lately(window, t["lately_seconds"]),
+        tokens_recently=_moved_recently(window, t["lately_seconds"]),
         finished_flow=_finished_flow(window, seconds),
-        queries_lately=_moved_lately(window, t["lately_seconds"], (r.PREFIX_QUERIES,)),
+        queries_recently=_moved_recently(window, t["lately_seconds"], (r.PREFIX_QUERIES,)),
         queries_flow=_rose(window, r.PREFIX_QUERIES, seconds),
         prompt_at_once=contact.prompt_at_once,
         prefill_usual_seconds=max(
@@ -210,7 +210,7 @@ def _flow(window: EngineWindow, seconds: float) -> bool | None:
     return None if rate is None else rate > 0
 
 
-def _moved_lately(window: EngineWindow, seconds: float, names: Sequence[str] = _USEFUL) -> bool | None:
+def _moved_recently(window: EngineWindow, seconds: float, names: Sequence[str] = _USEFUL) -> bool | None:
     """Whether one of the counters, else a token, came since the sample that is ``seconds`` old; ``None``
     without counters.
     """

@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("other inputs")
     group.add_argument("--exporter", metavar="URL", help="a running exporter (port 9846 where none is given)")
-    group.add_argument("--prometheus", metavar="URL", help="a Prometheus that scrapes vLLM; diagnoses the past")
+    group.add_argument(
+        "--prometheus", metavar="URL", help="address of a Prometheus that scrapes vLLM, to diagnose a past incident"
+    )
     group.add_argument(
         "--since", type=duration, default=3600.0, metavar="T", help="how far back: 30m, 1h (default), up to 7d"
     )

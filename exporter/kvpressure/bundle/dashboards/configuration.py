@@ -63,7 +63,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Limits not set",
-            "Limits that nobody set, over all chosen engines: defaults change between versions.",
+            "Limits left at their default, over all chosen engines: defaults change between versions.",
             f"count({engine('limit_explicit', by='limit')} == 0) or vector(0)",
             "short",
             none,
@@ -145,7 +145,7 @@ def _limits(site: DashboardContext) -> Json:
     return table(
         site,
         "Limits",
-        "Value in force, whether somebody set it, and the value to set where the present one is a problem.",
+        "Value in force, whether it was set explicitly, and the value to set if the present one is a problem.",
         queries,
         columns,
         overrides,

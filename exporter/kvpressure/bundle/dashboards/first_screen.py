@@ -132,7 +132,9 @@ def _engines(site: DashboardContext) -> Json:
         PanelQuery(worst(engine("requests_waiting")), table=True),
         PanelQuery(worst(engine("requests_running")), table=True),
         PanelQuery(
-            worst(engine("documented_signature_met")), table=True, optional="too few of its conditions can be evaluated"
+            worst(engine("documented_signature_met")),
+            table=True,
+            optional="too few conditions of the signature can be evaluated",
         ),
     ]
     columns = {
@@ -155,8 +157,8 @@ def _engines(site: DashboardContext) -> Json:
     about = (
         "The engine in most trouble first, with its fullest GPU, its verdict and the first action (a click opens the"
         " runbook). Memory is required memory: an engine reserves its KV pool at start, so used memory is high with and"
-        ' without pressure. Signature is that of the guide "KV Cache Diagnostics". It is shown beside the verdict'
-        " and does not replace it. A click on a pod filters the whole dashboard."
+        ' without pressure. The signature is that of the guide "KV Cache Diagnostics", shown beside the verdict without'
+        " replacing it. A click on a pod filters the whole dashboard."
     )
     return table(
         site,

@@ -251,7 +251,8 @@ def _burn(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget: burn rate over an hour, and over six (dashed)",
-        "How many times faster than allowed. The alert needs the long and the short window of a pair.",
+        "How many times faster than allowed the error budget is spent. The alert needs a high burn rate in the long and"
+        " in the short window of a pair.",
         {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
         steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),

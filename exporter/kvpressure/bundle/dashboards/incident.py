@@ -72,7 +72,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "Fullest KV cache",
-            "The fullest KV cache of the last minute of samples. Full is not a fault; full with a queue is.",
+            "The fullest KV cache of the last minute of samples. A full cache alone is no fault; a full cache with a"
+            " queue is.",
             engine("kv_cache_used_ratio_max"),
             ratio,
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
@@ -117,7 +118,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "Latency against baseline",
-            "1 is normal: p95 latency against the engine's own baseline, any phase.",
+            "1 is normal: the highest p95 latency of all phases, divided by the engine's own baseline.",
             engine("latency_baseline_ratio", by="phase"),
             "none",
             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
@@ -198,8 +199,8 @@ def _reasons(site: DashboardContext) -> Json:
 
 def _signature(site: DashboardContext) -> Json:
     about = (
-        'Each condition of the signature exactly as the guide "KV Cache Diagnostics" states it, while it holds. It is'
-        " shown beside the verdict and does not replace it: device memory is high on a healthy engine, and utilization"
+        'Each condition of the signature exactly as the guide "KV Cache Diagnostics" states it, while the condition'
+        " holds. The signature does not replace the verdict: device memory is high on a healthy engine, and utilization"
         " stays high under real pressure."
     )
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": YELLOW}))]
@@ -282,8 +283,8 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            "Extrapolated from the last seconds. No line while usage is not rising.",
-            [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
+            "Extrapolated from the last seconds. There is a line only while usage rises.",
+            [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
             "InferenceKVCacheExhaustionAhead",
@@ -356,7 +357,7 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Finished and rejected",
-            "Requests per second by how they ended, and refused ones.",
+            "Requests per second by how they ended, and refused requests.",
             [
                 PanelQuery(
                     worst_pods(
@@ -483,7 +484,7 @@ def _requests_and_pod(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Restarts and CPU throttling",
-            "Restarts since start; share of CFS periods throttled.",
+            "Container restarts so far, and share of CFS periods throttled.",
             [
                 PanelQuery(
                     worst_pods(f"max by ({POD}, container) (kvpressure_container_restarts_total{{{CONTAINER}}})"),

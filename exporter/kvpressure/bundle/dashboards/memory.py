@@ -72,7 +72,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
             "InferenceKVCacheExhaustionAhead",
-            optional="no cache fills",
+            optional="no cache is filling",
         ),
         stat(
             site,
@@ -249,8 +249,8 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            "Extrapolated from the last seconds. No line while usage is not rising.",
-            [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
+            "Extrapolated from the last seconds. There is a line only while usage rises.",
+            [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
             "InferenceKVCacheExhaustionAhead",
@@ -401,7 +401,8 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Memory conditions that hold",
-            "Leak while idle, KV held without load, fragmentation, baseline too high, memory limit near, killed.",
+            "Conditions about memory: leak while idle, KV held without load, fragmentation, baseline too high, memory"
+            " limit near, killed.",
             [
                 PanelQuery(
                     worst(

@@ -33,7 +33,7 @@ from kvpressure.bundle.dashboards.builder import (
 from kvpressure.bundle.dashboards.ranking import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
 
 VLLM_BUCKETS = "vLLM's own histograms, if the same Prometheus scrapes vLLM too"
-NO_GPM = "on GPUs without GPM, and while it is switched off"
+NO_GPM = "the GPU has no GPM, or nvidia.gpm is off"
 
 
 def build(site: DashboardContext) -> Dashboard:
@@ -104,7 +104,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Latency vs baseline",
-            "Worst p95 against the engine's own baseline, any phase.",
+            "Highest p95 latency of all phases, divided by the engine's own baseline.",
             f"max({engine('latency_baseline_ratio', by='phase')})",
             "none",
             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
@@ -197,7 +197,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Missing batch",
-            "1 - batch p95 / min(demand, limit).",
+            "Missing share of the possible batch: 1 minus p95 batch size divided by the smaller of demand and limit.",
             [PanelQuery(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
@@ -294,7 +294,7 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Context length",
-            "Prompt plus answer: longest of five minutes, and the mean.",
+            "Prompt plus output tokens: the longest request of five minutes, and the mean.",
             [
                 PanelQuery(lines("context_length_max_tokens"), "{{pod}} longest"),
                 PanelQuery(lines("context_length_mean_tokens"), "{{pod}} mean"),
@@ -336,7 +336,7 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Two kinds of traffic on one server",
-            "While short- and long-prompt requests share an engine: split them.",
+            "Engines that serve short and long prompts together; give each kind its own deployment.",
             [
                 PanelQuery(
                     worst(engine("prompt_lengths_bimodal") + " == 1"),
@@ -413,7 +413,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Prefill and decode time, p95",
-            "Of finished requests of the chosen model (of several: the one in most trouble), by vLLM's buckets.",
+            "Latency of finished requests of the chosen model (of several: that in most trouble), by vLLM's buckets.",
             [
                 PanelQuery(_p95(f"request_{phase}_time_seconds"), phase, optional=VLLM_BUCKETS)
                 for phase in ("prefill", "decode")
@@ -466,7 +466,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Finished and refused",
-            "Requests per second by how they ended, and refused ones.",
+            "Requests per second by how they ended, and refused requests.",
             [
                 PanelQuery(
                     worst_pods(

@@ -1,0 +1,38 @@
+"""What triage says of the requests: a ratio never stands beside numbers whose ratio it is not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvpressure.advice.triage import steps
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.recording.reader import Reader
+from kvpressure.settings.thresholds import builtin
+from tests.recording.test_incident_recordings import RECORDINGS
+
+pytestmark = pytest.mark.slow
+
+RATIO = r"([\d.]+) ×"
+
+
+@pytest.mark.parametrize("name", ["vllm-cpu/d_kv_pressure", "vllm-cpu-fresh/long-outputs", "vllm-cpu-fresh/agents"])
+def test_numbers_on_the_line_of_a_ratio_multiply_to_it(name: str) -> None:
+    pipeline, t, ratios, counts = Pipeline(builtin()), builtin(), 0, 0
+    with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
+        for snapshot in reader:
+            state = pipeline.observe(snapshot)
+            engine = state.engines[0]
+            demand = engine.signals.kv.kv_overcommit_ratio
+            for text in next(step for step in steps(engine, state, t) if step.number == 5).answers:
+                if "Requests in flight" in text:
+                    counts += 1
+                    assert not re.search(RATIO, text), "requests, length and capacity are not the factors of a ratio"
+                if "KV capacity." in text and (found := re.search(RATIO, text)):
+                    ratios += 1
+                    assert demand is not None
+                    assert float(found[1]) == pytest.approx(demand, rel=0.06, abs=0.006)
+                    assert len(re.findall(r"\d[\d .,]*", text)) == 1, "the ratio stands alone"
+    assert counts > 10
+    assert ratios > 10

@@ -1,4 +1,4 @@
-"""Errors of usage or input: one line says what was wrong, where, and what is allowed."""
+"""Errors of usage or input: one line with what was wrong, where, and what is allowed."""
 
 
 class InputError(ValueError):

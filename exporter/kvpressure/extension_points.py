@@ -1,6 +1,6 @@
 """Extensions that other installed packages offer as entry points: an engine, a source, a signal or a condition.
 
-Looked up only when somebody names one: looking costs tens of milliseconds, and no package may change what is read by
+Looked up only when one is named: looking costs tens of milliseconds, and no package may change what is read by
 being installed.
 """
 

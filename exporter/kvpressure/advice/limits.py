@@ -47,8 +47,8 @@ def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
 
 
 def max_num_batched_tokens(current: float | None, verdict: str, t: Thresholds) -> float | None:
-    """Half of the present token budget, down to the floor. ``None`` unless the cache is the problem and the budget is
-    known.
+    """Half of the present token budget, but at least the floor. ``None`` unless the cache is the problem and the budget
+    is known.
     """
     least = t["max_num_batched_tokens_floor"]
     if verdict != "kv_pressure" or current is None or current <= least:

@@ -57,7 +57,7 @@ class PlanInput:
 
     @property
     def signals(self) -> Signals:
-        """Its signals."""
+        """Signals of the engine."""
         return self.engine.signals
 
     @property
@@ -67,7 +67,7 @@ class PlanInput:
 
     @property
     def address(self) -> str:
-        """Of its server; empty when it was not read over HTTP."""
+        """Address of the engine's server; empty when it was not read over HTTP."""
         target = self.engine.target.removesuffix("/metrics")
         return target if target.startswith("http") else ""
 
@@ -77,7 +77,7 @@ class PlanInput:
         return None if found is None else found.value
 
     def condition(self, name: str) -> bool | None:
-        """A condition that stands beside the verdict."""
+        """A condition beside the verdict."""
         return self.engine.diagnosis.conditions.get(name)
 
     @property
@@ -87,12 +87,12 @@ class PlanInput:
 
     @property
     def outputs(self) -> Mapping[str, float]:
-        """Quantiles of output tokens, in the same way."""
+        """Quantiles of output tokens: of the window, else since the server started."""
         return self.signals.context.output_quantiles or self.usual.output_quantiles
 
     @property
     def asked(self) -> Mapping[str, float]:
-        """Quantiles of the ``max_tokens`` of requests, in the same way."""
+        """Quantiles of the requests' ``max_tokens``: of the window, else since the server started."""
         return self.signals.context.max_tokens_quantiles or self.usual.max_tokens_quantiles
 
 
@@ -136,12 +136,12 @@ class MitigationStep:
 
     @property
     def measured_where(self) -> str:
-        """On which server it was measured, where that is another one than the engine's."""
+        """The server on which the step was measured, if it is not the engine's kind."""
         return "" if dialect(self.dialect) is default() else f" on {default().title}"
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What to set now, as it stands on a command line."""
+        """What to set now, as arguments of a command line."""
         if self.advice != "do":
             return ()
         flags = {name: dialect(self.dialect).flag(name) for name in self.values}

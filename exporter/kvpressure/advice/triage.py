@@ -79,7 +79,7 @@ def is_pod(key: EngineKey) -> bool:
 
 
 def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[TriageStep, ...]:
-    """All eight, in the guide's order."""
+    """All eight triage steps, in the guide's order."""
     key = engine.key
     container = next(
         (
@@ -95,7 +95,7 @@ def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Tr
 
 
 def gravest(*findings: Finding) -> Finding:
-    """The one to show for several: bad, look, fine, unknown."""
+    """The most serious of several findings: bad, look, fine, unknown."""
     return next((one for one in _ORDER if one in findings), "unknown")
 
 

@@ -1,4 +1,4 @@
-"""The bundle's pages: runbooks, alert reference, thresholds, and what lies where."""
+"""The bundle's pages: runbooks, alert reference, thresholds, and an index of the files."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ def _page(template: str, variables: dict[str, Any]) -> str:
 
 
 def digest(rules: Mapping[str, Any]) -> str:
-    """Fingerprint of what a rule file evaluates, to tell whether a measured figure belongs to it; words do not
-    count.
-    """
+    """Fingerprint of what a rule file evaluates (texts left out): shows whether a measured value belongs to it."""
     evaluated = [
         {
             **group,

@@ -146,7 +146,7 @@ def _alertmanager(options: Options, alerts: frozenset[str]) -> Any:
 
 
 def differences(files: Mapping[str, str], directory: Path) -> list[str]:
-    """What in ``directory`` is not what ``files`` says: one line for each drifted, missing or unknown file."""
+    """Differences between ``directory`` and ``files``: one line for each drifted, missing or unknown file."""
     found: list[str] = []
     for path, text in files.items():
         target = directory / path

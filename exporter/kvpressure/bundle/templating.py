@@ -58,7 +58,7 @@ def recommend(limit: str) -> str:
 
 
 def workload(expr: str) -> str:
-    """``expr`` with the label workload: the Deployment or StatefulSet that the name of its pod tells."""
+    """``expr`` with the label workload: the Deployment or StatefulSet, taken from the pod's name."""
     return f'label_replace({expr}, "workload", "$1", "pod", "{_WORKLOAD_POD}")'
 
 
@@ -72,16 +72,14 @@ def kube(expr: str, *labels: str) -> str:
 
 
 def grown(counter: str, window: str) -> str:
-    """By how much a count that is never set back grew within ``window``, without extrapolation. Unlike
-    ``increase`` it says the same in MetricsQL, which takes the first sample of a series for growth from 0.
+    """Growth within ``window`` of a count that is never reset, without extrapolation. Unlike ``increase``, the same in
+    MetricsQL, which takes the first sample of a series for growth from 0.
     """
     return f"{counter} - min_over_time({counter}[{window}])"
 
 
 def restarted(window: str) -> str:
-    """By how much the kubelet's count of a container's restarts grew within ``window``, whichever exporters
-    reported it.
-    """
+    """Restarts of a container within ``window`` by the kubelet's count, whichever exporter reported it."""
     by, counter = ", ".join(SUBJECTS["container"]), "kvpressure_container_restarts_total"
     return f"max by ({by}) ({counter})\n- on ({by})\nmin by ({by}) (min_over_time({counter}[{window}]))"
 

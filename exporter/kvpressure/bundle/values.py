@@ -63,7 +63,7 @@ def load(path: str | Path | None) -> BundleValues:
 
 
 def threshold_lines(path: str | Path) -> dict[str, str]:
-    """Where each threshold of a values file stands (``file:line``), for messages. The file has been loaded before."""
+    """Line of each threshold of a values file (``file:line``), for messages. The file has been loaded before."""
     thresholds = (yaml_nodes.read(path).children or {}).get("thresholds")
     return {name: node.where for name, node in ((thresholds.children if thresholds else None) or {}).items()}
 

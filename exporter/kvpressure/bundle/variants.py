@@ -256,7 +256,7 @@ class Builder:
         return found
 
     def base(self, case: TestCase, name: str) -> Variant:
-        """Everything as the case says."""
+        """The variant with every input as the case states it."""
         return self._variant(name, case, fires=True)
 
     def _variant(

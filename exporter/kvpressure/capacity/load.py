@@ -37,8 +37,8 @@ class RequestLengths:
 
 @dataclass(frozen=True, slots=True)
 class RequestLoad:
-    """Requests as a sample, in no order. ``in_flight`` = requests at the server at once, where the source tells;
-    ``burst_ratio`` = arrivals in the busiest 10 s against the mean, where it tells.
+    """Requests as a sample, in no order. ``in_flight`` = requests at the server at once, if the source reports it;
+    ``burst_ratio`` = arrivals in the busiest 10 s against the mean, if reported.
     """
 
     requests: tuple[RequestLengths, ...]

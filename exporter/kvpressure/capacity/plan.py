@@ -83,7 +83,7 @@ class GpuAudit:
 
     @property
     def outside(self) -> int:
-        """Bytes beyond the request that nobody needs; negative = context and allocator do not fit."""
+        """Bytes beyond the request that nothing uses; negative = context and allocator do not fit."""
         return self.total - self._inside - self.context.bytes - self.allocator.bytes
 
     @property

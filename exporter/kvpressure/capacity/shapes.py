@@ -148,7 +148,7 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a multimodal configuration, with what stands beside it as fall-back."""
+    """The language model's part of a multimodal configuration, with the keys beside it as fall-back."""
     for key in ("text_config", "llm_config", "language_config", "thinker_config"):
         inner = config.get(key)
         if isinstance(inner, Mapping):

@@ -25,7 +25,7 @@ _ROUTE_WAITS: Final = ("group_wait", "group_interval", "repeat_interval")
 
 
 def factor(simulated_seconds: float, speed: float) -> float:
-    """By how much waiting times are shortened: a run of minutes stands for an hour, and simulated time runs faster."""
+    """Factor by which waiting times shrink: a run of minutes shows an hour, and simulated time runs faster."""
     return min(1.0, simulated_seconds / REAL_SECONDS) / speed
 
 

@@ -1,6 +1,6 @@
 """What an engine has counted: the numbers behind its ``/metrics`` page.
 
-Kept apart from the scheduler so that *what happens* (``simulator``) and *what vLLM tells about it* do not mix.
+Kept apart from the scheduler so that *what happens* (``simulator``) and *what vLLM reports of it* do not mix.
 """
 
 from __future__ import annotations

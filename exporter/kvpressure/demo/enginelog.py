@@ -14,7 +14,7 @@ _PREFIX: Final = "(EngineCore pid=97) INFO "
 
 
 class EngineLog:
-    """Collects lines until they are taken. vLLM says nothing about preemptions, so neither does this."""
+    """Collects lines until they are taken. vLLM logs no preemptions, so this logs none."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)

@@ -1,9 +1,9 @@
-"""What the driver would say about the GPU under a simulated engine.
+"""What the driver would report of the GPU under a simulated engine.
 
 Utilization is the share of time with a resident kernel, so it stays high under KV pressure; DRAM against tensor
-activity and power tell decode from prefill. Levels after ``reference`` measurements of real GPUs: decode at a full
-cache 0.4-0.7 of the power limit with DRAM high and tensor low, prefill near the limit with tensor high, a starved or
-hung engine low in everything.
+activity and power distinguish decode from prefill. Levels after ``reference`` measurements of real GPUs: decode at a
+full cache 0.4-0.7 of the power limit with DRAM high and tensor low, prefill near the limit with tensor high, a starved
+or hung engine low in everything.
 """
 
 from __future__ import annotations

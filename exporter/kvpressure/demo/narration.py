@@ -1,4 +1,4 @@
-"""What happened: collects verdicts and alerts as they come, tells them line by line, and checks the sequence."""
+"""The demo's story: collects verdicts and alerts as they come, prints them line by line, and checks the sequence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WELL: Final = ("healthy", "idle")
 
 @dataclass(frozen=True, slots=True)
 class SeenVerdict:
-    """A verdict as it began to stand. ``at`` is in seconds since the start."""
+    """A verdict and when it began; ``at`` is in seconds since the start."""
 
     at: float
     verdict: str
@@ -57,7 +57,7 @@ class Story:
         self._say(f"== {phase.name}: {phase.text}")
 
     def observe(self, state: State) -> None:
-        """A tick: tell every verdict or stage that changed."""
+        """Take one tick: print every verdict or stage that changed."""
         with self._lock:
             for engine in state.engines:
                 before = self._engines.get(engine.key)

@@ -28,7 +28,7 @@ _WORKING_SET: Final = 11 * 1024**3
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """A pod as it starts: its name, engine and load. Which limits stand on its command line follows from the engine."""
+    """A pod as it starts: its name, engine and load. The limits on its command line follow from the engine."""
 
     name: str
     engine: EngineConfig

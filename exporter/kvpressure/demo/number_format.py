@@ -1,4 +1,4 @@
-"""How numbers stand in an exposition."""
+"""How numbers are written in an exposition."""
 
 from __future__ import annotations
 

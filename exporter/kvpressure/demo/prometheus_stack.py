@@ -47,7 +47,7 @@ class Interrupted(Exception):
 
 
 class Receiver:
-    """Takes webhooks of Alertmanager and hands ``(receiver, alerts)`` to ``on_alerts`` in a thread of its own."""
+    """Takes webhooks of Alertmanager and passes ``(receiver, alerts)`` to ``on_alerts`` in a thread of its own."""
 
     def __init__(self, on_alerts: OnAlerts) -> None:
         class _Webhook(BaseHTTPRequestHandler):
@@ -130,7 +130,7 @@ class Child:
         self._process.send_signal(signal.SIGHUP)
 
     def wait_for(self, path: str, expected: Callable[[str], bool], what: str) -> None:
-        """Until the page at ``path`` is as ``expected``. Raises ``StackError`` saying ``what`` did not come."""
+        """Wait until the page at ``path`` is as ``expected``. Raises ``StackError`` with ``what`` is missing."""
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
             if self._process.poll() is not None:

@@ -107,7 +107,7 @@ class _Screen:
             print(text, flush=True)
 
     def status(self, text: str, due: bool) -> None:
-        """Show how it stands; ``due`` = it is time for a line even without a terminal."""
+        """Print the present state; ``due`` = print a line even without a terminal."""
         if self._live:
             with self._lock:
                 self._erase()

@@ -59,7 +59,7 @@ PODS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a scenario: its share of the whole time, what is told, and what changes at its beginning."""
+    """A part of a scenario: its share of the whole time, its text, and what changes at its beginning."""
 
     name: str
     share: float

@@ -81,7 +81,7 @@ def _handler(node: SimulatedNode, pod: str) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Access logs are nobody's business here."""
+            """Write no access log."""
 
     return _ServerAnswers
 

@@ -1,7 +1,7 @@
 """A simulated node as a source: ``--collector.demo`` shows the exporter at work without a GPU or a cluster.
 
-``DemoNodeSource`` reads what a node's driver, kubelet, cgroups and log files would say; ``DemoSource`` brings its own
-node, on which an incident comes and goes, and reads the engines' pages too.
+``DemoNodeSource`` reads what a node's driver, kubelet, cgroups and log files would contain; ``DemoSource`` brings its
+own node, on which an incident comes and goes, and reads the engines' pages too.
 """
 
 from __future__ import annotations

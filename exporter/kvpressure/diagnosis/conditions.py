@@ -1,4 +1,4 @@
-"""Conditions: facts that stand beside the verdict, each true, false or unknown on its own."""
+"""Conditions: facts beside the verdict, each true, false or unknown on its own."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ class Verdict:
 
 @frozen
 class Finding:
-    """What the table says: verdict, row and grade. ``supporting`` and ``opposing`` name facts, ``missing`` says what
-    was not seen; ``{fact}`` in it stands for that fact's sentence.
+    """Result of the tables: verdict, row and grade. ``supporting`` and ``opposing`` name facts, ``missing`` what was
+    not seen; ``{fact}`` in it is replaced by that fact's sentence.
     """
 
     verdict: str
@@ -107,7 +107,7 @@ class Finding:
 
 
 def find(table: Verdict, facts: Facts) -> Finding | None:
-    """What one verdict's table says; ``None`` where it does not apply."""
+    """The finding of one verdict's table; ``None`` where the table does not apply."""
     if not table.requires.test(facts):
         return None
     for condition in table.unless:  # loops, not generators: every engine asks every table in each tick

@@ -96,7 +96,7 @@ class Gathered(Mapping[str, Evidence]):
         return len(BY_NAME)
 
     def filled(self, text: str) -> str:
-        """A sentence about what is missing with its words and numbers; ``{fact}`` stands for that fact's sentence."""
+        """A sentence about a missing input with its numbers; ``{fact}`` is replaced by that fact's sentence."""
         fact = text[1:-1] if text.startswith("{") and text.endswith("}") else ""
         return self[fact].text if fact in BY_NAME else text.format_map(_numbers(self._view))
 

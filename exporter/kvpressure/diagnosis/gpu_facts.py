@@ -1,4 +1,4 @@
-"""What the GPU's activity says about one engine, by the best evidence that there is."""
+"""GPU activity of one engine, by the best evidence available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hysteresis: a verdict stands until another has held for a moment, so that it does not flap tick by tick."""
+"""Hysteresis: a verdict stays until another one has held for a moment, so that it does not flap."""
 
 from __future__ import annotations
 

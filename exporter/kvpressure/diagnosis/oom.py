@@ -1,4 +1,4 @@
-"""Out of GPU memory, from the log: whether it was, and what torch said of its allocator when it happened.
+"""Out of GPU memory, from the log: whether it happened, and torch's allocator numbers at that moment.
 
 The text of the error is the only place outside the process where allocated and reserved memory can be seen, and only
 after the fact. It is evidence, not a reading: ``fragmentation_bytes`` comes from the plugin alone.
@@ -49,7 +49,7 @@ def times(s: Signals) -> str:
 
 
 def figures(s: Signals, t: Thresholds) -> str:
-    """What the last text with numbers says of the allocator, to follow the sentence."""
+    """Allocator numbers of the last text that has some, to follow the sentence."""
     told = [form.format(_size(s.oom[name])) for name, form in _PARTS if name in s.oom]
     found = f"; last: {', '.join(told)}" if told else ", without numbers"
     if fragmented(s.oom, t):

@@ -1,7 +1,7 @@
 """Why an engine has its verdict: the numbers that support it, one a row, as dashboards list them.
 
-A row counts while the verdict is one of its verdicts and the named fact has the given value, so the dashboard says what
-the exporter's page says.
+A row counts while the verdict is one of its verdicts and the named fact has the given value, so the dashboard and the
+exporter's page agree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The documented signature, condition by condition, exactly as the guides state it.
 
 It is published next to the verdict because readers of the guides look for it; on recorded servers it finds no KV
-pressure, so where the two disagree ``note`` says why.
+pressure, so ``note`` explains where the two disagree.
 """
 
 from __future__ import annotations

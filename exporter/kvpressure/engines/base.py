@@ -22,7 +22,7 @@ from kvpressure.model.readings import EngineReading, GpuReading, PageText
 
 @frozen
 class EffectiveLimit:
-    """A limit in force. ``explicit``: whether somebody set it, None = unknown. ``source``: args, log,
+    """A limit in force. ``explicit``: whether it was set, None = unknown. ``source``: args, log,
     metrics, default.
     """
 
@@ -49,8 +49,8 @@ class Features:
 
 @frozen
 class Pool:
-    """What says how large the KV pool is. ``bytes``: per GPU, where it was set outright. Else ``blocks`` of
-    ``block_size`` tokens with elements of ``dtype`` ("auto" = the model's), of one engine.
+    """The settings that decide the size of the KV pool. ``bytes``: per GPU, where it was set outright. Else ``blocks``
+    of ``block_size`` tokens with elements of ``dtype`` ("auto" = the model's), of one engine.
     """
 
     bytes: float | None = None
@@ -61,8 +61,8 @@ class Pool:
 
 @frozen
 class PageKind:
-    """Who wrote a page, where the page tells: the ``flavour`` in the dialect's own words, and whether
-    several API servers share it.
+    """Kind of server behind a page, if the page shows it: the ``flavour`` in the dialect's own words, and whether
+    several API servers share the page.
     """
 
     flavour: str | None = None

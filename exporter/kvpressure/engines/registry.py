@@ -1,4 +1,4 @@
-"""The dialects there are: built-in ones by the table below, others through the entry points of installed packages.
+"""All dialects: built-in ones by the table below, others through the entry points of installed packages.
 
 A package offers a dialect under the entry point group ``kvpressure.engines``; the entry point's name is the dialect's,
 and it loads to an ``EngineDialect``. Entry points are looked at only when somebody names one (``extension_points``).
@@ -44,7 +44,7 @@ def dialects() -> tuple[EngineDialect, ...]:
 
 
 def default() -> EngineDialect:
-    """The dialect of an engine of which it is unknown what it is."""
+    """The dialect of an engine whose kind is unknown."""
     return _built_in(next(iter(BUILT_IN)))
 
 

@@ -46,7 +46,7 @@ class Family:
     also: Mapping[str, str] = field(default_factory=dict)
 
     def canonical_for(self, labels: Mapping[str, str]) -> str | None:
-        """The canonical name of a series with these labels; ``None`` when nobody wants that series."""
+        """The canonical name of a series with these labels; ``None`` when the series is not used."""
         if not self.label:
             return self.canonical
         value = labels.get(self.label)
@@ -109,7 +109,7 @@ def _suffixes(kind: Kind) -> tuple[tuple[str, Part], ...]:
 def table(
     dialect: str, families: Iterable[Family], prefixes: tuple[str, ...], bare_names: tuple[str, ...] = ()
 ) -> dict[str, SampleName]:
-    """Every sample name of these families as it stands on a page. ``bare_names`` are also accepted without a prefix."""
+    """Every sample name of these families as a page has it. ``bare_names`` are also accepted without a prefix."""
     found: dict[str, SampleName] = {}
     for family in families:
         for age, name in enumerate(family.names):

@@ -1,4 +1,4 @@
-"""The simple commands of a shell script, as far as they can be told without running it.
+"""The simple commands of a shell script, as far as they are known without running it.
 
 Scripts come out of pods that anybody may have written. One pass over the text: nothing is read twice but what ``eval``
 and shells in shells are given, to a fixed depth, and what variables bring in is bounded. Pure; never raises.

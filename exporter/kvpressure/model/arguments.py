@@ -114,7 +114,7 @@ class EngineArgs:
 
     @property
     def engine_gpus(self) -> int | None:
-        """GPUs of one engine; None where the arguments do not tell."""
+        """GPUs of one engine; None where the arguments do not show it."""
         if not self.complete and not {"tensor_parallel_size", "pipeline_parallel_size"} & self.explicit:
             return None
         return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
@@ -178,7 +178,7 @@ def human_int(text: str | None) -> int | None:
 
 
 def value_text(value: float) -> str:
-    """A value as it stands on a command line."""
+    """A value as written on a command line."""
     return f"{value:.0f}" if value == int(value) else f"{value:g}"
 
 

@@ -1,4 +1,4 @@
-"""Data that nobody changes once it is made, cheap to make every second."""
+"""Data that never changes once it is made, cheap to make every second."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """Name as it stands on ``/metrics``."""
+        """Name as published on ``/metrics``."""
         return PREFIX + self.name
 
 

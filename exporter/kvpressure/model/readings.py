@@ -85,10 +85,10 @@ class GpuReading:
     """One GPU (or MIG instance, or AMD partition) as read at one moment.
 
     ``memory_used_bytes`` is total minus free, which means the same under both NVML memory structures.
-    ``utilization_ratio`` is a duty cycle (some kernel was running), not an occupancy. ``error`` says why the
-    device could not be read (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None.
-    A MIG instance has ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU. ``xid_errors``
-    (and ``ecc_errors`` by kind) count driver events since start, ``xid_last_times`` has when each XID came last.
+    ``utilization_ratio`` is a duty cycle (some kernel was running), not an occupancy. ``error`` is the reason why the
+    device could not be read (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None. A MIG
+    instance has ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU. ``xid_errors`` (and
+    ``ecc_errors`` by kind) count driver events since start, ``xid_last_times`` has when each XID came last.
     """
 
     uuid: str

@@ -42,7 +42,7 @@ LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilizati
 
 
 class Evidence:
-    """One named fact: true, false or unknown, and a sentence with the numbers, written when somebody reads it. Two
+    """One named fact: true, false or unknown, and a sentence with the numbers, written when it is read. Two
     are equal when they read the same.
     """
 
@@ -71,7 +71,7 @@ class Evidence:
 
 
 class Sentences(Sequence[str]):
-    """Sentences that are written when somebody reads them: a diagnosis is made every second and read now and then."""
+    """Sentences that are written only when they are read: a diagnosis is made every second and read now and then."""
 
     __slots__ = ("_write", "_written")
 
@@ -112,10 +112,10 @@ class Sentences(Sequence[str]):
 class Diagnosis:
     """The answer for one engine.
 
-    ``supporting`` and ``opposing`` are the sentences for and against the verdict, ``missing`` what could not be
-    seen, ``reasons`` the numbers behind it, by name (``diagnosis/reasons.py``). ``since`` = when the verdict began to
-    stand. ``row`` names the line of ``docs/verdict-rows.md`` that gave it, ``grade`` how far it can be relied on,
-    ``runner_up`` another verdict that is about as likely.
+    ``supporting`` and ``opposing`` are the sentences for and against the verdict, ``missing`` what could not be seen,
+    ``reasons`` the numbers behind it, by name (``diagnosis/reasons.py``). ``since`` = when the verdict began. ``row``
+    names the line of ``docs/verdict-rows.md`` that gave it, ``grade`` how far it can be relied on, ``runner_up``
+    another verdict that is about as likely.
     """
 
     verdict: str

@@ -23,7 +23,7 @@ _NO_FIGURES: Final[Mapping[str, float]] = {}
 
 
 class ContainerTrack:
-    """A container: its window, its log events, and the facts its start-up lines told."""
+    """A container: its window, its log events, and the facts of its start-up lines."""
 
     __slots__ = (
         "_events",
@@ -77,7 +77,7 @@ class ContainerTrack:
             self._oom = (t, values) if values else self._oom
 
     def begin_anew(self, t: float, failure: Failure) -> None:
-        """Forget the readings; what the log told stays, as it is told only once."""
+        """Forget the readings; facts from the log stay, because the log has them only once."""
         self.window = ContainerWindow()
         self.seen_t, self.failure = t, failure
 

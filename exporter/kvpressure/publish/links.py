@@ -27,7 +27,7 @@ VERDICT_RUNBOOKS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A title and where it leads; ``url`` is empty when the site has not said where its pages are."""
+    """A title and where it leads; ``url`` is empty when the site has not set the address of its pages."""
 
     title: str
     url: str

@@ -1,4 +1,4 @@
-"""Values and records of a recording as JSON: what may stand in a field, and one line for what may not."""
+"""Values and records of a recording as JSON: what a field may contain, and one line for what it may not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class MalformedTick(ValueError):
-    """One line cannot be used; the text says which key and what was expected."""
+    """One line cannot be used; the text names the key and what was expected."""
 
 
 def describe(value: object) -> str:

@@ -104,7 +104,7 @@ class _File:
 
     @property
     def lost(self) -> bool:
-        """Whether nothing can be kept here any more: the file has its name, or somebody removed it."""
+        """Whether the file can no longer be written: it is complete, or was removed."""
         return self.finished or os.fstat(self._fd).st_nlink == 0
 
     def finish(self) -> None:

@@ -20,7 +20,7 @@ from kvpressure.sources.base import Reading, SourceError
 
 
 class RecordingSettings(Protocol):
-    """What this source needs to be told."""
+    """Settings of this source."""
 
     @property
     def recording_file(self) -> Path | None:
@@ -29,7 +29,7 @@ class RecordingSettings(Protocol):
 
     @property
     def keep_exposition(self) -> bool:
-        """Keep the raw text in the pages, because somebody records."""
+        """Keep the raw text in the pages, for a recorder."""
         ...
 
 

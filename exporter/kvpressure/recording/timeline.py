@@ -45,7 +45,7 @@ def json_line(t: float, engine: EngineState) -> str:
 
 @dataclass(slots=True)
 class _Followed:
-    """What was last shown of one engine, and how long each verdict stood."""
+    """What was last shown of one engine, and how long each verdict lasted."""
 
     verdict: str = ""
     stage: str | None = None
@@ -95,7 +95,7 @@ class Timeline:
         known.verdict, known.stage, known.conditions = answer.verdict, answer.stage, true
 
     def summary(self) -> Iterator[str]:
-        """For each engine how long each verdict stood."""
+        """For each engine, how long each verdict lasted."""
         for key, known in self._engines.items():
             total = {**known.seconds, known.verdict: known.seconds.get(known.verdict, 0.0) + self._last - known.since}
             ranked = sorted(total.items(), key=lambda item: -item[1])

@@ -1,5 +1,5 @@
-"""What is believed of the numbers and names that drivers, cgroups, the Kubernetes API and the plugin give: one place
-for all sources.
+"""Plausibility of numbers and names from drivers, cgroups, the Kubernetes API and the plugin: one place for all
+sources.
 
 A value that is negative, not finite or above its ceiling becomes absent here, where every reading enters, and is
 counted as ``impossible``; a name is made visible. What lies behind need not ask again.

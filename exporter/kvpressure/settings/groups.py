@@ -19,7 +19,7 @@ class SettingsGroup:
     names: tuple[str, ...]
 
     def place(self, name: str) -> int | None:
-        """Where among ``names`` the setting ``name`` stands; None when it does not belong here."""
+        """Place of the setting ``name`` among ``names``; None when it is not one of them."""
         return next(
             (
                 place

@@ -55,7 +55,7 @@ def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
 
 
 def from_environment(environ: Mapping[str, str], table: Mapping[str, Option]) -> Found:
-    """What the environment gives; of several values one stands on each line."""
+    """Settings from the environment; several values are one per line."""
     by_variable = {entry.env: name for name, entry in table.items()}
     for variable in sorted(environ):
         if not variable.startswith(ENV_PREFIX) or variable in (ENV_PREFIX + "CONFIG", EXTENSIONS_VARIABLE):

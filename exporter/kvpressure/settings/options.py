@@ -16,7 +16,7 @@ _SHORT: Final = reprlib.Repr()  # never more than a few items: aliases can make 
 
 
 class SettingsError(InputError):
-    """A setting is wrong. The text is one line: where it stands, what is wrong, what is allowed."""
+    """A setting is wrong. The text is one line: where the setting is, what is wrong, what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def plain(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """One number. ``documented`` = it stands in the guides with this value; ``source`` says where, ``reason``
+    """One number. ``documented`` = the guides give this value; ``source`` says where, ``reason``
     why this value, ``change`` when to change it. ``most`` narrows what the unit allows; ``not_above`` names a threshold
     of which this one is the lower, or equal. ``constant`` = part of the program: it cannot be overridden.
     """
@@ -151,7 +151,7 @@ class Thresholds(dict[str, float]):
     def override(self, values: Mapping[str, Any], where: str, lines: Mapping[str, str] | None = None) -> Thresholds:
         """A copy with some values replaced.
 
-        ``lines`` says where each name stands (``file:line``); for names not in it the messages say ``where``. Raises
+        ``lines`` gives the line of each name (``file:line``); for names not in it the messages say ``where``. Raises
         ``ThresholdError`` for an unknown name, a value that its unit does not allow, or two values in the wrong order.
         """
         at = {name: (lines or {}).get(name, where) for name in values}

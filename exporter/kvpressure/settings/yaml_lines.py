@@ -28,7 +28,7 @@ class YamlError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value and where it stands (``file:line``). ``children`` only for a mapping, by key."""
+    """A value and its place (``file:line``). ``children`` only for a mapping, by key."""
 
     value: Any
     where: str

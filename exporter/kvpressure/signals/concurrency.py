@@ -24,9 +24,9 @@ class SequenceLimit:
 
 
 def plateau(window: EngineWindow, full: float, t: Thresholds) -> float | None:
-    """The level of ``running`` if it stood still at its highest while requests waited and the cache had room: a limit
-    that binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds, used from
-    ``full`` on.
+    """The level of ``running`` if it stayed at its highest while requests waited and KV cache was free: a limit that
+    binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds, used from ``full``
+    on.
     """
     samples = [s for s in window.since(t["plateau_window_seconds"]) if r.RUNNING in s.gauges]
     if len(samples) < t["trend_min_samples"] or samples[-1].t - samples[0].t < t["plateau_min_seconds"]:
@@ -40,7 +40,7 @@ def plateau(window: EngineWindow, full: float, t: Thresholds) -> float | None:
 
 
 def at_limit(window: EngineWindow, limit: float | None, t: Thresholds) -> bool | None:
-    """Whether ``running`` stood at the limit in most of the recent samples; ``None`` without a limit."""
+    """Whether ``running`` was at the limit in most of the recent samples; ``None`` without a limit."""
     running = window.gauge_values(r.RUNNING, t["recent_window_seconds"])
     if limit is None or not running:
         return None

@@ -175,7 +175,7 @@ def compute(
 
 def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
     """Short- and long-prompt requests on one server: two groups of buckets, each with a real share, far apart, and
-    a valley between. ``None`` with too few requests to tell.
+    a valley between. ``None`` with too few requests.
     """
     total = increase.cumulative[-1] if increase.cumulative else 0.0
     if total < t["hump_min_requests"] or not increase.bounds:

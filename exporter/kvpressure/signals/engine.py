@@ -27,7 +27,7 @@ from kvpressure.signals.window import MINUTE, EngineWindow
 
 @frozen
 class CacheState:
-    """The KV cache and the shape of requests: what can be said before the memory of the GPUs is known."""
+    """The KV cache and the shape of requests: what is known without the memory of the GPUs."""
 
     kv: KvSignals
     shape: context.Shape

@@ -35,8 +35,8 @@ class GpuContext:
 
 @frozen
 class LogContext:
-    """What the container's log told: ``facts`` of its start, recent ``events``, figures of the last out-of-memory text.
-    ``known`` = a log was seen.
+    """What the container's log reported: ``facts`` of its start, recent ``events``, figures of the last out-of-memory
+    text. ``known`` = a log was seen.
     """
 
     facts: Mapping[str, float] = field(default_factory=dict)

@@ -62,7 +62,8 @@ def inferred_preemptions(window: EngineWindow, t: Thresholds) -> list[tuple[Samp
 
 
 def confirmed_share(signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds) -> float:
-    """What share of the signs to believe: clients that give up together and come back look the same.
+    """Share of inferred preemptions that the counter confirms: clients that give up together and come back look the
+    same.
 
     vLLM counts a preemption with the next output of the preempted request: as long as that waits, the counter knows
     nothing. So a sign has to be in the counter only once the queue has become shorter since (the preempted are admitted

@@ -63,7 +63,7 @@ class Held:
 
 def held(gpus: Sequence[GpuReading], own: Sequence[int | None] | None) -> list[Held]:
     """What each GPU holds: all that is used, or the bytes of ``own`` processes where other pods have the GPUs too.
-    Nothing where the driver does not tell these.
+    Nothing where the driver does not report these.
     """
     used = [gpu.memory_used_bytes for gpu in gpus] if own is None else own
     return [Held(size, gpu.memory_total_bytes) for size, gpu in zip(used, gpus, strict=False) if size is not None]
@@ -144,8 +144,8 @@ def outside_torch(processes: Sequence[int], allocator: Sequence[AllocatorReading
 
 
 def components(facts: Mapping[str, float], context: float | None, used: float | None) -> Mapping[str, float]:
-    """Device memory by component, as far as start-up lines, driver and plugin tell; ``other`` only when weights and
-    pool are known.
+    """Device memory by component, as far as start-up lines, driver and plugin report it; ``other`` only when weights
+    and pool are known.
     """
     found = {name: facts[key] for name, key in COMPONENT_EVENTS if key in facts}
     if "pool_bytes" in facts:

@@ -28,7 +28,7 @@ def admitted_last(samples: Sequence[Sample]) -> bool:
 
 def usual_seconds(sample: Sample | None) -> float | None:
     """Mean prefill time in seconds since the process started, from its own histogram, else time to first token less the
-    time in the queue. ``None`` before the first token, and where requests wait for a time that no histogram tells.
+    time in the queue. ``None`` before the first token, and where requests wait for a time that no histogram contains.
     """
     if sample is None:
         return None

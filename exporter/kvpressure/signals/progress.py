@@ -77,13 +77,13 @@ class Progress:
 
     @property
     def seconds_still(self) -> float:
-        """Observed seconds in which neither counters nor gauges moved while work was said to be present."""
+        """Observed seconds in which neither counters nor gauges moved while requests were present."""
         return self._still
 
     def connections_dropped(self, in_flight: float) -> bool | None:
         """Whether most clients went away since something last came out: the API server closed as many descriptors.
 
-        ``None`` if the page does not tell (several API servers) or too few requests are in flight to tell.
+        ``None`` if several API servers share the page, or too few requests are in flight.
         """
         now, t = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None, self._thresholds
         if now is None or self._busy_fds is None or in_flight < t["dropped_min_requests"]:

@@ -71,7 +71,7 @@ _FIGURES: Final = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes", 
 
 
 class PluginSettings(Protocol):
-    """What this source needs to be told."""
+    """Settings of this source."""
 
     @property
     def plugin_directory(self) -> Path | None:

@@ -68,7 +68,7 @@ class EngineView:
 
     @property
     def signals(self) -> Signals:
-        """Its signals."""
+        """Signals of the engine."""
         return self.engine.signals
 
     @property
@@ -78,7 +78,7 @@ class EngineView:
         return PlanInput(self.engine, self.usual, sizes)
 
     def condition(self, name: str) -> bool | None:
-        """A condition that stands beside the verdict."""
+        """A condition beside the verdict."""
         return self.diagnosis.conditions.get(name)
 
     @property

@@ -1,4 +1,4 @@
-"""The one dashboard over vLLM's own metrics, for who runs no exporter: it shows what the rules beside it judge."""
+"""The one dashboard over vLLM's own metrics, for sites without the exporter: it shows what these rules judge."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def capacity_tokens(reading: EngineReading, _engines_on_page: int) -> float | No
 
 
 def block_size(reading: EngineReading) -> float | None:
-    """Tokens of a page, as the labels of 0.5.9 tell."""
+    """Tokens per page of KV cache, from the labels of 0.5.9."""
     text = reading.cache_config.get("page_size", "")
     return float(text) if text.isdecimal() and len(text) <= 6 and int(text) > 0 else None
 

@@ -1,4 +1,5 @@
-"""What a line of SGLang's log says. Pure; a line of any length costs no more than its first ``MAX_LINE`` characters.
+"""Reads one line of SGLang's log as an event. Pure; a line of any length costs no more than its first ``MAX_LINE``
+characters.
 
 A line is read by one pattern of fixed words and numbers, and what of it may be kept is what the pattern matched.
 """

@@ -9,7 +9,7 @@ from kvpressure.model.readings import EngineReading, PageText
 
 
 def kind(text: PageText, _engines: Sequence[EngineReading], _page: Mapping[str, float]) -> PageKind:
-    """The flavour as the label ``engine_type`` says it: unified, prefill or decode; from 0.4.6."""
+    """The flavour by the label ``engine_type``: unified, prefill or decode; from 0.4.6."""
     for flavour in ("prefill", "decode", "unified"):
         if b'engine_type="%b"' % flavour.encode() in text:
             return PageKind(flavour)

@@ -1,7 +1,7 @@
 """Arguments of a vLLM server and the limits that follow from them.
 
-Pure. ``max_num_seqs`` and its neighbours stand in no metric, so they come from the pod's command line
-(``command_line.parse``) or from the line that vLLM logs at start (``from_log``); what nobody set follows from the
+Pure. ``max_num_seqs`` and its neighbours are in no metric, so they come from the pod's command line
+(``command_line.parse``) or from the line that vLLM logs at start (``from_log``); what was not set follows from the
 version and the GPU (``default_limits``). A value that cannot be read is None, never a guess.
 """
 
@@ -40,8 +40,8 @@ def parse_logged(line: str) -> tuple[str | None, dict[str, str | None]]:
 
 
 def from_log(line: str) -> EngineArgs | None:
-    """``EngineArgs`` of a start-up line, None when the line is none. The older form prints defaults too and therefore
-    does not tell what was set.
+    """``EngineArgs`` of a start-up line, None for any other line. The older form prints defaults too, so it does not
+    show what was set.
     """
     form, values = parse_logged(line)
     if form is None:
@@ -179,7 +179,7 @@ def _tier(number: Version, name: str, gib: float, server: bool) -> _Pair:
 def limits_in_force(
     args: EngineArgs, defaults: Mapping[str, float], max_model_len: float | None = None
 ) -> Mapping[str, float]:
-    """Set values over defaults, with the adjustments vLLM makes to those that nobody set.
+    """Set values over defaults, with the adjustments that vLLM makes to defaults.
 
     ``max_model_len`` is the context limit in force where it is known otherwise (e.g. from the metrics).
     """

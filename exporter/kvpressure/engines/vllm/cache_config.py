@@ -9,7 +9,7 @@ from kvpressure.model.readings import SWAPPED, EngineReading
 
 
 def positive(text: str | None) -> float | None:
-    """The number that a label says, if it is above 0 and believable; ``None`` for anything else ("None",
+    """The number in a label, if it is above 0 and plausible; ``None`` for anything else ("None",
     "nan", "x").
     """
     try:

@@ -1,4 +1,4 @@
-"""The limits of an engine: value in force, whether somebody set it, and where it was read."""
+"""The limits of an engine: value in force, whether it was set, and where it was read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def takes_lora(args: EngineArgs) -> bool:
 
 
 def kv_role(args: EngineArgs) -> str | None:
-    """What the server is to others that KV blocks come from or go to: kv_producer, kv_consumer or kv_both; empty where
-    a KV connector is set and its role is not told, ``None`` where none is.
+    """Role of the server in KV transfer: kv_producer, kv_consumer or kv_both; empty where a KV connector is set without
+    a visible role, ``None`` without a connector.
     """
     if not any(name.partition(".")[0] == KV_TRANSFER for name in args.values):
         return None

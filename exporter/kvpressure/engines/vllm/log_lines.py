@@ -1,4 +1,4 @@
-"""What a line of a vLLM log says: one event with its numbers, or nothing.
+"""Reads one line of a vLLM log: an event with its numbers, or nothing.
 
 Pure. The texts are those of vLLM 0.5.5 to 0.33 (V0, V1 and the Rust frontend); matching looks at the message, never
 at the prefix. Ratios are 0-1, times seconds. A line without any keyword costs about a microsecond; a line of any

@@ -20,7 +20,7 @@ from kvpressure.model.readings import (
 
 
 def kind(text: PageText, engines: Sequence[EngineReading], page: Mapping[str, float]) -> PageKind:
-    """The flavour (v0, v1, rust) and whether several API servers share the page, as far as it tells."""
+    """The flavour (v0, v1, rust) and whether several API servers share the page, as far as the page shows it."""
     flavour = _flavour(text, engines)
     return PageKind(flavour, _multi_process(text, page, flavour))
 

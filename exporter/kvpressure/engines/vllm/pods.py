@@ -37,8 +37,8 @@ RAY_AGENT: Final = "ray-llm"
 
 
 def of_image(image: str) -> bool:
-    """Whether an image is one that serves vLLM: routers and operators are called after it too, and anything
-    may stand in a path.
+    """Whether an image is one that serves vLLM: names of routers and operators contain vLLM too, and a path may contain
+    anything.
     """
     if is_nim(image):
         return True
@@ -94,6 +94,6 @@ def takes_words(argv: Sequence[str], args: EngineArgs) -> bool:
 
 
 def image_version(name: str, tag: str) -> str | None:
-    """Version of vLLM out of the tag of an image that is named after it; its log tells better."""
+    """Version of vLLM from the tag of an image named after it; the log, if read, takes precedence."""
     found = _TAG.match(tag) if "vllm" in name else None
     return found[1] if found else None

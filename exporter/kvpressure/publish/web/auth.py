@@ -29,7 +29,7 @@ class Authenticator:
         self._wrong: OrderedDict[bytes, None] = OrderedDict()
 
     def remembered(self, config: WebConfig, header: str | None) -> bool | None:
-        """Whether the ``Authorization`` header is good; ``None`` = only a comparison can tell."""
+        """Whether the ``Authorization`` header is valid; ``None`` = unknown before the passwords are compared."""
         if not config.users:
             return True
         login = _login(header)

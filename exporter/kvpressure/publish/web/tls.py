@@ -35,7 +35,7 @@ _CIPHERS: Final = {  # Go's names, which the file uses, to OpenSSL's; "" = TLS 1
 
 
 class TlsError(ValueError):
-    """A key of the section is wrong; ``key`` says which."""
+    """A key of the section is wrong; ``key`` names it."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(f"{key}: {text}")

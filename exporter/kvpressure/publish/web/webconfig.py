@@ -87,7 +87,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What the file says. ``tls`` None = plain HTTP; ``users`` maps names to bcrypt hashes, empty = no auth."""
+    """Content of the file. ``tls`` None = plain HTTP; ``users`` maps names to bcrypt hashes, empty = no auth."""
 
     tls: ssl.SSLContext | None = None
     allowed_sans: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ class WebConfig:
 
 
 class WebConfigFile:
-    """The configuration as it stands now. Without a path: plain HTTP for everybody."""
+    """The present configuration. Without a path: plain HTTP for everybody."""
 
     def __init__(self, path: Path | None) -> None:
         """Read the file for the first time. Raises ``WebConfigError`` with one line."""

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineSettings(Protocol):
-    """What this source needs to be told."""
+    """Settings of this source."""
 
     @property
     def engine_targets(self) -> tuple[Target, ...]:
@@ -70,7 +70,7 @@ class EngineSettings(Protocol):
 
     @property
     def keep_exposition(self) -> bool:
-        """Keep the raw text in the pages, because somebody records."""
+        """Keep the raw text in the pages, for a recorder."""
         ...
 
 

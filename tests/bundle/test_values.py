@@ -90,6 +90,8 @@ def test_durations_exclusions_labels_and_urls(
     }
     assert "InferenceMixedContextLengths" in gone
     assert not any(f"docs/runbooks/{name}.md" in site[1] for name in gone)
+    for path, text in site[1].items():
+        assert not any(f"{name}.md" in text for name in gone), f"{path} links an alert that is excluded"
     assert "alerts/tests/configuration-slow.yaml" not in site[1]
     assert all(rule["labels"]["team"] == "inference" for rule in changed.values())
     assert {rule["labels"]["page"] for (name, _), rule in changed.items() if name == "InferenceKVCachePressure"} == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -296,6 +297,13 @@ def test_caps_that_cannot_fit_are_not_said_to(capsys: pytest.CaptureFixture[str]
     )
     said = step(document, "edge")["text"]
     assert "Even then 25 requests can need 64000 tokens" in said
+
+
+def test_without_a_server_a_value_is_unknown_and_no_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", "--verdict", "kv_pressure"]) == 0
+    out = capsys.readouterr().out
+    assert "value in force: unknown" in out
+    assert not re.search(r"[–—]|(?:now|force:|above|of) -(?:\s|$)|\bNone\b|\bnan\b", out, re.M)
 
 
 def test_another_verdict_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:

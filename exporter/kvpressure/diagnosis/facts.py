@@ -727,7 +727,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prefill usually takes at least this long here",
         "prefill usually takes less time here",
         _prefill_usual,
-        "prefill has taken {usual_prefill} s before; no progress for {stuck} s so far",
+        "prefill usually takes {usual_prefill} s; no progress for {stuck} s so far",
         "no progress for longer than prefill usually takes ({usual_prefill} s)",
         "usual prefill time: unknown (no first token yet)",
     ),

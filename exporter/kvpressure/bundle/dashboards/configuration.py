@@ -31,7 +31,7 @@ from kvpressure.bundle.dashboards.builder import (
 )
 
 NODE: Final = 'cluster=~"$cluster"'
-NEVER: Final = "it never happened"
+NEVER: Final = "no such event was reported"
 _COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 
 

@@ -35,6 +35,7 @@ WIDTH, SECONDS, SETTLE = (
     110,
     60,
 )  # of a picture in pixels, of its graphs, and from the incident's begin to the picture
+DEMO_SECONDS = 900  # a busy machine takes a minute for each dashboard
 HEADER, ROW = 130, 38  # pixels above the panels, and of a grid row: as in dashboard.jsx
 DASHBOARDS = HERE.parents[1] / "dashboards"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".json": "application/json"}
@@ -136,7 +137,7 @@ def main() -> int:
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
-    with incident(options.scenario, 420, tell=True) as demo:
+    with incident(options.scenario, DEMO_SECONDS, tell=True) as demo:
         time.sleep(SETTLE)
         with serving(demo.prometheus) as base:
             for dashboard in sorted(DASHBOARDS.glob("*.json"), key=lambda path: path.stem != "kvpressure-incident"):

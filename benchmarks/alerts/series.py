@@ -22,7 +22,7 @@ from kvpressure.publish.exposition import encode
 SCRAPE_SECONDS: Final = 15.0
 ROOT: Final = Path(__file__).resolve().parents[2]
 RULES: Final = ROOT / "alerts" / "kvpressure-rules.yaml"
-_METRIC: Final = re.compile(r"(?<![\w:])kvpressure_\w+")
+METRIC: Final = re.compile(r"(?<![\w:])kvpressure_\w+")
 SCRAPED_NODE: Final = "node-1"
 _TARGET: Final = f'job="kvpressure",instance="{SCRAPED_NODE}:9400",node="{SCRAPED_NODE}"'  # what a scrape adds
 _GONE: Final = "stale"
@@ -41,7 +41,7 @@ def also_wanted(rules: Path) -> None:
 def wanted_metrics() -> frozenset[str]:
     """Names of the exporter's metrics that some rule reads."""
     groups = [group for path in _rule_files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
-    return frozenset(name for group in groups for rule in group["rules"] for name in _METRIC.findall(rule["expr"]))
+    return frozenset(name for group in groups for rule in group["rules"] for name in METRIC.findall(rule["expr"]))
 
 
 class Series:

@@ -173,12 +173,14 @@ def superlinear(
     What takes less than ``quick`` seconds at four times the size is not told from noise and is cheap enough.
     """
     texts = [make(size), make(2 * size), make(4 * size)]
+    longer = max(4.0, len(texts[2]) / len(texts[0]))
     longest = cost(partial(action, texts[2]), 1)
-    if longest < quick or longest < 6 * cost(partial(action, texts[0]), 1):
+    if longest < quick or longest < 1.5 * longer * cost(partial(action, texts[0]), 1):
         return None
-    costs = [cost(partial(action, text)) for text in texts]
-    if costs[2] < 8 * max(costs[0], quick / 2):
-        return None
+    for _ in range(3):  # asked again: other work may fall into one of the three alone
+        costs = [cost(partial(action, text)) for text in texts]
+        if costs[2] < 2 * longer * max(costs[0], quick / 2):
+            return None
     return (
         " ".join(f"{len(text)}: {1000 * one:.1f} ms" for text, one in zip(texts, costs, strict=True))
         + f" of {texts[0][:40]!r}"

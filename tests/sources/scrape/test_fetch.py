@@ -620,8 +620,8 @@ def test_headers_mean_what_they_mean_to_the_library(
     theirs.begin()
     names = ("status", "version", "chunked", "length", "will_close")
     assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
-    encoding = theirs.getheader("Content-Encoding")
-    assert ours.headers.get("content-encoding") == (encoding if encoding is None else encoding.split(", ")[0].strip())
+    first = theirs.headers.get("Content-Encoding")
+    assert ours.headers.get("content-encoding") == (None if first is None else first.strip())
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ PROSE_TEXT = re.compile(
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
 ALERT_PAGE = re.compile(
     r"```yaml\n.*?```|1\.112|Tests noticed [\d.]+ of [\d.]+ changes[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0"
-    r"|\| \d+ \| \d+ \|$|moved 10 %",
+    r"|\| \d+ \| \d+ \|$|moved 10 %|^\| `[\w:]+` \| \d+ \| [^|\n]*\|$",
     re.DOTALL | re.MULTILINE,
 )
 

@@ -127,7 +127,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "Prompt tokens per second",
-            "Most prompts computed.",
+            "Engines that compute the most prompt tokens.",
             engine("tokens_per_second", 'kind="prompt"'),
             "short",
             neutral(),

@@ -49,8 +49,9 @@ generated:       ## every generated file is what its generator makes today
 compiled:        ## the tests as bytecode, once for all processes that will import them
 	@$(PYTEST) --collect-only -q >/dev/null || $(PYTEST) --collect-only -q
 
-unit:            ## all tests, in parallel
-	$(PYTEST) $(PARALLEL) -q
+unit:            ## all tests, in parallel; those in real time first, with no more processes than cores
+	$(PYTEST) -n $(CORES) --dist loadfile -q -m real_time
+	$(PYTEST) $(PARALLEL) -q -m "not real_time"
 
 generate:        ## write the generated files: rules, dashboards, runbooks, references, chart, manifests
 	$(PYTHON) -m kvpressure bundle

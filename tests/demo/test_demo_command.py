@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.waiting import until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.real_time]
 
 COMMAND = [sys.executable, "-m", "kvpressure", "demo"]
 

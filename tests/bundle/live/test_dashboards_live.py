@@ -20,7 +20,7 @@ from kvpressure.bundle.dashboards.builder import TOP, BundleValues, DashboardCon
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.settings.thresholds import builtin
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.real_time]
 
 SITE = DashboardContext(
     builtin(),

@@ -16,8 +16,6 @@ from typing import Any
 
 import yaml
 
-from tests.helpers.promtool import PROMTOOL
-
 FILE = Path(__file__).parents[1] / "bundle" / "situations" / "situations.yaml"
 MINUTES = 60.0
 LONG_MINUTES = 75.0
@@ -246,7 +244,7 @@ def judge(
     }
     file = folder / f"situations-{scrape:g}-{double}.yaml"
     file.write_text(json.dumps(document), encoding="utf-8")
-    command = [*PROMTOOL, "test", "rules", str(file)]
+    command = ["promtool", "test", "rules", str(file)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     output = result.stdout + result.stderr
     found: dict[tuple[str, str], set[Fired]] = {}

@@ -307,10 +307,8 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
             else "p95 since the server started"
         )
         said += f" ({when} in tokens: {', '.join(p95)})"
-    length, flag = (
-        engine.engine.limit("max_model_len").recommended,
-        dialect(engine.engine.dialect).flag("max_model_len"),
-    )
+    length = engine.engine.limit("max_model_len").recommended
+    flag = dialect(engine.engine.dialect).flag("max_model_len")
     if length is not None and flag:
         said += (
             f". In the engine, {flag} {length:.0f} caps prompt and output together, after a restart (longest request of"

@@ -109,9 +109,10 @@ def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
 
     ``None`` with too little history or without arrivals.
     """
-    times, arrived = window.arrivals(FIVE_MINUTES)
-    if len(times) < t["trend_min_samples"] or times[-1] - times[0] < t["burst_min_seconds"]:
+    known = window.arrivals(FIVE_MINUTES)
+    if len(known) < t["trend_min_samples"] or known[-1][0] - known[0][0] < t["burst_min_seconds"]:
         return None
+    times, arrived = zip(*known, strict=True)
     mean = (arrived[-1] - arrived[0]) / (times[-1] - times[0])
     if mean <= 0:
         return None

@@ -303,14 +303,6 @@ class History(Generic[_T]):
             return self._fine.since(start)
         return [*self._long.since(start), *self._mid.since(start), *self._fine.items]
 
-    def times_since(self, start: float) -> list[float]:
-        """The times of ``since``."""
-        start -= JITTER_SECONDS
-        fine, mid, old = self._fine.times, self._mid.times, self._long.times
-        if not fine or start >= fine[0]:
-            return fine[bisect_left(fine, start) :]
-        return [*old[bisect_left(old, start) :], *mid[bisect_left(mid, start) :], *fine]
-
     def last(self) -> _T | None:
         """The newest item."""
         return self._fine.items[-1] if self._fine.items else None
@@ -375,7 +367,7 @@ class EngineWindow:
 
     def __init__(self) -> None:
         self.history: History[Sample] = History()
-        self._arrived: History[float] = History()
+        self._arrived: History[tuple[float, float]] = History()
         self.last: Sample | None = None
         self.first_t: float | None = None
         self.samples_seen = 0
@@ -420,7 +412,7 @@ class EngineWindow:
         sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page, sum(done) if done else None)
         self.history.append(t, sample)
         if sample.arrived is not None:
-            self._arrived.append(t, sample.arrived)
+            self._arrived.append(t, (t, sample.arrived))
         for column in self._columns.values():
             column.take(sample)
         if self.last is not None and (fall := _fall(self.last, sample)) is not None:
@@ -539,10 +531,11 @@ class EngineWindow:
         """Requests running or waiting in the samples of the window, oldest first."""
         return self._values(".in_flight", seconds, lambda sample: sample.in_flight)
 
-    def arrivals(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Times of the window's samples, oldest first, and how many requests had arrived by each, up to a constant."""
-        start = -inf if self.last is None else self.last.t - seconds
-        return self._arrived.times_since(start), self._arrived.since(start)
+    def arrivals(self, seconds: float) -> list[tuple[float, float]]:
+        """Time of each sample of the window, oldest first, and how many requests had arrived by then, up to a
+        constant.
+        """
+        return [] if self.last is None else self._arrived.since(self.last.t - seconds)
 
     def falls_of_minute(self) -> list[Fall]:
         """Where in the last minute requests stopped running without having finished, oldest first."""

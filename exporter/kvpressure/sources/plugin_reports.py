@@ -147,7 +147,7 @@ class PluginSource:
         """Directories to look into, each with the pod that its path names, if it does. Those of wanted pods are opened
         by name and come first: they need not be among the names that are listed.
         """
-        listed = self._listed()
+        listed = self._names()
         yield None, self._root
         uids = {pod.uid: (pod.namespace, pod.name) for pod in self._shared.pods or ()}
         uid_of = {pod: uid for uid, pod in uids.items()}
@@ -163,7 +163,7 @@ class PluginSource:
                 namespace, pod = name.split("_", 1)
                 yield (namespace, pod), self._root / name
 
-    def _listed(self) -> list[str]:
+    def _names(self) -> list[str]:
         """The directories among the first names of the root. Raises ``SourceError`` where it cannot be read."""
         try:
             with os.scandir(self._root) as entries:

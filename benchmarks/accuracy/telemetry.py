@@ -57,9 +57,8 @@ class Detection:
     changes: int
 
 
-DOCTOR_USAGE: Final = (
-    0.9  # vllm-doctor 0.6.0, KVCachePressureConfig.high_cache_usage; held to the package by ``doctor.py``
-)
+# vllm-doctor 0.6.0, KVCachePressureConfig.high_cache_usage; held to the package by ``doctor.py``
+DOCTOR_USAGE: Final = 0.9
 
 # Claim a window when any of its samples says so, as ours does.
 ONE_LINE_RULES: Final[tuple[tuple[str, Callable[[Sample], bool]], ...]] = (

@@ -239,11 +239,9 @@ def test_the_example_values_render_on_every_kubernetes(path: Path) -> None:
 
 def test_the_schemas_notice_mistakes() -> None:
     documents = render(EVERYTHING)
-    daemonset, monitor, rule = (
-        only(render(), "DaemonSet"),
-        only(documents, "ServiceMonitor"),
-        only(documents, "PrometheusRule"),
-    )
+    daemonset = only(render(), "DaemonSet")
+    monitor = only(documents, "ServiceMonitor")
+    rule = only(documents, "PrometheusRule")
     daemonset["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
     monitor["spec"]["endpoints"][0]["honourLabels"] = True
     rule["spec"]["groups"][0]["rules"][0]["for"] = "5 minutes"

@@ -158,10 +158,8 @@ def test_without_an_address_its_links_are_left_out(left_out: tuple[str, ...]) ->
 @pytest.mark.parametrize("seed", range(3))
 def test_thresholds_are_written_as_the_bundle_writes_them(seed: int, profile: str) -> None:
     wanted = drawn(seed)
-    documents, options = (
-        render(SHOWN | {"thresholds": wanted, "rules": {"profile": profile, **LINKED}}),
-        site({"thresholds": wanted, **LINKS}, profile),
-    )
+    documents = render(SHOWN | {"thresholds": wanted, "rules": {"profile": profile, **LINKED}})
+    options = site({"thresholds": wanted, **LINKS}, profile)
     assert rules_of(documents) == bundle_rules(options) != bundle_rules(site(LINKS, profile))
     assert dashboards_of(documents) == bundle_dashboards(options) != bundle_dashboards(site(LINKS, profile))
 

@@ -155,10 +155,8 @@ def test_signs_are_believed_while_the_preempted_still_wait():
 
 
 def test_signs_that_were_not_borne_out_make_newer_ones_worth_nothing():
-    calm, back = (
-        {r.RUNNING: 20, r.WAITING: 0, FINISHED: 5, r.PREEMPTIONS: 0},
-        {r.RUNNING: 10, r.WAITING: 10, FINISHED: 5, r.PREEMPTIONS: 0},
-    )
+    calm = {r.RUNNING: 20, r.WAITING: 0, FINISHED: 5, r.PREEMPTIONS: 0}
+    back = {r.RUNNING: 10, r.WAITING: 10, FINISHED: 5, r.PREEMPTIONS: 0}
     found = kv_of(every(1, [*[calm, back, calm] * 12]))
     assert (found.preemptions_inferred, found.preemptions_recent) == (0, 0)
 

@@ -30,11 +30,9 @@ from kvpressure.bundle.dashboards.builder import BundleValues, DashboardContext
 from kvpressure.settings.thresholds import builtin
 
 HERE = Path(__file__).parent
-WIDTH, SECONDS, SETTLE = (
-    1600,
-    110,
-    60,
-)  # of a picture in pixels, of its graphs, and from the incident's begin to the picture
+WIDTH = 1600  # pixels of a picture
+SECONDS = 110  # that its graphs show
+SETTLE = 60  # seconds from the incident's begin to the picture
 DEMO_SECONDS = 900  # a busy machine takes a minute for each dashboard
 HEADER, ROW = 130, 38  # pixels above the panels, and of a grid row: as in dashboard.jsx
 DASHBOARDS = HERE.parents[1] / "dashboards"

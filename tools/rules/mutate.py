@@ -237,10 +237,8 @@ def run(workers: int, only: str, last: dict[str, Any]) -> dict[str, Any]:
 
     with ThreadPoolExecutor(workers) as pool:
         outcome = list(pool.map(alive, found))
-    total, killed = (
-        Counter(m.kind for m in found),
-        Counter(m.kind for m, lives in zip(found, outcome, strict=True) if not lives),
-    )
+    total = Counter(m.kind for m in found)
+    killed = Counter(m.kind for m, lives in zip(found, outcome, strict=True) if not lives)
     return {
         "rules": documents.digest(document),
         "kinds": {kind: {"mutants": total[kind], "killed": killed[kind]} for kind in sorted(total)},

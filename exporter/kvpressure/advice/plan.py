@@ -344,11 +344,9 @@ def _now(engine: PlanInput, name: str) -> str:
 
 
 def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
-    limit, measured, fits = (
-        engine.engine.limit("max_num_seqs"),
-        _measured(engine),
-        engine.signals.load.limits.get("kv_capacity"),
-    )
+    limit = engine.engine.limit("max_num_seqs")
+    measured = _measured(engine)
+    fits = engine.signals.load.limits.get("kv_capacity")
     low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
     title, now = f"Lower {_called(engine, 'max_num_seqs')}", _now(engine, "max_num_seqs")
     base = _at_once(engine)

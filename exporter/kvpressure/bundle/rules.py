@@ -38,9 +38,8 @@ _CAMEL: Final = {
 }
 _OPT_OUT: Final = "kvpressure_container_alerts_info"
 _DASHBOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
-_CLUSTER_VARIABLE: Final = (
-    "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"  # not every Prometheus has that label
-)
+# Not every Prometheus has that label
+_CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
 
 
 @dataclass(frozen=True, slots=True)

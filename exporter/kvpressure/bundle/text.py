@@ -14,9 +14,8 @@ import yaml
 from kvpressure.model.arguments import GIB
 from kvpressure.settings.thresholds import Threshold
 
-TOKEN: Final = (
-    "\u27ea[a-z]:[A-Za-z0-9_]+\u27eb"  # a pattern; the brackets stand in no text, and YAML takes them for letters
-)
+# A pattern; the brackets stand in no text, and YAML takes them for letters
+TOKEN: Final = "\u27ea[a-z]:[A-Za-z0-9_]+\u27eb"
 _SPANS: Final = ((86400, "d", "day"), (3600, "h", "hour"), (60, "m", "minute"), (1, "s", "second"))
 
 

@@ -121,11 +121,9 @@ def _level(v: View, name: str) -> float:
 
 def _trickle(v: View) -> bool | None:
     """A request that finishes counts as a token: embeddings generate none."""
-    tokens, finished, running = (
-        v.s.throughput.generation_tokens_per_running,
-        v.s.throughput.finished_per_second,
-        v.s.load.running,
-    )
+    tokens = v.s.throughput.generation_tokens_per_running
+    finished = v.s.throughput.finished_per_second
+    running = v.s.load.running
     if tokens is None or not running:
         return None
     return tokens + (finished or 0.0) / running < v.t["trickle_tokens_per_second"]

@@ -23,11 +23,9 @@ class GpuFacts:
         self.works = _works(gpu, t)
         self.computes = _computes(gpu, t)
         used, low, high = gpu.gpu_utilization, gpu.gpu_utilization_low, gpu.gpu_utilization_high
-        waiting, still, busy = (
-            t["host_queue_utilization_ratio"],
-            t["gpu_idle_ratio"],
-            t["compute_bound_utilization_ratio"],
-        )
+        waiting = t["host_queue_utilization_ratio"]
+        still = t["gpu_idle_ratio"]
+        busy = t["compute_bound_utilization_ratio"]
         self.low = None if used is None else used < waiting
         self.idle = None if used is None else used <= still
         if gpu.gpus_shared and low is not None and high is not None:

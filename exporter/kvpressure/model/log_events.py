@@ -9,9 +9,8 @@ from typing import Final
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
 
-MAX_LINE: Final = (
-    16384  # characters of a line that are looked at; the longest start-up line of a real server has about 6 000
-)
+# Characters of a line that are looked at; the longest start-up line of a real server has about 6 000
+MAX_LINE: Final = 16384
 
 
 @frozen

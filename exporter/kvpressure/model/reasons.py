@@ -48,9 +48,8 @@ OTHER_SOFTWARE: Final = (
 )
 """In the order in which they are looked for: the more specific first."""
 # Who answers
-SEVERAL_SERVERS: Final = (
-    "several_servers"  # one address, answered by several processes in turn: a Service with replicas
-)
+# One address, answered by several processes in turn: a Service with replicas
+SEVERAL_SERVERS: Final = "several_servers"
 SAME_SERVER: Final = "same_server"  # read under another address already
 # Ours
 INTERNAL: Final = "internal"  # a mistake of the exporter; its log has the traceback

@@ -117,9 +117,8 @@ class KvSignals:
         )
     )
     preemptions_counted: float | None = None  # by the counter in the last 60 s
-    preemptions_inferred: float | None = (
-        None  # by the immediate sign in the last 60 s, as far as the counter bears it out
-    )
+    # By the immediate sign in the last 60 s, as far as the counter bears it out
+    preemptions_inferred: float | None = None
     preemptions_recent: float | None = None  # in the last 15 s, larger of counter and immediate sign
     preemptions_recently: float | None = None  # in the last 30 s, larger of counter and immediate sign
     preemptions_per_running_minute: float | None = None
@@ -160,9 +159,8 @@ class BatchSignals:
         )
     )
     step_seconds: float | None = None  # mean inter-token latency over the last 30 s
-    step_ratio: float | None = (
-        None  # the same against the fastest half minute of the last 15 minutes at a batch as large
-    )
+    # The same against the fastest half minute of the last 15 minutes at a batch as large
+    step_ratio: float | None = None
     running_histogram: Mapping[float, int] = published(_BATCH_SAMPLES, default=dict, total="running_samples_sum")
     running_samples_sum: float = 0.0
 
@@ -176,12 +174,10 @@ class LoadSignals:
     waiting_capacity: float | None = published(_BY_REASON, "capacity")
     waiting_deferred: float | None = published(_BY_REASON, "deferred")
     lora: bool = False  # adapters are served, for whose slots requests may wait
-    waits_for_blocks: bool = (
-        False  # requests may wait for KV blocks of other servers, or hold theirs until those have pulled them
-    )
-    kv_role: str | None = (
-        None  # of a server whose KV blocks come from others or go to them; empty = one that is not told
-    )
+    # Requests may wait for KV blocks of other servers, or hold theirs until those have pulled them
+    waits_for_blocks: bool = False
+    # Of a server whose KV blocks come from others or go to them; empty = one that is not told
+    kv_role: str | None = None
     in_flight: float | None = published(
         gauge("requests_in_flight", "Running plus waiting.", absent="the engine does not report one of them")
     )
@@ -328,9 +324,8 @@ class ProgressSignals:
     connections_dropped: bool | None = None  # most clients went away since something last came out
     clients_came: bool | None = None  # clients came since then
     ever_produced: bool | None = None  # a token came out since this process started
-    prompt_at_once: bool = (
-        False  # the last thing that moved let in a prompt, which one step or its blocks do not show growing
-    )
+    # The last thing that moved let in a prompt, which one step or its blocks do not show growing
+    prompt_at_once: bool = False
     prefill_usual_seconds: float | None = None  # mean since the start, or the longest silence that ended with output
     asleep: bool | None = None  # sleep mode has offloaded the weights
     fresh_seconds: float | None = None  # age of the newest page
@@ -340,9 +335,8 @@ class ProgressSignals:
     tokens_recently: bool | None = None  # in the last few seconds
     finished_flow: bool | None = None  # requests finished in the last 15 s
     queries_recently: bool | None = None  # the same in the last few seconds
-    queries_flow: bool | None = (
-        None  # prompts were looked up in the prefix cache in the last 15 s: requests are admitted
-    )
+    # Prompts were looked up in the prefix cache in the last 15 s: requests are admitted
+    queries_flow: bool | None = None
 
 
 @frozen

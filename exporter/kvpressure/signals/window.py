@@ -40,9 +40,8 @@ MID_SECONDS: Final = 320.0  # then one per MID_STEP
 LONG_SECONDS: Final = 930.0  # then one per LONG_STEP
 MID_STEP: Final = 5.0
 LONG_STEP: Final = 15.0
-STEP_BACK_SECONDS: Final = (
-    2.0  # a clock that jumps back further than this begins a new window: nothing else is new until it has caught up
-)
+# A clock that jumps back further than this begins a new window: nothing else is new until it has caught up
+STEP_BACK_SECONDS: Final = 2.0
 REACH_SECONDS: Final = FIVE_MINUTES  # a window between two samples reaches back to the one before, if that is not older
 MAX_NAMES: Final = 1024  # counters remembered beside those of the newest page, whose names may change with every page
 SLOPE_POINTS: Final = 3  # a line through two points fits whatever they are

@@ -350,11 +350,9 @@ def _concurrency(s: Subject) -> Iterator[Item]:
 
 
 def _apart(s: Subject) -> Item:
-    name, text, why = (
-        "separate_long_context",
-        "separate deployments for long- and short-context traffic",
-        "one long request takes the KV cache of many short ones",
-    )
+    name = "separate_long_context"
+    text = "separate deployments for long- and short-context traffic"
+    why = "one long request takes the KV cache of many short ones"
     if s.seen is not None and s.seen.bimodal_prompts is not None:
         return Item(
             name,

@@ -436,11 +436,9 @@ def _gpu(spec: Mapping[str, Any]) -> GivenGpu | None:
 def _surroundings(documents: list[Mapping[str, Any]]) -> Surroundings:
     found: dict[str, str] = {}
     for document in documents:
-        kind, metadata, spec = (
-            str(document.get("kind")),
-            mapping(document.get("metadata")),
-            mapping(document.get("spec")),
-        )
+        kind = str(document.get("kind"))
+        metadata = mapping(document.get("metadata"))
+        spec = mapping(document.get("spec"))
         title, annotations = f"{kind} {metadata.get('name')}", mapping(metadata.get("annotations"))
         if kind in _MONITORS:
             found.setdefault("monitor", title)

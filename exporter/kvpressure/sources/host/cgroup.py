@@ -129,10 +129,8 @@ class CgroupSource:
             errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
             return None
         usage = cpu.get("usage_usec")
-        current, inactive = (
-            _number(directory / "memory.current"),
-            _optional_table(directory / "memory.stat").get("inactive_file"),
-        )
+        current = _number(directory / "memory.current")
+        inactive = _optional_table(directory / "memory.stat").get("inactive_file")
         return ContainerReading(
             pod.namespace,
             pod.name,

@@ -18,8 +18,8 @@ FROZEN_ROWS: Final = ("No progress: frozen", "No progress: stalled or left-over 
 class HeldCache:
     """Follows KV blocks that stay occupied while nothing runs or waits.
 
-    An idle engine makes no step, so its gauge may merely be left over from aborted requests. Only a cache that is
-    held in several idle periods, with load between them, is called held, or one whose gauge still moves.
+    An idle engine makes no step, so its gauge may be left over from aborted requests. The cache counts as held only
+    after several idle periods with load between them, or where the gauge still moves.
     """
 
     __slots__ = ("_counted", "_held_stretches", "_idle_since", "_low", "_moves", "_usage")
@@ -32,7 +32,7 @@ class HeldCache:
         self._counted = self._moves = False
 
     def observe(self, t: float, work: bool | None, usage: float | None, thresholds: Thresholds) -> bool | None:
-        """Take whether work is present, and the newest usage; the condition now."""
+        """Take whether requests are in flight, and KV usage (0-1); return the condition now."""
         if work is None or usage is None:
             return None
         if work:
@@ -55,9 +55,9 @@ class HeldCache:
 
 
 class Ahead:
-    """Follows a cache that fills: true once it has been about to be full for a while, because most rises come to
-    nothing, and until the forecast is well above, because a ramp is not even. Under KV pressure nothing is ahead any
-    more.
+    """Follows a cache that fills. True after the forecast has been short for ``kv_ahead_seconds``, because most rises
+    stop, and until it is well above again, because a ramp is uneven. False under KV pressure: the forecast has come
+    true.
     """
 
     __slots__ = ("_said", "_since")
@@ -67,7 +67,7 @@ class Ahead:
         self._said = False
 
     def observe(self, s: Signals, verdict: str, thresholds: Thresholds) -> bool | None:
-        """Take the newest signals and the published verdict; the condition now."""
+        """Take the newest signals and the published verdict; return the condition now."""
         usage, seconds = s.kv.kv_used_ratio, s.kv.kv_seconds_to_full
         near = usage is not None and usage >= thresholds["kv_ahead_ratio"]
         most = thresholds["kv_seconds_to_full_warning"] * (thresholds["kv_ahead_stays_ratio"] if self._said else 1.0)
@@ -82,7 +82,7 @@ class Ahead:
 
 @frozen
 class Moment:
-    """What conditions are found in. ``utilization`` is the configured gpu_memory_utilization."""
+    """Inputs of every condition. ``utilization`` is the configured gpu_memory_utilization (0-1)."""
 
     s: Signals
     finding: Finding
@@ -95,8 +95,8 @@ class Moment:
 
 @frozen
 class Declared:
-    """A condition, declared once: how it is found, its sentence for each value (numbers in braces are those of
-    ``advice.condition_text``), the runbook that explains it, and whether it is bad news by itself.
+    """A condition: how it is found, its sentence for each value (``{names}`` are those of ``advice.condition_text``),
+    the runbook that explains it, and whether it is bad news by itself (``serious``).
     """
 
     name: str
@@ -114,7 +114,7 @@ def evaluate(moment: Moment) -> dict[str, bool | None]:
 
 
 def declared() -> tuple[Declared, ...]:
-    """Every condition, those of other packages last."""
+    """Every condition; those of other packages last."""
     return tuple(_DECLARED.values())
 
 
@@ -131,7 +131,7 @@ def register(one: Declared) -> None:
 
 
 def forget(name: str) -> None:
-    """Take back a condition that was added."""
+    """Remove a condition that was registered; built-in ones stay."""
     if name not in BUILT_IN:
         _DECLARED.pop(name, None)
 
@@ -145,8 +145,8 @@ def adopt(name: str) -> bool:
 
 
 def _held(s: Signals, held: bool | None, t: Thresholds) -> bool | None:
-    """With nothing running, blocks in use belong to nobody, even if requests wait: never false then, and true once
-    nothing has come out for as long as blocks may take to be freed.
+    """KV blocks held without a running request, even if requests wait. True once there has been no progress for as
+    long as freeing blocks may take, else unknown.
     """
     usage, running, stuck = s.kv.kv_used_ratio, s.load.running, s.progress.seconds_without_progress
     if running != 0 or not s.progress.work_present or usage is None or usage < t["kv_held_ratio"]:
@@ -155,10 +155,9 @@ def _held(s: Signals, held: bool | None, t: Thresholds) -> bool | None:
 
 
 def fragmentation(s: Signals, t: Thresholds) -> bool | None:
-    """Reserved minus allocated above the documented 2 GB, from torch's allocator only.
+    """Whether reserved minus allocated memory of torch's allocator exceeds the documented 2 GB.
 
-    Cached activations are not fragmentation: where the inactive split blocks are known, they must make up a real
-    share of the difference.
+    Cached blocks alone are not fragmentation: where inactive split blocks are known, they must make up a real share.
     """
     reserved, allocated = s.memory.allocator_reserved_bytes, s.memory.allocator_allocated_bytes
     if reserved is None or allocated is None:
@@ -178,8 +177,8 @@ def _baseline_too_high(s: Signals, utilization: float | None, t: Thresholds) -> 
 
 
 def baseline_limit(utilization: float, t: Thresholds) -> float | None:
-    """The used share of a device from which on more than the engine is on it. ``None`` where the engine is allowed so
-    much that a GPU cannot show it.
+    """Used share of a GPU above which something beside the engine must be on it. ``None`` where the engine may take
+    so much that a GPU cannot show the difference.
     """
     return (
         None
@@ -189,7 +188,7 @@ def baseline_limit(utilization: float, t: Thresholds) -> float | None:
 
 
 def _oom_killed(s: Signals, t: Thresholds) -> bool | None:
-    """Killed for host memory recently: by the time it ended, else by the restarts that were seen."""
+    """Whether the container was OOM-killed recently: by the time it ended, else by the restarts seen."""
     host = s.host
     if host.restarts is None and host.last_termination_reason is None:
         return None
@@ -215,7 +214,7 @@ def _out_of_memory(m: Moment) -> bool | None:
 
 
 def _gpu_fault(m: Moment) -> bool | None:
-    """Faults of the hardware; of a kernel only where the engine went down with it, for any program may cause one."""
+    """Hardware faults; kernel errors only where the engine went down with them, because any program may cause one."""
     s = m.s
     if s.gpu_faults is None or s.gpu_faults > 0 or not s.kernel_faults:
         return None if s.gpu_faults is None else s.gpu_faults > 0
@@ -226,9 +225,7 @@ def _gpu_fault(m: Moment) -> bool | None:
 
 
 def prefix_collapsed(s: Signals, t: Thresholds) -> bool | None:
-    """Whether the prefix cache hits a third or less of what it usually does: prompts that were cached are
-    computed again.
-    """
+    """Whether the prefix cache hits about a third or less (``hit_ratio_collapsed_ratio``) of its usual share."""
     now, usual = s.kv.prefix_hit_ratio_recent, s.kv.prefix_hit_ratio_usual
     if now is None or usual is None:
         return None
@@ -236,7 +233,7 @@ def prefix_collapsed(s: Signals, t: Thresholds) -> bool | None:
 
 
 def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
-    """Restarts recently; unknown where those before the exporter started may be what makes it a loop."""
+    """Whether the container restarts repeatedly; unknown where restarts from before the exporter started may decide."""
     host, many = s.host, t["crash_loop_restarts"]
     if host.restarts is not None and host.restarts < many:
         return False

@@ -1,4 +1,4 @@
-"""One engine's diagnosis: evidence, verdict, stage, conditions and the documented signature, put together."""
+"""One engine's diagnosis: evidence, verdict, stage, conditions and the documented signature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvpressure.settings.thresholds import Thresholds
 
 
 class Diagnoser:
-    """Keeps what a diagnosis of one engine needs from one sample to the next."""
+    """State that the diagnosis of one engine keeps between samples."""
 
     __slots__ = ("_ahead", "_held", "_seen", "_settled", "_stage", "_thresholds")
 
@@ -28,8 +28,8 @@ class Diagnoser:
         self._seen: dict[str, bool | None] = {}  # the named facts of the verdict, when it was last found
 
     def diagnose(self, s: Signals, waiting: list[float], samples: int, utilization: float | None) -> Diagnosis:
-        """The diagnosis now. ``waiting`` are the recent samples of the queue, ``samples`` how many readings there were,
-        ``utilization`` the configured gpu_memory_utilization.
+        """The diagnosis now. ``waiting``: requests waiting in recent samples, ``samples``: readings so far,
+        ``utilization``: the configured gpu_memory_utilization.
         """
         t = self._thresholds
         evidence = Gathered(View(s, Recent(waiting), t, samples))
@@ -62,8 +62,8 @@ class Diagnoser:
     def _for_and_against(
         self, finding: Finding, found: Finding, facts: Facts
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The facts to name. Of a verdict that is held while another is found, those that hold no longer
-        speak against it.
+        """Names of the supporting and opposing facts. While a verdict is held though another is found, supporting
+        facts that no longer hold oppose it.
         """
         if finding.verdict == found.verdict:
             self._seen = {name: facts[name] for name in (*finding.supporting, *finding.opposing)}
@@ -75,7 +75,7 @@ class Diagnoser:
         )
 
     def _stage_of(self, finding: Finding, facts: Facts) -> str | None:
-        """The stage; it does not fall back while requests wait and none finishes, because nothing got better then."""
+        """The stage. It never falls back while requests wait and none finishes."""
         before, self._stage = self._stage, finding.stage
         stuck = facts["queue_present"] is True and facts["finishing"] is False
         if before is not None and finding.stage is not None and stuck:

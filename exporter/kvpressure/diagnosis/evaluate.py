@@ -1,6 +1,4 @@
-"""The evaluator of the rules: the first verdict of the table whose conditions hold, with its row, grade and
-sentences.
-"""
+"""The evaluator of the rules: the first table that applies gives verdict, row, grade and sentences."""
 
 from __future__ import annotations
 
@@ -13,9 +11,9 @@ from kvpressure.model.frozen import frozen
 
 
 class Grade(IntEnum):
-    """How far an answer can be relied on. The bar of confidence lies between ``likely`` and ``doubtful``."""
+    """How reliable an answer is. Confidence begins at ``LIKELY``."""
 
-    NOTHING = 0  # there was nothing to judge by
+    NOTHING = 0  # no data
     GUESS = auto()
     DOUBTFUL = auto()
     LIKELY = auto()
@@ -24,7 +22,7 @@ class Grade(IntEnum):
 
     @property
     def confidence(self) -> float:
-        """The number that is published for it."""
+        """The published confidence, 0 to 1."""
         return GRADE_CONFIDENCE[self]
 
 
@@ -37,9 +35,8 @@ ONE_SCRAPE_AT_MOST: Final = Grade.DOUBTFUL  # whatever the table says
 
 @frozen
 class Row:
-    """One line of a verdict: what has to hold, and how far the answer can be relied on then.
-
-    ``verdict`` replaces the table's; empty = the whole table does not apply and the next one is asked.
+    """One line of a verdict: its condition, and the grade it gives. ``missing``: what would have to be known.
+    ``verdict`` replaces the table's; "" = the table does not apply, ask the next one.
     """
 
     name: str
@@ -51,7 +48,7 @@ class Row:
 
 @frozen
 class Lower:
-    """Lowers the grade: by so many grades, or to ``at_most``."""
+    """Lowers the grade by ``by`` grades, and to ``at_most``, where ``when`` holds."""
 
     when: Condition
     by: int = 0
@@ -62,11 +59,10 @@ class Lower:
 
 @frozen
 class Verdict:
-    """A verdict as a table. ``supports`` and ``against`` are leaves: the fact's sentence is shown where the leaf holds.
-
-    ``missing``: (fact, what to call it) shown where the fact is unknown. ``at_once`` = spans many samples, needs no
-    second. ``when`` and ``confident`` sum the rows up in a sentence: when the verdict is given, and when it is given
-    with confidence (empty = never); ``{threshold}`` in them is replaced by its value.
+    """A verdict as a table. ``supports`` and ``against``: leaves whose fact's sentence is shown where they hold.
+    ``missing``: (fact, text) shown where the fact is unknown. ``at_once``: published without a second sample.
+    ``when`` and ``confident`` state in a sentence when the verdict is given, and when with confidence ("" = never);
+    ``{threshold}`` is replaced by its value.
     """
 
     name: str
@@ -86,8 +82,8 @@ class Verdict:
 
 @frozen
 class Finding:
-    """Result of the tables: verdict, row and grade. ``supporting`` and ``opposing`` name facts, ``missing`` what was
-    not seen; ``{fact}`` in it is replaced by that fact's sentence.
+    """Result of the tables. ``supporting`` and ``opposing`` name facts; ``missing`` are texts, ``{fact}`` in them is
+    replaced by that fact's sentence.
     """
 
     verdict: str
@@ -107,7 +103,7 @@ class Finding:
 
 
 def find(table: Verdict, facts: Facts) -> Finding | None:
-    """The finding of one verdict's table; ``None`` where the table does not apply."""
+    """The finding of one table; ``None`` where it does not apply."""
     if not table.requires.test(facts):
         return None
     for condition in table.unless:  # loops, not generators: every engine asks every table in each tick
@@ -144,9 +140,7 @@ def _stage(table: Verdict, facts: Facts) -> str | None:
 
 
 def decide(tables: Sequence[Verdict], facts: Facts) -> Finding:
-    """The first verdict that holds, and as runner-up the next other one that is as good or one grade worse
-    and not a guess.
-    """
+    """The first finding, with the next other verdict as runner-up if it is at most one grade worse and no guess."""
     found = _findings(tables, facts)
     first = next(found)
     if first.grade <= Grade.GUESS or first.at_once or first.verdict in GOOD:

@@ -1,8 +1,7 @@
-"""Facts: everything a rule may read, each true, false or unknown, with one sentence for each of the three.
+"""Facts: everything a rule may read, each true, false or unknown, with a sentence for each value.
 
-A fact is declared once: its name, the clauses for true and false in ``docs/verdict-rows.md``, how it is found, and its
-sentences with their numbers.
-Numbers in braces are those of ``_NUMBERS``; sentences are written only where somebody reads them.
+A fact is declared once: its name, its clauses for ``docs/verdict-rows.md``, how it is found, and its sentences.
+``{names}`` in sentences are keys of ``_NUMBERS``; sentences are written only when read.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SLOW: Final = "timeout"  # the reason of a page that did not come in time
 
 
 class Recent:
-    """What the last seconds of samples looked like, beyond the newest one."""
+    """The queue over the recent samples: number of samples, share with a queue (0-1), mean requests waiting."""
 
     __slots__ = ("samples", "waiting_mean", "waiting_share")
 
@@ -41,7 +40,7 @@ class Recent:
 
 
 class View:
-    """What facts are found in: the signals, the last seconds' queue, the thresholds, how many readings there were."""
+    """Inputs of every fact: signals, recent queue, thresholds and the number of readings."""
 
     __slots__ = ("gpu", "readings", "recent", "s", "t")
 
@@ -64,7 +63,7 @@ class Fact:
 
 
 class Values(dict[str, bool | None]):
-    """Facts by name, each found when a rule or a reader first asks for it."""
+    """Facts by name, each found when first asked for."""
 
     __slots__ = ("_view",)
 
@@ -78,7 +77,7 @@ class Values(dict[str, bool | None]):
 
 
 class Gathered(Mapping[str, Evidence]):
-    """All facts about one engine at one moment; sentences are written when somebody reads them."""
+    """All facts about one engine at one moment; sentences are written when read."""
 
     __slots__ = ("_view", "facts")
 
@@ -96,7 +95,9 @@ class Gathered(Mapping[str, Evidence]):
         return len(BY_NAME)
 
     def filled(self, text: str) -> str:
-        """A sentence about a missing input with its numbers; ``{fact}`` is replaced by that fact's sentence."""
+        """A sentence about a missing input with its numbers; a text that is only ``{fact}`` becomes that fact's
+        sentence.
+        """
         fact = text[1:-1] if text.startswith("{") and text.endswith("}") else ""
         return self[fact].text if fact in BY_NAME else text.format_map(_numbers(self._view))
 
@@ -107,7 +108,7 @@ def _sentence(fact: Fact, value: bool | None, view: View) -> str:
 
 
 def least(value: float | None, at_least: float) -> bool | None:
-    """Whether a value reaches a level; ``None`` if it is unknown."""
+    """Whether a value is at least ``at_least``; ``None`` if it is unknown."""
     return None if value is None else value >= at_least
 
 
@@ -120,7 +121,9 @@ def _level(v: View, name: str) -> float:
 
 
 def _trickle(v: View) -> bool | None:
-    """A request that finishes counts as a token: embeddings generate none."""
+    """Whether running requests get almost no tokens. A finished request counts as a token, because embeddings
+    generate none.
+    """
     tokens = v.s.throughput.generation_tokens_per_running
     finished = v.s.throughput.finished_per_second
     running = v.s.load.running
@@ -146,14 +149,14 @@ def _source_is(*sources: str) -> Callable[[View], bool | None]:
 
 
 def _long_prompt(s: Signals) -> float | None:
-    """The prompt that only one in twenty exceeds: vLLM admits a request when its whole prompt fits, and one that does
-    not fit holds up all behind it.
+    """p95 of prompt tokens, else the mean: vLLM admits a request when its whole prompt fits, and one that does not
+    fit blocks all behind it.
     """
     return s.context.prompt_quantiles.get("0.95", s.context.prompt_mean)
 
 
 def _free(s: Signals) -> float | None:
-    """Tokens of the cache that were free for a new request at its fullest recently."""
+    """KV tokens that were free for a new request at the recent peak."""
     kv = s.kv
     if kv.kv_used_ratio_recent_max is None or kv.kv_capacity_tokens is None:
         return None
@@ -161,8 +164,8 @@ def _free(s: Signals) -> float | None:
 
 
 def _blocked(v: View, prompt: float | None) -> bool | None:
-    """Such a prompt does not fit into the free blocks although the cache is not full. Below the usual level only where
-    vLLM says that requests wait for capacity.
+    """Whether such a prompt does not fit into the free blocks although the cache is not full. Below
+    ``kv_head_of_line_ratio`` only where vLLM reports requests waiting for capacity.
     """
     peak, share = v.s.kv.kv_used_ratio_recent_max, v.recent.waiting_share
     if peak is None or share is None:
@@ -175,8 +178,8 @@ def _blocked(v: View, prompt: float | None) -> bool | None:
 
 
 def _any_fits(v: View) -> bool | None:
-    """Whether the cache has room for whatever prompt is next: the long ones that were seen, and from half full on one
-    as long as the server allows, because the one that blocks has not been seen yet.
+    """Whether any next prompt fits: long ones as seen, and in a warm cache one as long as the server allows, because
+    the blocking one has not been seen yet.
     """
     s = v.s
     free, long, limit = _free(s), _long_prompt(s), s.context.context_limit
@@ -195,8 +198,8 @@ def _queue(v: View) -> bool | None:
 
 
 def _short(v: View) -> bool | None:
-    """Whether those that wait are few and wait a moment only, as some always do between two steps of a busy engine.
-    ``None`` where nobody reports how long the few wait.
+    """Whether few requests wait, and only briefly, as between two steps of a busy engine. ``None`` without queue
+    times.
     """
     seconds, running, mean = v.s.latency.queue.get("0.95"), v.s.load.running, v.recent.waiting_mean
     if running is None or mean is None:
@@ -207,13 +210,15 @@ def _short(v: View) -> bool | None:
 
 
 def _many_wait(v: View) -> bool | None:
-    """More than the one or few that wait between two steps of a busy engine."""
+    """Whether more requests wait than the few between two steps of a busy engine."""
     waiting, running = v.s.load.waiting, v.s.load.running
     return None if waiting is None or running is None else waiting > 1 + v.t["calm_queue_ratio"] * running
 
 
 def _for_capacity(v: View) -> bool | None:
-    """Unknown where vLLM (before 0.20) does not tell what waits for a LoRA slot or for KV blocks from elsewhere."""
+    """Whether requests wait for capacity; unknown where vLLM before 0.20 does not separate waiting for a LoRA slot or
+    for KV blocks from elsewhere.
+    """
     queue = _queue(v)
     return _capacity_now(v) if queue else queue
 
@@ -228,8 +233,8 @@ def _capacity_now(v: View) -> bool | None:
 
 
 def _deferred_fill(v: View) -> bool | None:
-    """VLLM lets nobody in while those running and those skipped in the queue are as many as the limit; none
-    deferred fill nothing.
+    """Whether running plus deferred requests reach max_num_seqs, at which vLLM admits nothing; false without deferred
+    ones.
     """
     load = v.s.load
     if not load.waiting_deferred:
@@ -262,8 +267,8 @@ def _prefill_usual(v: View) -> bool | None:
 
 
 def _fresh(v: View) -> bool | None:
-    """A single answer that comes too late says that the server is slow; any other failure, or a second one, that nobody
-    may be there, however young the last page is.
+    """Whether the metrics describe the server now. One timeout means a slow server; any other failure, or a second
+    one, may mean that it is gone, however young the last scrape.
     """
     progress = v.s.progress
     if progress.fresh_seconds is None:
@@ -291,7 +296,7 @@ def _allocation(v: View) -> int:
 
 
 def _held_for_others(v: View) -> bool | None:
-    """Hardly anything runs, so whoever holds the blocks may be a server that has yet to pull them."""
+    """Whether KV blocks may be held for a server that has yet to pull them: hardly anything runs here."""
     load = v.s.load
     held = load.waits_for_blocks and load.kv_role != "kv_consumer"
     return held and (load.running or 0.0) < v.t["host_min_requests"]
@@ -996,7 +1001,7 @@ BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
 
 
 def clause(name: str, holds: bool, levels: Mapping[str, str]) -> str:
-    """A fact as a short clause, or its opposite; ``levels``: thresholds by name, as they are printed."""
+    """A fact (``holds``) or its opposite as a short clause; ``levels``: thresholds by name, as printed."""
     return (BY_NAME[name].title if holds else BY_NAME[name].denied).format_map(levels)
 
 
@@ -1023,7 +1028,7 @@ def _failing(v: View) -> str:
 
 
 def _known(*parts: tuple[str, float | None], otherwise: str) -> str:
-    """The parts whose number is known, each with its number for ``#``."""
+    """The parts whose number is known, each with its number in place of ``#``; ``otherwise`` if none is."""
     return ", ".join(text.replace("#", number(value)) for text, value in parts if value is not None) or otherwise
 
 
@@ -1037,7 +1042,7 @@ def _usage(v: View) -> str:
 
 
 def _free_and_prompts(v: View) -> str:
-    """Tokens free at the recent peak, and what the next prompts may take of them."""
+    """Tokens free at the recent peak, and prompt lengths in tokens."""
     context = v.s.context
     free = _known(("# tokens free", _free(v.s)), otherwise="free tokens: unknown")
     prompts = _known(
@@ -1064,7 +1069,7 @@ def _running_of_limit(v: View) -> str:
 
 
 def _source(v: View) -> str:
-    """Where the limit comes from, in words; empty if nothing is known of it."""
+    """Where the limit was read, in words; "" if unknown."""
     source = v.s.load.max_num_seqs_source or ""
     return _SOURCES.get(source, source)
 
@@ -1170,7 +1175,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
 
 
 def levels(t: Thresholds) -> Asked:
-    """Thresholds by name, as they are printed."""
+    """Thresholds by name, as printed."""
     return Asked(lambda name: t.entry(name).text)
 
 

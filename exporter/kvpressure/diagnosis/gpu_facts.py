@@ -12,7 +12,9 @@ _NONE: Final = "no GPU mapped to this pod, or none readable"
 
 
 class GpuFacts:
-    """Starved, saturated, working hard, computing, low, idle: each true, false or ``None``."""
+    """Starved, saturated, works (busy units), computes, low, idle: each true, false or ``None``; ``unseen``: no
+    activity read.
+    """
 
     __slots__ = ("_between", "_gpu", "computes", "idle", "low", "saturated", "starved", "unseen", "works")
 
@@ -39,12 +41,12 @@ class GpuFacts:
             self.saturated, self.works = (False if said is False else None for said in (self.saturated, self.works))
 
     def known(self) -> str:
-        """What is known where it does not decide: the numbers that there are, or why there are none."""
+        """The numbers that do not suffice to decide, or why there are none."""
         text = self.text()
         return text if text.startswith(_NONE) else f"only {text} is known"
 
     def text(self) -> str:
-        """The numbers that there are."""
+        """The activity numbers in words."""
         gpu = self._gpu
         text = _text(gpu)
         if self._between:
@@ -58,7 +60,7 @@ class GpuFacts:
 
 
 def _of_some(any_gpu: bool | None, every_gpu: bool | None) -> bool | None:
-    """What holds for the GPUs of one engine, where it is unknown which of these they are."""
+    """A fact about one engine's GPUs where it is unknown which of the pod's these are."""
     if every_gpu:
         return True
     return None if any_gpu else any_gpu
@@ -69,11 +71,11 @@ def _at_least(value: float | None, level: float) -> bool:
 
 
 def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | None]:
-    """Starved and saturated: by profiling where it is, else by all of the rest.
+    """Starved and saturated: by profiling where available, else by all other evidence.
 
-    Without profiling only utilization proves a starved GPU (no kernel ran): small models at their best draw little
-    power and have little work, so that much of either disproves it and little says nothing. Saturated is what any of
-    them says; a small estimate alone does not disprove it.
+    Without profiling, only utilization (no kernel ran) proves a starved GPU: small models draw little power and do
+    little work at their best, so high values disprove it and low ones mean nothing. Any one of them proves
+    saturation; a small estimate alone does not disprove it.
     """
     if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
         busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
@@ -112,7 +114,7 @@ def _text(gpu: ComputeSignals) -> str:
 
 
 def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
-    """Whether the GPU works hard by what it does: busy units, power, or vLLM's estimate; a duty cycle does not tell."""
+    """Whether the GPU works hard: by busy units, power or vLLM's estimate, not by utilization (a duty cycle)."""
     if gpu.activity_level == PROFILING:
         parts = ((gpu.tensor_activity, "tensor_busy_ratio"), (gpu.dram_activity, "dram_busy_ratio"))
     else:
@@ -122,8 +124,8 @@ def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
 
 
 def _computes(gpu: ComputeSignals, t: Thresholds) -> bool | None:
-    """Whether the GPU computes as much as it can. Busy memory does not say so: a larger batch reads the weights once
-    for more requests.
+    """Whether the GPU computes at its peak. Busy memory does not count: a larger batch reads the weights once for
+    more requests.
     """
     if gpu.activity_level == PROFILING:
         return None if gpu.tensor_activity is None else gpu.tensor_activity >= t["tensor_busy_ratio"]

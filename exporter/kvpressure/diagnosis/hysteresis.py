@@ -1,4 +1,4 @@
-"""Hysteresis: a verdict stays until another one has held for a moment, so that it does not flap."""
+"""Hysteresis: a verdict stays until another has held for a while, so that it does not flap."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ Pair = Callable[[Finding, Finding], bool]
 
 @frozen
 class Transition:
-    """One line of the table: how long another verdict has to be found before it is published.
-
-    ``samples`` = found that often in a row; ``seconds`` names the threshold of how long the published one has not been
-    found; ``far_apart`` = published at once when the published one was last found more than
-    ``verdict_unconfirmed_seconds`` ago, because waiting for a second sample would then keep what is over.
+    """How long another verdict must be found before it is published. ``samples``: times in a row. ``seconds``: the
+    threshold of how long the published verdict has not been found. ``far_apart``: at once when that was last found
+    more than ``verdict_unconfirmed_seconds`` ago, because waiting for a second sample would keep an outdated verdict.
     """
 
     words: str
@@ -48,7 +46,7 @@ CHANGES: Final = (
 
 
 class VerdictHysteresis:
-    """The published verdict of one engine, changed by the first line of ``CHANGES`` that applies."""
+    """The published verdict of one engine; the first line of ``CHANGES`` that applies decides when it changes."""
 
     __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "_found", "current", "since")
 
@@ -61,7 +59,7 @@ class VerdictHysteresis:
         self._candidate_ticks = 0
 
     def observe(self, t: float, finding: Finding, thresholds: Thresholds) -> Finding:
-        """Take what was found now; what is published now."""
+        """Take what was found now; return what is published."""
         current, self.since = self.current, min(self.since, t)  # a clock that steps back
         if current is None or current.verdict == finding.verdict:
             return self._publish(t, finding, changed=current is None)
@@ -77,7 +75,7 @@ class VerdictHysteresis:
         return self._doubted(current)
 
     def _doubted(self, current: Finding) -> Finding:
-        """That all is well is not said with confidence while something else is found."""
+        """``current``, without confidence if it is healthy or idle: something else is found."""
         return replace(current, grade=min(current.grade, Grade.DOUBTFUL)) if current.verdict in GOOD else current
 
     def _publish(self, t: float, finding: Finding, changed: bool) -> Finding:

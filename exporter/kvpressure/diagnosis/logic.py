@@ -1,7 +1,6 @@
-"""Three-valued conditions in the open: ``yes``, ``no``, ``maybe`` (not no), ``unsure`` (not yes) and ``unknown`` of a
-fact.
+"""Three-valued conditions: ``yes``, ``no``, ``maybe`` (not no), ``unsure`` (not yes) and ``unknown`` of a fact.
 
-A condition is tested against facts (name -> true, false or None for unknown) and written in words for
+A condition is tested against facts (name -> True, False or None for unknown) and written in words for
 ``docs/verdict-rows.md``.
 """
 
@@ -25,9 +24,9 @@ _TESTS: Final[Mapping[str, str]] = {
 
 
 class Condition:
-    """A condition on facts. ``kind`` is a leaf's form, or ``and``, ``or``, ``not``, ``always``; ``parts``
-    what it is made of. ``code`` is the test as a Python expression: every engine is asked all of them in each tick, and
-    a call for each part would cost more than the parts do.
+    """A condition on facts. ``kind``: a leaf's form, or ``and``, ``or``, ``not``, ``always``; ``parts``: its
+    operands. ``code``: the test as one Python expression, because calls per part in every tick would cost more than
+    the tests.
     """
 
     __slots__ = ("code", "denied", "kind", "name", "parts", "test")
@@ -50,7 +49,7 @@ class Condition:
         return Condition("not", (self,), f"(not {self.code})")
 
     def called(self, name: str, denied: str = "") -> Condition:
-        """The same condition under a clause of its own and one for its opposite, which other conditions use."""
+        """The same condition under a name, and one for its opposite, which stand for it in other conditions' words."""
         return Condition(self.kind, self.parts, self.code, name, denied)
 
     def names(self) -> frozenset[str]:
@@ -60,8 +59,8 @@ class Condition:
         return frozenset().union(*(part.names() for part in self.parts))
 
     def clauses(self, say: Callable[[str, bool], str], *, negated: bool = False, opened: bool = False) -> list[str]:
-        """The condition as clauses that all have to hold; alternatives are on lines of their own. ``say`` gives the
-        clause of a fact or of its opposite; ``opened`` writes out what ``called`` named.
+        """Clauses that all have to hold; alternatives have a line each. ``say`` gives the clause of a fact or of its
+        opposite; ``opened`` writes out a condition that has a name.
         """
         if self.kind in _TESTS:
             return [_clause(_OPPOSITE.get(self.kind, "known") if negated else self.kind, self.name, say)]
@@ -75,7 +74,7 @@ class Condition:
         return [_one_of(self._options(say, negated))]
 
     def _options(self, say: Callable[[str, bool], str], negated: bool) -> list[str]:
-        """Alternatives of which one has to hold, each in words."""
+        """The alternatives in words."""
         found: list[str] = []
         for part in self.parts:
             if part.kind == self.kind and not part.name:
@@ -87,7 +86,7 @@ class Condition:
 
 
 def listed(clauses: Sequence[str]) -> str:
-    """Clauses joined as in a sentence."""
+    """Clauses joined with commas and "and"."""
     *others, last = clauses
     more = "," if others[1:] else ""  # two clauses need no comma
     return f"{', '.join(others)}{more} and {last}" if others else last

@@ -1,7 +1,7 @@
-"""The longest request of the last hour, which an incident does not make shorter.
+"""The longest request of the last hour, held during an incident.
 
-Under pressure short requests still finish while long ones wait, are preempted or are given up: the longest of the last
-minutes shrinks, and a limit derived from it would refuse requests that were normal before.
+Under pressure short requests still finish while long ones wait, are preempted or are abandoned: the longest of the
+last minutes shrinks, and a limit derived from it would reject requests that were normal before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ CALM: Final = frozenset({"healthy", "idle"})
 
 
 class LongestRequest:
-    """Follows one engine. Tokens; a maximum for each minute of ``longest_request_seconds``, and one that is held while
-    the engine is not calm.
+    """Longest request of one engine in tokens: the maximum over ``longest_request_seconds``, held while the verdict
+    is neither healthy nor idle.
     """
 
     __slots__ = ("_held", "_minutes", "_seconds")
@@ -28,7 +28,7 @@ class LongestRequest:
         self._held: float | None = None
 
     def observe(self, t: float, longest: float | None, verdict: str) -> float | None:
-        """Take the longest of the last minutes; the longest that counts now, ``None`` before the first."""
+        """Take the longest of the last minutes; return the one that counts now, ``None`` before the first."""
         minutes = self._minutes
         while minutes and minutes[-1][0] > t:  # the clock stepped back
             minutes.pop()

@@ -9,9 +9,7 @@ PERCENT: Final = 100
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A number with at most so many decimals and, with decimals, at most three significant digits; thousands apart
-    from 10 000 on.
-    """
+    """A number with at most ``digits`` decimals and three significant digits; thousands are separated from 10 000."""
     if value is None:
         return NOT_KNOWN
     if abs(value) >= 10_000:
@@ -20,5 +18,5 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A ratio as a percentage."""
+    """A ratio as a whole percentage."""
     return NOT_KNOWN if value is None else f"{value * PERCENT:.0f} %"

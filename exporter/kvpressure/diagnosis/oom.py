@@ -1,7 +1,7 @@
 """Out of GPU memory, from the log: whether it happened, and torch's allocator numbers at that moment.
 
-The text of the error is the only place outside the process where allocated and reserved memory can be seen, and only
-after the fact. It is evidence, not a reading: ``fragmentation_bytes`` comes from the plugin alone.
+The error's text is the only place outside the process that shows allocated and reserved memory, and only after the
+fact. It is evidence, not a reading: ``fragmentation_bytes`` comes from the plugin alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvpressure.settings.thresholds import Thresholds
 TRUE: Final = "out of GPU memory {oom_times} in the log of the last 10 minutes{oom_figures}"
 FALSE: Final = "no out-of-memory line in the log of the last 10 minutes"
 UNKNOWN: Final = "out of GPU memory: unknown (no log read)"
-"""What the evidence and the condition ``gpu_out_of_memory`` say."""
+"""Sentences of the evidence and the condition ``gpu_out_of_memory``."""
 
 OOM_EVENTS: Final = ("cuda_oom", "warmup_oom", "load_oom")
 _GB: Final = 10**9
@@ -37,19 +37,19 @@ def count(s: Signals) -> int | None:
 
 
 def happened(s: Signals) -> bool | None:
-    """Whether there are such lines."""
+    """Whether there are such lines; ``None`` if no log was read."""
     lines = count(s)
     return None if lines is None else lines > 0
 
 
 def times(s: Signals) -> str:
-    """How often: "3 times"."""
+    """Number of such lines: "3 times"."""
     lines = count(s) or 0
     return f"{lines} time{'' if lines == 1 else 's'}"
 
 
 def figures(s: Signals, t: Thresholds) -> str:
-    """Allocator numbers of the last text that has some, to follow the sentence."""
+    """Allocator numbers of the last error that has some, as the end of a sentence."""
     told = [form.format(_size(s.oom[name])) for name, form in _PARTS if name in s.oom]
     found = f"; last: {', '.join(told)}" if told else ", without numbers"
     if fragmented(s.oom, t):
@@ -58,8 +58,8 @@ def figures(s: Signals, t: Thresholds) -> str:
 
 
 def fragmented(figures: Mapping[str, float], t: Thresholds) -> bool:
-    """Whether memory failed to be found although much was held unused: torch gives whole unused blocks back before it
-    fails, so what remains are pieces of blocks in use.
+    """Whether an allocation failed although much was reserved unused: torch frees whole unused blocks first, so what
+    remains are pieces of blocks in use.
     """
     return figures.get("reserved_unallocated_bytes", 0.0) >= t["fragmentation_warning_bytes"]
 

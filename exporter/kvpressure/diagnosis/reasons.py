@@ -1,7 +1,7 @@
-"""Why an engine has its verdict: the numbers that support it, one a row, as dashboards list them.
+"""The numbers that support a verdict, one a row, as dashboards list them.
 
-A row counts while the verdict is one of its verdicts and the named fact has the given value, so the dashboard and the
-exporter's page agree.
+A row counts while the verdict is one of its verdicts and one of its facts has the given value, so that dashboards and
+exporter agree.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NOT_THE_CACHE: Final = ("concurrency_limited", "compute_bound", "host_bound", "s
 
 @frozen
 class Reason:
-    """One row. ``number`` is read from the signals, ``None`` where it is unknown; ``words`` continue it and may name
-    thresholds in braces. ``facts``: alternatives, of which one has to have the value ``holds``.
+    """One row. ``number``: from the signals, ``None`` where unknown; ``words`` follow it, with thresholds in braces.
+    ``facts``: alternatives, one of which must be ``holds``.
     """
 
     name: str
@@ -37,7 +37,7 @@ def _times(factor: float, value: float | None) -> float | None:
 
 
 def _tokens(s: Signals) -> float | None:
-    """Prompt and generated tokens a second, as far as they are known."""
+    """Prompt plus generated tokens per second, as far as known."""
     known = (s.throughput.prompt_tokens_per_second, s.throughput.generation_tokens_per_second)
     return sum(value for value in known if value is not None) if any(v is not None for v in known) else None
 
@@ -168,7 +168,7 @@ REASONS: Final = (
         holds=False,
     ),
 )
-"""``tests/bundle/test_dashboards.py`` holds each row to a fact that the table of its verdict reads."""
+"""``tests/bundle/test_dashboards.py`` checks that the table of the verdict reads each row's fact."""
 
 _BY_VERDICT: Final = {
     verdict: tuple(reason for reason in REASONS if verdict in reason.verdicts)
@@ -177,7 +177,7 @@ _BY_VERDICT: Final = {
 
 
 def numbers(verdict: str, facts: Mapping[str, bool | None], s: Signals) -> dict[str, float]:
-    """The numbers behind ``verdict`` by the name of their row, in the units of its words; unknown ones are absent."""
+    """The numbers behind ``verdict`` by row name, in the units of the row's words; unknown ones are absent."""
     found: dict[str, float] = {}
     for reason in _BY_VERDICT.get(verdict, ()):
         if any(facts[name] is reason.holds for name in reason.facts):

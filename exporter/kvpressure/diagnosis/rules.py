@@ -1,8 +1,8 @@
-"""The rules: every verdict as a short table, asked in the order of ``TABLES``. The first that holds is the answer.
+"""The rules: one table per verdict, asked in the order of ``TABLES``; the first that holds is the answer.
 
-The order is the order of vetoes: what makes every other number meaningless comes first (no scrape, sleep, no progress),
-then nothing to do (idle), then a queue that no resource of the engine explains (deferred), then the binding resource
-(cache, sequence limit, host, GPU), then healthy. ``docs/verdicts.md`` is written from here.
+What makes other numbers meaningless comes first (no scrape, sleep, no progress), then nothing to do (idle), then a
+queue that no resource of the engine explains (deferred), then the binding resource (cache, sequence limit, host,
+GPU), then healthy. ``docs/verdicts.md`` is written from here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _FAILING: Final = Lower(
     yes("scrape_failing"), at_most=DOUBTFUL, missing="what has happened since the last scrape that succeeded"
 )
 
-# --- nothing to judge by --------------------------------------------------------------------------------------------
+# --- no usable metrics ---------------------------------------------------------------------------------------------
 
 NO_SCRAPE: Final = Verdict(
     "unknown",
@@ -103,7 +103,7 @@ _clients_gone = (yes("clients_gone") | (unknown("clients_gone") & no("http_answe
     "the clients seem to be gone"
 )
 _gpu_silent = (yes("gpu_idle") | (yes("gpu_shared") & unknown("gpu_idle"))).called("the GPU shows no work")
-_unseen_load = (  # under a load that queues, somebody would come or go
+_unseen_load = (  # under such load clients would connect or disconnect
     yes("something_runs") & yes("waiting_now") & maybe("gpu_idle") & unknown("clients_gone") & unsure("http_answers")
 ).called("only gauges show the queue")
 
@@ -366,7 +366,7 @@ CONCURRENCY_LIMITED: Final = Verdict(
     "concurrency_limited",
     "Concurrency limited",
     requires=yes("running_at_limit") & lasting_queue,
-    unless=(yes("limit_is_observed") & yes("prefill_dominates"),),  # it stands still because prompts take all the time
+    unless=(yes("limit_is_observed") & yes("prefill_dominates"),),  # constant because of prefill
     rows=(
         Row(
             "limit and cache reached at once",
@@ -640,7 +640,7 @@ SYNTHETIC: Final = frozenset(
         "Compute bound: GPU works hard",
     }
 )
-"""Rows that no recording of a real server and no public incident has shown yet: at most doubtful until one does."""
+"""Rows that no recording of a real server and no public incident has shown yet: capped at doubtful."""
 
 
 def _capped(table: Verdict) -> Verdict:

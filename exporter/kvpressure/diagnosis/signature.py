@@ -1,7 +1,7 @@
-"""The documented signature, condition by condition, exactly as the guides state it.
+"""The documented signature, condition by condition, as the guide "KV Cache Diagnostics" states it.
 
-It is published next to the verdict because readers of the guides look for it; on recorded servers it finds no KV
-pressure, so ``note`` explains where the two disagree.
+Published beside the verdict because readers of the guide look for it. On recorded servers it finds no KV pressure;
+``note`` explains a disagreement.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def conditions(s: Signals, t: Thresholds) -> dict[str, bool | None]:
 
 
 def met(values: Mapping[str, bool | None]) -> bool | None:
-    """Most of the conditions hold; ``None`` where those that are unknown could make it otherwise."""
+    """Whether most conditions hold; ``None`` where the unknown ones could change that."""
     found = list(values.values())
     true, false, open_ = found.count(True), found.count(False), found.count(None)
     if true > false + open_:
@@ -44,7 +44,7 @@ def met(values: Mapping[str, bool | None]) -> bool | None:
 
 
 def note(s: Signals, verdict: str, is_met: bool | None) -> str:
-    """Why signature and verdict differ, in words; empty when they agree or the signature is unknown."""
+    """Why signature and verdict differ, in words; "" when they agree or the signature is unknown."""
     if is_met is None or is_met == (verdict == "kv_pressure"):
         return ""
     level = s.kv.kv_used_ratio_max

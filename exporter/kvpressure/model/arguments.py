@@ -1,7 +1,7 @@
-"""Arguments of an inference server in their normal form, and numbers as command lines spell them.
+"""Arguments of an inference server under common names, and numbers as command lines spell them.
 
-Names are those of the limits and properties that the rest of the package knows, whatever flag of whichever server they
-came from; a dialect adds its own other arguments under their own names.
+Names are those of the package's limits and properties, whatever the server's flag; a dialect adds its other arguments
+under its own names.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ GIB: Final = 2**30
 
 @frozen
 class EngineArgs:
-    """Arguments by name: ``max_num_seqs``, ``max_num_batched_tokens``, ``gpu_memory_utilization``, ``max_model_len``,
-    ``tensor_parallel_size`` ... as the properties below read them.
+    """Arguments by name: ``max_num_seqs``, ``max_model_len``, ... as the properties below read them.
 
-    ``values``: the text given, None when it is given but not visible (an environment variable from a secret, a shell
-    substitution). ``explicit``: the names that somebody set. ``complete``: the whole command line was seen, so that a
-    name missing from ``explicit`` was left at its default. ``env``: the variables that the server itself reads.
+    ``values``: the text given, None when given but not visible (an environment variable from a secret, a shell
+    substitution). ``explicit``: the names that were set. ``complete``: the whole command line was seen, so that a
+    name missing from ``explicit`` has its default. ``env``: variables that the server itself reads.
     """
 
     values: Mapping[str, str | None] = field(default_factory=dict)
@@ -43,11 +42,11 @@ class EngineArgs:
         return human_int(self.values.get(name))
 
     def number(self, name: str) -> float | None:
-        """The value as a finite number, else None."""
+        """The value as a number of at most 1e15 in size, else None."""
         return _float(self.values.get(name))
 
     def merged(self, other: EngineArgs) -> EngineArgs:
-        """Both together, ``other`` (e.g. the logged arguments, which include a config file) on top."""
+        """Both together; ``other`` (e.g. the logged arguments, which include a config file) takes precedence."""
         return EngineArgs(
             {**self.values, **other.values},
             self.explicit | other.explicit,
@@ -57,12 +56,12 @@ class EngineArgs:
 
     @property
     def max_num_seqs(self) -> int | None:
-        """Most requests in the running batch."""
+        """Maximum number of requests in the running batch."""
         return _positive(self.integer("max_num_seqs"))
 
     @property
     def max_num_active_seqs(self) -> int | None:
-        """Most requests in the running batch where that is fewer than ``max_num_seqs``."""
+        """Maximum number of running requests where it is lower than ``max_num_seqs``."""
         return _positive(self.integer("max_num_active_seqs"))
 
     @property
@@ -72,7 +71,7 @@ class EngineArgs:
 
     @property
     def max_model_len(self) -> int | None:
-        """Context limit in tokens; ``auto`` and -1 mean "not known yet" and give None."""
+        """Context limit in tokens; None for ``auto`` and -1."""
         return _positive(self.integer("max_model_len"))
 
     @property
@@ -89,7 +88,7 @@ class EngineArgs:
 
     @property
     def kv_cache_memory_bytes(self) -> int | None:
-        """Size of the KV pool of one GPU where it was set outright."""
+        """KV pool of one GPU in bytes where it was set directly."""
         return _positive(self.integer("kv_cache_memory_bytes"))
 
     @property
@@ -121,7 +120,7 @@ class EngineArgs:
 
     @property
     def decode_context_parallel_size(self) -> int | None:
-        """Ranks that each hold a part of the tokens."""
+        """Ranks among which the tokens of a request are split."""
         return _positive(self.integer("decode_context_parallel_size"))
 
     @property
@@ -142,7 +141,7 @@ class EngineArgs:
 
     @property
     def served_model_name(self) -> str | None:
-        """The first served name, which is the ``model_name`` label; the model's own name when none is set."""
+        """The first served name, which is the ``model_name`` label; else the model's own name."""
         return self.values.get("served_model_name") or self.model
 
 
@@ -163,8 +162,8 @@ _INT = re.compile(r"(\d{1,18})(\.\d{1,9})?([kKmMgGtT])?")
 
 
 def human_int(text: str | None) -> int | None:
-    """An integer as command lines take it: plain, ``25.6k`` = 25600 (decimal), ``8K`` = 8192 (binary, whole
-    numbers only). Anything else, negative numbers included, is None.
+    """An integer as command lines write it: ``25600``, ``25.6k`` (decimal), ``8K`` = 8192 (binary, whole numbers
+    only); None for anything else, also for negative numbers.
     """
     found = _INT.fullmatch(text.strip()) if text is not None else None
     if found is None:
@@ -186,6 +185,6 @@ Version = tuple[int, int, int]
 
 
 def parse_version(text: str | None) -> Version | None:
-    """``0.9.1``, ``v0.6.3.post1``, ``0.27.0+cpu`` ... as three numbers; None for anything else."""
+    """``0.9.1``, ``v0.6.3.post1``, ``0.27.0+cpu`` as three numbers; None for anything else."""
     found = re.match(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?", text.strip()) if text else None
     return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))

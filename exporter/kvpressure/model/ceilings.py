@@ -1,7 +1,7 @@
-"""The largest values that are believed of anything read from outside, by kind of quantity, in one place.
+"""The largest values accepted from outside, by kind of quantity.
 
-What is negative, not finite or above its ceiling is absent and counted where it enters. The ceilings leave room for a
-node far larger than any that exists, and products of several of them are still finite.
+A value that is negative, not finite or above its ceiling is absent and counted where it enters. Ceilings allow for
+far more than any existing node, and products of several stay finite.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ LABEL: Final = 1e15  # numbers in the labels and arguments of an engine: tokens,
 
 
 def number(value: object, most: float, least: float = 0.0) -> float | None:
-    """``value`` if it is a number from ``least`` to ``most``, else ``None``. A whole number of any length may come."""
+    """``value`` if it is a number from ``least`` to ``most``, else ``None``; integers of any length are accepted as
+    input.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if least <= value <= most else None

@@ -1,4 +1,4 @@
-"""Data that never changes once it is made, cheap to make every second."""
+"""Immutable dataclasses that are cheap to create every second."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """A dataclass with slots whose fields the type checker holds fixed.
+    """A dataclass with slots whose fields the type checker treats as fixed.
 
-    The guard that ``frozen=True`` adds at run time makes each one take twice as long, a tenth of the exporter's tick.
+    ``frozen=True`` would double the time to create each, a tenth of the exporter's tick.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)

@@ -1,4 +1,4 @@
-"""Which errors of a GPU mean that the hardware is at fault, and which that a kernel is."""
+"""Which GPU errors are hardware faults, and which a program's kernel causes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 from kvpressure.model.readings import GpuReading
 
 LOST: Final = frozenset({"gpu_lost", "lost", "reset_required"})
-"""``GpuReading.error`` of a device that is gone or will not work again by itself."""
+"""``GpuReading.error`` of a device that is gone or needs a reset."""
 
 OF_APPLICATIONS: Final[Mapping[str, frozenset[int]]] = {"nvidia": frozenset({13, 31, 43, 45, 68, 109})}
-"""Driver events by vendor that a program causes on a sound GPU. What a vendor does not list counts as a fault."""
+"""Driver events by vendor that a program causes on a healthy GPU; all others count as hardware faults."""
 
 OF_KERNELS: Final[Mapping[str, frozenset[int]]] = {"nvidia": frozenset({13, 31, 43, 109})}
-"""Those of them that end the program whose kernel caused them. 45 follows the end of any program, 68 is of video."""
+"""Those that end the program whose kernel caused them. XID 45 follows the end of any program, 68 concerns video."""
 
 
 def hardware_faults(gpu: GpuReading) -> dict[int, int]:

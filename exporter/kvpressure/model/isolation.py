@@ -1,7 +1,8 @@
-"""Each engine, GPU, container, target and source is handled apart: what one of them raises costs the others nothing.
+"""Each engine, GPU, container, target and source is handled apart, so that an exception of one does not affect the
+others.
 
-A ``Guard`` runs one subject's part of the work. When that raises, the guard counts and logs the failure and returns it;
-whoever called publishes the subject as unknown, with the reason.
+A ``Guard`` runs one subject's work. When that raises, it counts, logs and returns the failure; the caller publishes
+the subject as unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 @frozen
 class Failure:
-    """Which subject failed, at which stage, and why: a reason from ``REASONS``."""
+    """Which subject failed, at which stage, and why (one of ``REASONS``)."""
 
     kind: str
     name: str
@@ -72,17 +73,17 @@ class Failure:
 
 
 def engine_name(key: EngineKey) -> str:
-    """An engine's name in failures."""
+    """``namespace/pod/model/engine``, as in failures."""
     return f"{key.namespace}/{key.pod}/{key.model_name}/{key.engine}"
 
 
 def container_name(one: ContainerReading | Discovered | LogLine) -> str:
-    """A container's name in failures."""
+    """``namespace/pod/container``, as in failures."""
     return f"{one.namespace}/{one.pod}/{one.container}"
 
 
 class Guard:
-    """Runs the work for one subject at a time and counts what failed. Safe to use from several threads."""
+    """Runs the work for one subject at a time and counts failures. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[Failure, int] = {}
@@ -90,7 +91,7 @@ class Guard:
         self._lock = threading.Lock()
 
     def run(self, stage: str, kind: str, name: Callable[[], str], work: Callable[[], T]) -> T | Failure:
-        """What ``work`` returns, or the failure when it raises. ``name`` is only asked for a name then."""
+        """What ``work`` returns, or the failure when it raises; ``name`` is called only then."""
         try:
             return work()
         except Exception as error:
@@ -105,7 +106,7 @@ class Guard:
 
     @property
     def counts(self) -> Mapping[Failure, int]:
-        """How often each failed since the start."""
+        """Number of failures since the start, by failure."""
         with self._lock:
             return dict(self._counts)
 

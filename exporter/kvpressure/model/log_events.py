@@ -1,4 +1,4 @@
-"""What an inference server's log can report, whichever server it is: the closed set of events and their classes."""
+"""The closed set of events that an inference server's log can report, whichever server it is."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ MAX_LINE: Final = 16384
 
 @frozen
 class LogEvent:
-    """One recognised line. ``event`` is one of ``EVENTS``; which ``values`` an event can carry stands there.
-
-    ``facts``: what a start-up line reports that no metric carries, under the names of ``FACTS``; bytes are of one
-    worker. ``arguments`` and ``version``: where the line has the server's arguments or version.
+    """One recognised line. ``event``: a key of ``EVENTS``, which lists its possible ``values``. ``facts``: what a
+    start-up line reports and no metric does, by name of ``FACTS``; bytes are per worker. ``arguments``, ``version``:
+    of the server, where the line has them.
     """
 
     event: str
@@ -43,7 +42,7 @@ FACTS: Final = (
 
 @frozen
 class EventKind:
-    """What an event means, and the names of the ``values`` that its line can give."""
+    """What an event means, and the ``values`` its line can give."""
 
     means: str
     values: str = ""
@@ -99,12 +98,12 @@ EVENTS: Final[Mapping[str, EventKind]] = {
     "sleep": EventKind("sleep mode was entered", "freed_bytes, used_bytes, seconds"),
     "kv_padding": EventKind("KV blocks of a hybrid model are padded", "waste_ratio, an upper bound"),
 }
-"""The closed set. A value is missing when the line does not give it."""
+"""A value is absent when the line does not give it."""
 
 ALLOCATION_EVENTS: Final = frozenset(
     {"cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed"}
 )
-"""Events that mean "an allocation failed" (the documented log check of the triage)."""
+"""Events that mean a failed allocation (the log check of the documented triage)."""
 
 FACT_EVENTS: Final = frozenset(
     {
@@ -120,4 +119,4 @@ FACT_EVENTS: Final = frozenset(
         "kv_padding",
     }
 )
-"""Events that stay true for the life of the engine, however old the line is."""
+"""Events that stay true for the life of the engine, however old the line."""

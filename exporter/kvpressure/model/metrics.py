@@ -1,6 +1,6 @@
-"""What a metric is, and how a signal declares the one that publishes it: beside its value, on the same field.
+"""What a metric is, and how a signal's field declares the metric that publishes it.
 
-The collector, the table of metrics and ``docs/metrics.md`` derive from these declarations.
+Collector, table of metrics and ``docs/metrics.md`` derive from these declarations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @frozen
 class Metric:
-    """One family. ``name`` is without prefix; counters carry ``_total`` and infos ``_info`` in it. ``absent`` says
+    """One metric family. ``name``: without prefix, with ``_total`` for counters and ``_info`` for infos. ``absent``:
     when the series is missing, which is part of its meaning.
     """
 
@@ -44,7 +44,7 @@ class Metric:
 
 
 def gauge(name: str, help: str, *labels: str, absent: str = "") -> Metric:
-    """A gauge of one engine; ``labels`` are those beyond the engine's own."""
+    """A gauge of one engine; ``labels`` come after the engine's own."""
     return Metric(name, "gauge", help, (*ENGINE, *labels), absent)
 
 
@@ -55,9 +55,9 @@ def quantiles(name: str, help: str, *labels: str, absent: str = "") -> Metric:
 
 @frozen
 class Published:
-    """A value of a signal group as samples of ``metric``: ``labels`` follow the engine's own. A mapping has a sample
-    for each key, which is the last label. ``states`` = the value is a text, and the metric a state set of these.
-    ``total`` names the sum of a histogram.
+    """A value of a signal group as samples of ``metric``; ``labels`` are label values after the engine's own. A
+    mapping has a sample per key, which is the last label. ``states``: the value is a text, published as a state set.
+    ``total``: the field with the sum of a histogram.
     """
 
     metric: Metric
@@ -68,14 +68,14 @@ class Published:
 
 @frozen
 class Output:
-    """How one publication is read from its group."""
+    """How one published value is read from its group."""
 
     read: Callable[[Any], Any]
     published: Published
 
 
 def published(metric: Metric, *labels: str, default: Any = None, states: tuple[str, ...] = (), total: str = "") -> Any:
-    """A dataclass field whose value is published; ``default`` may be a type of mapping."""
+    """A dataclass field whose value is published; a type as ``default`` (such as ``dict``) is a factory."""
     declared = {_DECLARED: Published(metric, labels, states, total)}
     if isinstance(default, type):
         return field(default_factory=default, metadata=declared)
@@ -83,7 +83,7 @@ def published(metric: Metric, *labels: str, default: Any = None, states: tuple[s
 
 
 def publishes(metric: Metric, *labels: str) -> Callable[[_F], _F]:
-    """Publish what a method of a signal group derives from its fields."""
+    """Decorator: publish what a method of a signal group derives from its fields."""
 
     def mark(method: _F) -> _F:
         setattr(method, _DECLARED, Published(metric, labels))
@@ -96,7 +96,7 @@ _OUTPUTS: Final[dict[type[Any], tuple[Output, ...]]] = {}  # by group: there are
 
 
 def outputs(group: type[Any]) -> tuple[Output, ...]:
-    """Everything that a signal group publishes, in the order of its declaration."""
+    """Everything that a signal group publishes, in order of declaration."""
     if group not in _OUTPUTS:
         _OUTPUTS[group] = _outputs(group)
     return _OUTPUTS[group]

@@ -2,13 +2,13 @@
 
 Rules that hold for every field here:
 
-* ``None`` (or a missing mapping key) means *unknown*. A failed or unsupported reading is never 0 and never
-  the value from last time.
+* ``None`` (or a missing mapping key) means *unknown*. A failed or unsupported reading is never 0 and never the value
+  from last time.
 * Units are base units: bytes, seconds, watts; ratios run from 0 to 1; tokens and requests are counts.
 * Times are Unix seconds as floats.
 
-Engine pages keep their values under canonical names (the constants below), so that signals never see the
-spelling of a particular server or version; the dialects in ``engines`` are the only place that knows those.
+A "page" in names of the package is the text of one metrics endpoint at one scrape. Its values have canonical names
+(the constants below); only the dialects in ``engines`` know the spellings of a server or version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import LogEvent
 
-PageText = bytes | bytearray  # a metrics endpoint as it came
+PageText = bytes | bytearray  # body of a metrics endpoint
 
 # --- canonical names of what an engine page carries -------------------------------------------------------
 
@@ -74,7 +74,7 @@ HTTP_PREFIX: Final = "http:"  # + status class, "http:2xx", "http:4xx", "http:5x
 
 @frozen
 class GpuProcess:
-    """A process on a GPU: host pid and its device memory in bytes (``None`` = the driver does not say)."""
+    """A process on a GPU: host pid and its device memory in bytes (``None`` = not reported by the driver)."""
 
     pid: int
     used_bytes: int | None = None
@@ -82,13 +82,13 @@ class GpuProcess:
 
 @frozen
 class GpuReading:
-    """One GPU (or MIG instance, or AMD partition) as read at one moment.
+    """One GPU, MIG instance or AMD partition as read at one moment.
 
     ``memory_used_bytes`` is total minus free, which means the same under both NVML memory structures.
-    ``utilization_ratio`` is a duty cycle (some kernel was running), not an occupancy. ``error`` is the reason why the
-    device could not be read (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None. A MIG
-    instance has ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU. ``xid_errors`` (and
-    ``ecc_errors`` by kind) count driver events since start, ``xid_last_times`` has when each XID came last.
+    ``utilization_ratio`` is a duty cycle (some kernel was running). ``error`` is why the device could not be read
+    (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None. A MIG instance has
+    ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU. ``xid_errors`` (by XID) and
+    ``ecc_errors`` (by kind) count driver events since start; ``xid_last_times`` is when each XID came last.
     """
 
     uuid: str
@@ -139,9 +139,10 @@ class Histogram:
 
 @frozen
 class EngineReading:
-    """One engine (model, data-parallel rank) on a metrics page, under canonical names. ``dialect``: whose spellings the
-    page had. On a page of several servers ``replica`` is Ray's identifier of its server, ``origin`` the pod or address
-    that its series were collected from; both stand in ``engine`` too, the former as a number.
+    """One engine (model, data-parallel rank) of a metrics endpoint, under canonical names. ``dialect``: whose
+    spellings were used. Where several servers share an endpoint, ``replica`` is Ray's identifier of the server and
+    ``origin`` the pod or address that its series were collected from; both are part of ``engine`` too, the former as
+    a number.
     """
 
     model_name: str
@@ -159,14 +160,12 @@ class EngineReading:
 class Scrape:
     """One scrape of one inference server.
 
-    ``error`` is a reason from the closed set of ``reasons.REASONS`` when the scrape failed; then
-    ``engines`` is empty. ``exposition`` is the raw text, kept only while somebody records. ``bad_lines`` counts
-    lines that looked wanted and could not be read, ``cut`` what was left out: engines, series and plugin by limits,
-    collisions because several series name one value.
-    ``group``: the pods that may form the engine, of which this one serves; "" = it alone.
-    ``multi_process`` = several API servers (no process_* series). ``flavour`` is a word of the dialect ("v0", "v1",
-    "rust") when the page tells, else None. ``dialect``: of its engines, else what discovery took the server for; "" =
-    unknown.
+    ``error``: a reason of ``reasons.REASONS`` when the scrape failed; ``engines`` is then empty. ``exposition``: the
+    raw text, kept only while recording. ``bad_lines``: wanted lines that could not be read. ``cut``: what was left
+    out, by reason: engines, series and plugin beyond limits; collisions where several series have one name.
+    ``group``: the pods that may form the engine, of which this one serves; "" = it alone. ``multi_process``: several
+    API servers (no process_* series). ``flavour``: a word of the dialect ("v0", "v1", "rust"), None = unknown.
+    ``dialect``: of its engines, else what discovery took the server for; "" = unknown.
     """
 
     target: str
@@ -191,14 +190,14 @@ class Scrape:
     group: str = ""
 
     def engines_of_server(self, engine: EngineReading) -> int:
-        """How many engines of this page belong to the server of this one: its data-parallel ranks."""
+        """Number of engines here that belong to the same server as ``engine``: its data-parallel ranks."""
         server = (engine.dialect, engine.replica, engine.origin)
         return sum((one.dialect, one.replica, one.origin) == server for one in self.engines)
 
 
 @frozen
 class Termination:
-    """How a container ended last: kubelet's reason ("OOMKilled", "Error", ...), exit code, when."""
+    """The container's last termination: kubelet's reason ("OOMKilled", "Error", ...), exit code, time."""
 
     reason: str | None = None
     exit_code: int | None = None
@@ -206,13 +205,13 @@ class Termination:
 
 
 ALERT_REACHES: Final = ("off", "ticket")
-"""How far the alerts of a pod may go: none at all, or no further than a ticket."""
+"""How far the alerts of a pod may go: no alert at all, or tickets only."""
 
 
 @frozen
 class ContainerReading:
-    """The container around an engine, from the pod status and cgroup v2. CPU and memory fields are counters
-    and levels as the kernel gives them; ``memory_limit_bytes`` None = no limit or unknown.
+    """The container around an engine, from the pod status and cgroup v2; ``memory_limit_bytes`` None = no limit or
+    unknown.
     """
 
     namespace: str
@@ -233,8 +232,8 @@ class ContainerReading:
 
 @frozen
 class LogLine:
-    """One line of an engine container's log, prefix and ANSI colours already removed. ``event``: what a dialect
-    recognised in it, once, where it was read (``engines.registry.log_line``); ``None`` = nothing.
+    """One line of an engine container's log without prefix and ANSI colours. ``event``: as recognised by a dialect
+    when it was read (``engines.registry.log_line``); ``None`` = nothing.
     """
 
     namespace: str
@@ -246,7 +245,7 @@ class LogLine:
 
 @frozen
 class AllocatorReading:
-    """torch's caching allocator in one worker, from the plugin. Bytes; ``rank`` is the worker's rank."""
+    """torch's caching allocator in the worker ``rank``, from the plugin, in bytes."""
 
     namespace: str
     pod: str
@@ -260,11 +259,10 @@ class AllocatorReading:
 
 @frozen
 class StepStats:
-    """What the plugin counted over the steps of one engine, all API servers together. Counts run since ``started``.
-
-    ``sizes`` counts steps by batch size: requests decoding in the step when ``exact`` (one API server), else requests
-    running after it. ``decoded`` is the sum of decoding requests over steps. ``written`` is when this was told.
-    ``kv_max`` is the largest KV usage of any step of the last ten seconds.
+    """The plugin's counts over the steps of one engine, all API servers together, since ``started``. ``sizes``: steps
+    by batch size, which is requests decoding in the step when ``exact`` (one API server), else requests running after
+    it. ``decoded``: sum of decoding requests over steps. ``written``: time of the report. ``kv_max``: largest KV
+    usage of any step of the last ten seconds.
     """
 
     namespace: str
@@ -282,8 +280,8 @@ class StepStats:
 
 @frozen
 class GpuOwner:
-    """One container that holds a GPU. A shared GPU has several of these, all with ``shared`` True. ``group``: the
-    pods that form one engine, where another of them serves its metrics and is not on this node; "" = none.
+    """One container that holds a GPU; a shared GPU has several, all with ``shared`` True. ``group``: the pods that
+    form one engine whose metrics a pod on another node serves; "" = none.
     """
 
     uuid: str
@@ -296,12 +294,11 @@ class GpuOwner:
 
 @frozen
 class Discovered:
-    """One container of this node that has a GPU or looks like an inference server, and what it was taken for.
-
-    ``result``: engine (scraped), no_target (an engine that is not scraped), not_engine. ``reason``: the sign of a
-    scraped engine, else why it is not scraped or not an engine; ``explanation`` says it in words. ``sign`` is "" where
-    it is not an engine. ``address``: where its metrics are, "" = none. ``complete``: all its arguments are visible,
-    None = not an engine. ``gpus``: requested, by resource.
+    """One container of this node that has a GPU or looks like an inference server. ``result``: engine (scraped),
+    no_target (an engine that is not scraped), not_engine. ``reason``: the sign of a scraped engine, else why it is
+    not scraped or no engine; ``explanation``: the same in words. ``sign``: "" where it is no engine. ``address``: of
+    its metrics, "" = none. ``complete``: all its arguments are visible, None = no engine. ``gpus``: requested, by
+    resource.
     """
 
     namespace: str
@@ -326,10 +323,8 @@ class NodeCondition:
 
 @frozen
 class SourceHealth:
-    """How one source is doing, apart from its data.
-
-    ``up`` None = has not answered yet. ``reason`` is from a closed set per source. ``errors`` counts failures by
-    reason since start.
+    """Health of one source, apart from its data. ``up`` None = no answer yet. ``reason``: of a closed set per source.
+    ``errors``: failures since start by reason.
     """
 
     name: str
@@ -362,7 +357,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, order=True)
 class EngineKey:
-    """Identity of an engine: all labels that its series carry."""
+    """Identity of an engine: the labels of its series."""
 
     namespace: str
     pod: str

@@ -1,4 +1,4 @@
-"""Why there is no page: the closed set of words that ``Scrape.error`` and the ``reason`` label take."""
+"""Why a scrape failed: the closed set of words for ``Scrape.error`` and the ``reason`` label."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HTTP_5XX: Final = "http_5xx"
 BAD_ENCODING: Final = "bad_encoding"
 PROTOCOL: Final = "protocol"  # not HTTP, or not as the standard says
 TOO_LARGE: Final = "too_large"
-CROWDED: Final = "crowded"  # a large page found no room beside other large ones
+CROWDED: Final = "crowded"  # too many large responses at once
 # The text
 INVALID_UTF8: Final = "invalid_utf8"
 HTML: Final = "html"
@@ -26,7 +26,7 @@ JSON: Final = "json"
 EMPTY: Final = "empty"
 BAD_TIMESTAMPS: Final = "bad_timestamps"  # every sample has a time of its own, of another moment
 NO_ENGINE_METRICS: Final = "no_engine_metrics"  # switched off, or software that is unknown
-# a page of known software that is no engine; ``engines.other_software`` says which and what to do
+# Metrics of known software that is no engine; ``engines.other_software`` has what to do about each
 OTHER_SOFTWARE: Final = (
     "production_stack_router",
     "vllm_router",
@@ -46,13 +46,13 @@ OTHER_SOFTWARE: Final = (
     "service_mesh",
     "ray",
 )
-"""In the order in which they are looked for: the more specific first."""
+"""In search order: the more specific first."""
 # Who answers
 # One address, answered by several processes in turn: a Service with replicas
 SEVERAL_SERVERS: Final = "several_servers"
 SAME_SERVER: Final = "same_server"  # read under another address already
 # Ours
-INTERNAL: Final = "internal"  # a mistake of the exporter; its log has the traceback
+INTERNAL: Final = "internal"  # a bug in the exporter; its debug log has the traceback
 
 _SHORT: Final = {
     REFUSED: "connection refused",
@@ -72,11 +72,11 @@ _SHORT: Final = {
     TOO_LARGE: "response too large",
     INTERNAL: "internal error of the exporter",
 }
-"""Most of them in words for a sentence; the others are their name with spaces."""
+"""Words for a sentence; other reasons are their name with spaces."""
 
 
 def in_words(reason: str) -> str:
-    """A reason in words for a sentence: ``connection refused``; "" for ""."""
+    """A reason in words for a sentence, such as ``connection refused``; "" for ""."""
     return _SHORT.get(reason, reason.replace("_", " "))
 
 

@@ -1,8 +1,8 @@
-"""What the signals say about one engine at one moment: frozen, one class a signal file.
+"""Signals of one engine at one moment: frozen, one class per signal file.
 
-``None`` means that an input is missing, so the signal is unknown. Field names are unique over all classes:
-flattened they are the names under ``signals`` in the JSON of ``replay`` and ``/api/v1/diagnosis``.
-A field that is published declares its metric; that is the only place where the metric is declared.
+``None`` means that an input is missing, so the signal is unknown. Field names are unique over all classes: flattened,
+they are the names under ``signals`` in the JSON of ``replay`` and ``/api/v1/diagnosis``. A published field declares
+its metric, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ LEVELS: Final = (PROFILING, POWER, ESTIMATED, UTILIZATION, NO_ACTIVITY)
 
 @frozen
 class KvSignals:
-    """KV cache: level, capacity, slope, exhaustion and preemption (``signals.kv``)."""
+    """KV cache: usage, capacity, slope, exhaustion and preemption (``signals.kv``)."""
 
     kv_recorded: bool | None = None  # False = gauge missing, or constantly 0 while requests run
     kv_used_ratio: float | None = published(
@@ -117,10 +117,10 @@ class KvSignals:
         )
     )
     preemptions_counted: float | None = None  # by the counter in the last 60 s
-    # By the immediate sign in the last 60 s, as far as the counter bears it out
+    # Inferred from queue movement in the last 60 s, as far as the counter confirms it
     preemptions_inferred: float | None = None
-    preemptions_recent: float | None = None  # in the last 15 s, larger of counter and immediate sign
-    preemptions_recently: float | None = None  # in the last 30 s, larger of counter and immediate sign
+    preemptions_recent: float | None = None  # in the last 15 s, the larger of counted and inferred
+    preemptions_recently: float | None = None  # in the last 30 s, the larger of counted and inferred
     preemptions_per_running_minute: float | None = None
     recomputed_tokens_rate: float | None = published(
         gauge(
@@ -159,7 +159,7 @@ class BatchSignals:
         )
     )
     step_seconds: float | None = None  # mean inter-token latency over the last 30 s
-    # The same against the fastest half minute of the last 15 minutes at a batch as large
+    # Step time of the last 15 s against the fastest comparable one of the last 15 minutes
     step_ratio: float | None = None
     running_histogram: Mapping[float, int] = published(_BATCH_SAMPLES, default=dict, total="running_samples_sum")
     running_samples_sum: float = 0.0
@@ -176,7 +176,7 @@ class LoadSignals:
     lora: bool = False  # adapters are served, for whose slots requests may wait
     # Requests may wait for KV blocks of other servers, or hold theirs until those have pulled them
     waits_for_blocks: bool = False
-    # Of a server whose KV blocks come from others or go to them; empty = one that is not told
+    # Of a server that exchanges KV blocks with others; "" = unknown role
     kv_role: str | None = None
     in_flight: float | None = published(
         gauge("requests_in_flight", "Running plus waiting.", absent="the engine does not report one of them")
@@ -308,7 +308,7 @@ class ThroughputSignals:
 
 @frozen
 class ProgressSignals:
-    """Does anything move? (``signals.progress``)"""
+    """Whether the engine makes progress (``signals.progress``)."""
 
     work_present: bool | None = None
     progressing: bool | None = published(
@@ -319,29 +319,29 @@ class ProgressSignals:
         )
     )
     seconds_without_progress: float | None = None
-    seconds_still: float | None = None  # neither counters nor gauges moved while work is said to be there
-    http_moved: bool | None = None  # the API server answered requests since nothing moves
-    connections_dropped: bool | None = None  # most clients went away since something last came out
-    clients_came: bool | None = None  # clients came since then
-    ever_produced: bool | None = None  # a token came out since this process started
-    # The last thing that moved let in a prompt, which one step or its blocks do not show growing
+    seconds_still: float | None = None  # neither counters nor gauges moved with requests in flight
+    http_moved: bool | None = None  # the API server answered requests since the last movement
+    connections_dropped: bool | None = None  # most clients disconnected since the last output
+    clients_came: bool | None = None  # clients connected since the last output
+    ever_produced: bool | None = None  # this process has produced a token
+    # The last change admitted a prompt whose prefill no gauge shows
     prompt_at_once: bool = False
     prefill_usual_seconds: float | None = None  # mean since the start, or the longest silence that ended with output
     asleep: bool | None = None  # sleep mode has offloaded the weights
-    fresh_seconds: float | None = None  # age of the newest page
+    fresh_seconds: float | None = None  # age of the newest scrape
     pages_failing: float | None = None  # consecutive failed scrapes
     page_error: str | None = None  # why the last of them failed
     tokens_flow: bool | None = None  # in the last 15 s
     tokens_recently: bool | None = None  # in the last few seconds
     finished_flow: bool | None = None  # requests finished in the last 15 s
-    queries_recently: bool | None = None  # the same in the last few seconds
+    queries_recently: bool | None = None  # prompts were looked up in the prefix cache in the last few seconds
     # Prompts were looked up in the prefix cache in the last 15 s: requests are admitted
     queries_flow: bool | None = None
 
 
 @frozen
 class MemorySignals:
-    """Device memory and what it holds (``signals.memory``)."""
+    """GPU memory and its components (``signals.memory``)."""
 
     device_used_ratio: float | None = None  # largest of the engine's GPUs
     own_used_ratio: float | None = None  # the same without what other pods hold on them
@@ -367,7 +367,7 @@ class MemorySignals:
 
     @publishes(_RESERVED)
     def reserved(self) -> Mapping[str, float | None]:
-        """Reserved bytes of the pool, and of the blocks in use."""
+        """Bytes of the pool, and of its blocks in use."""
         return {"kv_pool": self.kv_pool_bytes, "kv_block": self.kv_pool_used_bytes}
 
     @publishes(_ALLOCATED)
@@ -407,9 +407,9 @@ class HostSignals:
 
 @frozen
 class ComputeSignals:
-    """GPU activity as evidence, best level first (``signals.score``)."""
+    """GPU activity as evidence, best level first (``signals.compute``)."""
 
-    gpu_utilization: float | None = None  # mean over those of the engine's GPUs that do anything, last 15 s
+    gpu_utilization: float | None = None  # mean over the engine's working GPUs, last 15 s
     gpu_utilization_low: float | None = None  # smallest
     gpu_utilization_high: float | None = None  # largest
     gpus_shared: bool = False  # some of the pod's GPUs may not be this engine's
@@ -460,14 +460,14 @@ class Signals:
     compute: ComputeSignals = ComputeSignals()
     events: Mapping[str, int] = field(default_factory=dict)  # log events in the last 10 minutes
     events_known: bool = False  # a log of this container has been seen
-    oom: Mapping[str, float] = field(default_factory=dict)  # what the last out-of-memory text among them says, in bytes
+    oom: Mapping[str, float] = field(default_factory=dict)  # torch's numbers of the last such error, bytes
     gpu_faults: int | None = None  # XID and lost-GPU events of its GPUs recently
     kernel_faults: int = 0  # XID events recently that a kernel of some program on them caused
     dialect: str = ""  # the name of the engine's inference server in ``engines.registry``; "" = unknown
     extra: tuple[object, ...] = ()  # groups that were added to the registry (``signals.registry``)
 
     def groups(self) -> Iterator[object]:
-        """Every group of signals, in the order in which they are published."""
+        """Every group of signals, in fixed order, extensions last."""
         yield from (getattr(self, name) for name in _GROUP_NAMES)
         yield from self.extra
 

@@ -1,4 +1,4 @@
-"""The published state: what one tick concluded. Built once, swapped by one assignment, only rendered after."""
+"""The published state: the result of one tick. Built once, swapped by one assignment, only rendered after."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilizati
 
 
 class Evidence:
-    """One named fact: true, false or unknown, and a sentence with the numbers, written when it is read. Two
-    are equal when they read the same.
+    """One named fact: true, false or unknown, and its sentence, written when read. Equal if name, value and sentence
+    are.
     """
 
     __slots__ = ("name", "sentence", "value")
@@ -71,7 +71,7 @@ class Evidence:
 
 
 class Sentences(Sequence[str]):
-    """Sentences that are written only when they are read: a diagnosis is made every second and read now and then."""
+    """Sentences written only when read: a diagnosis is made every second and seldom read."""
 
     __slots__ = ("_write", "_written")
 
@@ -110,12 +110,12 @@ class Sentences(Sequence[str]):
 
 @frozen
 class Diagnosis:
-    """The answer for one engine.
+    """The diagnosis of one engine.
 
-    ``supporting`` and ``opposing`` are the sentences for and against the verdict, ``missing`` what could not be seen,
-    ``reasons`` the numbers behind it, by name (``diagnosis/reasons.py``). ``since`` = when the verdict began. ``row``
-    names the line of ``docs/verdict-rows.md`` that gave it, ``grade`` how far it can be relied on, ``runner_up``
-    another verdict that is about as likely.
+    ``supporting`` and ``opposing``: sentences for and against the verdict. ``missing``: what could not be read.
+    ``reasons``: the numbers behind it, by name (``diagnosis/reasons.py``). ``since``: when the verdict began.
+    ``row``: line of ``docs/verdict-rows.md`` that gave it. ``grade``: how reliable it is. ``runner_up``: another
+    verdict about as likely.
     """
 
     verdict: str
@@ -138,7 +138,9 @@ class Diagnosis:
 
 @frozen
 class Limit:
-    """A limit of an engine: value in force, whether it was set (None = not seen), where it was read, what to set."""
+    """A limit of an engine: value in force, whether it was set (None = unknown), where it was read, recommended
+    value.
+    """
 
     name: str
     value: float | None = None
@@ -149,9 +151,8 @@ class Limit:
 
 @frozen
 class Objective:
-    """Requests that met a service-level objective, and all that count, since the engine started.
-
-    ``bound_seconds`` is the bucket bound that is used; None where the objective is no latency.
+    """Requests that met a service-level objective, and all that count, since the engine started. ``bound_seconds``:
+    the histogram bound used; None where the objective is no latency.
     """
 
     name: str
@@ -163,7 +164,7 @@ class Objective:
 
 @frozen
 class EngineState:
-    """One engine as published. ``up`` False keeps identity while values are absent."""
+    """One engine as published. With ``up`` False it keeps its identity, without values."""
 
     key: EngineKey
     target: str
@@ -179,12 +180,12 @@ class EngineState:
     diagnosis: Diagnosis
     limits: Mapping[str, Limit] = field(default_factory=dict)
     objectives: tuple[Objective, ...] = ()
-    failure: Failure | None = None  # why nothing is known of it although it was read
+    failure: Failure | None = None  # why it has no values although it was read
     dialect: str = ""  # the name of its inference server in ``engines.registry``; "" = unknown
     group: str = ""  # the pods that form it, which may be on other nodes too; "" = its own pod alone
 
     def limit(self, name: str) -> Limit:
-        """A limit; all None when it is unknown."""
+        """A limit; all fields None when unknown."""
         return self.limits.get(name) or Limit(name)
 
 
@@ -198,8 +199,8 @@ def engine_without_values(
     since: float,
     failure: Failure,
 ) -> EngineState:
-    """An engine on which the exporter failed: its identity, unknown, and why; nothing measured and nothing
-    of before.
+    """An engine on which the exporter failed: its identity, verdict unknown, and the reason; no values, not even
+    earlier ones.
     """
     unknown = Diagnosis(
         "unknown",
@@ -215,7 +216,7 @@ def engine_without_values(
 
 
 def without_values(engine: EngineState, time: float, failure: Failure) -> EngineState:
-    """``engine`` where the exporter failed to show it."""
+    """``engine`` without values, because the exporter failed to render it."""
     without = engine_without_values(
         engine.key, engine.target, engine.container, engine.gpus, engine.up, time, time, failure
     )
@@ -224,7 +225,7 @@ def without_values(engine: EngineState, time: float, failure: Failure) -> Engine
 
 @frozen
 class ContainerState:
-    """A container with what the windows say about it; ratios over the last minute."""
+    """A container with its ratios over the last minute."""
 
     reading: ContainerReading
     cpu_throttled_ratio: float | None = None
@@ -236,7 +237,7 @@ class ContainerState:
 
 @frozen
 class TargetState:
-    """Scrape health of one target. ``cut`` counts what the last page has and a limit left out, by limit."""
+    """Scrape health of one target. ``cut``: what limits left out of the last scrape, by limit."""
 
     target: str
     up: bool
@@ -248,9 +249,8 @@ class TargetState:
 
 @frozen
 class GpuState:
-    """A GPU as last read (readings of slower sources are held for their interval, never longer).
-
-    ``process_bytes``: device memory of its processes by owning (namespace, pod); ("", "") = no pod owns them.
+    """A GPU as last read (readings of slower sources are held for their interval, never longer). ``process_bytes``:
+    memory of its processes by owning (namespace, pod); ("", "") = owned by no pod.
     """
 
     reading: GpuReading
@@ -260,7 +260,7 @@ class GpuState:
 
 
 def gpu_without_values(reading: GpuReading, failure: Failure) -> GpuState:
-    """A GPU on which the exporter failed: its identity, and why nothing else is known of it."""
+    """A GPU on which the exporter failed: its identity and the reason."""
     known = GpuReading(
         reading.uuid,
         reading.index,
@@ -275,8 +275,8 @@ def gpu_without_values(reading: GpuReading, failure: Failure) -> GpuState:
 
 @frozen
 class RecorderHealth:
-    """How the flight recorder is doing. ``up`` None = nothing was to be written yet; ``reason`` and ``errors`` by
-    reason as in ``recording.recorder.REASONS``; ``dropped`` counts ticks that were not kept.
+    """Health of the flight recorder. ``up`` None = nothing written yet; ``reason`` and ``errors``: of
+    ``recording.recorder.REASONS``; ``dropped``: ticks that were not kept.
     """
 
     up: bool | None = None
@@ -288,7 +288,7 @@ class RecorderHealth:
 
 @frozen
 class State:
-    """Everything that ``/metrics``, the page and the JSON show."""
+    """Everything that ``/metrics``, the triage page and the JSON show."""
 
     time: float
     engines: tuple[EngineState, ...] = ()

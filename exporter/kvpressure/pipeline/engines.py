@@ -1,7 +1,7 @@
-"""Which engine a page is about: the engines that are known, by the pages that named them.
+"""Which engine a scrape belongs to: the known engines, by the targets that named them.
 
-Two servers may call themselves alike, and one address may be answered by several servers in turn. Neither may become
-one engine with the figures of both.
+Two servers may use the same names, and one address may be answered by several servers in turn. Neither may be merged
+into one engine.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kvpressure.pipeline.tracks import EngineTrack
 from kvpressure.settings.thresholds import Thresholds
 
 FORGET_SECONDS: Final = 300.0
-ABSENT: Final = "absent"  # why an engine is down whose page has only others
-MAX_GONE_ENGINES: Final = 64  # of all targets, kept until they are forgotten although their pages have others now
+ABSENT: Final = "absent"  # reason of an engine that its endpoint no longer lists
+MAX_GONE_ENGINES: Final = 64  # of all targets together, kept for a while after their endpoint stopped listing them
 
 
 @dataclass(slots=True)
 class _KeptTarget:
-    """What is kept of one target from page to page."""
+    """State of one target between scrapes."""
 
     state: TargetState
     seen_t: float
@@ -38,7 +38,7 @@ class _KeptTarget:
 
 
 class Engines:
-    """All engines, each with its track, and the targets that their pages come from."""
+    """All engines, each with its track, and the targets they are scraped from."""
 
     def __init__(self, thresholds: Thresholds, guard: Guard | None = None) -> None:
         self._thresholds = thresholds
@@ -56,11 +56,11 @@ class Engines:
         return tuple(target.state for target in self._targets.values())
 
     def set_targets(self, targets: Collection[str] | None) -> None:
-        """These targets are read; ``None`` = unknown."""
+        """Set the targets that are scraped now; ``None`` = unknown."""
         self._known = None if targets is None else frozenset(targets)
 
     def observe(self, now: float, page: Scrape, model_from_args: Callable[[Scrape], str]) -> None:
-        """Give each engine of the page its reading; one that has none this time fails."""
+        """Give each engine of the scrape its reading; known engines without one count as failed."""
         page = self._of_one_server(now, page)
         known = [
             track
@@ -89,7 +89,7 @@ class Engines:
             self._observe_engine(now, track, page, reading)
 
     def fail(self, now: float, page: Scrape, failure: Failure) -> None:
-        """The exporter could not take this page in: nothing is known of its engines."""
+        """Mark the page's engines as failed: the exporter could not take the page in."""
         known = [track for track in self if track.target == page.target]
         if not known:
             key = EngineKey(page.namespace, page.pod, "", "0")
@@ -109,8 +109,8 @@ class Engines:
             track.begin_anew(now, taken)
 
     def forget(self, now: float) -> None:
-        """Drop what is gone: engines whose target was removed at once, all others after a while (or when the clock
-        stepped back and they were seen in what is now the future).
+        """Drop engines whose target was removed, at once, and those not seen for ``FORGET_SECONDS`` (or seen in what
+        is now the future, after the clock stepped back).
         """
         for key in [
             key
@@ -127,7 +127,7 @@ class Engines:
             del self._targets[name]
 
     def _of_one_server(self, now: float, page: Scrape) -> Scrape:
-        """The page, counted; failed when its address stands for several servers, or for one that is read already."""
+        """The page, counted; failed when its address stands for several servers, or for one that is scraped already."""
         target = self._targets.setdefault(page.target, _KeptTarget(TargetState(page.target, True, None, 0), now))
         target.seen_t = now
         error = page.error or self._identity_conflict(now, page, target)
@@ -139,8 +139,8 @@ class Engines:
         return page if error == page.error else replace(page, engines=(), error=error)
 
     def _identity_conflict(self, now: float, page: Scrape, target: _KeptTarget) -> str | None:
-        """A process that was replaced does not come back. One that answers again after another one has is one of
-        several behind the same address; their counters in turn look like resets.
+        """Why the page cannot be used, if so. A replaced process does not come back: one that answers again after
+        another is one of several behind the address, and their counters would look like resets.
         """
         start = page.page.get(PROCESS_START)
         if start is None:
@@ -159,9 +159,9 @@ class Engines:
         return None
 
     def _new(self, now: float, page: Scrape, named: tuple[str, str]) -> EngineTrack:
-        """The track of an engine that this page is the first to name. It takes over that of the same name whose target
-        is no longer read. While that one is, the smaller target has the name, whichever came first, and the other its
-        container or port with it in the label ``engine``.
+        """The track of an engine that this page names first. It takes over the track of that name whose target is no
+        longer scraped. If that target still is, the smaller target keeps the name, whichever came first; the other
+        gets its container or port added to the label ``engine``.
         """
         model, engine = named
         key = EngineKey(page.namespace, page.pod, model, engine)
@@ -181,8 +181,8 @@ class Engines:
         return self._tracks[key]
 
     def _disambiguate(self, now: float, key: EngineKey, target: str, container: str, page: Scrape) -> EngineKey:
-        """``key`` with what tells ``target`` from the others of the pod: the container's name where that
-        does, else the port, else all.
+        """``key`` with what distinguishes ``target`` in its pod: the container's name, else the port, else the whole
+        target.
         """
         apart = (container, str(urlsplit(target).port or ""), target)
         keys = [replace(key, engine=f"{key.engine}/{each}") for each in apart if each]
@@ -198,13 +198,13 @@ class Engines:
         )
 
     def _is_other(self, now: float, track: EngineTrack, page: Scrape) -> bool:
-        """Whether another target of the same pod is read beside this one, and that is its engine."""
+        """Whether the track's target is another one than the page's and is still scraped."""
         if track.target == page.target or not self._is_read(track.target):
             return False
         return self._known is not None or 0 <= now - track.seen_t <= self._thresholds["stale_page_seconds"]
 
     def _start_of(self, now: float, track: EngineTrack) -> float | None:
-        """When the process started whose pages came recently; ``None`` where none did."""
+        """Start time of the process that was scraped recently; ``None`` without one."""
         page = track.tracker.page
         fresh = page is not None and 0 <= now - page.time <= self._thresholds["stale_page_seconds"]
         return page.page.get(PROCESS_START) if page is not None and fresh else None
@@ -213,8 +213,8 @@ class Engines:
         return self._known is None or target in self._known
 
     def _drop_missing(self, tracks: list[EngineTrack]) -> None:
-        """The page has these engines no more. A page that renames its engines every second is no reason to
-        keep them all.
+        """Fail the engines that the page no longer has, and drop the oldest beyond the limit, because an endpoint may
+        rename its engines at every scrape.
         """
         for track in tracks:
             if track.tracker.window.last is None:

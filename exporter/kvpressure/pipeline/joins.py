@@ -1,4 +1,4 @@
-"""What several sources say about the same thing, put together when a snapshot is made. Pure."""
+"""Merges what several sources read of the same thing into one snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIELDS: Final = tuple(item.name for item in fields(ContainerReading))
 
 
 def join_containers(readings: Iterable[ContainerReading]) -> tuple[ContainerReading, ...]:
-    """One reading for each container: pod status and cgroup each know a part. What is known first wins."""
+    """One reading per container: pod status and cgroup each know some fields. The first known value wins."""
     groups: dict[tuple[str, str, str], list[ContainerReading]] = defaultdict(list)
     for reading in readings:
         groups[reading.namespace, reading.pod, reading.container].append(reading)
@@ -28,8 +28,8 @@ def _merged(group: list[ContainerReading]) -> ContainerReading:
 
 
 def join_owners(owners: Iterable[GpuOwner]) -> tuple[GpuOwner, ...]:
-    """Every container that holds a GPU once. A GPU with several pods is shared for all of them. An owner without a
-    container's name (a process whose container is unknown) is dropped when its pod is there with one.
+    """Each container that holds a GPU once. A GPU of several pods is shared for all. An owner without a container's
+    name is dropped when its pod has one with a name.
     """
     found: dict[tuple[str, str, str, str], bool] = {}
     groups: dict[tuple[str, str], str] = {}

@@ -1,7 +1,7 @@
-"""Snapshot in, published state out: the one path that live, demo and replay share.
+"""Snapshot in, published state out: the path that live, demo and replay share.
 
-Time comes from the snapshots. What the pipeline keeps is bounded: engines, containers and GPUs that have not been
-seen for ``FORGET_SECONDS`` are dropped.
+Time comes from the snapshots. Memory is bounded: engines, containers and GPUs not seen for ``FORGET_SECONDS`` are
+dropped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from kvpressure.signals.pool import PoolSizes
 from kvpressure.signals.registry import extra_signals
 
 _NO_LIMITS: Final[Mapping[str, EffectiveLimit]] = {}
-MAX_COMMAND_LINES: Final = 256  # understood ones that are remembered
+MAX_COMMAND_LINES: Final = 256  # parsed ones, cached
 
 ContainerKey = tuple[str, str, str]
 T = TypeVar("T")
@@ -64,10 +64,9 @@ T = TypeVar("T")
 
 @frozen
 class _FirstPhase:
-    """First phase: an engine with its KV cache, before the memory of its GPUs, which depends on all their engines.
-
-    ``own_gpus``: those that hold its KV pool, ``None`` = unknown which. ``empty_bytes``: what its pool has free on
-    each.
+    """First phase: an engine with its KV cache, before the required memory of its GPUs, which depends on all engines
+    on them. ``own_gpus``: those that hold its KV pool, ``None`` = unknown. ``empty_bytes``: unused part of its pool
+    on each.
     """
 
     context: EngineContext
@@ -79,7 +78,7 @@ class _FirstPhase:
 
 @frozen
 class _GatheredEngine:
-    """An engine on its way through the phases, with the failure that stopped it in the first one."""
+    """An engine between the phases, or the failure that stopped it in the first."""
 
     track: EngineTrack
     gpus: tuple[str, ...]
@@ -88,13 +87,13 @@ class _GatheredEngine:
 
 @frozen
 class _GpuDemand:
-    """Second phase: how much of each GPU's memory its engines really need."""
+    """Second phase: required memory of each GPU."""
 
     windows: Mapping[str, GpuWindow]  # of GPUs that were read recently
     empty_bytes: Mapping[str, Sequence[float | None]]  # by GPU, one for each engine on it
 
     def of(self, uuid: str) -> float | None:
-        """The share of one GPU; ``None`` if it is unknown."""
+        """Required share of one GPU's memory, 0-1; ``None`` if unknown."""
         window = self.windows.get(uuid)
         if window is None or window.last is None:
             return None
@@ -120,7 +119,7 @@ class Pipeline:
         self._args: dict[object, EngineArgs] = {}  # by command line and environment
 
     def observe(self, snapshot: Snapshot) -> State:
-        """Take one snapshot and say what is the case now."""
+        """Take one snapshot; return the state now."""
         now = snapshot.time
         for gpu in snapshot.gpus:
             self._take_gpu(now, gpu)
@@ -171,7 +170,7 @@ class Pipeline:
             track.begin_anew(now, taken)
 
     def _take_line(self, now: float, line: LogLine) -> None:
-        """A line that cannot be taken in costs itself."""
+        """Take a log line; one that raises is skipped."""
         track = self._container((line.namespace, line.pod, line.container))
         self._guard.run(TAKE_IN, CONTAINER, lambda: container_name(line), lambda: track.take_line(now, line))
 
@@ -302,10 +301,10 @@ class Pipeline:
         return replace(signals, extra=tuple(extra)) if extra else signals
 
     def _own_gpus(self, track: EngineTrack, gpus: tuple[str, ...], args: EngineArgs) -> tuple[str, ...] | None:
-        """The GPUs that hold this engine's KV pool, of those that its container has; ``None`` when that cannot be told.
+        """The container's GPUs that hold this engine's KV pool; ``None`` if unknown.
 
-        Data-parallel engines of one page share the container's GPUs: rank i has the i-th part of the visible devices
-        (vLLM: ``set_device_control_env_var`` in its ``v1/engine/utils.py``), which are in the order of the driver.
+        Data-parallel engines of one server share the container's GPUs: rank i has the i-th part of the visible
+        devices (vLLM: ``set_device_control_env_var`` in ``v1/engine/utils.py``), in the driver's order.
         """
         page = track.tracker.page
         ranks = sorted((reading.engine for reading in page.engines), key=lambda name: (len(name), name)) if page else []
@@ -319,7 +318,7 @@ class Pipeline:
         return tuple(uuid for _, uuid in sorted(known)[rank * needs : (rank + 1) * needs])
 
     def _known(self, track: EngineTrack, gpus: Sequence[str]) -> Known | None:
-        """What is known of an engine that has been read; ``None`` before its first page."""
+        """Inputs of the engine's limits; ``None`` before its first scrape."""
         page = track.tracker.page
         if page is None:
             return None
@@ -400,13 +399,13 @@ class Pipeline:
         return self._containers.get((track.key.namespace, track.key.pod, track.container))
 
     def _version(self, track: EngineTrack) -> str | None:
-        """Version of the server: as logged at start, else as the discovery of the page knows it."""
+        """Version of the server: as logged at start, else as published or discovered."""
         container = self._container_of(track)
         logged = container.version if container else None
         return logged or (track.tracker.page.version if track.tracker.page else None)
 
     def _fresh(self, read_at: float, now: float) -> bool:
-        """Whether a reading still describes this moment: its source may have died since."""
+        """Whether a reading is recent enough to describe ``now``."""
         return now - read_at <= self._thresholds["stale_page_seconds"]
 
     def _engine_state(
@@ -495,9 +494,7 @@ class Pipeline:
         return gpu_without_values(gpu, found) if isinstance(found, Failure) else found
 
     def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
-        """Containers read now; one that only its log names, or whose source fails, has its events and
-        nothing else.
-        """
+        """Containers read in this tick; one known only from its log, or whose source fails, has its log events only."""
         states = []
         for key, track in self._containers.items():
             found = (
@@ -530,7 +527,7 @@ def _container_state(key: ContainerKey, track: ContainerTrack, snapshot: Snapsho
 
 
 def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Device memory of processes by pod, as far as the driver reports the memory and the host the pod."""
+    """Device memory of a GPU's processes in bytes by pod, as far as driver and host report both."""
     sums: dict[tuple[str, str], int] = {}
     for process in gpu.processes:
         if process.used_bytes is not None and process.pid in pods:
@@ -539,7 +536,7 @@ def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict
 
 
 def _process_bytes_of(snapshot: Snapshot, pod: tuple[str, str]) -> dict[str, int]:
-    """Device memory of a pod's processes on each GPU that has some; empty where it is unknown of one of them."""
+    """Device memory in bytes of a pod's processes on each GPU; empty if it is unknown for one process."""
     found = {}
     for gpu in snapshot.gpus:
         sizes = [process.used_bytes for process in gpu.processes if snapshot.process_pods.get(process.pid) == pod]
@@ -559,7 +556,7 @@ def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], list[GpuOwner]]:
 
 
 def _gpus_of(track: EngineTrack, owners: Iterable[GpuOwner]) -> tuple[str, ...]:
-    """The GPUs of the engine's container; those of its pod where the container of either is unknown."""
+    """The GPUs of the engine's container; those of its pod where a container is unknown."""
     return tuple(
         dict.fromkeys(owner.uuid for owner in owners if not track.container or owner.container in ("", track.container))
     )

@@ -1,4 +1,4 @@
-"""What the pipeline keeps of each container, GPU and engine from one snapshot to the next; all of it bounded."""
+"""Tracks: the state kept of each container, GPU and engine between snapshots; all of it bounded."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ContainerTrack:
         self.seen_t, self.failure = t, None
 
     def take_line(self, t: float, line: LogLine) -> None:
-        """Count the event of a log line and keep the facts it carries."""
+        """Count the event of a log line and keep its facts."""
         self.seen_log, self.seen_t = True, t
         event = line.event
         if event is None:
@@ -77,17 +77,17 @@ class ContainerTrack:
             self._oom = (t, values) if values else self._oom
 
     def begin_anew(self, t: float, failure: Failure) -> None:
-        """Forget the readings; facts from the log stay, because the log has them only once."""
+        """Forget the readings; facts stay, because the log states them only once."""
         self.window = ContainerWindow()
         self.seen_t, self.failure = t, failure
 
     def recent_events(self, now: float) -> dict[str, int]:
-        """Events that are still news, by name."""
+        """Events of the last ``log_window_seconds``, by name."""
         counted = {name: sum(1 for t in times if self._news(t, now)) for name, times in self._events.items()}
         return {name: count for name, count in counted.items() if count}
 
     def recent_oom(self, now: float) -> Mapping[str, float]:
-        """Figures of the last out-of-memory text that has some, while it is news."""
+        """Allocator numbers in bytes of the last out-of-memory error with numbers, within ``log_window_seconds``."""
         return self._oom[1] if self._oom is not None and self._news(self._oom[0], now) else _NO_FIGURES
 
     def _news(self, t: float, now: float) -> bool:
@@ -109,9 +109,7 @@ class GpuTrack:
         self.failure: Failure | None = None  # of the last reading
 
     def observe(self, t: float, gpu: GpuReading) -> None:
-        """Take a reading; new errors of the hardware and a lost device are faults, new errors of kernels faults of
-        their own.
-        """
+        """Take a reading; new hardware errors and a lost device count as faults, new kernel errors as kernel faults."""
         self.seen_t, self.failure = t, None
         self.window.observe(t, gpu)
         before = gpu.xid_errors if self._codes is None else self._codes
@@ -122,11 +120,11 @@ class GpuTrack:
             self._faults.append(t)
 
     def recent_faults(self, now: float) -> int:
-        """Faults that still count."""
+        """Hardware faults of the last ``gpu_fault_window_seconds``."""
         return self._recent(self._faults, now)
 
     def recent_kernel_faults(self, now: float) -> int:
-        """Faults of kernels that still count."""
+        """Kernel errors of the last ``gpu_fault_window_seconds``."""
         return self._recent(self._kernel_faults, now)
 
     def _recent(self, times: Iterable[float], now: float) -> int:
@@ -169,18 +167,18 @@ class EngineTrack:
         self.counters: Mapping[str, float] = {}
 
     def observe(self, page: Scrape, reading: EngineReading) -> None:
-        """Take this engine's part of a good page."""
+        """Take this engine's part of a successful scrape."""
         self.failure = None
         if self.tracker.observe(page, reading):
             last = self.tracker.window.last
             self.counters = {**last.counters, **last.page} if last else {}
 
     def lose(self, reason: str) -> None:
-        """The page could not be read, or does not have this engine."""
+        """Note that the scrape failed or did not list this engine."""
         self.failure = None
         self.tracker.fail(reason)
 
     def begin_anew(self, t: float, failure: Failure) -> None:
-        """Forget what was taken in: part of a reading may be missing from it."""
+        """Forget all readings, because the last may be half taken in."""
         self._begin()
         self.seen_t, self.failure = t, failure

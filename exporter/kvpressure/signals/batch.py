@@ -19,7 +19,7 @@ QUANTILES: Final = (0.5, 0.95, 0.99)
 
 
 class RunningHistogram:
-    """Histogram of the samples of requests running since the exporter saw the engine."""
+    """Histogram of requests running, one observation a scrape, since the exporter first saw the engine."""
 
     __slots__ = ("_counts", "total")
 
@@ -42,7 +42,7 @@ class RunningHistogram:
 
 
 class FastestStep:
-    """Step times by quarter minutes over the last fifteen minutes, each with its batch."""
+    """Step times of the last fifteen minutes, one per quarter minute, each with its batch size."""
 
     __slots__ = ("_points", "_thresholds")
 
@@ -51,8 +51,9 @@ class FastestStep:
         self._points: deque[tuple[float, float, float]] = deque()
 
     def ratio(self, t: float, step: float | None, batch: float | None) -> float | None:
-        """Present step time against the fastest of another quarter minute at a batch at least half as large, which may
-        grow as much as the batch has: no step takes longer than in proportion to its requests. ``None`` without one.
+        """Step time now divided by the fastest comparable one of another quarter minute; ``None`` without one.
+        Comparable: a batch at least half as large (``comparable_batch_ratio``); a smaller one is scaled up in
+        proportion to its requests, because no step takes longer than that.
         """
         points = self._points
         while points and not t - QUARTER_HOUR <= points[0][0] <= t:
@@ -80,12 +81,12 @@ def compute(
     fastest: FastestStep | None = None,
     preempting: bool = False,
 ) -> BatchSignals:
-    """The batch of every step where the plugin counts them.
+    """Batch size over the last minute (quantiles) and half minute (mean), and its collapse.
 
-    Else the mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
-    speculative decoding and chunked prefill), and quantiles from samples of requests running. While requests are
-    preempted, the mean is that of the samples: the time that a preempted one waits counts as one long gap between two
-    of its tokens.
+    With the plugin: of every step. Without: the mean by Little's law (rate of the sum of inter-token latencies, right
+    with several API servers, data parallelism, speculative decoding and chunked prefill), the quantiles from samples
+    of requests running. While requests are preempted, the mean is at most that of the samples: a preempted request's
+    wait counts as one long gap between two of its tokens.
     """
     mean, step = _mean_and_step(window, HALF_MINUTE, preempting)
     ratio = None
@@ -114,7 +115,9 @@ def compute(
 
 
 def _mean_and_step(window: EngineWindow, seconds: float, preempting: bool) -> tuple[float | None, float | None]:
-    """Mean batch and mean time of a step over that time; while requests are preempted, the batch that was sampled."""
+    """Mean batch and mean step time in seconds; while requests are preempted, a batch of at most the mean of its
+    samples.
+    """
     observed = window.observed(r.INTER_TOKEN, seconds)
     if observed is None:
         return None, None
@@ -127,8 +130,9 @@ def _mean_and_step(window: EngineWindow, seconds: float, preempting: bool) -> tu
 
 
 def collapse(window: EngineWindow, p95: float | None, limit: float | None) -> float | None:
-    """1 - batch p95 / wanted batch, at least 0. Wanted = running plus waiting, at most the limit: a batch of one
-    with one user is no collapse. ``None`` without demand.
+    """Missing share of the wanted batch, 0 to 1: 1 - p95 / wanted; ``None`` without demand. Wanted: mean of running
+    plus waiting requests that are not deferred, at most the limit, so that a batch of one with one user is no
+    collapse.
     """
     if p95 is None:
         return None

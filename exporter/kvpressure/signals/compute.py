@@ -37,7 +37,7 @@ class GpuWindow:
         self.last_t = float("-inf")
 
     def observe(self, t: float, reading: GpuReading) -> None:
-        """Take a reading that is newer than all before; others are ignored, unless the clock stepped back far."""
+        """Take a reading. One that is not newer than all before is ignored, unless the clock stepped back far."""
         if t < self.last_t - STEP_BACK_SECONDS:
             self.history.clear()
         elif t <= self.last_t:
@@ -46,7 +46,7 @@ class GpuWindow:
         self.history.append(t, reading)
 
     def mean(self, value: Callable[[GpuReading], float | None]) -> float | None:
-        """Mean of a field over the activity window; ``None`` without a reading of it."""
+        """Mean of a field over the last 15 s; ``None`` without a reading of it."""
         found = [
             v for reading in self.history.since(self.last_t - ACTIVITY_SECONDS) if (v := value(reading)) is not None
         ]
@@ -63,7 +63,9 @@ def _mean_over(gpus: Sequence[GpuWindow], value: Callable[[GpuReading], float | 
 
 
 def _peak_ratio(gpus: Sequence[GpuWindow], flops: float | None, size: float | None) -> float | None:
-    """The estimate (per GPU) against the data sheet, whichever of FLOPs and bytes is closer to it; at most 1."""
+    """Estimated work per GPU divided by the data sheet's peak, 0 to 1: the larger share of FLOPs and bytes. ``None``
+    without an estimate or with a GPU of unknown peak.
+    """
     peaks = [peak(gpu.last) if gpu.last is not None else None for gpu in gpus]
     if not flops or not size or not peaks:
         return None
@@ -72,21 +74,21 @@ def _peak_ratio(gpus: Sequence[GpuWindow], flops: float | None, size: float | No
 
 
 def ramp(value: float, low: float, high: float) -> float:
-    """0 at ``low`` and below, 1 at ``high`` and above, straight between."""
+    """0 at ``low`` and below, 1 at ``high`` and above, linear between."""
     if high <= low:
         return 1.0 if value >= high else 0.0
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
 def compute_low(level: str, activity: ComputeSignals, t: Thresholds) -> float | None:
-    """How low compute is, 0-1, by the given level of evidence.
+    """How low compute is, 0 to 1, by the given level of evidence; ``None`` where that level has no reading.
 
-    * profiling: tensor activity relative to DRAM activity, counted only while DRAM is busy (both low is the
-      host's doing, not the memory's);
+    * profiling: 1 - tensor activity / DRAM activity, weighted by how busy DRAM is (if both are low, the host is the
+      cause);
     * power: decode draws 0.4-0.7 of the limit, prefill 0.9-1.0, a starved GPU less than 0.35;
-    * estimated_flops: FLOPs per byte of vLLM's own estimate; decode is far below the roofline's knee. Not counted when
-      both are a small share of what the GPU can do (host's doing again);
-    * utilization_weak: NVML utilization around the documented 0.60. Weak: it is a duty cycle.
+    * estimated_flops: FLOPs per byte of vLLM's own estimate; decode is far below the roofline's knee. 0 when both are
+      a small share of the GPU's peak (the host again);
+    * utilization_weak: utilization around the documented 0.60. Weak, because it is a duty cycle.
     """
     if level == PROFILING and activity.tensor_activity is not None and activity.dram_activity is not None:
         busy = ramp(activity.dram_activity, t["dram_ramp_ratio"], t["dram_busy_ratio"])
@@ -118,8 +120,8 @@ def _level(activity: ComputeSignals) -> str:
 
 
 def working(gpus: Sequence[GpuWindow], t: Thresholds) -> Sequence[GpuWindow]:
-    """The GPUs that do anything, or all of them if none does: a pod may hold more than the engine uses, and the ranks
-    of data parallelism take work by turns.
+    """The GPUs above idle utilization, or all if none is: a pod may hold more than its engine uses, and data-parallel
+    ranks work by turns.
     """
     return [gpu for gpu in gpus if (used := gpu.mean(_utilization)) is None or used > t["gpu_idle_ratio"]] or gpus
 
@@ -130,7 +132,7 @@ def _utilization(gpu: GpuReading) -> float | None:
 
 @frozen
 class SharedGpus:
-    """Some of the GPUs may not be this engine's; other pods have some of them too."""
+    """``within_pod``: some of the GPUs may not be this engine's. ``with_others``: other pods use some of them too."""
 
     within_pod: bool = False
     with_others: bool = False
@@ -138,7 +140,7 @@ class SharedGpus:
 
 @frozen
 class Pressing:
-    """What presses on the GPUs: the KV cache, the load, and the largest share of memory really needed."""
+    """Inputs of the score beside GPU activity: KV cache, load, and the largest share of required memory of one GPU."""
 
     kv: KvSignals
     load: LoadSignals
@@ -152,7 +154,7 @@ def compute(
     pressing: Pressing,
     t: Thresholds,
 ) -> ComputeSignals:
-    """Activity, the three factors and their product; a factor that cannot be known leaves the score absent."""
+    """GPU activity, the three factors of the score and their product; the score is absent where a factor is unknown."""
     utilizations = [mean for gpu in gpus if (mean := gpu.mean(_utilization)) is not None]
     gpus = working(gpus, t)
     read = window.rate(r.ESTIMATED_READ_BYTES, ACTIVITY_SECONDS)
@@ -189,8 +191,8 @@ def compute(
 
 
 def memory_factor(kv: KvSignals, demand: float | None, t: Thresholds) -> float | None:
-    """Memory in demand: KV usage maximum, or the demand ratio of the device, on the ramp between the documented 0.85
-    and 0.90. The device level alone never counts: a preallocating engine keeps it high for ever.
+    """Memory pressure, 0 to 1: the larger of peak KV usage and required memory, between the documented 0.85 and 0.90.
+    Device memory in use never counts, because an engine that preallocates keeps it high.
     """
     levels = [level for level in (kv.kv_used_ratio_max, demand) if level is not None]
     if not levels:
@@ -199,7 +201,9 @@ def memory_factor(kv: KvSignals, demand: float | None, t: Thresholds) -> float |
 
 
 def demand_factor(kv: KvSignals, load: LoadSignals) -> float | None:
-    """Demand present: 0 when nothing runs or waits, 1 with a queue or preemptions, else load against the limit."""
+    """Demand, 0 to 1: 0 with nothing in flight, 1 with a queue or preemptions, else requests in flight divided by the
+    limit.
+    """
     if load.in_flight is None:
         return None
     if load.in_flight <= 0:

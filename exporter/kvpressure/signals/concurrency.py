@@ -17,16 +17,15 @@ BURST_SECONDS: Final = 10.0  # of arrival_burst_ratio, as it is published
 
 @frozen
 class SequenceLimit:
-    """``max_num_seqs`` as configured, and from where it is known: args, log or default."""
+    """``max_num_seqs`` as configured, and where it was read: args, log or default."""
 
     value: float | None = None
     source: str | None = None
 
 
 def plateau(window: EngineWindow, full: float, t: Thresholds) -> float | None:
-    """The level of ``running`` if it stayed at its highest while requests waited and KV cache was free: a limit that
-    binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds, used from ``full``
-    on.
+    """Running requests where their number stayed at its highest while requests waited and KV cache was free: some
+    limit binds. ``None`` if it moved, nothing waited, or KV usage reached ``full``.
     """
     samples = [s for s in window.since(t["plateau_window_seconds"]) if r.RUNNING in s.gauges]
     if len(samples) < t["trend_min_samples"] or samples[-1].t - samples[0].t < t["plateau_min_seconds"]:
@@ -49,7 +48,7 @@ def at_limit(window: EngineWindow, limit: float | None, t: Thresholds) -> bool |
 
 
 def reaching(limit: float, t: Thresholds) -> float:
-    """Running requests from which on they count as standing at the limit."""
+    """Number of running requests that counts as at the limit."""
     level = limit * t["at_limit_ratio"]
     return min(level, limit - 1) if limit > t["at_limit_small_requests"] else level
 
@@ -61,7 +60,7 @@ def compute(
     mean_context: float | None,
     t: Thresholds,
 ) -> LoadSignals:
-    """Load against the limits."""
+    """Requests in flight against each known limit."""
     running, waiting = window.gauge(r.RUNNING), window.last.waiting if window.last else None
     level = plateau(window, full_from("kv_near_full_ratio", cache.kv_watermark_ratio, t), t)
     limits: dict[str, float] = {}
@@ -96,8 +95,8 @@ def compute(
 
 
 def _fits_as_seen(window: EngineWindow, t: Thresholds) -> float:
-    """Requests that would fill the cache as those do that run: shared prefixes and requests half grown need less of it
-    than their lengths say. 0 where nothing runs or usage is unknown.
+    """Requests that would fill the cache at the recent usage per request, which shared prefixes and half-grown
+    requests make smaller than their lengths suggest. 0 where nothing runs or usage is unknown.
     """
     peak = max(window.gauge_values(r.KV_USAGE, t["kv_recent_seconds"]), default=0.0)
     most = max(window.gauge_values(r.RUNNING, t["kv_recent_seconds"]), default=0.0)
@@ -105,9 +104,8 @@ def _fits_as_seen(window: EngineWindow, t: Thresholds) -> float:
 
 
 def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
-    """Arrivals in the busiest 10 s (or the shortest longer span that was sampled) against the mean, over five minutes.
-
-    ``None`` with too little history or without arrivals.
+    """Arrival rate in the busiest 10 s (or the shortest longer span between samples) divided by the mean of five
+    minutes. ``None`` with too little history or without arrivals.
     """
     known = window.arrivals(FIVE_MINUTES)
     if len(known) < t["trend_min_samples"] or known[-1][0] - known[0][0] < t["burst_min_seconds"]:

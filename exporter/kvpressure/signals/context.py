@@ -1,4 +1,4 @@
-"""Length and shape of requests: prompt, output, context, max_tokens, streams, two humps."""
+"""Length and shape of requests: prompt, output, context, max_tokens, streams, bimodal prompt lengths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from kvpressure.signals.window import (
 
 @frozen
 class Shape:
-    """Mean lengths over five minutes, in tokens, and arrival rate times service time (requests)."""
+    """Mean prompt and output tokens over five minutes; ``arrivals_times_service`` is the concurrency that arrivals
+    reach (arrival rate times service time, in requests).
+    """
 
     prompt: float | None = None
     output: float | None = None
@@ -34,11 +36,11 @@ class Shape:
 
 
 class LongestContext:
-    """Longest context lengths of the last five minutes, from one sample to the next.
+    """Longest context lengths in tokens within the window, found from one sample to the next.
 
-    Exact when a single request finished (difference of the sums) or passed its prefill (the lump in prompt
-    tokens at its first token, which shows before it finishes). With several at once only a lower bound: the
-    bound of the highest bucket that grew, or their mean if that is larger.
+    Exact when a single request finished (difference of the sums) or passed its prefill (its prompt tokens are counted
+    in one lump at the first token, before it finishes). With several at once a lower bound: the lower bound of the
+    highest bucket that grew, or their mean if that is larger.
     """
 
     __slots__ = ("_before", "_recent", "_window_seconds")
@@ -111,7 +113,9 @@ def _prefilled_prompt(before: Sample, after: Sample) -> float | None:
 
 
 def shape(window: EngineWindow, t: Thresholds) -> Shape:
-    """Mean request shape over five minutes; prompt from the token lumps when no request finished yet."""
+    """Mean request shape over five minutes; before a request finished, the prompt length comes from the token
+    counter.
+    """
     prompt = _mean(window, r.REQUEST_PROMPT)
     output = _mean(window, r.REQUEST_OUTPUT)
     started = window.observed(r.TTFT, FIVE_MINUTES)
@@ -128,7 +132,7 @@ def shape(window: EngineWindow, t: Thresholds) -> Shape:
 
 
 def _from_counters(window: EngineWindow, output: float | None, t: Thresholds) -> tuple[float | None, float | None]:
-    """Mean lengths where the page has counters only (V0 names without histograms)."""
+    """Mean prompt and output tokens where the server publishes only counters (vLLM V0 names without histograms)."""
     samples = window.since(FIVE_MINUTES)
     begin, end = (samples[0].finished, samples[-1].finished) if samples else (None, None)
     done = 0.0 if begin is None or end is None else end - begin
@@ -150,7 +154,7 @@ def _mean(window: EngineWindow, name: str) -> float | None:
 def compute(
     window: EngineWindow, longest: LongestContext, means: Shape, limit: float | None, t: Thresholds
 ) -> ContextSignals:
-    """Context length and request shape over five minutes. ``limit`` is max_model_len."""
+    """Context length and request shape over five minutes; ``limit`` is max_model_len in tokens."""
     maximum, mean = longest.maximum(), means.mean_context
     prompts = window.observed(r.REQUEST_PROMPT, FIVE_MINUTES)
     finished = prompts[0].count if prompts else None
@@ -174,8 +178,8 @@ def compute(
 
 
 def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
-    """Short- and long-prompt requests on one server: two groups of buckets, each with a real share, far apart, and
-    a valley between. ``None`` with too few requests.
+    """Whether short- and long-prompt requests share the server: two groups of buckets, far apart, each with a real
+    share and with a valley between. ``None`` with too few requests.
     """
     total = increase.cumulative[-1] if increase.cumulative else 0.0
     if total < t["hump_min_requests"] or not increase.bounds:

@@ -1,4 +1,4 @@
-"""One engine followed over time: feeds the windows and puts all its signals together."""
+"""One engine followed over time: feeds its windows and computes all its signals."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from kvpressure.signals.window import MINUTE, EngineWindow
 
 @frozen
 class CacheState:
-    """The KV cache and the shape of requests: what is known without the memory of the GPUs."""
+    """KV signals and request shape, computed before the required memory of the GPUs is known."""
 
     kv: KvSignals
     shape: context.Shape
 
 
 class EngineTracker:
-    """History of one engine and everything derived from it."""
+    """History of one engine and the state of its signals."""
 
     __slots__ = (
         "_baseline",
@@ -74,7 +74,7 @@ class EngineTracker:
         self._begin()
 
     def _begin(self) -> None:
-        """Everything that looks back on times."""
+        """Begin anew with everything that measures elapsed time."""
         t = self._thresholds
         self.steps = StepWindow(t)
         self._longest = LongestContext(t["context_window_seconds"])
@@ -85,7 +85,7 @@ class EngineTracker:
         self._device = DeviceMemory(t)
 
     def observe(self, page: Scrape, reading: EngineReading) -> bool:
-        """Take a good page. False if it is not newer than what is known, unless the clock stepped back far."""
+        """Take a successful scrape. False if it is not newer than the last one and was ignored."""
         before = self.window.last
         if not self.window.observe(page.time, reading.gauges, reading.counters, reading.histograms, page.page):
             return False
@@ -110,16 +110,16 @@ class EngineTracker:
         return True
 
     def fail(self, reason: str) -> None:
-        """The page could not be read this time, or does not have this engine."""
+        """Count a failed scrape, or one without this engine."""
         self.failing += 1
         self.error = reason
 
     def recent_waiting(self) -> list[float]:
-        """Requests waiting in the samples of the last seconds."""
+        """Requests waiting, by sample, over ``recent_window_seconds``."""
         return self.window.waiting(self._thresholds["recent_window_seconds"])
 
     def kv_signals(self, around: EngineContext) -> CacheState:
-        """KV signals and mean request shape; needed first, because device memory depends on them."""
+        """KV signals and mean request shape; computed first, because required GPU memory depends on them."""
         shape = context.shape(self.window, self._thresholds)
         shown = self.reading and dialect(self.reading.dialect).capacity_tokens(self.reading, self.engines_on_page)
         found = kv.compute(
@@ -136,7 +136,9 @@ class EngineTracker:
         return CacheState(self._with_exact_maxima(around.now, found), shape)
 
     def _with_exact_maxima(self, now: float, found: KvSignals) -> KvSignals:
-        """The maxima over every step where the plugin tells them: a peak between two pages is a peak."""
+        """The KV maxima raised to those of every step where the plugin reports them, so that no peak between two
+        scrapes is lost.
+        """
         if found.kv_used_ratio_max is None or found.kv_used_ratio_recent_max is None:
             return found
         lately = self.steps.kv_max(now, self._thresholds["kv_recent_seconds"]) or 0.0
@@ -150,7 +152,7 @@ class EngineTracker:
         )
 
     def signals(self, around: EngineContext, cache: CacheState, demand: float | None) -> Signals:
-        """All signals now. ``demand`` = largest share of memory really needed on one of its GPUs."""
+        """All signals now; ``demand`` is the largest share of required memory among its GPUs."""
         window, t = self.window, self._thresholds
         load = self._load(around, cache)
         held = memory.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
@@ -227,8 +229,8 @@ class EngineTracker:
         )
 
     def _gpus_shared(self, around: EngineContext) -> bool:
-        """Whether some of these GPUs may belong to another engine of the pod, or to none: it has more than
-        this one needs.
+        """Whether some of the pod's GPUs may belong to another engine or to none: the pod has more than this engine
+        needs.
         """
         needs = around.limits.args.engine_gpus
         return len(around.gpus.windows) > 1 and (
@@ -236,13 +238,13 @@ class EngineTracker:
         )
 
     def _prompt_at_once(self, around: EngineContext) -> bool:
-        """Whether a prompt may be computed that no gauge shows growing."""
+        """Whether a prompt may be in prefill without any gauge moving."""
         if self.window.last is None or self._progress.seconds_without <= 0 or not around.limits.features.whole_prompts:
             return False
         return prefill.admitted_last(self.window.since(self._thresholds["prefill_patience_seconds"]))
 
     def _ever_useful(self) -> bool | None:
-        """Whether this process has computed or generated a token; ``None`` if its page does not count them."""
+        """Whether this process has computed or generated a token; ``None`` if it publishes no token counters."""
         counters = self.reading.counters if self.reading else {}
         counts = [counters[name] for name in (r.PROMPT_TOKENS, r.GENERATION_TOKENS) if name in counters]
         return any(count > 0 for count in counts) if counts else None
@@ -256,7 +258,7 @@ class EngineTracker:
         self._device.observe(around.now, used, idle)
 
     def _calm(self, found: KvSignals, load: LoadSignals) -> bool:
-        """Whether this minute may teach the latency baseline: hardly a queue, cache not near full, tokens flowing."""
+        """Whether this minute may enter the latency baseline: hardly a queue, cache not near full, tokens flowing."""
         if found.kv_used_ratio_max is not None and found.kv_used_ratio_max >= self._thresholds["kv_near_full_ratio"]:
             return False
         if self._progress.seconds_without > 0 or load.running is None:

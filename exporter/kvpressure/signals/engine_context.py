@@ -1,4 +1,4 @@
-"""What an engine's signals need besides its own metrics, at one moment, in parts by who uses them."""
+"""Inputs of an engine's signals beside its own metrics, at one moment, grouped by who uses them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from kvpressure.signals.host import ContainerWindow
 
 @frozen
 class GpuContext:
-    """The engine's GPUs. ``others`` = other pods have some of them too: time slices, MPS. ``own_bytes``: of the pod's
-    processes on each of ``windows``; ``processes``: the same on each GPU that has some. ``faults`` None = no GPU is
-    known; ``kernel_faults`` are those of a program on them.
+    """The engine's GPUs. ``others``: other pods use some of them too (time slicing, MPS). ``own_bytes``: memory of
+    the pod's processes on each of ``windows``, in bytes; ``processes``: the same on every GPU that has some.
+    ``faults``: recent hardware faults, None = no GPU is known; ``kernel_faults``: recent errors caused by a program's
+    kernel.
     """
 
     windows: Sequence[GpuWindow] = ()
@@ -35,8 +36,8 @@ class GpuContext:
 
 @frozen
 class LogContext:
-    """What the container's log reported: ``facts`` of its start, recent ``events``, figures of the last out-of-memory
-    text. ``known`` = a log was seen.
+    """From the container's log: ``facts`` of the start, counts of recent ``events``, and torch's numbers from the
+    last out-of-memory error in bytes (``oom``). ``known``: a log was read.
     """
 
     facts: Mapping[str, float] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class LogContext:
 
 @frozen
 class LimitContext:
-    """Limits in force, the arguments they come from, and what these make of the server."""
+    """Limits in force, the arguments they come from, and the server features these switch on."""
 
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None

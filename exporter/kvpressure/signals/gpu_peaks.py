@@ -1,4 +1,4 @@
-"""What a GPU can do at most, by the name its driver gives: to judge vLLM's estimated FLOPs and bytes by."""
+"""Peak compute and memory bandwidth of a GPU by its driver's name, against which vLLM's estimates are judged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvpressure.model.readings import GpuReading
 
 @frozen
 class Peak:
-    """Peaks of the vendor's data sheet: dense 16-bit FLOPs and bytes of device memory, both per second."""
+    """Peaks from the vendor's data sheet: dense 16-bit FLOP/s and bytes/s of device memory."""
 
     flops: float
     bytes: float
@@ -41,9 +41,7 @@ _PEAKS: Final[tuple[tuple[re.Pattern[str], Peak], ...]] = tuple(
 
 
 def peak(gpu: GpuReading) -> Peak | None:
-    """The GPU's peaks; None for GPUs unknown here and for instances and partitions, which have a share
-    of a GPU.
-    """
+    """The GPU's peaks; None for unknown GPUs and for instances and partitions, which have only a share of a GPU."""
     if gpu.name is None or gpu.parent_uuid is not None:
         return None
     return next((found for pattern, found in _PEAKS if pattern.search(gpu.name)), None)

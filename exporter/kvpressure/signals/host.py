@@ -27,7 +27,7 @@ class ContainerWindow:
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS_KEPT)
 
     def observe(self, t: float, reading: ContainerReading) -> None:
-        """Take a reading that is newer than all before; others are ignored, unless the clock stepped back far."""
+        """Take a reading. One that is not newer than all before is ignored, unless the clock stepped back far."""
         if t < self.last_t - STEP_BACK_SECONDS:
             self.history.clear()
             self._restarts.clear()
@@ -44,11 +44,13 @@ class ContainerWindow:
         self.history.append(t, (t, reading))
 
     def restarts_since(self, start: float) -> int:
-        """Restarts seen from ``start`` on."""
+        """Restarts seen since ``start`` (Unix seconds)."""
         return sum(1 for t in self._restarts if t >= start)
 
     def cpu_used_ratio(self) -> float | None:
-        """CPU seconds per second over the last minute, divided by the limit."""
+        """CPU time per second over the last minute, divided by the limit; ``None`` without a limit or a second
+        reading.
+        """
         pair = self._pair("cpu_usage_seconds")
         limit = self.last.cpu_limit_cores if self.last else None
         if pair is None or limit is None or limit < MILLICORE:
@@ -68,7 +70,7 @@ class ContainerWindow:
         return min(1.0, throttled / periods) if periods > 0 and throttled >= 0 else None
 
     def memory_used_ratio(self) -> float | None:
-        """Working set divided by the limit."""
+        """Working set divided by the memory limit; ``None`` without either."""
         reading = self.last
         if reading is None or reading.memory_working_set_bytes is None or not reading.memory_limit_bytes:
             return None
@@ -82,7 +84,7 @@ class ContainerWindow:
 
 
 def compute(window: EngineWindow, container: ContainerWindow | None, now: float, t: Thresholds) -> HostSignals:
-    """Host side of one engine."""
+    """CPU, memory and restarts of the engine's container; ``now`` in Unix seconds."""
     api_cpu = None
     if (ends := window.ends(MINUTE, lambda sample: sample.page.get(r.PROCESS_CPU_SECONDS))) is not None:
         (begin, before), (end, after) = ends
@@ -110,10 +112,8 @@ def compute(window: EngineWindow, container: ContainerWindow | None, now: float,
 def _restarts(
     container: ContainerWindow, ended_ago: float | None, now: float, window: float
 ) -> tuple[float | None, bool]:
-    """Restarts in the last ``window`` seconds, and whether these are all. Of the time before the first reading only the
-    last end is
-    known: one that is older than the window says that nothing restarted since, a younger one that it did so once at
-    least.
+    """Restarts in the last ``window`` seconds, and whether that is all of them. From before the first reading only
+    the last termination is known: if it is older than the window there were none since, if younger at least one.
     """
     total = container.last.restarts if container.last else None
     if total is None:

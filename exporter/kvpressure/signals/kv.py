@@ -1,4 +1,4 @@
-"""KV cache: level, capacity, slope, time to exhaustion, over-commit and preemption."""
+"""KV cache: usage, capacity, slope, time to exhaustion, over-commit and preemption."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SLOPE_SECONDS: Final = 15.0  # of kv_cache_usage_slope_per_second, as it is publ
 
 
 def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> bool | None:
-    """Whether the KV gauge can be believed.
+    """Whether the KV gauge can be trusted.
 
-    False when the page has none, or when it is exactly 0 while requests run and tokens flow: a running request
-    always holds a block. ``None`` while nothing has run yet.
+    False when it is missing, or exactly 0 while requests run and tokens flow (a running request always holds a
+    block). ``None`` while nothing has run yet.
     """
     last = window.last
     if last is None:
@@ -48,8 +48,9 @@ def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> boo
 
 
 def inferred_preemptions(window: EngineWindow, t: Thresholds) -> list[tuple[Sample, float]] | None:
-    """Where requests seem to have been preempted in the last minute, each with the sample before and how many: between
-    two samples running falls, waiting rises by about as much, and nothing finishes. ``None`` without the three inputs.
+    """Preemptions of the last minute inferred from queue movement: (sample before, number) where running falls,
+    waiting rises by about as much, and nothing finishes. ``None`` where running, waiting or finished requests are not
+    published.
     """
     if not any(before.requests and after.requests for before, after in pairwise(window.since(MINUTE))):
         return None
@@ -62,13 +63,13 @@ def inferred_preemptions(window: EngineWindow, t: Thresholds) -> list[tuple[Samp
 
 
 def confirmed_share(signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds) -> float:
-    """Share of inferred preemptions that the counter confirms: clients that give up together and come back look the
-    same.
+    """Share of inferred preemptions that the counter confirms, 0 to 1, because clients that disconnect and return
+    together look the same.
 
-    vLLM counts a preemption with the next output of the preempted request: as long as that waits, the counter knows
-    nothing. So a sign has to be in the counter only once the queue has become shorter since (the preempted are admitted
-    first) and some time has passed; what became of such signs says what the others are worth. All of them where the
-    page does not count.
+    vLLM counts a preemption with the next output of the preempted request, so the counter lags as long as that
+    request waits. An inference is judged only once the queue has become shorter (preempted requests are admitted
+    first) and ``preemption_counter_lag_seconds`` have passed; the share found for these applies to all. 1 without a
+    counter.
     """
     last = samples[-1]
     old = _to_be_counted(signs, samples, t)
@@ -82,7 +83,7 @@ def confirmed_share(signs: Sequence[tuple[Sample, float]], samples: Sequence[Sam
 def _to_be_counted(
     signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds
 ) -> list[tuple[Sample, float]]:
-    """Signs since which the queue became shorter than with the preempted in it, and the counter has had its time."""
+    """Inferences that the counter must contain by now: the queue became shorter since, and the counter had its time."""
     latest = samples[-1].t - t["preemption_counter_lag_seconds"]
     later, shortest = len(samples), inf  # samples from ``later`` on have been looked at, from the newest back
     found = []
@@ -98,7 +99,7 @@ def _to_be_counted(
 
 
 class HitRatio:
-    """The prefix cache's hit ratio by half minutes, and the highest of the last quarter of an hour."""
+    """The prefix cache's hit ratio per half minute, and the highest of the last quarter of an hour."""
 
     __slots__ = ("_best", "_thresholds")
 
@@ -107,7 +108,9 @@ class HitRatio:
         self._best: deque[tuple[float, float]] = deque()
 
     def observe(self, window: EngineWindow) -> tuple[float | None, float | None]:
-        """The ratio of the last half minute and the usual one; ``None`` with too few prompts looked up."""
+        """The ratio of the last half minute and the usual (highest recent) one; ``None`` with too few tokens looked
+        up.
+        """
         last = window.last
         recent = _hit_ratio(window, HALF_MINUTE, self._thresholds["hit_ratio_min_tokens"])
         if last is None:
@@ -167,14 +170,16 @@ def compute(
 
 
 def full_from(name: str, watermark: float | None, t: Thresholds) -> float:
-    """The level of a threshold, lowered by the watermark: with a tenth of the blocks kept free, a cache that admits
-    nobody stands at 0.9. Not lowered below the warm level.
+    """A threshold of KV usage lowered by the watermark, because a cache that keeps a tenth of its blocks free admits
+    nothing at 0.9; never below the warm threshold.
     """
     return max(min(t[name], t["kv_warm_ratio"]), t[name] - (watermark or 0.0))
 
 
 def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | None:
-    """Time until the cache is full at the present slope; ``None`` below the warm level or when not rising."""
+    """Seconds until the cache is full at the present slope; ``None`` below the warm threshold, when not rising, or
+    beyond the forecast horizon.
+    """
     if rise is None or rise <= t["kv_rise_min_per_second"] or usage < t["kv_warm_ratio"]:
         return None
     seconds = max(0.0, 1.0 - usage) / rise
@@ -184,8 +189,8 @@ def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | 
 def _preemptions(
     window: EngineWindow, t: Thresholds
 ) -> tuple[float | None, float | None, float | None, float | None, float | None]:
-    """In the last minute: by the counter, by the immediate sign as far as it is believed, and the larger of both per
-    second. In the last seconds, and in the last half minute: the larger of both.
+    """(counted in the last minute, inferred in the last minute, the larger per second, the larger in the last
+    seconds, the larger in the last half minute).
     """
     counted = window.increase_within(r.PREEMPTIONS, MINUTE)
     lately = window.increase_within(r.PREEMPTIONS, t["recent_window_seconds"])
@@ -210,8 +215,8 @@ def _preemptions(
 def overcommit(window: EngineWindow, shape: Shape, capacity: float | None, max_num_seqs: float | None) -> float | None:
     """Tokens that the load can reach within the limits, divided by capacity.
 
-    Concurrency is what the load can reach (requests in flight, or arrival rate times service time), never
-    the bare cap: with the default cap nearly every configuration could over-commit on paper.
+    Concurrency is what the load reaches (requests in flight, or arrival rate times service time), never max_num_seqs
+    itself: with its default nearly every configuration would be over-committed on paper.
     """
     context = shape.mean_context
     if capacity is None or context is None:
@@ -226,8 +231,8 @@ def overcommit(window: EngineWindow, shape: Shape, capacity: float | None, max_n
 
 
 def _hit_ratio(window: EngineWindow, seconds: float, least: float = 0.0) -> float | None:
-    """Share of the prompt tokens looked up that the prefix cache had; ``None`` unless more than ``least``
-    were looked up.
+    """Share of the prompt tokens looked up that were in the prefix cache; ``None`` unless more than ``least`` were
+    looked up.
     """
     queries, hits = window.increase(r.PREFIX_QUERIES, seconds), window.increase(r.PREFIX_HITS, seconds)
     if queries is None or hits is None or queries[0] <= least:

@@ -22,10 +22,10 @@ BASELINE_VALUES: Final = 240  # kept: two hours of calm half-minutes
 
 
 class Baseline:
-    """p95 latencies of calm half-minutes: the engine's own normal.
+    """The engine's usual p95 latency: the median (``baseline_rank_ratio``) of the p95 of calm minutes.
 
-    Only calm moments enter (no lasting queue, cache not near full), so that an incident cannot drag the
-    baseline along, and the median of them is used. Not known until there are ``baseline_min_values``.
+    Only calm moments enter (no lasting queue, cache not near full), so that an incident does not move it. Unknown
+    until there are ``baseline_min_values``.
     """
 
     __slots__ = ("_last_t", "_thresholds", "_values")
@@ -36,7 +36,7 @@ class Baseline:
         self._last_t = float("-inf")
 
     def learn(self, t: float, calm: bool, p95: Mapping[str, float]) -> None:
-        """Take this half-minute's values if it was calm."""
+        """Take the last minute's p95 in seconds by phase if calm; at most once per ``baseline_every_seconds``."""
         if not calm or 0 <= t - self._last_t < self._thresholds["baseline_every_seconds"] or not self._good(p95):
             return
         self._last_t = t
@@ -44,8 +44,8 @@ class Baseline:
             self._values[phase].append(value)
 
     def _good(self, p95: Mapping[str, float]) -> bool:
-        """Whether this moment was good for users: no phase is much slower than usual and above what alerts allow it as
-        well. A slow incident without a queue would else become the normal it is measured by.
+        """Whether no phase is both much slower than usual and above its alert threshold; else a slow incident without
+        a queue would become the baseline it is measured against.
         """
         t = self._thresholds
         for phase, floor in FLOORS.items():
@@ -55,7 +55,7 @@ class Baseline:
         return True
 
     def value(self, phase: str) -> float | None:
-        """The baseline p95 in seconds; ``None`` = not yet known."""
+        """The baseline p95 in seconds; ``None`` before there are enough values."""
         values, t = self._values[phase], self._thresholds
         if len(values) < t["baseline_min_values"]:
             return None
@@ -63,7 +63,7 @@ class Baseline:
 
 
 def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds) -> LatencySignals:
-    """Latency over the last minute. ``calm`` = this moment may teach the baseline."""
+    """Latency over the last minute; ``calm``: it may enter the baseline."""
     by_phase: dict[str, Mapping[str, float]] = {}
     enough: dict[str, float] = {}
     for phase, name in PHASES:
@@ -99,7 +99,7 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
 
 def outside_engine(window: EngineWindow) -> tuple[float | None, float | None]:
     """Mean seconds per finished request outside the engine (tokenizer, API server, network), and their share of the
-    end-to-end time: e2e - queue - inference. The three sums are booked for the same requests.
+    end-to-end time: e2e - queue - inference, whose sums are observed for the same requests.
     """
     parts = [window.observed(name, MINUTE) for name in (r.E2E, r.QUEUE, r.INFERENCE)]
     sums = [part[0].sum for part in parts if part is not None and part[0].sum is not None]
@@ -112,8 +112,8 @@ def outside_engine(window: EngineWindow) -> tuple[float | None, float | None]:
 
 
 def before_engine(window: EngineWindow, t: Thresholds) -> float | None:
-    """Least share of the time to first token, over five minutes, in which requests were not in the engine: by Little's
-    law it would have had more in flight. ``None`` where it may have had all of them.
+    """Least share of the time to first token, over five minutes, that requests spent before they reached the engine.
+    By Little's law the engine would otherwise have shown more in flight. ``None`` where it may have had all of them.
     """
     found, lately = window.observed(r.TTFT, FIVE_MINUTES), window.in_flight(MINUTE)
     if found is None or not found[0].count or not found[0].sum or not lately or window.first_t is None:

@@ -1,4 +1,4 @@
-"""Device memory: level, real demand, components, growth while idle, and fragmentation by scope."""
+"""GPU memory: use, required memory, components, growth while idle, and fragmentation by scope."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPONENT_EVENTS: Final = (
 
 
 class DeviceMemory:
-    """Follows the device memory of one engine: while it is idle."""
+    """Follows the device memory of one engine while it is idle."""
 
     __slots__ = ("_idle", "_thresholds")
 
@@ -32,7 +32,7 @@ class DeviceMemory:
         self._idle: deque[tuple[float, float]] = deque(maxlen=IDLE_POINTS)
 
     def observe(self, t: float, used: float | None, idle: bool) -> None:
-        """Take the used bytes; an idle stretch ends with work."""
+        """Take the used bytes; work ends the idle period."""
         if used is None:
             return
         if not idle:
@@ -41,11 +41,11 @@ class DeviceMemory:
             self._idle.append((t, used))
 
     def forget(self) -> None:
-        """A new process: begin again."""
+        """Begin anew: the process or the set of counted bytes changed."""
         self._idle.clear()
 
     def idle_growth_per_hour(self) -> float | None:
-        """Bytes per hour gained during the present idle stretch; ``None`` until it is long enough."""
+        """Bytes per hour gained in the present idle period; ``None`` until it is long enough."""
         idle, t = self._idle, self._thresholds
         if len(idle) < t["trend_min_samples"] or idle[-1][0] - idle[0][0] < t["leak_min_idle_seconds"]:
             return None
@@ -55,24 +55,23 @@ class DeviceMemory:
 
 @frozen
 class Held:
-    """Bytes of a GPU that are used, and all it has."""
+    """Bytes in use on one GPU, and its total."""
 
     bytes: int
     total: int | None
 
 
 def held(gpus: Sequence[GpuReading], own: Sequence[int | None] | None) -> list[Held]:
-    """What each GPU holds: all that is used, or the bytes of ``own`` processes where other pods have the GPUs too.
-    Nothing where the driver does not report these.
+    """Bytes held on each GPU: all in use, or only ``own`` (the pod's processes) where other pods share the GPUs. GPUs
+    where the driver reports neither are left out.
     """
     used = [gpu.memory_used_bytes for gpu in gpus] if own is None else own
     return [Held(size, gpu.memory_total_bytes) for size, gpu in zip(used, gpus, strict=False) if size is not None]
 
 
 def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> float | None:
-    """Share of device memory really needed: used minus the parts of the KV pools on it that hold nothing.
-
-    ``empty_pool_bytes`` has one entry per engine on the GPU; ``None`` in it (or no engine) = unknown.
+    """Required share of device memory: used minus the empty parts of the KV pools on it. ``empty_pool_bytes`` has one
+    entry per engine on the GPU; ``None`` if one of them is ``None`` or there is no engine.
     """
     if gpu.memory_used_bytes is None or not gpu.memory_total_bytes or not empty_pool_bytes:
         return None
@@ -92,8 +91,8 @@ def compute(
     running: float | None = None,
     block_size: float | None = None,
 ) -> MemorySignals:
-    """Memory of one engine. The facts of its log and configuration are bytes: pool_bytes, weights_bytes, graphs_bytes,
-    activations_bytes; pool and components are per GPU. ``on_gpus``: what its GPUs hold without other pods.
+    """Memory of one engine in bytes; pool and components are per GPU. ``on_gpus``: what its GPUs hold, without other
+    pods.
     """
     facts, allocator = context.log.facts, context.allocator
     ratios = [ratio for gpu in context.gpus.readings if (ratio := gpu.memory_used_ratio) is not None]
@@ -132,9 +131,8 @@ def _failures(allocator: Sequence[AllocatorReading]) -> Mapping[str, float]:
 
 
 def outside_torch(processes: Sequence[int], allocator: Sequence[AllocatorReading]) -> float | None:
-    """Device memory that a worker holds outside torch's allocator: the driver's context, NCCL, libraries. The mean over
-    the GPUs where each has its worker; ``None`` unless the driver reports memory by process and the plugin runs in
-    all.
+    """Bytes that a worker holds outside torch's allocator (driver context, NCCL, libraries): the mean over GPUs with
+    one worker each. ``None`` unless the driver reports memory per process and the plugin runs in every worker.
     """
     reserved = [rank.reserved_bytes for rank in allocator if rank.reserved_bytes is not None]
     if not processes or not len(processes) == len(allocator) == len(reserved):
@@ -144,8 +142,8 @@ def outside_torch(processes: Sequence[int], allocator: Sequence[AllocatorReading
 
 
 def components(facts: Mapping[str, float], context: float | None, used: float | None) -> Mapping[str, float]:
-    """Device memory by component, as far as start-up lines, driver and plugin report it; ``other`` only when weights
-    and pool are known.
+    """Device memory in bytes by component, as far as start-up lines, driver and plugin report it; ``other`` only when
+    weights and pool are known.
     """
     found = {name: facts[key] for name, key in COMPONENT_EVENTS if key in facts}
     if "pool_bytes" in facts:

@@ -18,7 +18,7 @@ _GOOD = ("stop", "length")
 
 
 def objectives(reading: EngineReading, counters: Mapping[str, float], thresholds: Thresholds) -> tuple[Objective, ...]:
-    """Every objective that is set (its target is above 0) and that the engine's metrics allow to judge."""
+    """Every objective whose target is above 0 and that the engine's metrics can measure."""
     return tuple(_each(reading, counters, thresholds))
 
 
@@ -43,7 +43,7 @@ def _latency(name: str, histogram: Histogram, objective: float, target: float) -
 
 
 def _failed(counters: Mapping[str, float]) -> float:
-    """Failed requests; a 5xx and reason error may be the same request, so the larger count stands for both."""
+    """Failed requests: the larger count, because a 5xx response and finish reason "error" may be the same request."""
     refused = sum(value for name, value in counters.items() if name.startswith(r.REJECTED_PREFIX))
     failed = max(counters.get(r.FINISHED_PREFIX + "error", 0.0), counters.get(r.HTTP_PREFIX + "5xx", 0.0))
     return max(refused, failed)

@@ -1,4 +1,4 @@
-"""Every step of an engine, as counted inside it by the plugin: exact batch sizes, and the true maximum of the cache."""
+"""Every engine step as the plugin counts it: exact batch sizes and the true KV maximum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import MINUTE
 
 MAX_REPORTS: Final = 256
-# batch sizes that rose, each with its count, of all reports together; an engine makes 200 steps a second at most
+# (size, count) pairs of all reports together; an engine makes at most 200 steps a second
 MAX_ENTRIES: Final = 8_192
 """Batch sizes and counts kept in one engine's step window. Beyond: the oldest reports go; none is older than a minute.
 Shown as: shorter window.
@@ -30,7 +30,7 @@ class _Increase:
 
 
 class StepWindow:
-    """What the plugin counted in the last minute. Keeps increases, which are small, not the counts."""
+    """The plugin's counts over the last minute; keeps increases, which are smaller than the counts."""
 
     __slots__ = ("_entries", "_increases", "_last", "_thresholds")
 
@@ -41,7 +41,7 @@ class StepWindow:
         self._entries = 0
 
     def observe(self, stats: StepStats) -> None:
-        """Take a report; one that is known already is passed over, a new process begins anew."""
+        """Take a report. A known one is skipped; a new process, or a count that fell, starts the window anew."""
         before, self._last = self._last, stats
         if before is None or (stats.started, stats.exact) != (before.started, before.exact) or _shrunk(before, stats):
             self._increases.clear()
@@ -59,7 +59,7 @@ class StepWindow:
         )
 
     def _keep(self, newest: _Increase) -> None:
-        """Add an increase; what is older than a minute goes, and the oldest where there are too many."""
+        """Add an increase; drop those older than a minute, and the oldest beyond the limits."""
         self._increases.append(newest)
         self._entries += len(newest.sizes)
         while len(self._increases) > 1 and (
@@ -85,7 +85,7 @@ class StepWindow:
         return sum(increase.decoded for increase in increases) / steps if steps else None
 
     def kv_max(self, now: float, seconds: float) -> float | None:
-        """Largest KV usage of any step of the last ``seconds``."""
+        """Largest KV usage (0-1) of any step of the last ``seconds``; ``None`` without steps."""
         return max((i.kv_max for i in self._since(now, seconds) if i.kv_max is not None), default=None)
 
     def _since(self, now: float, seconds: float) -> list[_Increase]:
@@ -95,7 +95,7 @@ class StepWindow:
 
 
 def _shrunk(before: StepStats, after: StepStats) -> bool:
-    """A count went back: an API server was replaced, or its report is missing."""
+    """Whether a count fell: an API server was replaced, or its report is missing."""
     return (
         after.steps < before.steps
         or after.decoded < before.decoded

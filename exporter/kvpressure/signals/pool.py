@@ -1,4 +1,4 @@
-"""Size of the KV pool where no log line reports it: from the configuration, or from the model's shape."""
+"""Size of the KV pool where no log line reports it: from the arguments, or from the model's shape."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.base import Pool
 from kvpressure.model.arguments import EngineArgs
 
-MAX_SIZES: Final = 256  # that are remembered
+MAX_SIZES: Final = 256  # cached results
 
 
 class PoolSizes:
-    """Bytes of KV pools by the shapes of their models. Remembers what it computed."""
+    """KV pool sizes in bytes by model shape, cached."""
 
     def __init__(self, shapes: ModelShapes | None = None) -> None:
         self._shapes = shapes or ModelShapes()
@@ -24,9 +24,9 @@ class PoolSizes:
     def of(
         self, args: EngineArgs, pool: Pool, target: str = "", served: str = "", several_gpus: bool = False
     ) -> float | None:
-        """Bytes of the KV pool on each GPU, or ``None``: as set outright, else the shape of the model that ``target``
-        serves times the number of blocks. ``served``: its name in the metrics; ``several_gpus``: the server has, or
-        may have, more than one.
+        """Bytes of the KV pool on each GPU: as set in the arguments, else blocks times the block size of the model's
+        shape; ``None`` if unknown. ``target`` and ``served`` (its name in the metrics) identify the model;
+        ``several_gpus``: the server has, or may have, more than one.
         """
         if pool.bytes is not None:
             return pool.bytes
@@ -46,8 +46,8 @@ class PoolSizes:
 
 
 def _parallel(args: EngineArgs, several_gpus: bool) -> Parallel | None:
-    """How the model is split over GPUs; ``None`` where arguments that are not visible may say so. On one GPU it is not
-    split.
+    """How the model is split over GPUs; ``None`` where several GPUs are there and arguments that are not visible may
+    split it.
     """
     sizes = (args.tensor_parallel_size, args.pipeline_parallel_size, args.decode_context_parallel_size)
     if not args.complete and not any(sizes) and several_gpus:

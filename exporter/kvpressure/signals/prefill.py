@@ -1,6 +1,4 @@
-"""Prompts whose computing no gauge shows: all of their blocks are there from the first moment on, or gauges
-rest for a whole step.
-"""
+"""Prefill that no gauge shows: all blocks are allocated at once, or gauges do not move during a whole step."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from kvpressure.signals.window import Sample
 
 
 def admitted_last(samples: Sequence[Sample]) -> bool:
-    """Whether the last thing that moved was a request let in: more run, or blocks were taken without a
-    token coming out.
-    """
+    """Whether the last change was an admission: more requests run, or blocks were taken without an output token."""
     for after, before in pairwise(reversed(samples)):
         ran, runs = before.gauges.get(r.RUNNING, 0.0), after.gauges.get(r.RUNNING, 0.0)
         held, holds = before.gauges.get(r.KV_USAGE, 0.0), after.gauges.get(r.KV_USAGE, 0.0)
@@ -27,8 +23,8 @@ def admitted_last(samples: Sequence[Sample]) -> bool:
 
 
 def usual_seconds(sample: Sample | None) -> float | None:
-    """Mean prefill time in seconds since the process started, from its own histogram, else time to first token less the
-    time in the queue. ``None`` before the first token, and where requests wait for a time that no histogram contains.
+    """Mean prefill time in seconds since the process started: from its own histogram, else time to first token minus
+    queue time. ``None`` before the first token, and where requests wait but no histogram of the queue exists.
     """
     if sample is None:
         return None

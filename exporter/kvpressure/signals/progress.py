@@ -1,4 +1,4 @@
-"""Does anything move? Tells progress from a stall, and a stall from gauges that merely froze."""
+"""Whether an engine makes progress; tells a stall from gauges that merely froze."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _LEVELS: Final = (r.RUNNING, r.WAITING, r.SWAPPED, r.KV_USAGE)
 class Progress:
     """Follows one engine sample by sample.
 
-    Useful progress is tokens, finished requests or engine steps with output. Changing gauges alone (a
-    prompt being prefilled fills the cache before its first token) count as movement, not as progress, and
-    preemptions count as neither: a livelock preempts without end.
+    Progress is tokens, finished requests or steps with output. Gauges that change (a prefill fills the cache before
+    its first token) are movement, not progress. Preemptions are neither: a livelock preempts without end.
     """
 
     __slots__ = (
@@ -65,25 +64,24 @@ class Progress:
 
     @property
     def seconds_without(self) -> float:
-        """Observed seconds with work present and no useful progress."""
+        """Observed seconds with requests in flight and no progress."""
         return self._without
 
     @property
     def usual_silence_seconds(self) -> float | None:
-        """Longest time without progress, with requests in flight, that was followed by progress; at most what a first
-        request is given. ``None`` before there was one.
+        """Longest time in seconds without progress, with requests in flight, that ended with progress; at most
+        ``prefill_patience_seconds``. ``None`` before there was one.
         """
         return self._silence
 
     @property
     def seconds_still(self) -> float:
-        """Observed seconds in which neither counters nor gauges moved while requests were present."""
+        """Observed seconds without progress in which no gauge moved either, with requests in flight."""
         return self._still
 
     def connections_dropped(self, in_flight: float) -> bool | None:
-        """Whether most clients went away since something last came out: the API server closed as many descriptors.
-
-        ``None`` if several API servers share the page, or too few requests are in flight.
+        """Whether most clients disconnected since the last output, by the file descriptors that the API server
+        closed. ``None`` if several API servers share the endpoint, or too few requests are in flight.
         """
         now, t = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None, self._thresholds
         if now is None or self._busy_fds is None or in_flight < t["dropped_min_requests"]:
@@ -91,8 +89,8 @@ class Progress:
         return self._busy_fds - now >= t["dropped_share_ratio"] * in_flight
 
     def clients_came(self) -> bool | None:
-        """Whether clients came since something last came out: more requests wait, or the API server opened several
-        descriptors more than it closed. ``None`` if descriptors are unknown: the queue may have stayed behind.
+        """Whether clients connected since the last output: more requests wait, or the API server has several more
+        descriptors open. ``None`` if descriptors are unknown and the queue did not grow.
         """
         last = self._before
         if last is None:
@@ -106,9 +104,7 @@ class Progress:
 
 
 def work_present(sample: Sample) -> bool | None:
-    """Requests running or waiting, by the gauges. ``None`` if the page lacks one of them and the other
-    reports of none.
-    """
+    """Whether requests run or wait, by the gauges; ``None`` if one gauge is missing and the other is 0."""
     known = (sample.gauges.get(r.RUNNING), sample.waiting)
     if any(known):
         return True
@@ -134,7 +130,7 @@ def _same_levels(before: Sample, after: Sample) -> bool:
 
 
 def http_moved(window: EngineWindow, seconds: float) -> bool | None:
-    """Whether the API server answered any request over the window; ``None`` if it does not count them."""
+    """Whether the API server answered a request in the window; ``None`` if it does not count answers."""
     ends = window.ends(seconds, _http)
     return None if ends is None else ends[1][1] > ends[0][1]
 
@@ -146,9 +142,8 @@ def _http(sample: Sample) -> float | None:
 
 @frozen
 class Contact:
-    """What is known of the server: age of its newest scrape, scrapes that failed in a row and why, whether anything
-    came out of this process so far, whether a prompt may be computed that no gauge shows growing, and how long prefill
-    has taken on average.
+    """Contact with the server: age of the newest scrape in seconds, consecutive failed scrapes and why, whether the
+    process has produced a token, whether an invisible prefill is possible, and the mean prefill time in seconds.
     """
 
     age_seconds: float = 0.0
@@ -165,7 +160,7 @@ def compute(
     contact: Contact,
     t: Thresholds,
 ) -> ProgressSignals:
-    """Progress now."""
+    """Progress of one engine now."""
     last = window.last
     if last is None:
         return ProgressSignals(fresh_seconds=None, pages_failing=float(contact.failing), page_error=contact.error)
@@ -211,9 +206,7 @@ def _flow(window: EngineWindow, seconds: float) -> bool | None:
 
 
 def _moved_recently(window: EngineWindow, seconds: float, names: Sequence[str] = _USEFUL) -> bool | None:
-    """Whether one of the counters, else a token, came since the sample that is ``seconds`` old; ``None``
-    without counters.
-    """
+    """Whether one of the counters (by default: of tokens) rose in the last ``seconds``; ``None`` without counters."""
     last = window.last
     samples = window.since(REACH_SECONDS)
     earlier = next((s for s in reversed(samples) if s.t <= samples[-1].t - seconds), None)

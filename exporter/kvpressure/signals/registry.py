@@ -1,7 +1,7 @@
-"""Signals that are added from outside: a dataclass whose fields declare their metrics, and a function that computes it.
+"""Signals from other packages: a dataclass whose fields declare their metrics, and a function that computes it.
 
-A distribution offers one under the entry point group ``kvpressure.signals``; it is looked up only when it is asked for
-by name.
+A distribution offers one under the entry point group ``kvpressure.signals``; it is looked up only when asked for by
+name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from kvpressure.signals.window import EngineWindow
 
 @frozen
 class ExtraSignal:
-    """``compute`` makes a ``group`` from an engine's history and what is known about it already. It must
-    not keep either.
-    """
+    """``compute`` makes a ``group`` from an engine's history and its other signals; it must not keep either."""
 
     name: str
     group: type[Any]
@@ -33,7 +31,9 @@ _EXTRA: Final[dict[str, ExtraSignal]] = {}
 
 
 def register(signal: ExtraSignal) -> None:
-    """Add a signal for every engine. Raises ``ValueError`` if its metrics or fields clash with others."""
+    """Add a signal for every engine. Raises ``ValueError`` if its group is no dataclass or one of its metrics exists
+    already.
+    """
     if not is_dataclass(signal.group):
         raise ValueError(f"signal {signal.name}: {signal.group!r} is not a dataclass")
     others = [*GROUPS, *(one.group for one in _EXTRA.values() if one.name != signal.name)]
@@ -44,12 +44,12 @@ def register(signal: ExtraSignal) -> None:
 
 
 def forget(name: str) -> None:
-    """Take a signal back."""
+    """Remove a signal."""
     _EXTRA.pop(name, None)
 
 
 def extra_signals() -> Iterable[ExtraSignal]:
-    """Everything that was added."""
+    """All registered signals."""
     return _EXTRA.values()
 
 

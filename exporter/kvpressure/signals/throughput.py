@@ -15,7 +15,7 @@ TREND_SECONDS: Final = 900.0  # of throughput_trend_ratio, as it is published
 
 
 class Trend:
-    """Generation throughput and demand by quarter-minutes over the last fifteen minutes."""
+    """Generation throughput and demand of the last fifteen minutes, one point per quarter minute."""
 
     __slots__ = ("_points", "_thresholds")
 
@@ -24,7 +24,7 @@ class Trend:
         self._points: deque[tuple[float, float, float]] = deque()
 
     def observe(self, t: float, throughput: float | None, demand: float | None) -> None:
-        """Take the present minute's throughput (tokens/s) and demand (requests in flight)."""
+        """Take the last minute's throughput (tokens/s) and demand (requests in flight)."""
         points = self._points
         while points and points[0][0] < t - TREND_SECONDS:
             points.popleft()
@@ -32,8 +32,8 @@ class Trend:
             points.append((t, throughput, demand))
 
     def ratio(self, t: float, throughput: float | None, demand: float | None) -> float | None:
-        """Present throughput against the best of the history at no higher demand, at most 1. ``None`` with less than
-        two minutes of history, without throughput in it, or when demand fell: it was higher in all that is old enough.
+        """Throughput now divided by the best at no more than about the same demand (``demand_rose_ratio``), at most
+        1. ``None`` with less than two minutes of such history.
         """
         if throughput is None or demand is None:
             return None
@@ -45,7 +45,7 @@ class Trend:
         return throughput / best if best > 0 else None
 
     def flat(self, t: float, throughput: float | None, demand: float | None) -> bool | None:
-        """True if throughput did not follow demand: demand rose and throughput did not, or throughput fell while
+        """Whether throughput failed to follow demand: demand rose and throughput did not, or throughput fell while
         demand did not. ``None`` with less than two minutes of history.
         """
         if throughput is None or demand is None:
@@ -92,8 +92,8 @@ def compute(window: EngineWindow, trend: Trend) -> ThroughputSignals:
 
 
 def _computed(window: EngineWindow, prompt: float | None) -> float | None:
-    """Prompt tokens that took computing: as counted, else all without the share that the prefix cache had. All of them
-    where neither is told.
+    """Prompt tokens/s that were computed: as counted, else all minus the prefix cache's hits; all where neither is
+    published.
     """
     computed = window.rate(r.PROMPT_TOKENS_COMPUTED, HALF_MINUTE)
     if computed is not None or prompt is None:

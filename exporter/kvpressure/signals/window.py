@@ -1,8 +1,7 @@
 """Windows of readings: the history that signals look back on, bounded in memory.
 
 Counters and histograms are corrected for resets when they enter, so that a difference of any two samples is an
-increase. Samples older than the newest are ignored; a clock that steps back far, or a process that was replaced,
-begins a new window.
+increase. A sample that is not newer than the last is ignored; a clock that steps back far begins a new window.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ _RANKS: Final = tuple(map(float, _NAMES))
 @frozen
 class Sample:
     """One reading of one engine, counters and histograms corrected for resets. ``finished`` counts finished requests
-    of all reasons; ``None`` if the page does not. ``page`` holds what
-    belongs to the whole page: CPU seconds and open descriptors of the API server, HTTP answers by status class.
+    of all reasons; ``None`` if not published. ``page`` holds values of the whole endpoint: CPU seconds and open
+    descriptors of the API server, HTTP answers by status class.
     """
 
     t: float
@@ -66,16 +65,16 @@ class Sample:
     page: Mapping[str, float] = field(default_factory=dict)
     finished: float | None = None
     waiting: float | None = field(init=False)
-    """Requests that wait, those that vLLM V0 swapped to the host included; ``None`` if the page does not tell."""
+    """Requests waiting, including those that vLLM V0 swapped to the host; ``None`` if not published."""
     in_flight: float | None = field(init=False)
-    """Requests running or waiting; ``None`` if the page lacks one of them."""
+    """Requests running or waiting; ``None`` if one of them is not published."""
     requests: tuple[float, float, float] | None = field(init=False)
-    """Requests running, waiting and finished; ``None`` if the page lacks one of them."""
+    """Requests running, waiting and finished; ``None`` if one of them is not published."""
     arrived: float | None = field(init=False)
-    """Requests that arrived so far, up to a constant: the sum of those. Aborted ones are not counted by vLLM."""
+    """Requests that have arrived, up to a constant: the sum of ``requests``. vLLM does not count aborted ones."""
 
     def __post_init__(self) -> None:
-        """Add up once what every tick asks of every sample in the window."""
+        """Compute once what every tick reads from every sample."""
         running, waiting = self.gauges.get(RUNNING), self.gauges.get(WAITING)
         waiting = None if waiting is None else waiting + self.gauges.get(SWAPPED, 0.0)
         present = requests = None
@@ -90,9 +89,7 @@ class Sample:
 
 @frozen
 class HistogramIncrease:
-    """What was observed between two samples: how many up to each bound (``cumulative``, which never falls), their sum
-    and number.
-    """
+    """Observations between two samples: cumulative number by bound, their sum and number."""
 
     bounds: tuple[float, ...]
     cumulative: tuple[float, ...]
@@ -101,19 +98,19 @@ class HistogramIncrease:
 
     @property
     def increments(self) -> tuple[float, ...]:
-        """How many fell into each bucket alone."""
+        """Observations in each bucket alone."""
         return tuple(map(sub, self.cumulative, (0.0, *self.cumulative[:-1])))
 
     def quantile(self, q: float) -> float | None:
-        """The q-quantile (0 < q <= 1), as ``quantiles``."""
+        """The q-quantile (0 < q <= 1), computed as in ``quantiles``; ``None`` without observations."""
         return next(iter(self.quantiles((q,))), None)
 
     def quantiles(self, ranks: Sequence[float]) -> list[float]:
-        """Quantiles by linear interpolation inside their buckets; values above the last finite bound are reported as
+        """Quantiles by linear interpolation inside their buckets; a value above the last finite bound is reported as
         that bound. Empty without observations or buckets.
 
-        Prometheus spreads observations over the whole of a bucket. Here they take the part of it that gives the sum
-        which was counted, and no value is larger than that sum allows.
+        Prometheus spreads observations over the whole bucket. Here they take the part of it that agrees with the
+        counted sum, and no value exceeds what that sum allows.
         """
         counts = self.cumulative
         if not counts or counts[-1] <= 0:
@@ -136,8 +133,8 @@ class HistogramIncrease:
         return min(value, max(lower, (self.sum - self._least(ceil(rank) - 1.0)) / max(1.0, above)))
 
     def _used_of_a_bucket(self) -> float:
-        """Twice the place of the mean observation in its bucket, 0 to 2; 1 = evenly over it, also where the
-        sum does not tell.
+        """Twice the mean position of observations in their buckets, 0 to 2; 1 = evenly spread, also where the sum is
+        unusable.
         """
         counts, bounds = self.cumulative, self.bounds
         if not self.sum or self.sum < 0 or (bounds[-1] == inf and counts[:-1][-1:] != counts[-1:]):
@@ -149,7 +146,7 @@ class HistogramIncrease:
         return min(TWICE, max(0.0, TWICE * (self.sum - least) / width)) if width > 0 else 1.0
 
     def _least(self, amount: float) -> float:
-        """The least that the smallest so many observations add to the sum."""
+        """Smallest possible sum of the ``amount`` smallest observations."""
         least = lower = before = 0.0
         for bound, count in zip(self.bounds, self.cumulative, strict=True):
             least += (min(count, amount) - min(before, amount)) * lower
@@ -188,10 +185,10 @@ class _Correction:
 
 
 class _HistogramCorrection:
-    """The same for whole histograms: a count that falls means all of it began anew.
+    """The same for whole histograms: a count that falls means that all of it was reset.
 
-    Counts come out packed, and one that has not changed comes out as the same object: they are most of what windows
-    hold.
+    Counts come out packed, and an unchanged histogram comes out as the same object, because histograms are most of
+    what windows hold.
     """
 
     __slots__ = ("_kept", "_last", "_offset")
@@ -240,7 +237,7 @@ _T = TypeVar("_T")
 
 
 class _Items(Generic[_T]):
-    """Items by time, oldest first. Lists, so that a window of them is found and copied without a loop."""
+    """Items by time, oldest first, in lists, so that a window is a slice."""
 
     __slots__ = ("items", "times")
 
@@ -264,7 +261,7 @@ class _Items(Generic[_T]):
 
 
 class History(Generic[_T]):
-    """Timed items: all of the last minute, fewer of the last five, fewer still of the last fifteen."""
+    """Timed items: all of the last 75 s, one per 5 s for five minutes, one per 15 s for fifteen minutes."""
 
     __slots__ = ("_fine", "_long", "_mid")
 
@@ -281,7 +278,7 @@ class History(Generic[_T]):
         self._long: _Items[_T] = _Items()
 
     def append(self, t: float, item: _T) -> None:
-        """Add an item that is newer than all before, and thin what has grown old."""
+        """Add an item newer than all before, and thin out the old ones."""
         fine, mid, old = self._fine, self._mid, self._long
         fine.append(t, item)
         while fine.times[0] < t - FINE_SECONDS:
@@ -311,7 +308,7 @@ class History(Generic[_T]):
 
 
 class _Column(_Items[float]):
-    """One value of all samples that are kept, of those that have it: a window of it is cut out without a loop."""
+    """One value of all samples that have it, so that a window of it is a slice."""
 
     __slots__ = ("_of",)
 
@@ -327,8 +324,8 @@ class _Column(_Items[float]):
 
 
 class Fall(NamedTuple):
-    """Between two samples fewer requests ran although none finished: the sample before, by how many, and how many more
-    waited.
+    """Two samples between which fewer requests ran although none finished: the sample before, how many fewer ran, how
+    many more waited.
     """
 
     before: Sample
@@ -344,7 +341,7 @@ def _fall(before: Sample, after: Sample) -> Fall | None:
 
 
 class EngineWindow:
-    """History of one engine."""
+    """History of one engine's samples."""
 
     __slots__ = (
         "_arrived",
@@ -441,23 +438,23 @@ class EngineWindow:
         return self._pairs[seconds]
 
     def _reaching(self, seconds: float) -> list[Sample]:
-        """The samples of the window, and the one before where they come so seldom that the window has but one."""
+        """The samples of the window; if it has only one, the sample before it too."""
         samples = self.since(seconds)
         return samples if len(samples) != 1 else [*self.since(REACH_SECONDS)[:-1][-1:], *samples]
 
     def ends(
         self, seconds: float, value: Callable[[Sample], float | None]
     ) -> tuple[tuple[float, float], tuple[float, float]] | None:
-        """Time and value of the oldest and of the newest sample of the window that have one; ``None`` while
-        there are not two.
+        """(time, value) of the oldest and the newest sample of the window that have the value; ``None`` while there
+        are not two.
         """
         samples = self._reaching(seconds)
         first, last = _first(samples, value), _first(reversed(samples), value)
         return (first, last) if first and last and first[0] < last[0] else None
 
     def increase(self, name: str, seconds: float) -> tuple[float, float] | None:
-        """Increase of a counter over the window and the seconds it really spans; ``None`` with fewer than two
-        samples that carry it.
+        """Increase of a counter over the window, and the seconds it really spans; ``None`` with fewer than two
+        samples that have it.
         """
         pair = self.pair(seconds)
         if pair is None:
@@ -475,18 +472,20 @@ class EngineWindow:
         return max(0.0, end - begin), last.t - first.t
 
     def increase_within(self, name: str, seconds: float) -> tuple[float, float] | None:
-        """The same, but ``None`` where it spans more than the window: what was counted in a gap is not from
-        the last minute.
+        """The same, but ``None`` where it would span more than the window, so that a gap's counts are not taken for
+        recent ones.
         """
         return self.increase(name, seconds) if len(self.since(seconds)) > 1 else None
 
     def rate(self, name: str, seconds: float) -> float | None:
-        """Increase per second over the window."""
+        """Increase of a counter per second over the window; ``None`` as in ``increase``."""
         found = self.increase(name, seconds)
         return found[0] / found[1] if found else None
 
     def observed(self, name: str, seconds: float) -> tuple[HistogramIncrease, float] | None:
-        """What a histogram saw over the window, and the seconds spanned; ``None`` when it is not there twice."""
+        """What a histogram observed over the window, and the seconds spanned; ``None`` when it is not in both
+        samples.
+        """
         if (name, seconds) not in self._observed:
             self._observed[name, seconds] = self._observe_histogram(name, seconds)
         return self._observed[name, seconds]
@@ -506,9 +505,7 @@ class EngineWindow:
         return increase, last.t - first.t
 
     def quantiles(self, name: str, seconds: float) -> Mapping[str, float]:
-        """Quantiles of what a histogram saw over the window by name ("0.5", "0.95", "0.99"); empty when it is not there
-        twice or saw nothing.
-        """
+        """Quantiles of a histogram over the window by name ("0.5", "0.95", "0.99"); empty without observations."""
         found = self.observed(name, seconds)
         if found is None or not found[0].count:
             return _EMPTY
@@ -541,7 +538,7 @@ class EngineWindow:
         return [] if self.last is None else self._falls.since(self.last.t - MINUTE - JITTER_SECONDS)
 
     def _values(self, name: str, seconds: float, of: Callable[[Sample], float | None]) -> list[float]:
-        """What samples of the window have of it, oldest first. Every sample has to be there still for a column to."""
+        """A value of the window's samples, oldest first. A column serves only windows that still have every sample."""
         if self.last is None or seconds + JITTER_SECONDS > FINE_SECONDS:
             return [value for sample in self.since(seconds) if (value := of(sample)) is not None]
         column = self._columns.get(name)
@@ -552,12 +549,12 @@ class EngineWindow:
         return column.since(self.last.t - seconds - JITTER_SECONDS)
 
     def gauge(self, name: str) -> float | None:
-        """The gauge in the newest sample."""
+        """The gauge in the newest sample; ``None`` if it is missing."""
         return self.last.gauges.get(name) if self.last else None
 
 
 def _first(samples: Iterable[Sample], value: Callable[[Sample], float | None]) -> tuple[float, float] | None:
-    """Time and value of the first that has one."""
+    """(time, value) of the first sample that has the value."""
     for sample in samples:
         found = value(sample)
         if found is not None:

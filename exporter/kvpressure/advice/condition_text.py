@@ -1,6 +1,4 @@
-"""The conditions beside the verdict in words: each value has its sentence, with its number and the
-threshold it is judged by.
-"""
+"""Sentences of the conditions beside the verdict, with their numbers and thresholds."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ OWN_LINE: Final = "documented_signature"  # shown with its five parts elsewhere
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A condition: true, false or ``None`` for unknown, and the sentence of that value."""
+    """A condition of one engine: true, false or ``None`` for unknown, and the sentence for that value."""
 
     name: str
     value: bool | None
@@ -28,7 +26,7 @@ class Standing:
 
 
 def standings(engine: EngineState, t: Thresholds) -> tuple[Standing, ...]:
-    """Every condition of ``engine`` but the documented signature, which has a line of its own."""
+    """Every condition of ``engine`` except the documented signature, which is shown apart."""
     return tuple(
         Standing(name, value, _text(name, value, engine, t))
         for name, value in engine.diagnosis.conditions.items()
@@ -64,7 +62,7 @@ def _device_now(engine: EngineState, t: Thresholds) -> str:
 
 
 def _held_now(engine: EngineState, _t: Thresholds) -> str:
-    """What is held and how much is in flight, as far as it is known."""
+    """KV usage and requests in flight, as far as known."""
     used, in_flight = engine.signals.kv.kv_used_ratio, engine.signals.load.in_flight
     parts = [] if used is None else [f"{percent_text(used)} used"]
     parts += [] if in_flight is None else [f"{number_text(in_flight)} requests in flight"]

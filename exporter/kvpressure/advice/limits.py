@@ -1,4 +1,4 @@
-"""What to set: limits computed for this engine, in the order and sizes of the mitigation guide."""
+"""Recommended limits of one engine, in the order and sizes of the guide "Emergency Mitigation"."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kvpressure.settings.thresholds import Thresholds
 
 
 def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
-    """Where the cache is the problem, the cut: 25-50 % (documented) of the concurrency that is really reached, sized by
-    what the cache holds at the present request lengths. Where the limit itself is the problem, the raise: what the
-    cache holds, in one step at most twice the limit. Else, and where one request at a time is left, ``None``.
+    """Recommended ``max_num_seqs``, or ``None``. Under KV pressure a cut: 25-50 % (documented) of the concurrency
+    reached, sized by what the cache holds at the present request lengths; none if one request runs. Where the limit
+    binds, a raise: to what the cache holds, at most doubled.
     """
     if verdict == "concurrency_limited":
         return _raised_num_seqs(s, t)
@@ -29,16 +29,16 @@ def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
 
 
 def at_once(measured: float | None, limit: float | None, fits: float | None) -> float | None:
-    """Requests that run at once: as ``measured``, within the ``limit``. Not measured, the cache bounds it: a limit
-    above what ``fits`` binds nothing, and a cut that stays above it would change nothing.
+    """Requests that run at once: ``measured``, within ``limit``; if not measured, what ``fits`` into the cache,
+    because a limit above that has no effect.
     """
     bound = measured if measured is not None else fits
     return min((value for value in (bound, limit) if value is not None), default=None)
 
 
 def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
-    """``None`` where limit or cache are unknown, the cache does not hold more than the limit, or was nearly full
-    recently: with more requests at once it would be the limit.
+    """The raise; ``None`` where limit or cache are unknown, the cache does not hold more than the limit, or was
+    nearly full recently, because it would then bind instead.
     """
     limit, fits, peak = s.load.max_num_seqs, s.load.limits.get("kv_capacity"), s.kv.kv_used_ratio_max
     if limit is None or fits is None or floor(fits) <= limit or (peak is not None and peak >= t["kv_near_full_ratio"]):
@@ -47,9 +47,7 @@ def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
 
 
 def max_num_batched_tokens(current: float | None, verdict: str, t: Thresholds) -> float | None:
-    """Half of the present token budget, but at least the floor. ``None`` unless the cache is the problem and the budget
-    is known.
-    """
+    """Half of the present token budget, at least the floor; ``None`` without KV pressure or a known budget."""
     least = t["max_num_batched_tokens_floor"]
     if verdict != "kv_pressure" or current is None or current <= least:
         return None
@@ -59,10 +57,10 @@ def max_num_batched_tokens(current: float | None, verdict: str, t: Thresholds) -
 def gpu_memory_utilization(
     s: Signals, current: float | None, out_of_memory: bool | None, t: Thresholds
 ) -> float | None:
-    """The documented 0.7, or 0.6 for long-context or bursty traffic and where 0.7 is set already, when allocations fail
-    on the device.
+    """The documented 0.7, or 0.6 for long-context or bursty traffic and where 0.7 is set already; ``None`` unless
+    allocations fail on the GPU.
 
-    Not for a full cache: less memory means a smaller KV pool, which makes that worse.
+    Not for a full cache: less memory means a smaller KV pool.
     """
     if not out_of_memory:
         return None
@@ -74,8 +72,8 @@ def gpu_memory_utilization(
 
 
 def max_model_len(longest: float | None, current: float | None, verdict: str, t: Thresholds) -> float | None:
-    """The ``longest`` request (of the last hour, see ``diagnosis.longest``) with some to spare, rounded up, when the
-    cache is the problem and the present limit is larger.
+    """The ``longest`` request in tokens (of the last hour, ``diagnosis.longest_request``) plus a margin, under KV
+    pressure and where the present limit is larger; else ``None``.
     """
     if verdict != "kv_pressure" or current is None or longest is None:
         return None

@@ -1,4 +1,4 @@
-"""What to do now, with the values to set: for KV pressure the guide "Emergency Mitigation" in its order."""
+"""What to do now, with values to set; for KV pressure by the guide "Emergency Mitigation"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvpressure.settings.thresholds import Thresholds
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step. ``flags`` are arguments of vLLM exactly as to be set, ``commands`` are for a shell."""
+    """One step. ``flags``: arguments of the engine as to be set; ``commands``: for a shell."""
 
     title: str
     text: str
@@ -29,14 +29,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class MitigationPlan:
-    """What to do about one engine; ``actions`` in order, empty when nothing has to be done."""
+    """What to do about one engine; ``actions`` in order, empty when nothing is to be done."""
 
     summary: str
     actions: tuple[Action, ...] = ()
 
 
 def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
-    """The plan for the present verdict; a verdict without confidence gets none but its question."""
+    """The plan for the present verdict; without confidence, its summary says to check first."""
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
     found = _PLANS.get(verdict)
     if found is None:
@@ -55,7 +55,7 @@ _RESTART: Final = "systemctl restart '<unit>'"
 
 
 def _flag(engine: EngineState, name: str) -> tuple[str, str]:
-    """The argument with the value to set ("" when there is none), and the value in force in words."""
+    """(the argument with the value to set, "" when there is none; the value in force in words)."""
     limit = engine.limits.get(name)
     if limit is None:
         return "", "unknown"
@@ -103,7 +103,7 @@ def _roll_out(engine: EngineState) -> Action:
 
 
 def _two_limits(engine: EngineState) -> MitigationPlan:
-    """``max_num_seqs`` is reached and the cache is full: raising the one makes the other bind, with preemptions."""
+    """The plan where ``max_num_seqs`` is reached and the cache is full: raising the limit would cause preemptions."""
     s, called = engine.signals, dialect(engine.dialect).called
     return MitigationPlan(
         f"{called('max_num_seqs')} is reached and the KV cache is full. A higher limit would cause"

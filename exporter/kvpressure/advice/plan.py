@@ -1,8 +1,7 @@
-"""The plan for KV pressure: the guide "Emergency Mitigation" in its order, with values computed for one engine and what
-each costs; then steps that measurements support beyond the guides (``docs/mitigations.md``). One plan for page, JSON
-and command line.
+"""The plan for KV pressure: the guide "Emergency Mitigation" in its order, with values computed for one engine and
+the cost of each; then steps that measurements support beyond the guides (``docs/mitigations.md``).
 
-Pure. Nothing is applied.
+Shared by triage page, JSON and command line. Pure; nothing is applied.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
 ROUNDING: Final = 1e-9
 MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of outputs
-_FULL: Final = 0.9  # share of the cache that capped requests may want together
+_FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
     "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
@@ -40,15 +39,15 @@ MEASURED: Final = {
     "pool": "a KV pool 30 % smaller took 18 % more engine time and 50 preemptions instead of 40",
     "watermark": "5 preemptions instead of 40 and 5 % less engine time, at any request length",
 }
-"""What each step did to the same overload of a real vLLM, from ``docs/mitigations.md``; a test holds the
-figures together.
+"""Effect of each step on the same overload of a real vLLM, from ``docs/mitigations.md``; a test
+compares the figures.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """One engine as the plan looks at it. ``usual`` is the shape of its requests since the server started, where none
-    finished in the window; ``gpu_bytes`` the memory of each of its GPUs.
+    """Inputs of the plan. ``usual``: request lengths since the server started, used where none finished in the
+    window; ``gpu_bytes``: memory of each of its GPUs.
     """
 
     engine: EngineState
@@ -57,51 +56,50 @@ class PlanInput:
 
     @property
     def signals(self) -> Signals:
-        """Signals of the engine."""
+        """The engine's signals."""
         return self.engine.signals
 
     @property
     def stage(self) -> str | None:
-        """Stage of KV pressure, if there is one."""
+        """The stage of KV pressure; ``None`` without pressure."""
         return self.engine.diagnosis.stage
 
     @property
     def address(self) -> str:
-        """Address of the engine's server; empty when it was not read over HTTP."""
+        """Address of the engine's server; "" when it was not scraped over HTTP."""
         target = self.engine.target.removesuffix("/metrics")
         return target if target.startswith("http") else ""
 
     def evidence(self, name: str) -> bool | None:
-        """Named evidence."""
+        """Value of the named evidence; ``None`` = unknown."""
         found = self.engine.diagnosis.evidence.get(name)
         return None if found is None else found.value
 
     def condition(self, name: str) -> bool | None:
-        """A condition beside the verdict."""
+        """Value of a condition beside the verdict; ``None`` = unknown."""
         return self.engine.diagnosis.conditions.get(name)
 
     @property
     def prompts(self) -> Mapping[str, float]:
-        """Quantiles of prompt tokens: of the window, else since the server started."""
+        """Quantiles of prompt tokens: over the window, else since the server started."""
         return self.signals.context.prompt_quantiles or self.usual.prompt_quantiles
 
     @property
     def outputs(self) -> Mapping[str, float]:
-        """Quantiles of output tokens: of the window, else since the server started."""
+        """Quantiles of output tokens: over the window, else since the server started."""
         return self.signals.context.output_quantiles or self.usual.output_quantiles
 
     @property
     def asked(self) -> Mapping[str, float]:
-        """Quantiles of the requests' ``max_tokens``: of the window, else since the server started."""
+        """Quantiles of the requests' ``max_tokens``: over the window, else since the server started."""
         return self.signals.context.max_tokens_quantiles or self.usual.max_tokens_quantiles
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Most tokens of a prompt and of an answer. ``known`` False = nothing was seen, the numbers are an example.
-
-    ``long_prompts`` and ``long_outputs`` are the largest shares of requests above them, by the lengths seen;
-    ``long_asked`` the share that asks for more ``max_tokens``; None = unknown.
+    """Maximum tokens of a prompt and of an output. ``known`` False: no request was seen, the numbers are an example.
+    ``long_prompts``, ``long_outputs``: largest shares of requests above them; ``long_asked``: share with a higher
+    ``max_tokens``; None = unknown.
     """
 
     input_tokens: int
@@ -113,7 +111,7 @@ class Caps:
 
     @property
     def rejected(self) -> float | None:
-        """Largest share of requests that is refused or cut short, if no request is above both caps."""
+        """Largest share of requests that is rejected or cut short, if none is above both caps; None = unknown."""
         if self.long_prompts is None or self.long_outputs is None:
             return None
         return min(1.0, self.long_prompts + self.long_outputs)
@@ -121,8 +119,8 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class MitigationStep:
-    """One step. ``values`` are arguments of the engine to set; ``cost`` is what it takes away; ``measured`` what it did
-    to the overload of ``docs/mitigations.md``; ``commands`` are for a shell.
+    """One step. ``values``: arguments of the engine to set; ``cost``: what is lost; ``measured``: effect on the
+    overload of ``docs/mitigations.md``; ``commands``: for a shell.
     """
 
     title: str
@@ -136,12 +134,12 @@ class MitigationStep:
 
     @property
     def measured_where(self) -> str:
-        """The server on which the step was measured, if it is not the engine's kind."""
+        """`` on <server>`` where the step was measured on another server than this engine's, else ""."""
         return "" if dialect(self.dialect) is default() else f" on {default().title}"
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What to set now, as arguments of a command line."""
+        """What to set now, as command-line arguments; empty unless the advice is "do"."""
         if self.advice != "do":
             return ()
         flags = {name: dialect(self.dialect).flag(name) for name in self.values}
@@ -150,7 +148,7 @@ class MitigationStep:
 
 @dataclass(frozen=True, slots=True)
 class PressurePlan:
-    """Steps in order and the caps for the edge."""
+    """Steps in order, and the caps for the gateway."""
 
     steps: tuple[MitigationStep, ...]
     caps: Caps
@@ -158,13 +156,13 @@ class PressurePlan:
 
     @property
     def values(self) -> dict[str, float]:
-        """Everything to be set now."""
+        """All arguments to set now."""
         return {name: value for step in self.steps if step.advice == "do" for name, value in step.values.items()}
 
 
 def pressure_plan(engine: PlanInput, t: Thresholds, workload: str, max_rejected: float = MAX_REJECTED) -> PressurePlan:
-    """The plan for ``engine``; ``workload`` is how kubectl names it, e.g. ``-n inference deploy/chat``; empty
-    outside Kubernetes. ``max_rejected`` = largest share of requests that caps may refuse or cut short.
+    """The plan for ``engine``. ``workload``: as kubectl names it, e.g. ``-n inference deploy/chat``, "" outside
+    Kubernetes. ``max_rejected``: largest share of requests that caps may reject or cut short.
     """
     caps = caps_for(engine, max_rejected)
     steps = [
@@ -185,13 +183,13 @@ def pressure_plan(engine: PlanInput, t: Thresholds, workload: str, max_rejected:
 
 
 def target_sequences(engine: PlanInput) -> float | None:
-    """``max_num_seqs`` after the plan: what is recommended, else the limit in force."""
+    """``max_num_seqs`` after the plan: the recommended value, else the one in force."""
     limit = engine.engine.limit("max_num_seqs")
     return limit.recommended or limit.value
 
 
 def _together(engine: PlanInput) -> float | None:
-    """How many requests the caps have to let fit: what is recommended, else what runs at once."""
+    """Number of requests that must fit under the caps: the recommended limit, else what runs at once."""
     return engine.engine.limit("max_num_seqs").recommended or _at_once(engine) or target_sequences(engine)
 
 
@@ -205,8 +203,8 @@ def _measured(engine: PlanInput) -> float | None:
 
 
 def caps_for(engine: PlanInput, max_rejected: float = MAX_REJECTED) -> Caps:
-    """Caps so low that all requests fit together, and no lower than ``max_rejected`` allows, half of it for prompts and
-    half for outputs; at the p95 where that is enough.
+    """Caps at the p95 if all requests then fit together, else lower, but rejecting at most ``max_rejected`` of
+    requests, half for prompts and half for outputs.
     """
     if "0.95" not in engine.prompts or "0.95" not in engine.outputs:
         return _example(engine.engine.limit("max_model_len").value)
@@ -232,9 +230,7 @@ def share_above(quantiles: Mapping[str, float], cap: float) -> float:
 
 
 def _least_cap(quantiles: Mapping[str, float], share: float) -> float:
-    """The smallest cap above which no more than ``share`` of the values are; beyond the highest known
-    quantile, that one.
-    """
+    """The smallest cap with at most ``share`` of the values above it; at most the highest known quantile."""
     rank, value = 0.0, 0.0
     for name, next_value in sorted((float(name), value) for name, value in quantiles.items()):
         if 1.0 - name <= share + ROUNDING:
@@ -261,7 +257,7 @@ def _sizes(engine: PlanInput, share: float) -> tuple[int, int]:
 
 
 def _example(max_model_len: float | None) -> Caps:
-    """Numbers to be replaced, within what the server accepts."""
+    """Example caps within what the server accepts."""
     most = int(max_model_len or 4 * _EXAMPLE[0])
     return Caps(max(1, min(_EXAMPLE[0], most // 2)), max(1, min(_EXAMPLE[1], most // 4)), known=False)
 
@@ -332,7 +328,7 @@ def _called(engine: PlanInput, name: str) -> str:
 
 
 def _option(engine: PlanInput, name: str) -> str:
-    """An argument as it is spelled on a command line, without its dashes in front."""
+    """An argument's name on a command line, without leading dashes."""
     return dialect(engine.engine.dialect).flag(name).removeprefix("--") or name
 
 
@@ -497,7 +493,7 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
 
 
 def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: float) -> str:
-    """What the KV pool loses, in bytes and tokens where GPU and pool are known."""
+    """What the KV pool loses, in GiB and tokens where GPU and pool are known."""
     sizes = engine.gpu_bytes
     pool, capacity = engine.signals.memory.kv_pool_bytes, engine.signals.kv.kv_capacity_tokens
     if share is None or share <= lower:
@@ -517,7 +513,7 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
     return "; ".join(told)
 
 
-# --- what the guides do not know --------------------------------------------------------------------------
+# --- beyond the guides --------------------------------------------------------------------------
 
 
 def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:

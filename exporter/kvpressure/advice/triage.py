@@ -1,4 +1,4 @@
-"""The eight triage steps of the guide "KV Cache Diagnostics", with the answers of this moment."""
+"""The eight triage steps of the guide "KV Cache Diagnostics", answered from the published state."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NOTABLE_EVENTS: Final = frozenset({"host_oom", "preemption", "engine_dead", "sta
 
 @dataclass(frozen=True, slots=True)
 class TriageStep:
-    """One step: ``finding`` fine, look (worth a look), bad or unknown; ``answers`` are sentences with their numbers and
-    thresholds; ``command`` is what the guide runs by hand.
+    """One step. ``finding``: fine, look (worth a look), bad or unknown. ``answers``: sentences with numbers and
+    thresholds. ``command``: what the guide runs by hand.
     """
 
     number: int
@@ -59,7 +59,7 @@ class _TriagedEngine:
         return f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod)}"
 
     def by_hand(self, in_pod: str, on_host: str) -> str:
-        """The command for a pod, or for a server that is known by its address alone."""
+        """The command for a pod, or for a server known only by its address."""
         return in_pod if self.has_pod else on_host
 
     @property
@@ -74,7 +74,7 @@ class _TriagedEngine:
 
 
 def is_pod(key: EngineKey) -> bool:
-    """Whether an engine belongs to a pod; False for a server that was given by its address."""
+    """Whether an engine belongs to a pod; False for a server given by its address."""
     return bool(key.pod) and ":" not in key.pod
 
 
@@ -241,7 +241,7 @@ def _requests(case: _TriagedEngine) -> TriageStep:
 
 
 def _sent(case: _TriagedEngine) -> tuple[str, ...]:
-    """Lengths and bursts, as far as requests were seen."""
+    """Request lengths and bursts, as far as seen."""
     s, t = case.engine.signals, case.thresholds
     shape, burst = s.context, s.load.arrival_burst_ratio
     lengths = (shape.prompt_quantiles, shape.output_quantiles, shape.max_tokens_quantiles, shape.stream_quantiles)
@@ -382,7 +382,7 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
 
 
 def _users_wait(case: _TriagedEngine, baseline: bool) -> list[Finding]:
-    """How long users wait, whatever the batch. Without a baseline the floor of the latency alerts decides."""
+    """Findings on users' waiting times; without a baseline the thresholds of the latency alerts decide."""
     latency, t = case.engine.signals.latency, case.thresholds
     floors = (("ttft_floor_seconds", latency.ttft), ("queue_floor_seconds", latency.queue))
     waits = [(quantiles["0.95"], t[floor]) for floor, quantiles in floors if "0.95" in quantiles]

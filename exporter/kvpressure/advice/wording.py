@@ -1,4 +1,4 @@
-"""Numbers and reasons as people read them: on the page, in triage and in mitigation. An unknown number is a dash."""
+"""Numbers and reasons in words, for page, triage and mitigation; an unknown number is a dash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def bytes_text(value: float | None) -> str:
-    """Bytes in binary units."""
+    """Bytes in binary units (KiB, MiB, ...)."""
     if value is None:
         return UNKNOWN
     size, unit = float(value), 0
@@ -25,12 +25,12 @@ def bytes_text(value: float | None) -> str:
 
 
 def percent_text(value: float | None) -> str:
-    """A ratio as a percentage."""
+    """A ratio as a whole percentage."""
     return UNKNOWN if value is None else f"{100 * value:.0f} %"
 
 
 def number_text(value: float | None) -> str:
-    """A count without decimals, a small number with one or two; thousands apart."""
+    """A count without decimals, a small number with one or two; thousands are separated."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == int(value) or abs(value) >= 100:
@@ -44,7 +44,7 @@ def counted(count: float | None, one: str) -> str:
 
 
 def seconds_text(value: float | None) -> str:
-    """A latency: milliseconds below a second."""
+    """Seconds; milliseconds below 1 s."""
     if value is None:
         return UNKNOWN
     return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.{0 if value >= 100 else 1}f} s"
@@ -67,12 +67,12 @@ def clock_text(time: float | None) -> str:
 
 
 def named(name: str, text: str) -> str:
-    """A number with what it is: ``peak 97 %``, ``peak: unknown``."""
+    """A number with its name: ``peak 97 %``, ``peak: unknown``."""
     return f"{name}: unknown" if text in (UNKNOWN, "unknown") else f"{name} {text}"
 
 
 def words(name: str | None) -> str:
-    """A name of the model in words: ``kv_pressure`` -> ``KV pressure``."""
+    """A name in words: ``kv_pressure`` -> ``KV pressure``."""
     if name is None:
         return UNKNOWN
     return " ".join(_CAPITAL.get(word, word) for word in name.split("_"))
@@ -80,7 +80,7 @@ def words(name: str | None) -> str:
 
 def reason_text(reason: str | None, engine: str = "") -> str:
     """Why a scrape failed, in words: ``refused`` -> ``connection refused``; ``no response yet`` for None. ``engine``:
-    the server that is taken to be there, "" = unknown.
+    the dialect of the server, "" = unknown.
     """
     if reason is None:
         return "no response yet"
@@ -93,7 +93,7 @@ def reason_text(reason: str | None, engine: str = "") -> str:
 
 
 def switches(engine: str = "") -> str:
-    """How to start a server so that it publishes metrics: ``vLLM without --flag``. ``engine``: "" = every one."""
+    """How to start a server so that it publishes metrics: ``vLLM without --flag``; all servers for ""."""
     known = (dialect(engine),) if engine else dialects()
     return ", ".join(f"{one.title} {one.metrics_switch}" for one in known if one.metrics_switch)
 

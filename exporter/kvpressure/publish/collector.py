@@ -1,4 +1,4 @@
-"""The published state as metric families. Renders only: every value was concluded before."""
+"""The published state as metric families; nothing is concluded here."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def collect(state: State, guard: Guard | None = None) -> Iterator[Family]:
 
 
 def families(state: State, guard: Guard | None = None) -> Families:
-    """Everything of ``state`` under the names of the metric table; of what ``guard`` sees fail only the identity."""
+    """All metrics of ``state``. A subject that ``guard`` sees fail has its identity only."""
     out, guard = Families(), guard or Guard()
     split = _told_by_parts(state)
     for gpu in state.gpus:
@@ -116,14 +116,14 @@ def _try_container(out: Families, guard: Guard, container: ContainerState) -> No
 def _try(
     guard: Guard, kind: str, name: Callable[[], str], work: Callable[[], None], instead: Callable[[Failure], None]
 ) -> None:
-    """``work``, and when it fails ``instead``; nothing when that fails too."""
+    """Run ``work``; if it fails, ``instead``; nothing if that fails too."""
     failure = guard.run(PUBLISH, kind, name, work)
     if isinstance(failure, Failure):
         guard.run(PUBLISH, kind, name, partial(instead, failure))
 
 
 def _told_by_parts(state: State) -> dict[str, frozenset[str]]:
-    """GPUs that are split into instances or partitions, by UUID: the fields of memory that some part tells itself."""
+    """For each GPU split into instances or partitions, by UUID: the memory fields that some part reports."""
     found: dict[str, frozenset[str]] = {}
     for reading in (gpu.reading for gpu in state.gpus):
         if reading.parent_uuid is not None:
@@ -133,9 +133,9 @@ def _told_by_parts(state: State) -> dict[str, frozenset[str]]:
 
 
 def _memory(gpu: GpuState, reported_by_instances: frozenset[str] | None) -> dict[str, float | None]:
-    """Device memory, so that sums count every byte once: of a GPU that is split only what its parts do not tell, and
-    no used ratio, which would alarm for what engines in its parts reserve. ``reported_by_instances`` None = it is not
-    split.
+    """Memory fields of a GPU, so that sums count every byte once: a split GPU publishes only what its parts do not
+    report, and no used ratio, which would alarm for what engines in its parts reserve. ``reported_by_instances`` None
+    = not split.
     """
     reading = gpu.reading
     found: dict[str, float | None] = {
@@ -182,7 +182,7 @@ def _add_gpu(out: Families, gpu: GpuState, reported_by_instances: frozenset[str]
 
 
 def _add_gpu_counts(out: Families, state: State) -> None:
-    """Expected and seen GPUs by vendor; instances and partitions count as the one GPU they are part of."""
+    """Expected and seen GPUs by vendor; instances and partitions count as one GPU."""
     seen: dict[str, set[str]] = {vendor: set() for vendor in state.expected_gpus}
     for gpu in state.gpus:
         uuids = seen.setdefault(gpu.reading.vendor, set())

@@ -1,5 +1,4 @@
-"""The published state as a JSON document (``/api/v1/diagnosis``): everything ``/metrics`` and the page say.
-
+"""The published state as a JSON document (``/api/v1/diagnosis``): all that ``/metrics`` and the triage page show.
 ``docs/diagnosis.schema.json`` describes every field.
 """
 
@@ -31,11 +30,11 @@ from kvpressure.publish.links import DASHBOARDS
 from kvpressure.publish.page.history import SLOT_SECONDS
 from kvpressure.publish.page.view import PageEngine, ViewContext, bare_view, engine_view, headline
 
-LARGEST: Final = sys.float_info.max  # larger whole numbers are none that a reader of JSON can take
+LARGEST: Final = sys.float_info.max  # larger integers are published as null
 
 
 def diagnosis_document(state: State, node_name: str, around: ViewContext | None = None) -> dict[str, Any]:
-    """A document of plain JSON values; numbers that JSON cannot say become null."""
+    """The document as plain JSON values; numbers that JSON cannot represent become null."""
     around = around or ViewContext()
     guard = around.guard
     each = partial(guard.each, JSON)
@@ -75,7 +74,7 @@ def _source(health: SourceHealth) -> tuple[str, dict[str, Any]]:
 
 
 def engine_entry(engine: EngineState, state: State, around: ViewContext) -> dict[str, Any]:
-    """One engine of the document; of one that cannot be shown its identity and why."""
+    """One engine of the document; if rendering fails, its identity and the reason."""
     found: dict[str, Any] | Failure = around.guard.run(
         JSON, ENGINE, lambda: engine_name(engine.key), lambda: _plain(_engine(engine_view(engine, state, around)))
     )
@@ -188,7 +187,7 @@ def _gpu(gpu: GpuState, state: State) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON knows: text keys, lists, finite numbers. The most frequent kinds first."""
+    """``value`` as JSON types: text keys, lists, finite numbers. The most frequent types are tested first."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """One engine as samples.
 
-An engine that is down keeps what it is (``engine_up`` 0, ``engine_info``, its GPUs), what is concluded about it
-(verdict, conditions, reasons: a crash loop shows just then) and its configured limits; everything measured is
+An engine that is down keeps its identity (``engine_up`` 0, ``engine_info``, its GPUs), what is concluded about it
+(verdict, conditions, reasons, because a crash loop shows just then) and its configured limits; measured values are
 absent.
 """
 
@@ -21,7 +21,7 @@ _REJECTED_STATUS: Final = ("4xx", "5xx")
 
 
 def engine_labels(key: EngineKey) -> Labels:
-    """The labels that all series of an engine begin with."""
+    """The labels that all series of an engine start with."""
     return clean(key.namespace), clean(key.pod), clean(key.model_name), clean(key.engine)
 
 

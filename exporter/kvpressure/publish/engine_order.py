@@ -1,4 +1,4 @@
-"""Which engines come first, on the page and on dashboards: by verdict, then by how many requests wait."""
+"""The order of engines on page and dashboards: by verdict, then by requests waiting."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ ORDER: Final = (
     "healthy",
     "idle",
 )
-"""Verdicts: harm first; what is fine comes last."""
+"""Verdicts, worst first."""
 RANKS: Final = {verdict: rank for rank, verdict in enumerate(reversed(ORDER), 1)}
 """The larger, the worse."""
 
 
 def rank(engine: EngineState) -> int:
-    """Of the engine's verdict; 0 for one that is unknown here."""
+    """Rank of the engine's verdict, the larger the worse; 0 for a verdict that is not in ``ORDER``."""
     return RANKS.get(engine.diagnosis.verdict, 0)
 
 
 def trouble(engine: EngineState) -> float:
-    """The larger, the worse: the rank of the verdict, and a fraction below one that grows with the queue."""
+    """Order of an engine, the larger the worse: rank of the verdict plus a fraction below 1 that grows with the
+    queue.
+    """
     waiting = (engine.signals.load.waiting or 0.0) if engine.up else 0.0
     return rank(engine) + waiting / (waiting + 1)

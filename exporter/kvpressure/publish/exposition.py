@@ -1,8 +1,8 @@
 """Text exposition of families, classic and OpenMetrics, and the choice between the two.
 
-Same bytes as ``prometheus_client`` writes (a test compares them) in a fraction of its time: on a node with eight
-engines that is the difference between missing and keeping the scrape budget. From scrape to scrape values change and
-series hardly ever, so an ``Encoder`` keeps the text before each value for the next page.
+Same bytes as ``prometheus_client`` writes (a test compares them) in a fraction of its time, which keeps the scrape
+budget on a node with eight engines. Series hardly change between scrapes, so an ``Encoder`` keeps the text before
+each value.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _CLASSIC_KIND: Final = {"info": "gauge", "unknown": "untyped"}
 
 
 class Encoder:
-    """Writes pages. Remembers the series of the last one, and no others. Not for use by two threads at once."""
+    """Writes expositions; remembers the series of the last one only. Not thread-safe."""
 
     def __init__(self) -> None:
         self._series: dict[str, dict[tuple[str, ...], str]] = {}  # by family: label values -> text before the value
 
     def encode(self, families: Iterable[Family], *, openmetrics: bool) -> bytes:
-        """The page of ``families`` in UTF-8."""
+        """The exposition of ``families`` in UTF-8."""
         known, self._series = self._series, {}
         lines: list[str] = []
         for family in families:
@@ -46,7 +46,7 @@ class Encoder:
 
 
 def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
-    """The page of ``families`` in UTF-8."""
+    """The exposition of ``families`` in UTF-8."""
     return Encoder().encode(families, openmetrics=openmetrics)
 
 
@@ -60,7 +60,9 @@ def _head(family: Family, openmetrics: bool) -> str:
 
 
 def _rows(family: TableFamily, known: dict[tuple[str, ...], str], lines: list[str]) -> dict[tuple[str, ...], str]:
-    """Write the samples of a family; the text before each value, by label values. The loop is the cost of a page."""
+    """Write the samples of a family; returns the text before each value, by label values. This loop dominates the
+    cost.
+    """
     rows = family.rows
     for labels, value in rows.items():
         text = known.get(labels)
@@ -80,13 +82,13 @@ def _samples(family: Family, lines: list[str]) -> None:
 
 
 def _before_value(name: str, labels: Iterable[tuple[str, str]]) -> str:
-    """The series and a blank."""
+    """The series and a space."""
     text = ",".join([_label(key, value) for key, value in sorted(labels)])
     return f"{name}{{{text}}} " if text else f"{name} "
 
 
 def _number(value: float) -> str:
-    """As Go writes it; below a million Python writes the same."""
+    """As Go formats it; below a million Python does the same."""
     if 0.0 <= value < 1e6:
         return repr(float(value))
     return floatToGoString(value)  # type: ignore[no-untyped-call,no-any-return]  # the library is not typed there
@@ -99,7 +101,7 @@ def _label(name: str, value: str) -> str:
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Whether ``Accept`` prefers OpenMetrics 1.0 or older to the classic text; the classic text when in doubt."""
+    """Whether ``Accept`` prefers OpenMetrics 1.0 or older to the classic text; False when in doubt."""
     weight = {_OPENMETRICS: 0.0, "text/plain": 0.0}
     for part in accept.split(","):
         kind, *parameters = (piece.strip().lower() for piece in part.split(";"))

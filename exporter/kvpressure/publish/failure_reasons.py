@@ -1,4 +1,4 @@
-"""What each reason of a failure means and what to do about it: for the triage page and ``docs/failure-reasons.md``."""
+"""What each failure reason means and what to do, for the triage page and ``docs/failure-reasons.md``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvpressure.sources.kubernetes.discovery import NO_TARGET
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Reasons that mean the same, in Markdown. ``see``: a page of ``docs/`` with more, "" = none."""
+    """Reasons with the same meaning, in Markdown. ``see``: a page of ``docs/`` with more, "" = none."""
 
     reasons: tuple[str, ...]
     means: str
@@ -23,7 +23,7 @@ class Meaning:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Reasons of some sources, by the sources' names in the catalog; no names = of any source."""
+    """Reasons of some sources (names in the catalog); () = of any source."""
 
     title: str
     sources: tuple[str, ...]
@@ -35,7 +35,7 @@ def _meaning(reasons: str, means: str, do: str, see: str = "") -> Meaning:
 
 
 def _unscraped(reason: str, do: str, see: str = "") -> Meaning:
-    """A reason of discovery, in discovery's own words."""
+    """A reason of discovery, with discovery's own explanation."""
     return Meaning((reason,), NO_TARGET[reason], do, see)
 
 

@@ -1,4 +1,4 @@
-"""Where the dashboards and runbooks of this site are, and which of them explains what."""
+"""Links to this site's dashboards and runbooks, and which of them explains a verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERDICT_RUNBOOKS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A title and where it leads; ``url`` is empty when the site has not set the address of its pages."""
+    """A title and its URL; "" when the site's address is not configured."""
 
     title: str
     url: str
@@ -35,7 +35,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Base addresses without a slash at their end; empty = unknown, then names are shown without links."""
+    """Base URLs without a trailing slash; "" = not configured, names are then shown without links."""
 
     runbooks: str = ""
     dashboards: str = ""
@@ -45,7 +45,7 @@ class Links:
         return Link(alert, f"{self.runbooks}/{alert}.md" if self.runbooks else "")
 
     def dashboard(self, uid: str, key: EngineKey | None = None) -> Link:
-        """A dashboard, narrowed to one engine's pod when ``key`` is given."""
+        """A dashboard, filtered to one engine's pod when ``key`` is given."""
         narrowed = (
             {} if key is None else {"var-namespace": key.namespace, "var-model": key.model_name, "var-pod": key.pod}
         )

@@ -1,8 +1,7 @@
-"""Const families from the table of metrics: nothing lingers between two renderings.
+"""Metric families built from the table of metrics; nothing is kept between two renderings.
 
-``Families`` takes values by metric name and keeps what may be published: ``None`` and non-finite values are
-dropped, a second sample with the same labels is dropped (it would void the whole page), and label values that
-come from outside are bounded and free of control characters.
+``Families`` takes values by metric name. ``None``, non-finite values and a second sample with the same labels (which
+would void the whole exposition) are dropped; label values are bounded and free of control characters.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Labels = tuple[str, ...]
 
 
 def clean(value: str | None) -> str:
-    """A label value that may be published: at most ``LABEL_LIMIT`` printable characters, ``""`` for ``None``."""
+    """A safe label value: at most ``LABEL_LIMIT`` characters, only printable ones, ``""`` for ``None``."""
     return "" if value is None else _printable(value[:LABEL_LIMIT])
 
 
@@ -37,14 +36,14 @@ def _printable(value: str) -> str:
 
 
 class Families:
-    """Samples by metric, in the order of the table."""
+    """Samples by metric, in the table's order."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, float]] = {}
         self._histograms: dict[Labels, dict[Labels, float]] = {}
 
     def add(self, name: str, labels: Labels, value: float | None) -> None:
-        """One sample of ``name`` (as in the table); booleans count as 1 and 0, ``None`` is no sample."""
+        """Add one sample of ``name``; booleans count as 1 and 0, ``None`` adds none."""
         if value is None or not math.isfinite(value):
             return
         rows = self._values.get(name)
@@ -54,7 +53,7 @@ class Families:
             rows.setdefault(labels, value)
 
     def each(self, name: str, labels: Labels, values: Mapping[str, float | None]) -> None:
-        """Samples that differ in the last label only."""
+        """Add samples that differ in the last label only."""
         rows = self._values.get(name)
         if rows is None:
             rows = self._values[name] = {}
@@ -63,12 +62,12 @@ class Families:
                 rows.setdefault((*labels, clean(key)), value)
 
     def states(self, name: str, labels: Labels, names: tuple[str, ...], present: str | None) -> None:
-        """A state set: 1 for ``present``, 0 for the other names."""
+        """Add a state set: 1 for ``present``, 0 for the other names."""
         for state in names:
             self.add(name, (*labels, state), float(state == present))
 
     def signal(self, labels: Labels, group: object, value: Any, published: Published) -> None:
-        """What a signal group declares to be published of one value of it."""
+        """Add what a signal group declares to publish of one of its values."""
         name = published.metric.name
         if published.labels:
             labels = (*labels, *published.labels)
@@ -82,7 +81,7 @@ class Families:
             self.add(name, labels, value)
 
     def histogram(self, labels: Labels, cumulative: Mapping[float, int], total: float) -> None:
-        """A histogram from cumulative counts by upper bound; without counts no sample."""
+        """Add a histogram from cumulative counts by upper bound; nothing without counts."""
         if not cumulative or labels in self._histograms or not math.isfinite(total):
             return
         count = float(max(cumulative.values()))
@@ -94,8 +93,8 @@ class Families:
         }
 
     def discard(self, label_names: Labels, labels: Labels) -> None:
-        """Take back every sample of one subject: of metrics that begin with ``label_names``, those with
-        these ``labels``.
+        """Remove all samples of one subject: those with ``labels`` of metrics whose labels start with
+        ``label_names``.
         """
         count = len(labels)
         known = table()
@@ -117,9 +116,7 @@ class Families:
 
 
 class TableFamily(Family):
-    """A family of the table with one value for each series. ``rows``: values by label values, in the order
-    of the table.
-    """
+    """A family with one value per series. ``rows``: values by label values, in the table's order."""
 
     def __init__(self, metric: Metric, rows: Mapping[Labels, float]) -> None:
         super().__init__(_name(metric), metric.help, metric.kind)
@@ -133,7 +130,7 @@ class TableFamily(Family):
 
     @property
     def samples(self) -> list[Sample]:
-        """The same as the library's samples, made when somebody looks."""
+        """The library's samples, built on demand."""
         return [Sample(*self.series(key), value) for key, value in self.rows.items()]
 
     @samples.setter
@@ -142,7 +139,7 @@ class TableFamily(Family):
 
 
 class HistogramFamily(TableFamily):
-    """A family of histograms. Each row's key ends with the bucket's bound, or with the suffix of count or sum."""
+    """A family of histograms; each row's key ends with the bucket's bound, or the suffix of count or sum."""
 
     def series(self, key: Labels) -> tuple[str, dict[str, str]]:
         """Name and labels of the sample of a row."""

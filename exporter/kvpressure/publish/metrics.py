@@ -1,8 +1,8 @@
-"""Every metric this exporter publishes, declared once.
+"""Every metric this exporter publishes.
 
-A metric of a signal is declared on the signal's field (``model.signals``), every other one here. The collector renders
-from this table, the rules and dashboards may only use names from it, and ``docs/metrics.md`` is generated from it.
-Names are a contract (frozen by ``tests/golden/metric_names.txt``): a rename keeps the old name for a release.
+A signal's metric is declared on the signal's field (``model.signals``), all others here. The collector renders from
+this table, rules and dashboards may use only its names, and ``docs/metrics.md`` is generated from it. Names are a
+contract (frozen by ``tests/golden/metric_names.txt``): a rename keeps the old name for a release.
 """
 
 from __future__ import annotations
@@ -344,6 +344,6 @@ BY_NAME: Final[dict[str, Metric]] = {metric.name: metric for metric in METRICS}
 
 
 def table() -> Mapping[str, Metric]:
-    """Every metric by name, those of added signals last."""
+    """Every metric by name; those of added signals last."""
     extra = [signal.group for signal in extra_signals()]
     return {**BY_NAME, **{metric.name: metric for metric in metrics_of(extra)}} if extra else BY_NAME

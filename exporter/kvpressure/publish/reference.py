@@ -1,4 +1,4 @@
-"""Reference documents that are generated from the tables the code itself uses."""
+"""Reference documents generated from the tables that the code uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GPU_SERIES: Final = 9  # in tests/golden/gpu_h100.metrics
 
 
 def render_metrics_reference() -> str:
-    """``docs/metrics.md``: every metric with its kind, labels, meaning and when it is absent."""
+    """``docs/metrics.md``: every metric with kind, labels, meaning and when it is absent; conditions and log events."""
     lines = [
         "# Metrics",
         "",
@@ -96,7 +96,7 @@ def _row(metric: Metric) -> str:
 
 
 def render_settings_reference() -> str:
-    """``docs/settings.md``: every setting with its flag, variable, default and what is allowed."""
+    """``docs/settings.md``: every setting with flag, variable, default and allowed values."""
     lines = [
         "# Settings",
         "",

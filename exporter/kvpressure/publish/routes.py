@@ -1,7 +1,7 @@
-"""What is at which path, rendered from the published state and kept until the next one.
+"""What is served at which path, rendered once per state.
 
-A request never waits for a driver or an engine: it renders the state of the last tick, or hands out the bytes that
-an earlier request for the same state left. ``X-Prometheus-Scrape-Timeout-Seconds`` is therefore not looked at.
+A request never waits for a driver or an engine: it renders the last tick's state, or gets the bytes already rendered
+for it. ``X-Prometheus-Scrape-Timeout-Seconds`` is therefore ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GZIP_FROM: Final = 1024
 
 
 class Site:
-    """Answers requests. Not thread-safe: it belongs to the server's loop."""
+    """Answers requests. Not thread-safe: only the server's loop calls it."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Site:
         }
 
     def answer(self, request: HttpRequest) -> Response:
-        """The response to ``request``; to HEAD the one GET would get (the server leaves the body out)."""
+        """The response to ``request``; HEAD gets that of GET (the server omits the body)."""
         route = self._routes.get(request.path)
         if route is None:
             return text_response(404)

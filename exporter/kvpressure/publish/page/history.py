@@ -1,4 +1,4 @@
-"""The last quarter of an hour of each engine, for the page's sparklines: fed by the monitor, bounded, cheap."""
+"""The last fifteen minutes of each engine for the page's sparklines; bounded in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Points = tuple[float | None, ...]
 
 
 class _Ring:
-    """One engine: the largest value of each slot, for each series; NaN where there was none."""
+    """One engine: the largest value of each slot by series; NaN = none."""
 
     __slots__ = ("last", "values")
 
@@ -30,7 +30,7 @@ class _Ring:
         self.values = {name: array("f", [math.nan] * SLOTS) for name in SERIES}
 
     def advance(self, slot: int) -> None:
-        """Empty the slots between the last one and ``slot``; after a step back of the clock, all of them."""
+        """Empty the slots between the last one and ``slot``; all of them if the clock stepped back."""
         if slot < self.last:
             self.last = slot - SLOTS
         for passed in range(max(self.last + 1, slot - SLOTS + 1), slot + 1):
@@ -47,8 +47,8 @@ class _Ring:
 
 
 class PageHistory:
-    """Largest value of every ten seconds over fifteen minutes. ``observe`` is a listener of the monitor; reading and
-    writing may happen in different threads.
+    """Largest value of every ten seconds over fifteen minutes. ``observe`` is a listener of the
+    monitor. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class PageHistory:
         self._lock = threading.Lock()
 
     def observe(self, snapshot: Snapshot, state: State) -> None:
-        """Take the newest numbers; engines that are gone are forgotten."""
+        """Take the newest values; drop engines that are gone."""
         del snapshot
         slot = int(state.time // SLOT_SECONDS)
         with self._lock:
@@ -73,7 +73,7 @@ class PageHistory:
                     self.guard.run(PAGE, ENGINE, partial(engine_name, engine.key), partial(_take, ring, slot, engine))
 
     def of(self, key: EngineKey) -> Mapping[str, Points]:
-        """Series of one engine, oldest first, the newest slot last; empty for an engine that was never seen."""
+        """Series of one engine, oldest first; empty for an unknown engine."""
         with self._lock:
             ring = self._rings.get(key)
             if ring is None:

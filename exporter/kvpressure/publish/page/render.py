@@ -1,7 +1,7 @@
-"""The exporter's own page: one node's answer with nothing but a browser. Renders the published state only.
+"""The triage page: one node's state, readable with nothing but a browser.
 
-It works without scripts and loads nothing: style, script and charts are in the page, and its Content-Security-Policy
-allows exactly these by their hashes.
+It works without scripts and loads nothing: style, script and charts are inline, and its Content-Security-Policy
+allows exactly these by hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FINDINGS: Final = {"fine": "fine", "look": "look here", "bad": "bad", "unknown":
 
 
 def _visible(value: object) -> object:
-    """What a template shows, without characters that a browser obeys; markup is ours."""
+    """A template's value without control characters; markup is ours."""
     return visible_lines(value) if type(value) is str else value
 
 
@@ -46,9 +46,7 @@ def _advice(reason: str | None, source: str) -> str:
 
 @lru_cache(maxsize=8)
 def _template(name: str) -> Template:
-    """A compiled part of the page. jinja2 is imported by the first view, so that an exporter nobody looks
-    at is lighter.
-    """
+    """A compiled template. jinja2 is imported by the first view, because the exporter needs less memory without it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -74,13 +72,13 @@ def _template(name: str) -> Template:
 
 @lru_cache(maxsize=2)
 def _asset(name: str) -> str:
-    """Style or script as it stands in the page, so also as it is hashed."""
+    """Style or script exactly as in the page, which is what its hash covers."""
     return (_FOLDER / name).read_text(encoding="utf-8").strip()
 
 
 @lru_cache(maxsize=1)
 def page_headers() -> dict[str, str]:
-    """Headers that let the page do what it does and nothing else."""
+    """Security headers of the page."""
     style, script = (_hash(_asset(name)) for name in ("page.css", "page.js"))
     return {
         "Content-Security-Policy": f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; "
@@ -96,7 +94,7 @@ def _hash(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One sparkline with its words."""
+    """One sparkline with its texts."""
 
     title: str
     now: str
@@ -105,7 +103,7 @@ class Chart:
 
 
 def render_page(state: State, node: str, telemetry_path: str, around: ViewContext) -> str:
-    """The page for ``state`` as HTML, every value escaped."""
+    """The page for ``state`` as HTML; every value is escaped."""
     from markupsafe import Markup
 
     parts = _Parts(state, around)
@@ -128,7 +126,7 @@ def render_page(state: State, node: str, telemetry_path: str, around: ViewContex
 
 
 class _Parts:
-    """The parts of the page, each rendered apart: one that fails is a line that says so."""
+    """Parts of the page, each rendered apart; one that fails becomes a line that says so."""
 
     def __init__(self, state: State, around: ViewContext) -> None:
         self._state = state
@@ -194,7 +192,7 @@ class _Parts:
 
 
 def _charts(view: PageEngine, around: ViewContext) -> list[Chart]:
-    """The engine's last minutes; without history the present values."""
+    """The engine's charts; without history, of the present values."""
     t, signals = around.thresholds, view.state.signals
     limit, lost = signals.load.max_num_seqs, dialect(view.state.dialect).called("preemptions")
     rows: tuple[tuple[str, str, float | None, dict[str, Any], Any], ...] = (

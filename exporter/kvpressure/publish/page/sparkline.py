@@ -15,8 +15,8 @@ _INSET: Final = 2  # keeps the line's half width inside
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """``lines``: points attributes of polylines, one for each stretch without a gap. ``mark``: height of the threshold,
-    if it lies in the picture. ``now``, ``highest``: the newest and the largest value.
+    """``lines``: points of one polyline per stretch without a gap. ``mark``: height of the threshold, ``None``
+    without one. ``now``, ``highest``: newest and largest value.
     """
 
     lines: tuple[str, ...]
@@ -26,7 +26,9 @@ class Sparkline:
 
 
 def sparkline(values: Sequence[float | None], top: float | None = None, mark: float | None = None) -> Sparkline:
-    """A chart of ``values``, oldest first, from 0 to ``top`` (or the largest value)."""
+    """A chart of ``values``, oldest first, scaled from 0 to ``top`` (default: the larger of largest value and
+    ``mark``).
+    """
     known = [value for value in values if value is not None]
     highest = max(known, default=None)
     scale = top or max(highest or 0.0, mark or 0.0) or 1.0
@@ -41,7 +43,7 @@ def sparkline(values: Sequence[float | None], top: float | None = None, mark: fl
             lines.append([])
         else:
             lines[-1].append(f"{_INSET + index * step:.1f},{height(value)}")
-    # A lonely point is drawn as a short stroke.
+    # A single point is drawn as a dot.
     drawn = tuple(" ".join(line if len(line) > 1 else [line[0], line[0]]) for line in lines if line)
     return Sparkline(drawn, None if mark is None else height(mark), values[-1] if values else None, highest)
 

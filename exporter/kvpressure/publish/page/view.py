@@ -1,6 +1,5 @@
-"""One state as people see it: engines with the worst first, each with triage, plan, history and links.
-
-The page and the JSON show the same view.
+"""One state for people: engines in trouble first, each with triage, plan, history and links;
+shared by page and JSON.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class ViewContext:
-    """What the page and the JSON need beside the state: thresholds, the last minutes, and where dashboards and
-    runbooks are.
-    """
+    """Inputs of page and JSON beside the state: thresholds, history, and the links to dashboards and runbooks."""
 
     thresholds: Thresholds = field(default_factory=builtin)
     history: PageHistory = field(default_factory=PageHistory)
@@ -38,14 +35,14 @@ class ViewContext:
 
     @property
     def guard(self) -> Guard:
-        """What counts the subjects that cannot be shown: the history's own, as it fails for the same engines."""
+        """Counts subjects that cannot be rendered; the history's own, so that both counts are one."""
         return self.history.guard
 
 
 @dataclass(frozen=True, slots=True)
 class PageEngine:
-    """An engine with everything derived for people. ``anchor`` identifies it on the page, also after a refresh;
-    ``rank`` is the larger, the worse; ``verdict`` is in words.
+    """An engine with everything derived for people. ``anchor``: its stable id on the page; ``rank``: the larger, the
+    worse; ``verdict``: in words.
     """
 
     state: EngineState
@@ -66,7 +63,7 @@ class PageEngine:
 
     @property
     def calm(self) -> bool:
-        """Nobody has to look at it now."""
+        """Whether nobody has to look at it now: healthy or idle, and no condition holds."""
         return self.state.diagnosis.verdict in CALM and not self.holding
 
 
@@ -90,7 +87,7 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
 
 
 def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Failure) -> PageEngine:
-    """The view of an engine that cannot be shown: who it is, and why."""
+    """The view of an engine that cannot be rendered: identity and reason."""
     return PageEngine(
         without_values(engine, time, failure),
         _anchor(engine.key),
@@ -111,7 +108,7 @@ def _guarded_view(engine: EngineState, state: State, around: ViewContext) -> Pag
 
 
 def engine_views(state: State, around: ViewContext) -> list[PageEngine]:
-    """All engines, those in trouble first; without those of which not even the identity can be shown."""
+    """All engines, those in trouble first; one whose identity cannot be rendered either is left out."""
     views = around.guard.each(
         PAGE,
         ENGINE,

@@ -1,7 +1,7 @@
-"""Basic auth against bcrypt hashes, without letting guesses cost the scrape.
+"""Basic auth against bcrypt hashes; guesses do not delay scrapes.
 
-bcrypt takes tens of milliseconds by design. A password that was right is remembered (as a keyed digest), so that a
-scrape pays once; wrong ones are remembered in a bounded number; an unknown user costs the same as a known one.
+bcrypt takes tens of milliseconds by design. A correct password is remembered (as a keyed digest), so that a scrape
+pays once; a bounded number of wrong ones too. An unknown user costs as much as a known one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final
 from kvpressure.publish.web.webconfig import WebConfig
 
 WRONG_REMEMBERED: Final = 512
-# Of a random password that nobody has: compared with when the user is unknown.
+# Hash of a random password; compared with when the user is unknown.
 _NOBODY: Final = b"$2b$10$ZMJbRtesGS/7Sw98vrxAd.OOzVqgLQuaHKYAivkcNPw0vTlhs3fyO"
 
 
 class Authenticator:
-    """Remembers answers. ``remembered`` is instant, ``check`` takes a bcrypt comparison: call it off the loop."""
+    """Remembers answers. ``remembered`` is instant; ``check`` runs bcrypt, so call it off the loop."""
 
     def __init__(self) -> None:
         self._secret = os.urandom(32)
@@ -29,7 +29,7 @@ class Authenticator:
         self._wrong: OrderedDict[bytes, None] = OrderedDict()
 
     def remembered(self, config: WebConfig, header: str | None) -> bool | None:
-        """Whether the ``Authorization`` header is valid; ``None`` = unknown before the passwords are compared."""
+        """Whether the ``Authorization`` header is valid; ``None`` = ``check`` has to compare the password."""
         if not config.users:
             return True
         login = _login(header)
@@ -41,7 +41,7 @@ class Authenticator:
         return False if digest in self._wrong else None
 
     def check(self, config: WebConfig, header: str | None) -> bool:
-        """Compare, and remember the answer."""
+        """Whether the header is valid, by comparing the password; the answer is remembered."""
         import bcrypt
 
         login = _login(header)
@@ -64,7 +64,7 @@ class Authenticator:
         return False
 
     def _digest(self, config: WebConfig, user: str, password: bytes) -> bytes:
-        """Identity of user, password and the hash it was compared with: a changed hash asks again."""
+        """Digest of user, password and the stored hash, so that a changed hash invalidates it."""
         parts = (user.encode(), config.users.get(user, b""), password)
         text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hashlib.blake2b(text, key=self._secret, digest_size=32).digest()

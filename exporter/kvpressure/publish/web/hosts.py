@@ -1,9 +1,9 @@
-"""Under which host names a browser may read the exporter.
+"""The host names under which a browser may read the exporter.
 
-A web page anywhere can let its own name resolve to a pod's address and then read what that pod answers, as if it were
-its own (DNS rebinding). Its requests still carry the page's name in ``Host``, and no name under which a cluster knows a
-pod: those are addresses, names without a dot, and names below ``svc`` or ``cluster.local``. Only browsers can be
-misled, so what is no browser (Prometheus, curl) may use any name.
+Any web page can let its own host name resolve to a pod's address and then read the pod's answers as its own (DNS
+rebinding). Such requests carry the page's name in ``Host``; a cluster addresses a pod by address, by a name without a
+dot, or below ``svc`` or ``cluster.local``. Only browsers can be misled, so other clients (Prometheus, curl) may use
+any name.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 ALLOWED: Final = (".svc", ".cluster.local", ".localhost")
-# At least one of these is in every request of a browser, and no script of a page can take it out.
+# At least one of these is in every request of a browser, and no script of a page can remove it.
 _OF_BROWSERS: Final = ("accept-language", "sec-fetch-mode", "sec-fetch-site", "origin", "referer")
 
 
 class Hosts:
-    """The names that are allowed beside those that always are; one that begins with a dot means all below it."""
+    """The allowed names beside the built-in ones; one with a leading dot allows all names below it."""
 
     def __init__(self, more: Collection[str] = ()) -> None:
         lower = {name.lower().rstrip(".") for name in more if name}
@@ -26,9 +26,7 @@ class Hosts:
         self._below = (*ALLOWED, *sorted(name for name in lower if name.startswith(".")))
 
     def refuses(self, headers: Mapping[str, str]) -> str | None:
-        """The host name of a browser's request that must not be answered; None where it may be. Header
-        names in lower case.
-        """
+        """The host name if a browser's request must be refused, else None; header names in lower case."""
         if not _is_browser(headers):
             return None
         name = host_name(headers.get("host", ""))
@@ -41,7 +39,7 @@ class Hosts:
 
 
 def host_name(host: str) -> str:
-    """The name in a ``Host`` header: without port and final dot, in lower case."""
+    """The name in a ``Host`` header: without port and trailing dot, in lower case."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     name, _, port = host.rpartition(":")

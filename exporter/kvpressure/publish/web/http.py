@@ -1,4 +1,4 @@
-"""Just enough HTTP/1.1 for a server that answers GET and HEAD without bodies: strict in what it takes."""
+"""A minimal, strict HTTP/1.1 parser for a server that answers GET and HEAD without request bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ONCE: Final = ("host", "content-length", "authorization")
 
 
 class BadRequest(Exception):
-    """The request cannot be answered; the connection closes after the answer with ``status``."""
+    """The request is malformed or unsupported; the connection closes after an answer with ``status``."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer. ``headers`` are those beyond type and length."""
+    """``headers``: those beyond type and length."""
 
     status: int
     body: bytes = b""
@@ -46,12 +46,12 @@ class Response:
 
 
 def text_response(status: int, text: str = "", headers: Mapping[str, str] | None = None) -> Response:
-    """One line of text; the status's own words when there is none."""
+    """A response of one line of text; by default the status's phrase."""
     return Response(status, f"{text or HTTPStatus(status).phrase}\n".encode(), headers=headers or {})
 
 
 def parse_head(head: bytes) -> HttpRequest:
-    """The request whose head (up to and with the empty line) is ``head``. Raises ``BadRequest``."""
+    """The request of a head that ends with its empty line. Raises ``BadRequest``."""
     first, *rest = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     match = _REQUEST.fullmatch(first)
     if match is None:
@@ -96,7 +96,7 @@ def _path(target: str) -> str:
 
 
 def head_of(response: Response, *, keep_alive: bool, extra: Mapping[str, str]) -> bytes:
-    """Status line and headers. ``extra`` (configured by the user) wins over the response's own."""
+    """Status line and headers; ``extra`` (configured by the user) overrides the response's own."""
     headers = {
         "Content-Type": response.content_type,
         "Content-Length": str(len(response.body)),

@@ -1,10 +1,10 @@
-"""The web server: one loop in one thread, made for clients that are silent, slow, half gone or hostile.
+"""The web server: one loop in one thread, built for clients that are silent, slow, half closed or hostile.
 
-A connection costs no thread. Every phase of it has a total deadline (TLS handshake, head of the request, writing
-the answer, waiting for the next request), so that dripping does not prolong it. When all places are taken, the
-peer (address) with the most of them loses the one that has waited longest for its client: any number of silent clients
-only push out each other, and a scrape, which takes milliseconds, gets through. Answers under way have places of their
-own by the same rule. A request never reads a body.
+A connection costs no thread. Each of its phases (TLS handshake, request head, writing the answer, waiting for the
+next request) has a total deadline, so that dripping does not prolong it. When all places are taken, the peer
+(address) with the most connections loses the one that has waited longest for its client: silent clients only evict
+each other, and a scrape, which takes milliseconds, gets through. Answers under way have places of their own by the
+same rule. Request bodies are never read.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ REASONS: Final = (
     "passwords",
     "rate",
 )
-"""Why a connection was closed or a request refused. A connection that waits for its next request is no reason."""
+"""Why a connection was closed or a request refused. Closing an idle connection is not counted."""
 HEALTH_PATHS: Final = ("/-/healthy", "/-/ready")
 CHUNK: Final = 64 * 1024  # bytes that an answer may hold in memory beyond the shared body
 
 
 class ListenError(Exception):
-    """``address`` cannot be listened on; the text is one line."""
+    """Cannot listen on ``address``; the text is one line."""
 
     def __init__(self, address: ListenAddress, problem: str) -> None:
         super().__init__(f"cannot listen on {address}: {problem}")
@@ -83,7 +83,7 @@ class ListenError(Exception):
 
 
 class Handler(Protocol):
-    """What the server serves: ``kvpressure.publish.routes.Site``."""
+    """Serves requests: ``kvpressure.publish.routes.Site``."""
 
     def answer(self, request: HttpRequest) -> Response:
         """The response, without waiting for anything."""
@@ -92,7 +92,7 @@ class Handler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Door:
-    """What a listener serves, and on whose conditions."""
+    """What a listener serves, and under which web configuration."""
 
     handler: Handler
     web: WebConfigFile
@@ -101,7 +101,7 @@ class _Door:
 @dataclass(eq=False, slots=True)
 class _Connection:
     socket: socket.socket
-    peer: str  # its address
+    peer: str  # IP address
     door: _Door
     since: float  # when the present phase began, or bytes last moved in an answer
     task: asyncio.Task[None] | None = None
@@ -110,21 +110,21 @@ class _Connection:
 
 
 class HealthOnly:
-    """A handler that passes the health checks on and knows no other path."""
+    """A handler that serves only the health checks of another."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
 
     def answer(self, request: HttpRequest) -> Response:
-        """The response of the handler to a health check, 404 to all else."""
+        """The handler's response to a health check; 404 to all else."""
         return self._handler.answer(request) if request.path in HEALTH_PATHS else text_response(404)
 
 
 class Server:
     """Serves ``handler`` on ``addresses``, and its health checks alone, without TLS and password, on ``health``.
 
-    ``start`` binds and returns; ``stop`` is bounded by ``STOP_SECONDS``. One loop serves both, so that a health check
-    that is answered proves that scrapes are answered too.
+    ``start`` binds and returns; ``stop`` takes about ``STOP_SECONDS`` at most. One loop serves both, so that an
+    answered health check proves that scrapes are answered.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class Server:
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Connections closed and requests refused since the start, by reason; for any thread."""
+        """Connections closed and requests refused since the start, by reason. Thread-safe."""
         return dict(self._refused)
 
     def start(self) -> list[ListenAddress]:
-        """Listen and serve. Returns the addresses with their real ports, those of health checks last. Raises
+        """Listen and serve; returns the bound addresses with their real ports, those of health checks last. Raises
         ``ListenError``.
         """
         try:
@@ -229,7 +229,7 @@ class Server:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the tail of an answer must not wait
 
     def _evict(self, among: Collection[_Connection], reason: str) -> None:
-        """Of the peer that has the most connections among these, close the one that has waited longest for its client,
+        """Close one connection of the peer that has most among these: the one that waited longest for its client,
         answers under way last.
         """
         of_peer = Counter(one.peer for one in among)
@@ -246,7 +246,7 @@ class Server:
             connection.socket.close()
 
     async def _attend(self, connection: _Connection) -> None:
-        """One connection from its handshake to its end; whatever happens to it stays in here."""
+        """Serve one connection from handshake to end; its errors stay in here."""
         writer: asyncio.StreamWriter | None = None
         try:
             config = connection.door.web.current()
@@ -280,7 +280,7 @@ class Server:
 
     @contextlib.contextmanager
     def _counted(self, failure: type[OSError], reason: str) -> Iterator[None]:
-        """Count a deadline that passes in here; whoever waits for the client closes the connection then."""
+        """Count a deadline that passes inside; the caller closes the connection."""
         try:
             yield
         except failure:
@@ -290,7 +290,7 @@ class Server:
     async def _converse(
         self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Requests and answers, until one side wants no more."""
+        """Serve requests until one side closes."""
         first = True
         while not self._stopping.is_set():
             connection.since = self._loop.time()
@@ -340,8 +340,8 @@ class Server:
             return text_response(500)
 
     def _take_place(self, connection: _Connection) -> None:
-        """Count the request among those being answered. An answer waits for nothing but its client, so the one whose
-        client has taken nothing for the longest time makes room.
+        """Count the request as being answered; beyond the limit, the answer whose client has read nothing for longest
+        is dropped.
         """
         answering = [one for one in self._connections if one.answering]
         if self._max_requests and len(answering) >= self._max_requests:
@@ -383,7 +383,7 @@ async def _rest_of_head(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _close_gently(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Let the client read the answer before the connection goes: what it still sends would reset it."""
+    """Let the client read the answer before closing; unread input would reset the connection."""
     if not writer.can_write_eof():  # TLS: closing says so itself
         writer.close()
         await writer.wait_closed()
@@ -396,13 +396,13 @@ async def _close_gently(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 def _places() -> int:
-    """Connections at the same time: half of the descriptors at most, as sources need some as well."""
+    """Maximum number of connections: at most half of the file descriptors, because sources need some too."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return CONNECTIONS if allowed == resource.RLIM_INFINITY else min(CONNECTIONS, max(1, allowed // 2))
 
 
 def _san_allowed(writer: asyncio.StreamWriter, config: WebConfig) -> bool:
-    """Whether the client's certificate names somebody on the list; true without a list."""
+    """Whether the client's certificate has an allowed SAN; True without a list."""
     if not config.allowed_sans:
         return True
     certificate = writer.get_extra_info("peercert") or {}
@@ -410,7 +410,9 @@ def _san_allowed(writer: asyncio.StreamWriter, config: WebConfig) -> bool:
 
 
 def _listen(address: ListenAddress) -> list[socket.socket]:
-    """Listening sockets for ``address``; an empty host is every address, IPv6 and IPv4 in one socket if it can."""
+    """Listening sockets for ``address``; an empty host means all addresses, IPv6 and IPv4 in one socket where
+    possible. Raises ``ListenError``.
+    """
     try:
         if not address.host:
             dual = socket.has_dualstack_ipv6()

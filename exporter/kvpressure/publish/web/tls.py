@@ -17,7 +17,7 @@ _CLIENT_AUTH: Final = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-_CIPHERS: Final = {  # Go's names, which the file uses, to OpenSSL's; "" = TLS 1.3, always on there
+_CIPHERS: Final = {  # Go's names, as in the file -> OpenSSL's; "" = TLS 1.3, always on
     "TLS_AES_128_GCM_SHA256": "",
     "TLS_AES_256_GCM_SHA384": "",
     "TLS_CHACHA20_POLY1305_SHA256": "",
@@ -35,7 +35,7 @@ _CIPHERS: Final = {  # Go's names, which the file uses, to OpenSSL's; "" = TLS 1
 
 
 class TlsError(ValueError):
-    """A key of the section is wrong; ``key`` names it."""
+    """A key of the section is wrong (``key``)."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(f"{key}: {text}")
@@ -45,9 +45,8 @@ class TlsError(ValueError):
 def context_from(
     values: Mapping[str, Any], directory: Path
 ) -> tuple[ssl.SSLContext | None, frozenset[str], tuple[Path, ...]]:
-    """The context (``None`` for an empty section), the allowed client SANs and the files that were read.
-
-    File names are relative to ``directory``, where the configuration lies. Raises ``TlsError``.
+    """(context or ``None`` for an empty section, allowed client SANs, files read). File names are relative to
+    ``directory``, that of the configuration. Raises ``TlsError``.
     """
     if not values:
         return None, frozenset(), ()
@@ -143,10 +142,10 @@ def _strings(values: Mapping[str, Any], key: str) -> list[str]:
 
 @contextmanager
 def _pem(values: Mapping[str, Any], name: str, directory: Path, files: list[Path]) -> Iterator[Path | None]:
-    """A path to the PEM that ``name`` (inline) or ``name_file`` gives; ``None`` when neither is there.
+    """Path of the PEM that ``name`` (inline) or ``name_file`` gives; ``None`` without either.
 
-    OpenSSL takes a key from a file only, and the container's file system is read-only: inline text goes through
-    an anonymous file in memory.
+    OpenSSL takes keys from files only, and the container's file system is read-only, so inline text goes through an
+    anonymous file in memory.
     """
     inline, file = values.get(name), values.get(f"{name}_file")
     for key, value in ((name, inline), (f"{name}_file", file)):

@@ -1,12 +1,12 @@
 """The web configuration file of the Prometheus exporter-toolkit: TLS, client certificates, basic auth, headers.
 
-Same file, same meaning; what this server cannot do as asked (unverified client certificates, several curves) stops
-the start instead of being ignored, since every key here is about safety. HTTP/2 is not spoken, so ``http2`` has no
-effect. The file and the certificates it names are looked at on every connection: a change counts at once, and one
-that cannot be used (half of a rotation, a typing error) is logged and the last good configuration stays.
+Same file, same meaning. What this server cannot do as asked (unverified client certificates, several curves) fails
+the start, because every key here concerns security. HTTP/2 is not supported, so ``http2`` has no effect. File and
+certificates are checked at every connection: a change applies at once, and one that cannot be used (half a rotation,
+a typo) is logged while the last good configuration stays.
 
-As in the toolkit, basic auth and client certificates protect every path, ``/-/healthy`` and ``/-/ready`` included:
-with them a pod's probes have to be of the kind ``tcpSocket``.
+As in the toolkit, basic auth and client certificates protect every path, ``/-/healthy`` and ``/-/ready`` included; a
+pod's probes then have to be of the kind ``tcpSocket``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvpressure.settings.yaml_lines import YamlNode
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 1.0  # between two looks at a configuration that could not be used
+RETRY_SECONDS: Final = 1.0  # between checks of an unusable configuration
 _BCRYPT: Final = re.compile(r"\$2[abxy]?\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
 _HEADERS: Final[Mapping[str, tuple[str, ...]]] = {  # header -> allowed values, () = any
     "Content-Security-Policy": (),
@@ -61,11 +61,11 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class WebConfigError(InputError):
-    """The web configuration is wrong; the text is one line: where, what, what is allowed."""
+    """The web configuration is wrong; one line with place, problem and what is allowed."""
 
 
 class RateLimit:
-    """A token bucket: one request each ``interval`` seconds, and bursts of ``burst``."""
+    """A token bucket: one request per ``interval`` seconds, bursts of ``burst``."""
 
     def __init__(self, interval: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval = interval
@@ -87,18 +87,18 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """Content of the file. ``tls`` None = plain HTTP; ``users`` maps names to bcrypt hashes, empty = no auth."""
+    """Content of the file. ``tls`` None = plain HTTP; ``users``: bcrypt hash by name, empty = no auth."""
 
     tls: ssl.SSLContext | None = None
     allowed_sans: frozenset[str] = frozenset()
     users: Mapping[str, bytes] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     rate: RateLimit | None = None
-    files: tuple[Path, ...] = ()  # everything that was read, to notice changes
+    files: tuple[Path, ...] = ()  # all files read, to notice changes
 
 
 class WebConfigFile:
-    """The present configuration. Without a path: plain HTTP for everybody."""
+    """The current configuration; without a path, plain HTTP for everybody."""
 
     def __init__(self, path: Path | None) -> None:
         """Read the file for the first time. Raises ``WebConfigError`` with one line."""
@@ -110,12 +110,12 @@ class WebConfigFile:
         self._lock = threading.Lock()
 
     def current(self) -> WebConfig:
-        """The newest configuration that could be used."""
+        """The newest usable configuration."""
         if self._path is None:
             return self._config
         with self._lock:
             seen = _signature(self._config.files)
-            # What is wrong may lie in a file that is unknown yet, so a problem is looked at again without a change.
+            # The fault may be in a file that is unknown yet, so a problem is checked again even without a change.
             if seen != self._seen or (self._problem and time.monotonic() >= self._retry_at):
                 self._seen = seen
                 self._read_again(self._path)
@@ -139,8 +139,8 @@ class WebConfigFile:
 
 
 def _weaker(before: WebConfig, after: WebConfig) -> str:
-    """What protects the server before and not after; empty if nothing does. A file that is being written is
-    short for a moment.
+    """The protection that ``before`` has and ``after`` lacks, "" if none. A file being written is incomplete for a
+    moment.
     """
     if before.tls is not None and after.tls is None:
         return "tls_server_config"
@@ -152,7 +152,7 @@ def _weaker(before: WebConfig, after: WebConfig) -> str:
 
 
 def _signature(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
-    """Identity of the files' contents; Kubernetes swaps a link, so the inode counts as well."""
+    """Identity of the files' contents; with the inode, because Kubernetes swaps a link."""
     signature: list[tuple[int, int, int] | None] = []
     for file in files:
         try:

@@ -20,10 +20,10 @@ from kvpressure.publish.reference import render_metrics_reference, render_settin
 from kvpressure.settings.thresholds import Threshold
 
 MUTATION_FILE: Final = Path(__file__).with_name("mutation.json")
-"""What ``make mutate-rules`` found: how many seeded faults in the rules their unit tests notice."""
+"""Result of ``make mutate-rules``: how many seeded faults in the rules their unit tests notice."""
 
 MATRIX_FILE: Final = Path(__file__).with_name("matrix.json")
-"""What ``make rule-matrix`` found: which releases of other programs accept the bundle."""
+"""Result of ``make rule-matrix``: which releases of other programs accept the bundle."""
 
 SURVIVORS: Final[Mapping[str, str]] = {
     "InferenceAllocationFailure": "engines of one pod have numbers of their own, whatever their models",
@@ -88,13 +88,13 @@ def runbook(alert: Alert) -> str:
 
 
 def _page(template: str, variables: dict[str, Any]) -> str:
-    """A rendered page: no more than one empty line in a row, one line break at its end."""
+    """A rendered page with single empty lines and one line break at its end."""
     text = re.sub(r"[ \t]+\n", "\n", render(template, variables))
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def digest(rules: Mapping[str, Any]) -> str:
-    """Fingerprint of what a rule file evaluates (texts left out): shows whether a measured value belongs to it."""
+    """Fingerprint of what a rule file evaluates, without texts; tells whether a measurement is about these rules."""
     evaluated = [
         {
             **group,
@@ -110,13 +110,13 @@ def _measured(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def matrix(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The last run of ``make rule-matrix``; ``current`` reports whether it was on these very rules."""
+    """The last result of ``make rule-matrix``; ``current``: it was run on these rules."""
     result = json.loads(MATRIX_FILE.read_text(encoding="utf-8"))
     return {**result, "current": result["rules"] == digest(rules)}
 
 
 def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The last run of ``make mutate-rules`` in figures; ``current`` reports whether it was on these very rules."""
+    """The last figures of ``make mutate-rules``; ``current``: it was run on these rules."""
     result = json.loads(MUTATION_FILE.read_text(encoding="utf-8"))
     seeded, killed = (sum(kind[key] for kind in result["kinds"].values()) for key in ("mutants", "killed"))
     return {
@@ -131,10 +131,10 @@ def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def title(alert: Alert) -> str:
-    """The summary of an alert with its labels and value as names in braces."""
+    """An alert's summary with labels and value as names in braces."""
     where = re.sub(
         r"\{\{ with [^}]*\}\}.*?\{\{ end \}\}", "", alert.levels[0].summary
-    )  # said only where a label is set
+    )  # optional sentence, where a label is set
     text = re.sub(r"\{\{ \$labels\.(\w+)[^}]*\}\}", r"{\1}", where)
     return re.sub(r"\{\{ [^}]*\$value[^}]*\}\}", "{value}", text)
 

@@ -2,9 +2,9 @@
 
 For every level of every alert: boundaries around each threshold, one evaluation before and at ``for``, recovery with
 and without ``keep_firing_for``, missing series, NaN, counter resets, and conditions met on another subject only.
-Annotations are left out: wording is checked once, by a live Prometheus. Samples lie on the evaluation grid, and nothing
-is asserted within two steps of the end of a range, so the tests hold for Prometheus 2.42 as for the left-open ranges of
-3.x.
+Annotations are not tested here: a live Prometheus checks them once. Samples lie on the evaluation grid, and nothing
+is asserted within two steps of the end of a range, so that the tests hold for Prometheus 2.42 and for the left-open
+ranges of 3.x.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TOLD_BY: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def test_files(groups: Sequence[RuleGroup], values: BundleValues, rule_file: str) -> dict[str, dict[str, Any]]:
-    """One test file a family: file name -> document for ``promtool test rules``."""
+    """One test file per family: file name -> document for ``promtool test rules``."""
     order = [PREFIX + group.name for group in groups]
     recorded = {recording.name: recording.labels for group in groups for recording in group.recordings}
     files: dict[str, dict[str, Any]] = {}
@@ -61,8 +61,8 @@ def test_files(groups: Sequence[RuleGroup], values: BundleValues, rule_file: str
 
 
 def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, Any]]:
-    """Values of the recorded series after a quiet while; rounded, because rates differ in the last bits
-    between versions.
+    """Tests of the recorded values after a quiet period; rounded, because rates differ in the last bits between
+    versions.
     """
     for number, test in enumerate(recording.tests, 1):
         after = test.after or QUIET_SECONDS
@@ -91,8 +91,8 @@ def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, An
 
 
 def _everywhere(recording: Recording, series: Mapping[str, _Value]) -> dict[str, _Value]:
-    """The series, and once more for every label that tells subjects apart, with another value of that label alone: a
-    rule that joins or adds up without it mixes the two.
+    """The series, and once more for every identity label with another value of that label alone, because a rule that
+    joins or sums without the label mixes the two.
     """
     found = dict(series)
     for label in recording.labels:
@@ -102,7 +102,7 @@ def _everywhere(recording: Recording, series: Mapping[str, _Value]) -> dict[str,
 
 
 def _apart(test: RecordingTest, names: Sequence[str]) -> Iterable[tuple[dict[str, str], dict[str, float]]]:
-    """One input at a time, and one veto, on a subject that differs in these labels alone."""
+    """One input at a time, and one veto, on a subject that differs in ``names`` alone."""
     for index, one in enumerate(test.inputs if test.needed else ()):
         if _moved(one, names) != one:
             rest = {_moved(name, names, f"without-{index}-"): test.inputs[name] for name in test.inputs if name != one}
@@ -117,7 +117,7 @@ def _apart(test: RecordingTest, names: Sequence[str]) -> Iterable[tuple[dict[str
 
 
 def _moved(series: str, names: Sequence[str], to: str = "other-") -> str:
-    """The series with other values of these labels, where it has them; in another cluster also where none is named."""
+    """The series with other values of ``names``, where it has them; in another cluster also where it names none."""
     start = series.index("{")
     labels = dict(_LABEL.findall(series[start:]))
     moved = {name: f"{to}{value}" if value and name in names else value for name, value in labels.items()}
@@ -140,7 +140,7 @@ def _alert_tests(
     alert: Alert, step: float, values: BundleValues, recorded: Mapping[str, tuple[str, ...]]
 ) -> Iterable[dict[str, Any]]:
     for level in alert.levels:
-        if not level.cases:  # judged by situations that take hours, not by generated ones
+        if not level.cases:  # tested by situations that take hours instead
             continue
         line = timeline(level, step)
         builder = Builder(alert.subject, level, line, recorded)
@@ -182,10 +182,10 @@ def _moments(level: AlertLevel, line: CaseTimeline) -> list[tuple[int, bool]]:
         flat = line.onset + ceil(driver.window / line.step) - 1
         return [(flat + wait - 1, False), (flat + wait, True), (line.end - 1, True), (line.end + 2, False)]
     moments.append((line.end - 1, True))
-    if level.share_seconds:  # what has held long enough leaves the window only later
+    if level.share_seconds:  # it leaves the window only after this time
         keep += ceil((level.share_seconds - level.for_seconds) / line.step)
         return [*moments, (line.end + keep - 3, True), (line.end + keep + 1, False)]
-    if driver.window:  # and what is judged over a time as long after
+    if driver.window:  # judged over a window: ends as long after
         return [*moments, (line.end + ceil(driver.window / line.step) + keep + 1, False)]
     if keep:
         moments.append((line.end + keep - 1, True))

@@ -1,4 +1,4 @@
-"""Everything the bundle consists of, as texts by path. Deterministic: the same options give the same bytes."""
+"""All files of the bundle as texts by path. Deterministic: the same options give the same bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STACK_NOTE: Final = (
     " namespace of\nthis object; install it where the engines are, or set alertmanagerConfigMatcherStrategy to None."
 )
 OWNED: Final = ("alerts", "dashboards", "docs/runbooks")
-"""Directories that hold nothing but generated files."""
+"""Directories with only generated files."""
 
 
 def render(options: Options) -> dict[str, str]:
@@ -84,7 +84,7 @@ def render(options: Options) -> dict[str, str]:
 
 
 def _vllm_options(options: Options) -> Options:
-    """The options for ``--source vllm``. What the values file says of alerts that these rules lack is left out."""
+    """The options for ``--source vllm``, without settings for alerts that its rules lack."""
     known = load_groups(replace(options, source="vllm", values=BundleValues()))
     names = {alert.name for group in known for alert in group.alerts}
     excludable = names | {group.family for group in known if group.alerts}
@@ -122,7 +122,7 @@ def _json(model: Any) -> str:
 
 
 def _objectives(options: Options) -> dict[str, str]:
-    """The objectives that are set, for Sloth and for Pyrra; nothing while none is."""
+    """Input of Sloth and Pyrra for the objectives that are set; empty without any."""
     wanted = slo.objectives_set(options.thresholds)
     if not wanted:
         return {}
@@ -146,7 +146,7 @@ def _alertmanager(options: Options, alerts: frozenset[str]) -> Any:
 
 
 def differences(files: Mapping[str, str], directory: Path) -> list[str]:
-    """Differences between ``directory`` and ``files``: one line for each drifted, missing or unknown file."""
+    """One line for each file of ``directory`` that differs from ``files``, is missing or unknown."""
     found: list[str] = []
     for path, text in files.items():
         target = directory / path
@@ -159,7 +159,7 @@ def differences(files: Mapping[str, str], directory: Path) -> list[str]:
 
 
 def write(files: Mapping[str, str], directory: Path) -> list[str]:
-    """Write what changed, and remove nothing; returns the paths written. Raises ``OSError``."""
+    """Write the changed files, remove nothing; returns the paths written. Raises ``OSError``."""
     written: list[str] = []
     for path, text in files.items():
         target = directory / path

@@ -1,4 +1,4 @@
-"""Rule templates to Prometheus rules: parsed, completed with labels and links, written again."""
+"""Rule templates to Prometheus rules: parsed, completed with labels and links."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ _CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlque
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to render. ``profile``: ``default``, or ``literal`` = the guides' thresholds without our own conditions.
-    ``source``: ``kvpressure`` reads this exporter, ``dcgm`` dcgm-exporter and vLLM's own metrics,
-    ``vllm`` the latter alone.
+    """What to render. ``profile``: ``default``, or ``literal`` = only the guides' thresholds. ``source``:
+    ``kvpressure`` reads this exporter, ``dcgm`` dcgm-exporter and vLLM's own metrics, ``vllm`` the latter alone.
     """
 
     thresholds: Thresholds
@@ -56,9 +55,9 @@ class Options:
 
 
 def load_groups(options: Options) -> tuple[RuleGroup, ...]:
-    """All rule groups, recordings first, exclusions and durations of the values file applied.
+    """All rule groups, recordings first, with exclusions and durations of the values file applied.
 
-    Raises ``ValuesError`` when the values file names an alert that does not exist.
+    Raises ``ValuesError`` when the values file names an unknown alert.
     """
     folder = "rules" if options.source == "kvpressure" else f"rules-{options.source}"
     variables = context(
@@ -103,7 +102,7 @@ def _patched(group: RuleGroup, values: BundleValues) -> RuleGroup:
 
 
 def _with_opt_out(alert: Alert) -> Alert:
-    """The alert, silent for pods that opted out: of everything, or of pages."""
+    """The alert, silent for pods that opted out of all alerts or of pages."""
     if "pod" not in SUBJECTS[alert.subject]:
         return alert
     return replace(alert, levels=tuple(_opted_out(level) for level in alert.levels))
@@ -139,7 +138,7 @@ def labels_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dict[str
 
 
 def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dict[str, str]:
-    """Texts and links of one rule; the links carry the alert's own namespace, model, pod and GPU."""
+    """Texts and links of one rule; links carry the alert's namespace, model, pod and GPU."""
     annotations = {
         "summary": level.summary,
         "description": level.description,
@@ -177,7 +176,7 @@ def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:
 
 
 def rule_file(groups: Iterable[RuleGroup], values: BundleValues) -> dict[str, Any]:
-    """The plain rule file: what ``rule_files`` of Prometheus, Thanos Ruler, Mimir and vmalert read."""
+    """The plain rule file, as ``rule_files`` of Prometheus, Thanos Ruler, Mimir and vmalert read it."""
     return {
         "groups": [
             {
@@ -241,12 +240,12 @@ def alertmanager_config(alertmanager: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mimir_namespace(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The same object as a rule namespace for ``mimirtool rules load`` (Mimir, Grafana Cloud, Cortex)."""
+    """The rules as a namespace for ``mimirtool rules load`` (Mimir, Grafana Cloud, Cortex)."""
     return {"namespace": "kvpressure", **rules}
 
 
 def without_keep_firing(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The same rules without ``keep_firing_for``, for Prometheus below 2.42 and Prometheus Operator below 0.66."""
+    """The rules without ``keep_firing_for``, for Prometheus below 2.42 and Prometheus Operator below 0.66."""
     groups = [
         {**group, "rules": [{k: v for k, v in rule.items() if k != "keep_firing_for"} for rule in group["rules"]]}
         for group in rules["groups"]
@@ -255,9 +254,9 @@ def without_keep_firing(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prometheus_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The same object as a PrometheusRule of the Prometheus Operator.
+    """The rules as a PrometheusRule of the Prometheus Operator.
 
-    The label ``release`` is what kube-prometheus-stack selects by when it is installed under its own name.
+    kube-prometheus-stack selects by the label ``release`` when installed under its own name.
     """
     labels = {"app.kubernetes.io/name": "kvpressure", "role": "alert-rules", "release": "kube-prometheus-stack"}
     return {

@@ -1,5 +1,5 @@
-"""The objectives that are set, as input of Sloth and of Pyrra, for sites that make their burn-rate rules with one of
-these. They read the exporter's counters, so that exporter, own rules and these files judge requests by the same bounds.
+"""The objectives that are set, as input of Sloth and Pyrra, for sites that generate their burn-rate rules with one of
+them. All read the exporter's counters, so they judge requests by the same bounds as its own rules.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _TOTAL: Final = "kvpressure_objective_requests_total"
 
 
 def objectives_set(thresholds: Thresholds) -> dict[str, float]:
-    """Objective -> required share of requests, 0-1; only those that have one."""
+    """Objective -> required share of requests, 0-1; only those that are set."""
     targets = {name: float(thresholds[f"objective_{name}_ratio"]) for name in OBJECTIVES}
     return {name: target for name, target in targets.items() if target > 0}
 
 
 def sloth(thresholds: Thresholds, values: BundleValues) -> dict[str, Any]:
-    """A PrometheusServiceLevel with every objective that is set, which Sloth's command line and its controller read. An
-    objective is one figure over all models there, because Sloth keeps no labels.
+    """A PrometheusServiceLevel with every objective that is set, for Sloth's command line and controller. One figure
+    per objective over all models, because Sloth keeps no labels.
     """
     return {
         "apiVersion": "sloth.slok.dev/v1",
@@ -59,7 +59,7 @@ def _sloth(name: str, target: float, thresholds: Thresholds, values: BundleValue
 
 
 def pyrra(name: str, target: float, thresholds: Thresholds) -> dict[str, Any]:
-    """A ServiceLevelObjective of Pyrra for one objective, judged for each namespace and model apart."""
+    """A Pyrra ServiceLevelObjective for one objective, evaluated per namespace and model."""
     selector = f'{{objective="{name}"}}'
     return {
         "apiVersion": "pyrra.dev/v1alpha1",
@@ -97,7 +97,7 @@ def _described(name: str, thresholds: Thresholds) -> str:
 
 
 def _rate(counter: str, name: str) -> str:
-    """Events per second over Sloth's window; an engine that two exporters see counts once."""
+    """Events per second over Sloth's window; an engine that two exporters report counts once."""
     by = ", ".join(SUBJECTS["engine"])
     return f'sum(max by ({by}) (rate({counter}{{objective="{name}"}}[{{{{.window}}}}])))'
 

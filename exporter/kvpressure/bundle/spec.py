@@ -1,8 +1,8 @@
-"""The bundle's own description of alerts and recordings, as the rule templates state it.
+"""Alerts and recordings as the rule templates specify them.
 
 A template says what is compared (``expr``), which conditions must hold on the same subject (``and_on``), which must
-not (``unless_on``), and from which series its unit tests are built (``tests``). ``rules`` turns this into Prometheus
-rules, ``promtests`` into promtool tests, ``docs`` into the alert reference; so none of them can disagree.
+not (``unless_on``), and the series of its unit tests (``tests``). ``rules`` turns this into Prometheus rules,
+``promtests`` into promtool tests, ``documents`` into the alert reference, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -50,20 +50,19 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class SpecError(InputError):
-    """A template states something that cannot be; the text names the alert and the field."""
+    """A template is invalid; the text names the alert and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input series of a unit test and when it lets the alert fire.
+    """One input series of a unit test, and when it lets the alert fire.
 
-    ``op``: ``>= > <= < ==`` compare a gauge with ``value``; ``rate>`` and ``rate>=`` a counter's rate; ``counts`` = the
-    counter grows by ``value`` within ``window``; ``events`` the same, and a first appearance counts too; ``flows`` = a
-    counter with this rate; ``flat`` = a counter that stands still for ``window``; ``needs`` = has to exist with
-    ``value``; ``appears`` = the same, and nothing is there before and after; ``extra`` = exists, may be missing;
-    ``down`` = 1 before the onset, 0 from then on; ``veto`` = at 1 it silences. ``start``: the value before and after,
-    where the nearest silent one would not do. A comparison with ``window`` is judged over this time, so that it ends
-    only as long after the onset is over.
+    ``op``: ``>= > <= < ==`` compare a gauge with ``value``; ``rate>`` and ``rate>=`` a counter's rate; ``counts``:
+    the counter grows by ``value`` within ``window``; ``events``: the same, and a first appearance counts too;
+    ``flows``: a counter with this rate; ``flat``: a counter that does not change for ``window``; ``needs``: must
+    exist with ``value``; ``appears``: the same, and absent before and after; ``extra``: exists, may be missing;
+    ``down``: 1 before the onset, 0 after; ``veto``: at 1 it silences. ``start``: the value before and after, if not
+    the nearest silent one. A comparison with ``window`` is judged over that time and ends as long after the onset.
     """
 
     metric: str
@@ -76,10 +75,8 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class TestCase:
-    """One way to make a level fire, or with ``fires`` False one that must not.
-
-    ``labels`` are the identity labels the alert then has, ``extra_labels`` others with their values; ``splits`` the
-    labels on which all inputs have to agree.
+    """One way to make a level fire or, with ``fires`` False, one that must not. ``labels``: identity labels of the
+    alert; ``extra_labels``: others with their values; ``splits``: labels on which all inputs must agree.
     """
 
     inputs: tuple[Input, ...]
@@ -91,7 +88,7 @@ class TestCase:
 
 @dataclass(frozen=True, slots=True)
 class SideCondition:
-    """A condition on the same subject: ``and`` (must hold) or ``unless`` (must not). ``on`` are the joined labels."""
+    """A condition on the same subject: ``and`` (must hold) or ``unless`` (must not), joined ``on`` labels."""
 
     name: str
     kind: str
@@ -101,10 +98,9 @@ class SideCondition:
 
 @dataclass(frozen=True, slots=True)
 class AlertLevel:
-    """One severity of an alert. Durations are seconds; texts are Go templates.
-
-    ``share_seconds``: the condition, a recording evaluated every ``interval``, has to hold for ``for_seconds`` within
-    this time instead of in a row, because a condition that swings would reset ``for``.
+    """One severity of an alert. Durations are seconds; texts are Go templates. ``share_seconds``: the condition,
+    recorded every ``interval``, must hold for ``for_seconds`` within this time, not in a row, because one that swings
+    would reset ``for``.
     """
 
     severity: str
@@ -120,7 +116,7 @@ class AlertLevel:
     interval: float = 0.0
 
     def full_expr(self, drop: str | None = None) -> str:
-        """The expression with its conditions; ``drop`` names one to leave out (rule mutants do that)."""
+        """The expression with its conditions; ``drop`` leaves one out (for rule mutants)."""
         parts = [self.expr if not self.share_seconds else self._share()]
         parts += [
             f"{item.kind} on ({', '.join(item.on)})\n{item.expr}" for item in self.conditions if item.name != drop
@@ -137,9 +133,8 @@ class AlertLevel:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert name with all its severities. ``documented`` quotes the guides' number, ``choice`` says how and why the
-    rule differs from the bare number; ``dashboard`` whether one shows it; ``optional`` = only where the values file
-    includes it.
+    """One alert with all its severities. ``documented``: the guides' number; ``choice``: how and why the rule differs
+    from it; ``dashboard``: whether a dashboard shows it; ``optional``: only if the values file includes it.
     """
 
     name: str
@@ -154,7 +149,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recording rule; ``labels`` are the labels its series carry."""
+    """One recording rule; ``labels``: those of its series."""
 
     name: str
     expr: str
@@ -165,9 +160,9 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class RecordingTest:
-    """Input series with their samples, and the recorded series with their values, to four decimals. ``needed``: nothing
-    is recorded without one of the inputs, so nothing is either when one of them is about another subject. ``vetoes``:
-    series that silence it. ``after``: seconds until the values are asked for, at least; 0 = a quiet while.
+    """Input series with samples, and the recorded series with values, to four decimals. ``needed``: nothing is
+    recorded without all inputs on one subject. ``vetoes``: series that silence it. ``after``: least seconds before
+    the values are queried; 0 = a quiet period.
     """
 
     inputs: Mapping[str, str]
@@ -179,8 +174,8 @@ class RecordingTest:
 
 @dataclass(frozen=True, slots=True)
 class RuleGroup:
-    """A rule group: the recordings, or the alerts of one family, that share an evaluation interval. ``interval`` in
-    seconds, ``limit`` = most results of a rule.
+    """A rule group: recordings, or alerts of one family, with one evaluation interval in seconds. ``limit``: maximum
+    results of a rule.
     """
 
     name: str
@@ -200,10 +195,9 @@ def _clean(expr: str) -> str:
 
 
 def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) -> list[RuleGroup]:
-    """A rendered and parsed rule template as groups, one for each evaluation interval in it. ``intervals``: name ->
-    seconds.
+    """A rendered and parsed rule template as groups, one per evaluation interval. ``intervals``: name -> seconds.
 
-    Raises ``SpecError`` for what cannot be.
+    Raises ``SpecError`` for an invalid template.
     """
     family = document["family"]
     if family != "recordings" and family not in FAMILIES:

@@ -1,6 +1,6 @@
-"""One jinja2 environment for rules, tests and documents, and what templates may use in it.
+"""The jinja2 environment of rules, tests and documents, and the helpers of templates.
 
-Delimiters are ``<< >>``, ``<% %>`` and ``<# #>``, because PromQL, Go templates and Grafana all own the braces.
+Delimiters are ``<< >>``, ``<% %>`` and ``<# #>``, because PromQL, Go templates and Grafana use braces.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ def environment() -> jinja2.Environment:
 
 
 def per(subject: str, expr: str) -> str:
-    """``expr`` aggregated to the identity labels of ``subject``, so that a restarted exporter keeps the alert."""
+    """``expr`` aggregated to the identity labels of ``subject``, so that an alert survives a
+    restart of the exporter.
+    """
     return f"max by ({', '.join(SUBJECTS[subject])}) ({expr})"
 
 
 def recommend(limit: str) -> str:
-    """A sentence of an annotation: what to set ``limit`` to. Empty where the exporter recommends nothing."""
-    own = ("cluster", "namespace", "pod", "model_name", "engine")  # an absent cluster is an empty one, to a matcher too
+    """Annotation sentence with the recommended value of ``limit``; "" at run time where there is none."""
+    own = ("cluster", "namespace", "pod", "model_name", "engine")  # a matcher treats an absent cluster as ""
     query = (
         f'max by (limit) (kvpressure_limit_recommended{{limit=\\"{limit}\\",{",".join(f"{name}=%q" for name in own)}}})'
     )
@@ -58,13 +60,13 @@ def recommend(limit: str) -> str:
 
 
 def workload(expr: str) -> str:
-    """``expr`` with the label workload: the Deployment or StatefulSet, taken from the pod's name."""
+    """``expr`` with the label workload: the Deployment or StatefulSet, derived from the pod's name."""
     return f'label_replace({expr}, "workload", "$1", "pod", "{_WORKLOAD_POD}")'
 
 
 def kube(expr: str, *labels: str) -> str:
-    """A kube-state-metrics expression under its own ``labels`` (default: those of a pod), also where it was scraped
-    without honor_labels.
+    """A kube-state-metrics expression with ``labels`` (default: those of a pod), also where scraped without
+    honor_labels.
     """
     for label in labels or ("pod", "namespace"):
         expr = f'label_replace({expr}, "{label}", "$1", "exported_{label}", "(.+)")'
@@ -72,25 +74,24 @@ def kube(expr: str, *labels: str) -> str:
 
 
 def grown(counter: str, window: str) -> str:
-    """Growth within ``window`` of a count that is never reset, without extrapolation. Unlike ``increase``, the same in
-    MetricsQL, which takes the first sample of a series for growth from 0.
+    """Growth within ``window`` of a counter that is never reset, without extrapolation. Unlike ``increase``, the same
+    in MetricsQL, which counts the first sample of a series as growth from 0.
     """
     return f"{counter} - min_over_time({counter}[{window}])"
 
 
 def restarted(window: str) -> str:
-    """Restarts of a container within ``window`` by the kubelet's count, whichever exporter reported it."""
+    """Restarts of a container within ``window`` by the kubelet's count, whichever exporter reported them."""
     by, counter = ", ".join(SUBJECTS["container"]), "kvpressure_container_restarts_total"
     return f"max by ({by}) ({counter})\n- on ({by})\nmin by ({by}) (min_over_time({counter}[{window}]))"
 
 
 def new_events(counter: str, by: str, window: str, seconds: str) -> str:
-    """How often ``counter`` grew within ``window``, as an expression.
+    """Number of events of ``counter`` within ``window``, as an expression; ``seconds`` is ``window`` as a number.
 
-    ``increase`` alone misses the first event, which makes the series appear with 1. A first appearance counts when the
-    same exporter was scraped before or has only just started (by its own count of ticks, as clocks differ), so that
-    neither a new Prometheus nor a node that is back after a gap raises what happened long ago. ``seconds`` is
-    ``window`` as a number.
+    ``increase`` alone misses the first event, which creates the series with value 1. A first appearance counts when
+    the same exporter was scraped before, or has only just started (by its own ticks, because clocks differ), so that
+    neither a new Prometheus nor a node that is back after a gap reports old events.
     """
     grown = f"max by ({by}) (increase({counter}[{window}]))"
     return (
@@ -111,15 +112,15 @@ def new_events(counter: str, by: str, window: str, seconds: str) -> str:
 
 
 def dcgm(expr: str) -> str:
-    """A dcgm-exporter expression under the labels of ours: ``uuid`` and ``node`` from either spelling it has had."""
+    """A dcgm-exporter expression with our labels; ``uuid`` and ``node`` from any spelling it has had."""
     for label, source in (("uuid", "UUID"), ("node", "Hostname"), ("node", "hostname")):
         expr = f'label_replace({expr}, "{label}", "$1", "{source}", "(.+)")'
     return expr
 
 
 def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
-    """What every template sees: ``t`` number, ``d`` duration, ``w`` words of a threshold, ``o`` its origin, ``c`` that
-    with the guide's title, ``guide`` what the guides say, and the helpers.
+    """Names in every template: ``t`` number, ``d`` duration, ``w`` words of a threshold, ``o`` its origin, ``c`` that
+    with the guide's title, ``guide`` the guides' numbers, and the helpers.
     """
     return {
         "t": lambda name: number(thresholds[name]),
@@ -147,7 +148,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "ids": lambda subject: ", ".join(SUBJECTS[subject]),
         "recommend": recommend,
         "engine": lambda expr: per("engine", expr),
-        "allocation_events": "|".join(sorted({*ALLOCATION_EVENTS, "host_oom"})),  # device memory, and the host's
+        "allocation_events": "|".join(sorted({*ALLOCATION_EVENTS, "host_oom"})),  # GPU and host memory
         **more,
     }
 

@@ -1,4 +1,4 @@
-"""How numbers, durations and YAML are written, so that the same input always gives the same bytes."""
+"""Deterministic text of numbers, durations and YAML."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _SPANS: Final = ((86400, "d", "day"), (3600, "h", "hour"), (60, "m", "minute"), 
 
 
 def token(form: str, name: str) -> str:
-    """What stands for a value that is filled in later: ``t`` a number, ``w`` in words, ``d`` a duration,
-    ``n`` in JSON, ``o`` its origin, ``c`` the origin with the guide's title, ``u`` a link.
+    """Placeholder for a value filled in later: ``t`` a number, ``w`` in words, ``d`` a duration, ``n`` in JSON, ``o``
+    its origin, ``c`` the origin with the guide's title, ``u`` a link.
     """
     return f"\u27ea{form}:{name}\u27eb"
 
 
 class Named(float):
-    """The value of a threshold that is written as its token, in whatever form."""
+    """A threshold's value that is written as a placeholder, in any form."""
 
     __slots__ = ("name",)
     name: str
 
     def __new__(cls, value: float, name: str) -> Named:
-        """A number that knows its name."""
+        """The number and its name."""
         self = super().__new__(cls, value)
         self.name = name
         return self
@@ -46,14 +46,14 @@ class Named(float):
 
 
 def read_number(text: object) -> float:
-    """A number as a rendered template has it: the number itself, or the token of one."""
+    """A number of a rendered template: the number itself, or that of a placeholder."""
     if isinstance(text, str) and re.fullmatch(TOKEN, text):
         return Named(float("nan"), text[3:-1])
-    return float(text)  # type: ignore[arg-type]  # float itself refuses what is no number
+    return float(text)  # type: ignore[arg-type]  # float itself rejects other types
 
 
 def number(value: float) -> str:
-    """Shortest decimal of ``value``: no exponent, no float noise."""
+    """Shortest decimal of ``value``, without exponent and rounding noise."""
     if isinstance(value, Named):
         return str(value)
     return format(Decimal(repr(float(value))).normalize(), "f")
@@ -81,7 +81,7 @@ def span(seconds: float) -> str:
 
 
 def words(entry: Threshold) -> str:
-    """A threshold as a person reads it: ``80 %``, ``2 GB``, ``5 minutes``, ``2 requests``."""
+    """A threshold for people: ``80 %``, ``2 GB``, ``5 minutes``, ``2 requests``."""
     if isinstance(entry.value, Named):
         return token("w", entry.name)
     value = Decimal(repr(entry.value))
@@ -104,12 +104,12 @@ def origin(entry: Threshold) -> str:
 
 
 def cited(entry: Threshold) -> str:
-    """Its origin with the title of the guide, "configured" after an override."""
+    """Its origin with the guide's title; "configured" after an override."""
     return token("c", entry.name) if isinstance(entry.value, Named) else entry.cited
 
 
 class _Dumper(yaml.SafeDumper):
-    """Block style for texts of several lines, lists indented below their key."""
+    """PyYAML's dumper with block style for texts of several lines and lists indented below their key."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         super().increase_indent(flow, False)
@@ -124,7 +124,7 @@ _Dumper.add_representer(str, _text)
 
 
 def to_yaml(document: Any, header: str = "") -> str:
-    """``document`` as YAML in the order it was built, with ``header`` lines as comments on top."""
+    """``document`` as YAML in its own order; ``header`` lines become comments on top."""
     comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
     try:
         body = "\n".join(_Writer().block(document, "")) + "\n"
@@ -143,12 +143,12 @@ _JUDGE: Final[Any] = _Dumper(io.StringIO(), allow_unicode=True, width=_WIDTH)
 
 
 class _UnusualError(Exception):
-    """Something that only PyYAML itself writes."""
+    """Something that only PyYAML itself can write."""
 
 
 @lru_cache(maxsize=1 << 16)
 def _line(text: str) -> str:
-    """A text of one line as a scalar: plain where that still reads as text, else in single quotes."""
+    """A one-line text as a scalar: plain where that still reads as text, else in single quotes."""
     judged = _JUDGE.analyze_scalar(text)
     if judged.multiline or _BREAKS.search(text) or len(text) > _WIDTH - _KEY_LENGTH - 60:
         raise _UnusualError
@@ -161,13 +161,13 @@ def _line(text: str) -> str:
 
 
 class _Writer:
-    """Writes one document; a container that stands in it twice is PyYAML's business, which makes it an alias."""
+    """Writes one document; raises ``_UnusualError`` for a container that occurs twice, which PyYAML makes an alias."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def block(self, value: Any, pad: str) -> Iterator[str]:
-        """The lines of a mapping or list that is not empty."""
+        """Lines of a non-empty mapping or list."""
         if not isinstance(value, dict | list) or not value or id(value) in self._seen:
             raise _UnusualError
         self._seen.add(id(value))
@@ -211,7 +211,7 @@ def _scalar(value: Any) -> str:
 
 
 def _literal(head: str, text: str, pad: str) -> Iterator[str]:
-    """A text of several lines, each as it is."""
+    """A text of several lines as a literal block."""
     if not _JUDGE.analyze_scalar(text).allow_block or _BREAKS.search(text) or text[0] in " \n" or text.endswith("\n\n"):
         raise _UnusualError
     yield f"{head} |" if text.endswith("\n") else f"{head} |-"

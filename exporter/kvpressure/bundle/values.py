@@ -1,4 +1,4 @@
-"""What a site changes about the bundle, in one file: ``kvpressure bundle --values FILE``."""
+"""A site's changes to the bundle, in one file: ``kvpressure bundle --values FILE``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvpressure.errors import InputError
 from kvpressure.settings import yaml_lines as yaml_nodes
 
 REPOSITORY: Final = "https://github.com/kvpressure/kvpressure"
-"""The address of the project."""
+"""URL of the project."""
 
 RUNBOOKS: Final = f"{REPOSITORY}/blob/main/docs/runbooks"
-"""Links to runbooks start here unless a site keeps its own."""
+"""Base URL of runbooks, unless a site sets its own."""
 
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -26,18 +26,16 @@ _URL = re.compile(r"https?://[^\s\"'<>]+")
 
 
 class ValuesError(InputError):
-    """The values file is wrong; the text is one line that names the file, the key and what is allowed."""
+    """The values file is wrong; one line with file, key and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleValues:
-    """Everything a site may set.
-
-    ``dashboard_base_url``: where Grafana is; empty: alerts have no ``dashboard_url``, because a placeholder is a
-    dead link at night. ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert -> severity ->
-    ``for``, in seconds. ``exclude``: alert names or families that are not wanted; ``include``: alerts that are off by
-    default. ``labels``: labels added to every alert; ``alert_labels``: alert -> labels set on it (severity and page
-    included). ``exporter_job`` is a part of the name of the exporter's scrape job.
+    """Settings of a site. ``dashboard_base_url``: Grafana's URL; "": alerts have no ``dashboard_url``, because a
+    placeholder would be a dead link. ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert ->
+    severity -> ``for`` in seconds. ``exclude``: alerts or families to leave out; ``include``: alerts that are off by
+    default. ``labels``: added to every alert; ``alert_labels``: alert -> labels set on it (also severity and page).
+    ``exporter_job``: part of the name of the exporter's scrape job.
     """
 
     runbook_base_url: str = RUNBOOKS
@@ -52,7 +50,7 @@ class BundleValues:
 
 
 def load(path: str | Path | None) -> BundleValues:
-    """The values file, or the defaults for ``None``. Raises ``ValuesError`` for anything wrong with it."""
+    """The values file, or the defaults for ``None``. Raises ``ValuesError``."""
     if path is None:
         return BundleValues()
     try:
@@ -63,7 +61,7 @@ def load(path: str | Path | None) -> BundleValues:
 
 
 def threshold_lines(path: str | Path) -> dict[str, str]:
-    """Line of each threshold of a values file (``file:line``), for messages. The file has been loaded before."""
+    """``file:line`` of each threshold of a valid values file, for messages."""
     thresholds = (yaml_nodes.read(path).children or {}).get("thresholds")
     return {name: node.where for name, node in ((thresholds.children if thresholds else None) or {}).items()}
 

@@ -1,7 +1,7 @@
-"""From one way to make an alert fire to all the situations its unit test has to distinguish.
+"""From one way to make an alert fire to all the situations that its unit test distinguishes.
 
-Each situation ("variant") is a subject of its own - a pod, a GPU, an exporter - so that one timeline shows them side by
-side, and every firing one also proves that its silent neighbours stay silent.
+Each situation ("variant") is a subject of its own (a pod, a GPU, an exporter), so that one timeline holds all, and
+every firing one also proves that its silent neighbours stay silent.
 """
 
 from __future__ import annotations
@@ -76,14 +76,16 @@ MARGIN: Final = 0.05  # a value this share below or above a threshold; smaller t
 QUIET_SECONDS: Final = 360  # before anything happens; longer than the five-minute ranges of the recordings
 TAIL_STEPS: Final = 4  # after the last assertion, and slack around the end of a range
 
-_SITE: Final = ("cluster", "node", "role")  # missing where nothing names them
+_SITE: Final = ("cluster", "node", "role")  # may be missing
 
 COMPARE: Final = (">=", "<=", ">", "<", "==")
 
 
 @dataclass(frozen=True, slots=True)
 class CaseTimeline:
-    """Steps of a test: the driver is on from ``onset`` to before ``end``; ``length`` samples in all."""
+    """Steps of a test: the input that drives the alert is on from ``onset`` up to ``end``;
+    ``length`` samples in all.
+    """
 
     step: float
     onset: int
@@ -101,7 +103,7 @@ class InputSeries:
 
 @dataclass(slots=True)
 class Variant:
-    """One subject: its series, whether it fires, and the identity labels the alert then carries."""
+    """One subject: its series, whether it fires, and the alert's identity labels."""
 
     name: str
     fires: bool
@@ -110,17 +112,18 @@ class Variant:
 
 
 def recorded_line(step: float, after: float = QUIET_SECONDS) -> CaseTimeline:
-    """The timeline of a recording's test; its values are asked for at the last sample."""
+    """The timeline of a recording's test; values are queried at the last sample."""
     return CaseTimeline(step, 0, 0, ceil(after / step) + TAIL_STEPS)
 
 
 def recorded_at(step: float, after: float = QUIET_SECONDS) -> float:
-    """When the values of a recording are asked for, in seconds."""
+    """When a recording's values are queried, in seconds."""
     return (recorded_line(step, after).length - 1) * step
 
 
 def metric_labels(metric: str, recorded: Mapping[str, tuple[str, ...]] | None = None) -> tuple[str, ...]:
-    """Labels that series of ``metric`` carry, the scrape's own left out. ``recorded``: the labels of each recording.
+    """Labels of series of ``metric``, without those of the scrape. ``recorded``: labels of each recording.
+
     Raises ``KeyError`` for an unknown metric.
     """
     if recorded and metric in recorded:
@@ -175,7 +178,7 @@ def growing(start: float, step: float, count: int) -> str:
 
 
 def on_value(item: Input) -> float:
-    """The value (or rate) at which an input just lets the alert fire."""
+    """The value (or rate) at which an input just makes the alert fire."""
     if item.op in (">", "rate>", "rate>="):
         return _moved(item.value, 1 + MARGIN)
     if item.op == "<":
@@ -184,7 +187,7 @@ def on_value(item: Input) -> float:
 
 
 def off_value(item: Input) -> float:
-    """The nearest value at which it does not, or the one before that the case names."""
+    """The nearest value at which it does not, or the initial value that the case gives."""
     if item.start is not None:
         return item.start
     if item.op in (">", "<"):
@@ -201,14 +204,14 @@ def _moved(value: float, factor: float) -> float:
 
 
 def values_of(item: Input, line: CaseTimeline, driver: bool, value: float | None = None) -> str:
-    """The samples of ``item``; the driver is on only between onset and end, anything else all the time."""
+    """The samples of ``item``; the driver is on only between onset and end, other inputs always."""
     if item.op in COMPARE:
         level = on_value(item) if value is None else value
         if not driver or level != level:
             return plain(level, line.length)
         off = plain(off_value(item), line.onset)
         return f"{off} {plain(level, line.end - line.onset)} {plain(off_value(item), line.length - line.end)}"
-    if item.op == "veto" and driver:  # what has to be missing was there before and comes back
+    if item.op == "veto" and driver:  # present before onset and after end
         gone = f"stale _x{line.end - line.onset - 1}"
         return f"{plain(1, line.onset)} {gone} {plain(1, line.length - line.end)}"
     if item.op == "appears" and driver:
@@ -238,7 +241,7 @@ class Builder:
     def __init__(
         self, subject: str, level: AlertLevel, line: CaseTimeline, recorded: Mapping[str, tuple[str, ...]]
     ) -> None:
-        """``recorded``: the labels of each recording, which a case may name as input like any other metric."""
+        """``recorded``: labels of each recording, which a case may use as input like any other metric."""
         self._subject, self._level, self._line, self._recorded = subject, level, line, recorded
 
     def all(self) -> list[Variant]:
@@ -256,7 +259,7 @@ class Builder:
         return found
 
     def base(self, case: TestCase, name: str) -> Variant:
-        """The variant with every input as the case states it."""
+        """The variant with every input as the case gives it."""
         return self._variant(name, case, fires=True)
 
     def _variant(
@@ -268,8 +271,8 @@ class Builder:
         more: Mapping[str, str] | None = None,
         moved: Mapping[int, Mapping[str, str]] | None = None,
     ) -> Variant:
-        """``changed``: input index -> other samples, None = no such series. ``more``: labels on every series.
-        ``moved``: input index -> labels by which this series belongs to another subject.
+        """``changed``: input index -> other samples, None = no series. ``more``: labels on every series. ``moved``:
+        input index -> labels by which its series belongs to another subject.
         """
         ids = identity(self._subject, name)
         variant = Variant(name, fires)
@@ -287,7 +290,7 @@ class Builder:
         return variant
 
     def _series(self, item: Input, labels: Mapping[str, str], elsewhere: Mapping[str, str], values: str) -> InputSeries:
-        """``item`` on the subject with ``labels``, or on the one that differs by ``elsewhere``."""
+        """``item`` on the subject with ``labels``, or on one that differs by ``elsewhere``."""
         own = {key: value for key, value in item.labels.items() if key not in elsewhere}
         moved = Input(item.metric, own, item.op, item.value)
         return InputSeries(series_name(moved, {**labels, **elsewhere}, self._recorded), values)
@@ -311,7 +314,7 @@ class Builder:
                 yield self._variant(f"{tag}reset-{_short(item)}", case, True, {index: f"{slope} {rest}"})
 
     def _down_cases(self, case: TestCase, tag: str, index: int, item: Input) -> Iterator[Variant]:
-        """What never goes down, and what never was up, alone and while a neighbour does go down."""
+        """An input that never goes down, and one that never was up, alone and while a neighbour goes down."""
         for name, value in (("stays", 1), ("never", 0)):
             own: dict[int, str | None] = {index: plain(value, self._line.length)}
             yield self._variant(f"{tag}{name}-{_short(item)}", case, False, own)
@@ -335,7 +338,7 @@ class Builder:
                 yield self._beside(f"{tag}born-beside-other-{label}", case, item, born, label)
 
     def _beside(self, name: str, case: TestCase, item: Input, born: Mapping[int, str | None], label: str) -> Variant:
-        """A first appearance while the series of a neighbour, which differs in ``label`` only, stood there before."""
+        """A first appearance while the series of a neighbour, which differs in ``label`` only, exists already."""
         variant = self._variant(name, case, True, born)
         ids = identity(self._subject, name)
         variant.series.append(self._series(item, ids, {label: "other"}, plain(3, self._line.length)))
@@ -354,7 +357,7 @@ class Builder:
                 yield self._variant(f"{tag}nan-{_short(item)}", case, False, {index: nan})
 
     def _neighbours(self, case: TestCase, tag: str) -> Iterator[Variant]:
-        """The same in a named cluster, seen by two exporters, and with the conditions met on another subject only."""
+        """The same in a named cluster, reported by two exporters, and with conditions met on another subject only."""
         if self._subject == "none":
             return
         yield from self._vetoes_elsewhere(case, tag)
@@ -374,11 +377,11 @@ class Builder:
             carried = {"cluster", "instance", "job", *metric_labels(item.metric, self._recorded)}
             for label in ("cluster", *case.splits):
                 if label in carried:
-                    name = f"{tag}{_short(item)}-on-other-{label}"  # also the other's name, so that no two share it
+                    name = f"{tag}{_short(item)}-on-other-{label}"  # also the neighbour's name, so that each is unique
                     yield self._variant(name, case, False, moved={index: {label: f"not-{name}"}})
 
     def _vetoes_elsewhere(self, case: TestCase, tag: str) -> Iterator[Variant]:
-        """A veto that stands on another subject: it must not silence this one."""
+        """A veto on another subject, which must not silence this one."""
         for item in case.inputs[1:]:
             for label in ("cluster", *case.splits) if item.op == "veto" else ():
                 if label in self._joined(item):
@@ -388,7 +391,7 @@ class Builder:
                     yield variant
 
     def _joined(self, item: Input) -> set[str]:
-        """Labels of a veto on which conditions join it; all where the expression itself reads it."""
+        """Labels of a veto on which conditions join it; all if the expression itself reads it."""
         known = {"cluster", *metric_labels(item.metric, self._recorded)}
         named = re.compile(rf"\b{item.metric}\b")
         if named.search(self._level.expr):
@@ -417,8 +420,8 @@ def _short(item: Input) -> str:
 
 
 def series_name(item: Input, labels: Mapping[str, str], recorded: Mapping[str, tuple[str, ...]]) -> str:
-    """The series of ``item`` on the subject with ``labels``, as promtool writes it. A recorded one carries the labels
-    of a scrape too, as a federated copy would, so that it is never the series that its own rule writes.
+    """The series of ``item`` on the subject with ``labels``, as promtool writes it. A recorded one also has a
+    scrape's labels, like a federated copy, so that it never collides with what its own rule writes.
     """
     names = [name for name in metric_labels(item.metric, recorded) if name in labels or name not in _SITE]
     known = {name: labels.get(name, "x") for name in names} | dict(item.labels)

@@ -1,5 +1,5 @@
-"""``docs/verdicts.md`` and ``docs/verdict-rows.md``: the rules of the diagnosis in words, written from the tables that
-are evaluated.
+"""``docs/verdicts.md`` and ``docs/verdict-rows.md``: the diagnosis rules in words, from the tables that are
+evaluated.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ EXAMPLES: Final[tuple[tuple[str, Mapping[str, bool | None]], ...]] = (
 
 
 def because(verdict: str, t: Thresholds) -> str:
-    """When this verdict is given, in the words of the page: the first sentence of its table that can be confident."""
+    """When this verdict is given: the first sentence of its table that can be confident."""
     table = next(one for one in rules.TABLES if one.name == verdict and one.confident)
     named = {entry.name: token("t", entry.name) for entry in t.entries() if isinstance(entry.value, Named)}
     return table.when.format_map(ChainMap(named, facts.levels(t))).split(". ")[0]
 
 
 def render_verdicts(t: Thresholds) -> str:
-    """The page for people: the questions in order, examples, and how one answer follows another."""
+    """The page for people: questions in order, examples, and how verdicts change."""
     lines = [
         _INTRO.format(
             rows=ROWS_PAGE,
@@ -219,7 +219,7 @@ def _when(table: Verdict, row: Row, t: Thresholds) -> str:
 
 
 def _lines(condition: Condition, t: Thresholds, *, opened: bool = False) -> str:
-    """The condition in the cell of a table: one line for each clause that has to hold."""
+    """The condition as a table cell: one line per clause."""
     if condition.kind == "always":
         return "none of the rows above holds"
     return "<br>".join(condition.clauses(_saying(t), opened=opened)).replace("\n", "<br>")

@@ -1,6 +1,6 @@
 """Grafana dashboards, one file each, built from plain dictionaries.
 
-schemaVersion 39 loads on Grafana 10.4 to 13 (older JSON is migrated on load, newer than the server's is refused).
+schemaVersion 39 loads on Grafana 10.4 to 13 (older JSON is migrated on load, JSON newer than the server is refused).
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ def render_dashboards(site: DashboardContext) -> dict[str, dict[str, Any]]:
 
 
 def optional_queries(site: DashboardContext) -> dict[tuple[str, str, str], str]:
-    """Queries that may return nothing on a sound system: (uid, panel title, refId) -> why."""
+    """Queries that may return nothing on a healthy system: (uid, panel title, refId) -> why."""
     return {(uid, *where): why for uid, build in DASHBOARDS.items() for where, why in build(site).optional.items()}

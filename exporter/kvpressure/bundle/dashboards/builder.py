@@ -1,4 +1,4 @@
-"""Building blocks of a dashboard: the grid, queries, panels, thresholds and variables, as Grafana's JSON wants them."""
+"""Building blocks of a dashboard in Grafana's JSON: grid, queries, panels, thresholds and variables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WINE, PURPLE = "#882255", "#CC79A7"
 LOG_EVENTS: Final = "|".join(
     sorted(ALLOCATION_EVENTS | NOTABLE_EVENTS)
 )  # lines that tell of trouble, not facts of the start
-TOP: Final = 20  # rows of a table of the worst
+TOP: Final = 20  # engines, or other subjects, that a panel shows
 
 
 NOT_A_POD: Final = "the exporter does not read pods here"
@@ -38,21 +38,21 @@ NO_BASELINE: Final = "an engine's own baseline takes some minutes of traffic"
 
 @dataclass(frozen=True, slots=True)
 class DashboardContext:
-    """What dashboards are built for: thresholds, the site's links, and the alerts that exist."""
+    """Inputs of all dashboards: thresholds, the site's links, and the alerts that exist."""
 
     thresholds: Thresholds
     values: BundleValues
     alerts: frozenset[str]
 
     def runbook(self, alert: str) -> str:
-        """Where the runbook of ``alert`` is."""
+        """URL of the runbook of ``alert``."""
         return f"{self.values.runbook_base_url}/{alert}.md"
 
 
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
-    """One PromQL query of a panel. ``now`` asks for present values, ``table`` for them in table form, ``heat`` for
-    buckets over time. ``optional`` says why it may return nothing on a sound system, e.g. "on GPUs without GPM".
+    """One PromQL query of a panel. ``now``: present values; ``table``: the same as a table; ``heat``: buckets over
+    time. ``optional``: why it may return nothing on a healthy system, e.g. "on GPUs without GPM".
     """
 
     expr: str
@@ -63,7 +63,7 @@ class PanelQuery:
     now: bool = False
 
     def model(self, index: int) -> Json:
-        """The target, with refId A, B, ..."""
+        """The query as Grafana's JSON, with refId A, B, ..."""
         now = self.now or self.table
         shape = (
             {"format": "table"}
@@ -82,7 +82,7 @@ class PanelQuery:
 
 @dataclass(slots=True)
 class PanelGrid:
-    """Places panels from left to right on the 24 columns, and wraps."""
+    """Places panels from left to right on the 24 columns."""
 
     x: int = 0
     y: int = 0
@@ -106,7 +106,7 @@ class PanelGrid:
 
 @dataclass(slots=True)
 class Dashboard:
-    """A dashboard under construction. ``source`` is the metric from whose labels its variables are taken."""
+    """A dashboard under construction; its variables take their values from the labels of the metric ``source``."""
 
     title: str
     description: str
@@ -118,7 +118,7 @@ class Dashboard:
     optional: dict[tuple[str, str], str] = field(default_factory=dict)  # (panel title, refId) -> why it may be empty
 
     def row(self, title: str, collapsed: bool = False) -> None:
-        """A row that the following panels belong to."""
+        """Start a row that the following panels belong to."""
         self.layout.wrap()
         position = self.layout.place(WIDTH, 1)
         self.layout.wrap()
@@ -140,7 +140,7 @@ class Dashboard:
         self.panels.append({**head, **panel})
 
     def model(self, uid: str, site: DashboardContext) -> Json:
-        """The whole JSON model."""
+        """The whole dashboard as Grafana's JSON."""
         return {
             "uid": uid,
             "id": None,
@@ -172,7 +172,7 @@ VARIABLES: Final = ("datasource", "cluster", "namespace", "model", "pod", "gpu")
 
 
 def variables(engines: str, gpus: bool) -> list[Json]:
-    """Data source, then cluster, namespace, model, pod and GPU, each narrowed by those before it."""
+    """Data source, then cluster, namespace, model, pod and GPU, each filtered by those before it."""
     where = ('cluster=~"$cluster"', 'namespace=~"$namespace"', 'model_name=~"$model"', 'pod=~"$pod"')
     chain = (
         ("cluster", "Cluster", engines, "cluster", 0),
@@ -257,7 +257,7 @@ def _restarts() -> Json:
 
 
 def drill(uid: str, title: str, **variables: str) -> Json:
-    """A link of a table column: another dashboard with the same time and variables, some of them taken from the row."""
+    """A link of a table column to another dashboard, with the same time range and variables; some come from the row."""
     kept = [name for name in VARIABLES if name not in variables]
     chosen = [f"${{{name}:queryparam}}" for name in kept] + [f"var-{name}={value}" for name, value in variables.items()]
     return {"title": title, "url": f"/d/{uid}?{'&'.join(chosen)}&${{__url_time_range}}", "targetBlank": False}
@@ -304,7 +304,7 @@ def steps(site: DashboardContext, *marks: tuple[str, str], base: str = GREEN) ->
 
 
 def neutral(color: str = BLUE) -> Json:
-    """No judgement: one colour for every value."""
+    """One colour for every value."""
     return {"mode": "absolute", "steps": [{"color": color, "value": None}]}
 
 
@@ -374,7 +374,7 @@ def stat(
     alert: str | None = None,
     optional: str = "",
 ) -> Json:
-    """A tile with one number for all that is chosen, and its course."""
+    """A tile with one number for the selection, and its history."""
     return _stat(site, title, about, PanelQuery(expr, optional=optional), unit, thresholds, alert, "value", "area")
 
 
@@ -390,9 +390,7 @@ def extreme(
     legend: str = "{{pod}}",
     pick: str = "topk",
 ) -> Json:
-    """A tile with the largest (``pick`` bottomk: the smallest) present value of ``expr`` and, by
-    ``legend``, the name of who has it.
-    """
+    """A tile with the largest (``pick`` bottomk: smallest) present value of ``expr``, named by ``legend``."""
     return _stat(
         site,
         title,
@@ -443,9 +441,7 @@ def timeseries(
     overrides: Sequence[Json] = (),
     small: bool = False,
 ) -> Json:
-    """Lines over time; given thresholds are drawn as dashed lines. A ``small`` graph has names but no
-    numbers below it.
-    """
+    """Lines over time; given thresholds are dashed lines. A ``small`` graph has a legend without numbers."""
     custom = {
         "drawStyle": "line",
         "lineInterpolation": "linear",
@@ -479,7 +475,7 @@ def states(
     alert: str | None = None,
     shown: str = "never",
 ) -> Json:
-    """A state timeline: one bar a series, coloured while it is there; ``shown`` auto writes the state into it."""
+    """A state timeline: one bar per series while it exists; ``shown`` auto writes the state into it."""
     defaults = _defaults(
         "none", neutral(), mappings, color={"mode": "thresholds"}, custom={"fillOpacity": 80, "lineWidth": 0}
     )
@@ -506,9 +502,9 @@ def table(
     alert: str | None = None,
     order: str = "",
 ) -> Json:
-    """A table of present values, in pages: queries merged on their common labels. ``columns``: field -> heading, in
-    this order; all other fields are hidden. ``sort``: heading of the column with the largest values first; ``order``:
-    field with the smallest first. A value that is unknown is a dash.
+    """A paged table of present values; queries are merged on their common labels. ``columns``: field -> heading, in
+    this order; other fields are hidden. ``sort``: heading of the column sorted by largest value; ``order``: field
+    sorted by smallest. Unknown values are a dash.
     """
     defaults = {
         "unit": "none",
@@ -549,7 +545,7 @@ def table(
 def heatmap(
     site: DashboardContext, title: str, about: str, query: PanelQuery, unit: str, alert: str | None = None
 ) -> Json:
-    """Cumulative buckets over time, dark where there is much; a scale of lightness, so it needs no colour vision."""
+    """Cumulative buckets over time, darker for more; one colour of varying lightness, so it needs no colour vision."""
     options = {
         "calculate": False,
         "cellGap": 1,
@@ -580,7 +576,7 @@ def heatmap(
 
 
 def column(name: str, *properties: tuple[str, Any]) -> Json:
-    """Override for one column or series by its shown name."""
+    """Override for one column or series, by its displayed name."""
     return {
         "matcher": {"id": "byName", "options": name},
         "properties": [{"id": key, "value": value} for key, value in properties],
@@ -588,7 +584,7 @@ def column(name: str, *properties: tuple[str, Any]) -> Json:
 
 
 def matching(pattern: str, *properties: tuple[str, Any]) -> Json:
-    """Override for all series whose shown name matches ``pattern``."""
+    """Override for all series whose displayed name matches ``pattern``."""
     return {
         "matcher": {"id": "byRegexp", "options": pattern},
         "properties": [{"id": key, "value": value} for key, value in properties],
@@ -596,7 +592,7 @@ def matching(pattern: str, *properties: tuple[str, Any]) -> Json:
 
 
 def dashed(pattern: str) -> Json:
-    """Override that reports the second kind of line of a graph apart without colour."""
+    """Override that dashes matching lines, so that two kinds are distinguishable without colour."""
     return matching(pattern, ("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}), ("custom.fillOpacity", 0))
 
 
@@ -604,33 +600,33 @@ MEDIAN_DASHED: Final = dashed("/ p50$/")
 
 
 def engine(metric: str, more: str = "", by: str = "") -> str:
-    """``metric`` of the chosen engines, one series an engine (and ``by``), whoever scraped it."""
+    """``metric`` of the selected engines, one series per engine (and ``by``), also if several exporters scrape it."""
     labels = ENGINE + (f",{more}" if more else "")
     return f"max by ({BY_ENGINE}{', ' + by if by else ''}) (kvpressure_{metric}{{{labels}}})"
 
 
 def some(expr: str) -> str:
-    """At most so many series as a panel can show, the largest."""
+    """The ``TOP`` largest series."""
     return f"topk({TOP}, {expr})"
 
 
 def at_end(expr: str) -> str:
-    """The same at the end of the time shown, so that a graph keeps its lines over its whole width."""
+    """The same at the end of the displayed time range, so that a graph keeps its lines over its whole width."""
     return expr.replace("})", "} @ end())")
 
 
 def top(base: str, expr: str) -> str:
-    """``expr`` for the engines with the largest ``base``, at most ``TOP`` of them."""
+    """``expr`` for the ``TOP`` engines with the largest ``base``."""
     return f"{expr} and on ({BY_ENGINE}) topk({TOP}, {base})"
 
 
 def gpus_of_workers(engines: str) -> str:
-    """A series for each GPU that worker pods on other nodes hold for ``engines`` (``kvpressure_engine_group_info``)."""
+    """One series per GPU that worker pods on other nodes hold for ``engines`` (``kvpressure_engine_group_info``)."""
     return f"gpu:kvpressure_worker:present and on (cluster, namespace, group) {engines}"
 
 
 def gpu(metric: str) -> str:
-    """``metric`` of the GPUs that belong to the chosen engines."""
+    """``metric`` of the selected engines' GPUs."""
     return (
         f"max by (cluster, uuid, gpu) (kvpressure_{metric}{{{GPU}}}) "
         f"and on (cluster, uuid) (kvpressure_engine_gpu_info{{{ENGINE}}} "

@@ -1,7 +1,7 @@
-"""The first screen of the incident dashboard: who is in trouble, why, what to do first and set, what fires, and four
-graphs.
+"""The first screen of the incident dashboard: engines in trouble, the reason, the first action with its values,
+firing alerts, and four graphs.
 
-Everything above row ``SCREEN`` is on a screen of 1600 x 900 without scrolling.
+Everything above row ``SCREEN`` fits on 1600 x 900 without scrolling.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ FIRST_ACTIONS: Final = {
     "stalled": "Save the evidence, then restart the pod",
     "unknown": "Change nothing yet: check the failed sources",
 }
-UNSURE: Final = "README"  # the page with all runbooks
+UNSURE: Final = "README"  # list of all runbooks
 LOOK_FIRST: Final = "Low confidence: check the evidence first"
 COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 FIRING: Final = (
@@ -74,7 +74,7 @@ FIRING: Final = (
     'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}'
 )
 
-AT_THE_EDGE: Final = "max_model_len"  # a gateway can hold requests to it
+AT_THE_EDGE: Final = "max_model_len"  # a gateway can enforce it
 MITIGATION_ORDER: Final = (AT_THE_EDGE, "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 NO_LIMIT: Final = "no limit helps here; if requests wait, do what First action says"
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
@@ -104,9 +104,7 @@ def _dashboard(uid: str, title: str) -> tuple[str, list[Json]]:
 
 
 def _verdict_with_first_action(site: DashboardContext) -> str:
-    """The verdict of each engine with the label ``runbook``: that of its first action, or ``UNSURE`` where
-    it is not confident.
-    """
+    """The verdict of each engine with the label ``runbook``: of its first action, or ``UNSURE`` without confidence."""
     labelled = engine("verdict", by="verdict") + " == 1"
     for verdict, runbook in VERDICT_RUNBOOKS.items():
         labelled = f'label_replace({labelled}, "runbook", "{runbook}", "verdict", "{verdict}")'
@@ -272,7 +270,7 @@ def _settings(site: DashboardContext) -> Json:
 
 
 def _stepped(expr: str) -> str:
-    """``expr`` with the step of the mitigation to which its limit belongs, and whether it needs a restart."""
+    """``expr`` with the label ``step``: the mitigation step of its limit, and whether it needs a restart."""
     for step, limit in enumerate(MITIGATION_ORDER, 1):
         cost = "no restart" if limit == AT_THE_EDGE else "restart"
         expr = f'label_replace({expr}, "step", "{step}: {cost}", "limit", "{limit}")'

@@ -1,6 +1,6 @@
-"""The fleet dashboard: models and their replicas, verdicts, error budgets, nodes, and what watches them.
+"""The fleet dashboard: models and replicas, verdicts, error budgets, nodes and exporters.
 
-Views of models come from recordings, so that a thousand nodes cost as little to show as ten.
+Views of models read recording rules, so that a thousand nodes cost as little as ten.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def build(site: DashboardContext) -> Dashboard:
 
 
 def _by_model(metric: str) -> str:
-    """A recording of the chosen models, also where it is evaluated twice."""
+    """A recording rule of the selected models, also where it is evaluated twice."""
     return f"max by ({BY_MODEL}) ({metric}{{{MODEL}}})"
 
 
 def _of_model(expr: str) -> str:
-    """Sum over the chosen engines, by model."""
+    """Sum over the selected engines, by model."""
     return f"sum by ({BY_MODEL}) ({expr})"
 
 
@@ -297,7 +297,7 @@ def _by_objective(
     thresholds: Json | None = None,
     overrides: Sequence[Json] = (),
 ) -> Json:
-    """A graph of ``expressions``, by legend, that is empty where no objective is set."""
+    """A graph of ``expressions``, by legend; empty where no objective is set."""
     queries = [PanelQuery(expr, legend, optional=NO_OBJECTIVE) for legend, expr in expressions.items()]
     return timeseries(
         site, title, description, queries, unit, thresholds, "InferenceObjectiveBurn", overrides=overrides
@@ -502,5 +502,5 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
 def _list(
     site: DashboardContext, title: str, description: str, expr: str, columns: Mapping[str, str], empty: str
 ) -> Json:
-    """A table of what ``expr`` finds; ``empty`` says what it means when that is nothing."""
+    """A table of the results of ``expr``; ``empty``: what an empty result means."""
     return table(site, title, description, [PanelQuery(some(expr), table=True, optional=empty)], columns)

@@ -1,6 +1,4 @@
-"""The incident dashboard: its first screen answers who, why, what fires and what to do first; below it since
-when, and the rest.
-"""
+"""The incident dashboard: the first screen, then history and details."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ def build(site: DashboardContext) -> Dashboard:
 
 
 def _tiles(site: DashboardContext) -> list[Json]:
-    """Each names the engine it speaks of: the worst in this respect, which need not be the same everywhere."""
+    """One tile per aspect, each naming the engine that is worst in it."""
     ratio = "percentunit"
     return [
         extreme(

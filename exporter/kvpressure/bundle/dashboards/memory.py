@@ -1,4 +1,4 @@
-"""The dashboard of memory and the KV cache: who holds what, how fast it fills, what is reserved and not used."""
+"""The dashboard of memory and the KV cache: who holds what, how fast it fills, what is reserved but unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why, on the first screen: the published numbers behind the worst engine's verdict, with their words."""
+"""The published numbers behind the worst engine's verdict, with their words, for the first screen."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def reasons_of_the_worst() -> str:
 
 
 def reason_texts(site: DashboardContext) -> dict[str, str]:
-    """Value of the label ``reason`` -> words, with thresholds written as everywhere in the bundle."""
+    """Value of the label ``reason`` -> words, with thresholds formatted as everywhere in the bundle."""
     levels = {entry.name: words(entry) for entry in site.thresholds.entries()}
     return {reason.name: reason.words.format_map(levels) for reason in REASONS}

@@ -1,4 +1,4 @@
-"""The one dashboard over vLLM's own metrics, for sites without the exporter: it shows what these rules judge."""
+"""The dashboard over vLLM's own metrics, for sites without the exporter: it shows what these rules judge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kvpressure.bundle.dashboards.first_screen import COLORED, FIRING, RATIO
 
 UID: Final = "kvpressure-vllm-only"
 PRESENT: Final = "vllm:num_requests_running"
-"""The metric from which the variables are taken: every release of vLLM has it."""
+"""The metric that the variables come from; every release of vLLM has it."""
 KV_CACHE: Final = "engine:vllm_kv_cache_used:max"
 PREEMPTIONS: Final = "engine:vllm_preemptions:rate"
 FAILED: Final = "pod:vllm_requests_failed:ratio"
@@ -58,7 +58,7 @@ def build(site: DashboardContext) -> Dashboard:
 
 
 def _engine(metric: str) -> str:
-    """A gauge or a recording of the chosen engines, one series an engine."""
+    """A gauge or recording rule of the selected engines, one series per engine."""
     return f"max by ({BY_ENGINE}) ({metric}{{{ENGINE}}})"
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of the workload: what is sent, how it is batched, what users wait for."""
+"""The dashboard of the workload: request lengths, batching, latency."""
 
 from __future__ import annotations
 
@@ -427,7 +427,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
 
 
 def _p95(name: str) -> str:
-    """p95 of a histogram of vLLM's own for the chosen model."""
+    """p95 of one of vLLM's own histograms for the selected model."""
     rate = worst_model(f'rate(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')
     return f"histogram_quantile(0.95, sum by (le) ({rate}))"
 
@@ -535,7 +535,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
 
 
 def _of_dcgm(site: DashboardContext, title: str, about: str, field: str, unit: str) -> Json:
-    """A field of NVIDIA's own exporter, which this one does not read a second time."""
+    """A metric of dcgm-exporter, which this exporter does not read again."""
     expr = f'max by (cluster, uuid) (label_replace(DCGM_FI_DEV_{field}{{UUID=~"$gpu"}}, "uuid", "$1", "UUID", "(.+)"))'
     return timeseries(
         site,

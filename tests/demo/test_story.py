@@ -162,6 +162,13 @@ def test_a_duration_of_several_units_is_refused() -> None:
         alerting.shortened("1h30m", 0.5)
 
 
+@pytest.mark.parametrize(
+    ("speed", "seconds"), [(0.5, 2.0), (1, 1.0), (2, 1.0), (2.5, 1.0), (5, 0.5), (10, 0.25), (20, 0.25)]
+)
+def test_a_slower_run_is_scraped_less_often(speed: float, seconds: float) -> None:
+    assert alerting.scrape_seconds(speed) == seconds
+
+
 def test_a_run_of_an_hour_in_real_time_shortens_nothing() -> None:
     assert alerting.factor(3600, 1) == alerting.factor(7200, 1) == 1
     assert alerting.factor(180, 1) == pytest.approx(1 / 20)

@@ -23,7 +23,7 @@ examples:
   kvpressure demo --scenario stall --for 300 --speed 4
   kvpressure demo --port 9400 --no-prometheus                    # then open http://127.0.0.1:9400/
 
-Exit status: 0 all expected verdicts and alerts were seen, 1 some were missing, 2 wrong usage, 3 Prometheus does not start.
+Exit status: 0 all expected verdicts and alerts were seen, 1 some were missing, 2 wrong usage, 3 Prometheus does not start, 4 some were missing and the machine was too slow for --speed.
 """  # noqa: E501
 
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo. 0 = everything promised was seen, 1 = something was missing, 3 = Prometheus does not
-    start. Raises ``InputError``.
+    start, 4 = something was missing on a machine that was too slow. Raises ``InputError``.
     """
     from kvpressure.demo.prometheus_stack import StackError
     from kvpressure.demo.runner import DemoOptions

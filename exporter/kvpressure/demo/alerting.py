@@ -17,6 +17,7 @@ from kvpressure.settings.thresholds import builtin
 
 REAL_SECONDS: Final = 3600.0  # a run of an hour or more needs no shortening
 MINIMUM_SECONDS: Final = 0.25
+MOST_SIMULATED_SECONDS: Final = 2.5  # between two scrapes and evaluations of a run that is faster than real time
 ENGINE_SCRAPES: Final = 4  # scrapes of the exporter for each one of an engine, whose page is larger
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+)(ms|s|m|h|d)")
@@ -27,6 +28,11 @@ _ROUTE_WAITS: Final = ("group_wait", "group_interval", "repeat_interval")
 def factor(simulated_seconds: float, speed: float) -> float:
     """Factor by which waiting times shrink: a run of minutes shows an hour, and simulated time runs faster."""
     return min(1.0, simulated_seconds / REAL_SECONDS) / speed
+
+
+def scrape_seconds(speed: float) -> float:
+    """Real seconds between two scrapes, and between two evaluations of rules. A slower run needs fewer of them."""
+    return max(MINIMUM_SECONDS, min(MOST_SIMULATED_SECONDS, max(1.0, speed)) / speed)
 
 
 def shortened(text: str, by: float) -> str:

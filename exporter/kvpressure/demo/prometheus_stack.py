@@ -15,11 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import URLError
+from urllib.parse import quote
 from urllib.request import urlopen
 
 import yaml
 
 from kvpressure.demo import alerting
+from kvpressure.demo.beats import Beats, counted, rule_evaluations
 
 PROMETHEUS: Final = ("prometheus",)
 ALERTMANAGER: Final = ("prometheus-alertmanager", "alertmanager")  # Debian's name, upstream's name
@@ -179,6 +181,7 @@ class Stack:
         engines: Sequence[str] = (),
     ) -> None:
         prometheus, alertmanager = programs
+        self._scrape_seconds = scrape_seconds
         self._stops = contextlib.ExitStack()
         try:
             receiver = Receiver(on_alerts)
@@ -217,6 +220,7 @@ class Stack:
             )  # what fires before Alertmanager is known is not lost for a minute
             self._stops.callback(self.prometheus.stop)
             self._load_rules(folder, by, scrape_seconds)
+            self._began = time.monotonic()
         except BaseException:
             self.stop()
             raise
@@ -238,15 +242,34 @@ class Stack:
 
     def active_alerts(self) -> set[str]:
         """Fingerprints of the alerts that Alertmanager knows as active, muted ones included. Raises ``StackError``."""
+        page = _asked("alertmanager", f"{self.alertmanager.url}/api/v2/alerts?active=true&inhibited=true")
         try:
-            with urlopen(f"{self.alertmanager.url}/api/v2/alerts?active=true&inhibited=true", timeout=5) as answer:
-                return {alert["fingerprint"] for alert in json.load(answer)}
-        except (OSError, ValueError) as error:
+            return {alert["fingerprint"] for alert in json.loads(page)}
+        except ValueError as error:
             raise StackError(f"alertmanager no longer answers: {error}") from error
+
+    def beats(self) -> list[Beats]:
+        """Rule evaluations and scrapes of the exporter since the rules were loaded. Raises ``StackError``."""
+        seconds = max(1, int(time.monotonic() - self._began))
+        came = quote(f'sum_over_time(up{{job="kvpressure"}}[{seconds}s])')
+        found = json.loads(_asked("prometheus", f"{self.prometheus.url}/api/v1/query?query={came}"))["data"]["result"]
+        scrapes = float(found[0]["value"][1]) if found else 0.0
+        return [
+            rule_evaluations(_asked("prometheus", f"{self.prometheus.url}/metrics")),
+            counted("scrapes", seconds // self._scrape_seconds, scrapes),
+        ]
 
     def stop(self) -> None:
         """Stop everything that was started."""
         self._stops.close()
+
+
+def _asked(name: str, url: str) -> str:
+    try:
+        with urlopen(url, timeout=10) as answer:
+            return str(answer.read().decode())
+    except OSError as error:
+        raise StackError(f"{name} no longer answers: {error}") from error
 
 
 def _write(path: Path, document: Any) -> None:

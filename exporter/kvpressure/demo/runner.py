@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.demo import alerting
+from kvpressure.demo.beats import Beats, counted, late
 from kvpressure.demo.clock import DemoClock
 from kvpressure.demo.narration import Story
 from kvpressure.demo.node import CONTAINER, NAMESPACE, SimulatedNode
@@ -36,6 +37,7 @@ from kvpressure.sources.scrape.targets import Target
 STATUS_SECONDS: Final = 15.0  # simulated seconds between two status lines without a terminal
 _POLL_SECONDS: Final = 0.1
 _SCRAPE_TIMEOUT: Final = 3.0
+_TOO_SLOW: Final = 4
 _INTERRUPTED: Final = 130
 
 
@@ -123,7 +125,8 @@ class _Screen:
 
 
 def run(options: DemoOptions) -> int:
-    """Run to the end or a signal. 0 = everything promised was seen, 1 = something was missing, 130 = interrupted.
+    """Run to the end or a signal. 0 = everything promised was seen, 1 = something was missing, 4 = the same, on a
+    machine too slow for ``speed``, 130 = interrupted.
 
     Raises ``StackError`` when Prometheus or Alertmanager is installed and does not start, ``ListenError`` when the port
     is taken.
@@ -212,9 +215,14 @@ class _Demo:
         tell = self._screen.tell
         tell("")
         tell("what was seen:")
+        behind = late(self._beats())
         active = self._stack.active_alerts() if self._stack is not None else None
         for line in self._story.summary(active):
             tell(f"  {line}")
+        if behind:
+            speed = self._options.speed
+            tell(f"this machine is too slow for --speed {speed:g}: {', '.join(map(str, behind))}")
+            tell(f"verdicts and alerts may be late, missing or wrong; try --speed {speed / 2:g}")
         if not finished:
             tell("interrupted")
             return _INTERRUPTED
@@ -223,7 +231,14 @@ class _Demo:
             tell(f"MISSING: {line}")
         if not missing:
             tell("all expected verdicts and alerts were seen")
+        if missing and behind:
+            return _TOO_SLOW
         return 1 if missing else 0
+
+    def _beats(self) -> list[Beats]:
+        """What was due by now: ticks of the exporter, and what Prometheus does."""
+        ticks = counted("ticks", self._clock.elapsed(), self._monitor.state.ticks)
+        return [ticks, *(self._stack.beats() if self._stack is not None else ())]
 
     def _sources(self, servers: dict[str, PodServer]) -> dict[str, tuple[SourceSpec, Source]]:
         """The node and the pages, read as often in simulated time as the exporter reads in real time."""
@@ -260,7 +275,7 @@ class _Demo:
             folder,
             exporter,
             by,
-            max(alerting.MINIMUM_SECONDS, 1 / options.speed),
+            alerting.scrape_seconds(options.speed),
             self._story.notify,
             stopping,
             [f"127.0.0.1:{server.port}" for server in servers.values()],

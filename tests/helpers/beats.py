@@ -14,16 +14,16 @@ SLOWER = (1, 2, 4)  # than as fast as a quiet machine of two cores can
 TOO_SLOW = "too slow for --speed"  # how the demo says that it missed its beats
 
 
-def in_time(play: Callable[[int], tuple[Shown, Sequence[str]]]) -> Shown:
-    """What the first run shows that kept time. ``play(slower)`` returns what it showed, and the beats it missed; after
-    the slowest one that missed some too the test fails.
+def in_time(play: Callable[[int], tuple[Shown, Sequence[str]]], slower: Sequence[int] = SLOWER) -> Shown:
+    """What the first run shows that kept time. ``play(times)`` plays that many times slower, and returns what it showed
+    and the beats it missed. When every run missed some, the test fails.
     """
     missed = []
-    for slower in SLOWER:
-        shown, late = play(slower)
+    for times in slower:
+        shown, late = play(times)
         if not late:
             return shown
-        missed.append(f"{slower} x slower: {', '.join(late)}")
+        missed.append(f"{times} x slower: {', '.join(late)}")
     pytest.fail("this machine was too slow for a trial:\n" + "\n".join(missed))
 
 

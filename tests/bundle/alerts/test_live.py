@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.live, pytest.mark.real_time]
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures" / "recordings" / "vllm-cpu"
 PRESSED, STUCK = "pressed-model", "stuck-model"
-PRESSURE_ENDS, STALL_BEGINS, STALL_ENDS, END = 20, 6, 34, 72  # seconds, and twice or four times as long if need be
+PRESSURE_ENDS, STALL_BEGINS, STALL_ENDS, END = 20, 6, 34, 72  # seconds
+SLOWER = (1, 2, 2)  # the captures hold no state for four times as long
 BY = 1 / 60  # five minutes of waiting become five seconds
 SCRAPE_SECONDS = 0.5
 WATCHDOG = "heartbeat"
@@ -168,7 +169,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Both incidents, as the first run that kept time showed them."""
     programs = installed()
     assert programs is not None, "prometheus and prometheus-alertmanager are needed"
-    return in_time(lambda slower: play(programs, tmp_path_factory.mktemp("live"), slower))
+    return in_time(lambda slower: play(programs, tmp_path_factory.mktemp("live"), slower), SLOWER)
 
 
 def play(programs: tuple[str, str], folder: Path, slower: int) -> tuple[Run, list[str]]:

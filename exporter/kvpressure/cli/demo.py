@@ -23,7 +23,7 @@ examples:
   kvpressure demo --scenario stall --for 300 --speed 4
   kvpressure demo --port 9400 --no-prometheus                    # then open http://127.0.0.1:9400/
 
-Exit status: 0 all expected verdicts and alerts were seen, 1 some were missing, 2 wrong usage, 3 Prometheus does not start, 4 some were missing and the machine was too slow for --speed.
+Exit status: 0 all expected verdicts and alerts were seen, 1 some were missing, 2 wrong usage, 3 Prometheus does not start, 4 the machine was too slow for --speed.
 """  # noqa: E501
 
 

@@ -1,1 +1,1 @@
-"""Sources: the only code that does input. One file each, one protocol, one registry (``base``)."""
+"""Sources: the only code that does input. One file each, one protocol (``base``), one registry (``catalog``)."""

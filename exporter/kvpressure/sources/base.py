@@ -1,4 +1,4 @@
-"""The protocol every source follows, what one reading brings, and how it fails."""
+"""The protocol of sources, the result of one reading, and its failures."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from kvpressure.model.readings import (
 
 
 class SourceError(Exception):
-    """A source could not read at all. ``reason`` is one word of the source's closed set (it becomes a label).
-
-    ``counts`` is what failed since the last read, by reason, where that is not this once: a source that asks in a
-    thread of its own may fail often between two reads, or not at all.
+    """A source could not read at all. ``reason``: one word of the source's closed set (it becomes a label).
+    ``counts``: failures since the last read by reason, if not this one alone; a source with a thread of its own may
+    fail often between two reads, or not at all.
     """
 
     def __init__(self, reason: str, detail: str = "", counts: Mapping[str, int] | None = None) -> None:
@@ -34,24 +33,23 @@ class SourceError(Exception):
 
 
 class FatalSourceError(SourceError):
-    """Only a new process can recover (e.g. the driver library was replaced): the exporter exits non-zero."""
+    """Only a new process can recover (e.g. after the driver library was replaced): the exporter exits non-zero."""
 
 
 class NothingHere(SourceError):
-    """There is nothing of the source's kind on this node (e.g. no AMD GPU).
+    """Nothing of the source's kind exists on this node (e.g. no AMD GPU).
 
-    Normal: neither a success nor a failure, so the source has no ``source_up`` and nobody is alarmed; it is looked for
-    again all the same.
+    Normal: neither success nor failure, so the source has no ``source_up`` and raises no alert; it still looks again.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one call of ``Source.read`` brought. ``None`` = this source does not provide that kind.
+    """Result of one ``Source.read``. ``None`` = this source does not provide that kind.
 
-    Partial failures are not exceptions: they are counted in ``errors`` (reason -> how many), and the rest counts.
-    ``process_pods``: (namespace, pod) by host pid of the processes on GPUs; ("", "") = of no pod.
-    ``expected_gpus`` is how many GPUs there should be by vendor, those that could not be read included.
+    Partial failures are not exceptions: ``errors`` counts them by reason, and the rest is used. ``process_pods``:
+    (namespace, pod) by host pid of processes on GPUs; ("", "") = in no pod. ``expected_gpus``: number of GPUs by
+    vendor, unreadable ones included.
     """
 
     gpus: tuple[GpuReading, ...] | None = None
@@ -70,11 +68,10 @@ class Reading:
 
 
 class Source(Protocol):
-    """A source is driven by one worker thread of its own; ``read`` may block up to its deadline.
+    """A source; one worker thread drives it, and ``read`` may block up to its deadline.
 
-    ``read`` raises ``SourceError`` when nothing could be read, ``FatalSourceError`` when a restart is needed.
-    A ``read`` that outlives its deadline is reported as ``timeout``; its data, when it comes, is used only if
-    it is the newest.
+    ``read`` raises ``SourceError`` when nothing could be read, ``FatalSourceError`` when a restart is needed. A
+    ``read`` beyond its deadline is reported as ``timeout``; its data is used later only if it is the newest.
     """
 
     name: str
@@ -84,5 +81,5 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what is held. Called once, possibly while ``read`` hangs in another thread."""
+        """Release all resources. Called once, possibly while ``read`` hangs in another thread."""
         ...

@@ -1,6 +1,6 @@
-"""The catalog of sources: pure data, from which settings, documents and the monitor take names, help and intervals.
+"""The catalog of sources: data from which settings, documents and the monitor take names, help and intervals.
 
-A source's code is imported only when it is switched on, by its ``factory``.
+A source's code is imported by its ``factory``, only when it is switched on.
 """
 
 from __future__ import annotations
@@ -15,19 +15,12 @@ from kvpressure.sources.gpu.amd import device_ids as amd_ids
 from kvpressure.sources.gpu.nvidia import device_ids as nvidia_ids
 from kvpressure.sources.vendors import GpuVendor
 
-"""Entry points of installed packages that offer a source; the name is the source's, and it loads to a
-``SourceSpec``.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """An entry of the catalog.
-
-    ``factory`` builds the source from the settings. ``default`` says whether the source is on without a flag;
-    ``hold_seconds`` how long its last reading stays part of snapshots between two reads (0 = only the tick it
-    arrived in). ``settings``: beginnings of the names of settings that only this source reads. ``gpus``: the vendor
-    whose GPUs it reads.
+    """An entry of the catalog. ``factory`` builds the source from the settings. ``default``: on without a flag.
+    ``hold_seconds``: how long its last reading stays in snapshots (0 = only in the tick it arrived in). ``settings``:
+    prefixes of settings that only this source reads. ``gpus``: vendor of the GPUs it reads.
     """
 
     name: str
@@ -43,7 +36,7 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class CollectorSettings:
-    """Whether a source runs, how often it reads, and after how many seconds a read counts as hanging."""
+    """Whether a source runs, its interval, and the seconds after which a read counts as hanging."""
 
     enabled: bool
     interval_seconds: float
@@ -54,7 +47,9 @@ _REGISTRY: dict[str, SourceSpec] = {}
 
 
 def register(spec: SourceSpec) -> SourceSpec:
-    """Add a source; its name becomes ``--collector.<name>`` and the ``source`` label. Names are unique."""
+    """Add a source; its name becomes ``--collector.<name>`` and the ``source`` label. Raises ``ValueError`` for a
+    known name.
+    """
     if spec.name in _REGISTRY:
         raise ValueError(f"source {spec.name!r} registered twice")
     _REGISTRY[spec.name] = spec
@@ -62,13 +57,13 @@ def register(spec: SourceSpec) -> SourceSpec:
 
 
 def remove(name: str) -> None:
-    """Forget a source that was added."""
+    """Remove a source."""
     _REGISTRY.pop(name, None)
 
 
 def adopt(name: str) -> bool:
-    """Use the source of this name, built in or offered by an installed package; False if there is none.
-    Raises ``InputError``.
+    """Use the source of this name, built in or from an installed package; False if there is none. Raises
+    ``InputError``.
     """
     if name in _REGISTRY:
         return True

@@ -1,6 +1,6 @@
-"""What the plugin inside vLLM shows on vLLM's own page, where ``PROMETHEUS_MULTIPROC_DIR`` is its way out.
+"""Reports of the plugin inside vLLM on vLLM's own metrics endpoint, used with ``PROMETHEUS_MULTIPROC_DIR``.
 
-The other end is ``kvpressure_vllm.registry_gauges``. A page without the plugin costs one search.
+``kvpressure_vllm.registry_gauges`` writes them. Without the plugin, reading costs one search.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvpressure.model.readings import AllocatorReading, PageText, StepStats
 from kvpressure.sources.scrape.memory_limits import MAX_ENGINES
 
 MAX_RANKS: Final = 1024  # GPUs of one server
-FRESH_SECONDS: Final = 15.0  # age of a worker's figures, and of a page that nothing has followed
+FRESH_SECONDS: Final = 15.0  # maximum age of a worker's figures and of the last scrape
 
 _LINE: Final = re.compile(rb"^kvpressure:(\w+)(?:\{([^}\n]*)\})? (\S+)\r?$", re.M)
 _LABEL: Final = re.compile(rb'(?<!\w)(\w++)="([^"\\\n]*)"')
@@ -24,7 +24,7 @@ _FIGURES: Final = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes", 
 
 @dataclass(frozen=True, slots=True)
 class PluginMetrics:
-    """Reports of one page and when it came (Unix seconds). ``bad_lines`` counts those that no plugin writes."""
+    """Reports of one scrape and its time (Unix seconds). ``bad_lines``: lines that no plugin writes."""
 
     time: float
     allocator: tuple[AllocatorReading, ...]
@@ -47,7 +47,7 @@ class _Samples:
     frontends: float = 0.0
 
     def take(self, name: str, labels: dict[str, str], value: float) -> None:
-        """One sample. Raises ``ValueError`` or ``KeyError`` for one that the plugin does not write."""
+        """Add one sample. Raises ``ValueError`` or ``KeyError`` for one that the plugin does not write."""
         if len(self.engines) > MAX_ENGINES or len(self.workers) > MAX_RANKS or len(self.written) > MAX_RANKS:
             raise ValueError("no server has so many")
         if name == "allocator" and labels["figure"] in _FIGURES:
@@ -67,7 +67,7 @@ class _Samples:
 
 
 def read_plugin_metrics(text: PageText, namespace: str, pod: str, now: float) -> PluginMetrics | None:
-    """What the plugin says on this page; ``None`` if it says nothing. Lines that make no sense are counted."""
+    """The plugin's reports in this text; ``None`` without any. Invalid lines are counted."""
     if b"\nkvpressure:" not in text:
         return None
     found, bad_lines = _Samples(), 0

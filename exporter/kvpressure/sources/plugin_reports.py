@@ -1,17 +1,17 @@
-"""Reports of the plugin that runs inside vLLM (``kvpressure_vllm``), from files under one directory.
+"""Reports of the plugin inside vLLM (``kvpressure_vllm``), from files under one directory.
 
-Where a file may lie, seen from ``--plugin.directory``:
+Places of a file below ``--plugin.directory``:
 
 * ``<namespace>_<pod>/worker-*.json``: a hostPath with ``subPathExpr: $(POD_NAMESPACE)_$(POD_NAME)``;
 * ``<pod uid>/volumes/kubernetes.io~empty-dir/kvpressure/worker-*.json``: an emptyDir named ``kvpressure``, when the
   directory is the kubelet's ``pods`` directory;
-* ``worker-*.json``: pods that share one directory; then the file itself says whose it is.
+* ``worker-*.json``: pods that share one directory; the file then names its pod.
 
-Whoever may write a file may write anything: sizes and numbers of files are bounded, of one directory and of all
-together. Directories of pods that own a GPU or run an engine are found by name and read first, so that no flood of
-others hides them; within each kind small reports come first and large ones share what is left. Links are not followed,
-and the path says more about the pod than the content does. A file that was not written recently belongs to a process
-that has ended, and so does one last written before another process of its pod began.
+API servers write ``frontend-*.json`` beside them. Whoever may write a file may write anything, so sizes and numbers
+of files are bounded, per directory and in total. Directories of pods with a GPU or an engine are opened by name and
+read first, so that no flood of others hides them; within each kind small reports come first and large ones share the
+rest. Links are not followed, and the path overrides the content about the pod. A file that was not written recently,
+or last before another process of its pod began, belongs to a process that has ended.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from kvpressure.sources.base import Reading, SourceError
 if TYPE_CHECKING:
     from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 
-FORMAT: Final = 1  # of the reports that are read; fields may be added to it, and are passed over
+FORMAT: Final = 1  # supported format; unknown fields are ignored
 FRESH_SECONDS: Final = 10.0
 MAX_FILE_BYTES: Final = 256 * 1024  # of 8 engines with 1 000 batch sizes each
 MAX_FILES: Final = 64  # in one directory: workers and API servers of one pod
 """Plugin files of one directory. Beyond: the rest is not read. Shown as: `source_errors_total{reason="too_large"}`."""
 MAX_DIRECTORIES: Final = 256
-MAX_LISTED: Final = 1024  # names of one directory that are looked at
+MAX_LISTED: Final = 1024  # names read of one directory
 """Names listed in one plugin directory. Beyond: only directories of pods with a GPU or engine are seen.
 Shown as: `source_errors_total{reason="too_large"}`.
 """
@@ -75,30 +75,32 @@ class PluginSettings(Protocol):
 
     @property
     def plugin_directory(self) -> Path | None:
-        """Where the reports are."""
+        """Directory of the reports; None = not set."""
         ...
 
     @property
     def shared(self) -> SharedDiscovery:
-        """Where pod discovery leaves the pods of this node."""
+        """Shared state with the pods of this node."""
         ...
 
 
 class Malformed(ValueError):
-    """A report that is not one; ``reason`` is what it is counted under."""
+    """An invalid report; ``reason`` is its error reason."""
 
     reason = MALFORMED
 
 
 class NewerFormat(Malformed):
-    """A report in a format that came after this exporter."""
+    """A report in a format newer than this exporter."""
 
     reason = NEWER_FORMAT
 
 
 @dataclass(frozen=True, slots=True)
 class PluginReport:
-    """One file: who wrote it when, and what it says (``body``): a worker's figures, or the counts of each engine."""
+    """One file: its pod, kind and times (Unix seconds), and its content: a worker's figures, or the counts of each
+    engine.
+    """
 
     namespace: str
     pod: str
@@ -120,7 +122,7 @@ class PluginSource:
         self._shared = settings.shared
 
     def read(self) -> Reading:
-        """Read every file. Those that cannot be read cost themselves and are counted."""
+        """Read every file; unreadable ones are counted and skipped."""
         errors: Counter[str] = Counter()
         wanted = {None, *self._shared.wanted}
         found = [_listed(pod, path, errors) for pod, path in self._directories(errors)]
@@ -144,8 +146,8 @@ class PluginSource:
         return Reading(allocator=tuple(allocator), steps=tuple(steps), errors=dict(errors))
 
     def _directories(self, errors: Counter[str]) -> Iterator[tuple[tuple[str, str] | None, Path]]:
-        """Directories to look into, each with the pod that its path names, if it does. Those of wanted pods are opened
-        by name and come first: they need not be among the names that are listed.
+        """(pod named by the path or None, directory). Those of wanted pods are opened by name and come first, whether
+        or not they are among the listed names.
         """
         listed = self._names()
         yield None, self._root
@@ -164,7 +166,7 @@ class PluginSource:
                 yield (namespace, pod), self._root / name
 
     def _names(self) -> list[str]:
-        """The directories among the first names of the root. Raises ``SourceError`` where it cannot be read."""
+        """The directories among the root's first names. Raises ``SourceError`` if it is unreadable."""
         try:
             with os.scandir(self._root) as entries:
                 return [e.name for e in islice(entries, MAX_LISTED) if e.is_dir(follow_symlinks=False)]
@@ -174,12 +176,12 @@ class PluginSource:
             raise SourceError(NO_DIRECTORY, str(error)) from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing; no resource is held."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """The files of one directory and what they take together. ``pod``: whose it is, where the path says so."""
+    """Files of one directory with their sizes in bytes. ``pod``: named by the path, None = not."""
 
     pod: tuple[str, str] | None
     files: tuple[tuple[Path, int], ...]
@@ -190,7 +192,7 @@ class _Directory:
 
 
 def _listed(pod: tuple[str, str] | None, directory: Path, errors: Counter[str]) -> _Directory:
-    """The reports in a directory, of its first names. Never more than that is listed: there may be millions."""
+    """The reports among a directory's first names; no more are listed, because there may be millions."""
     found: list[tuple[Path, int]] = []
     try:
         with os.scandir(directory) as entries:
@@ -210,8 +212,8 @@ def _listed(pod: tuple[str, str] | None, directory: Path, errors: Counter[str]) 
 
 
 def _in_turn(found: list[_Directory], wanted: set[tuple[str, str] | None]) -> Iterator[tuple[int, _Directory]]:
-    """Directories as they are read, each with how many share what is left: the shared one and those of wanted pods,
-    then the others, of each kind the smallest first.
+    """(number of directories that share the rest, directory): the shared one and those of wanted pods first, then the
+    others, each kind by size.
     """
     for of_wanted in (True, False):
         alike = sorted((one for one in found if (one.pod in wanted) is of_wanted), key=lambda one: one.bytes)
@@ -219,7 +221,7 @@ def _in_turn(found: list[_Directory], wanted: set[tuple[str, str] | None]) -> It
 
 
 def _is_directory(path: Path) -> bool:
-    """Whether it is a directory and no link to one."""
+    """Whether it is a directory and not a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except (OSError, ValueError):
@@ -234,9 +236,7 @@ def _size(entry: os.DirEntry[str]) -> int:
 
 
 def _reports(directory: _Directory, allowed: int, errors: Counter[str]) -> tuple[list[PluginReport], int]:
-    """The fresh reports of a directory, and how many bytes were read; of more than ``allowed`` the last
-    ones are not.
-    """
+    """(fresh reports of a directory, bytes read); files beyond ``allowed`` bytes are not read."""
     now, used = time(), 0
     reports: list[PluginReport] = []
     for path, size in directory.files:
@@ -255,7 +255,7 @@ def _reports(directory: _Directory, allowed: int, errors: Counter[str]) -> tuple
 
 
 def read_report(path: Path, pod: tuple[str, str] | None) -> PluginReport | None:
-    """One file; ``None`` if it has just gone. ``pod`` overrules what the file says about itself.
+    """One file; ``None`` if it has just disappeared. ``pod`` overrides the file's own.
 
     Raises ``SourceError`` with a reason of this source.
     """
@@ -304,7 +304,7 @@ def parse(data: bytes, pod: tuple[str, str] | None = None) -> PluginReport:
 
 
 def _worker(body: Mapping[str, Any]) -> dict[str, int]:
-    """Rank and memory, checked. Nothing else of the file is kept."""
+    """Rank and memory, checked; other fields are dropped."""
     figures = {name: _count(body[name], ceilings.BYTES) for name in _FIGURES if body.get(name) is not None}
     return {"rank": _count(body.get("rank"), ceilings.IDENTIFIER), **figures}
 
@@ -329,7 +329,7 @@ def _counts(counts: object) -> dict[str, Any]:
 
 
 def readings(reports: Iterable[PluginReport]) -> tuple[tuple[AllocatorReading, ...], tuple[StepStats, ...]]:
-    """What the reports say, those of earlier runs left out."""
+    """The reports as readings, without those of earlier processes."""
     groups: dict[tuple[str, str, str], list[PluginReport]] = defaultdict(list)
     for report in reports:
         groups[report.namespace, report.pod, report.kind].append(report)
@@ -340,7 +340,7 @@ def readings(reports: Iterable[PluginReport]) -> tuple[tuple[AllocatorReading, .
         alive = [report for report in group if report.written >= newest]
         if kind == "worker":
             allocator += [_allocator(report) for report in alive]
-        elif alive:  # none is, where the newest says that it was written before it began
+        elif alive:  # empty if the newest claims to be written before it began
             steps += _steps(alive)
     return tuple(allocator), tuple(steps)
 
@@ -350,7 +350,7 @@ def _allocator(report: PluginReport) -> AllocatorReading:
 
 
 def _steps(reports: list[PluginReport]) -> list[StepStats]:
-    """The engines of one pod over all its API servers."""
+    """The engines of one pod, summed over its API servers."""
     engines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for report in reports:
         for engine, counts in report.body.items():

@@ -1,4 +1,4 @@
-"""What Kubernetes and the PCI bus call the GPUs of a vendor: the part of a GPU source that others have to know."""
+"""Names of a vendor's GPUs in Kubernetes and on the PCI bus, which other sources need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvpressure.model.readings import GpuReading
 
 @dataclass(frozen=True, slots=True)
 class OwnedDevice:
-    """A GPU by its UUID. ``shared``: the id itself says that others may use the same GPU."""
+    """A GPU by its UUID. ``shared``: its id shows that it may be shared."""
 
     uuid: str
     shared: bool = False
@@ -26,10 +26,9 @@ def unknown_device(_name: str, _gpus: Sequence[GpuReading]) -> OwnedDevice | Non
 
 @dataclass(frozen=True, slots=True)
 class GpuVendor:
-    """``pci_id`` as sysfs writes it; ``resources``: beginnings of the names under which Kubernetes counts its GPUs;
-    ``dra_driver``: its driver of dynamic resource allocation. ``from_plugin`` finds the GPU of a device plugin's id
-    (without a mark of sharing), ``from_dra`` that of a DRA device; PCI addresses and UUIDs of GPUs that were read need
-    neither.
+    """``pci_id``: as in sysfs. ``resources``: prefixes of its Kubernetes resource names. ``dra_driver``: its driver
+    for dynamic resource allocation. ``from_plugin`` finds the GPU of a device plugin's id (without sharing suffix),
+    ``from_dra`` that of a DRA device; PCI addresses and UUIDs of known GPUs need neither.
     """
 
     pci_id: str

@@ -1,4 +1,4 @@
-"""The source of CPU and memory of the engines' containers: cgroup v2 under a read-only host ``/sys/fs/cgroup``."""
+"""The source of CPU and memory of engine containers: cgroup v2 under a read-only host ``/sys/fs/cgroup``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 
 REASONS: Final = ("no_cgroup_tree", "not_cgroup_v2", "pods_unknown", "permission_denied", "unreadable", "no_cgroup")
-"""Reasons of this source. ``no_cgroup`` counts containers that were looked for and not found."""
+"""Reasons of this source. ``no_cgroup`` counts containers without a directory."""
 
-MISSING_SECONDS: Final = 30.0  # how long a container that was not found is not looked for again
+MISSING_SECONDS: Final = 30.0  # before a missing container is looked for again
 MAX_FILE_BYTES: Final = 65536
 MAX_DEPTH: Final = 8
 MAX_DIRECTORIES: Final = 20_000
@@ -37,7 +37,7 @@ class CgroupSettings(Protocol):
 
 
 class CgroupSource:
-    """Readings of containers; fields whose file is missing are None. ``pods`` is asked at every read."""
+    """Readings of containers; fields without their file are None. ``pods`` is called at every read."""
 
     name = "cgroup"
 
@@ -55,7 +55,7 @@ class CgroupSource:
         self._missing: dict[str, float] = {}  # container id -> when to look again
 
     def read(self) -> Reading:
-        """One reading for each running container of an engine. Raises ``SourceError`` without a cgroup v2 tree."""
+        """One reading per running engine container. Raises ``SourceError`` without a cgroup v2 tree."""
         self._check_root()
         pods = self._pods()
         if pods is None:
@@ -73,7 +73,7 @@ class CgroupSource:
         return Reading(containers=tuple(readings), errors=dict(errors))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing; no resource is held."""
 
     def _check_root(self) -> None:
         try:
@@ -86,7 +86,7 @@ class CgroupSource:
             raise SourceError("not_cgroup_v2", f"{self._root}/cgroup.controllers is missing")
 
     def _locate(self, engines: Sequence[tuple[Pod, EngineContainer]], errors: Counter[str]) -> None:
-        """Fill ``_found`` for containers that are new, by one walk over the slices of pods."""
+        """Fill ``_found`` for new containers, by one walk over the slices of pods."""
         wanted = {engine.container_id: pod for pod, engine in engines}
         self._found = {name: path for name, path in self._found.items() if name in wanted}
         now = self._clock()
@@ -106,7 +106,7 @@ class CgroupSource:
                 self._missing[name] = now + MISSING_SECONDS
 
     def _pod_directories(self, uids: dict[str, Pod], errors: Counter[str]) -> Iterator[Path]:
-        """Directories of the pods, wherever the container runtime has put them."""
+        """Directories of the pods, wherever the container runtime put them."""
         queue = [(self._root, 0)]
         for visited, (directory, depth) in enumerate(queue):
             if visited > MAX_DIRECTORIES:
@@ -162,7 +162,7 @@ def _text(path: Path) -> str:
 
 
 def _optional_text(path: Path) -> str:
-    """The file's text; "" where the kernel, the controller or the permission is missing."""
+    """The file's text; "" where kernel, controller or permission is missing."""
     try:
         return _text(path)
     except OSError:
@@ -183,13 +183,13 @@ def _optional_table(path: Path) -> dict[str, int]:
 
 
 def _number(path: Path) -> int | None:
-    """A lone number; None for ``max`` and anything else."""
+    """A single number; None for ``max`` and anything else."""
     text = _optional_text(path).strip()
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 def _cpu_limit(path: Path) -> float | None:
-    """Cores out of ``quota period``; None without a limit."""
+    """Cores from ``quota period``; None without a limit."""
     parts = _optional_text(path).split()
     if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[1]) == 0:
         return None

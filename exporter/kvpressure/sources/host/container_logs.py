@@ -1,9 +1,8 @@
-"""The source of log events: follows the logs of the engines' containers on this node.
+"""The source of log events: follows the logs of engine containers on this node.
 
-Only lines that the engine's dialect recognises leave this source, with the event that they report. A line older than
-``RECENT_SECONDS`` when it is first seen (this process has just started) counts only if it states a fact that still
-holds, such as the arguments: an old crash is no news. How far each log was read survives a restart in
-``--log-positions``.
+Only lines that the engine's dialect recognises leave this source, with their event. A line older than
+``RECENT_SECONDS`` when first seen (this process has just started) counts only if it states a fact that still holds,
+such as the arguments. Read positions survive a restart in ``--log-positions``.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ REASONS: Final = (
     "positions_unreadable",
     "positions_unwritable",
 )
-"""Reasons of this source. ``skipped`` counts logs that were written faster than they may be read here."""
+"""Reasons of this source. ``skipped`` counts logs written faster than they are read."""
 
 READ_BYTES: Final = 1024 * 1024  # of all logs together, each read
 CONTAINER_BYTES: Final = 256 * 1024  # of one log, each read
@@ -64,7 +63,7 @@ class LogsSettings(Protocol):
 
 
 class LogsSource:
-    """Recognised lines of the engines' logs. ``pods`` is asked at every read."""
+    """Recognised lines of the engines' logs. ``pods`` is called at every read."""
 
     name = "logs"
 
@@ -89,7 +88,7 @@ class LogsSource:
         self._save_due = 0.0
 
     def read(self) -> Reading:
-        """What was logged since the last read. Raises ``SourceError`` without a log directory or without pods."""
+        """Lines logged since the last read. Raises ``SourceError`` without a log directory or pods."""
         errors: Counter[str] = Counter()
         if self._known is None:
             self._known = self._load(errors)
@@ -104,7 +103,7 @@ class LogsSource:
         return Reading(logs=tuple(lines), errors=dict(errors))
 
     def close(self) -> None:
-        """Keep the positions and close the files."""
+        """Save the positions and close the files."""
         self._save(Counter())
         for log in self._logs.values():
             log.close()
@@ -119,8 +118,8 @@ class LogsSource:
             raise SourceError("no_log_directory", f"{self._root}: {error.strerror}") from error
 
     def _select(self, pods: Sequence[Pod], errors: Counter[str]) -> None:
-        """Follow the logs of the engines there are, those of pods that own a GPU first, and of those that have just
-        gone once more.
+        """Follow the logs of present engines, those of pods with a GPU first, and of engines that have just gone once
+        more.
         """
         there = {(pod.namespace, pod.name, pod.uid, engine.container): pod for pod in pods for engine in pod.engines}
         owning = {(owner.namespace, owner.pod) for owner in self._shared.owners}
@@ -158,7 +157,7 @@ class LogsSource:
         return None
 
     def _in_turn(self) -> Iterator[tuple[Key, ContainerLog]]:
-        """All logs, each read beginning with another one: the last ones may find the budget spent."""
+        """All logs, starting with another one at each read, because the budget may not reach the last ones."""
         items = list(self._logs.items())
         self._turn = (self._turn + 1) % max(1, len(items))
         yield from items[self._turn :] + items[: self._turn]
@@ -209,7 +208,7 @@ class LogsSource:
             return {}
 
     def _save(self, errors: Counter[str]) -> None:
-        """Write all positions, whole or not at all."""
+        """Write all positions atomically."""
         self._save_due = self._clock() + SAVE_SECONDS
         if self._file is None:
             return

@@ -1,7 +1,7 @@
 """One container's log on the node: ``/var/log/pods/<ns>_<pod>_<uid>/<container>/<restarts>.log`` and its rotations.
 
-Bounded whatever the container writes: bytes a read, length of a line, memory. A line is looked at with its first
-``MAX_LINE`` bytes. The runtime's format (CRI, or Docker's JSON) is taken off, lines that it split are joined.
+Bounded whatever the container writes: bytes per read, line length, memory. Only the first ``MAX_LINE`` bytes of a
+line are used. The runtime's format (CRI, or Docker's JSON) is removed, and lines that it split are joined.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kvpressure.model.log_events import MAX_LINE
 CHUNK_BYTES: Final = 65536
 HEAD_BYTES: Final = 512 * 1024  # of a log that is new here: its start-up lines
 TAIL_BYTES: Final = 256 * 1024  # and its end
-SKIP_BYTES: Final = 16 * 1024 * 1024  # a log that runs away by more than this is followed from its end again
-HEAD_CHECK_BYTES: Final = 256  # by which a file is known again
+SKIP_BYTES: Final = 16 * 1024 * 1024  # a log with more unread bytes is followed from its end again
+HEAD_CHECK_BYTES: Final = 256  # checksummed to recognise a file
 MAX_FILES: Final = 1000  # names in one directory that are looked at
 
 _LIVE: Final = re.compile(r"(\d{1,9})\.log")
@@ -34,14 +34,14 @@ _ROTATED: Final = re.compile(r"(\d{1,9})\.log\.(\d{8}-\d{6})(\.gz)?")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message of the container: the text (line end removed) and the runtime's time stamp as it stands there."""
+    """A message of the container: text without line end, and the runtime's time stamp as written."""
 
     stamp: str
     text: str
 
     @property
     def time(self) -> float | None:
-        """The stamp as Unix seconds; None without one. Nanoseconds are cut off."""
+        """The stamp as Unix seconds, in microseconds; None without one."""
         found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?(Z|[+-]\d\d:\d\d)", self.stamp)
         try:
             return datetime.fromisoformat(found[1] + found[2].replace("Z", "+00:00")).timestamp() if found else None
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a file was read. ``head``: checksum of its first ``head_bytes`` bytes, since inodes are used again."""
+    """How far a file was read. ``head``: checksum of its first ``head_bytes`` bytes, because inodes are reused."""
 
     inode: int
     offset: int
@@ -60,21 +60,21 @@ class Position:
 
 
 class _Joiner:
-    """Takes the runtime's format off and joins the parts (``P``) of a long line up to its end (``F``)."""
+    """Removes the runtime's format and joins the parts (``P``) of a long line up to its end (``F``)."""
 
     def __init__(self) -> None:
         self._parts: dict[bytes, bytearray] = {}
 
     @property
     def open(self) -> bool:
-        """True in the middle of a line."""
+        """Whether a line is incomplete."""
         return bool(self._parts)
 
     def clear(self) -> None:
         self._parts.clear()
 
     def entry(self, line: bytes) -> Entry | None:
-        """The message that ``line`` completes; None when it is only a part."""
+        """The message that ``line`` completes; None for a part."""
         if line.startswith(b'{"log":'):
             return _docker(line)
         fields = line.split(b" ", 3)
@@ -102,7 +102,7 @@ def _docker(line: bytes) -> Entry:
 
 
 class Tail:
-    """An open file, read from ``offset`` on. With ``end`` it stops there; ``cut`` = the first line is a rest."""
+    """An open file, read from ``offset`` up to ``end`` (None = follow). ``cut``: it starts in the middle of a line."""
 
     def __init__(self, path: Path, offset: int = 0, end: int | None = None, cut: bool = False) -> None:
         self._words = tuple(word.encode() for word in log_words())
@@ -121,7 +121,7 @@ class Tail:
         os.close(self._fd)
 
     def read(self, budget: int) -> tuple[list[Entry], int]:
-        """Messages out of at most ``budget`` further bytes, and how many bytes it took (0 = at the end)."""
+        """Messages from at most ``budget`` further bytes, and the bytes read (0 = at the end)."""
         entries: list[Entry] = []
         taken = 0
         while taken < budget:
@@ -137,27 +137,27 @@ class Tail:
         return entries, taken
 
     def truncated(self) -> bool:
-        """True when the file is shorter than what was read of it."""
+        """Whether the file is shorter than what was read."""
         return os.fstat(self._fd).st_size < self.offset
 
     def backlog(self) -> int:
-        """Bytes that are still to be read."""
+        """Unread bytes."""
         return os.fstat(self._fd).st_size - self.offset
 
     def restart(self, offset: int, cut: bool) -> None:
-        """Go on from ``offset``, whatever was in hand."""
+        """Continue from ``offset`` and drop incomplete lines."""
         self.offset = self.done = offset
         self._carry = b""
         self._cut = cut
         self._joiner.clear()
 
     def position(self) -> Position:
-        """Where to go on after a restart of this process."""
+        """Where to continue after a restart of this process."""
         size = min(self.done, HEAD_CHECK_BYTES)
         return Position(self.inode, self.done, size, zlib.crc32(os.pread(self._fd, size, 0)))
 
     def _entries(self, chunk: bytes) -> Iterator[Entry]:
-        """Messages completed by ``chunk``. A chunk without any keyword is not even split into lines."""
+        """Messages completed by ``chunk``; a chunk without any keyword is not even split into lines."""
         lines, end, rest = chunk.rpartition(b"\n")
         if not end:
             self._keep(chunk)
@@ -176,14 +176,14 @@ class Tail:
             self.done = self.offset - len(rest)
 
     def _keep(self, rest: bytes) -> None:
-        """Hold the beginning of a line. Of one that spans chunks only the first part is held."""
+        """Keep the beginning of an incomplete line, at most ``MAX_LINE`` bytes of it."""
         if not self._cut:
             room = MAX_LINE + 64 - len(self._carry)  # the runtime's prefix stands in front
             self._carry += rest[: max(0, room)]
 
 
 def matches(path: Path, position: Position) -> bool:
-    """Whether ``path`` is the file that ``position`` was taken of, and still as long."""
+    """Whether ``path`` is the file of ``position`` and at least as long."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -198,7 +198,7 @@ def matches(path: Path, position: Position) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LogFolder:
-    """What is in a container's log directory."""
+    """Files in a container's log directory."""
 
     live: tuple[int, ...]  # restart counts with a log, ascending
     rotated: tuple[str, ...]  # names, oldest first
@@ -220,7 +220,7 @@ def list_files(directory: Path) -> LogFolder:
 
 
 def head_of(path: Path) -> list[Entry]:
-    """Messages at the beginning of a rotated log, compressed or not. Unreadable ones give none."""
+    """Messages at the beginning of a rotated log, compressed or not; empty if unreadable."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(HEAD_BYTES)
@@ -231,7 +231,7 @@ def head_of(path: Path) -> list[Entry]:
 
 
 def _plain(names: Iterable[str]) -> frozenset[str]:
-    """Names without the mark of compression, which comes later."""
+    """Names without ``.gz``, because logs are compressed later."""
     return frozenset(name.removesuffix(".gz") for name in names)
 
 
@@ -243,12 +243,12 @@ def _inode(path: Path) -> int | None:
 
 
 class ContainerLog:
-    """Follows a container through rotations and restarts. ``read`` gives messages that may hold an event."""
+    """Follows a container's log through rotations and restarts."""
 
     def __init__(self, directory: Path, known: tuple[str, Position] | None = None) -> None:
-        """``known``: name of the file and position from before a restart of this process."""
+        """``known``: file name and position from before a restart of this process."""
         self.directory = directory
-        self.skipped = 0  # times that a runaway log was followed from its end again, and rotated files not read
+        self.skipped = 0  # how often unread bytes or rotated files were skipped
         self._known = known
         self._current = 0  # restart count of the log being followed
         self._segments: deque[Tail] = deque()
@@ -262,13 +262,13 @@ class ContainerLog:
             self._segments.popleft().close()
 
     def position(self) -> tuple[str, Position] | None:
-        """File name and position of the log being followed, once it is the only one left to read."""
+        """File name and position of the followed log; None while older files are unread."""
         if len(self._segments) != 1 or self._segments[0].end is not None:
             return None
         return self._segments[0].path.name, self._segments[0].position()
 
     def read(self, budget: int) -> tuple[list[Entry], int]:
-        """Messages out of at most ``budget`` bytes, and the bytes taken. Raises ``OSError``."""
+        """Messages from at most ``budget`` bytes, and the bytes read. Raises ``OSError``."""
         if not self._segments:
             self._begin()
         entries, self._heads = self._heads, []
@@ -300,7 +300,7 @@ class ContainerLog:
         self._known = None
 
     def _resume(self, files: LogFolder, name: str, position: Position) -> bool:
-        """Go on in the file that was followed before, which may have been rotated meanwhile."""
+        """Continue in the file that was followed before, which may have been rotated."""
         for candidate in (name, *(other for other in files.rotated if not other.endswith(".gz"))):
             path = self.directory / candidate
             if matches(path, position):
@@ -314,7 +314,7 @@ class ContainerLog:
         return False
 
     def _start(self, files: LogFolder) -> None:
-        """A log that is new here: the end of the previous container's, the start-up lines, then the end."""
+        """Begin a new log: the end of the previous container's, the start-up lines, then the end."""
         current = files.live[-1]
         path = self.directory / f"{current}.log"
         size = path.stat().st_size
@@ -345,7 +345,7 @@ class ContainerLog:
             tail.restart(tail.offset + tail.backlog() - TAIL_BYTES, cut=True)
 
     def _advance(self, tail: Tail) -> bool:
-        """At the end of ``tail``: True when there is another file to go on with at once."""
+        """At the end of ``tail``: whether another file continues at once."""
         if tail.end is not None:
             self._segments.popleft().close()
             return True
@@ -362,7 +362,7 @@ class ContainerLog:
         return True
 
     def _append_rotated(self, tail: Tail) -> None:
-        """Read what was rotated away after ``tail`` before anybody looked; compressed files are only counted."""
+        """Queue files that were rotated after ``tail`` before they were seen; compressed ones are only counted."""
         files = list_files(self.directory)
         own = [name for name in files.rotated if name.startswith(f"{self._current}.log.")]
         newer = [name for name in own if name.removesuffix(".gz") not in self._before]
@@ -382,7 +382,9 @@ class ContainerLog:
         self._before = _plain(files.rotated)
 
     def _following(self, tail: Tail) -> int | None:
-        """Restart count of the file that continues ``tail``: the same after a rotation, a later one after a restart."""
+        """Restart count of the file that continues ``tail`` (the same after a rotation, higher after a restart), or
+        None.
+        """
         try:
             if (self.directory / f"{self._current}.log").stat().st_ino != tail.inode:
                 return self._current

@@ -1,8 +1,9 @@
-"""The source that tells from a process on a GPU which pod it belongs to, by its cgroup on a read-only host ``/proc``.
+"""The source of the pods of GPU processes, by their cgroups in a read-only host ``/proc``.
 
-The fallback where PodResources says nothing (GPUs taken outside the scheduler, kubelet not to be asked) and the way
-to split a shared GPU. The pids are the host's, so ``/proc`` has to be the host's too. NVIDIA drivers from 535.113.01 on
-name only processes of the asker's pid namespace: without ``hostPID`` they name none, and nothing is known here.
+The fallback where PodResources reports nothing (GPUs taken outside the scheduler, kubelet not to be used), and the
+way to split a shared GPU. The pids are the host's, so ``/proc`` must be the host's too. NVIDIA drivers from
+535.113.01 list only processes of the caller's pid namespace: without ``hostPID`` they list none, and nothing is known
+here.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ProcfsSettings(Protocol):
 
 
 def pod_of_cgroup(text: str) -> tuple[str, str] | None:
-    """Pod uid (with dashes) and container id ("" when not in the path) out of ``/proc/<pid>/cgroup``.
+    """Pod uid (with dashes) and container id ("" if not in the path) from ``/proc/<pid>/cgroup``.
 
     Knows the systemd and cgroupfs drivers of containerd, CRI-O and Docker, cgroup v1 and v2, kind, static pods.
     """
@@ -52,7 +53,7 @@ def pod_of_cgroup(text: str) -> tuple[str, str] | None:
 
 
 class ProcfsSource:
-    """Pods of the processes on the GPUs. ``gpus`` and ``pods`` are asked at every read."""
+    """Pods of the processes on the GPUs. ``gpus`` and ``pods`` are called at every read."""
 
     name = "procfs"
 
@@ -68,7 +69,7 @@ class ProcfsSource:
         self._pods = pods or (lambda: shared.pods)
 
     def read(self) -> Reading:
-        """Owners of GPUs and pods of processes, from the processes that the drivers list."""
+        """Owners of GPUs and pods of processes, from the processes that the drivers list. Raises ``SourceError``."""
         if not self._root.is_dir():
             raise SourceError("no_proc", f"{self._root} is not a directory")
         if not _is_hosts(self._root):
@@ -98,10 +99,10 @@ class ProcfsSource:
         return Reading(owners=tuple(owners), process_pods=process_pods, errors=dict(errors))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing; no resource is held."""
 
     def _pod_of(self, pid: int, by_uid: dict[str, Pod], errors: Counter[str]) -> tuple[Pod | None, str] | None:
-        """Pod and container of a process; no pod for a process of the host; None when nothing can be said."""
+        """(pod, container) of a process; no pod for a process of the host; None if unknown."""
         try:
             with (self._root / str(pid) / "cgroup").open("rb") as file:
                 text = file.read(MAX_CGROUP_BYTES).decode("utf-8", "replace")
@@ -121,10 +122,10 @@ class ProcfsSource:
 
 
 def _is_hosts(root: Path) -> bool:
-    """False only when it is certain that ``root`` is the /proc of a container: pids would then name other processes.
+    """False only when ``root`` is certainly a container's /proc, whose pids are others.
 
-    Seen through the host's /proc, a process in a pid namespace of its own has several pids. One pid alone means
-    that ``root`` belongs to our own namespace, which must then be the initial one.
+    A process in a pid namespace of its own has several pids in the host's /proc. A single pid means that ``root``
+    belongs to our own namespace, which must then be the initial one.
     """
     try:
         status = (root / "self" / "status").read_text()

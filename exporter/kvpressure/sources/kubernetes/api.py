@@ -1,14 +1,13 @@
-"""A small Kubernetes client: get, list and watch over ``http.client``, nothing else.
+"""A small Kubernetes client over ``http.client``: get, list and watch only.
 
-The official client costs 50 MiB and 8 times the CPU. Here: the service account's token is read again for every
-request (it is rotated about once an hour), the CA for every connection; no redirects, no proxies; answers are
-bounded in time and size. ``Watcher`` keeps a view of one collection: list, then watch from the list's version with
-bookmarks, list again after 410 Gone, back off with jitter unless the watch worked, for as long as ``Retry-After`` asks.
+The official client costs 50 MiB and 8 times the CPU. The service account's token is read again for every request (it
+is rotated about once an hour), the CA for every connection; there are no redirects or proxies; answers are bounded in
+time and size. ``Watcher`` keeps a view of one collection: list, watch from the list's version with bookmarks, list
+again after 410 Gone, back off with jitter unless the watch worked, for as long as ``Retry-After`` asks.
 
-A list is answered from the API server's cache (``resourceVersion=0``, as the kubelet does) and in pages where the
-server makes them: many take ``limit`` only without a version. It is therefore read item by item in any case. After 410
-Gone the next list is a consistent one, without pages: the cache may be what is behind, and a continuation may be what
-was forgotten.
+A list is answered from the API server's cache (``resourceVersion=0``, as for the kubelet) and in pages where the
+server supports them: many accept ``limit`` only without a version, so a list is always read item by item. After 410
+Gone the next list is a consistent one without pages, because the cache may be outdated and a continuation forgotten.
 """
 
 from __future__ import annotations
@@ -49,12 +48,10 @@ REASONS: Final = (
     "api_error",
     "api_bad_answer",
 )
-"""Why the API server could not be asked, or did not answer. ``api_gone``: it has forgotten the version that
-a watch begins with.
-"""
+"""Why the API server did not answer. ``api_gone``: the version that a watch begins with has expired."""
 
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024  # of one object
-MAX_LIST_BYTES: Final = 1024 * 1024 * 1024  # passes through, an item at a time
+MAX_LIST_BYTES: Final = 1024 * 1024 * 1024  # of a list, of which one item at a time is in memory
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024  # an object in etcd has at most 1.5 MiB
 PAGE_ITEMS: Final = 50
 MAX_PAGES: Final = 1000
@@ -64,14 +61,14 @@ RETRY_AFTER_SECONDS: Final = 120.0  # the longest wait that the server may ask f
 SILENCE_SECONDS: Final = 120.0  # bookmarks come about once a minute; longer silence = connect again
 WATCH_SECONDS: Final = (300, 600)  # asked of the server, drawn at random so that nodes do not reconnect together
 BACKOFF_SECONDS: Final = (0.5, 30.0)
-WORKED_SECONDS: Final = 30.0  # a watch that lasted so long is begun again at once, although it brought nothing
+WORKED_SECONDS: Final = 30.0  # a watch that lasted this long worked, even without an event
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _STATUS: Final = {401: "api_unauthorized", 403: "api_forbidden", 404: "api_not_found", 429: "api_throttled"}
 
 
 class Gone(SourceError):
-    """410: the version asked for is too old; list again."""
+    """410: the requested version is too old; list again."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__("api_gone", detail or "410 Gone")
@@ -86,7 +83,7 @@ class Throttled(SourceError):
 
 
 class KubeApi:
-    """Requests to one API server. Methods may be called from several threads."""
+    """Requests to one API server. Thread-safe."""
 
     def __init__(
         self,
@@ -117,7 +114,7 @@ class KubeApi:
         return _object(body)
 
     def items(self, path: str, parameters: Mapping[str, str]) -> Generator[dict[str, Any], None, Mapping[str, Any]]:
-        """The objects of a list, one at a time as they come; in the end the list's metadata. Raises ``SourceError``."""
+        """The objects of a list as they arrive; returns the list's metadata. Raises ``SourceError``."""
         deadline = time.monotonic() + LIST_SECONDS
         connection = self._connect(REQUEST_SECONDS)
         try:
@@ -137,7 +134,8 @@ class KubeApi:
         parameters: Mapping[str, str],
         opened: Callable[[socket.socket | None], None],
     ) -> Iterator[dict[str, Any]]:
-        """Events of a watch until the server ends it. ``opened`` gets the socket, so that somebody can shut it down.
+        """Events of a watch until the server ends it. ``opened`` gets the socket, so that another thread can shut it
+        down.
 
         Raises ``Gone`` for 410, else ``SourceError`` with one of ``REASONS``.
         """
@@ -188,7 +186,7 @@ class KubeApi:
         return response
 
     def _headers(self, connection: http.client.HTTPConnection) -> dict[str, str]:
-        """The token goes over TLS, or to this machine (a local proxy), and nowhere else."""
+        """The token is sent only over TLS or to this machine (a local proxy)."""
         headers = {"Accept": "application/json", "User-Agent": "kvpressure"}
         if not isinstance(connection, http.client.HTTPSConnection) and connection.host not in _LOOPBACK:
             return headers
@@ -200,7 +198,7 @@ class KubeApi:
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Notice within half a minute that the other side is gone, though nothing is being sent."""
+    """Detect within half a minute that the other side is gone, even when nothing is sent."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
         option = getattr(socket, name, None)
@@ -215,7 +213,7 @@ def _chunks(
     deadline: float,
     silence_seconds: float = float("inf"),
 ) -> Iterator[bytes]:
-    """The body as it comes: all of it before ``deadline``, with no silence longer than ``silence_seconds``."""
+    """The body as it arrives: all of it before ``deadline``, without a pause longer than ``silence_seconds``."""
     size = 0
     while True:
         left = min(deadline - time.monotonic(), silence_seconds)
@@ -235,7 +233,7 @@ def _chunks(
 
 
 def _refusal(status: object, detail: str, retry_after: object) -> SourceError:
-    """What a status other than 200 means; ``retry_after`` is the server's wish in seconds, if it has one."""
+    """The error for a status other than 200; ``retry_after``: the server's ``Retry-After`` in seconds, if any."""
     reason = _STATUS.get(status if isinstance(status, int) else 0, "api_error")
     wish = str(retry_after)
     if wish.isascii() and wish.isdecimal() and len(wish) < 10:
@@ -264,7 +262,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _event(line: bytes) -> dict[str, Any]:
-    """One watch event. An ERROR event becomes the exception it stands for."""
+    """One watch event; an ERROR event raises its exception."""
     event = _object(line)
     found = event.get("object")
     if not isinstance(event.get("type"), str) or not isinstance(found, dict):
@@ -279,18 +277,18 @@ def _event(line: bytes) -> dict[str, Any]:
 
 
 def version_of(found: Mapping[str, Any]) -> str:
-    """``metadata.resourceVersion`` of an object or list; "" when it has none."""
+    """``metadata.resourceVersion`` of an object or list; "" without one."""
     metadata = found.get("metadata")
     version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
     return version if isinstance(version, str) else ""
 
 
 class Watcher:
-    """Keeps up with one collection in a thread of its own.
+    """Follows one collection in its own thread.
 
-    ``replace(items)`` is called with the whole collection, an iterator to be read to its end: it goes on as the
-    list comes, and raises ``SourceError`` when the list breaks off; ``change(type, object)`` for every ADDED, MODIFIED
-    and DELETED. ``error`` says why the view may be out of date; None while it is current.
+    ``replace(items)`` gets the whole collection as an iterator that it must exhaust; the iterator raises
+    ``SourceError`` when the list breaks off. ``change(type, object)`` is called for every ADDED, MODIFIED and
+    DELETED. ``error``: why the view may be out of date, None while it is current.
     """
 
     def __init__(
@@ -311,7 +309,7 @@ class Watcher:
         self._replace = replace
         self._change = change
         self._least, self._most = backoff_seconds
-        self._idle = 4 * self._least  # after a watch that ended at once, without fault: asking again soon gains nothing
+        self._idle = 4 * self._least  # after a watch that ended at once without an error
         self._version = ""
         self._consistent = False  # the next list may not come from the server's cache
         self._worked = False  # the last watch brought an event or lasted
@@ -320,11 +318,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name=f"watch{path.replace('/', '-')}", daemon=True)
 
     def start(self) -> None:
-        """Begin to list and watch."""
+        """Start to list and watch."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, also in the middle of a watch."""
+        """Stop, also during a watch."""
         self._stop.set()
         sock = self._sock
         if sock is not None:
@@ -349,7 +347,7 @@ class Watcher:
             except SourceError as error:
                 asked = error.retry_after if isinstance(error, Throttled) else 0.0
                 if error.reason in ("api_error", "api_bad_answer"):
-                    self._version = ""  # the server may not like the version: start over
+                    self._version = ""  # the server may reject the version: start over
                 self._fail(error)
             except Exception as error:
                 log.exception("watch of %s failed", self._path)
@@ -358,7 +356,7 @@ class Watcher:
             if self._worked:
                 failing, idle = self._least, self._idle
             wait = failing if failed else self._least if self._worked else idle
-            # not all nodes at once: a little sooner than we would, a little later than the server asks
+            # jitter: a little sooner than the back-off, a little later than the server asks
             self._stop.wait(max(wait * random.uniform(0.75, 1.0), asked * random.uniform(1.0, 1.25)))
             failing, idle = (
                 (min(self._most, failing * 2), self._idle) if failed else (self._least, min(self._most, idle * 2))
@@ -371,7 +369,7 @@ class Watcher:
         self._good()
 
     def _pages(self) -> Generator[dict[str, Any], None, None]:
-        """Every item of the collection. The version is known when the last one has been read."""
+        """Every item of the collection; the version is set after the last one."""
         first = {} if self._consistent else {"limit": str(PAGE_ITEMS), "resourceVersion": "0"}
         metadata = yield from self._api.items(self._path, {**self._parameters, **first})
         pages = 1

@@ -1,7 +1,7 @@
 """Which GPU a device id of a device plugin or DRA driver means. Pure.
 
-The vendors of the catalog know their own forms; what all share is here: ``::<replica>`` behind an id when the GPU is
-time-sliced or under MPS, ``/vgpu<n>`` on GKE, the UUID of a GPU that was read, and its PCI address.
+Vendors of the catalog know their own forms. Common forms are here: ``::<replica>`` after an id (time slicing or MPS),
+``/vgpu<n>`` on GKE, the UUID of a GPU that was read, and its PCI address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def vendors() -> Iterator[tuple[str, GpuVendor]]:
 
 
 def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
-    """The GPU of a device plugin's id. ``gpus`` are needed for ids that are no UUIDs; None = unknown."""
+    """The GPU of a device plugin's id; None = unknown. ``gpus`` are needed for ids that are not UUIDs."""
     plain = _VGPU.sub("", _REPLICA.sub("", device_id))
     found = next((found for _, vendor in vendors() if (found := vendor.from_plugin(plain, gpus)) is not None), None)
     found = found or _as_read(plain, gpus)
@@ -41,12 +41,12 @@ def from_dra(driver: str, device_name: str, gpus: Sequence[GpuReading]) -> Owned
 
 
 def is_gpu_driver(driver: str) -> bool:
-    """Whether a DRA driver hands out GPUs that are read here."""
+    """Whether a DRA driver allocates GPUs that are read here."""
     return bool(driver) and any(vendor.dra_driver == driver for _, vendor in vendors())
 
 
 def _as_read(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
-    """The GPU of this UUID or PCI address, of one that has parts the first part that has the address too."""
+    """The GPU with this UUID or PCI address; the first partition if that has the address too."""
     address = _address(name)
     matching = [gpu for gpu in gpus if gpu.uuid == name or (address and _address(gpu.pci_bus_id or "") == address)]
     own_parts = [gpu for gpu in matching if gpu.parent_uuid is not None and gpu.gpu_instance_id is None]
@@ -55,6 +55,6 @@ def _as_read(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
 
 
 def _address(text: str) -> str:
-    """A PCI address as sysfs writes it (NVML gives the domain eight digits); "" for anything else."""
+    """A PCI address as in sysfs (NVML's domain has eight digits); "" for anything else."""
     found = _PCI.fullmatch(text)
     return found[1].lower() if found else ""

@@ -1,4 +1,4 @@
-"""What became of a container: taken for an engine by which sign, or not, and why. Pure."""
+"""Why a container is taken for an engine, or not. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIGNS: Final[Mapping[str, str]] = {
     OF_IMAGE: "its image is an inference server's and it has a GPU",
     OF_SELECTOR: "the label selector of the exporter selects its pod",
 }
-"""What an engine is recognised by, from the strongest sign to the weakest."""
+"""Signs of an engine, the strongest first."""
 
 REASONS: Final[Mapping[str, str]] = {
     "opted_out": "the annotation kvpressure.io/scrape is false",
@@ -55,7 +55,7 @@ NO_TARGET: Final[Mapping[str, str]] = {
 """Why an engine is not scraped, or not on all of its ports."""
 
 OF_WORKERS: Final = ("worker", "no_endpoint")
-"""Of these another pod serves the metrics."""
+"""Reasons of containers whose metrics another pod serves."""
 
 _OTHER_SERVERS: Final = (
     "text-generation-inference",
@@ -73,8 +73,8 @@ _OTHER_SERVERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ContainerRow:
-    """One container. ``sign`` "" = it is not an engine, for ``reason``; a sign with a ``reason`` is an engine without a
-    target, or without all of them. ``complete``: all of its arguments are visible. ``gpus``: requested, by resource.
+    """One container. ``sign`` "" = no engine, because of ``reason``; a sign with a ``reason`` = an engine without a
+    target, or without all of them. ``complete``: all its arguments are visible. ``gpus``: requested, by resource.
     """
 
     container: str
@@ -87,14 +87,14 @@ class ContainerRow:
 
     @property
     def result(self) -> str:
-        """Engine = it is scraped, no_target = an engine that is not, not_engine."""
+        """``engine`` (scraped), ``no_target`` (an engine that is not scraped) or ``not_engine``."""
         if not self.sign:
             return "not_engine"
         return "engine" if self.target is not None else "no_target"
 
     @property
     def why(self) -> str:
-        """The reason, else the sign; "not_running" for an engine that nothing else keeps from being scraped."""
+        """The reason, else the sign; "not_running" for an engine without a target for no other reason."""
         return self.reason or (self.sign if self.target is not None else "not_running")
 
     @property
@@ -104,7 +104,7 @@ class ContainerRow:
 
 
 def named_after(image: str) -> str:
-    """Which server other than a supported engine an image (lower case) is: ``nim``, ``other_server`` or ""."""
+    """Kind of unsupported server that an image (lower case) is named after: ``nim``, ``other_server`` or ""."""
     name = image.partition("@")[0]
     if "/nim/" in f"/{name}":
         return "nim"
@@ -113,8 +113,8 @@ def named_after(image: str) -> str:
 
 
 def reason_of(named: bool, of_engine: bool, runs_other: bool, gpu: bool, worker: bool, other: str) -> str:
-    """Why a container is not an engine. ``named``: another one is by annotation; ``of_engine``: image or
-    command name an engine.
+    """Why a container is no engine. ``named``: an annotation names another one; ``of_engine``: image or command name
+    an engine.
     """
     if named:
         return "other_container_named"
@@ -132,7 +132,7 @@ def reason_of(named: bool, of_engine: bool, runs_other: bool, gpu: bool, worker:
 # --- engines that span pods ---------------------------------------------------------------------------------
 
 _LWS: Final = "leaderworkerset.sigs.k8s.io/"
-_GROUPS: Final = (  # who makes them, the labels that pods of one engine share, the label of the leader and its value
+_GROUPS: Final = (  # controller, labels that pods of one engine share, the label of the leader and its value
     ("LeaderWorkerSet", (_LWS + "name", _LWS + "group-index"), _LWS + "worker-index", "0"),
     ("RayCluster", ("ray.io/cluster",), "ray.io/node-type", "head"),
     ("KAITO", ("kaito.sh/workspace",), "apps.kubernetes.io/pod-index", "0"),
@@ -141,8 +141,8 @@ _GROUPS: Final = (  # who makes them, the labels that pods of one engine share, 
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Pods that a controller made to work together. ``name``: the same on every node, unique in the namespace.
-    ``leads``: this pod is the one that may serve for all.
+    """Pods that a controller runs as one group. ``name``: the same on every node, unique in the namespace. ``leads``:
+    this pod may serve for all.
     """
 
     namespace: str
@@ -151,7 +151,7 @@ class PodGroup:
 
 
 def group_of(namespace: str, labels: Mapping[str, Any]) -> PodGroup | None:
-    """The group that a pod's labels name; None where they name none."""
+    """The group in a pod's labels; None without one."""
     for kind, same, leader, value in _GROUPS:
         values = [labels.get(name) for name in same]
         place = labels.get(leader)

@@ -1,9 +1,9 @@
-"""What the sources of one process tell each other.
+"""What the sources of one process share.
 
-Every source reads in a thread of its own. Here one leaves what others need: the pods of this node, the engines to
-scrape, the GPUs as last read. Each attribute holds something frozen and is swapped by one assignment, so that
-readers need no lock. ``None`` = never known; what was known once stays when its source fails later, because pods
-and GPUs do not go away with the API server.
+Each source reads in its own thread and leaves here what others need: the pods of this node, the engines to scrape,
+the GPUs as last read. Each attribute holds something frozen and is swapped by one assignment, so readers need no
+lock. ``None`` = never known; a known value stays when its source fails later, because pods and GPUs do not disappear
+with the API server.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class SharedDiscovery:
-    """Hangs on ``Settings``, because that is what every source is built from."""
+    """Part of ``Settings``, from which every source is built."""
 
     def __init__(self) -> None:
         self.pods: tuple[Pod, ...] | None = None  # written by the source ``pods``
-        self.targets: tuple[Target, ...] = ()  # written by ``pods``, read by ``vllm``
+        self.targets: tuple[Target, ...] = ()  # written by ``pods``, read by ``engines``
         self.gpus: tuple[GpuReading, ...] = ()  # written by ``observe``, read by ``podresources`` and ``procfs``
         self.owners: tuple[GpuOwner, ...] = ()  # written by ``observe``
         self.wanted: tuple[tuple[str, str], ...] = ()  # written by ``observe``, read by ``plugin``
 
     def observe(self, snapshot: Snapshot, _state: object) -> None:
-        """Listener of the monitor: keep the GPUs and their owners of the newest snapshot that has any, and the pods
-        that are looked at first where not all can be: those that own a GPU, then those with an engine.
+        """Listener of the monitor: keep the newest known GPUs and owners, and the pods to read first where not all
+        can be (those with a GPU, then those with an engine).
         """
         if snapshot.gpus:
             self.gpus = snapshot.gpus

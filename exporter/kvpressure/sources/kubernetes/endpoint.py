@@ -1,9 +1,9 @@
-"""Which port, path and scheme a container's metrics have: annotations, the command line, declared ports, the default.
+"""Port, path and scheme of a container's metrics: from annotations, the command line, declared ports, the default.
 Pure.
 
-``kvpressure.io`` annotations are explicit and win over everything else. Those of Prometheus and KServe are hints that
-other software writes too (Istio and Linkerd write them for their sidecars): they count only for a port that the
-container declares.
+``kvpressure.io`` annotations are explicit and override everything else. Those of Prometheus and KServe are hints that
+other software writes too (Istio and Linkerd for their sidecars), so they count only for a port that the container
+declares.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _OTHER_NAMES: Final = frozenset({"ssh", "grpc", "nixl", "gcs", "client", "dashbo
 
 @dataclass(frozen=True, slots=True)
 class ServerPort:
-    """What a pod shows about the port of one server. ``asked``: the command line's port, ``asked_unknown``: it names
-    one whose value is not visible. ``default``: without either, None = no metrics endpoint then. ``names``: port names
-    of this engine.
+    """What a pod shows about one server's port. ``asked``: the command line's port; ``asked_unknown``: it sets one
+    that is not visible. ``default``: without either, None = no metrics endpoint. ``names``: port names of this
+    engine.
     """
 
     declared: Sequence[tuple[int, str]]
@@ -58,13 +58,13 @@ class ServerPort:
 
 
 def annotation(annotations: Mapping[str, Any], name: str) -> str:
-    """The text of an annotation without blanks around it; "" when absent or not a text."""
+    """The stripped text of an annotation; "" when absent or not a text."""
     found = annotations.get(name)
     return found.strip() if isinstance(found, str) else ""
 
 
 def port(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    """The port of the metrics, else the reason why there is none."""
+    """(port of the metrics, None) or (None, reason)."""
     explicit = annotation(annotations, EXPLICIT + "port")
     found, refusal = _explicit(server, explicit) if explicit else _found(server, annotations)
     if found in SIDECAR_PORTS:
@@ -115,7 +115,7 @@ def _found(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | No
 
 
 def _hinted(server: ServerPort, annotations: Mapping[str, Any]) -> int | None:
-    """The declared port that an annotation of Prometheus or KServe names."""
+    """The declared port that an annotation of Prometheus or KServe names, or None."""
     numbers = _numbers(server)
     for prefix in HINTS:
         text = annotation(annotations, prefix + "port")
@@ -139,7 +139,9 @@ def _numbers(server: ServerPort) -> list[int]:
 
 
 def path(annotations: Mapping[str, Any], port: int, default: str) -> str:
-    """The path of the metrics. An annotated path counts only for the port that the same writer names, if any."""
+    """The path of the metrics. An annotated path counts only for the port that the same annotation prefix names, if
+    any.
+    """
     return _beside(annotations, "path", port) or default
 
 

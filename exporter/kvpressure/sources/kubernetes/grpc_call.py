@@ -1,7 +1,7 @@
-"""One unary gRPC call over a unix socket, each on a connection of its own.
+"""One unary gRPC call over a unix socket, each on its own connection.
 
-gRPC is HTTP/2 with a five-byte prefix before each message and the status in the trailers. ``h2`` speaks the HTTP/2;
-the gRPC library would cost 14 MiB of resident memory and threads of its own. Time and size are bounded as a whole.
+gRPC is HTTP/2 with a five-byte prefix before each message and the status in the trailers. ``h2`` implements HTTP/2;
+the gRPC library would cost 14 MiB of memory and its own threads. Total time and size are bounded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STATUS_NAMES: Final = {
 
 
 class CallError(Exception):
-    """A call that brought no message. ``reason`` is one of ``STATUS_NAMES``, or error, bad_answer, too_large."""
+    """A call without a message. ``reason``: one of ``STATUS_NAMES``, or error, bad_answer, too_large."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -36,7 +36,7 @@ class CallError(Exception):
 
 
 def unary(path: Path, method: str, request: bytes, seconds: float, most_bytes: int) -> bytes:
-    """The answer's message, undecoded. Raises ``CallError``."""
+    """The answer's message as bytes. Raises ``CallError``."""
     deadline = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -52,7 +52,7 @@ def unary(path: Path, method: str, request: bytes, seconds: float, most_bytes: i
 
 
 class _Call:
-    """The state of one call: what has come so far."""
+    """State of one call."""
 
     def __init__(self, connection: socket.socket, deadline: float, most_bytes: int) -> None:
         from h2.config import H2Configuration
@@ -67,7 +67,7 @@ class _Call:
         self._ended = False
 
     def run(self, method: str, request: bytes, seconds: float) -> bytes:
-        """Ask, and read until the stream ends."""
+        """Send the request and read until the stream ends."""
         from h2.exceptions import ProtocolError
 
         try:
@@ -133,7 +133,7 @@ class _Call:
             raise CallError("too_large", f"more than {self._most_bytes} bytes")
 
     def _message(self) -> bytes:
-        """What the stream brought. The status counts first: a refused call has no message."""
+        """The received message. The status is checked first, because a refused call has no message."""
         code = self._headers.get("grpc-status", "")
         detail = unquote(self._headers.get("grpc-message", ""))
         if not code.isascii() or not code.isdecimal() or len(code) > 3:

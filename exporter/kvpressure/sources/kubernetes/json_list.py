@@ -1,7 +1,7 @@
-"""Reads a Kubernetes list one item at a time from the body as it comes: in memory is one item, never the list.
+"""Reads a Kubernetes list item by item as the body arrives: one item is in memory, never the list.
 
-Text is decoded by ``json`` itself, from where the last value ended. A value that is not whole yet is tried again when
-twice as much of it is there, so that all tries together read no more than three times the body.
+``json`` decodes from where the last value ended. An incomplete value is tried again when twice as much of it has
+arrived, so all tries together read at most three times the body.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class ListError(ValueError):
 
 
 def read_list(chunks: Iterator[bytes], most_bytes: int) -> Generator[dict[str, Any], None, Mapping[str, Any]]:
-    """The objects in ``items``; in the end the list's ``metadata``. Raises ``ListError``.
+    """The objects in ``items``; returns the list's ``metadata``. Raises ``ListError``.
 
-    ``most_bytes`` bounds one item, and what stands beside the items. What ``chunks`` raises goes through.
+    ``most_bytes`` bounds one item, and each value beside the items. Exceptions of ``chunks`` pass through.
     """
     text = _Text(chunks, most_bytes)
     metadata: Any = None
@@ -66,7 +66,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 class _Text:
-    """What has come and was not read yet."""
+    """Received text that is not parsed yet."""
 
     def __init__(self, chunks: Iterator[bytes], most: int) -> None:
         self._chunks = chunks
@@ -97,19 +97,19 @@ class _Text:
             self._fill(2 * left)
 
     def expect(self, sign: str) -> None:
-        """Go past ``sign``, "" = the end. Raises ``ListError`` when something else comes."""
+        """Skip ``sign``, "" = the end. Raises ``ListError`` for anything else."""
         if self._next() != sign:
             raise ListError("no JSON")
         self._at += len(sign)
 
     def skip(self, sign: str) -> bool:
-        """Go past ``sign`` if it comes next."""
+        """Skip ``sign`` if it comes next, and whether it did."""
         found = self._next() == sign
         self._at += found
         return found
 
     def _next(self) -> str:
-        """The next character that is not blank; "" at the end."""
+        """The next non-blank character; "" at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in _BLANK:
                 self._at += 1
@@ -120,7 +120,7 @@ class _Text:
             self._fill(1)
 
     def _fill(self, wanted: int) -> None:
-        """Read on until ``wanted`` characters are there, or the end."""
+        """Receive until ``wanted`` characters are available, or the end."""
         parts = [self._text[self._at :]]
         size = len(parts[0])
         while size < wanted and not self._ended:

@@ -16,7 +16,7 @@ _STATUS: Final = {"True": True, "False": False}
 
 
 class NodeSource:
-    """One GET of this node a read; it needs ``get`` on nodes and nothing else."""
+    """One GET of this node per read; needs only ``get`` on nodes."""
 
     name = "node"
 
@@ -38,4 +38,4 @@ class NodeSource:
         return Reading(node_conditions=tuple(NodeCondition(name, value) for name, value in found.items()))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing; no resource is held."""

@@ -1,4 +1,4 @@
-"""A pod as its JSON describes it: its engines, the rows that explain its containers, and the pods it works with."""
+"""A pod from its JSON: its engines, the reasons for its other containers, and its group."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvpressure.sources.scrape.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class EngineContainer:
-    """A container that runs an inference server. ``dialect`` is its engine's name, "" = unknown. ``target`` None = it
-    has no page of its own, ``refusal`` says why. ``ranks`` are further pages of the same container, where each
-    data-parallel rank serves one; with a target, ``refusal`` says why some are missing.
+    """A container that runs an inference server. ``dialect``: its name, "" = unknown. ``target`` None: not scraped,
+    because of ``refusal``. ``ranks``: further endpoints of a container whose data-parallel ranks each serve one; with
+    a target, ``refusal`` is why some are missing.
     """
 
     container: str
@@ -27,17 +27,16 @@ class EngineContainer:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """All of its pages."""
+        """All its metrics endpoints."""
         return () if self.target is None else (self.target, *self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod of this node. ``uids`` are the names under which the kernel may know it (a static pod has two);
-    ``containers`` maps container ids to names. ``others`` are the containers with an engine's image that would be
-    engines if their command did not name another program. ``rows`` explain every container with a GPU or that looks
-    like an inference server. ``group``: the pods that it forms one engine with, None = none. ``cut``: the containers
-    whose command line is too long to be read as a whole.
+    """A pod of this node. ``uids``: those under which the kernel may know it (a static pod has two). ``containers``:
+    names by container id. ``others``: containers with an engine's image whose command runs another program. ``rows``:
+    every container with a GPU or that looks like an inference server. ``group``: the pods with which it forms one
+    engine. ``cut``: containers with a command line too long to be read fully.
     """
 
     namespace: str
@@ -54,7 +53,7 @@ class Pod:
 
 
 def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:
-    """The rows of these pods as a reading."""
+    """The rows of these pods as readings."""
     return tuple(
         Discovered(
             pod.namespace,
@@ -74,14 +73,14 @@ def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:
 
 
 def _explained(pod: Pod, row: ContainerRow) -> str:
-    """What became of a container, with the group where another pod of it serves."""
+    """Explanation of a container, with the group whose leader serves it."""
     return f"{row.explanation} ({pod.group.name})" if pod.group and row.why in OF_WORKERS else row.explanation
 
 
 def leaders(pods: Iterable[Pod]) -> Mapping[tuple[str, str], tuple[str, str, str]]:
-    """Namespace and name of each worker pod, with namespace, pod and container of the engine that it works for.
+    """(namespace, pod) of each worker -> (namespace, pod, container) of the engine it works for.
 
-    Labels alone join nothing: a pod with metrics of its own is an engine of its own, and the leader must serve exactly
+    Labels alone are not enough: a pod with its own metrics is an engine of its own, and the leader must serve exactly
     one.
     """
     known = list(pods)
@@ -103,8 +102,8 @@ def leaders(pods: Iterable[Pod]) -> Mapping[tuple[str, str], tuple[str, str, str
 
 
 def groups_of_workers(pods: Iterable[Pod]) -> Mapping[tuple[str, str], str]:
-    """Namespace and name of each pod that serves no metrics of its own and is not the leader of its group, with
-    the group: if the leader's engine is on another node, the group's name is all that both nodes know.
+    """(namespace, pod) -> group, for each pod that has no metrics of its own and is not its group's leader: if the
+    leader is on another node, the group's name is all that both nodes know.
     """
     return {
         (pod.namespace, pod.name): pod.group.name

@@ -1,9 +1,8 @@
-"""The source that asks the kubelet which container holds which GPU: PodResources API v1 over its unix socket.
+"""The source of GPU owners from the kubelet: PodResources API v1 over its unix socket.
 
-One ``List`` a read, every 10 seconds by default (the kubelet limits callers, and a List has side effects there), each
-on a connection of its own: the kubelet replaces its socket when it restarts. Kubelets before 1.34 also list pods that
-have
-ended: among pods that claim the same exclusive device those known to run win.
+One ``List`` per read, every 10 seconds by default (the kubelet limits callers, and a List has side effects there),
+each on a new connection, because a restarting kubelet replaces its socket. Kubelets before 1.34 also list pods that
+have ended: among pods that claim the same exclusive device, those known to run win.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ REASONS: Final = (
     "unknown_device",
     "too_many_devices",
 )
-"""Reasons of this source. ``unknown_device`` counts devices whose id fits no GPU that was read."""
+"""Reasons of this source. ``unknown_device`` counts devices whose id matches no GPU that was read."""
 
 ENDED_PHASES: Final = ("Succeeded", "Failed")
 
@@ -73,7 +72,7 @@ class Claim:
 
 
 class PodResourcesSource:
-    """Owners of the GPUs. ``gpus`` and ``pods`` are asked at every read; ``None`` pods = unknown."""
+    """Owners of the GPUs. ``gpus`` and ``pods`` are called at every read; ``None`` pods = unknown."""
 
     name = "podresources"
 
@@ -90,7 +89,7 @@ class PodResourcesSource:
         self._pods = pods or (lambda: shared.pods)
 
     def read(self) -> Reading:
-        """Owners of every GPU. Raises ``SourceError`` when the kubelet cannot be asked."""
+        """Owners of every GPU. Raises ``SourceError`` when the kubelet does not answer."""
         claims, errors = self._claims(self._list())
         pods = self._pods() or ()
         owners = owners_of(joined(running(claims, pods), pods), groups_of_workers(pods))
@@ -99,7 +98,7 @@ class PodResourcesSource:
         return Reading(owners=tuple(owners[:MAX_OWNERS]), errors=dict(errors))
 
     def close(self) -> None:
-        """Nothing is held between two reads."""
+        """Does nothing; no resource is held."""
 
     def _list(self) -> bytes:
         """The answer to one ``List``."""
@@ -142,7 +141,7 @@ class PodResourcesSource:
 
 
 def running(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
-    """``claims`` without those of pods that have ended, as far as the pods are known."""
+    """``claims`` without those of ended pods, as far as pods are known."""
     phases: Mapping[tuple[str, str], str] = {(pod.namespace, pod.name): pod.phase for pod in pods}
     rivals: dict[OwnedDevice, list[Claim]] = defaultdict(list)
     for claim in claims:
@@ -157,9 +156,7 @@ def running(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
 
 
 def joined(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
-    """``claims`` with those of worker pods given to the engine that the worker is part of, if its leader is
-    on this node.
-    """
+    """``claims`` with those of workers assigned to their leader's engine, if the leader is on this node."""
     of_worker = leaders(pods)
     return [
         claim if place is None else Claim(*place, claim.device)
@@ -169,8 +166,8 @@ def joined(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
 
 
 def owners_of(claims: Iterable[Claim], groups: Mapping[tuple[str, str], str]) -> list[GpuOwner]:
-    """One owner for each GPU and container; a GPU with several pods is shared, and so is one whose id says so.
-    ``groups``: those of worker pods, whose engine another pod serves.
+    """One owner per GPU and container; a GPU is shared if several pods claim it or its id says so. ``groups``: those
+    of worker pods, whose engine another pod serves.
     """
     names: dict[tuple[str, str, str, str], bool] = {}
     pods: dict[str, set[tuple[str, str]]] = defaultdict(set)

@@ -1,8 +1,8 @@
-"""Reads the kubelet's ``ListPodResourcesResponse`` (PodResources API v1): the fields that name devices, no others.
+"""Reads the kubelet's ``ListPodResourcesResponse`` (PodResources API v1): only the fields that name devices.
 
-The messages are few and the wire format is small; the protobuf library would cost more memory than the answer. Fields
-are numbered as in ``pkg/apis/podresources/v1/api.proto`` of kubernetes/kubelet; unknown ones are skipped, as protobuf
-does. Every byte is looked at once for each level of nesting, and there are four.
+The wire format is small, and the protobuf library would need more memory than the answer. Field numbers are those of
+``pkg/apis/podresources/v1/api.proto`` of kubernetes/kubelet; unknown fields are skipped, as protobuf does. Every byte
+is read once per level of nesting, and there are four.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 MAX_FIELDS: Final = 200_000
-"""Fields looked at in one answer; a node of 500 pods has some thousands."""
+"""Fields read in one answer; a node of 500 pods has some thousands."""
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _MAX_VARINT_BYTES: Final = 10
@@ -19,7 +19,7 @@ _MAX_FIELD_NUMBER: Final = (1 << 29) - 1
 
 
 class MessageError(ValueError):
-    """Bytes that are no such message."""
+    """Bytes that are no valid message."""
 
 
 class TooManyFieldsError(MessageError):
@@ -41,7 +41,7 @@ class ClaimedDevice(NamedTuple):
 
 
 class ContainerResources(NamedTuple):
-    """What a container holds."""
+    """Devices of one container."""
 
     name: str
     devices: tuple[ContainerDevices, ...]
@@ -49,7 +49,7 @@ class ContainerResources(NamedTuple):
 
 
 class PodResources(NamedTuple):
-    """What the containers of a pod hold."""
+    """Devices of one pod's containers."""
 
     namespace: str
     name: str
@@ -57,14 +57,14 @@ class PodResources(NamedTuple):
 
 
 def read_pods(answer: bytes) -> Iterator[PodResources]:
-    """The pods of an answer, one at a time. Raises ``MessageError`` where the bytes are wrong."""
+    """The pods of an answer, one at a time. Raises ``MessageError``."""
     reader = _MessageReader(answer)
     for span in reader.spans(0, len(answer), 1)[1]:
         yield reader.pod(*span)
 
 
 class _MessageReader:
-    """One answer and how much of it was read."""
+    """Reads one answer and counts its fields."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -91,7 +91,7 @@ class _MessageReader:
         return ClaimedDevice(self._last(found[2]), self._last(found[4]))
 
     def _last(self, spans: list[tuple[int, int]]) -> str:
-        """A text of which the last counts; "" where it is not there. All are checked, as protobuf does."""
+        """The last of several texts, "" without one; all are validated, as protobuf does."""
         return [self._text(*span) for span in spans][-1] if spans else ""
 
     def _text(self, start: int, end: int) -> str:
@@ -101,7 +101,7 @@ class _MessageReader:
             raise MessageError("text that is not UTF-8") from error
 
     def spans(self, start: int, end: int, *wanted: int) -> dict[int, list[tuple[int, int]]]:
-        """Where the texts and messages with the numbers ``wanted`` are between ``start`` and ``end``."""
+        """Positions of the texts and messages with the field numbers ``wanted`` between ``start`` and ``end``."""
         found: dict[int, list[tuple[int, int]]] = {number: [] for number in wanted}
         groups: list[int] = []
         at = start
@@ -111,7 +111,7 @@ class _MessageReader:
                 raise TooManyFieldsError(f"more than {MAX_FIELDS} fields")
             tag, at = self._varint(at, end)
             number, kind = tag >> 3, tag & 7
-            if number > _MAX_FIELD_NUMBER or (number == 0 and not groups):  # in what is skipped, protobuf reads it
+            if number > _MAX_FIELD_NUMBER or (number == 0 and not groups):  # protobuf allows 0 inside skipped groups
                 raise MessageError("no such field number")
             first = at
             if kind == _BYTES:
@@ -128,7 +128,7 @@ class _MessageReader:
         return found
 
     def _skip(self, number: int, kind: int, at: int, end: int, groups: list[int]) -> int:
-        """Where the field after this one begins. Groups may nest: ``groups`` are those that are open."""
+        """Where the next field begins. ``groups``: the open groups, which may nest."""
         if kind == _VARINT:
             return self._varint(at, end)[1]
         if kind == _FIXED64:
@@ -142,7 +142,7 @@ class _MessageReader:
         return at
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
-        """The number at ``at``, and where it ends."""
+        """(number at ``at``, where it ends)."""
         value = 0
         for place in range(_MAX_VARINT_BYTES):
             if at + place >= end:

@@ -1,8 +1,8 @@
-"""The source of pods: which engines run on this node, where their pages are, how their containers are doing.
+"""The source of pods: the engines of this node, their metrics endpoints, and the state of their containers.
 
-One list and watch of the pods on this node, or one for each named namespace. The view lives in the watchers'
-threads; ``read`` only looks at it. While a watch is broken the view may be out of date: ``read`` fails with the
-reason then (its series are absent), but the engines keep being scraped.
+One list and watch of this node's pods, or one per configured namespace. Watchers update the view in their threads;
+``read`` only reads it. While a watch is broken the view may be outdated: ``read`` then fails with the reason (its
+series are absent), but the engines are still scraped.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ REASONS: Final = (
     COMMAND_CUT,
     "too_many_pods",
 )
-"""Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, or not as a whole, once
-each, and containers that are no engine for their program alone. ``command_cut``: command lines that are too long to be
-read as a whole, once each.
+"""Reasons of this source. Those of ``podspec.REFUSALS`` count once each: engines that cannot be scraped, or only in
+part, and containers that run another program. ``command_cut``: command lines too long to be read fully, once each.
 """
 
 
@@ -67,12 +66,12 @@ class PodsSettings(Protocol):
 
 
 def api_of(settings: PodsSettings) -> KubeApi:
-    """The client that the settings describe."""
+    """The client for these settings."""
     return KubeApi(settings.kube_api_url, settings.kube_token_file, settings.kube_ca_file)
 
 
 class _WatchedPods:
-    """The pods of one watch. Changed by its watcher, read by the source."""
+    """The pods of one watch; written by its watcher, read by the source."""
 
     def __init__(
         self,
@@ -125,7 +124,7 @@ class _WatchedPods:
 
 
 class PodsSource:
-    """Pods of this node. ``read`` gives containers of engines; targets and pods go to ``settings.shared``."""
+    """Pods of this node. ``read`` returns containers of engines; targets and pods go to ``settings.shared``."""
 
     name = "pods"
 
@@ -146,7 +145,7 @@ class PodsSource:
         self._counted: dict[str, int] = {}
 
     def read(self) -> Reading:
-        """Containers of the engines on this node. Raises ``SourceError`` while no watch is current."""
+        """Containers of this node's engines. Raises ``SourceError`` while no watch is current."""
         self._sync()
         failed = [view.watcher.error for view in self._views if view.watcher.error is not None]
         if len(failed) == len(self._views):
@@ -175,7 +174,7 @@ class PodsSource:
                 raise SourceError("api_timeout", "the first list has not been answered")
 
     def _publish(self) -> None:
-        """Hand pods and targets to the other sources; a view that fails keeps what it knew."""
+        """Hand pods and targets to the other sources; a broken watch keeps its last view."""
         pods = sorted((pod for view in self._views for pod in view.pods()), key=lambda pod: (pod.namespace, pod.name))
         self._shared.pods = tuple(pods)
         targets: dict[str, Target] = {}
@@ -188,7 +187,7 @@ class PodsSource:
         self._shared.targets = tuple(targets.values())
 
     def _new_errors(self) -> dict[str, int]:
-        """What failed since the last read: requests of the watchers, and engines refused for the first time."""
+        """Failures since the last read: of the watchers' requests, and engines refused for the first time."""
         totals: dict[str, int] = {}
         for view in self._views:
             for reason, count in view.watcher.errors.copy().items():

@@ -1,8 +1,8 @@
-"""What a pod's JSON says: its engines, where their metrics are, how their containers are doing. Pure.
+"""Reads a pod's JSON: its engines, their metrics endpoints, the state of their containers. Pure.
 
-Everything in a pod was written by whoever may create pods, so none of it is trusted: the host of a target is always
-``status.podIP``; the port is declared by the container or stands in its command line (a pod on the host's network
-may name declared ports only, and none that belongs to the node); the path is checked. Wrong types count as missing.
+Whoever may create pods wrote it, so nothing in it is trusted: a target's host is always ``status.podIP``; its port is
+declared by the container or in its command line (on the host's network only declared ports, and none of the node's
+own); its path is checked. Wrong types count as missing.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from kvpressure.sources.kubernetes.discovery import (
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 from kvpressure.sources.scrape.targets import MAX_PATH_CHARS, Target, TargetError
 
-MAX_CONTAINERS: Final = 64  # of one pod that are looked at
+MAX_CONTAINERS: Final = 64  # of one pod
 MAX_COMMAND_CHARACTERS: Final = 16384  # of the command lines of one pod, and of the variables of each container
 """Command line and script of one pod, characters. Beyond: cut; limits then count as unknown.
 Shown as: `source_errors_total{source="pods",reason="command_cut"}`.
 """
-MAX_KEPT_CHARACTERS: Final = 8 * 1024 * 1024  # of the command lines of all pods that need not be read again
-MAX_RANKS: Final = 64  # of one container that are scraped each on a port of its own; a node has 16 GPUs at most
+MAX_KEPT_CHARACTERS: Final = 8 * 1024 * 1024  # of parsed command lines of all pods, cached
+MAX_RANKS: Final = 64  # of one container, each on its own port; a node has at most 16 GPUs
 
 PORT_ANNOTATIONS: Final = tuple(prefix + "port" for prefix in endpoint.PREFIXES)
 SCRAPE_ANNOTATION: Final = "kvpressure.io/scrape"  # "false" leaves the pod alone
 ALERTS_KEY: Final = "kvpressure.io/alerts"  # annotation or label: "off" or "ticket", how far its alerts may go
-CONTAINER_ANNOTATION: Final = "kvpressure.io/container"  # the engine, where it cannot be told by its command
+CONTAINER_ANNOTATION: Final = "kvpressure.io/container"  # names the engine, where its command does not
 
 SAME_ADDRESS: Final = "same_address"
 OTHER_PROGRAM: Final = "other_program"
@@ -62,11 +62,10 @@ REFUSALS: Final = (
     OTHER_PROGRAM,
     "no_endpoint",
 )
-"""Why an engine has no target, or not all of them, or no metrics there. ``no_endpoint`` is normal: a worker of an
-engine that is served elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each
-data-parallel rank has a port of its own, and how many there are is not visible. ``other_program``: a container that is
-no engine for its program alone, see ``Pod.others``. ``annotated_container_missing``: ``kvpressure.io/container`` names
-none of the pod's containers.
+"""Why an engine has no target, or not all of them. ``no_endpoint`` is normal: a worker of an engine that is served
+elsewhere. ``same_address``: another engine has the address. ``ranks_not_known``: each data-parallel rank has its own
+port, and their number is not visible. ``other_program``: see ``Pod.others``. ``annotated_container_missing``:
+``kvpressure.io/container`` names no container of the pod.
 """
 
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
@@ -76,9 +75,9 @@ _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``selected``: the user named these pods by a label selector, so that one engine may be assumed in each.
-    ``verify_tls``: what to do with pods that serve https. ``template``: the pod does not run, so that addresses mean
-    nothing and every engine counts.
+    """``selected``: a label selector of the user names these pods, so one engine may be assumed in each.
+    ``verify_tls``: check the certificates of https endpoints. ``template``: the pod does not run, so addresses are
+    meaningless and every engine counts.
     """
 
     selected: bool = False
@@ -87,7 +86,7 @@ class Policy:
 
 
 class _CommandLine:
-    """What one container is told to run. Read once, and only if somebody asks."""
+    """Command line of one container; each dialect parses it once, on demand."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], entry_point: bool, characters: int) -> None:
         self.argv = bounded(argv, characters)
@@ -102,7 +101,7 @@ class _CommandLine:
         self._read: dict[str, Command] = {}
 
     def read(self, one: EngineDialect) -> Command:
-        """What the words mean to this engine."""
+        """The command line as this engine parses it."""
         if one.name not in self._read:
             named = self._named.get(one.name, False)
             self._read[one.name] = one.read_command(self.argv, self.env, self._entry_point, named)
@@ -110,12 +109,12 @@ class _CommandLine:
 
     @cached_property
     def starts(self) -> EngineDialect | None:
-        """The engine whose server is started for certain."""
+        """The engine whose server it certainly starts, or None."""
         return next((one for one, _ in self._likely if self.read(one).starts_server), None)
 
     @cached_property
     def shown(self) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """What may be known of words and variables: they end up in recordings."""
+        """Arguments and variables that may be recorded."""
         engine = self.starts or default()
         return engine.public_words(self.read(engine).args) if self.argv else (), public_environment(self.env)
 
@@ -139,7 +138,7 @@ def _bounded_env(env: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class CommandLines:
-    """The command lines of pods that were read before: most changes of a pod are of its status. For one thread."""
+    """Cache of parsed command lines by pod, because most changes of a pod are of its status. Not thread-safe."""
 
     def __init__(self, most_characters: int = MAX_KEPT_CHARACTERS) -> None:
         self._pods: dict[str, tuple[int, list[_CommandLine]]] = {}  # by uid, the last used last
@@ -148,7 +147,7 @@ class CommandLines:
     def of(
         self, uid: str, containers: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> list[_CommandLine]:
-        """The command line of each container. ``fields``: the pod's metadata, which variables may refer to."""
+        """The command line of each container. ``fields``: the pod's metadata, to which variables may refer."""
         given = [(tuple(_argv(c)), _environment(c, fields or {}), not _list(c.get("command"))) for c in containers]
         mark = hash(tuple((argv, tuple(env.items()), entry_point) for argv, env, entry_point in given))
         before = self._pods.pop(uid, None)
@@ -167,11 +166,11 @@ class CommandLines:
         return lines
 
     def forget(self, uid: str) -> None:
-        """The pod is gone."""
+        """Remove a pod."""
         self._release(self._pods.pop(uid, None))
 
     def keep(self, uids: Iterable[str]) -> None:
-        """Forget all other pods."""
+        """Remove all other pods."""
         for uid in self._pods.keys() - set(uids):
             self.forget(uid)
 
@@ -184,7 +183,7 @@ def _weight(lines: list[_CommandLine]) -> int:
 
 
 def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: CommandLines | None = None) -> Pod | None:
-    """The pod in an API object; None when it has no identity. ``command_lines``: those of its earlier states."""
+    """The pod of an API object; None without an identity. ``command_lines``: cache."""
     metadata, spec, status = (_dict(document.get(part)) for part in ("metadata", "spec", "status"))
     namespace, name, uid = (_text(metadata.get(part)) for part in ("namespace", "name", "uid"))
     if not (namespace and name and uid):
@@ -219,7 +218,7 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
 
 
 def _serving(group: PodGroup | None, engines: list[EngineContainer]) -> list[EngineContainer]:
-    """The engines of a pod; the one of a group's leader may have GPUs of the group's other pods."""
+    """The pod's engines; that of a group's leader gets the group, whose other pods may have GPUs of it."""
     if group is None or not group.leads or len(engines) != 1 or not engines[0].targets:
         return engines
     first, *ranks = (replace(target, group=group.name) for target in engines[0].targets)
@@ -244,46 +243,46 @@ class _Raw:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """A container and what it is told to run."""
+    """A container and its command line."""
 
     container: Mapping[str, Any]
     line: _CommandLine
 
     @property
     def engine(self) -> EngineDialect | None:
-        """The engine that the command line, else the image, names."""
+        """The engine named by the command line, else by the image; None without one."""
         return self.line.starts or self.of_image
 
     @property
     def of_image(self) -> EngineDialect | None:
-        """The engine that the image is named after."""
+        """The engine that the image is named after; None without one."""
         name = self.image
         return next((one for one in dialects() if one.of_image(name)), None)
 
     @property
     def image(self) -> str:
-        """The image, lower case, without digest."""
+        """The image in lower case, without digest."""
         path, name, tag = _image(self.container)
         return f"{path}{name}:{tag}".lower()
 
     @property
     def host(self) -> Host | None:
-        """The program around the engine that publishes its metrics."""
+        """The program around the engine that publishes its metrics; None without one."""
         return self.dialect.host(self.image, self.line.argv, self.line.env, self.args)
 
     @property
     def dialect(self) -> EngineDialect:
-        """The engine, or the default one where nothing names it."""
+        """The engine, else the default one."""
         return self.engine or default()
 
     @property
     def args(self) -> EngineArgs:
-        """Its arguments."""
+        """Its parsed arguments."""
         return self.line.read(self.dialect).args
 
     @property
     def ports(self) -> list[tuple[int, str]]:
-        """Number and name of the TCP ports it declares."""
+        """(number, name) of the declared TCP ports."""
         return [
             (port["containerPort"], _text(port.get("name")))
             for port in _dicts(self.container.get("ports"))
@@ -308,13 +307,11 @@ def _opted_out(pod: _Raw) -> bool:
 def _engine_containers(
     pod: _Raw, policy: Policy, containers: list[_Candidate]
 ) -> tuple[list[_Candidate], list[_Candidate]]:
-    """The containers that are engines, and those of an engine's image that only their program keeps from
-    being taken for one.
-    """
+    """The engines, and the containers of an engine's image that run another program."""
     named = _named(pod)
     if named:
         return [c for c in containers if c.container["name"] == named], []
-    # Sidecars and clients are called after an engine too: what starts a server goes before what is only named after it.
+    # Sidecars and clients are named after an engine too, so a command that starts a server takes precedence.
     certain = [c for c in containers if _starts_engine(c)]
     if certain:
         return certain, []
@@ -327,13 +324,12 @@ def _engine_containers(
 
 
 ENDING: Final = ("Never", "OnFailure")
-"""Restart policies of pods whose work ends, as those of a Job have to be."""
+"""Restart policies of pods whose work ends, such as a Job's."""
 
 
 def _may_serve(pod: _Raw, found: _Candidate) -> bool:
-    """Whether a container that only its image speaks for may be a server: it is always restarted, keeps the image's own
-    program, has a port or a probe, or belongs to a group, whose workers show neither. A script with none of these ends
-    with its work.
+    """Whether a container recognised by its image alone may be a server: it is always restarted, keeps the image's
+    program, has a port or a probe, or belongs to a group (whose workers have neither). A script has none of these.
     """
     probes = (_dict(found.container.get(name)) for name in ("readinessProbe", "livenessProbe", "startupProbe"))
     return (
@@ -353,7 +349,7 @@ def _named(pod: _Raw) -> str:
 
 
 def _sign(pod: _Raw, found: _Candidate) -> str:
-    """What an engine was recognised by."""
+    """The sign by which an engine was recognised."""
     if _named(pod):
         return NAMED
     if found.line.starts is not None:
@@ -364,7 +360,7 @@ def _sign(pod: _Raw, found: _Candidate) -> str:
 
 
 def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineContainer]) -> Iterable[ContainerRow]:
-    """What became of every container with a GPU or that looks like an inference server."""
+    """A row for every container with a GPU or that looks like an inference server."""
     named = _named(pod)
     if _opted_out(pod):
         for container in _containers(pod)[:MAX_CONTAINERS]:
@@ -392,19 +388,19 @@ def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineC
         runs_other = found.line.read(found.dialect).other_program
         reason = reason_of(bool(named), named_engine, runs_other, _has_gpu(found.container), worker, other)
         if reason == "other_container" and not engines:
-            reason = "not_serving"  # nothing else in the pod serves either
+            reason = "not_serving"  # nothing else in the pod serves
         yield ContainerRow(name, reason, gpus=gpus)
 
 
 def _containers(pod: _Raw) -> list[Mapping[str, Any]]:
-    """What keeps running in a pod: containers, and init containers that Kubernetes restarts (native sidecars)."""
+    """Long-running containers of a pod: containers, and restarted init containers (native sidecars)."""
     sidecars = [c for c in _dicts(pod.spec.get("initContainers")) if c.get("restartPolicy") == "Always"]
     return [c for c in (*_dicts(pod.spec.get("containers")), *sidecars) if _text(c.get("name"))]
 
 
 def _starts_engine(found: _Candidate) -> bool:
-    """Whether an engine's server is started for certain: by name, or by arguments of it for the entry point
-    of its image.
+    """Whether the container certainly starts an engine's server: by name, or by its arguments for the image's entry
+    point.
     """
     if found.line.starts is not None:
         return True
@@ -421,7 +417,7 @@ def _image(container: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _with_gpu(containers: list[_Candidate]) -> list[_Candidate]:
-    """Those with a GPU, where any has one."""
+    """The containers with a GPU; all if none has one."""
     return [c for c in containers if _has_gpu(c.container)] or containers
 
 
@@ -430,8 +426,8 @@ def _has_gpu(container: Mapping[str, Any]) -> bool:
 
 
 def _gpus(container: Mapping[str, Any]) -> Mapping[str, int]:
-    """The GPUs that a container asks for, by resource. Claims count one each: how many devices one has is
-    not in the pod.
+    """GPUs that a container requests, by resource. Each claim counts as one, because its number of devices is not in
+    the pod.
     """
     asked = {
         name: int(quantity(value) or 0)
@@ -448,7 +444,9 @@ def _argv(container: Mapping[str, Any]) -> list[str]:
 
 
 def _has_endpoint(pod: _Raw, found: _Candidate) -> bool:
-    """Workers of an engine that spans pods serve nothing: headless ranks, Ray workers, LeaderWorkerSet workers."""
+    """Whether a container serves metrics; workers of an engine that spans pods (headless ranks, Ray, LeaderWorkerSet)
+    do not.
+    """
     argv = found.line.argv
     if _named(pod) or endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port"):
         return True
@@ -480,7 +478,7 @@ _FIELD: Final = re.compile(r"metadata\.(name|namespace|uid|(labels|annotations)\
 
 
 def _field(variable: Mapping[str, Any], metadata: Mapping[str, Any]) -> object:
-    """What a variable gets from the pod's own metadata (downward API); None when it comes from elsewhere."""
+    """Value of a variable from the pod's own metadata (downward API); None when it comes from elsewhere."""
     path = _text(_dict(_dict(variable.get("valueFrom")).get("fieldRef")).get("fieldPath"))
     found = _FIELD.fullmatch(path)
     if found is None:
@@ -489,7 +487,7 @@ def _field(variable: Mapping[str, Any], metadata: Mapping[str, Any]) -> object:
 
 
 def _annotated(pod: _Raw, engines: list[_Candidate]) -> _Candidate | None:
-    """The engine that the pod's port annotation is about: there is one annotation and perhaps several engines."""
+    """The engine that the pod's only port annotation is about, of possibly several."""
     if len(engines) == 1:
         return engines[0]
     explicit = bool(endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port"))
@@ -500,7 +498,7 @@ def _annotated(pod: _Raw, engines: list[_Candidate]) -> _Candidate | None:
 
 
 def _apart(engines: list[EngineContainer]) -> list[EngineContainer]:
-    """The same engines, each page with one only: a page says nothing of who else was thought to serve it."""
+    """The same engines, each endpoint with only one of them."""
     taken: set[str] = set()
     result = []
     for engine in engines:
@@ -540,7 +538,7 @@ def _engine(
 
 
 def _ranks(pod: _Raw, found: _Candidate, first: Target) -> tuple[tuple[Target, ...], str | None]:
-    """The pages after the first, and why some are missing."""
+    """The endpoints after the first, and why some are missing."""
     endpoints = found.dialect.endpoints(found.args)
     if not endpoints.port_each:
         return (), None if endpoints.metrics or found.host is not None else endpoint.METRICS_OFF
@@ -629,13 +627,13 @@ def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any])
 
 
 def _alerts(pod: _Raw) -> str | None:
-    """How far the alerts of a pod may go, where its annotation or label says so."""
+    """Highest alert level by the pod's annotation or label; None without a valid one."""
     text = pod.annotation((ALERTS_KEY,)) or _text(pod.labels.get(ALERTS_KEY)).strip()
     return text if text in ALERT_REACHES else None
 
 
 def _termination(pod: _Raw, status: Mapping[str, Any]) -> Termination | None:
-    """How the container ended last: its present end, else the one before, else the pod's eviction."""
+    """The container's last termination: the present one, else the previous, else the pod's eviction."""
     for part in ("state", "lastState"):
         ended = _dict(_dict(status.get(part)).get("terminated"))
         if ended:
@@ -677,7 +675,7 @@ _SCALE: Final = {
 
 
 def quantity(value: object) -> float | None:
-    """A Kubernetes quantity (``500m``, ``64Gi``, ``1e9``, 4) as a number; None when it is none or negative."""
+    """A Kubernetes quantity (``500m``, ``64Gi``, ``1e9``, 4) as a number; None when invalid or negative."""
     found = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int) and not isinstance(value, bool) else None
     if found is None:
         return None

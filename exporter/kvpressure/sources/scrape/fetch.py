@@ -1,8 +1,8 @@
-"""Getting one metrics page over HTTP, with everything bounded: time as a whole, bytes on the wire, bytes unpacked.
+"""Fetches a metrics endpoint over HTTP, with bounds on total time, bytes received and bytes unpacked.
 
-The far side is a pod that anybody may have started. There are no redirects, no proxies, no credentials and no
-cookies. ``http.client`` reads the response; sockets are our own, because a timeout per ``recv`` lets a server that
-drips one byte a second hold us for hours.
+Anybody may have started the pod on the other side. There are no redirects, proxies, credentials or cookies.
+``http.client`` reads the response; sockets are our own, because with a timeout per ``recv`` a server that drips one
+byte a second could hold us for hours.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent; a page of 64 engines has 3.3
 """One scrape, as sent and unpacked. Beyond: the scrape fails. Shown as: `target_errors_total{reason="too_large"}`."""
 MAX_TEXT_BYTES: Final = MAX_BODY_BYTES  # unpacked
 PART_BYTES: Final = 64 * 1024  # of a body of unknown length is read or unpacked at once
-GROWING: Final = 1.125  # what grows has so much more memory than it holds
+GROWING: Final = 1.125  # a growing bytearray allocates this much more than it holds
 
 
 class _Wire(io.RawIOBase):
-    """The receiving end of a socket, with one deadline for all reads and a budget of bytes."""
+    """The receiving side of a socket, with one deadline for all reads and a budget of bytes."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock
@@ -79,13 +79,13 @@ class _Wire(io.RawIOBase):
 
 
 class _HttpResponse(http.client.HTTPResponse):
-    """A response whose headers are a plain dictionary, lower case, the first of a name.
+    """A response whose headers are a dictionary: lower case, the first of each name.
 
-    The library hands headers to the parser for mail, which costs as much as all the rest of a fetch.
+    The library uses the mail parser for headers, which costs as much as the rest of a fetch.
     """
 
     def begin(self) -> None:
-        """Read status and headers, and find out how the body ends, as the library does (RFC 9112, 6.3)."""
+        """Read status and headers, and determine how the body ends, as the library does (RFC 9112, 6.3)."""
         version, status, _ = self._read_status()  # type: ignore[attr-defined]  # not in the stubs
         while status == http.client.CONTINUE:
             _read_headers(self.fp)
@@ -106,7 +106,7 @@ class _HttpResponse(http.client.HTTPResponse):
 
 
 def _read_headers(lines: io.BufferedIOBase) -> dict[str, str]:
-    """Headers up to the empty line. Lines that are none are passed over."""
+    """Headers up to the empty line; invalid lines are skipped."""
     headers: dict[str, str] = {}
     for _ in range(MAX_HEADERS):
         line = lines.readline(MAX_HEADER_BYTES + 1)
@@ -121,7 +121,7 @@ def _read_headers(lines: io.BufferedIOBase) -> dict[str, str]:
 
 
 def _length(text: str) -> int | None:
-    """``Content-Length``; None where it is none, and the body ends with the connection."""
+    """``Content-Length``; None if missing or invalid (the body then ends with the connection)."""
     try:
         length = int(text)
     except ValueError:
@@ -130,25 +130,25 @@ def _length(text: str) -> int | None:
 
 
 class _FetchBudget:
-    """The deadline of one fetch, and its claim on memory."""
+    """Deadline of one fetch, and the memory reserved for it."""
 
     def __init__(self, lease: Reservation | None, deadline: float) -> None:
         self._lease = lease
         self.deadline = deadline
 
     def hold(self, amount: int) -> None:
-        """Claim ``amount`` bytes in all, waiting for them until the deadline."""
+        """Reserve ``amount`` bytes in all, waiting until the deadline."""
         if self._lease is not None and amount > self._lease.taken:
             self._lease.grow(amount - self._lease.taken, _remaining(self.deadline))
 
     @property
     def held(self) -> int:
-        """Bytes claimed so far."""
+        """Bytes reserved."""
         return 0 if self._lease is None else self._lease.taken
 
 
 class Fetcher:
-    """Fetches the page of one target and keeps the connection. One ``fetch`` at a time; ``close`` from anywhere."""
+    """Fetches one target's metrics over a kept connection. One ``fetch`` at a time; ``close`` from any thread."""
 
     def __init__(self, target: Target, timeout_seconds: float) -> None:
         self._target = target
@@ -160,9 +160,9 @@ class Fetcher:
         self._busy = threading.Lock()
 
     def fetch(self, lease: Reservation | None = None) -> PageText:
-        """The page as text, still encoded. Raises ``SourceError`` with one of ``REASONS``.
+        """The body, still encoded text. Raises ``SourceError`` with one of ``REASONS``.
 
-        A large page claims its memory from ``lease`` before it is read; without one it is read in any case.
+        A large body reserves its memory from ``lease`` before it is read; without a lease it is read in any case.
         """
         with self._busy:
             try:
@@ -178,7 +178,7 @@ class Fetcher:
                 raise SourceError(reason, str(error)) from error
 
     def close(self) -> None:
-        """Hang up, now and for good; a ``fetch`` that waits in another thread fails at once."""
+        """Close for good; a ``fetch`` in another thread fails at once."""
         self._closed = True
         if self._busy.acquire(blocking=False):
             self._drop()
@@ -257,7 +257,7 @@ class Fetcher:
 
 
 def _request(target: Target) -> bytes:
-    """The request. Identity encoding: unpacking costs us more than the bytes do, and packing costs the engine."""
+    """The request. Identity encoding: compression would cost both sides more CPU than the bytes save."""
     return (
         f"GET {target.path} HTTP/1.1\r\nHost: {target.address}\r\nUser-Agent: kvpressure\r\n"
         "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n\r\n"
@@ -279,7 +279,7 @@ def _check_status(status: int) -> None:
 
 
 def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _FetchBudget) -> PageText:
-    """The body as sent, with its memory claimed before it is read: its length, or the most that it may be."""
+    """The body as sent; memory for its length, or its maximum, is reserved before it is read."""
     if response.length is not None and response.length > MAX_BODY_BYTES:
         raise SourceError(TOO_LARGE, f"{response.length} bytes announced")
     wire.budget = 2 * MAX_BODY_BYTES  # chunks need room around them
@@ -295,7 +295,7 @@ def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _FetchBud
 
 
 def _growing(parts: Iterable[bytes], most: int, claim: _FetchBudget) -> bytearray:
-    """The parts together: joined at the end, they would take their memory twice."""
+    """The parts as one bytearray; joining them at the end would take their memory twice."""
     body, held = bytearray(), claim.held
     for part in parts:
         body += part
@@ -329,7 +329,7 @@ def _unpacked(body: PageText, encoding: str, claim: _FetchBudget) -> PageText:
 
 
 def _reason(error: Exception) -> str:
-    """The word for a failure below HTTP."""
+    """Reason of a failure below HTTP."""
     if isinstance(error, TimeoutError):
         return TIMEOUT
     if isinstance(error, ssl.SSLError):

@@ -1,4 +1,4 @@
-"""The last page of one target, line by line, so that of the next one only the lines are read that differ."""
+"""The last scrape's lines of one target, so that of the next scrape only changed lines are parsed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 
 from kvpressure.sources.scrape.layout import UNWANTED
 
-LINE_BYTES: Final = 80  # of a line that is kept, beside its text: the object, and its places in two lists
+LINE_BYTES: Final = 80  # of a kept line beside its text: the object and two list entries
 
 SlotOf = Callable[[str], int | None]
 
 
 def sound_value(number: str, ceiling: float) -> float | None:
-    """The value at the end of a line; ``None`` where that is no number, or one that cannot be."""
+    """The value at the end of a line; ``None`` if it is no number, negative or above ``ceiling``."""
     try:
         value = float(number)
     except ValueError:
@@ -26,8 +26,8 @@ def sound_value(number: str, ceiling: float) -> float | None:
 
 
 class LastPage:
-    """Lines, the slot of each, and values by slot. Only a page is kept whose every line has a known form, a sound
-    number and a slot of its own.
+    """Lines, the slot of each, and values by slot. Kept only if every line has a known form, a valid number and its
+    own slot.
     """
 
     __slots__ = ("_lines", "_slots", "_values", "bytes")
@@ -43,7 +43,7 @@ class LastPage:
         self.bytes = 0  # of memory
 
     def keep(self, text: str, lines: list[str], slot_of: SlotOf, values: Sequence[float | None]) -> None:
-        """Keep a page whose numbers are all sound, if its lines allow it."""
+        """Keep a page whose numbers are all valid, if its lines allow it."""
         slots = []
         for line in lines:
             slot = slot_of(line.rpartition(" ")[0]) if line else UNWANTED
@@ -58,9 +58,10 @@ class LastPage:
     def replace(
         self, text: str, lines: list[str], slot_of: SlotOf, ceilings: Sequence[float]
     ) -> list[float | None] | None:
-        """Keep this page instead, and return its values; ``None`` where it has to be read as a whole, and is not kept.
+        """Keep this page instead; returns its values, or ``None`` (and keeps nothing) if it must be parsed as a
+        whole.
 
-        What the lines gave that are no longer there is taken away, then what the new ones give is put in.
+        Values of removed lines are cleared first, then those of new lines are set.
         """
         kept, values, slots = len(self._lines), self._values, self._slots
         if not kept:

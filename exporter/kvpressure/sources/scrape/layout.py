@@ -1,9 +1,8 @@
-"""What a page looks like: which series there are, and how their values become engines.
+"""Layout of a metrics page: which series it has, and how their values become engines.
 
-A page changes its values every second and its series hardly ever. So every series gets a *slot* once, by the
-careful reading of ``series``; from then on a scan only drops numbers into a list, slot by slot, and ``Layout.read``
-picks them up. The layout remembers series of earlier pages too: on a page without them their slots stay ``None``,
-and the result is the same as that of a layout which never saw them.
+Values change at every scrape, series hardly ever. So ``series`` assigns every series a *slot* once; later scans only
+write numbers into a list by slot, from which ``Layout.read`` reads them. The layout remembers series of earlier pages
+too; on a page without them their slots are ``None``, and the result is that of a layout without them.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _Key = TypeVar("_Key")
 class _Scalar:
     """A gauge, counter or page value under one spelling.
 
-    It has several slots where several series make one value: one a process (``pid``), joined by maximum, or one a
+    Several slots form one value where several series do: one per process (``pid``), joined by maximum, or one per
     handler, joined by sum.
     """
 
@@ -64,7 +63,7 @@ class _Scalar:
 
 
 class _Buckets:
-    """The slots of one histogram under one spelling, buckets in order of their bounds."""
+    """The slots of one histogram under one spelling, buckets ordered by bound."""
 
     def __init__(self, canonical: str, age: int) -> None:
         self.canonical = canonical
@@ -90,12 +89,12 @@ class _Buckets:
 
     @property
     def full(self) -> bool:
-        """No room for another bucket."""
+        """Whether no further bucket is accepted."""
         return len(self._slots) >= MAX_BUCKETS
 
     def value(self, values: Values) -> tuple[Histogram | None, bool]:
-        """The histogram (``None`` when the page has nothing of it), and whether its buckets are sound. The same object
-        as long as no value changes.
+        """(histogram or ``None`` if absent, whether its buckets are valid); the same object as long as no value
+        changes.
 
         Buckets that do not rise up to ``+Inf`` are dropped; sum and count stay.
         """
@@ -121,7 +120,7 @@ class _Buckets:
         return Histogram(bounds, counts, total, count), sound
 
     def _there(self, picked: tuple[float | None, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Bounds and counts of the buckets that this page has."""
+        """Bounds and counts of the buckets on this page."""
         if None not in picked:
             return self._bounds, picked  # type: ignore[return-value]  # no None in it, as just seen
         pairs = zip(self._bounds, picked, strict=True)
@@ -130,9 +129,9 @@ class _Buckets:
 
 
 class _Group:
-    """All fields of one owner: an engine, a model (what names no engine), or the page.
+    """All fields of one owner: an engine, a model (for series without an engine), a server, or the page.
 
-    Lists are kept oldest spelling first, so that in ``dict`` order the newest one that is there wins.
+    Lists are ordered oldest spelling first, so that in a ``dict`` the newest present one wins.
     """
 
     def __init__(self) -> None:
@@ -140,7 +139,7 @@ class _Group:
         self.counters: list[_Scalar] = []
         self.histograms: list[_Buckets] = []
         self._by_name: dict[tuple[Any, ...], _Scalar | _Buckets] = {}
-        self.slots: dict[tuple[Any, ...], int] = {}  # what tells a series apart among those of this owner -> slot
+        self.slots: dict[tuple[Any, ...], int] = {}  # identity of a series within this owner -> slot
 
     def scalar(self, family: Family, canonical: str, age: int) -> _Scalar:
         key = (family.kind, canonical, age)
@@ -161,7 +160,7 @@ class _Group:
         return known
 
     def has_enough(self, family: Family) -> bool:
-        """No room for another value of the label that makes the names of this family."""
+        """Whether the label that forms names of this family has too many values."""
         if not family.label or family.values:
             return False
         return sum(each.canonical.startswith(family.canonical) for each in self.counters) >= MAX_VALUES
@@ -171,7 +170,7 @@ class _Group:
             fields.sort(key=lambda each: -each.age)
 
     def read_histograms(self, values: Values) -> tuple[dict[str, Histogram], int]:
-        """The histograms that the page has, and how many of them had unsound buckets."""
+        """(the page's histograms, number of them with invalid buckets)."""
         found: dict[str, Histogram] = {}
         ages: dict[str, int] = {}
         unsound = 0
@@ -187,7 +186,7 @@ class _Group:
 
 
 def _added(one: Histogram, other: Histogram) -> Histogram:
-    """Both together; without buckets where theirs differ."""
+    """The sum of both; without buckets if their bounds differ."""
     alike = one.bounds == other.bounds
     return Histogram(
         one.bounds if alike else (),
@@ -203,7 +202,7 @@ def _read(scalars: list[_Scalar], values: Values) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """One series whose labels are the configuration. ``engine`` None: it holds for every engine of that server."""
+    """One series whose labels are the configuration. ``engine`` None: of every engine of that server."""
 
     slot: int
     dialect: str
@@ -213,7 +212,7 @@ class _Config:
 
 
 class Layout:
-    """Slots for the wanted series of a page, and the reading of engines from slot values."""
+    """Slots of the wanted series of a page; reads engines from slot values."""
 
     def __init__(self, most_bytes: int = REMEMBERED_BYTES) -> None:
         self.most_bytes = most_bytes  # beyond it no further series gets a slot
@@ -222,24 +221,24 @@ class Layout:
         self._models: dict[tuple[str, ...], _Group] = {}  # by dialect, model and server
         self._servers: dict[tuple[str, ...], _Group] = {}  # the same: of all engines together
         self._engines: dict[tuple[str, ...], _Group] = {}  # by dialect, model, server and engine
-        self._labels: list[int] = []  # by slot: stands for the labels of its series
+        self._labels: list[int] = []  # by slot: hash of its series' labels
         self._rivals: dict[int, list[int]] = {}  # slot -> slots of other series that name the same value
         self._configs: list[_Config] = []
         self._config_slots: dict[bytes, int] = {}
-        self.bytes = 0  # memory that the series take, at least as much as they really do
+        self.bytes = 0  # memory of the series, rather over- than underestimated
         self._sorted = True
         self.full = False  # a series was refused for want of room
         self.refused = 0  # so many series, of all pages
 
     @property
     def engines(self) -> int:
-        """Engines that are remembered, of this page and of earlier ones."""
+        """Number of engines remembered, of this and earlier pages."""
         return len(self._engines)
 
     def place(self, sample: SampleName, labels: Mapping[str, str]) -> int:
-        """The slot of a series; ``UNWANTED`` when its label values are not among the wanted ones.
+        """The slot of a series; ``UNWANTED`` if its labels are not wanted.
 
-        Raises ``BadLine`` for a bucket without a readable bound, ``TooMany`` when there are too many series.
+        Raises ``BadLine`` for a bucket without a valid bound, ``TooMany`` when there are too many series.
         """
         family = sample.family
         if family.kind == "config":
@@ -274,7 +273,7 @@ class Layout:
         return slot
 
     def _rival(self, group: _Group, identity: tuple[Any, ...], known: int, mark: int) -> int:
-        """The slot of a series that differs from the one in ``known`` only by labels that nobody reads."""
+        """The slot of a series that differs from that of ``known`` only by labels that are not read."""
         slot = group.slots.get((identity, mark))
         if slot is None:
             slot = group.slots[identity, mark] = self._next_slot(self.ceilings[known])
@@ -328,9 +327,7 @@ class Layout:
         return group
 
     def read(self, values: list[float | None]) -> tuple[tuple[EngineReading, ...], dict[str, float], int, int]:
-        """Engines and page values of one scan, how many histograms had unsound buckets, and how many values were left
-        out because the page has several series of them.
-        """
+        """(engines, page values, histograms with invalid buckets, values left out because several series have them)."""
         self._sort()
         collisions = self._settle_rivals(values)
         configs = self._present_configs(values)
@@ -363,8 +360,8 @@ class Layout:
         return tuple(engines), _read(self._page.gauges, values), unsound_histograms, collisions
 
     def _settle_rivals(self, values: list[float | None]) -> int:
-        """Give a value to its one series on this page; where there are several, it is unknown which is
-        meant, and it is left out.
+        """Keep a value that only one series on this page has; drop it if several have, because it is unknown which is
+        meant.
         """
         collisions = 0
         for slot, rivals in self._rivals.items():
@@ -381,7 +378,7 @@ class Layout:
         }
 
     def _sort(self) -> None:
-        """Bring fields into an order that does not depend on what earlier pages had."""
+        """Order fields independently of earlier pages."""
         if self._sorted:
             return
         for group in (self._page, *self._models.values(), *self._servers.values(), *self._engines.values()):
@@ -391,20 +388,20 @@ class Layout:
 
 
 def _identity(whose: EngineDialect, labels: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Model and engine that a series names, without characters that do not print."""
+    """(model, engine) of a series, without unprintable characters."""
     model, engine = whose.identify(labels)
     return None if model is None else visible(model), None if engine is None else visible(engine)
 
 
 def _owner_of(labels: Mapping[str, str]) -> Owner:
-    """The server that a series names beside its model, without characters that do not print."""
+    """The server that a series names beside its model, without unprintable characters."""
     found = owner_of(labels)
     return found if found is PAGE_ITSELF else Owner(visible(found.replica), visible(found.origin))
 
 
 def _owner(sample: SampleName, labels: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The page, or a model, a server or an engine in their dialect; ``None`` for a series that names no model, and for
-    a process's on a page of several servers.
+    """The page, or a model, server or engine with its dialect; ``None`` for a series without a model, and for a
+    process's series where several servers share the endpoint.
     """
     owner = _owner_of(labels)
     if sample.family.kind == "page":
@@ -420,15 +417,15 @@ def _owner(sample: SampleName, labels: Mapping[str, str]) -> tuple[str, ...] | N
 
 
 def _digest(texts: Iterable[str]) -> bytes:
-    """Stands for texts of any length where they only tell series apart."""
+    """Fixed-size stand-in for texts that only distinguish series."""
     return blake2b("\0".join(texts).encode(errors="replace"), digest_size=16).digest()
 
 
 def _copy(family: Family, labels: Mapping[str, str]) -> bytes | None:
-    """What tells series apart that are joined to one value: handlers, processes, kinds of sleep, names that add up.
-    Their labels are not kept.
+    """What distinguishes series that are joined to one value (handlers, processes, kinds of sleep, summed names),
+    without keeping their labels.
 
-    vLLM 0.9.2 to 0.11 lacked a multi-process mode for the KV gauge and shows it once a process, with a ``pid``.
+    vLLM 0.9.2 to 0.11 lacked a multi-process mode for the KV gauge and publishes it once per process, with a ``pid``.
     """
     if family.kind == "page":
         return _digest(f"{name}={value}" for name, value in sorted(labels.items()))

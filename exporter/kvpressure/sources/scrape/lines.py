@@ -1,4 +1,4 @@
-"""One line of an exposition, taken apart: the careful and slow way, for lines that the scanner does not know yet.
+"""Parses one line of an exposition carefully and slowly, for lines that the scanner does not know yet.
 
 Reads the classic text format and OpenMetrics: timestamps, exemplars, quoted names (``{"vllm:x",a="b"} 1``).
 """
@@ -28,17 +28,17 @@ _ESCAPED: Final = {"n": "\n", "\\": "\\", '"': '"'}
 
 
 class BadLine(ValueError):
-    """A line that cannot be read. Costs that line, nothing else."""
+    """A line that cannot be parsed; only that line is lost."""
 
 
 class TooMany(BadLine):
-    """A line that could be read, for which there is no room."""
+    """A valid line beyond the limits."""
 
 
 def name_of(line: str) -> tuple[str, int]:
-    """The metric name that a line begins with and where it ends; ``("", 0)`` when it begins with none.
+    """(metric name, where it ends) of a line; ``("", 0)`` without a name.
 
-    A dot, which only quoted names may have, is read as the underscore that stands for it elsewhere.
+    A dot, which only quoted names may have, is read as an underscore.
     """
     match = _NAME.match(line)
     if match is not None:
@@ -50,9 +50,9 @@ def name_of(line: str) -> tuple[str, int]:
 
 
 def labels_from(line: str, start: int) -> tuple[dict[str, str], int]:
-    """The labels of a line whose name ends at ``start``, and where they end.
+    """(labels of a line whose name ends at ``start``, where they end).
 
-    Raises ``BadLine`` for broken syntax, a label given twice, too many labels or too long a value.
+    Raises ``BadLine`` for broken syntax, a repeated label, too many labels or too long a value.
     """
     labels: dict[str, str] = {}
     position = start
@@ -83,10 +83,9 @@ def _add_label(labels: dict[str, str], name: str, value: str) -> None:
 
 
 def number_from(line: str, start: int) -> tuple[str, float | None]:
-    """The value's text after the labels, and the Unix time that the line gives it (``None`` without one). An exemplar
-    may follow.
+    """(text of the value, Unix time of the line or ``None``); an exemplar may follow. Raises ``BadLine``.
 
-    The classic format counts milliseconds, OpenMetrics seconds: as seconds, ``_MILLISECONDS`` is the year 5138.
+    The classic format has milliseconds, OpenMetrics seconds; in seconds, ``_MILLISECONDS`` is the year 5138.
     """
     match = _REST.match(line, start)
     if match is None:

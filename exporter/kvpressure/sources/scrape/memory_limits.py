@@ -1,7 +1,7 @@
-"""What the pages of all targets together may take of memory, so that hostile ones cost no more than honest ones.
+"""Memory limits over the scrapes of all targets, so that hostile ones cost no more than honest ones.
 
-Anybody who may start a pod decides what its page says. Each bound on one page therefore has a bound on all of them
-beside it: 16 pages of the largest size allowed would otherwise take 16 times its memory at the same moment.
+Anybody who may start a pod decides what its endpoint returns, so each bound on one scrape has a bound on all of them:
+16 scrapes of the maximum size would otherwise take 16 times its memory at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REMEMBERED_BYTES: Final = (
 """Lines and series remembered for fast parsing, all targets. Beyond: forgotten and parsed again; results stay the same.
 Shown as: process CPU.
 """
-PLUGIN_LINES: Final = 16 * 1024  # that the plugin inside vLLM writes on its page
+PLUGIN_LINES: Final = 16 * 1024  # of the plugin inside vLLM
 """Lines of the plugin on all scrapes. Beyond: the target's plugin lines are left out.
 Shown as: `page_cut{reason="plugin"}`.
 """
@@ -44,11 +44,10 @@ REMEMBERED_EACH: Final = 256 * 1024  # what every scanner may have of it at leas
 
 
 class FairShare:
-    """An amount that several users share: each may have an equal part at least, and what the others leave unused.
+    """An amount that several users share; each may have an equal part, and what the others leave unused.
 
-    ``each`` is the least that anybody gets, however many there are; ``kept`` is left for each of those who have not
-    come yet. Where both are the same, the first cannot take all and the others their least on top. Safe to use from
-    several threads.
+    ``each``: minimum for every user, however many there are; ``kept``: reserved for each user below it. With both
+    equal, the first cannot take all before the others get their minimum. Thread-safe.
     """
 
     def __init__(self, total: int, each: int = 1, kept: int = 0) -> None:
@@ -59,38 +58,38 @@ class FairShare:
         self._lock = threading.Lock()
 
     def join(self, user: object) -> None:
-        """Count ``user`` from now on."""
+        """Add ``user``."""
         with self._lock:
             self._used.setdefault(user, 0)
 
     def leave(self, user: object) -> None:
-        """Forget ``user`` and what it used."""
+        """Remove ``user``."""
         with self._lock:
             self._used.pop(user, None)
 
     def use(self, user: object, amount: int) -> None:
-        """Note what ``user`` has now; of one that has left nothing is noted."""
+        """Set the amount that ``user`` has; ignored for one that has left."""
         with self._lock:
             if user in self._used:
                 self._used[user] = amount
 
     def allowed(self, user: object) -> int:
-        """The most that ``user`` may have now."""
+        """Maximum amount for ``user`` now."""
         with self._lock:
             others = sum(max(used, self._kept) for other, used in self._used.items() if other is not user)
             return max(self._each, self._total // max(1, len(self._used)), self._total - others)
 
 
 class Reservation:
-    """A page's claim on the memory for large pages: nothing at first."""
+    """Memory reserved for one large response; nothing at first."""
 
     def __init__(self, pool: MemoryPool) -> None:
         self._pool = pool
         self.taken = 0
 
     def grow(self, amount: int, timeout: float) -> None:
-        """Claim ``amount`` bytes more. Raises ``SourceError("crowded")`` when none come free within
-        ``timeout`` seconds.
+        """Reserve ``amount`` more bytes. Raises ``SourceError("crowded")`` if they are not free within ``timeout``
+        seconds.
         """
         if not self._pool.take(amount, timeout):
             raise SourceError(CROWDED, f"no memory left for a response of {amount} bytes")
@@ -98,7 +97,7 @@ class Reservation:
 
 
 class MemoryPool:
-    """Memory for the large pages of all targets; small ones need none of it."""
+    """Memory for the large responses of all targets; small ones need none."""
 
     def __init__(self, total: int = LARGE_PAGES_BYTES) -> None:
         self._free = total
@@ -106,7 +105,7 @@ class MemoryPool:
 
     @contextmanager
     def lease(self) -> Iterator[Reservation]:
-        """A claim for one page, given back at the end."""
+        """A reservation for one response, released at the end."""
         lease = Reservation(self)
         try:
             yield lease
@@ -114,7 +113,7 @@ class MemoryPool:
             self._give(lease.taken)
 
     def take(self, amount: int, timeout: float) -> bool:
-        """Take ``amount`` bytes as soon as they are free; False when that is not within ``timeout`` seconds."""
+        """Take ``amount`` bytes when they are free; False if not within ``timeout`` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._free >= amount, timeout):
                 return False
@@ -128,8 +127,8 @@ class MemoryPool:
 
 
 class ScrapeLimits:
-    """The bounds of one source: all its targets share them. ``scanning`` is held while a large page is
-    taken apart, ``scans`` for any.
+    """Limits that all targets of one source share. ``scanning`` is held while a large page is parsed, ``scans`` for
+    any.
     """
 
     def __init__(self) -> None:

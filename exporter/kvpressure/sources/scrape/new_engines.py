@@ -1,7 +1,7 @@
-"""How many engines a target may bring up under new names: each makes series that a Prometheus keeps for weeks.
+"""Limits new engine names per target, because each creates series that a Prometheus keeps for weeks.
 
-A server gets new engine names when it is restarted with another model or, under Ray, with a new replica. A page that
-has other names every second would otherwise make thousands of series a minute, each page within its bounds.
+A server gets new engine names when restarted with another model or, under Ray, with a new replica. An endpoint with
+other names at every scrape would create thousands of series a minute, although each scrape is within its limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KNOWN: Final = 2 * MAX_ENGINES  # names that are remembered, the ones seen last
 
 
 class NewEngines:
-    """The engine names of one target. Time is handed in (seconds of any steady clock)."""
+    """The engine names of one target; times are seconds of any steady clock."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], None] = {}  # the one seen last is last
@@ -27,7 +27,7 @@ class NewEngines:
         self._at: float | None = None
 
     def admit(self, engines: tuple[EngineReading, ...], now: float) -> tuple[tuple[EngineReading, ...], int]:
-        """The engines that are published, and how many new ones were refused."""
+        """(engines to publish, number of new ones refused)."""
         self._refill(now)
         kept = tuple(engine for engine in engines if self._is_known(engine) or self._takes_one())
         self._remember(kept)

@@ -1,7 +1,7 @@
-"""Short, stable names for replicas whose identifiers change with each of their starts.
+"""Short, stable names for replicas whose identifiers change at every start.
 
-A series of a new name is a new series in every Prometheus. So a replica is called by its place among those of its
-model: one that starts takes the place of one that is gone.
+A new name is a new series in every Prometheus, so a replica is named by its place among those of its model; a new one
+takes the place of one that is gone.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from kvpressure.model.readings import EngineReading
 
 
 class Replicas:
-    """The places of one target's replicas, by server, model and identifier. As many as there were replicas
-    at one time.
-    """
+    """Places of one target's replicas by server, model and identifier; as many as there were at once."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str], dict[str, int]] = {}
 
     def name(self, engines: Sequence[EngineReading]) -> tuple[EngineReading, ...]:
-        """The engines of a page with the places of their replicas in their names: ``0/r1`` is rank 0 of the
-        second replica.
-        """
+        """The engines with their replicas' places in their names: ``0/r1`` is rank 0 of the second replica."""
         present: dict[tuple[str, str], set[str]] = {}
         for engine in engines:
             if engine.replica:

@@ -1,7 +1,7 @@
-"""From the text of a metrics page to an ``Scrape``: what live fetching and replay of recordings have in common.
+"""From the text of a metrics endpoint to a ``Scrape``; shared by live scrapes and replay.
 
-Lines are picked by sample name, so that classic text and OpenMetrics, wrong ``TYPE`` lines
-and any mixture are read alike. Nothing that a page may contain raises: a bad line costs that line.
+Lines are selected by sample name, so classic text, OpenMetrics, wrong ``TYPE`` lines and any mixture are read alike.
+No content raises: a bad line costs only itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvpressure.sources.scrape.replicas import Replicas
 
 MAX_LINES: Final = 100_000  # 64 engines have about 30 000
 MAX_KEY_CHARS: Final = 4_096
-PART_BYTES: Final = 64 * 1024  # of a page is taken apart at once
+PART_BYTES: Final = 64 * 1024  # of a large page, parsed at a time
 CUT_ENGINES: Final = "engines"
 CUT_SERIES: Final = "series"
 CUT_COLLISIONS: Final = "collisions"
@@ -31,12 +31,12 @@ MAX_AGE_SECONDS: Final = 120.0
 """A sample with a timestamp of its own that is further than this from the scrape describes another moment: two
 scrapes of the server behind a federated page, at Prometheus' default interval of a minute.
 """
-_ENTRY_BYTES: Final = 96  # of remembering a line, beside its text: the place in a dictionary that has just grown
+_ENTRY_BYTES: Final = 96  # of a remembered line beside its text: an entry of a dictionary that has just grown
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What a page holds. ``error`` says why there are no engines; the other fields are as in ``Scrape``."""
+    """Content of a page. ``error``: why there are no engines; other fields as in ``Scrape``."""
 
     engines: tuple[EngineReading, ...] = ()
     page: Mapping[str, float] = field(default_factory=dict)
@@ -49,11 +49,10 @@ class ScanResult:
 
 
 class Scanner:
-    """Reads pages of one target. Remembers the page's layout, so that only the first page is slow.
+    """Parses the pages of one target; remembers their layout, so that only the first is slow.
 
-    What it remembers changes the speed and the numbers of replicas, nothing else, and is bounded. So are the engines of
-    a page. The bounds are this target's part of what ``bounds`` gives to all of its node. Not for use by two threads at
-    once.
+    What is remembered affects only speed and replicas' names. It is bounded, as are a page's engines, by this
+    target's part of ``bounds``, which the node shares. Not thread-safe.
     """
 
     def __init__(self, bounds: ScrapeLimits | None = None) -> None:
@@ -65,11 +64,11 @@ class Scanner:
         self._samples = registry.samples()
         self._replicas = Replicas()
         self._now: float | None = None
-        self._untimely = 0  # samples of this page whose own timestamp is of another moment
+        self._untimely = 0  # samples of this page with a timestamp far from the scrape
         self._forget()
 
     def close(self) -> None:
-        """Leave this target's part to the others."""
+        """Release this target's part."""
         for share in self._shares:
             share.leave(self)
 
@@ -84,8 +83,8 @@ class Scanner:
         return self._line_bytes + self._layout.bytes + self._last.bytes
 
     def scan(self, text: str | PageText, now: float | None = None) -> ScanResult:
-        """Read one page. ``now``: when it was read, in Unix seconds, to judge the timestamps of samples by; ``None`` =
-        they are not looked at.
+        """Parse one page. ``now``: Unix seconds of the scrape, against which timestamps are checked; ``None`` =
+        unchecked.
         """
         self._now, self._untimely = now, 0
         # What no server can have sent (half a surrogate pair, from a recording) would come out as a name that cannot be
@@ -98,7 +97,7 @@ class Scanner:
         fresh = not self._slots
         try:
             values, bad_lines = self._scan_lines(raw)
-            if self._layout.full and not fresh:  # perhaps only earlier pages filled it
+            if self._layout.full and not fresh:  # earlier pages may have filled it
                 self._forget()
                 self._untimely = 0
                 values, bad_lines = self._scan_lines(raw)
@@ -126,7 +125,7 @@ class Scanner:
         return ScanResult(engines, page, kind.flavour, kind.multi_process, whose, bad_lines, cut)
 
     def _keep_within(self, engines: int, allowed: int) -> None:
-        """Note what this page takes, and forget its layout if that is more than this target's part."""
+        """Report this page's use of the shared limits, and forget the layout if it exceeds this target's part."""
         self._bounds.engines.use(self, min(engines, allowed))
         if self._remembered_bytes > self._most_bytes:
             self._last.forget()
@@ -135,8 +134,8 @@ class Scanner:
         self._bounds.remembered.use(self, self._remembered_bytes)
 
     def _scan_lines(self, raw: PageText) -> tuple[list[float | None], int]:
-        """The values by slot and the number of bad lines: of a small page by what differs from the last one, of a large
-        one part by part, as all its lines at once are twice the page.
+        """(values by slot, number of bad lines): a small page by its changed lines, a large one in parts, because all
+        its lines at once take twice its memory.
         """
         if len(raw) <= SMALL_PAGE_BYTES:
             return self._scan_small(raw.decode())
@@ -162,7 +161,7 @@ class Scanner:
         return values, bad_lines
 
     def _scan_part(self, lines: Sequence[str], values: list[float | None]) -> int:
-        """Store values, return the number of bad lines. The loop below is the cost of a whole scan: keep it short."""
+        """Store values; returns the number of bad lines. This loop dominates the cost of a scan: keep it short."""
         bad_lines = 0
         slot_of = self._slots.get
         ceilings = self._layout.ceilings
@@ -185,7 +184,7 @@ class Scanner:
         return bad_lines
 
     def _careful(self, line: str, values: list[float | None]) -> bool:
-        """Read a line in an unknown form, remember the form, store its value. True = a wanted line was bad."""
+        """Parse a line of unknown form, remember the form, store its value; returns whether a wanted line was bad."""
         key, _, last = line.rpartition(" ")
         if not line or line.startswith("#"):
             self._remember(key, UNWANTED)
@@ -259,11 +258,10 @@ def parse_scrape(
     keep_text: bool = False,
     dialect: str = "",
 ) -> Scrape:
-    """The page of ``target`` as read at ``time`` (Unix seconds). The same text always gives the same page.
+    """The scrape of ``target`` at ``time`` (Unix seconds), deterministic.
 
-    ``error`` is the reason why the scrape failed; then ``text`` is not looked at. ``scanner`` is the target's own,
-    for speed. ``keep_text`` puts the raw text into the page, for a recording. ``dialect``: what discovery takes the
-    server for.
+    ``error``: why the scrape failed; ``text`` is then ignored. ``scanner``: the target's own, for speed.
+    ``keep_text``: keep the raw text, for a recording. ``dialect``: the server according to discovery.
     """
     if error is not None:
         result = ScanResult(error=error)

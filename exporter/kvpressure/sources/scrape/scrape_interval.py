@@ -1,17 +1,17 @@
-"""How often one engine is scraped: every second while it matters, seldom while all is calm, never at much cost to it.
+"""How often an engine is scraped: every second under load, rarely while calm, and at bounded cost. Pure; time is
+passed in.
 
-Pure; time is handed in. The engine renders its page in the process that serves its users, so a scrape costs them: at
-most what the fastest of the last answers took, since slower ones waited behind other work. Scraping may take
-``CALM_SHARE`` of a core while the engine is calm and ``BUSY_SHARE`` under load; pages that are large or slow
-(several API servers, many engines on a page) are therefore read less often. Every answer of a loaded server waits
-behind its work, so an engine with requests is read at least every ``WORKING_INTERVAL``, and the first pages, which
-cannot tell cost from load, are fast. What it costs us to take a page apart counts as well: one with a hundred thousand
-lines is no reason to spend a core on it.
+The engine renders its metrics in the process that serves users, so a scrape costs them CPU: at most the fastest of
+the last answers, because slower ones waited behind other work. Scrapes may use ``CALM_SHARE`` of a core while the
+engine is calm and ``BUSY_SHARE`` under load, so large or slow endpoints (several API servers, many engines) are
+scraped less often. A loaded server answers slowly whatever a scrape costs, so an engine with requests is scraped at
+least every ``WORKING_INTERVAL``, and the first scrapes, which cannot tell cost from load, are fast. Our own CPU for
+parsing is bounded in the same way.
 
-A target that fails again and again is asked less often as well, and so is one whose failures cost us CPU.
+A target that keeps failing is asked less often, and so is one whose failures cost us CPU.
 
-A sign of load makes the next pages fast at once. One that the next page confirms keeps them fast for a minute; one that
-it does not was a request that came in just then, as they do all the time on a healthy server.
+A sign of load makes the next scrapes fast at once; if the next scrape confirms it, for a minute. An unconfirmed sign
+was a request that had just arrived, as on any healthy server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvpressure.model import readings as r
 from kvpressure.model.readings import EngineReading, Scrape
 
 CALM_INTERVAL: Final = 5.0  # seconds
-SLOWEST_INTERVAL: Final = 12.0  # pages older than 15 s count as stale
+SLOWEST_INTERVAL: Final = 12.0  # metrics older than 15 s count as stale
 WORKING_INTERVAL: Final = 3.0  # at most for slow answers while requests run or wait: pressure is to be seen within 3 s
 CALM_AFTER: Final = 60.0  # seconds without a sign of load
 CALM_SHARE: Final = 0.005
@@ -34,12 +34,12 @@ BUSY_KV: Final = 0.5
 FELL_TO: Final = 0.5  # of the largest batch of the last minute
 FELL_FROM: Final = 4.0  # smaller batches come and go
 PATIENCE: Final = 3  # failures in a row that change nothing; each further one doubles the interval
-FAILING_INTERVAL: Final = CALM_INTERVAL  # at most, however slow it was: an engine that comes back is seen soon
-EARLY: Final = 0.1  # of the interval: reads do not fall on the same point of every second
+FAILING_INTERVAL: Final = CALM_INTERVAL  # maximum, so that a recovered engine is noticed soon
+EARLY: Final = 0.1  # share of the interval: reads are not exactly periodic
 
 
 class ScrapeInterval:
-    """The pace of one target. ``fast`` is the interval under load, in seconds; the first minute counts as load."""
+    """Scrape interval of one target. ``fast``: interval under load in seconds; the first minute counts as load."""
 
     __slots__ = (
         "_answers",
@@ -69,17 +69,17 @@ class ScrapeInterval:
         self._tokens: dict[str, float] = {}
 
     def due(self, now: float) -> bool:
-        """Whether the next page should be fetched."""
+        """Whether to scrape now."""
         if self._busy_until is None:
             self._busy_until = now + CALM_AFTER
         return self._started is None or now >= self._started + (1 - EARLY) * self.interval(now)
 
     def started(self, now: float) -> None:
-        """Note that a fetch begins."""
+        """Note the start of a scrape."""
         self._started = now
 
     def interval(self, now: float) -> float:
-        """Seconds between two pages at present."""
+        """Present interval in seconds."""
         busy = self._busy_until is None or now < self._busy_until
         wanted = self._fast if busy else max(self._fast, CALM_INTERVAL)
         share = BUSY_SHARE if busy else CALM_SHARE
@@ -92,13 +92,13 @@ class ScrapeInterval:
         return max(wanted, cheap, cheap_for_us, self._patience())
 
     def _patience(self) -> float:
-        """Seconds between two attempts at a target that fails, 0 while it does not."""
+        """Seconds between attempts at a failing target; 0 if it is not failing."""
         if self._failures < PATIENCE:
             return 0.0
         return min(self._fast * 2.0 ** min(self._failures - PATIENCE + 1, 16), FAILING_INTERVAL)
 
     def observe(self, page: Scrape, now: float, scan_seconds: float = 0.0) -> None:
-        """Take a page that took us ``scan_seconds`` of CPU. One that failed says nothing about the load."""
+        """Take a scrape and our CPU time for it in seconds. A failed one tells nothing about load."""
         if page.error is not None:
             self._failures += 1
             self._failed_cost = scan_seconds  # of ours alone: the rest of the time was spent waiting
@@ -118,12 +118,12 @@ class ScrapeInterval:
             self._busy_until = max(until, self._busy_until or 0.0)
 
     def _forget_all_but(self, engines: set[str]) -> None:
-        """An engine that left the page begins anew: names may be new on every page."""
+        """Forget engines that are gone, because names may be new at every scrape."""
         self._peak = {engine: peak for engine, peak in self._peak.items() if engine in engines}
         self._tokens = {engine: tokens for engine, tokens in self._tokens.items() if engine in engines}
 
     def _loaded(self, engine: EngineReading, now: float) -> bool:
-        """A filling cache, a queue, a batch that falls, or requests that get nothing."""
+        """Whether the cache fills, a queue exists, the batch falls, or requests get no tokens."""
         running = engine.gauges.get(r.RUNNING, 0.0)
         return (
             engine.gauges.get(r.KV_USAGE, 0.0) > BUSY_KV

@@ -1,4 +1,4 @@
-"""The source that reads the metrics pages of this node's vLLM engines: all at once, none waiting for another."""
+"""The source that scrapes this node's engines, all concurrently."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from kvpressure.sources.catalog import CollectorSettings
     from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 
-CUT_PLUGIN: Final = "plugin"  # its lines on a page, when they are more than this target's part
-CUT_NEW_ENGINES: Final = "new_engines"  # names that were not on earlier pages, when they come too fast
-WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for pages
-TARGET_LIMIT: Final = "target_limit"  # error of the source: more targets than allowed, the last ones are not read
+CUT_PLUGIN: Final = "plugin"  # too many lines of the plugin
+CUT_NEW_ENGINES: Final = "new_engines"  # too many new engine names
+WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for scrapes
+TARGET_LIMIT: Final = "target_limit"  # more targets than allowed; the last ones are not scraped
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +45,17 @@ class EngineSettings(Protocol):
 
     @property
     def engine_pace(self) -> str:
-        """``fixed``: every read asks every target. ``adaptive``: one that is calm is asked less often."""
+        """``fixed``: every read scrapes every target. ``adaptive``: calm ones are scraped less often."""
         ...
 
     @property
     def engine_timeout_seconds(self) -> float:
-        """Deadline of one fetch as a whole."""
+        """Total deadline of one fetch in seconds."""
         ...
 
     @property
     def engine_max_targets(self) -> int:
-        """How many targets are read at most."""
+        """Maximum number of targets."""
         ...
 
     @property
@@ -65,17 +65,17 @@ class EngineSettings(Protocol):
 
     @property
     def shared(self) -> SharedDiscovery:
-        """Where pod discovery leaves the targets that it finds."""
+        """Shared state with the targets that pod discovery found."""
         ...
 
     @property
     def keep_exposition(self) -> bool:
-        """Keep the raw text in the pages, for a recorder."""
+        """Whether to keep the raw text, for a recorder."""
         ...
 
 
 class _Feed:
-    """One target with what is kept between its pages."""
+    """One target and its state between scrapes."""
 
     def __init__(
         self, target: Target, timeout_seconds: float, pace: ScrapeInterval | None, bounds: ScrapeLimits
@@ -88,12 +88,12 @@ class _Feed:
         self._new_engines = NewEngines()
         bounds.plugin_lines.join(self)
         self.scan_seconds = 0.0  # of our own CPU for its last page
-        self.inside: PluginMetrics | None = None  # what the plugin says on the page, if it does
+        self.inside: PluginMetrics | None = None  # the plugin's reports, if any
         self.in_flight = False
-        self.late = False  # its last page took longer than a read waits
+        self.late = False  # its last scrape took longer than a read waits
 
     def page(self, keep_text: bool) -> Scrape:
-        """Fetch and read the page now. Failures are in the page."""
+        """Scrape now; failures are in the result."""
         with self._bounds.memory.lease() as lease:
             started, fetching = monotonic(), thread_time()
             text, error = self._fetched(lease)
@@ -105,11 +105,11 @@ class _Feed:
                 return page
 
     def failed(self) -> Scrape:
-        """The page after a mistake of ours."""
+        """The scrape after an internal error."""
         return self._page(None, INTERNAL, None, keep_text=False)
 
     def close(self) -> None:
-        """Hang up and leave what it shares to the others."""
+        """Close the connection and release shared limits."""
         self.fetcher.close()
         self._scanner.close()
         self._bounds.plugin_lines.leave(self)
@@ -153,8 +153,8 @@ class _Feed:
 
 
 class _FetchThreads:
-    """Daemon threads, started as needed, at most ``size``. Daemons, so that a hanging name lookup cannot hold up
-    the end of the process.
+    """At most ``size`` daemon threads, started on demand. Daemons, so that a hanging name lookup does not delay the
+    end of the process.
     """
 
     def __init__(self, size: int, work: Callable[[_Feed], None]) -> None:
@@ -172,8 +172,8 @@ class _FetchThreads:
         self._jobs.put(feed)
 
     def grow(self) -> None:
-        """Start a thread for every job that has none. Where none can be started (no memory, no more processes
-        allowed) those that there are take the jobs, and the next call tries again.
+        """Start a thread for every job without one. If none can be started (memory or process limit), existing ones
+        take the jobs, and the next call tries again.
         """
         with self._lock:
             wanted = min(self._jobs_open, self._size) - self._threads
@@ -203,10 +203,10 @@ class _FetchThreads:
 
 
 class EngineSource:
-    """All targets of this node. ``read`` returns the pages that came since the last one.
+    """All targets of this node. ``read`` returns the scrapes finished since the last one.
 
-    A target that is slow is waited for once; after that its pages are taken when they come, and a page that is
-    still being fetched is not asked for again. ``set_targets`` may be called from any thread.
+    A slow target is waited for once; afterwards its scrapes are taken when they finish, and no second one is started
+    meanwhile. ``set_targets`` is thread-safe.
     """
 
     name = "engines"
@@ -218,7 +218,7 @@ class EngineSource:
         self._interval = settings.collectors[self.name].interval_seconds
         self._wait = min(WAIT_SHARE * self._interval, self._timeout)
         self.keep_exposition = settings.keep_exposition
-        self._results: SimpleQueue[tuple[_Feed, Scrape | None]] = SimpleQueue()  # None: it failed, by our mistake
+        self._results: SimpleQueue[tuple[_Feed, Scrape | None]] = SimpleQueue()  # None: internal error
         self._pool = _FetchThreads(self._max_targets, self._work)
         self._bounds = ScrapeLimits()
         self._lock = threading.Lock()
@@ -232,12 +232,12 @@ class EngineSource:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """The targets that are read."""
+        """The targets that are scraped."""
         return tuple(feed.target for feed in self._feeds.values())
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """Read these from now on, of two with one name the first. Known ones keep their connection; beyond the limit
-        the last ones are not read.
+        """Scrape these from now on, the first of each name. Known ones keep their connection; the last ones beyond
+        the limit are not scraped.
         """
         with self._lock:
             wanted: dict[str, Target] = {}
@@ -261,7 +261,7 @@ class EngineSource:
         return known
 
     def read(self) -> Reading:
-        """Start a fetch of every target that is due, and return the pages that are there soon enough."""
+        """Start the scrapes that are due, and return those that finish soon enough."""
         self._follow_discovery()
         feeds = self._feeds
         for feed in feeds.values():
@@ -287,7 +287,9 @@ class EngineSource:
         )
 
     def _follow_discovery(self) -> None:
-        """Read what was given and what pods offer. Of a target that is both, discovery knows more."""
+        """Scrape configured targets and those of pods. For a target that is both, discovery's entry is used, which
+        knows more.
+        """
         if self._shared.targets != self._discovered:
             self._discovered = self._shared.targets
             known: dict[str, Target] = {}
@@ -296,11 +298,11 @@ class EngineSource:
             self.set_targets((*(known.get(target.name, target) for target in self._given), *self._discovered))
 
     def _is_due(self, feed: _Feed) -> bool:
-        """Whether this read asks the target: not while it is still answering, and at its pace."""
+        """Whether to scrape the target now: not while its last scrape runs, and at its interval."""
         return not feed.in_flight and (feed.pace is None or feed.pace.due(monotonic()))
 
     def _collect(self, awaited: set[_Feed]) -> list[tuple[_Feed, Scrape]]:
-        """All results that are there, waiting a while for those of ``awaited``."""
+        """All finished scrapes, after waiting a while for those of ``awaited``."""
         until = monotonic() + self._wait
         results: list[tuple[_Feed, Scrape]] = []
         while True:
@@ -321,9 +323,7 @@ class EngineSource:
         return results
 
     def _work(self, feed: _Feed) -> None:
-        """Runs in a thread of the pool. Whatever fails, there is a result: without one the target is never asked
-        again.
-        """
+        """Run by a pool thread. There is always a result, because a target without one would never be asked again."""
         page: Scrape | None = None
         try:
             page = feed.page(self.keep_exposition)
@@ -333,7 +333,7 @@ class EngineSource:
             self._results.put((feed, page))
 
     def close(self) -> None:
-        """Hang up on all targets; threads end when their fetch does."""
+        """Close all connections; threads end when their fetch does."""
         self._closed = True  # a read may be under way, and discovery go on
         self.set_targets(())
         self._pool.close()

@@ -44,7 +44,7 @@ _GPU: Final = re.compile(r"[!-~]{1,128}")
 
 
 class TargetError(InputError):
-    """A target that cannot be used: what is wrong with it, and what is allowed."""
+    """A target that cannot be used: what is wrong, and what is allowed."""
 
     def __init__(self, what: str, allowed: str) -> None:
         super().__init__(f"{what}; allowed: {allowed}")
@@ -54,12 +54,12 @@ class TargetError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One metrics page and what is known about the engine behind it.
+    """One metrics endpoint and what is known about its engine.
 
-    ``version`` is the server's and ``dialect`` its engine's name, where discovery can tell. ``ca`` is a file of
-    certificates to trust instead of the system's; ``verify`` False accepts any certificate. ``model_config``: a model's
-    ``config.json`` or name, "" = none. ``group``: as of a scrape. Raises ``TargetError`` for an address that no request
-    could be written for.
+    ``version``: the server's; ``dialect``: its name; both where discovery knows them. ``ca``: file of certificates to
+    trust instead of the system's; ``verify`` False accepts any certificate. ``model_config``: a model's
+    ``config.json`` or name, "" = none. ``group``: as in ``Scrape``. Raises ``TargetError`` for an address that cannot
+    be requested.
     """
 
     host: str
@@ -92,17 +92,17 @@ class Target:
 
     @property
     def address(self) -> str:
-        """Host and port as they stand in a URL."""
+        """Host and port as in a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def name(self) -> str:
-        """The URL. It names the target in metrics and recordings, and no two targets share one."""
+        """The URL; it identifies the target in metrics and recordings."""
         return f"{self.scheme}://{self.address}{self.path}"
 
 
 def parse_target(text: str) -> Target:
-    """The target that one ``--engine.target`` value means. Raises ``TargetError``."""
+    """The target of one ``--engine.target`` value. Raises ``TargetError``."""
     owner = _OWNER.match(text)
     options = {"namespace": owner[1], "pod": owner[2]} if owner else {}
     url, _, rest = text[owner.end() if owner else 0 :].partition(";")
@@ -147,7 +147,7 @@ def _options(text: str, rest: str) -> Iterator[tuple[str, str]]:
 def _parse_url(text: str, url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port and path."""
     bare = "://" not in url
-    if not url.isprintable() or " " in url:  # urlsplit would drop some of these without a word
+    if not url.isprintable() or " " in url:  # urlsplit would silently drop some of these
         raise TargetError(f"target {text!r} has blanks or control characters in its address", ADDRESSES)
     try:
         parts = urlsplit(f"http://{url}" if bare else url)

@@ -1,5 +1,5 @@
-"""The ids of AMD's device plugin and DRA driver that are no PCI address: ``amdgpu_xcp_<n>``,
-``gpu-<card>-<render>``. Pure.
+"""Ids of AMD's device plugin and DRA driver that are no PCI address: ``amdgpu_xcp_<n>``, ``gpu-<card>-<render>``.
+Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DRA: Final = re.compile(r"gpu-(\d{1,4})-(\d{1,4})")
 
 
 def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
-    """The partition that the driver calls so."""
+    """The partition with this driver name."""
     if not _PARTITION.fullmatch(device_id):
         return None
     named = [gpu for gpu in gpus if gpu.pci_bus_id == device_id]
@@ -27,7 +27,7 @@ def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | Non
 
 
 def from_dra(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
-    """The GPU whose render node has that number."""
+    """The GPU with this render node number."""
     found = _DRA.fullmatch(name)
     gpu = next((gpu for gpu in gpus if found and gpu.vendor == VENDOR and gpu.minor == int(found[2])), None)
     return None if gpu is None else OwnedDevice(gpu.uuid)

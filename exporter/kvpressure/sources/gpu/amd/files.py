@@ -1,4 +1,4 @@
-"""Reading the driver's small text files, and why one could not be read."""
+"""Reads the driver's small text files, and tells why one could not be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_PERMISSION: Final = "no_permission"
 BUSY: Final = "busy"
 LOST: Final = "lost"
 IO_ERROR: Final = "io_error"
-INVALID_DATA: Final = "invalid_data"  # the file was read, and what it says cannot be true
+INVALID_DATA: Final = "invalid_data"  # impossible content
 
 _MAX_BYTES: Final = 16384  # a KFD node's properties are about 1 KiB
 _REASON_BY_ERRNO: Final = {
@@ -23,7 +23,7 @@ _REASON_BY_ERRNO: Final = {
     errno.ENXIO: LOST,
 }
 _NORMAL: Final = frozenset(
-    {  # the part does not have this figure; the file may exist all the same
+    {  # the GPU does not have this value; the file may exist all the same
         errno.ENOENT,
         errno.ENOTDIR,
         errno.EOPNOTSUPP,
@@ -35,7 +35,7 @@ _NORMAL: Final = frozenset(
 
 
 class CountingFiles:
-    """Reads files and counts failures by reason. What the hardware simply does not have is no failure."""
+    """Reads files and counts failures by reason; what the hardware does not have is no failure."""
 
     def __init__(self) -> None:
         self._errors: Counter[str] = Counter()
@@ -51,7 +51,7 @@ class CountingFiles:
         return raw.decode("utf-8", "replace").strip() or None
 
     def number(self, path: str) -> int | None:
-        """The whole number of 0 or more that the file holds, or None."""
+        """The file's non-negative integer, or None."""
         text = self.text(path)
         if text is None:
             return None
@@ -66,7 +66,7 @@ class CountingFiles:
         return text[:100] if text is not None and text.isprintable() else None
 
     def reject(self) -> None:
-        """Count an answer that came but cannot be true."""
+        """Count an impossible value."""
         self._errors[INVALID_DATA] += 1
 
     def take_errors(self) -> dict[str, int]:
@@ -76,7 +76,7 @@ class CountingFiles:
 
 
 def read_bytes(path: str) -> bytes:
-    """The first bytes of a file. Raises ``OSError``. Never waits for a writer, should the path be a pipe."""
+    """The first bytes of a file, without waiting for a writer if it is a pipe. Raises ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return os.read(descriptor, _MAX_BYTES)

@@ -1,8 +1,8 @@
-"""The compute side of the driver, ``/sys/class/kfd/kfd``: partitions and the memory of processes.
+"""The compute side of the driver, ``/sys/class/kfd/kfd``: partitions and memory of processes.
 
-A KFD node is a GPU, or one partition of it (CPX, DPX, ...). The kernel shows the files of a node only to a process
-whose device cgroup admits that GPU's render node, so an unprivileged container may see none of this; then
-partitions and processes are absent, and everything from ``sysfs`` is still there.
+A KFD node is a GPU, or one partition of it (CPX, DPX, ...). The kernel shows a node's files only to processes whose
+device cgroup admits that GPU's render node, so an unprivileged container may see none; partitions and processes are
+then absent, everything from ``sysfs`` is not.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MAX_PROCESSES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class KfdNode:
-    """One GPU or partition as KFD lists it. ``address`` is ``0000:19:00`` (PCI without the function, whose bits
-    hold the partition); ``memory_bytes`` the device memory that belongs to it.
+    """One GPU or partition. ``address``: PCI address without the function (``0000:19:00``), whose bits hold the
+    partition.
     """
 
     gpu_id: int
@@ -32,7 +32,7 @@ class KfdNode:
 
 
 def nodes(root: str, files: CountingFiles) -> tuple[KfdNode, ...]:
-    """GPU nodes of the topology under the sysfs ``root``, in the order of their render nodes."""
+    """GPU nodes of the topology under the sysfs ``root``, ordered by render node."""
     top = f"{root}/class/kfd/kfd/topology/nodes"
     found = [_node(f"{top}/{name}", files) for name in names(top)]
     return tuple(sorted((node for node in found if node is not None), key=lambda node: node.minor))
@@ -69,9 +69,9 @@ def _memory(path: str, files: CountingFiles) -> int | None:
 
 
 def processes(root: str, gpu_ids: Collection[int], files: CountingFiles) -> dict[int, tuple[GpuProcess, ...]]:
-    """Processes that hold device memory, by KFD gpu_id. Pids are the host's.
+    """Processes with device memory, by KFD gpu_id; pids are the host's.
 
-    KFD lists a process under every GPU that it could open; one with no memory there does not use that GPU.
+    KFD lists a process under every GPU that it could open; one without memory there does not use that GPU.
     """
     top = f"{root}/class/kfd/kfd/proc"
     wanted = {f"vram_{gpu_id}": gpu_id for gpu_id in gpu_ids}

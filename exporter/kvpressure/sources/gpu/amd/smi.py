@@ -1,9 +1,9 @@
-"""Figures of whole devices from AMD's library, through the Python package ``amdsmi``, once it has earned trust.
+"""Values of whole devices from AMD's library through the Python package ``amdsmi``, once it has passed checks.
 
 The package binds every symbol of ``libamd_smi.so`` at import and reads C structures whose layout changed between
-releases without a change of any symbol: a wrapper and a library of different ROCm releases can import fine and
-return garbage. So it is used only if (1) it imports, (2) both are of the same release, and (3) it sees the devices
-that sysfs shows, with their memory. Process lists are never taken from it (their layout drifted most).
+releases without new symbols, so a wrapper and a library of different ROCm releases may import fine and return
+garbage. It is used only if (1) it imports, (2) both are of the same release, and (3) it sees the devices that sysfs
+shows, with their memory. Process lists are never taken from it (their layout changed most).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from kvpressure.sources.gpu.amd.files import BUSY, NO_PERMISSION
 
-MISSING: Final = "amdsmi_missing"  # the package or the library is not there, or they do not fit together at all
-MISMATCH: Final = "amdsmi_mismatch"  # wrapper and library are not of one release, or contradict sysfs
+MISSING: Final = "amdsmi_missing"  # package or library is missing, or the import fails
+MISMATCH: Final = "amdsmi_mismatch"  # wrapper and library are of different releases, or contradict sysfs
 FAILED: Final = "amdsmi_failed"  # the library answers with errors
 
 #: Releases of the library (its own numbers) that belong to a ROCm release. ROCm's own wrapper carries the library's
@@ -53,7 +53,7 @@ class SmiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One device as the library sees it, in this project's units. None = it does not say."""
+    """One device as the library reports it, in base units; None = not reported."""
 
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
@@ -63,10 +63,10 @@ class Figures:
 
 
 class Smi:
-    """The opened library. ``expected`` is what sysfs shows: PCI address -> bytes of device memory, where known.
+    """The opened library. ``expected``: PCI address -> bytes of device memory in sysfs, where known.
 
     Raises:
-        SmiError: it is not there, or not to be trusted.
+        SmiError: it is missing, or failed a check.
     """
 
     def __init__(self, expected: Mapping[str, int | None]) -> None:
@@ -85,24 +85,24 @@ class Smi:
             raise
 
     def figures(self) -> dict[str, Figures]:
-        """Every device by PCI address. Raises ``SmiError`` when none of them says anything."""
+        """Every device by PCI address. Raises ``SmiError`` when none reports a value."""
         found = {bus: self._read(handle) for bus, handle in self._handles.items()}
         if all(figures == Figures() for figures in found.values()):
             raise SmiError(FAILED, "no device answers")
         return found
 
     def take_errors(self) -> dict[str, int]:
-        """Failed calls since the last time, by reason. What a device does not have is no failure."""
+        """Failed calls since the last time, by reason; what a device does not have is no failure."""
         errors, self._errors = dict(self._errors), Counter()
         return errors
 
     def close(self) -> None:
-        """Let the library go. Never raises."""
+        """Shut the library down. Never raises."""
         with contextlib.suppress(Exception):
             self._module.amdsmi_shut_down()
 
     def _find(self, expected: Mapping[str, int | None]) -> dict[str, Any]:
-        """Handles of the expected devices. Further partitions of one have addresses that sysfs does not know."""
+        """Handles of the expected devices; further partitions have addresses that sysfs does not know."""
         try:
             handles = self._module.amdsmi_get_processor_handles()
             found = {str(self._module.amdsmi_get_gpu_device_bdf(handle)).lower(): handle for handle in handles}
@@ -135,7 +135,7 @@ class Smi:
         )
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None]:
-        """Total and used bytes: from the calls that count bytes, else from the one that counts MiB."""
+        """(total, used) bytes: from the calls that count bytes, else from the one that counts MiB."""
 
         def bytes_of(function: str) -> float | None:
             return number(self._ask(lambda m: getattr(m, function)(handle, m.AmdSmiMemoryType.VRAM)))
@@ -162,15 +162,15 @@ class Smi:
 
 
 def number(value: object) -> float | None:
-    """A value of the package as a number: not the text ``N/A``, not a sentinel, not negative."""
+    """A value of the package as a number; None for ``N/A``, sentinels and negative numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) and value >= 0 and value not in _SENTINELS else None
 
 
 def watts(values: Mapping[str, object], *names: str) -> float | None:
-    """The first of the named values that says something, in watts. Releases and hosts differ in watts and microwatts;
-    0 is "not known".
+    """The first known value of ``names`` in watts (releases and hosts differ in watts and microwatts); 0 means
+    unknown.
     """
     for name in names:
         value = number(values.get(name))
@@ -180,7 +180,7 @@ def watts(values: Mapping[str, object], *names: str) -> float | None:
 
 
 def _import() -> Any:
-    """The package. Without its library it prints to standard output and raises ``KeyError``."""
+    """The package; without its library it prints to standard output and raises ``KeyError``."""
     os.environ.setdefault("RSMI_MUTEX_THREAD_ONLY", "1")  # else a crashed user of /dev/shm/rocm_smi_* blocks init
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -190,7 +190,7 @@ def _import() -> Any:
 
 
 def _check_release(module: Any) -> None:
-    """Raises ``SmiError`` unless wrapper and library are of one release."""
+    """Raise ``SmiError`` unless wrapper and library are of one release."""
     wrapper = tuple(int(part) for part in re.findall(r"\d+", str(module.__version__).split("+")[0])[:3])
     try:
         said = module.amdsmi_get_lib_version()

@@ -1,12 +1,12 @@
-"""AMD GPUs. sysfs first: it needs neither library nor device node nor privilege; AMD's library where asked or needed.
+"""AMD GPUs: from sysfs, which needs no library, device node or privilege; from AMD's library where asked or needed.
 
-``--gpu.amd.backend``: ``sysfs`` reads files only; ``auto`` (default) asks ``amdsmi`` for figures that sysfs lacks,
-if it is there and fits; ``amdsmi`` takes the figures of whole devices from it and fails when it cannot be used.
-Which devices exist, their partitions and processes come from sysfs in every case.
+``--gpu.amd.backend``: ``sysfs`` reads files only; ``auto`` (default) takes values that sysfs lacks from ``amdsmi``,
+if that is usable; ``amdsmi`` takes the values of whole devices from it and fails when it is not usable. Devices,
+partitions and processes always come from sysfs.
 
-Reasons of ``SourceError``: ``no_devices`` (this node has no AMD GPU: normal, ``NothingHere``),
-``amdsmi_missing``, ``amdsmi_mismatch``, ``amdsmi_failed`` (only with ``--gpu.amd.backend=amdsmi``). Reasons in
-``Reading.errors``: those of ``files``, and ``amdsmi_failed``. ``GpuReading.error``: ``lost``, ``no_permission``.
+Reasons of ``SourceError``: ``no_devices`` (no AMD GPU: normal, ``NothingHere``), ``amdsmi_missing``,
+``amdsmi_mismatch``, ``amdsmi_failed`` (only with ``--gpu.amd.backend=amdsmi``). Reasons in ``Reading.errors``: those
+of ``files``, and ``amdsmi_failed``. ``GpuReading.error``: ``lost``, ``no_permission``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AmdSettings(Protocol):
 
 
 class AmdSource:
-    """Reads every AMD GPU of the node; see the module. ``clock`` gives monotonic seconds."""
+    """Reads every AMD GPU of the node. ``clock`` gives monotonic seconds."""
 
     name = "amd"
 
@@ -87,7 +87,7 @@ class AmdSource:
         return Reading(gpus=tuple(readings), expected_gpus={sysfs.VENDOR: len(self._known)}, errors=self._take_errors())
 
     def close(self) -> None:
-        """Let the library go, if it was opened."""
+        """Shut the library down, if it was opened."""
         if self._library is not None:
             self._library.close()
 
@@ -119,7 +119,9 @@ class AmdSource:
         )
 
     def _with_library(self, readings: list[GpuReading], now: float) -> list[GpuReading]:
-        """The readings with the library's figures: instead of those of sysfs when asked for, else beside them."""
+        """The readings with the library's values: in place of those of sysfs if asked for, else
+        where sysfs has none.
+        """
         prefer = self._backend == "amdsmi"
         try:
             figures = self._opened(now).figures()
@@ -139,7 +141,7 @@ class AmdSource:
         return merged
 
     def _merged(self, reading: GpuReading, figures: smi.Figures, prefer: bool) -> GpuReading:
-        """``reading`` with the library's figures where it has none, or (``prefer``) wherever the library has one."""
+        """``reading`` with the library's values where it has none, or (``prefer``) wherever the library has one."""
         names = _ACTIVITY if self._known[reading.pci_bus_id or ""].unified else _ACTIVITY + _MEMORY
         found = {name: getattr(figures, name) for name in names}
         return replace(

@@ -1,8 +1,8 @@
-"""AMD GPUs as the kernel driver shows them in sysfs: no library, no device node, no privilege.
+"""AMD GPUs as the kernel driver shows them in sysfs: no library, device node or privilege.
 
-Units in the files: memory in bytes, busy in percent, power in microwatts. A file may exist and refuse to be read,
-and a figure that the driver cannot know is often 0; both are absent here. Facts and places in the driver:
-``Documentation/gpu/amdgpu`` of the kernel (driver-misc, thermal).
+Units in the files: memory in bytes, busy in percent, power in microwatts. A file may exist and be unreadable, and an
+unknown value is often 0; both are absent here. Source: ``Documentation/gpu/amdgpu`` of the kernel (driver-misc,
+thermal).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PARTITION: Final = re.compile(r"amdgpu_xcp[._](\d+)")
 _UNIQUE_ID: Final = re.compile(r"(?:0x)?([0-9a-f]{1,16})")
 _POWER: Final = ("power1_average", "power1_input")  # most parts have one of them
 _MICRO: Final = 1e-6
-_UNIFIED_FACTOR: Final = 1.5  # KFD counts that much more memory than VRAM: the GPU works in system memory
+_UNIFIED_FACTOR: Final = 1.5  # KFD counts this much more memory than VRAM if the GPU uses system memory
 _SLACK: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One compute partition. ``bus_id`` is the name of its device: the PCI address for the first, ``amdgpu_xcp_7``
-    for others, which is how AMD's device plugin names them to the kubelet.
+    """One compute partition. ``bus_id``: name of its device, as AMD's device plugin reports it to the kubelet: the
+    PCI address for the first, ``amdgpu_xcp_7`` for others.
     """
 
     uuid: str
@@ -49,9 +49,9 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class SysfsDevice:
-    """What of one PCI device changes seldom. ``uuid`` is ``GPU-<unique_id>`` as ROCm writes it, or node and PCI
-    address where the driver gives no unique id. ``minor`` = its render node, unless that is a partition's. ``unified``
-    = its VRAM is a carve-out of the system memory it works in.
+    """Rarely changing properties of one PCI device. ``uuid``: ``GPU-<unique_id>`` as ROCm writes it, else node and
+    PCI address. ``minor``: its render node, unless that is a partition's. ``unified``: its VRAM is a carve-out of the
+    system memory it uses.
     """
 
     bus_id: str
@@ -69,7 +69,7 @@ class SysfsDevice:
 
 
 def devices(root: str, files: CountingFiles, node: str) -> dict[str, SysfsDevice]:
-    """AMD GPUs under the sysfs ``root`` of ``node`` by PCI address, in its order."""
+    """AMD GPUs under the sysfs ``root`` of ``node`` by PCI address, in that order."""
     drm = f"{root}/class/drm"
     entries = {
         name: Path(f"{drm}/{name}/device").resolve()
@@ -91,8 +91,8 @@ def devices(root: str, files: CountingFiles, node: str) -> dict[str, SysfsDevice
 
 
 def _identities(cards: Mapping[str, str], files: CountingFiles, node: str) -> dict[str, str]:
-    """PCI address -> uuid. A unique id that two devices share (virtual functions do) identifies neither. Addresses are
-    the same on every node of a kind: without the node's name two GPUs of a cluster would be one.
+    """PCI address -> uuid. A unique id of two devices (virtual functions) identifies neither. The node's name is part
+    of the uuid without one, because addresses are the same on similar nodes.
     """
     unique = {}
     for bus, path in cards.items():
@@ -104,7 +104,7 @@ def _identities(cards: Mapping[str, str], files: CountingFiles, node: str) -> di
 
 
 def _driver(root: str, files: CountingFiles) -> str | None:
-    """Version of the out-of-tree driver; the one in the kernel's tree has none but the kernel's."""
+    """Version of the out-of-tree driver; else the kernel's."""
     if not Path(f"{root}/module/amdgpu").is_dir():
         return None
     return files.label(f"{root}/module/amdgpu/version") or f"kernel {os.uname().release}"
@@ -147,7 +147,7 @@ def _device(
 
 
 def _name(path: str, files: CountingFiles) -> str:
-    """Product name (server GPUs have one) or the PCI ids."""
+    """Product name (of server GPUs), else the PCI ids."""
     product = files.label(f"{path}/product_name")
     device = _PCI_ID.fullmatch(files.text(f"{path}/device") or "")
     return product or (f"AMD GPU 1002:{device[1]}" if device else "AMD GPU")
@@ -163,9 +163,9 @@ def _partitions(uuid: str, nodes: Sequence[kfd.KfdNode], minors: Mapping[int, st
 def read(
     device: SysfsDevice, index: int, held: Mapping[int, tuple[GpuProcess, ...]], files: CountingFiles
 ) -> list[GpuReading]:
-    """The device now, followed by its partitions. ``held`` are processes by KFD gpu_id.
+    """The device now, followed by its partitions. ``held``: processes by KFD gpu_id.
 
-    Activity and power exist for the whole device only: they are absent on partitions.
+    Activity and power exist for the whole device only, so partitions have none.
     """
     if not Path(device.path).is_dir():
         return [gone(device, index)]
@@ -199,7 +199,7 @@ def read(
 
 
 def gone(device: SysfsDevice, index: int) -> GpuReading:
-    """A device that was there and is not any more."""
+    """The reading of a device that has disappeared."""
     return GpuReading(
         uuid=device.uuid,
         index=index,
@@ -213,8 +213,8 @@ def gone(device: SysfsDevice, index: int) -> GpuReading:
 
 
 def _used(device: SysfsDevice, files: CountingFiles) -> int | None:
-    """Device memory in use. Never 0: the driver itself holds some, and a virtual function that cannot see the
-    figure says 0.
+    """Device memory in use, in bytes. Never 0: the driver itself holds some, and a virtual function that cannot know
+    the value reports 0.
     """
     used = files.number(f"{device.path}/mem_info_vram_used")
     if used and device.memory_bytes and used > device.memory_bytes:
@@ -224,7 +224,7 @@ def _used(device: SysfsDevice, files: CountingFiles) -> int | None:
 
 
 def _refusal(device: SysfsDevice) -> str | None:
-    """Why a device that is there reports nothing, when it is for want of permission."""
+    """``no_permission`` if that is why a device reports nothing, else None."""
     probe = f"{device.path}/mem_info_vram_used"
     return NO_PERMISSION if os.access(probe, os.F_OK) and not os.access(probe, os.R_OK) else None
 
@@ -252,8 +252,8 @@ def _read_partitions(
 
 
 def _partition_memory(device: SysfsDevice, whole: int | None, files: CountingFiles) -> dict[int, int | None]:
-    """Memory in use by KFD gpu_id. Some drivers give every partition the figure of the whole device: the parts are
-    believed only when they add up to it.
+    """Bytes in use by KFD gpu_id. Some drivers report the whole device's value for every partition, so values are
+    used only if their sum fits it.
     """
     used = {part.gpu_id: files.number(part.used_path) or None for part in device.partitions}
     total = sum(value or 0 for value in used.values())

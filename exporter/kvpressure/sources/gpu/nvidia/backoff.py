@@ -1,10 +1,10 @@
-"""When to try again."""
+"""Back-off between attempts."""
 
 from __future__ import annotations
 
 
 class Backoff:
-    """``first`` seconds after a failure, twice as long after each further one, up to ``longest``."""
+    """``first`` seconds after a failure, doubled after each further one, up to ``longest``."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
@@ -14,7 +14,7 @@ class Backoff:
 
     @property
     def begun(self) -> bool:
-        """Whether something has failed since all was well."""
+        """Whether something has failed since the last success."""
         return self._delay > 0
 
     def wait(self, now: float) -> float:
@@ -22,10 +22,10 @@ class Backoff:
         return max(0.0, self._due - now)
 
     def failed(self, now: float) -> None:
-        """An attempt failed: wait longer."""
+        """Note a failed attempt; the next wait is longer."""
         self._delay = min(self._longest, 2 * self._delay or self._first)
         self._due = now + self._delay
 
     def reset(self) -> None:
-        """All is well: the next attempt need not wait."""
+        """Note a success; the next attempt need not wait."""
         self._delay = self._due = 0.0

@@ -1,7 +1,7 @@
 """Calls that may never return: NVML has no timeouts, and a hung call blocks its thread for good.
 
-Work runs in a thread that is given up when it hangs; the next work gets a new one. What hangs for one key is not
-tried again for that key until it has returned, so there is never more than one stuck thread a key.
+Work runs in a thread that is abandoned when it hangs; further work gets a new one. A key whose call hangs is not
+tried again until the call returns, so there is at most one stuck thread per key.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Hung(Exception):
-    """The call has not returned in time, or an earlier one for the same key still has not."""
+    """The call has not returned in time, or an earlier one for the same key hangs still."""
 
 
 class Job(Generic[T]):
-    """Work that another thread does."""
+    """Work for another thread."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -33,7 +33,7 @@ class Job(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do the work; called once, by the lane."""
+        """Do the work; called once, by the worker thread."""
         try:
             self._value = self._work()
         except BaseException as error:  # handed to whoever waits
@@ -42,7 +42,7 @@ class Job(Generic[T]):
         self._running.release()
 
     def result(self, timeout: float) -> T:
-        """What the work returned or raised. Raises ``Hung`` when it has not ended in time."""
+        """What the work returned or raised. Raises ``Hung`` after ``timeout`` seconds."""
         if not self.done and not self._running.acquire(timeout=timeout):
             raise Hung
         if self._error is not None:
@@ -51,7 +51,7 @@ class Job(Generic[T]):
 
 
 class HangGuard:
-    """One thread for work that returns, and as many given-up ones as calls hang. Used by one caller at a time."""
+    """One thread for work that returns, plus one abandoned thread per hanging call. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -59,7 +59,7 @@ class HangGuard:
         self._stuck: dict[str, Job[Any]] = {}
 
     def start(self, work: Callable[[], T]) -> Job[T]:
-        """Begin ``work``; it must have ended or be given up before the next one begins."""
+        """Start ``work``; the previous one must have ended or been abandoned."""
         if self._queue is None:
             queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
             threading.Thread(target=_serve, args=(queue,), name=self._name, daemon=True).start()
@@ -81,13 +81,13 @@ class HangGuard:
             raise
 
     def stuck(self) -> set[str]:
-        """Keys whose call still has not returned."""
+        """Keys whose call has not returned."""
         for key in [key for key, job in self._stuck.items() if job.done]:
             del self._stuck[key]
         return set(self._stuck)
 
     def close(self) -> None:
-        """Let the thread end after the work it has; the next work gets a new one."""
+        """Let the thread end after its present work; further work gets a new one."""
         if self._queue is not None:
             self._queue.put(None)
             self._queue = None

@@ -1,4 +1,4 @@
-"""NVML's return codes: which word each gets as a reason, and how far its failure reaches.
+"""NVML's return codes: the reason for each, and how far its failure reaches.
 
 Codes are handled as numbers: ``NVMLError`` objects are unhashable and must not be compared with ``==``.
 """
@@ -18,10 +18,10 @@ NO_PERMISSION: Final = "no_permission"
 NOT_FOUND: Final = "not_found"
 NOT_SUPPORTED: Final = "not_supported"
 OLD_DRIVER: Final = "old_driver"  # the symbol, or this version of its structure, is newer than the driver
-BLOCKED: Final = "blocked"  # the operating system (a device cgroup) refuses
+BLOCKED: Final = "blocked"  # refused by the operating system (a device cgroup)
 GPU_NOT_FOUND: Final = "gpu_not_found"
-TIMEOUT: Final = "timeout"  # NVML says so, or a call did not come back
-INVALID_DATA: Final = "invalid_data"  # an answer that cannot be true
+TIMEOUT: Final = "timeout"  # reported by NVML, or a call did not return
+INVALID_DATA: Final = "invalid_data"  # an impossible answer
 UNKNOWN: Final = "unknown"
 NO_DEVICES: Final = "no_devices"  # another vendor's node: normal
 
@@ -57,28 +57,29 @@ REASON_BY_CODE: Final = MappingProxyType(
 )
 
 REASONS: Final = frozenset(REASON_BY_CODE.values()) | {INVALID_DATA, UNKNOWN, NO_DEVICES}
-"""Every word that stands in ``SourceError.reason``, ``GpuReading.error`` or ``Reading.errors``."""
+"""Every value of ``SourceError.reason``, ``GpuReading.error`` and keys of ``Reading.errors``."""
 
 LIBRARY_DOWN: Final = frozenset({NOT_INITIALIZED, DRIVER_MISSING, LIBRARY_MISMATCH})
-"""No call can succeed before the library is opened anew (or, for a mismatch, the process replaced)."""
+"""No call can succeed before the library is reopened (after a mismatch: in a new process)."""
 
 NO_DRIVER: Final = frozenset({DRIVER_MISSING, LIBRARY_MISSING})
-"""What a node says that has no NVIDIA driver, be it missing or not needed."""
+"""Reasons on a node without NVIDIA driver, missing or not needed."""
 
 DEVICE_DOWN: Final = frozenset({LOST, RESET_REQUIRED, GPU_NOT_FOUND})
-"""No call for this GPU can succeed before the library is opened anew."""
+"""No call for this GPU can succeed before the library is reopened."""
 
 NORMAL: Final = frozenset({NOT_SUPPORTED, OLD_DRIVER, NOT_FOUND})
-"""Answers of a healthy driver: the value does not exist. They are not counted as errors."""
+"""Answers of a healthy driver: the value does not exist. Not counted as errors."""
 
 LASTING: Final = frozenset({NOT_SUPPORTED, OLD_DRIVER, NO_PERMISSION})
-"""Asking again a second later would give the same answer."""
+"""Asking again soon would give the same answer."""
 
 NEEDS_NEW_CONTAINER: Final = frozenset({UNKNOWN, BLOCKED})
-"""When no GPU answers otherwise for long, this container has lost its devices (e.g. after the host's systemd was
-reloaded) and only a new one gets them back."""
+"""When every GPU answers so for long, the container has lost its devices (e.g. after a reload of the host's systemd)
+and only a new one gets them back.
+"""
 
 
 def reason_of(code: int) -> str:
-    """The word for a return code; codes that mean nothing special here are ``unknown``."""
+    """The reason for a return code; ``unknown`` for codes without one."""
     return REASON_BY_CODE.get(code, UNKNOWN)

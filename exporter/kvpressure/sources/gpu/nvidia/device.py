@@ -1,4 +1,4 @@
-"""One GPU across readings: its handle, who it is, what was read seldom, and its MIG instances."""
+"""One GPU across readings: its handle, identity, rarely read values and MIG instances."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kvpressure.sources.gpu.nvidia.query import DeviceQuery, Queries
 from kvpressure.sources.gpu.nvidia.samples import UtilizationSamples
 
 SLOW_SECONDS: Final = 10.0
-"""How often what changes seldom or costs much is read: process lists, the power limit, MIG, missing identity."""
+"""Interval of rarely changing or expensive values: process lists, the power limit, MIG, missing identity."""
 
 
 class NvmlDevice:
-    """A GPU that gave its UUID. Only one thread uses it at a time."""
+    """A GPU with a known UUID. Not thread-safe."""
 
     def __init__(
         self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, identity: Identity, handle: Any
@@ -41,26 +41,26 @@ class NvmlDevice:
 
     @property
     def identities(self) -> tuple[Identity, ...]:
-        """Who the GPU is, and its MIG instances."""
+        """Identity of the GPU and of its MIG instances."""
         return (self.identity, *(self._mig.identities if self._mig is not None else ()))
 
     @property
     def handle(self) -> Any:
-        """NVML's handle, good while the library is open."""
+        """NVML's handle, valid while the library is open."""
         return self._handle
 
     def attach(self, index: int, driver: str | None, handle: Any) -> None:
-        """The library was opened anew: same GPU, new handle."""
+        """Take the new handle after the library was reopened."""
         self.identity = replace(self.identity, index=index, driver=driver)
         self._handle = handle
 
     def release(self) -> None:
-        """Give back what the library holds for this GPU, before it is closed."""
+        """Free what the library holds for this GPU, before it is closed."""
         if self._gpm is not None:
             self._gpm.release()
 
     def read(self) -> list[GpuReading]:
-        """Read the GPU and then its MIG instances. A device of which nothing could be read has ``error``.
+        """Readings of the GPU and of its MIG instances; a device of which nothing could be read has ``error``.
 
         Raises:
             DeviceDown, LibraryDown: see ``Queries.ask``.
@@ -73,7 +73,7 @@ class NvmlDevice:
         instances = [] if self._mig is None else self._read_instances(self._mig, slow)
         reading, error = self._read_gpu(slow)
         if error == codes.NO_PERMISSION and self._mig is not None:
-            error = None  # the figures of the whole GPU are a privilege; its instances speak
+            error = None  # reading the whole GPU needs privileges; its instances are readable
         if error in codes.NEEDS_NEW_CONTAINER:
             self._queries.forget(self.identity.uuid)  # the whole GPU is out: ask for everything again next time
         if error is not None:
@@ -82,7 +82,7 @@ class NvmlDevice:
         return [reading, *instances]
 
     def _read_gpu(self, slow: bool) -> tuple[GpuReading, str | None]:
-        """The GPU itself, and why nothing at all could be read."""
+        """The GPU itself, and why nothing could be read."""
         ask = DeviceQuery(self._queries, self.identity.uuid)
         handle = self._handle
         memory = fields.memory(ask, handle)
@@ -125,7 +125,7 @@ class NvmlDevice:
         return readings
 
     def _look_for_mig(self) -> None:
-        """MIG may be switched under way; what the GPU can answer differs with it."""
+        """Detect that MIG was switched, which changes what the GPU can answer."""
         if not self._options.mig:
             return
         mode = self._queries.ask(self.identity.uuid, "mig_mode", pynvml.nvmlDeviceGetMigMode, self._handle)
@@ -140,7 +140,7 @@ class NvmlDevice:
 
     def _identify(self) -> None:
         """Complete the identity. Apart from the reading: names come from the library's memory even when the GPU is
-        out of reach, so they are no sign that it answers.
+        unreachable, so they are no sign that it answers.
         """
         if self.identity.complete:
             return
@@ -155,6 +155,6 @@ class NvmlDevice:
 
 
 def _sysfs_bus_id(bus_id: str) -> str | None:
-    """NVML's ``00000000:3B:00.0`` in the kernel's spelling; a domain above 16 bits keeps its digits."""
+    """NVML's ``00000000:3B:00.0`` as the kernel writes it; a domain above 16 bits keeps its digits."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:] if domain.startswith('0000') else domain}:{rest}" if rest else None

@@ -1,4 +1,4 @@
-"""The ids of NVIDIA's device plugin, of GKE's and of NVIDIA's DRA driver. Pure.
+"""Ids of NVIDIA's device plugin, of GKE's and of NVIDIA's DRA driver. Pure.
 
 Forms: ``GPU-<uuid>``, ``MIG-<uuid>`` and, with drivers before 470, ``MIG-GPU-<uuid>/gi/ci`` (NVIDIA's plugin);
 ``nvidia<minor>[/gi<instance>]`` (GKE); DRA names ``gpu-<minor>`` and ``gpu-<minor>-mig-...``.
@@ -39,8 +39,8 @@ def from_dra(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
 
 
 def _named(uuid: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
-    """The GPU or instance of this UUID: one that was read, lost ones with it. Where none of that kind was read (the
-    library is down or not asked, instances are not wanted) the kubelet's word stands.
+    """The GPU or instance of this UUID if it was read, lost ones included. If none of its kind was read (library down
+    or not used, instances not wanted), the kubelet's UUID is taken as it is.
     """
     instance = uuid.startswith("MIG-")
     read = [gpu for gpu in gpus if gpu.vendor == VENDOR and (gpu.parent_uuid is not None) == instance]
@@ -68,8 +68,8 @@ def _at(minor: int, instance: int | None, gpus: Sequence[GpuReading]) -> OwnedDe
 
 
 def _only_instance(minor: int, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
-    """A MIG device whose name tells profile and place but not the instance: the only instance of its GPU, or, where
-    there are several, the GPU itself as a shared one.
+    """A MIG device whose name has profile and placement but not the instance: the only instance of its GPU, else the
+    GPU as a shared one.
     """
     parent = _at(minor, None, gpus)
     if parent is None:

@@ -1,6 +1,6 @@
-"""Driver events - XID errors and ECC errors - counted by a thread that waits for them.
+"""Driver events (XID and ECC errors), counted by a thread that waits for them.
 
-Only what happens while the library is open is seen. MIG instances have no events of their own; their GPU has.
+Only events while the library is open are seen. MIG instances have none of their own; their GPU has.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_XIDS: Final = 256  # kinds counted per GPU; there are fewer than that
 
 
 class EventLog:
-    """Counters since start, by GPU. They outlive the library being closed and opened."""
+    """Counters since start, by GPU; they survive reopening the library."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,16 +67,16 @@ class EventLog:
 
 
 class EventWatch:
-    """Waits for events of the GPUs it was started with, while the library is open."""
+    """Waits for events of the given GPUs while the library is open."""
 
     def __init__(self, events: EventLog, wall: Callable[[], float] = time.time) -> None:
         self._events = events
         self._wall = wall
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []  # that have not ended, the newest last
+        self._threads: list[threading.Thread] = []  # still running, the newest last
 
     def start(self, devices: Iterable[tuple[str, Any]]) -> None:
-        """Register (uuid, handle) pairs and wait in a thread. Without event support nothing happens."""
+        """Register (uuid, handle) pairs and wait in a thread; without event support, do nothing."""
         try:
             event_set, uuids = _register(list(devices))
         except pynvml.NVMLError as error:
@@ -92,7 +92,7 @@ class EventWatch:
         self._threads[-1].start()
 
     def stop(self) -> bool:
-        """Stop waiting. False when a thread hangs in the driver: the library must then not be closed."""
+        """Stop waiting. False when a thread hangs in the driver: the library must then stay open."""
         self._stop.set()
         if self._threads:
             self._threads[-1].join(1.5 * WAIT_MILLISECONDS / 1000)
@@ -119,9 +119,9 @@ class EventWatch:
 
 
 def _register(devices: list[tuple[str, Any]]) -> tuple[Any, dict[int, str]]:
-    """An event set and the UUIDs in it by handle address. A GPU that refuses is left out.
+    """An event set, and the UUIDs in it by handle address; GPUs that refuse are left out.
 
-    A registration that fails other than by "not supported" leaves the set unusable, so a new one is made without
+    A registration that fails other than by "not supported" makes the set unusable, so a new one is created without
     that GPU.
     """
     refused: set[str] = set()

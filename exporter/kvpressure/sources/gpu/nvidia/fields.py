@@ -18,11 +18,11 @@ THROTTLE_REASONS: Final = {
     0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake",
 }
-"""Clock-event bits that mean "slower than wanted". Idle, chosen clocks, sync boost and display are no fault."""
+"""Clock-event bits that mean "slower than wanted"; idle, application clocks, sync boost and display are no fault."""
 
 
 class Memory(NamedTuple):
-    """Bytes. ``used`` is total minus free, the same under both NVML structures; ``reserved`` only the second tells."""
+    """Bytes. ``used`` is total minus free, the same under both NVML structures; ``reserved`` is only in the second."""
 
     total: int | None = None
     used: int | None = None
@@ -30,7 +30,7 @@ class Memory(NamedTuple):
 
 
 def memory(ask: DeviceQuery, handle: Any) -> Memory:
-    """Device memory: the second structure, or the first where the driver or the GPU does not know that."""
+    """Device memory from NVML's second structure, else from the first."""
     info = ask("memory_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     reserved = None if info is None else int(info.reserved) or None  # 0: not told (instances, virtual GPUs)
     if info is None:
@@ -51,7 +51,7 @@ def utilization(ask: DeviceQuery, handle: Any) -> float | None:
 
 
 def percent(ask: DeviceQuery, value: float) -> float | None:
-    """0-100 as a ratio; what is out of range (NaN included) is no value."""
+    """0-100 as a ratio; None when out of range (NaN included)."""
     if 0 <= value <= 100:
         return float(value) / 100
     ask.invalid()
@@ -64,19 +64,19 @@ def power(ask: DeviceQuery, handle: Any) -> float | None:
 
 
 def power_limit(ask: DeviceQuery, handle: Any) -> float | None:
-    """Watts that the GPU may draw, all limits considered."""
+    """Watts that the GPU may draw under all limits."""
     return _watts(ask("power_limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle))
 
 
 def _watts(milliwatts: int | None) -> float | None:
-    # A GPU that answers draws something and is allowed something: 0 is "no sensor".
+    # A working GPU draws some power and has a limit above 0: 0 means "no sensor".
     if not milliwatts or milliwatts == NOT_AVAILABLE:
         return None
     return milliwatts / 1000
 
 
 def throttle_reasons(ask: DeviceQuery, handle: Any) -> tuple[str, ...] | None:
-    """Why clocks are reduced, by the names of ``THROTTLE_REASONS``; empty = they are not."""
+    """Why clocks are reduced, as in ``THROTTLE_REASONS``; empty = they are not."""
     bits = ask("clocks_event", pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:  # the name before driver 535
         bits = ask("clocks_throttle", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
@@ -84,12 +84,12 @@ def throttle_reasons(ask: DeviceQuery, handle: Any) -> tuple[str, ...] | None:
 
 
 def processes(ask: DeviceQuery, handle: Any) -> tuple[GpuProcess, ...]:
-    """Compute processes with host pids, MPS clients included. Empty also when the driver does not say."""
+    """Compute processes with host pids, MPS clients included; empty also when the driver does not report them."""
     found = ask("processes_v3", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if found is None:
         found = ask("processes_v2", pynvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
     clients = ask("mps_processes", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
-    # Both lists may name a process, and a pid may stand once per instance; memory is per instance.
+    # Both lists may contain a process, and a pid may occur once per instance; memory is per instance.
     by_instance = {}
     for process in (*(found or ()), *(clients or ())):
         # A compute process always holds its context's memory: 0 is "not told" as much as the explicit value.

@@ -1,7 +1,7 @@
 """SM, tensor and DRAM activity by GPM (Hopper and newer): the difference of two samples of hardware counters.
 
-The previous sample is kept from reading to reading instead of sleeping between two. In containers permission may
-come and go (it has been seen to vanish after minutes): the values are then absent and asked for again later.
+The previous sample is kept between readings, which saves a wait. In containers permission may come and go (seen to
+vanish after minutes): the values are then absent and asked for again later.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Activity(NamedTuple):
 
 
 class Gpm:
-    """GPM of one GPU and its MIG instances. Must be released before the library is closed."""
+    """GPM of one GPU and its MIG instances; to be released before the library is closed."""
 
     def __init__(self, queries: Queries, clock: Callable[[], float]) -> None:
         self._queries = queries
@@ -47,7 +47,7 @@ class Gpm:
         self._trails: dict[str, _Trail] = {}
 
     def read(self, ask: DeviceQuery, uuid: str, handle: Any, instance: int | None = None) -> Activity:
-        """Activity of the GPU ``handle``, or of its MIG instance ``instance``; ``uuid`` names whichever it is."""
+        """Activity of the GPU ``handle``, or of its MIG instance ``instance``; ``uuid`` is that of the one read."""
         trail = self._trails.get(uuid)
         if trail is None:
             support = ask("gpm_support", pynvml.nvmlGpmQueryDeviceSupport, handle)
@@ -63,12 +63,12 @@ class Gpm:
         return Activity() if trail.pair is None else self._difference(ask, *trail.pair)
 
     def keep_only(self, uuids: set[str]) -> None:
-        """Release what belongs to MIG instances that are gone."""
+        """Free the samples of MIG instances that are gone."""
         for uuid in self._trails.keys() - uuids:
             self._trails.pop(uuid).release()
 
     def release(self) -> None:
-        """Give the samples back."""
+        """Free all samples."""
         self.keep_only(set())
 
     def _difference(self, ask: DeviceQuery, older: Any, newer: Any) -> Activity:
@@ -88,7 +88,7 @@ class Gpm:
 
 
 class _Trail:
-    """The last two samples of one device, in two buffers that are used in turn."""
+    """The last two samples of one device, in two alternating buffers."""
 
     def __init__(self, supported: bool) -> None:
         self.supported = supported
@@ -98,7 +98,7 @@ class _Trail:
 
     @property
     def pair(self) -> tuple[Any, Any] | None:
-        """The last two samples, the older first."""
+        """(older, newer) sample; None before there are two."""
         return (self._buffers[0], self._buffers[1]) if self._filled == 2 else None
 
     def advance(self, ask: DeviceQuery, now: float, handle: Any, instance: int | None) -> None:
@@ -111,7 +111,7 @@ class _Trail:
         self.taken = now
 
     def release(self) -> None:
-        """Give the buffers back to the library."""
+        """Free the buffers."""
         for buffer in self._buffers:
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlGpmSampleFree(buffer)

@@ -1,4 +1,4 @@
-"""What the PCI bus says, without any driver: whose GPUs this node has."""
+"""GPU vendors of this node by the PCI bus, without a driver."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ DISPLAY_CLASSES: Final = ("0x03", "0x12")  # display controllers and processing 
 
 
 def others_only(sysfs: Path, own: str = "nvidia") -> bool:
-    """True when this node certainly is another vendor's: it has a GPU that another source of the catalog reads, and
-    none of ``own``.
+    """True when this node certainly has only another vendor's GPUs (of a source in the catalog) and none of ``own``.
 
-    A node on which no GPU is to be seen at all is not: its bus may be hidden, or its driver be what is missing.
+    False when no GPU is visible: the bus may be hidden.
     """
     vendors, ids = _vendors(sysfs), _ids()
     return ids[own] not in vendors and any(pci_id in vendors for pci_id in ids.values())
 
 
 def none_here(sysfs: Path, own: str = "nvidia") -> bool:
-    """True when the node's bus can be read and has no GPU of ``own``, as on a node without GPUs."""
+    """True when the node's bus is readable and has no GPU of ``own``."""
     return any((sysfs / "bus/pci/devices").glob("*")) and _ids()[own] not in _vendors(sysfs)
 
 

@@ -1,4 +1,4 @@
-"""Who a GPU is."""
+"""Identity of a GPU or MIG instance."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ VENDOR: Final = "nvidia"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What stays the same about a GPU or a MIG instance. ``pci_bus_id`` as sysfs writes it (``0000:3b:00.0``).
-
-    An instance carries index, minor and bus of its GPU.
+    """Constant properties of a GPU or MIG instance. ``pci_bus_id`` as in sysfs (``0000:3b:00.0``). An instance has
+    index, minor and bus of its GPU.
     """
 
     uuid: str
@@ -28,7 +27,7 @@ class Identity:
 
     @property
     def complete(self) -> bool:
-        """True when a GPU has told everything about itself."""
+        """Whether name, minor and bus are known."""
         return None not in (self.name, self.minor, self.pci_bus_id)
 
     def reading(self, **values: Any) -> GpuReading:

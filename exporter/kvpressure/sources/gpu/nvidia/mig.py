@@ -1,8 +1,8 @@
 """MIG instances of one GPU.
 
-Memory and processes are per instance; utilization, power and clocks exist only for the whole GPU, so an instance
-has none. Handles die with their instance, which may be destroyed and made anew at any time: the walk is repeated at
-every slow reading and at once when an instance stops answering.
+Memory and processes are per instance; utilization, power and clocks exist only for the whole GPU. Handles end with
+their instance, which may be destroyed and recreated at any time, so instances are listed again at every slow reading,
+and at once when one stops answering.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Mig:
 
     @property
     def identities(self) -> tuple[Identity, ...]:
-        """The instances found by the last walk."""
+        """The instances found last."""
         return tuple(instance.identity for instance in self._instances.values())
 
     def read(self, parent: Identity, handle: Any, slow: bool, activity: ReadActivity | None) -> list[GpuReading]:
-        """Readings of all instances. ``slow`` = walk, and read what is read seldom."""
+        """Readings of all instances. ``slow``: list the instances again, and read rarely read values."""
         if slow:
             self._walk(parent, handle)
         readings = [self._read_one(instance, slow, activity) for instance in self._instances.values()]

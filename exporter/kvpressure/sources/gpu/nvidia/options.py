@@ -1,4 +1,4 @@
-"""What of the settings concerns NVIDIA GPUs."""
+"""Settings of the NVIDIA source."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any, Final
 
 SHARE_OF_DEADLINE: Final = 0.8
-"""A reading gives up on calls that do not return at this share of the source's deadline, so that what the other
-GPUs said still arrives in time."""
+"""A reading abandons hanging calls at this share of the source's deadline, so that the other GPUs' readings arrive in
+time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class NvidiaOptions:
-    """Choices of the operator.
-
-    ``mig``: read MIG instances. ``gpm``: read SM, tensor and DRAM activity. ``release_between_readings``: close the
-    library after each reading so that the driver can be unloaded; events and GPM are then off, since both need it
-    open. ``budget_seconds``: time that one reading may wait for calls. ``host_sys``: the host's sysfs.
+    """``mig``: read MIG instances. ``gpm``: read SM, tensor and DRAM activity. ``release_between_readings``: close
+    the library after each reading, so that the driver can be unloaded; events and GPM need it open and are then off.
+    ``budget_seconds``: how long one reading may wait for calls. ``host_sys``: the host's sysfs.
     """
 
     mig: bool = True
@@ -28,7 +27,7 @@ class NvidiaOptions:
 
     @classmethod
     def of(cls, settings: Any) -> NvidiaOptions:
-        """From ``kvpressure.settings.settings.Settings``; attributes that are not there keep their defaults."""
+        """From ``kvpressure.settings.settings.Settings``; missing attributes keep their defaults."""
         given = {
             field.name: getattr(settings, f"nvidia_{field.name}")
             for field in fields(cls)

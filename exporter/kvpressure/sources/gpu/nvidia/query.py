@@ -1,4 +1,4 @@
-"""The one place that calls NVML and turns its errors into "absent, because ..."."""
+"""The only place that calls NVML and turns its errors into reasons."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from kvpressure.sources.gpu.nvidia import codes
 T = TypeVar("T")
 
 ASK_AGAIN_SECONDS: Final = 600.0
-"""How long "not supported", "symbol missing" and "no permission" are believed for a (device, metric). They seldom
-change, but can: MIG is switched, a driver still initialises, an administrator opens the counters."""
+"""How long "not supported", "symbol missing" and "no permission" are remembered per (device, metric). They may
+change: MIG is switched, a driver is still initialising, an administrator opens the counters.
+"""
 
 REFUSED_TIMES: Final = 5
-"""So many ``blocked`` or ``unknown`` in a row are believed like "not supported": a sandbox (gVisor, for one) passes
-some calls on to the driver and refuses others for good. ``Device`` forgets them while the device answers nothing at
-all, since that is another matter."""
+"""This many ``blocked`` or ``unknown`` in a row count as lasting: a sandbox (such as gVisor) passes some calls on to
+the driver and always refuses others. ``NvmlDevice`` forgets them while the device answers nothing at all.
+"""
 
 
 class NvmlAnswer(NamedTuple, Generic[T]):
@@ -30,7 +31,7 @@ class NvmlAnswer(NamedTuple, Generic[T]):
 
 
 class LibraryDown(Exception):
-    """No call can succeed before the library is opened anew. ``reason`` is from ``codes.REASONS``."""
+    """No call can succeed before the library is reopened. ``reason``: one of ``codes.REASONS``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +39,7 @@ class LibraryDown(Exception):
 
 
 class DeviceDown(Exception):
-    """One GPU is gone until the library is opened anew. ``reason`` is from ``codes.REASONS``."""
+    """One GPU is gone until the library is reopened. ``reason``: one of ``codes.REASONS``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -46,9 +47,10 @@ class DeviceDown(Exception):
 
 
 class Queries:
-    """Asks, counts failures by reason, and remembers what a device cannot answer so that it is not asked each second.
+    """Calls NVML, counts failures by reason, and remembers what a device cannot answer, so that it is not asked each
+    second.
 
-    ``clock`` gives monotonic seconds. Threads may ask at the same time, each about a device of its own.
+    ``clock`` gives monotonic seconds. Threads may ask concurrently, each about its own device.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -59,7 +61,8 @@ class Queries:
         self._asking: dict[str, str] = {}
 
     def ask(self, device: str, metric: str, function: Callable[..., T], *arguments: Any) -> NvmlAnswer[T]:
-        """Call ``function(*arguments)``; ``device`` and ``metric`` name what is remembered when it cannot answer.
+        """Call ``function(*arguments)``; ``device`` and ``metric`` are the key under which a lasting failure is
+        remembered.
 
         Raises:
             LibraryDown, DeviceDown: the failure concerns more than this value.
@@ -81,15 +84,15 @@ class Queries:
         return answer
 
     def count(self, reason: str) -> None:
-        """Count a failure that no call reported."""
+        """Count a failure that was not raised by a call."""
         self._errors[reason] += 1
 
     def last_asked(self, device: str) -> str:
-        """The metric that was asked last: the one that hangs, when a device hangs."""
+        """The metric asked last; when a device hangs, the one that hangs."""
         return self._asking.get(device, "nothing")
 
     def forget(self, device: str | None = None) -> None:
-        """Drop what is remembered about a device that changed or went, or about all of them."""
+        """Forget lasting failures of a device, or of all devices."""
         if device is None:
             self._silent.clear()
             self._refused.clear()
@@ -124,7 +127,7 @@ class Queries:
 
 
 class DeviceQuery:
-    """The questions to one device during one reading; gives plain values and keeps why some are missing."""
+    """Queries of one device during one reading; returns plain values and keeps the reasons of missing ones."""
 
     def __init__(self, queries: Queries, device: str) -> None:
         self._queries = queries
@@ -133,7 +136,7 @@ class DeviceQuery:
         self._reasons: list[str] = []
 
     def __call__(self, metric: str, function: Callable[..., T], *arguments: Any) -> T | None:
-        """The value, or None when the device does not give it."""
+        """The value, or None when the device does not provide it."""
         value, reason = self._queries.ask(self._device, metric, function, *arguments)
         if reason is None:
             self._answered = True
@@ -142,11 +145,11 @@ class DeviceQuery:
         return value
 
     def invalid(self) -> None:
-        """An answer came and cannot be true: count it."""
+        """Count an impossible answer."""
         self._queries.count(codes.INVALID_DATA)
 
     def why_silent(self) -> str | None:
-        """The reason to call the device unreadable: nothing was answered, and not just for want of support."""
+        """Why the device counts as unreadable: nothing was answered, and not only for lack of support; else None."""
         if self._answered:
             return None
         return next((reason for reason in self._reasons if reason not in codes.NORMAL), None)

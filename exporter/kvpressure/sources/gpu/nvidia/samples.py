@@ -1,6 +1,6 @@
 """Utilization as the mean of the driver's own samples since the last reading.
 
-The driver samples several times a second into a ring buffer; a point read sees one of these samples.
+The driver samples several times a second into a ring buffer; a single query returns one of these samples.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _UNION_FIELD: Final = {
 
 
 def value_of(kind: int, sample: Any) -> Any:
-    """What one sample says; None for a type newer than the binding."""
+    """Value of one sample; None for a type newer than the binding."""
     return getattr(sample.sampleValue, _UNION_FIELD.get(kind, ""), None)
 
 
 class UtilizationSamples:
-    """Where in one GPU's ring the last reading ended."""
+    """Where in one GPU's ring buffer the last reading ended."""
 
     def __init__(self) -> None:
         self._since_us = 0
 
     def mean(self, ask: DeviceQuery, handle: Any) -> float | None:
-        """0-1; None when the driver has no newer samples, keeps none, or was not asked before: what the ring holds
-        at first may be old.
+        """Mean utilization, 0-1; None when the driver has no newer samples, keeps none, or on the first call, because
+        the ring may hold old ones.
         """
         answer = ask(
             "samples", pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, self._since_us

@@ -1,7 +1,7 @@
-"""The library while it is open, and the GPUs found in it.
+"""The open library and the GPUs found in it.
 
-Opening can take long (a GPU without persistence mode is initialised by it) and closing is dangerous while a call
-hangs, so both go through here.
+Opening may be slow (it initialises a GPU without persistence mode) and closing is dangerous while a call hangs, so
+both go through here.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from kvpressure.sources.gpu.nvidia.query import DeviceDown, LibraryDown, Queries
 
 MOST_DEVICES: Final = 256
-"""More GPUs than a node has; a count above it is no count."""
+"""More GPUs than a node has; a larger count is cut."""
 
-NODE: Final = "node"  # stands for a device in questions that concern none
+NODE: Final = "node"  # key of queries that concern no device
 
 
 @dataclass
 class OpenedGpus:
-    """What opening brought: GPUs by UUID, and why others (by index) gave none."""
+    """Result of opening: GPUs by UUID, and the reasons of others by index."""
 
     devices: dict[str, NvmlDevice] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
 
 class Session:
-    """NVML's state in this process. The binding loads the shared object once; it stays loaded when closed, which is
-    why a driver upgrade needs a new process.
+    """NVML's state in this process. The shared object is loaded once and stays loaded when closed, so a driver
+    upgrade needs a new process.
     """
 
     def __init__(self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, events: EventLog) -> None:
         self.is_open = False
-        self._initialised = 0  # times that the driver was not released; it lets go at the last of as many
+        self._initialised = 0  # calls of nvmlInit without nvmlShutdown; the driver is released by the last shutdown
         self._queries = queries
         self._clock = clock
         self._options = options
@@ -48,10 +48,10 @@ class Session:
         self._driver: str | None = None
 
     def open(self, before: dict[str, NvmlDevice]) -> OpenedGpus:
-        """Initialise and find the GPUs; those in ``before`` go on where they were. No GPUs is no failure.
+        """Initialise and find the GPUs; those in ``before`` keep their state. No GPUs is no failure.
 
         Raises:
-            LibraryDown, DeviceDown: nothing can be read; ``close`` is due all the same.
+            LibraryDown, DeviceDown: nothing can be read; call ``close`` all the same.
         """
         try:
             pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
@@ -73,8 +73,8 @@ class Session:
         return found
 
     def close(self, devices: dict[str, NvmlDevice], safe: bool = True) -> None:
-        """Release the driver. ``safe`` = no call of another thread is under way; else the library is only left
-        behind, to be initialised once more.
+        """Release the driver. ``safe`` False: another thread's call is under way, so the
+        library is left initialised.
         """
         if not self.is_open:
             return
@@ -91,7 +91,7 @@ class Session:
             self._initialised = 0  # the driver went first; there is nothing left to release
 
     def _find(self, index: int, found: dict[str, NvmlDevice], before: dict[str, NvmlDevice]) -> str | None:
-        """Add the GPU at ``index`` to ``found``; the reason when that cannot be done."""
+        """Add the GPU at ``index`` to ``found``; returns the reason if that is impossible."""
         key = f"index {index}"
         self._queries.forget(key)
         try:

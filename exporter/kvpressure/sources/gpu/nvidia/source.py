@@ -1,8 +1,8 @@
 """The NVIDIA source: all GPUs of the node through NVML.
 
-What fails stays where it fails: a value is absent, a GPU carries ``error``, and only when the library itself is
-down does ``read`` raise. Recovery needs no restart, except for a replaced driver (``library_mismatch``) and for a
-container that has lost its devices (every GPU ``unknown`` or ``blocked`` for long).
+Failures stay local: a value is absent, a GPU has ``error``, and ``read`` raises only when the library is down.
+Recovery needs no restart, except after a driver upgrade (``library_mismatch``) and for a container that has lost its
+devices (every GPU ``unknown`` or ``blocked`` for long).
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ OPEN_LONGEST_SECONDS: Final = 60.0
 
 REPAIR_FIRST_SECONDS: Final = 60.0
 REPAIR_LONGEST_SECONDS: Final = 1800.0
-"""A GPU that went comes back only after the library is opened anew, which is slow and disturbs the others: seldom."""
+"""Back-off between attempts to bring a lost GPU back by reopening the library, which is slow
+and disturbs the others.
+"""
 
 HOPELESS_FAILURES: Final = 10
 HOPELESS_SECONDS_FROM_START: Final = 1800.0
-"""After so many failures in a row that only a new container cures, the process ends. One that never saw a GPU waits
-longer: its container is new already, and ending it takes everything else it watches along."""
+"""After ``HOPELESS_FAILURES`` in a row that only a new container cures, the process ends. One that never saw a GPU
+waits this long first: its container is new, and ending it stops everything else it watches.
+"""
 
 SHARE_OF_ONE_GPU: Final = 0.5
-"""One hanging GPU may use up this share of a reading's time, so that the next ones still get theirs."""
+"""Share of a reading's time that one hanging GPU may use, so that the others get theirs."""
 
 CLOSE_SECONDS: Final = 1.0
 
 
 class NvidiaSource:
-    """Implements ``sources.base.Source``. ``clock`` gives monotonic seconds.
+    """Implements ``sources.base.Source``; ``clock`` gives monotonic seconds.
 
-    Failures give the words of ``codes.REASONS`` as ``SourceError.reason``, ``GpuReading.error`` and keys of
-    ``Reading.errors``.
+    ``SourceError.reason``, ``GpuReading.error`` and keys of ``Reading.errors`` are in ``codes.REASONS``.
     """
 
     name = VENDOR
@@ -97,7 +99,7 @@ class NvidiaSource:
             return Reading(gpus=gpus, errors=self._queries.take_errors(), expected_gpus={VENDOR: self._expected})
 
     def close(self) -> None:
-        """Release the driver, unless a reading hangs in it: then the process must end for that."""
+        """Release the driver, unless a reading hangs in it; then only the end of the process does."""
         if self._lock.acquire(timeout=CLOSE_SECONDS / 2):
             try:
                 self._close()
@@ -125,7 +127,7 @@ class NvidiaSource:
         self._finish_opening()
 
     def _finish_opening(self) -> None:
-        """Take what opening found. A later reading does it when this one cannot wait so long."""
+        """Take the result of opening; if this reading cannot wait so long, a later one does."""
         assert self._opening is not None
         try:
             found = self._opening.result(self._options.budget_seconds)
@@ -189,7 +191,7 @@ class NvidiaSource:
     # --- judging -----------------------------------------------------------------------------------------------
 
     def _judge(self, gpus: tuple[GpuReading, ...]) -> None:
-        """What a reading that arrived says about the state of things."""
+        """Update the state of the library after a reading."""
         if self._down_reason is not None:
             log.info("NVML is back after: %s", self._down_reason)
             self._down_reason = None
@@ -206,11 +208,11 @@ class NvidiaSource:
             self._repair_again.failed(self._clock())
 
     def _ailing(self) -> bool:
-        """True while opening the library anew may bring something back."""
+        """Whether reopening the library may bring something back."""
         return bool(self._broken or self._unidentified or self._hopeless)
 
     def _went_down(self, reason: str) -> SourceError:
-        """Close, back off; the error to raise."""
+        """Close and back off; returns the error to raise."""
         self._close()
         self._devices = {}
         self._queries.forget()
@@ -230,7 +232,7 @@ class NvidiaSource:
         return _error(reason)
 
     def _log_down(self, reason: str) -> None:
-        """A warning, unless the node has no NVIDIA GPU: then nothing is wrong."""
+        """Log a warning; only information if the node has no NVIDIA GPU."""
         if not self._worked and hardware.none_here(self._options.host_sys):
             log.info("no NVIDIA GPU on this node (NVML: %s); --no-collector.nvidia stops looking for one", reason)
         else:

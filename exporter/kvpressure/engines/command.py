@@ -1,6 +1,4 @@
-"""What every dialect shares about the command line of a container: how much of it is looked at, and what
-reading it gives.
-"""
+"""Shared by all dialects: how much of a container's command line is read, and the result."""
 
 from __future__ import annotations
 
@@ -10,17 +8,17 @@ from typing import Final
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
 
-MAX_WORDS: Final = 1024  # of a command line that are looked at
+MAX_WORDS: Final = 1024  # of a command line
 MAX_WORD: Final = 16384  # characters of one of them, which may be a script
 MAX_CHARACTERS: Final = 32768  # of all of them
 CUT: Final = "$(kvpressure.cut)"
-"""Stands for what is longer: a reference that nothing resolves, so that nothing is taken for complete."""
+"""Placeholder for the rest: a reference that nothing resolves, so that the result never counts as complete."""
 
 
 @frozen
 class Command:
-    """A command line as read once. ``starts_server``: it names the engine's server. ``other_program``: all that it runs
-    is known to be no server of this engine; any other program may start one.
+    """A parsed command line. ``starts_server``: it starts the engine's server. ``other_program``: everything it runs
+    is known to be no server of this engine; an unknown program may start one.
     """
 
     args: EngineArgs
@@ -30,10 +28,10 @@ class Command:
 
 @frozen
 class Endpoints:
-    """Which metrics endpoints a server with its arguments has. ``serves`` False: it is a worker of one served
-    elsewhere; None: its arguments give its place among the nodes, but not visibly. ``port_each``: each data-parallel
-    rank serves one of its own on consecutive ports; ``ranks``: how many ranks of the container do, None = unknown.
-    ``metrics`` False: its arguments, all of which are visible, do not switch its metrics on.
+    """Metrics endpoints of a server with its arguments. ``serves`` False: a worker of one served elsewhere; None: its
+    node rank is set, but not visible. ``port_each``: each data-parallel rank serves its own, on consecutive ports;
+    ``ranks``: number of such ranks in the container, None = unknown. ``metrics`` False: all arguments are visible and
+    do not switch metrics on.
     """
 
     serves: bool | None = True
@@ -43,7 +41,7 @@ class Endpoints:
 
 
 def on_first_node(args: EngineArgs) -> bool | None:
-    """Whether a server that spans nodes is on the first of them; None = its rank is given, but not visible."""
+    """Whether a multi-node server is on the first node; None = its rank is set, but not visible."""
     rank = args.integer("node_rank")
     if rank is None:
         return None if "node_rank" in args.explicit else True
@@ -52,10 +50,9 @@ def on_first_node(args: EngineArgs) -> bool | None:
 
 @frozen
 class Host:
-    """A program that runs the engine inside and publishes its metrics. ``port``: None = it publishes none as it is set
-    up, unless a port is declared under ``port_name``, "" = that name says nothing. ``asked``: the pod sets the port,
-    else it is the default. ``every_pod``: workers of a group publish too. ``path``: of its metrics, "" = the server's
-    own.
+    """A program that runs the engine inside and publishes its metrics. ``port`` None: none as configured, unless a
+    port named ``port_name`` is declared ("" = no such name). ``asked``: the pod sets the port, else it is the
+    default. ``every_pod``: workers of a group publish too. ``path``: of its metrics, "" = the server's own.
     """
 
     title: str
@@ -67,9 +64,7 @@ class Host:
 
 
 def bounded(argv: Sequence[str], characters: int = MAX_CHARACTERS) -> list[str]:
-    """The part of a command line that is looked at: ``argv`` itself if it is short, else what fits and
-    ``CUT`` for the rest.
-    """
+    """The part of a command line that is read: ``argv`` itself if short, else what fits and ``CUT`` for the rest."""
     kept: list[str] = []
     for item in argv:
         word = str(item)

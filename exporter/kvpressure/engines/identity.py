@@ -1,6 +1,4 @@
-"""Whose a series is on a page that carries several servers: labels that software around a server adds, the
-same for every dialect.
-"""
+"""Which of several servers on one metrics endpoint a series belongs to, by labels that surrounding software adds."""
 
 from __future__ import annotations
 
@@ -9,9 +7,8 @@ from typing import NamedTuple
 
 
 class Owner(NamedTuple):
-    """``replica``: Ray's identifier of the server, new at each of its starts. ``origin``: the pod or the address from
-    which somebody else collected the series (a federated page, an OpenTelemetry collector). "" = the page is a server's
-    own.
+    """``replica``: Ray's identifier of the server, new at each start. ``origin``: the pod or address from which a
+    federation or OpenTelemetry collector got the series. Both "" = the endpoint is the server's own.
     """
 
     replica: str = ""
@@ -22,7 +19,7 @@ PAGE_ITSELF = Owner()
 
 
 def owner_of(labels: Mapping[str, str]) -> Owner:
-    """The server that a series' labels name beside model and rank: ReplicaId, else WorkerId, else pod or instance."""
+    """The server by a series' labels: ReplicaId, else WorkerId, else pod or instance."""
     replica = labels.get("ReplicaId") or labels.get("WorkerId")
     if replica:
         return Owner(replica=replica)

@@ -1,7 +1,7 @@
-"""Software whose metrics pages people point at and that is no engine which is read here: how its page is known, and
-where to point.
+"""Software that is no supported engine but often configured as a target: how its metrics are recognised, and what to
+scrape instead.
 
-Sources of the names: the software's own documentation or releases, see the pages under ``tests/fixtures/engine-pages``.
+Names are from the software's documentation or releases; see ``tests/fixtures/engine-pages``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import PageText
 from kvpressure.model.reasons import OTHER_SOFTWARE
 
-LOOKED_AT: Final = 256 * 1024  # bytes of a page
+LOOKED_AT: Final = 256 * 1024  # bytes searched
 
 
 @frozen
 class Software:
-    """``title`` with its article, ``advice`` what to do instead. ``begins``: of a series' name;
-    ``contains``: anywhere in the page.
+    """``title`` with its article; ``advice``: what to do instead. ``begins``: prefixes of series names; ``contains``:
+    texts anywhere.
     """
 
     title: str
@@ -29,14 +29,14 @@ class Software:
     contains: tuple[bytes, ...] = ()
 
     def wrote(self, lines: bytes) -> bool:
-        """Whether a page is this software's; ``lines`` begins with a line feed."""
+        """Whether metrics are this software's; ``lines`` starts with a line feed."""
         return any(b"\n" + name in lines or b"\n# TYPE " + name in lines for name in self.begins) or any(
             word in lines for word in self.contains
         )
 
 
 _UNSUPPORTED: Final = "not supported; point at vLLM, SGLang or NIM servers"
-SOFTWARE: Final[Mapping[str, Software]] = {  # what is more specific first
+SOFTWARE: Final[Mapping[str, Software]] = {  # the more specific first
     "production_stack_router": Software(
         "the router of vLLM's production stack",
         "point at the engine pods that its label server names",
@@ -88,7 +88,7 @@ _CONTAINS: Final = tuple(word for one in SOFTWARE.values() for word in one.conta
 
 
 def name_of_page(text: PageText) -> str | None:
-    """The word in ``model.reasons.OTHER_SOFTWARE`` for who wrote a page without engines; ``None`` = unknown."""
+    """Key in ``SOFTWARE`` of the software that wrote metrics without engines; ``None`` = unknown."""
     lines = b"\n" + text[:LOOKED_AT]
     if _BEGINS.search(lines) is None and not any(word in lines for word in _CONTAINS):
         return None

@@ -1,7 +1,7 @@
-"""All dialects: built-in ones by the table below, others through the entry points of installed packages.
+"""All dialects: built-in ones, and those of installed packages.
 
-A package offers a dialect under the entry point group ``kvpressure.engines``; the entry point's name is the dialect's,
-and it loads to an ``EngineDialect``. Entry points are looked at only when somebody names one (``extension_points``).
+A package offers a dialect under the entry point group ``kvpressure.engines``: the entry point has the dialect's name
+and loads an ``EngineDialect``. Entry points are looked up only by name (``extension_points``).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def default() -> EngineDialect:
 
 
 def dialect(name: str) -> EngineDialect:
-    """The dialect of this name; the default one for "" and for names that this installation lacks (an older
-    recording's).
+    """The dialect of this name; the default one for "" and for names that are not installed (from an older
+    recording).
     """
     return _built_in(name) if name in BUILT_IN else _added.get(name) or default()
 
 
 def add(found: EngineDialect) -> None:
-    """Use a dialect beside those there are. One of the same name is replaced, but for built-in ones."""
+    """Add a dialect, or replace an added one. Raises ``InputError`` for a built-in name."""
     if found.name in BUILT_IN:
         raise InputError(f"engine {found.name!r} is built in; allowed: another name")
     _added[found.name] = found
@@ -64,7 +64,7 @@ def add(found: EngineDialect) -> None:
 
 
 def remove(name: str) -> None:
-    """Use a dialect that was added no longer."""
+    """Remove a dialect that was added."""
     _added.pop(name, None)
     _forget_tables()
 
@@ -86,7 +86,7 @@ def adopt(name: str) -> bool:
 
 @cache
 def samples() -> Mapping[str, SampleName]:
-    """Every sample name that is read, of every dialect. Of two that claim a name the first has it."""
+    """Every sample name of every dialect; the first dialect takes precedence."""
     table: dict[str, SampleName] = {}
     for one in reversed(dialects()):
         table.update(one.samples)
@@ -95,7 +95,7 @@ def samples() -> Mapping[str, SampleName]:
 
 @cache
 def log_words() -> tuple[str, ...]:
-    """At least one of these is in every line that some dialect recognises."""
+    """Every line that some dialect recognises contains one of these."""
     return tuple(dict.fromkeys(word for one in dialects() for word in one.log_words))
 
 
@@ -105,8 +105,8 @@ def _forget_tables() -> None:
 
 
 def recognise(text: str, engine: str = "") -> tuple[str, LogEvent] | None:
-    """The message of a log line and the event that it reports: to the dialect of that name, else to the
-    first that understands it.
+    """(message, event) of a log line, by the dialect ``engine``, else by the first that recognises it; None for other
+    lines.
     """
     for one in (dialect(engine),) if engine else dialects():
         if not _may_report(one, text):
@@ -136,9 +136,7 @@ def log_line(namespace: str, pod: str, container: str, text: str, engine: str = 
 
 
 def public_texts(argv: Sequence[str]) -> list[str]:
-    """A command line as a recording keeps it: of the dialect whose server it names, else of the first whose
-    server it may start.
-    """
+    """A command line as recorded: by the dialect whose server it names, else by the first whose server it may start."""
     words = tuple(argv)
     if not words:
         return []
@@ -148,11 +146,11 @@ def public_texts(argv: Sequence[str]) -> list[str]:
 
 
 def public_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of every dialect, with the values that may be known."""
+    """The variables of every dialect, with public values."""
     return {name: value for one in dialects() for name, value in one.public_environment(env).items()}
 
 
 def public_line(text: str) -> str:
-    """What of a log line may be kept by the first dialect that recognises it; of any other only that there was one."""
+    """The public part of a log line by the first dialect that recognises it; ``REDACTED`` for any other."""
     asked = (one for one in dialects() if _may_report(one, text))
     return next((kept for one in asked if (kept := one.public_line(text)) is not None), REDACTED)

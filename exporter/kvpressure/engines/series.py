@@ -1,7 +1,7 @@
-"""How a dialect maps the series of a metrics page to canonical readings: families, and the table made of them.
+"""How a dialect maps series to canonical readings: families, and the table built from them.
 
-A family lists its spellings newest first; when a page carries several, the newest counts. Spellings are written without
-prefix and without a counter's ``_total``; every prefix and both counter forms are accepted.
+A family lists its spellings newest first; if several are present, the newest counts. Spellings omit the prefix and a
+counter's ``_total``; every prefix and both counter forms are accepted.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ Part = Literal["value", "bucket", "sum", "count"]
 class Family:
     """One metric under all its names.
 
-    ``canonical`` is its name here. A family that a label splits has ``label`` instead, with the label values that
-    count in ``values`` (value -> canonical name), or ``canonical`` as a prefix of whatever the value is.
-    ``ceiling`` is the largest value that is believed. ``per_model`` families have no label of the engine: what they
-    report holds for every engine of the model. ``join``: how series that are one value come together, e.g. those of
-    several processes (``copies`` names the labels that tell them apart); with ``sum`` families of one canonical name
-    add up. ``also``: canonical name -> a further one to which the value counts as well. ``per_server`` families have no
-    label of the engine
-    either: what they report is of all engines of the server together, and an engine's own only where it is the one of
-    its model.
+    ``canonical``: its name here. A family split by ``label`` has ``values`` (label value -> canonical name), or
+    ``canonical`` as prefix of any value. ``ceiling``: the largest accepted value. ``per_model``: no engine label; the
+    value holds for every engine of the model. ``per_server``: no engine label; the value is of all engines of the
+    server together, so it is used only where the model has one engine. ``join``: how several series form one value,
+    e.g. of several processes, which the labels in ``copies`` distinguish; with ``sum``, families of one canonical
+    name add up. ``also``: canonical name -> another one to which the value is added too.
     """
 
     kind: Kind
@@ -46,7 +43,7 @@ class Family:
     also: Mapping[str, str] = field(default_factory=dict)
 
     def canonical_for(self, labels: Mapping[str, str]) -> str | None:
-        """The canonical name of a series with these labels; ``None`` when the series is not used."""
+        """The canonical name of a series with these labels; ``None`` if it is not used."""
         if not self.label:
             return self.canonical
         value = labels.get(self.label)
@@ -57,7 +54,7 @@ class Family:
 
 @frozen
 class SampleName:
-    """What one sample name means: part of which family, how old that spelling is (0 = newest), and in whose dialect."""
+    """Meaning of one sample name: part of which family, age of the spelling (0 = newest), and dialect."""
 
     family: Family
     age: int
@@ -91,14 +88,14 @@ PAGE_FAMILIES: Final = (
     Family("page", ("process_open_fds",), r.PROCESS_OPEN_FDS),
     Family("page", ("http_requests_total",), label="status", values=_STATUSES),
 )
-"""What any server in Python has beside its own series: Prometheus' client and its FastAPI instrumentation."""
+"""Series of any Python server: of Prometheus' client and its FastAPI instrumentation."""
 PAGE_SAMPLES: Final[Mapping[str, SampleName]] = {
     name: SampleName(family, 0) for family in PAGE_FAMILIES for name in family.names
 }
 
 
 def _suffixes(kind: Kind) -> tuple[tuple[str, Part], ...]:
-    """The endings under which samples of a kind appear. A counter has ``_total`` or, from old clients, nothing."""
+    """(suffix, part) of a kind's samples. A counter has ``_total`` or, from old clients, none."""
     if kind == "histogram":
         return ("_bucket", "bucket"), ("_sum", "sum"), ("_count", "count")
     if kind == "counter":
@@ -109,7 +106,7 @@ def _suffixes(kind: Kind) -> tuple[tuple[str, Part], ...]:
 def table(
     dialect: str, families: Iterable[Family], prefixes: tuple[str, ...], bare_names: tuple[str, ...] = ()
 ) -> dict[str, SampleName]:
-    """Every sample name of these families as a page has it. ``bare_names`` are also accepted without a prefix."""
+    """Every sample name of these families; ``bare_names`` also without a prefix."""
     found: dict[str, SampleName] = {}
     for family in families:
         for age, name in enumerate(family.names):

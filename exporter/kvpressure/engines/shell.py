@@ -1,7 +1,7 @@
 """The simple commands of a shell script, as far as they are known without running it.
 
-Scripts come out of pods that anybody may have written. One pass over the text: nothing is read twice but what ``eval``
-and shells in shells are given, to a fixed depth, and what variables bring in is bounded. Pure; never raises.
+Anybody may have written the script. The text is read once, except for the scripts of ``eval`` and nested shells, to a
+fixed depth; the length of expanded variables is bounded. Pure; never raises.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 
 from kvpressure.model.frozen import frozen
 
-UNKNOWN: Final = "\x00"  # stands for text that a variable or substitution would have brought
-UNKNOWN_WORDS: Final = UNKNOWN * 2  # for what brings any number of words, however it is quoted: an array
+UNKNOWN: Final = "\x00"  # stands for the unknown text of a variable or substitution
+UNKNOWN_WORDS: Final = UNKNOWN * 2  # for any number of unknown words, however quoted: an array
 
 BEFORE_PROGRAM: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "--"})
 SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
@@ -46,18 +46,18 @@ _Put = Callable[[str, bool], None]  # text, and whether blanks in it end a word
 
 
 class NotUnderstood(Exception):
-    """An unclosed quotation, or more than is looked at."""
+    """An unclosed quotation, or a bound was reached."""
 
 
 class WorkBudget:
-    """How many characters variables may still bring in, and how many steps may still be taken."""
+    """Remaining characters of expanded variables, and remaining steps."""
 
     def __init__(self, characters: int, steps: int = _MAX_STEPS) -> None:
         self._left = characters
         self._steps = steps
 
     def takes(self, text: str) -> bool:
-        """Whether ``text`` still fits; it is charged then."""
+        """Whether ``text`` fits; if so, it is charged."""
         if len(text) >= self._left:
             return False
         self._left -= len(text) + 1
@@ -71,8 +71,8 @@ class WorkBudget:
 
 
 def of_kubelet(text: str, env: Mapping[str, str], budget: WorkBudget) -> str:
-    """A word of a container's command with its ``$(VAR)`` expanded; unknown names stay as they are, ``$$(VAR)`` is an
-    escape.
+    """A word of a container's command with ``$(VAR)`` expanded as the kubelet does; unknown names stay, ``$$(VAR)``
+    is an escape.
     """
 
     def value(found: re.Match[str]) -> str:
@@ -86,14 +86,14 @@ def of_kubelet(text: str, env: Mapping[str, str], budget: WorkBudget) -> str:
 
 @frozen
 class ShellScript:
-    """``commands``: words of every simple command. ``understood``: the whole script was read."""
+    """``commands``: words of every simple command. ``understood``: the whole script was parsed."""
 
     commands: list[list[str]]
     understood: bool
 
 
 def script_of(tokens: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """The script and its positional parameters, when the tokens run a shell with ``-c``."""
+    """(script, positional parameters) if the tokens run a shell with ``-c``, else None."""
     shell = False
     for index, token in enumerate(tokens[:-1]):
         if shell and _COMMAND_OPTION.fullmatch(token):
@@ -114,14 +114,14 @@ def base(token: str) -> str:
 
 
 def read(text: str, parameters: Sequence[str], variables: Mapping[str, str], budget: WorkBudget) -> ShellScript:
-    """The commands of a script; ``variables`` are those of its environment. What is unknown becomes ``UNKNOWN``."""
+    """The commands of a script; ``variables``: its environment. Unknown text becomes ``UNKNOWN``."""
     scan = _Scan(text, parameters, dict(variables), budget, 0)
     understood = scan.run()
     return ShellScript(scan.commands, understood)
 
 
 class _Scan:
-    """One pass over a script. Positions only grow."""
+    """One pass over a script; positions only grow."""
 
     def __init__(
         self, text: str, parameters: Sequence[str], variables: MutableMapping[str, str], budget: WorkBudget, nested: int
@@ -143,7 +143,7 @@ class _Scan:
         self._chained = False  # the command stands after && or ||
 
     def run(self) -> bool:
-        """Whether the text was understood to its end."""
+        """Parse the text; returns whether all was understood."""
         try:
             self._run()
         except NotUnderstood:
@@ -164,7 +164,7 @@ class _Scan:
             step = _STEPS.get(sign)
             position = step(self, position) if step is not None else self._literal(position)
 
-    # --- signs outside quotes: each gives the position after it -------------------------------------------------
+    # --- signs outside quotes: each returns the position after it -------------------------------------------------
 
     def _literal(self, position: int) -> int:
         if self._text[position].isspace():
@@ -246,10 +246,10 @@ class _Scan:
         self._redirection = found[0] if found is not None else ">"
         return position + len(self._redirection)
 
-    # --- quotes and expansions: what they bring goes to ``put`` ---------------------------------------------------
+    # --- quotes and expansions: their text goes to ``put`` ---------------------------------------------------
 
     def _verbatim(self, position: int, put: _Put) -> int:
-        """What stands between single quotes; ``position`` is that of the first."""
+        """Read a single-quoted text; ``position`` is that of its opening quote."""
         end = self._text.find("'", position + 1)
         if end < 0:
             raise NotUnderstood
@@ -257,7 +257,7 @@ class _Scan:
         return end + 1
 
     def _quoted(self, position: int, put: _Put) -> int:
-        """What stands between double quotes; ``position`` is behind the first."""
+        """Read a double-quoted text; ``position`` is after its opening quote."""
         text = self._text
         while True:
             self._budget.step()
@@ -287,7 +287,7 @@ class _Scan:
         return end + 1
 
     def _expansion(self, position: int, quoted: bool, put: _Put) -> int:
-        """What begins with ``$`` at ``position``."""
+        """Read an expansion; ``position`` is that of its ``$``."""
         text = self._text
         sign = text[position + 1 : position + 2]
         if sign == "{":
@@ -311,7 +311,7 @@ class _Scan:
         return position + 1
 
     def _brace(self, position: int, quoted: bool, put: _Put) -> int:
-        """``${...}``; ``position`` is behind the brace."""
+        """Read ``${...}``; ``position`` is after the brace."""
         text = self._text
         found = _BRACE.match(text, position)
         if found is None:
@@ -334,7 +334,7 @@ class _Scan:
         return self._default(found.end(), quoted, _nowhere if given else put)
 
     def _default(self, position: int, quoted: bool, put: _Put) -> int:
-        """The text after ``:-`` up to its brace."""
+        """Read the text after ``:-`` up to its brace."""
         text = self._text
         self._deeper()
         while True:
@@ -363,7 +363,7 @@ class _Scan:
                 raise NotUnderstood
 
     def _skip(self, position: int, opening: str) -> int:
-        """The position behind the bracket that closes the one before ``position``."""
+        """The position after the bracket that closes the one before ``position``."""
         text, plain, closing, open_here = self._text, _SKIPPED[opening], ")" if opening == "(" else "}", 1
         self._deeper()
         while open_here:
@@ -425,7 +425,7 @@ class _Scan:
             self._end_word()
 
     def _may_assign(self) -> bool:
-        """Whether the word stands where an assignment may stand."""
+        """Whether the word is at a place where an assignment is possible."""
         return not self._command or SET.match(self._command[-1]) is not None or self._command[-1] in _BEFORE_ASSIGNMENT
 
     def _put_parameters(self) -> None:
@@ -457,7 +457,7 @@ class _Scan:
             self._chained = separator in ("&&", "||")
 
     def _follow(self, command: list[str]) -> None:
-        """Take what the command assigns, and look into the script that it runs."""
+        """Record the command's assignments, and parse the script that it runs."""
         start = next((index for index, word in enumerate(command) if word not in BEFORE_PROGRAM), len(command))
         program = command[start] if start < len(command) else ""
         opened = sum(word in _OPENS for word in command[: start + 1])
@@ -501,7 +501,7 @@ class _Scan:
             self._understood = self._understood and understood
 
     def _heredoc(self, position: int, last: str, tabs: bool) -> int:
-        """The position behind the text up to the line ``last``. It may be a script, and is looked into as one."""
+        """The position after the here-document that ends with ``last``; it may be a script and is parsed as one."""
         text, start = self._text, position
         while position < len(text):
             newline = text.find("\n", position)
@@ -519,7 +519,7 @@ class _Scan:
 
 
 def _nowhere(_text: str, _splits: bool) -> None:
-    """What is not wanted."""
+    """Discard the text."""
 
 
 _STEPS: Final[Mapping[str, Callable[[_Scan, int], int]]] = {

@@ -1,4 +1,4 @@
-"""The branches of a shell script that run for certain do not include those whose test is decided against them. Pure."""
+"""Drops branches of a shell script whose tests are known to be false. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TESTS: Final = {"[": "]", "[[": "]]", "test": ""}
 
 
 def taken(commands: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """The commands without branches of ``if`` that cannot run; an undecided test keeps both branches."""
+    """The commands without branches of ``if`` that cannot run; both branches of an undecided test stay."""
     kept: list[Sequence[str]] = []
     stack: list[tuple[bool, bool]] = []  # of each open ``if``: this branch may run, a later branch may run
     for command in commands:
@@ -36,7 +36,7 @@ def taken(commands: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 
 
 def _decided(test: Sequence[str]) -> bool | None:
-    """The result of a comparison of two known texts; None for any other test."""
+    """Result of comparing two known texts; None for any other test."""
     if not test or test[0] not in _TESTS:
         return None
     closing = _TESTS[test[0]]

@@ -1,7 +1,7 @@
-"""The one table from the sample names of any SGLang release to the canonical names of ``readings``.
+"""Sample names of all SGLang releases, mapped to the canonical names of ``readings``.
 
-The scheduler writes its gauges after a prefill batch and every 40 decode steps; the tokenizer process writes tokens,
-requests and latencies for the whole server, without a rank. Sources: releases 0.4.1 to 0.5.23; pages under
+The scheduler updates its gauges after a prefill batch and every 40 decode steps; the tokenizer process writes tokens,
+requests and latencies for the whole server, without a rank. Sources: releases 0.4.1 to 0.5.23; captures under
 ``tests/fixtures/sglang``.
 """
 
@@ -60,8 +60,8 @@ def _queue(name: str) -> Family:
 
 
 def _of_server(kind: str, canonical: str, *names: str) -> Family:
-    """What the tokenizer process counts for all engines of the server; the parts by ``is_streaming``
-    (0.5.23) add up.
+    """A metric that the tokenizer process counts for all engines of the server; parts by ``is_streaming`` (0.5.23)
+    add up.
     """
     return Family(
         "histogram" if kind == "histogram" else "counter",
@@ -106,7 +106,7 @@ AT_END: Final = (
     _of_server("counter", r.GENERATION_TOKENS, "generation_tokens"),
     _of_server("counter", r.FINISHED_PREFIX + "any", "num_requests"),
 )
-"""Counters that move when a request ends; those above of the same name are newer."""
+"""Counters that are updated when a request ends; those above with the same canonical name take precedence."""
 
 SAMPLES: Final[Mapping[str, SampleName]] = {
     **{name: replace(sample, age=1) for name, sample in table("sglang", AT_END, PREFIXES).items()},
@@ -115,10 +115,10 @@ SAMPLES: Final[Mapping[str, SampleName]] = {
 
 
 def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """The model and the engine that a series names: its data-parallel rank and pipeline stage.
+    """(model, engine) of a series; the engine is its data-parallel rank and pipeline stage.
 
-    No engine's are the parts by priority (the total has an empty one) and the repetitions by further tensor-parallel
-    ranks. With data-parallel attention the rank differs for each engine and reports nothing.
+    (None, None) for parts by priority (the total has an empty one) and repetitions by further tensor-parallel ranks.
+    With data-parallel attention that rank differs between engines and is ignored.
     """
     rank, stage = labels.get("dp_rank"), labels.get("pp_rank") or "0"
     if labels.get("priority") or (rank is None and labels.get("tp_rank", "0") != "0"):

@@ -1,4 +1,4 @@
-"""Arguments of an SGLang server in their normal form, what follows from them, and the command lines that start it."""
+"""SGLang arguments under common names, what follows from them, and the command lines that start the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvpressure.engines.shell import REFERENCE, UNKNOWN, base
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
 
-OPTIONS: Final[Mapping[str, str]] = {  # normal form -> as SGLang calls it
+OPTIONS: Final[Mapping[str, str]] = {  # common name -> SGLang's name
     "model": "model_path",
     "max_num_seqs": "max_running_requests",
     "max_num_batched_tokens": "chunked_prefill_size",
@@ -31,7 +31,7 @@ _NORMAL: Final[Mapping[str, str]] = {
     "dp": "data_parallel_size",
 }
 NO_FLAG: Final = frozenset({"watermark", "max_num_active_seqs", "kv_cache_memory_bytes", "num_gpu_blocks_override"})
-_TEXTS: Final = frozenset(  # options whose words are names, types or modes
+_TEXTS: Final = frozenset(  # options whose values are names, types or modes
     [
         "attention_backend",
         "device",
@@ -59,7 +59,7 @@ _TEXT: Final = re.compile(r"[\w.:/@+\-]{1,512}")
 _OPTION: Final = re.compile(r"[a-z]{1,24}\d{0,2}(?:_[a-z]{1,24}\d{0,2}){0,9}")
 _NAMED: Final = re.compile(r"\bsglang\.launch_server\b|\bsglang[ \t]++serve\b|\bsgl_jax\.launch_server\b")
 START: Final = re.compile(r"(\bsglang\.launch_server\b|\bsglang[ \t]+serve\b|\bsgl_jax\.launch_server\b)")
-"""What starts the server in a script."""
+"""Words that start the server in a script."""
 _MODULES: Final = ("sglang.launch_server", "sgl_jax.launch_server")
 _OTHER: Final = re.compile(r"sglang_router\.\S+|sglang\.(?:bench|test|profiler)\S*|sleep|tail|cat|nginx|envoy|curl")
 _OF_SGLANG: Final = frozenset({"model", "max_num_seqs", "gpu_memory_utilization", "max_num_batched_tokens"})
@@ -67,14 +67,12 @@ _TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\
 
 
 def option(name: str) -> str:
-    """The flag of an argument of the normal form; "" = there is none."""
+    """The flag of a common argument; "" = none."""
     return "" if name in NO_FLAG else "--" + OPTIONS.get(name, name).replace("_", "-")
 
 
 def may_start(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether anything in the command line, or in a variable that it may use, looks like the start of
-    SGLang's server. Cheap.
-    """
+    """Whether the command line, or a variable it may use, might start SGLang's server. Cheap."""
     words = [*map(str, argv)]
     if any("$" in word for word in words):
         words += env.values()
@@ -82,14 +80,14 @@ def may_start(argv: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 def names_server(argv: Sequence[str]) -> bool:
-    """Whether the text, understood or not, has the words that start SGLang's server."""
+    """Whether the text contains the words that start SGLang's server."""
     return _NAMED.search(" ".join(map(str, argv))) is not None
 
 
 def read(
     argv: Sequence[str], env: Mapping[str, str] | None = None, entry_point: bool = False, named: bool | None = None
 ) -> Command:
-    """A container's command followed by its args, and its environment; as ``base.ReadCommand``. Never raises."""
+    """A container's command followed by its args, and its environment; see ``base.ReadCommand``. Never raises."""
     known = dict(env or {})
     budget = shell.WorkBudget(MAX_WORD)
     tokens = [shell.of_kubelet(word, known, budget) for word in bounded(argv)]
@@ -106,7 +104,7 @@ def read(
 
 
 def _after_start(command: Sequence[str]) -> Sequence[str] | None:
-    """The words after those that start the server; ``None`` where nothing starts it."""
+    """The words after those that start the server; ``None`` if nothing starts it."""
     for index, word in enumerate(command):
         following = command[index + 1] if index + 1 < len(command) else ""
         if base(word) == "sglang" and following == "serve":
@@ -134,7 +132,7 @@ def _arguments(words: Sequence[str], understood: bool, env: Mapping[str, str]) -
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """``(normal name, value)`` of every option; a flag is ``True``. Words beside them have no name."""
+    """(common name, value) of every option; a flag is ``True``. Other words have the name ""."""
     index = 0
     while index < len(words):
         word = words[index]
@@ -163,24 +161,24 @@ def _is_value(word: str) -> bool:
 
 
 def of_image(image: str) -> bool:
-    """Whether an image is one of SGLang's server: its router is called after it too."""
+    """Whether an image contains SGLang's server; its router's images are named after it too."""
     name = image.rpartition("/")[2]
     return "sglang" in name and "router" not in name and "gateway" not in name
 
 
 def takes_words(_argv: Sequence[str], args: EngineArgs) -> bool:
-    """Whether words for the entry point of an image are arguments of SGLang."""
+    """Whether words for an image's entry point are arguments of SGLang."""
     return bool(_OF_SGLANG & args.explicit)
 
 
 def image_version(name: str, tag: str) -> str | None:
-    """SGLang's version out of the tag of an image that is named after it."""
+    """SGLang's version from the tag of an image named after it; None without one."""
     found = _TAG.match(tag) if "sglang" in name else None
     return found[1] if found else None
 
 
 def endpoints(args: EngineArgs) -> Endpoints:
-    """Further nodes serve nothing; all data-parallel ranks are behind one port. There are metrics only on demand."""
+    """Further nodes serve nothing; all data-parallel ranks share one port. Metrics must be switched on."""
     asked = any("metrics" in name and value != "False" for name, value in args.values.items())
     return Endpoints(serves=on_first_node(args), metrics=asked or not args.complete)
 
@@ -189,7 +187,7 @@ def endpoints(args: EngineArgs) -> Endpoints:
 
 
 def public_words(args: EngineArgs) -> tuple[str, ...]:
-    """A command line written anew from what may be known of these arguments."""
+    """A command line rebuilt from the public part of these arguments."""
     shown = ["python3", "-m", "sglang.launch_server"]
     for name, text in args.values.items():
         if _OPTION.fullmatch(name):
@@ -200,7 +198,7 @@ def public_words(args: EngineArgs) -> tuple[str, ...]:
 
 
 def public_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """SGLang's own variables, those beyond numbers and true or false without their values."""
+    """SGLang's own variables; only numbers, true or false and known modes keep their values."""
     return {
         name: _public(name, text)
         for name, text in env.items()

@@ -1,4 +1,4 @@
-"""SGLang as a dialect: every question of ``EngineDialect`` and the module that answers it."""
+"""SGLang's ``EngineDialect``."""
 
 from __future__ import annotations
 

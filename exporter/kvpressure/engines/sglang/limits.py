@@ -1,4 +1,4 @@
-"""The limits of an SGLang engine, its KV pool, and what its arguments make of it."""
+"""The limits of an SGLang engine, its KV pool, and its features."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB, EngineArgs, parse_version
 from kvpressure.model.readings import EngineReading
 
-REFERENCE_VERSION: Final = "0.5.23"  # whose defaults are assumed where nothing is said
+REFERENCE_VERSION: Final = "0.5.23"  # its defaults are assumed where no version is given
 SLOTS: Final = (2048.0, 4096.0)  # fewest and most request slots
 SPECULATIVE_SEQS: Final = 48.0
 ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -21,7 +21,7 @@ LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def in_force(known: Known) -> dict[str, EffectiveLimit]:
-    """All limits that are known: the start-up log's, which alone are true, then arguments, the page and defaults."""
+    """All known limits: from the start-up log, else from arguments, metrics or defaults."""
     return {name: limit for name in LIMITS if (limit := _limit(name, known)) is not None}
 
 
@@ -47,15 +47,13 @@ def _limit(name: str, known: Known) -> EffectiveLimit | None:
 
 
 def _shared_by(name: str, args: EngineArgs) -> float:
-    """With data-parallel attention the ranks share what is given."""
+    """Number of ranks that share the given value (data-parallel attention), else 1."""
     shares = name in ("max_num_seqs", "max_num_batched_tokens") and args.values.get("enable_dp_attention") == "True"
     return float(args.data_parallel_size or 1) if shares else 1.0
 
 
 def _default_seqs(known: Known, gauges: Mapping[str, float]) -> float | None:
-    """The smaller of half the pool's tokens and the request slots; ``None`` without the pool's size or the
-    context limit.
-    """
+    """The smaller of half the pool's tokens and the request slots; ``None`` without pool size or context limit."""
     if "speculative_algorithm" in known.merged.values:
         return SPECULATIVE_SEQS
     pool = known.facts.get("capacity_tokens") or gauges.get(r.KV_CAPACITY) or _set_tokens(known.merged)
@@ -83,8 +81,8 @@ def _default_chunk(known: Known) -> float | None:
 
 
 def default_limits(version: str | None, _gpu_name: str | None, gpu_bytes: float | None) -> Mapping[str, float]:
-    """The default chunk of a prefill by release and device memory. The limit of running requests follows
-    from the pool instead.
+    """The default prefill chunk in tokens by release and GPU memory. The limit of running requests follows from the
+    pool instead.
     """
     release = parse_version(version)
     if release is None or gpu_bytes is None:
@@ -103,14 +101,14 @@ def capacity_tokens(reading: EngineReading, _engines_on_page: int) -> float | No
 
 
 def block_size(reading: EngineReading) -> float | None:
-    """Tokens per page of KV cache, from the labels of 0.5.9."""
+    """Tokens per page of the KV cache, from the labels of 0.5.9."""
     text = reading.cache_config.get("page_size", "")
     return float(text) if text.isdecimal() and len(text) <= 6 and int(text) > 0 else None
 
 
 def pool(args: EngineArgs, reading: EngineReading | None, _engines_on_page: int) -> Pool:
-    """The pool in tokens: as the page counts it, else what ``--max-total-tokens`` sets. Where memory has no room for so
-    many, the start-up log has the smaller number, which counts before either.
+    """The pool in tokens, from the metrics, else from ``--max-total-tokens``. If memory allows fewer, the start-up
+    log has the smaller number, which takes precedence.
     """
     tokens = (None if reading is None else reading.gauges.get(r.KV_CAPACITY)) or _set_tokens(args)
     if not tokens:
@@ -119,7 +117,7 @@ def pool(args: EngineArgs, reading: EngineReading | None, _engines_on_page: int)
 
 
 def features(args: EngineArgs, flavour: str | None, _gauges: Sequence[str]) -> Features:
-    """What the arguments make of the server; its half of a prefill/decode pair is on the page too."""
+    """Features by the arguments; the role in a prefill/decode pair also by the flavour."""
     role = ROLES.get(args.values.get("disaggregation_mode") or flavour or "")
     return Features(
         lora="enable_lora" in args.values or "lora_paths" in args.values,

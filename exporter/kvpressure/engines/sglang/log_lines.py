@@ -1,7 +1,6 @@
-"""Reads one line of SGLang's log as an event. Pure; a line of any length costs no more than its first ``MAX_LINE``
-characters.
+"""Reads one line of SGLang's log as an event. Pure; only the first ``MAX_LINE`` characters are read.
 
-A line is read by one pattern of fixed words and numbers, and what of it may be kept is what the pattern matched.
+A line is matched by one pattern of fixed words and numbers; its public part is what the pattern matched.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 _PREFIX: Final = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?((?: [A-Z]{2,4}\d{1,5}){0,5})\] ?")
 _FURTHER: Final = re.compile(r"(?<!\S)TP[1-9]\d*")
 FURTHER_RANK: Final = "[TP+] "
-"""Stands before the message of a tensor-parallel rank beyond the first, which repeats most lines."""
+"""Prefix of messages of further tensor-parallel ranks, which repeat most lines."""
 
 N: Final = r"\d{1,15}"
 F: Final = r"\d{1,12}(?:\.\d{1,12})?"
@@ -112,8 +111,8 @@ _UNITS: Final = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 
 
 def strip(line: str) -> str:
-    """The message of a log line without colours and its bracket of time and ranks; ``FURTHER_RANK`` before
-    those of further ranks.
+    """The message of a log line without colours and its bracket of time and ranks; ``FURTHER_RANK`` precedes those of
+    further ranks.
     """
     text = line[:MAX_LINE].rstrip("\r\n")
     if "\x1b" in text:
@@ -140,7 +139,7 @@ def _value(text: str) -> float | str:
 
 
 def recognise(line: str) -> LogEvent | None:
-    """The event of a stripped line with the facts that it carries, or None."""
+    """The event of a stripped line with its facts, or None."""
     known = _match(line[:MAX_LINE])
     if known is None:
         return None
@@ -165,7 +164,7 @@ def recognise(line: str) -> LogEvent | None:
 
 
 def public_line(text: str) -> str | None:
-    """What of a recognised line may be kept: the fixed words and numbers by which it is read."""
+    """The public part of a recognised line: the fixed words and numbers that are matched."""
     message = strip(text)
     known = _match(message)
     if known is None:

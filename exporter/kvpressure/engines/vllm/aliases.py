@@ -1,8 +1,7 @@
-"""The one table from the sample names of any vLLM version to the canonical names of ``readings``.
+"""Sample names of all vLLM versions, mapped to the canonical names of ``readings``.
 
-Names differ by engine (V0, V1), by release and by exporter (Python, Rust, Ray).
-
-Sources: source distributions of vLLM 0.5.5 to 0.33.0; captures under ``tests/fixtures/vllm``.
+Names differ by engine (V0, V1), release and frontend (Python, Rust, Ray). Sources: source distributions of vLLM 0.5.5
+to 0.33.0; captures under ``tests/fixtures/vllm``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ BARE_NAMES: Final = (
     "request_failure",
 )
 
-# Labels of cache_config_info that somebody needs; each release has others (37 in 0.33).
+# Labels of cache_config_info that are used; each release has others (37 in 0.33).
 CONFIG_LABELS: Final = frozenset(
     {
         "block_size",
@@ -105,16 +104,14 @@ ENGINE_FAMILIES: Final = (
 )
 
 SAMPLES: Final[Mapping[str, SampleName]] = table("vllm", ENGINE_FAMILIES, PREFIXES, BARE_NAMES)
-"""Every sample name of vLLM that is read, as it stands on a page. What is not here (``_created`` too) is
-not looked at.
-"""
+"""Every sample name of vLLM that is read; others (such as ``_created``) are ignored."""
 
 
 def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """The model and the engine that a series names, each ``None`` where it names none.
+    """(model, engine) of a series, each ``None`` if it has none.
 
-    A router repeats gauges of its servers under vLLM's names; every vLLM names its model, and Triton its backend's
-    model and version.
+    A router repeats its servers' gauges under vLLM's names without a model; every vLLM has a model label, and Triton
+    has its backend's model and version.
     """
     model = labels.get("model_name") or (labels.get("model") if "version" in labels else None)
     return model, labels.get("engine")

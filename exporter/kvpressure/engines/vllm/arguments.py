@@ -1,8 +1,8 @@
 """Arguments of a vLLM server and the limits that follow from them.
 
-Pure. ``max_num_seqs`` and its neighbours are in no metric, so they come from the pod's command line
-(``command_line.parse``) or from the line that vLLM logs at start (``from_log``); what was not set follows from the
-version and the GPU (``default_limits``). A value that cannot be read is None, never a guess.
+Pure. ``max_num_seqs`` and similar limits are in no metric, so they come from the pod's command line
+(``command_line.parse``) or from vLLM's start-up log (``from_log``); unset ones follow from version and GPU
+(``default_limits``). An unreadable value is None.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 
 from kvpressure.model.arguments import GIB, EngineArgs, Version, parse_version
 
-REFERENCE_VERSION: Final = "0.33.0"  # whose defaults are assumed where nothing is said
-MAX_TEXT: Final = 65536  # characters of a logged line that are looked at
+REFERENCE_VERSION: Final = "0.33.0"  # its defaults are assumed where no version is given
+MAX_TEXT: Final = 65536  # characters read of a logged line
 
 
 def option(name: str) -> str:
@@ -26,10 +26,10 @@ def option(name: str) -> str:
 
 
 def parse_logged(line: str) -> tuple[str | None, dict[str, str | None]]:
-    """Arguments from a start-up line: ``non-default args: {...}`` (0.9.1+) or ``args: Namespace(...)``.
+    """(form, arguments) of a start-up line: ``non-default args: {...}`` (0.9.1 and later) or ``args:
+    Namespace(...)``.
 
-    Returns the form ("non_default", "all" or None when the line is neither) and the values; a list gives its first
-    element, ``None`` gives None.
+    The form is "non_default", "all" or None for other lines. A list gives its first element, ``None`` gives None.
     """
     for marker, form, opening in (("non-default args: ", "non_default", "{"), ("args: Namespace", "all", "(")):
         at = line.find(marker + opening)
@@ -40,8 +40,8 @@ def parse_logged(line: str) -> tuple[str | None, dict[str, str | None]]:
 
 
 def from_log(line: str) -> EngineArgs | None:
-    """``EngineArgs`` of a start-up line, None for any other line. The older form prints defaults too, so it does not
-    show what was set.
+    """``EngineArgs`` of a start-up line, None for other lines. The older form includes defaults, so it does not show
+    which were set.
     """
     form, values = parse_logged(line)
     if form is None:
@@ -52,7 +52,7 @@ def from_log(line: str) -> EngineArgs | None:
 
 
 def _items(body: str, separator: str) -> Iterator[tuple[str, str | None]]:
-    """Top-level ``key: value`` items of a printed dict or Namespace, up to its closing bracket."""
+    """Top-level ``key: value`` items of a printed dict or Namespace."""
     for item in _split(body):
         key, found, value = item.partition(separator)
         key = key.strip().strip("'\"")
@@ -61,7 +61,7 @@ def _items(body: str, separator: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _split(body: str) -> Iterator[str]:
-    """Split at commas outside quotes and brackets; ends where the outermost bracket closes."""
+    """Split at commas outside quotes and brackets, up to the end of the outermost bracket."""
     depth, quote, start, escaped = 0, "", 0, False
     for position, char in enumerate(body):
         if quote:
@@ -112,8 +112,8 @@ def default_limits(
 ) -> Mapping[str, float]:
     """Defaults of ``gpu_memory_utilization``, ``max_num_seqs`` and ``max_num_batched_tokens`` (missing = unknown).
 
-    ``context``: "server", "llm" (offline ``LLM``) or "batch" (``vllm run-batch``). ``flavour`` ("v0" or "v1") where
-    the engine tells, else it follows from the version. ``gpu_name`` "cpu" stands for the CPU backend.
+    ``context``: "server", "llm" (offline ``LLM``) or "batch" (``vllm run-batch``). ``flavour``: "v0" or "v1", None =
+    by version. ``gpu_name`` "cpu": the CPU backend.
     """
     number = parse_version(version)
     if number is None or number < (0, 5, 5):
@@ -145,7 +145,7 @@ _UNKNOWN_PAIR: Final[_Pair] = (None, None)
 
 
 def _early_v1(number: Version, name: str, context: str) -> _Pair:
-    """V1 as an option of 0.6.6 to 0.7.3; 0.8.0 to 0.8.4 were not compared."""
+    """V1 as an option of 0.6.6 to 0.7.3; unknown for 0.8.0 to 0.8.4, which were not compared."""
     if number >= (0, 8, 0) or context != "server":
         return _UNKNOWN_PAIR
     return 8192 if re.search(r"\bh[12]00\b", name) else 2048, 1024
@@ -158,7 +158,7 @@ def _cpu(number: Version, context: str, world_size: int) -> _Pair:
 
 
 def _tier(number: Version, name: str, gib: float, server: bool) -> _Pair:
-    """Tiers by device memory from 0.8.5 on."""
+    """Tiers by device memory (0.8.5 and later)."""
     small: _Pair = (2048 if server else 8192, 256)
     large: _Pair = (8192 if server else 16384, 1024)
     if gib < 70:
@@ -181,7 +181,7 @@ def limits_in_force(
 ) -> Mapping[str, float]:
     """Set values over defaults, with the adjustments that vLLM makes to defaults.
 
-    ``max_model_len`` is the context limit in force where it is known otherwise (e.g. from the metrics).
+    ``max_model_len``: the context limit if known otherwise (e.g. from the metrics).
     """
     limits = dict(defaults)
     if args.values.get("performance_mode") == "throughput":

@@ -1,4 +1,4 @@
-"""The KV pool as the labels of vLLM's ``cache_config_info`` and its arguments describe it."""
+"""The KV pool by the labels of vLLM's ``cache_config_info`` and by its arguments."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from kvpressure.model.readings import SWAPPED, EngineReading
 
 
 def positive(text: str | None) -> float | None:
-    """The number in a label, if it is above 0 and plausible; ``None`` for anything else ("None",
-    "nan", "x").
-    """
+    """The number in a label if it is above 0 and plausible; ``None`` for anything else ("None", "nan", "x")."""
     try:
         value = float(text) if text is not None else None
     except ValueError:
@@ -20,11 +18,11 @@ def positive(text: str | None) -> float | None:
 
 
 def capacity_tokens(reading: EngineReading, engines_on_page: int) -> float | None:
-    """Tokens the cache holds.
+    """Tokens that the KV cache of one engine holds; ``None`` if unknown.
 
-    ``kv_cache_size_tokens`` where given (right for hybrid models). Else usable blocks times block size, which holds
-    for models with one KV group; ``num_gpu_blocks`` is summed over the data-parallel engines of a server and
-    block 0 is never used, except by V0.
+    ``kv_cache_size_tokens`` where published (right for hybrid models). Else usable blocks times block size, which
+    holds for models with one KV group; ``num_gpu_blocks`` is the sum over a server's data-parallel engines, and block
+    0 is never used, except by V0.
     """
     config = reading.cache_config
     size = positive(config.get("kv_cache_size_tokens"))
@@ -45,8 +43,8 @@ def block_size(reading: EngineReading) -> float | None:
 
 
 def pool(args: EngineArgs, reading: EngineReading | None, engines_on_page: int) -> Pool:
-    """``--kv-cache-memory-bytes`` is the pool itself, unless the number of blocks is overridden besides.
-    ``num_gpu_blocks`` is summed over the engines of a page.
+    """``--kv-cache-memory-bytes`` is the pool itself, unless the number of blocks is overridden; else
+    ``num_gpu_blocks``, which is the sum over a server's engines.
     """
     config = reading.cache_config if reading else {}
     overridden = "num_gpu_blocks_override" in args.explicit or "num_gpu_blocks_override" in config

@@ -56,7 +56,7 @@ _VALUED: Final = frozenset(
     {"log_config_file", "show_hidden_metrics_for_version"}
 )  # named like a flag, yet with a value
 _WRAPPERS: Final = frozenset({"exec", "env", "tini", "dumb-init", "nohup", "time", "command"})
-# Programs that never serve a model; what stands in no list may.
+# Programs that never serve a model; one that is not listed may.
 _FOREIGN: Final = frozenset(
     [
         "sleep",
@@ -172,7 +172,7 @@ OF_VLLM: Final = frozenset(
         "enforce_eager",
     }
 )
-"""Arguments by which words are those of vLLM, whatever program they go to."""
+"""Arguments that identify words as vLLM's, whatever program they go to."""
 _NO_SERVERS: Final = frozenset(
     {"bench", "benchmark", "run-batch", "chat", "complete", "collect-env"}
 )  # subcommands of vllm
@@ -184,12 +184,12 @@ _CLIENT = re.compile(
 _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
 _SERVER = re.compile(r"vllm(?<!\wvllm)(?:\s++serve\b|\.entrypoints\b)")
 _WRAPPER = re.compile(r"\S*/vllm/inference_api\.py|dynamo\.vllm|huggingfaceserver")
-"""Programs that run vLLM inside and set some of its arguments: KAITO, NVIDIA Dynamo's worker, KServe's
-Hugging Face server.
+"""Programs that run vLLM inside and set some of its arguments: KAITO, NVIDIA Dynamo's worker, KServe's Hugging Face
+server.
 """
 _WRAPPER_NAMES: Final = {"model_id": "model", "model_name": "served_model_name"}  # KServe's Hugging Face server
 START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
-"""What starts the server in a script, with its model."""
+"""Words that start the server in a script, with its model."""
 _PYTHON = re.compile(r"python[\d.]*+")
 _MODULE = re.compile(r"(?:\S*[/.])?api_server(?:\.py)?")
 
@@ -197,10 +197,9 @@ _MODULE = re.compile(r"(?:\S*[/.])?api_server(?:\.py)?")
 def read(
     argv: Sequence[str], env: Mapping[str, str] | None = None, entry_point: bool = False, named: bool | None = None
 ) -> Command:
-    """A container's command followed by its args, and its environment (literal values only). Never raises.
+    """A container's command followed by its args, and its environment; see ``base.ReadCommand``. Never raises.
 
-    ``entry_point``: the words go to an image's own entry point, so that the first may be a model. ``named``: whether
-    the text names a server of vLLM, where ``argv`` is only the part of it that ``bounded`` keeps.
+    ``entry_point``: the first word may then be a model.
     """
     known = dict(env or {})
     budget = shell.WorkBudget(MAX_WORD)
@@ -225,27 +224,25 @@ def read(
 
 
 def _names_engine(started: Sequence[str] | None, args: EngineArgs) -> bool:
-    """Whether the words that start a server say whose: ``serve`` alone, for an image's entry point, may be any
-    program's, this exporter's too.
+    """Whether the words that start a server are certainly vLLM's: ``serve`` alone, for an image's entry point, may be
+    any program's, this exporter's too.
     """
     return started is not None and (list(started[:1]) != ["serve"] or bool(OF_VLLM & args.explicit))
 
 
 def _starts_ray(command: Sequence[str]) -> bool:
-    """Whether a command starts a node of Ray: its options are not the engine's."""
+    """Whether a command starts a Ray node, whose options are not the engine's."""
     return "start" in command[1:4] and any(base(word) == "ray" for word in command[:3])
 
 
 def names_server(argv: Sequence[str]) -> bool:
-    """Whether the text, understood or not, has the words that start vLLM's server."""
+    """Whether the text contains the words that start vLLM's server."""
     text = " ".join(map(str, argv))
     return "vllm" in text and _SERVER.search(text) is not None
 
 
 def may_be_vllm(argv: Sequence[str], env: Mapping[str, str] | None = None) -> bool:
-    """Whether anything in the command line, or in a variable that it may use, looks like the start of
-    vLLM's server. Cheap.
-    """
+    """Whether the command line, or a variable it may use, might start vLLM's server. Cheap."""
     words = [*map(str, argv)]
     if any("$" in word for word in words):
         words += (env or {}).values()
@@ -262,7 +259,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> EngineAr
 
 
 def _arguments(tokens: Sequence[str], env: Mapping[str, str], understood: bool, of_program: bool) -> EngineArgs:
-    """``of_program``: the words are those of a server or of an image's entry point, not of a whole script."""
+    """``of_program``: the words are of a server or an image's entry point, not of a whole script."""
     rest, model, complete = _engine_part(tokens) if of_program else (tokens, None, False)
     options = list(_options(rest))
     values = {name: value for name, value in options if name}
@@ -281,7 +278,7 @@ def _arguments(tokens: Sequence[str], env: Mapping[str, str], understood: bool, 
 
 
 def _hides_options(options: Iterable[tuple[str, str | None]], rest: Sequence[str], model: str | None) -> bool:
-    """Whether a variable may have brought in further options. Where a value is expected it brings one word, mostly."""
+    """Whether a variable may contain further options; in place of a value it is taken for one word."""
     if any(token == CUT or (token and not token.strip(UNKNOWN)) for token in rest):
         return True
     if model is not None and not model.strip(UNKNOWN) and (not rest or model == UNKNOWN_WORDS):
@@ -293,13 +290,13 @@ def _hides_options(options: Iterable[tuple[str, str | None]], rest: Sequence[str
 
 
 def starts_server(argv: Sequence[str]) -> bool:
-    """Whether the command line names vLLM's server: ``vllm serve``, its module, or a script that runs one of them."""
+    """Whether the command line starts vLLM's server: ``vllm serve``, its module, or a script that runs one of them."""
     return may_be_vllm(argv) and read(argv).starts_server
 
 
 def endpoints(args: EngineArgs) -> Endpoints:
-    """Headless ranks serve nothing; with an external load balancer each data-parallel rank of the node
-    serves on a port of its own.
+    """Headless ranks serve nothing; with an external load balancer each data-parallel rank of the node serves on its
+    own port.
     """
     port_each = args.values.get("data_parallel_multi_port_external_lb") == "True"
     serves = args.values.get("headless") != "True" and (port_each or on_first_node(args))
@@ -318,7 +315,7 @@ def _is_foreign(command: Sequence[str]) -> bool:
         ),
         None,
     )
-    if start is None:  # words of the shell or assignments at most, else something that was not understood
+    if start is None:  # only shell words or assignments are foreign; anything else is unknown
         return all(word != "--" and (word in BEFORE_PROGRAM or SET.match(word)) for word in command)
     program, following = base(command[start]), [word for word in command[start + 1 :] if not word.startswith("-")]
     if program == "vllm":
@@ -329,7 +326,7 @@ def _is_foreign(command: Sequence[str]) -> bool:
 
 
 def _anchor(tokens: Sequence[str]) -> int | None:
-    """Index of the first token after the words that start a vLLM server."""
+    """Index of the first token after the words that start a vLLM server; None without them."""
     for index, token in enumerate(tokens):
         following = tokens[index + 1] if index + 1 < len(tokens) else ""
         if base(token) == "vllm" and following == "serve":
@@ -340,7 +337,7 @@ def _anchor(tokens: Sequence[str]) -> int | None:
 
 
 def _engine_part(tokens: Sequence[str]) -> tuple[Sequence[str], str | None, bool]:
-    """Tokens after the start words, the positional model if there is one, and whether nothing is hidden."""
+    """(tokens after the start words, positional model or None, whether nothing is hidden)."""
     start = _anchor(tokens)
     if start is not None:
         rest = tokens[start:]
@@ -359,9 +356,7 @@ def _engine_part(tokens: Sequence[str]) -> tuple[Sequence[str], str | None, bool
 
 
 def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """``(name, value)`` of every option; a flag is ``True``, ``--no-x`` makes x ``False``. Words beside
-    them have no name.
-    """
+    """(name, value) of every option; a flag is ``True``, ``--no-x`` makes x ``False``. Other words have the name ""."""
     index = 0
     while index < len(tokens):
         token = tokens[index]
@@ -380,7 +375,7 @@ def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _name(token: str) -> tuple[str, str | None]:
-    """Option name and the value after ``=``; an empty name for what is no option."""
+    """(option name, value after ``=`` or None); name "" for other words."""
     head, equals, value = token.partition("=")
     if head in _SHORT:
         return _SHORT[head], value if equals else None
@@ -390,7 +385,7 @@ def _name(token: str) -> tuple[str, str | None]:
 
 
 def _takes(name: str, following: str) -> bool:
-    """Whether ``following`` is the value of option ``name`` rather than the next option or a positional."""
+    """Whether ``following`` is the value of option ``name``."""
     if name.startswith("no_") or (_FLAG.fullmatch(name) and name not in _VALUED):
         return following.lower() in ("true", "false", "0", "1")
     return not following.startswith("-") or _NUMBER.fullmatch(following) is not None

@@ -1,4 +1,4 @@
-"""vLLM as a dialect: every question of ``EngineDialect`` and the module that answers it."""
+"""vLLM's ``EngineDialect``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits of an engine: value in force, whether it was set, and where it was read."""
+"""The limits of a vLLM engine: value in force, whether it was set, and where it was read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def takes_lora(args: EngineArgs) -> bool:
 
 
 def kv_role(args: EngineArgs) -> str | None:
-    """Role of the server in KV transfer: kv_producer, kv_consumer or kv_both; empty where a KV connector is set without
-    a visible role, ``None`` without a connector.
+    """Role in KV transfer: kv_producer, kv_consumer or kv_both; "" = a connector without a visible role, ``None`` =
+    no connector.
     """
     if not any(name.partition(".")[0] == KV_TRANSFER for name in args.values):
         return None
@@ -40,22 +40,22 @@ def kv_role(args: EngineArgs) -> str | None:
 
 
 def _kv_field(args: EngineArgs, name: str) -> str | None:
-    """A field of ``--kv-transfer-config``, which is given as JSON or field by field."""
+    """A field of ``--kv-transfer-config``, which is given as JSON or by field."""
     told = _KV_FIELDS[name].search(args.values.get(KV_TRANSFER) or "")
     return told[1] if told else args.values.get(f"{KV_TRANSFER}.{name}")
 
 
 def waits_for_blocks(args: EngineArgs) -> bool:
-    """Whether requests may wait for KV blocks of other servers, or finished ones for others to pull theirs. A cache
-    beside one server (LMCache, role kv_both) does neither.
+    """Whether requests may wait for other servers' KV blocks, or finished ones until others have pulled theirs; a
+    cache beside one server (LMCache, role kv_both) does neither.
     """
     role = kv_role(args)
     return role is not None and not (role == "kv_both" and _kv_field(args, "kv_connector") in SYNCHRONOUS)
 
 
 def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Features:
-    """What the arguments make of the server. V0 allocates all blocks of a prompt at once; without chunked
-    prefill it is one step.
+    """Features by the arguments, flavour and gauges. V0 allocates all blocks of a prompt at once; without chunked
+    prefill a prompt is one step.
     """
     chunked = (args.values.get("enable_chunked_prefill") or "").lower()
     return Features(
@@ -67,7 +67,7 @@ def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Fe
 
 
 def in_force(known: Known) -> dict[str, EffectiveLimit]:
-    """All limits that are known, from the best source: arguments, start-up log, metrics, default by version and GPU."""
+    """All known limits, from the best source: arguments, start-up log, metrics, default by version and GPU."""
     merged, gpu, facts = known.merged, known.gpu, known.facts
     config = known.reading.cache_config if known.reading else {}
     defaults = dict(
@@ -98,7 +98,7 @@ def in_force(known: Known) -> dict[str, EffectiveLimit]:
 
 
 def _lower_by_active_seqs(found: dict[str, EffectiveLimit], merged: EngineArgs, args: EngineArgs) -> None:
-    """``--max-num-active-seqs`` lowers the running batch below ``max_num_seqs``: the smaller of both binds."""
+    """Apply ``--max-num-active-seqs``, which lowers the running batch below ``max_num_seqs``."""
     active, seqs = merged.max_num_active_seqs, found.get("max_num_seqs")
     if active is not None and (seqs is None or active < seqs.value):
         found["max_num_seqs"] = EffectiveLimit(
@@ -119,6 +119,6 @@ def _source(name: str, known: Known, config: Mapping[str, str], explicit: bool |
 
 
 def _max_model_len(config: Mapping[str, str]) -> float | None:
-    """Capacity over the maximum concurrency that vLLM states for max_model_len (0.24 and later)."""
+    """Capacity divided by vLLM's published maximum concurrency for max_model_len (0.24 and later)."""
     size, concurrency = positive(config.get("kv_cache_size_tokens")), positive(config.get("kv_cache_max_concurrency"))
     return float(round(size / concurrency)) if size and concurrency else None

@@ -1,8 +1,8 @@
-"""Reads one line of a vLLM log: an event with its numbers, or nothing.
+"""Reads one line of a vLLM log as an event with its numbers.
 
-Pure. The texts are those of vLLM 0.5.5 to 0.33 (V0, V1 and the Rust frontend); matching looks at the message, never
-at the prefix. Ratios are 0-1, times seconds. A line without any keyword costs about a microsecond; a line of any
-length costs no more than its first ``MAX_LINE`` characters.
+Pure. The texts are those of vLLM 0.5.5 to 0.33 (V0, V1 and the Rust frontend); only the message is matched, never the
+prefix. Ratios are 0-1, times seconds. A line without any keyword costs about a microsecond; only the first
+``MAX_LINE`` characters are read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LEVEL = re.compile(
     r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})? "
     r"\[?[\w./-]{1,80}:\d{1,6}\] ?"
 )
-_PREFIX_REACH = 240  # VLLM_LOGGING_PREFIX may stand in front of the level
+_PREFIX_REACH = 240  # VLLM_LOGGING_PREFIX may precede the level
 
 
 def strip(line: str) -> str:
-    """The message of a log line: JSON wrapper, ANSI colours, process name, level, time and file removed. At most
-    ``MAX_LINE`` characters are kept.
+    """The message of a log line without JSON wrapper, ANSI colours, process name, level, time and file; at most
+    ``MAX_LINE`` characters.
     """
     text = line[:MAX_LINE].rstrip("\r\n")
     if text.startswith("{"):
@@ -85,7 +85,7 @@ def _collect(match: re.Match[str] | None, scale: Mapping[str, float]) -> Values:
 
 
 def _search(pattern: str, **scale: float) -> Callable[[str], Values | None]:
-    """A parser whose pattern has to match; groups ending in ``_bytes`` are given in GiB."""
+    """A parser whose pattern must match; groups ending in ``_bytes`` are converted from GiB to bytes."""
     regex = re.compile(pattern)
     factors = {name: 2.0**30 for name in regex.groupindex if name.endswith("bytes")} | scale
 
@@ -205,7 +205,7 @@ _PERCENT: Final = {"kv_usage": 0.01, "cpu_kv_usage": 0.01, "prefix_hit_ratio": 0
 
 
 def _stats(line: str) -> Values | None:
-    """The periodic line of V0, V1 or the Rust frontend; parts that a version leaves out are missing."""
+    """The periodic line of V0, V1 or the Rust frontend; parts that a version omits are missing."""
     values: Values = {}
     for regex in _STATS_PARTS:
         values.update(_collect(regex.search(line), _PERCENT))
@@ -386,7 +386,7 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
     ),
 )
 
-# At least one of these short words is in every keyword above: the cheap first look.
+# Every keyword above contains one of these short words: a cheap first test.
 WORDS: Final = (
     "memory",
     "KV ",
@@ -410,12 +410,12 @@ WORDS: Final = (
     "may waste",
 )
 
-# Lines that quote what a user sent or got: their content must not be taken for an event.
+# Lines that quote a user's text, which must not be taken for an event.
 _USER_TEXT = re.compile(r"Received request |Generated response |prompt: ['\"]|output: ['\"]|details: prompt")
 
 
 def match(line: str) -> LogEvent | None:
-    """The event that ``line`` reports, or None. Never raises; linear in the line's length, at most ``MAX_LINE``."""
+    """The event of ``line``, or None. Never raises; linear in its length, at most ``MAX_LINE``."""
     if len(line) > MAX_LINE:
         line = line[:MAX_LINE]
     for word in WORDS:
@@ -452,7 +452,7 @@ _FACTS: Final[Mapping[str, Mapping[str, str]]] = {  # event -> name of the value
 
 
 def recognise(line: str) -> LogEvent | None:
-    """The event of a stripped line with the facts, arguments and version that it carries, or None."""
+    """The event of a stripped line with its facts, arguments and version, or None."""
     event = match(line)
     if event is None:
         return None

@@ -1,4 +1,4 @@
-"""Names of the options of ``vllm serve``, to read abbreviations and to name what a misspelt one meant."""
+"""Names of the options of ``vllm serve``, to resolve abbreviations and suggest corrections."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ NAMES: Final = frozenset(
     """.split()  # noqa: SIM905 - two hundred lines otherwise
 )
 _SORTED: Final = sorted(NAMES)
-# The options whose value decides what is advised; only these are worth a warning when misspelt.
+# Options that decide advice; only these are worth a warning when misspelt.
 _DECIDING: Final = (
     "block_size",
     "data_parallel_size",
@@ -84,8 +84,8 @@ _CLOSE: Final = 0.85  # of difflib's ratio: one or two letters of a name
 
 
 def full(name: str) -> str:
-    """The option that an abbreviation means, also after ``no_``. vLLM takes a beginning that only one option has.
-    Others stay as they are.
+    """The option that an abbreviation means, also after ``no_``; other names stay. vLLM accepts a prefix that only
+    one option has.
     """
     if name in NAMES or len(name) < 5:
         return name
@@ -97,7 +97,7 @@ def full(name: str) -> str:
 
 
 def misspelt(names: Iterable[str]) -> dict[str, str]:
-    """Names that no option has, with the option that each is one or two letters away from."""
+    """Unknown names -> the deciding option that is one or two letters away."""
     unknown = sorted(set(names) - NAMES)
     near = {name: difflib.get_close_matches(name, _DECIDING, 1, _CLOSE) for name in unknown}
     return {name: found[0] for name, found in near.items() if found}

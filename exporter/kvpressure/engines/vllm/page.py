@@ -1,4 +1,4 @@
-"""Which vLLM wrote a metrics page, and whether several API servers share it."""
+"""Which vLLM published metrics, and whether several API servers share the endpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvpressure.model.readings import (
 
 
 def kind(text: PageText, engines: Sequence[EngineReading], page: Mapping[str, float]) -> PageKind:
-    """The flavour (v0, v1, rust) and whether several API servers share the page, as far as the page shows it."""
+    """The flavour (v0, v1, rust) and whether several API servers share the endpoint, as far as it shows."""
     flavour = _flavour(text, engines)
     return PageKind(flavour, _multi_process(text, page, flavour))
 
@@ -34,10 +34,10 @@ def _is_openmetrics(text: PageText) -> bool:
 
 
 def _flavour(text: PageText, engines: Sequence[EngineReading]) -> str | None:
-    """Which vLLM wrote the page, where the page tells.
+    """Which vLLM wrote the text; ``None`` = unknown.
 
-    V0 alone had swapping and throughput gauges. Of the rest, only the Rust frontend answers OpenMetrics under names
-    with a colon, and it has no ``cache_config_info``. V1 alone has an engine label (from 0.8 on), prefix cache
+    Only V0 had swapping and throughput gauges. Of the rest, only the Rust frontend answers OpenMetrics under names
+    with a colon, and it has no ``cache_config_info``. Only V1 has an engine label (0.8 and later), prefix cache
     counters and ``kv_cache_usage_perc``; before it had the label, V1 counted no preemptions. Ray relabels.
     """
     v0_only = {SWAPPED, GENERATION_RATE, PROMPT_RATE}
@@ -54,11 +54,11 @@ def _flavour(text: PageText, engines: Sequence[EngineReading]) -> str | None:
 
 
 def _multi_process(text: PageText, page: Mapping[str, float], flavour: str | None) -> bool | None:
-    """Several API servers behind this page? ``None`` when it cannot be told.
+    """Whether several API servers share the endpoint; ``None`` = unknown.
 
-    Python's client shows ``process_*`` with one process only, so those settle it, and so do ``pid`` labels. Their
-    absence alone proves nothing: the Rust frontend, V0 and Ray never had them, recorders strip lines. It counts on
-    a classic V1 page that still has its HELP lines, that is, one as served.
+    Python's client publishes ``process_*`` only with one process, so these decide, as do ``pid`` labels. Their
+    absence alone proves nothing: the Rust frontend, V0 and Ray never had them, and recorders strip lines. It counts
+    in a classic V1 text that still has its HELP lines.
     """
     if page.keys() & {PROCESS_CPU_SECONDS, PROCESS_RSS_BYTES, PROCESS_START}:
         return False

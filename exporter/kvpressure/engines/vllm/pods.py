@@ -1,4 +1,4 @@
-"""vLLM in Kubernetes: its images and what their entry points take."""
+"""vLLM in Kubernetes: its images, and the arguments of their entry points."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ _NO_TEXT: Final = re.compile(
 )
 """Words in the names of NVIDIA NIMs that serve no language model: embedding, reranking, extraction (NeMo Retriever),
 speech (Riva), pictures and video (Cosmos), faces (Maxine, ACE), and biology (BioNeMo), by NVIDIA's documentation
-(docs.nvidia.com/nim); the last line and ``cosmos-transfer`` are from general knowledge. Cosmos Reason and guard models
-are language models (docs.nvidia.com/nim/llama-3-1-nemotron-safety-guard-8b/observability has the usual metrics).
+(docs.nvidia.com/nim); the last line and ``cosmos-transfer`` are from general knowledge. Cosmos Reason and guard
+models are language models (docs.nvidia.com/nim/llama-3-1-nemotron-safety-guard-8b/observability has the usual
+metrics).
 """
 RAY_AGENT: Final = "ray-llm"
 """Ray's image for Ray Serve LLM: every pod with a GPU runs engines, whose metrics Ray's agent publishes."""
 
 
 def of_image(image: str) -> bool:
-    """Whether an image is one that serves vLLM: names of routers and operators contain vLLM too, and a path may contain
-    anything.
-    """
+    """Whether an image serves vLLM; routers and operators are named after vLLM too, and a path may contain anything."""
     if is_nim(image):
         return True
     name, _, tag = image.rpartition("/")[2].partition(":")
@@ -51,12 +50,12 @@ def of_image(image: str) -> bool:
 
 
 def is_nim(image: str) -> bool:
-    """Whether an image is an NVIDIA NIM for a language model, which serves vLLM's gauges whatever runs inside."""
+    """Whether an image is an NVIDIA NIM for a language model, which publishes vLLM's gauges whatever runs inside."""
     return _NIM.search(image) is not None and not _NO_TEXT.search(image.rpartition("/")[2])
 
 
 def host(image: str, argv: Sequence[str], env: Mapping[str, str], args: EngineArgs) -> Host | None:
-    """The program around vLLM that publishes its metrics on a port or path of its own; None = vLLM itself does."""
+    """The program around vLLM that publishes its metrics on its own port or path; None = vLLM itself does."""
     if is_nim(image):
         return _host("NVIDIA NIM", _number(env.get("NIM_SERVER_PORT", "")), 8000, path="/v1/metrics")
     name = image.rpartition("/")[2].partition(":")[0]
@@ -86,7 +85,9 @@ def _names(argv: Sequence[str], text: str) -> bool:
 
 
 def takes_words(argv: Sequence[str], args: EngineArgs) -> bool:
-    """Whether words for the entry point of vLLM's image are arguments of vLLM: any word may look like a model."""
+    """Whether words for the entry point of vLLM's image are arguments of vLLM; any single word
+    may look like a model.
+    """
     if not argv:
         return False
     named = OF_VLLM if argv[0].startswith("-") else OF_VLLM - {"model"}

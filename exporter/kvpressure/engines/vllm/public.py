@@ -1,13 +1,11 @@
-"""What of a command line, an environment and a log line may leave the node: what is known to be no secret, and nothing
-else.
+"""The public part of a command line, an environment and a log line: only what is known to be no secret.
 
-A command line is written anew from what was understood of it: options by name, with their values where a value is a
-number, true or false, or where the option is known to hold no secret (a model's name, a type, a backend). Any other
-option is a name without a value. What was not understood does not leave at all; its place is marked, so that nothing is
-taken for complete. No text of a script, no expanded variable and no unknown word can come through, however it is
-spelled.
+A command line is rebuilt from what was understood: options by name, with values that are numbers or true or false, or
+of options that are known to hold no secret (a model's name, a type, a backend). Other options have no value. What was
+not understood is left out and its place marked, so that the result never counts as complete. No text of a script, no
+expanded variable and no unknown word can leave.
 
-Log lines are kept if they are an event's: numbers, plain words and known fields of them.
+Log lines of events are kept: their numbers, plain words and known fields.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ from kvpressure.redaction import REDACTED
 MAX_VALUE: Final = 512  # characters of a value, or of one text in JSON
 MAX_JSON: Final = 16_384
 MAX_PARTS: Final = 2_048  # words of a log line, and blanks between them
-MAX_TRIES: Final = 600  # to do without words of it
+MAX_TRIES: Final = 600  # attempts to leave words out
 
-OPTIONS: Final = frozenset(  # whose texts are names, types or modes
+OPTIONS: Final = frozenset(  # whose values are names, types or modes
     [
         "all2all_backend",
         "attention_backend",
@@ -184,7 +182,7 @@ def value(name: str, text: str) -> str:
 
 
 def _name_text(text: str) -> str:
-    """A name, a path or a type; nothing that holds a login or looks like a token."""
+    """``text`` if it is a plain name, path or type without a login or token, else ``REDACTED``."""
     return text if _TEXT.fullmatch(text) and redaction.text(text) == text else REDACTED
 
 
@@ -212,14 +210,12 @@ def _json(node: Any, name: str) -> Any:
 
 
 def args(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """A command line that means the same, written from what may be known of ``argv``. Twice is once;
-    nothing stays nothing.
-    """
+    """A command line rebuilt from the public part of ``argv``; idempotent, empty for an empty one."""
     return written(parse(argv, env)) if argv else ()
 
 
 def written(read: EngineArgs) -> tuple[str, ...]:
-    """A command line with what may be known of these arguments."""
+    """A command line with the public part of these arguments."""
     shown = ["vllm", "serve"]
     for name, text in read.values.items():
         if name in OPTIONS or name in JSON_OPTIONS or _NEW_OPTION.fullmatch(name):
@@ -228,7 +224,7 @@ def written(read: EngineArgs) -> tuple[str, ...]:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The engine's own variables, those beyond numbers and known modes without their values."""
+    """The engine's own variables; only numbers and known modes keep their values."""
     return {
         name: value(name, text) if name not in VARIABLES else _name_text(text)
         for name, text in env.items()
@@ -238,8 +234,8 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def log_line(line: str) -> str:
-    """What of a log line may be kept: of an event's its known fields and the words by which it is read; ``REDACTED`` of
-    any other.
+    """The public part of an event's log line: known fields and the words that are matched; ``REDACTED`` for any other
+    line.
     """
     message = strip(line)
     event = recognise(message)
@@ -255,7 +251,7 @@ def log_line(line: str) -> str:
 
 
 def event_line(line: str) -> str | None:
-    """``log_line`` of an event's line, ``None`` of any other."""
+    """``log_line`` of an event's line, ``None`` for any other."""
     kept = log_line(line)
     return None if kept == REDACTED else kept
 
@@ -273,7 +269,7 @@ def _logged_arguments(message: str) -> str:
 
 
 def _parts(message: str) -> list[str]:
-    """The message in words and the blanks between them; of fields the values that may be known."""
+    """The message as words and the blanks between them; fields with public values only."""
     parts: list[str] = []
     position = 0
     for found in _FIELD.finditer(message):
@@ -286,7 +282,7 @@ def _parts(message: str) -> list[str]:
 
 
 def _needed(parts: list[str], event: LogEvent) -> list[str]:
-    """``parts`` with each word hidden that the event is read without."""
+    """``parts`` with every word hidden that recognition does not need."""
     hidden = list(parts)
     tries = MAX_TRIES
     work = [(0, len(parts))]

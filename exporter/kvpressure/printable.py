@@ -1,8 +1,8 @@
-r"""Control characters in text from outside, shown as escapes.
+r"""Escapes control characters in text from outside.
 
-A model's name, a label, a log line may hold escape sequences that rewrite the screen, bidirectional controls that turn a line
-round, or line ends that forge one. Each such character is shown as its escape (``\x1b``, ``\u202e``). Pure.
-"""  # noqa: E501
+A model's name, a label or a log line may contain terminal escape sequences, bidirectional controls that reorder a
+line, or line ends that forge one. Each such character is shown as its escape (``\x1b``, ``\u202e``). Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_LINES: Final = frozenset("\n\t")
 
 
 class Asked(dict[str, str]):
-    """Values for ``str.format_map``, each written by ``write`` when the form asks for its name."""
+    """Values for ``str.format_map``, each computed by ``write`` when asked for."""
 
     def __init__(self, write: Callable[[str], str]) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Asked(dict[str, str]):
 
 
 def visible(text: str) -> str:
-    """``text`` on one line: every character that is obeyed rather than shown as its escape."""
+    """``text`` on one line, with control characters as escapes."""
     return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
 
 
@@ -40,9 +40,7 @@ def visible_lines(text: str) -> str:
 
 
 def visible_all(value: Any) -> Any:
-    """A document as JSON gives it, every text and key in it as ``visible``. Raises ``RecursionError`` where
-    it is nested too deep.
-    """
+    """A JSON document with every text and key as ``visible``. Raises ``RecursionError`` if it is nested too deeply."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, list):
@@ -57,7 +55,7 @@ def _shown(char: str) -> str:
 
 
 class _Visible:
-    """A text stream that writes nothing a terminal would obey, but for what goes through ``control``."""
+    """A text stream that escapes control characters, except through ``control``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -82,7 +80,7 @@ class _Visible:
 
 @contextlib.contextmanager
 def visible_streams() -> Iterator[None]:
-    """Standard output and error show all that is printed meanwhile, whoever wrote the text."""
+    """Make standard output and error escape control characters in the meantime."""
     with (
         contextlib.redirect_stdout(cast(TextIO, _Visible(sys.stdout))),
         contextlib.redirect_stderr(cast(TextIO, _Visible(sys.stderr))),
@@ -91,7 +89,7 @@ def visible_streams() -> Iterator[None]:
 
 
 def control(text: str, stream: TextIO) -> None:
-    """Write the command's own control sequences (back to the start of the line, clear it), and flush."""
+    """Write the command's own control sequences (carriage return, clear line), and flush."""
     write = getattr(stream, "control", stream.write)
     write(text)
     stream.flush()

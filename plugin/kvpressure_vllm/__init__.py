@@ -1,8 +1,8 @@
-"""Runs inside vLLM, when asked to: what cannot be seen from outside, told to the exporter through small files.
+"""Runs inside vLLM, when switched on, and reports what is not visible from outside through small files.
 
-vLLM loads ``register`` in every one of its processes (entry point group ``vllm.general_plugins``) and
+vLLM loads ``register`` in each of its processes (entry point group ``vllm.general_plugins``) and
 ``stat_logger.StepLogger`` in its API servers (``vllm.stat_logger_plugins``). Both do nothing unless
-``KVPRESSURE_PLUGIN=1``. Nothing here raises into vLLM, and nothing but the standard library is imported.
+``KVPRESSURE_PLUGIN=1``. Nothing here raises into vLLM, and only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def register() -> None:
 
 @guarded
 def _after_fork() -> None:
-    """Start the thread anew: it does not survive a fork, and vLLM thinks that a forked engine has its plugins."""
+    """Start the thread again, because it does not survive a fork and vLLM does not load the plugin again there."""
     global _lock
     _lock = threading.Lock()  # another thread may have held it at the fork
     _start()

@@ -1,7 +1,7 @@
 """Worker side: torch's caching allocator, once a second.
 
-``torch.cuda.memory_stats`` is bookkeeping on the host: it asks neither the device nor the driver. It is only called
-in a process that uses the device already, so that no process gets a context because of this.
+``torch.cuda.memory_stats`` reads counters on the host, without the device or the driver. It is called only in a
+process that already uses the device, so that it creates no context.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ KEYS: Final = (
 
 
 def sample(torch: Any) -> dict[str, int] | None:
-    """The allocator's figures of the device that this process uses, with the process's ``rank``.
+    """The allocator's figures in bytes and counts with the process's ``rank``; ``None`` while the device is not
+    initialised.
 
-    ``None`` while the device is not initialised. A thread of its own knows no "current device", so the device is
-    the one on which this process has reserved most.
+    This thread has no "current device", so the device is the one on which the process has reserved most.
     """
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():
@@ -43,7 +43,7 @@ def sample(torch: Any) -> dict[str, int] | None:
 
 
 def _rank(torch: Any, device: int) -> int:
-    """Rank among the workers; without a process group the number of the device."""
+    """Rank among the workers; without a process group, the device's number."""
     group = getattr(torch, "distributed", None)
     if group is not None and group.is_available() and group.is_initialized():
         return int(group.get_rank())
@@ -51,7 +51,7 @@ def _rank(torch: Any, device: int) -> int:
 
 
 def follow() -> None:
-    """Body of the thread: report for ever."""
+    """Body of the thread: report repeatedly."""
     where = directory()
     file = ReportFile("worker", where) if where else None
 

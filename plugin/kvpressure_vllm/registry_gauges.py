@@ -1,8 +1,8 @@
-"""The way without a directory: metrics on vLLM's own page, through ``PROMETHEUS_MULTIPROC_DIR``.
+"""Reports without a directory: as metrics on vLLM's own endpoint, through ``PROMETHEUS_MULTIPROC_DIR``.
 
-With that variable set (and ``KVPRESSURE_PLUGIN_DIR`` not), prometheus_client collects the metrics of all processes
-from files of its own, and vLLM serves them with its page. prometheus_client is imported here on first use; vLLM has
-loaded it by then. Without the variable nothing is shown: a worker's registry is served by nobody.
+With that variable set (and ``KVPRESSURE_PLUGIN_DIR`` not), prometheus_client collects metrics of all processes from
+files, and vLLM serves them. prometheus_client is imported on first use; vLLM has loaded it by then. Without the
+variable nothing is reported, because a worker's registry is not served.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def show_allocator(figures: Mapping[str, int]) -> None:
 
 
 def show_steps(reports: Mapping[str, Mapping[str, Any]]) -> None:
-    """Move the counters on to the sums in ``reports`` (by engine)."""
+    """Raise the counters to the sums in ``reports`` (by engine)."""
     if (metrics := _metrics()) is None:
         return
     metrics[FRONTENDS].set(1)

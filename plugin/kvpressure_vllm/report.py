@@ -1,9 +1,9 @@
-"""How the plugin reports: one small JSON file for each process, replaced in one step, about once a second.
+"""Reports as one small JSON file per process, replaced atomically, about once a second.
 
-Directory: ``KVPRESSURE_PLUGIN_DIR``. Names: ``worker-<pid>.json``, ``frontend-<pid>.json``. Every file says who wrote
-it (``namespace`` and ``pod`` from ``POD_NAMESPACE`` and ``POD_NAME``, ``pid``), when that process began (``started``)
-and when this was written (``written``), both Unix seconds; so a reader can tell a file left over from an earlier run.
-A directory that is missing or full is no error: nothing is reported, and the next second tries again.
+Directory: ``KVPRESSURE_PLUGIN_DIR``. Names: ``worker-<pid>.json``, ``frontend-<pid>.json``. Every file has its writer
+(``namespace`` and ``pod`` from ``POD_NAMESPACE`` and ``POD_NAME``, ``pid``), the start of that process (``started``)
+and the time of the report (``written``), both Unix seconds, so that a reader recognises files of earlier runs. A
+missing or full directory is no error: the next second tries again.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = logging.getLogger("kvpressure.plugin")
 
 
 def switched_on() -> bool:
-    """Whether this process was asked to report."""
+    """Whether reports are switched on for this process."""
     return os.environ.get("KVPRESSURE_PLUGIN") == "1"
 
 
 def directory() -> str | None:
-    """Where files go; ``None`` = nowhere."""
+    """Directory of the files; ``None`` = none."""
     return os.environ.get("KVPRESSURE_PLUGIN_DIR") or None
 
 
 def guarded(function: Callable[_P, None]) -> Callable[_P, None]:
-    """``function`` without its exceptions: each kind is logged once, and vLLM goes on."""
+    """``function`` without exceptions: each type is logged once, and vLLM continues."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -58,7 +58,7 @@ def guarded(function: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def repeat(report: Callable[[], None]) -> None:
-    """Call ``report`` about once a second for ever, less often if it takes more than its share of the time."""
+    """Call ``report`` about once a second forever, less often if it takes more than its share of time."""
     while True:
         began = time.thread_time()
         report()
@@ -104,7 +104,7 @@ class ReportFile:
         return True
 
     def _tidy(self) -> None:
-        """Remove what earlier processes left, once."""
+        """Remove files of earlier processes, once."""
         if self._tidied:
             return
         with os.scandir(self._directory) as entries:

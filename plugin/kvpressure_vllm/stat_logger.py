@@ -28,9 +28,9 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not installed
 
     @guarded
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-        """After every step. What vLLM passes beyond these two differs between versions."""
+        """Called after every step. Further arguments differ between vLLM versions."""
         if self._counts is not None:
             self._counts.record(scheduler_stats, iteration_stats)
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say: vLLM demands the method."""
+        """Does nothing; vLLM requires the method."""

@@ -1,8 +1,8 @@
-"""API server side: what happened in every step of the engines, counted.
+"""API server side: counts every step of the engines.
 
-One engine step reaches every API server with the outputs for its own clients, and exactly one of them with the
-scheduler's statistics. With one API server the requests that got a token are therefore the exact decoding batch of
-the step; with several, the scheduler's count of running requests is what one process knows about the whole step.
+A step reaches every API server with the outputs for its own clients, and exactly one of them with the scheduler's
+statistics. With one API server the requests that got a token are therefore the exact decoding batch of the step; with
+several, only the scheduler's count of running requests covers the whole step.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import Any, Final
 from kvpressure_vllm import registry_gauges
 from kvpressure_vllm.report import ReportFile, directory, guarded, repeat
 
-KV_SECONDS: Final = 10  # reports whose maxima of the KV usage are kept
+KV_REPORTS: Final = 10  # reports whose KV maxima are kept, at about one a second
 LARGEST_BATCH: Final = 8192  # larger ones count as this
 LARGEST_COUNT: Final = 2**40  # of anything in one step; more is no count
 
 
 class StepCounts:
-    """Sums over the steps of one engine since this process began.
-
-    ``steps`` are those reported with scheduler statistics while something ran; ``decoded`` the requests that got a
-    token, summed over steps; ``batch`` and ``running`` count steps by decoding requests and by running requests.
+    """Sums over the steps of one engine since this process started. ``steps``: those with scheduler statistics while
+    something ran; ``decoded``: sum of requests that got a token; ``batch`` and ``running``: steps by decoding and by
+    running requests.
     """
 
     __slots__ = ("_kv_max", "_kv_maxima", "batch", "decoded", "preemptions", "running", "steps", "tokens")
@@ -35,13 +34,13 @@ class StepCounts:
         self.batch: dict[int, int] = {}
         self.running: dict[int, int] = {}
         self._kv_max: float | None = None
-        self._kv_maxima: deque[float] = deque(maxlen=KV_SECONDS)
+        self._kv_maxima: deque[float] = deque(maxlen=KV_REPORTS)
 
     def record(self, scheduler: Any, iteration: Any) -> None:
-        """One step, from vLLM's ``SchedulerStats`` and ``IterationStats``; either may be missing.
+        """Count one step, from vLLM's ``SchedulerStats`` and ``IterationStats``; either may be missing.
 
-        vLLM does not promise these classes. All of a step is read before any of it is counted, so that one with a
-        part that is missing or makes no sense (whatever is raised then) leaves the sums as they were.
+        vLLM does not guarantee these classes. All of a step is read before any is counted, so that an invalid part
+        leaves the sums unchanged.
         """
         decoded = tokens = preempted = running = 0
         usage: float | None = None
@@ -71,7 +70,7 @@ class StepCounts:
             self._kv_maxima.append(self._kv_max)
             self._kv_max = None
         elif self._kv_maxima:
-            self._kv_maxima.popleft()  # no step since: the maxima grow old
+            self._kv_maxima.popleft()  # no step since the last report: expire the oldest
         return {
             "steps": self.steps,
             "decoded": self.decoded,
@@ -84,7 +83,7 @@ class StepCounts:
 
 
 def _count(value: Any) -> int:
-    """A whole number of things. Raises ``TypeError`` or ``ValueError`` for anything else."""
+    """A whole number. Raises ``TypeError`` or ``ValueError`` otherwise."""
     number = index(value)
     if not 0 <= number <= LARGEST_COUNT:
         raise ValueError(f"{number} is no count")
@@ -101,7 +100,7 @@ class Frontend:
         self._file: ReportFile | None = None
 
     def engine(self, index: int) -> StepCounts:
-        """The counts of one engine, the same ones however often its logger is built. Starts the thread."""
+        """The counts of one engine, the same object at every call. Starts the thread."""
         with self._lock:
             if self._thread_of != os.getpid():
                 self._thread_of = os.getpid()
@@ -112,7 +111,7 @@ class Frontend:
 
     @guarded
     def report(self) -> None:
-        """Write the file once, or move the counters of vLLM's own page on."""
+        """Write the file once, or update the counters on vLLM's own endpoint."""
         reports = {str(index): counts.report() for index, counts in list(self._engines.items())}
         if self._file is not None:
             self._file.write({"engines": reports})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvpressure_vllm import report
 from kvpressure_vllm.allocator import sample
 from kvpressure_vllm.report import ReportFile, guarded
-from kvpressure_vllm.steps import KV_SECONDS, LARGEST_BATCH, StepCounts
+from kvpressure_vllm.steps import KV_REPORTS, LARGEST_BATCH, StepCounts
 from tests.helpers.plugin import with_plugin
 
 pytestmark = pytest.mark.live
@@ -251,10 +251,10 @@ class TestSteps:
         counts.record(scheduled(1, 0.9), None)
         counts.record(scheduled(1, 0.2), None)
         maxima = [counts.report()["kv_max"]]
-        for _ in range(KV_SECONDS):
+        for _ in range(KV_REPORTS):
             counts.record(scheduled(1, 0.1), None)
             maxima.append(counts.report()["kv_max"])
-        assert maxima == [0.9] * KV_SECONDS + [0.1]
+        assert maxima == [0.9] * KV_REPORTS + [0.1]
 
     def test_an_idle_engine_has_no_maximum(self) -> None:
         counts = StepCounts()

@@ -1,7 +1,7 @@
-"""Bytes, blocks and capacity of the KV cache, per GPU, as vLLM lays it out.
+"""Bytes, blocks and capacity of the KV cache per GPU, as vLLM lays it out.
 
-``bytes per token`` is what one more token of a request costs once sliding windows are full. It describes a model of one
-kind of layers completely; hybrid models need ``Layout.blocks`` (a linear model is wrong for them).
+``bytes per token`` is the cost of one more token of a request once sliding windows are full. It fully describes a
+model with one kind of layers; hybrid models need ``CacheLayout.blocks`` (a linear model is wrong for them).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _scaled(size: Fraction) -> _PlainBytes:
 
 
 def _per_token_head(bits: int) -> _PlainBytes:
-    """Quantised with one fp32 scale for each key and each value of a head."""
+    """Quantised with one fp32 scale per key and per value of a head."""
     return lambda k, v, _model: Fraction(bits * (k + v), 8) + 8
 
 
 def _nvfp4(k: int, v: int, _model: int) -> Fraction:
-    """Half a byte an element and an fp8 scale for each 16."""
+    """Half a byte per element and an fp8 scale for every 16."""
     return Fraction(k, 2) + Fraction(k, 16) + Fraction(v, 2) + Fraction(v, 16)
 
 
@@ -55,7 +55,7 @@ CACHE_DTYPES: Final = (*_HEAD_BYTES, *_MLA_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """How a model is spread: tensor, pipeline and decode-context parallel sizes."""
+    """Tensor, pipeline and decode-context parallel sizes."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -72,8 +72,8 @@ class Parallel:
 
 
 def refuse_parallel(shape: ModelShape, parallel: Parallel) -> None:
-    """Raise ``CapacityError`` for sizes with which vLLM refuses to start: every rank gets as many query heads, and as
-    many KV heads or one that it shares. MLA's vector lies on every rank, so only its query heads count.
+    """Raise ``CapacityError`` for sizes with which vLLM refuses to start: every rank needs equally many query heads,
+    and equally many KV heads or a shared one. MLA's vector is on every rank, so only its query heads count.
     """
     tensor, heads = parallel.tensor, shape.attention_heads
     if heads is not None and heads % tensor:
@@ -101,7 +101,9 @@ def refuse_parallel(shape: ModelShape, parallel: Parallel) -> None:
 
 
 def layer_bytes(layer: Layer, tensor_parallel: int, cache_dtype: str, model_bytes: int = 2) -> Fraction:
-    """Bytes of one token in one layer on one GPU. Raises ``CapacityError`` for a dtype that the layer cannot have."""
+    """Bytes of one token in one layer on one GPU. Raises ``CapacityError`` for a dtype that the layer does not
+    support.
+    """
     if cache_dtype not in CACHE_DTYPES:
         raise CapacityError(f"cache dtype {cache_dtype!r:.50}; allowed: {', '.join(CACHE_DTYPES)}")
     if layer.kind == "indexer":
@@ -157,7 +159,7 @@ class CacheLayout:
 
     @property
     def uniform(self) -> bool:
-        """Tokens and blocks are proportional."""
+        """Whether tokens and blocks are proportional."""
         return len(self.groups) == 1 and self.groups[0].kind not in ("sliding", "chunked")
 
     @property
@@ -259,7 +261,7 @@ def _grouped(
 
 
 def _stages(layers: int, pipeline: int) -> list[range]:
-    """Layers of each pipeline stage: even, the remainder to the stages before the last one."""
+    """Layers of each pipeline stage: evenly, with the remainder in the stages before the last."""
     if pipeline > layers:
         raise CapacityError(f"pipeline parallel {pipeline}; allowed: up to the {layers} layers of the model")
     sizes = [layers // pipeline] * pipeline
@@ -273,7 +275,7 @@ def _stages(layers: int, pipeline: int) -> list[range]:
 
 
 def kv_bytes_per_token(shape: ModelShape, parallel: Parallel = Parallel(), cache_dtype: str = "auto") -> float:
-    """``Layout.bytes_per_token`` on each GPU of the fullest pipeline stage."""
+    """``CacheLayout.bytes_per_token`` on each GPU of the fullest pipeline stage."""
     return layout(shape, parallel, cache_dtype).bytes_per_token
 
 

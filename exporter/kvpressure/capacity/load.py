@@ -1,6 +1,6 @@
-"""What is sent to a server: request lengths as numbers, quantiles, a trace or a recording.
+"""The load on a server: request lengths as numbers, quantiles, a trace or a recording.
 
-A request's weight is its output length: long answers stay longer, so they are met in flight more often.
+A request's weight is its output length, because requests with long outputs are in flight for longer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_LENGTH: Final = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """Lengths of one request in tokens, and how often it is met in flight."""
+    """Lengths of one request in tokens, and its weight among requests in flight."""
 
     prompt: int
     output: int
@@ -31,14 +31,14 @@ class RequestLengths:
 
     @property
     def total(self) -> int:
-        """Tokens at its end."""
+        """Prompt plus output tokens."""
         return self.prompt + self.output
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLoad:
-    """Requests as a sample, in no order. ``in_flight`` = requests at the server at once, if the source reports it;
-    ``burst_ratio`` = arrivals in the busiest 10 s against the mean, if reported.
+    """A sample of requests, unordered. ``in_flight``: requests at the server at once; ``burst_ratio``: arrivals in
+    the busiest 10 s divided by the mean; None = not reported by the source.
     """
 
     requests: tuple[RequestLengths, ...]

@@ -1,6 +1,6 @@
-"""Models known by name: the parts of their published ``config.json`` that memory depends on, with the source of each.
+"""Models known by name: the parts of their published ``config.json`` that determine memory, with their sources.
 
-``models.json`` is written by ``tools/model_shapes.py`` from configurations as they were published.
+``tools/model_shapes.py`` writes ``models.json`` from the published configurations.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def known(name: str) -> str | None:
 
 
 def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
-    """What a command line names: a ``config.json``, a model's directory (then with its path), or a known
-    name. Raises ``CapacityError``.
+    """The model of a command line: a ``config.json``, a model's directory (then with its path), or a known name.
+    Raises ``CapacityError``.
     """
     path = Path(text)
     try:
@@ -103,9 +103,7 @@ def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
 
 
 def named(name: str, draft_layers: int = 0) -> ModelShape:
-    """The shape of a model by its published name (small and capital letters count the same). Raises
-    ``CapacityError``.
-    """
+    """The shape of a model by its published name, ignoring case. Raises ``CapacityError``."""
     key = known(name)
     if key is None:
         raise CapacityError(

@@ -1,4 +1,4 @@
-"""Shapes of models that no table has: from configurations in a directory, and those that a target names."""
+"""Shapes of models that are not published: from configurations in a directory, and those that targets name."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _published = lru_cache(maxsize=256)(models.known)
 
 @dataclass(frozen=True, slots=True)
 class ModelShapes:
-    """Where the shape of a model is looked up. ``own``: by the last part of a model's name, lower case; they win over
-    published ones. ``of_targets``: by the name of a target, whatever its model is called.
+    """Lookup of model shapes. ``own``: by the last part of a model's name, lower case; they override published ones.
+    ``of_targets``: by target name, whatever its model is called.
     """
 
     own: Mapping[str, ModelShape] = field(default_factory=dict)
     of_targets: Mapping[str, ModelShape] = field(default_factory=dict)
 
     def find(self, names: Iterable[str], target: str = "") -> ModelShape | None:
-        """The shape of the model that ``target`` serves, by the first name that is known."""
+        """The shape of the model that ``target`` serves, else of the first known name; None without one."""
         if target in self.of_targets:
             return self.of_targets[target]
         for name in names:

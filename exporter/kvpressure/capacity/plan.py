@@ -1,8 +1,8 @@
-"""Where the memory of a GPU goes, how many requests fit into what is left, and which limits follow.
+"""Where the memory of a GPU goes, how many requests fit, and which limits follow.
 
-Follows vLLM's start-up: ``total x gpu_memory_utilization`` is requested; weights, the peak of activations, memory
-outside torch and CUDA graphs are taken from it; the rest is the KV pool. CUDA context and allocator overhead lie
-outside the request and must fit beside it.
+As in vLLM's start-up: ``total x gpu_memory_utilization`` is requested; weights, peak activations, memory outside
+torch and CUDA graphs are taken from it; the rest is the KV pool. CUDA context and allocator overhead are outside the
+request and must fit beside it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GRAPHS: Final = GIB
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes on one GPU, and how they are known."""
+    """Bytes on one GPU, and their source."""
 
     bytes: int
     origin: Origin
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class StatedMemory:
-    """What the user stated of the parts of memory, in bytes on one GPU (``weights``: of the whole model)."""
+    """Parts of memory that the user stated, in bytes on one GPU (``weights``: of the whole model)."""
 
     weights: int | None = None
     weights_origin: Origin = "given"
@@ -69,7 +69,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class GpuAudit:
-    """One GPU. ``pool`` may be negative: that much is missing. ``outside`` = what the request leaves to others."""
+    """One GPU. ``pool`` may be negative: the missing bytes. ``outside``: what the request leaves to others."""
 
     total: int
     limits: Limits
@@ -83,14 +83,12 @@ class GpuAudit:
 
     @property
     def outside(self) -> int:
-        """Bytes beyond the request that nothing uses; negative = context and allocator do not fit."""
+        """Unused bytes beyond the request; negative = context and allocator do not fit."""
         return self.total - self._inside - self.context.bytes - self.allocator.bytes
 
     @property
     def missing(self) -> int:
-        """Bytes that the GPU lacks for what vLLM itself takes, as with a pool that was set too large; 0 =
-        it has them.
-        """
+        """Bytes that the GPU lacks for vLLM's own parts, as with a pool set too large; 0 = none."""
         return max(0, self._inside - self.total)
 
     @property
@@ -216,7 +214,7 @@ def requests_that_fit(layout: CacheLayout, usable_blocks: int, load: RequestLoad
 
 @dataclass(frozen=True, slots=True)
 class LimitPlan:
-    """Recommended limits with reasons, and what holds with them."""
+    """Recommended limits with reasons, and the capacity with them."""
 
     max_model_len: Recommendation
     max_num_batched_tokens: Recommendation

@@ -1,4 +1,4 @@
-"""An answer about capacity as text and as JSON."""
+"""A capacity answer as text and JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SET = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_u
 
 @dataclass(frozen=True, slots=True)
 class CapacityAnswer:
-    """What was asked and what came out. The second half is there when a GPU's memory was given."""
+    """Question and result; the second half is set when a GPU's memory was given."""
 
     shape: ModelShape
     parallel: Parallel
@@ -42,16 +42,16 @@ class CapacityAnswer:
 
     @property
     def fits(self) -> bool | None:
-        """None = that was not asked."""
+        """Whether the load fits; None = not asked."""
         return None if self.audit is None else not self.problems
 
     def concurrent(self, length: int) -> int | None:
-        """Requests of this length that the pool holds at once."""
+        """Number of requests of this length that the pool holds at once."""
         return None if self.fit is None else self.fit.usable_blocks // self.layout.blocks(length)
 
 
 def as_json(answer: CapacityAnswer) -> dict[str, Any]:
-    """Everything, sizes in bytes."""
+    """Plain JSON values; sizes in bytes."""
     result: dict[str, Any] = {
         "model": answer.shape.name,
         "parallel": asdict(answer.parallel),

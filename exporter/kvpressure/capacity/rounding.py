@@ -1,4 +1,4 @@
-"""Recommended limits, rounded to what people write."""
+"""Rounding of recommended limits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from kvpressure.settings.thresholds import Thresholds
 
 
 def context_limit(longest: float, t: Thresholds) -> int:
-    """Tokens that hold the ``longest`` request with some to spare, rounded up to what people write."""
+    """Tokens for the ``longest`` request plus a margin, rounded up to a usual number."""
     step = t["max_model_len_step_tokens"]
     return int(ceil(longest * t["max_model_len_spare_ratio"] / step) * step)

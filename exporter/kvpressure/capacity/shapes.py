@@ -71,10 +71,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model as far as memory goes. ``layers`` in order; an MLA model with an indexer has two entries a layer.
-    ``positions`` says to which transformer layer each entry belongs (draft layers: the last one, on whose stage they
-    are). ``max_model_len`` is the context of the configuration, ``attention_heads`` those of a query (None = not said).
-    ``recurrent_layers`` keep a state of fixed size for each request, which is in none of the ``layers``.
+    """A model's shape, as far as memory depends on it. ``layers``: in order; an MLA model with an indexer has two
+    entries per layer. ``positions``: transformer layer of each entry (draft layers: the last one, on whose stage they
+    are). ``max_model_len``: context of the configuration; ``attention_heads``: query heads (None = unknown).
+    ``recurrent_layers``: layers with a fixed-size state per request, which are not in ``layers``.
     """
 
     name: str
@@ -157,7 +157,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Fields:
-    """Access to a configuration with messages that name the place."""
+    """Access to a configuration, with errors that name the place."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
@@ -167,7 +167,7 @@ class _Fields:
         return self.values.get(name) is not None
 
     def optional(self, *names: str) -> int | None:
-        """The first of the named whole numbers that is there. 0 counts as absent."""
+        """The first present of the named integers; 0 counts as absent."""
         for name in names:
             value = self.values.get(name)
             if value is None or value is False:

@@ -1,4 +1,4 @@
-"""Size of a model's weights: measured from its files where they are there, else estimated from its configuration."""
+"""Size of a model's weights: measured from its files if available, else estimated from its configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNGATED: Final = ("opt", "gpt2", "gpt_neox", "falcon", "bloom", "mpt", "gpt_big
 
 
 def measured(path: Path) -> int | None:
-    """Bytes of the weights in a model's directory, None when there are none."""
+    """Bytes of the weights in a model's directory, None without any."""
     if not path.is_dir():
         return None
     index = path / "model.safetensors.index.json"
@@ -30,9 +30,7 @@ def measured(path: Path) -> int | None:
 
 
 def estimated(shape: ModelShape) -> int | None:
-    """Bytes of the weights from the configuration, None when it does not say enough, or has layers that are
-    not computed.
-    """
+    """Bytes of the weights by the configuration, None if it is insufficient or has unsupported layers."""
     if shape.recurrent_layers:
         return None
     linear, other = parameters(shape.config)
@@ -61,7 +59,7 @@ def parameters(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 class _ConfigNumbers:
-    """Whole numbers of a configuration, 0 for what is missing or is none."""
+    """Integers of a configuration, 0 if missing or invalid."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config

@@ -1,9 +1,9 @@
 """The guides' own approximations, number for number: "Finding the KV Cache Problem", memory_audit and
 kv_cache_calculator.
 
-They are kept for comparison, under their own name. Their bytes per token count every attention head; models with
-grouped heads (Llama-2-70B, Mixtral) really need an eighth or so, see ``kvbytes``. ``max_concurrent`` divides the memory
-of one GPU by the bytes of all of them. Units: GB as in the guide.
+Kept for comparison. Their bytes per token count every attention head; models with grouped heads (Llama-2-70B,
+Mixtral) need about an eighth, see ``kvbytes``. ``max_concurrent`` divides the memory of one GPU by the bytes of all
+of them. Units: GB, as in the guide.
 """
 
 from __future__ import annotations

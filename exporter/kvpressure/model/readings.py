@@ -262,7 +262,7 @@ class StepStats:
     """The plugin's counts over the steps of one engine, all API servers together, since ``started``. ``sizes``: steps
     by batch size, which is requests decoding in the step when ``exact`` (one API server), else requests running after
     it. ``decoded``: sum of decoding requests over steps. ``written``: time of the report. ``kv_max``: largest KV
-    usage of any step of the last ten seconds.
+    usage of any step in the plugin's last ten reports, about ten seconds.
     """
 
     namespace: str

@@ -1,8 +1,8 @@
-"""Write recordings: one file, or a directory of rotated files whose total size has a bound.
+"""Writes recordings: one file, or a directory of rotated files of bounded total size.
 
-Ticks are gathered for a moment and written as one whole gzip member, in one system call. A process that is killed
-loses what it had gathered, seconds at most, and the file stays readable. A file carries ``.part`` while it is being
-written; a directory's next recorder adopts what a killed one left behind.
+Ticks are gathered for a moment and written as one gzip member in one system call. A killed process loses seconds at
+most, and the file stays readable. A file is named ``.part`` while it is written; a directory's next recorder
+completes what a killed one left.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def reason_of(error: Exception) -> str:
 
 
 class RecordingFull(Exception):
-    """A single-file recording has reached its largest size; the file is complete."""
+    """A single-file recording has reached its maximum size; the file is complete."""
 
 
 class _File:
@@ -83,7 +83,7 @@ class _File:
         self.finished = False
 
     def member(self, lines: list[str]) -> bytes:
-        """The bytes that some lines become."""
+        """The lines as one gzip member or plain bytes."""
         data = "".join(f"{line}\n" for line in lines).encode()
         if not self._zip:
             return data
@@ -91,7 +91,7 @@ class _File:
         return packer.compress(data) + packer.flush()
 
     def append(self, data: bytes) -> None:
-        """Write all of it or, raising ``OSError``, nothing: half a member would hide what follows it."""
+        """Write all of ``data`` or, raising ``OSError``, nothing, because half a member would hide what follows."""
         view = memoryview(data)
         try:
             while view:
@@ -108,7 +108,7 @@ class _File:
         return self.finished or os.fstat(self._fd).st_nlink == 0
 
     def finish(self) -> None:
-        """Give the file its name; once."""
+        """Give the file its final name."""
         if self.finished:
             return
         self.finished = True
@@ -172,11 +172,11 @@ class Recorder:
 
     @property
     def path(self) -> Path:
-        """The file being written, under the name it will have when it is complete."""
+        """The current file's final name."""
         return self._file.path
 
     def write(self, snapshot: Snapshot) -> None:
-        """Add a tick. Its pages must carry their exposition, or they are recorded as never read."""
+        """Add a tick. Its scrapes need their exposition, or they are recorded as failed."""
         line = tick_to_json(snapshot)
         self._gathered.append(line)
         self._gathered_bytes += len(line)
@@ -185,7 +185,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was gathered; starts the next file when this one would grow past its bound."""
+        """Write the gathered ticks; starts the next file when this one would exceed its bound."""
         self._flushed_at = self._clock()
         lines, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not lines:
@@ -197,7 +197,7 @@ class Recorder:
             self.dropped += len(lines) - (self.ticks - before)
 
     def _store(self, lines: list[str]) -> None:
-        """Write what fits. A directory whose file or whose self was removed begins anew."""
+        """Write what fits; recreates a removed file or directory."""
         if self._file.lost:
             if self._directory is None:
                 raise self._ended()
@@ -223,9 +223,7 @@ class Recorder:
         return self._file.size + len(data) <= self._max_bytes
 
     def _fitting(self, lines: list[str]) -> list[str]:
-        """Those lines that there is room for; the rest is dropped. Of a single file the first ones, for it
-        ends here.
-        """
+        """The lines that fit; the rest is dropped (of a single file the last ones, because it ends there)."""
         fitting: list[str] = []
         for line in lines:
             if self._fits(self._file.member([*fitting, line])):
@@ -235,7 +233,7 @@ class Recorder:
         return fitting
 
     def close(self) -> None:
-        """Write the rest and name the file."""
+        """Write the rest and give the file its final name."""
         with contextlib.suppress(RecordingFull):
             self.flush()
         self._file.finish()
@@ -302,7 +300,7 @@ class BackgroundRecorder:
             self._failing("slow")
 
     def health(self) -> RecorderHealth:
-        """How the recorder is doing; for any thread."""
+        """Health of the recorder. Thread-safe."""
         return replace(self._health, dropped=self.dropped + self.recorder.dropped)
 
     def _failing(self, reason: str) -> None:

@@ -1,7 +1,7 @@
-"""A recording, played at the speed of life through the protocol of every other source: for demos and tests.
+"""A recording played in real time as a source, for demos and tests.
 
-Moments are moved so that the first tick is now. When the recording has ended, the source is down with reason
-``ended``. Switch the live sources off beside it (``--no-collector.nvidia --no-collector.engines ...``).
+Times are shifted so that the first tick is now. After the last tick the source is down with reason ``ended``. Switch
+the live sources off (``--no-collector.nvidia --no-collector.engines ...``).
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ class RecordingSettings(Protocol):
 
     @property
     def recording_file(self) -> Path | None:
-        """The recording."""
+        """Path of the recording."""
         ...
 
     @property
     def keep_exposition(self) -> bool:
-        """Keep the raw text in the pages, for a recorder."""
+        """Whether to keep the raw text, for a recorder."""
         ...
 
 
 class RecordingSource:
-    """Each ``read`` brings all pages and log lines since the last one, and the latest of the rest.
-
-    Between two ticks of the recording the rest stays what it was.
+    """Each ``read`` returns all scrapes and log lines since the last one, and the latest of all else, which stays
+    between ticks.
     """
 
     name = "recording"
@@ -57,7 +56,7 @@ class RecordingSource:
         self._lock = threading.Lock()
 
     def read(self) -> Reading:
-        """What happened since the last read. Raises ``SourceError("ended")`` after the last tick."""
+        """Readings since the last read. Raises ``SourceError("ended")`` after the last tick."""
         with self._lock:
             if self._next is None:
                 raise SourceError("ended")

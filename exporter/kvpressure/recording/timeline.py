@@ -45,7 +45,7 @@ def json_line(t: float, engine: EngineState) -> str:
 
 @dataclass(slots=True)
 class _Followed:
-    """What was last shown of one engine, and how long each verdict lasted."""
+    """The last shown state of one engine, and the duration of each verdict."""
 
     verdict: str = ""
     stage: str | None = None
@@ -55,7 +55,7 @@ class _Followed:
 
 
 class Timeline:
-    """Shows what changed and why: verdicts, stages, conditions, with the sentences that carry them."""
+    """Shows changes of verdicts, stages and conditions, with their sentences."""
 
     def __init__(self) -> None:
         self._engines: dict[EngineKey, _Followed] = {}
@@ -63,7 +63,7 @@ class Timeline:
         self._last = 0.0
 
     def lines(self, t: float, engines: tuple[EngineState, ...], *, show: bool = True) -> Iterator[str]:
-        """Lines for what changed at ``t``; ``show`` False only follows."""
+        """Lines for changes at ``t``; with ``show`` False, only follow."""
         self._start = t if self._start is None else self._start
         self._last = t
         for engine in engines:
@@ -108,7 +108,7 @@ def _verdict(verdict: str, stage: str | None) -> str:
 
 
 def _row(answer: Diagnosis) -> str:
-    """Grade, row and runner-up; empty for an answer that no rule gave."""
+    """Grade, row and runner-up; "" for a verdict without a rule."""
     if not answer.row:
         return ""
     close = f"; also possible: {answer.runner_up}" if answer.runner_up else ""

@@ -1,6 +1,4 @@
-"""Log what changes on the node: targets up or down, engines found or lost, verdicts. One line a change,
-never one a tick.
-"""
+"""Logs changes on the node: targets up or down, engines found or lost, verdicts. One line per change."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _CALM: Final = ("healthy", "idle")
 
 
 class ChangeLog:
-    """A monitor listener; for one thread. Unchanged ticks log nothing."""
+    """A monitor listener. Not thread-safe."""
 
     def __init__(self) -> None:
         self._targets: dict[str, bool] = {}

@@ -1,4 +1,4 @@
-"""Log lines of the process: one line each on stderr, as logfmt or JSON. What comes from outside cannot break a line."""
+"""The process's log: one line per record on stderr, as logfmt or JSON. Text from outside cannot break a line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIELDS: Final = "kvpressure_fields"
 
 
 def with_fields(**fields: str) -> dict[str, dict[str, str]]:
-    """``extra`` of a logging call: fields of their own beside the message; empty ones are left out."""
+    """``extra`` of a logging call: fields beside the message; empty ones are left out."""
     return {_FIELDS: {name: value for name, value in fields.items() if value}}
 
 

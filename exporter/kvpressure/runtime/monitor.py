@@ -1,8 +1,8 @@
-"""The loop: gathers what the sources read into snapshots, and publishes what the pipeline concludes.
+"""The loop: gathers readings into snapshots, and publishes what the pipeline concludes.
 
-Every source reads in a worker of its own (``kvpressure.runtime.worker``), so that a slow or hanging one delays nobody.
-A tick takes what is there, never waits for a source, and publishes by one assignment to ``Monitor.state``; whoever
-renders only reads that attribute.
+Every source reads in its own worker (``kvpressure.runtime.worker``), so that a slow or hanging one delays no other. A
+tick takes what is available, never waits for a source, and publishes by one assignment to ``Monitor.state``;
+renderers only read that attribute.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 PIPELINE: Final = "pipeline"  # the pipeline's own entry among the sources' health
 HEARTBEAT_SECONDS: Final = 30.0  # a loop that has not ticked for this long (or 5 ticks) is dead
-HANG_SECONDS: Final = 600.0  # a read that hangs this long is cured by nothing but a new process
-FIRST_TICK_SECONDS: Final = 1.0  # the first tick waits so long at most for every source to answer
+HANG_SECONDS: Final = 600.0  # a read that hangs this long needs a new process
+FIRST_TICK_SECONDS: Final = 1.0  # maximum wait of the first tick for every source to answer
 LATE_INTERVALS: Final = 2  # a tick that comes later than this many intervals waits like the first one
 STOP_SECONDS: Final = 0.8  # bound of a clean stop, whatever hangs
 
@@ -37,18 +37,19 @@ Listener = Callable[[Snapshot, State], None]
 
 
 class Observer(Protocol):
-    """What the monitor drives: ``kvpressure.pipeline.pipeline.Pipeline``."""
+    """The pipeline, as the monitor uses it: ``kvpressure.pipeline.pipeline.Pipeline``."""
 
     def observe(self, snapshot: Snapshot) -> State:
-        """Take one snapshot, say what it means."""
+        """Take one snapshot; return the state."""
         ...
 
 
 class Monitor:
-    """Drives the sources and the pipeline. ``state`` is the newest conclusion, never half written.
+    """Drives sources and pipeline. ``state``: the newest state, swapped as a whole. ``fatal``: set when only a new
+    process can help; ``wait`` then returns.
 
-    ``fatal`` is set when a source found that only a new process can help; ``wait`` returns then. Snapshots carry
-    wall-clock time; schedules and deadlines run on the monotonic clock, so a clock step moves neither.
+    Snapshots have wall-clock time; schedules and deadlines use the monotonic clock, so a clock step does not move
+    them.
     """
 
     def __init__(
@@ -85,11 +86,11 @@ class Monitor:
         self._listeners.append(listener)
 
     def follow_recorder(self, health: Callable[[], RecorderHealth]) -> None:
-        """Publish how the flight recorder, which is one of the listeners, is doing."""
+        """Publish the health of the flight recorder, which is one of the listeners."""
         self._recorder = health
 
     def follow_web(self, refused: Callable[[], Mapping[str, int]]) -> None:
-        """Publish what the web server refused."""
+        """Publish the counts of refused connections and requests."""
         self._web_refused = refused
 
     def start(self) -> None:
@@ -103,7 +104,7 @@ class Monitor:
         return self._stop.wait(timeout)
 
     def stop(self) -> None:
-        """Stop within ``STOP_SECONDS``: what hangs is left behind in its daemon thread."""
+        """Stop within ``STOP_SECONDS``; hanging daemon threads are left behind."""
         self._stop.set()
         end = time.monotonic() + STOP_SECONDS
         if self._thread.is_alive():
@@ -145,10 +146,10 @@ class Monitor:
         return state
 
     def why_unhealthy(self) -> str | None:
-        """Why a new process is needed; ``None`` while this one is alive.
+        """Why a new process is needed; ``None`` while the loop ticks.
 
-        Alive means that the loop ticks. A hanging read is no reason until it has hung for ``HANG_SECONDS``: a call
-        into a driver cannot be ended from here, and until then everything else is worth having.
+        A hanging read counts only after ``HANG_SECONDS``: a call into a driver cannot be cancelled, and until then
+        everything else still works.
         """
         now = self._clock()
         silent = now - self._beat
@@ -161,14 +162,14 @@ class Monitor:
         return None
 
     def why_not_ready(self) -> str | None:
-        """What is still waited for after the start; ``None`` once every source has answered or failed once."""
+        """What is missing after the start; ``None`` once every source has answered or failed once."""
         waiting = [name for name, worker in self.workers.items() if not worker.answered]
         if waiting:
             return f"waiting for {', '.join(waiting)}"
         return "waiting for the first tick" if self._ticks == 0 else None
 
     def ready(self) -> bool:
-        """True once there is something to publish."""
+        """Whether there is something to publish."""
         return self.why_not_ready() is None
 
     def _run(self) -> None:
@@ -185,16 +186,14 @@ class Monitor:
             self._stop.wait(max(0.0, due - self._clock()))
 
     def _wait_while(self, unfinished: Callable[[Worker], bool], seconds: float) -> None:
-        """Wait while that is true of some worker, at most so long."""
+        """Wait at most ``seconds`` while ``unfinished`` is true of some worker."""
         limit = self._clock() + seconds
         while self._clock() < limit and any(map(unfinished, self.workers.values())):
             if self._stop.wait(0.01):
                 return
 
     def _gathered(self, now: float, readings: list[Reading], health: Mapping[str, SourceHealth]) -> Snapshot:
-        """The readings together; where two cannot be joined, those that can be gathered alone, which are of
-        one source each.
-        """
+        """The readings joined; if two cannot be joined, those that need no join."""
         try:
             return _snapshot(now, readings, health)
         except Exception as error:
@@ -210,7 +209,7 @@ class Monitor:
         return _snapshot(now, alone, health)
 
     def _observe(self, snapshot: Snapshot) -> State:
-        """The pipeline's state; after an exception one that holds nothing but the sources' health."""
+        """The pipeline's state; after an exception, one with only the sources' health."""
         started = self._clock()
         try:
             state = self._pipeline.observe(snapshot)
@@ -261,8 +260,8 @@ def _close(source: Source) -> None:
 
 
 class DeferredSource:
-    """A source that is built by its first read, in its own worker: one whose library hangs or is not there delays
-    nobody at start, and what failed to build is tried again with the next read (except a missing library).
+    """A source built by its first read, in its own worker: a hanging or missing library delays no start, and a failed
+    build is repeated at the next read (except for a missing library).
     """
 
     def __init__(self, name: str, build: Callable[[], Source]) -> None:
@@ -272,7 +271,7 @@ class DeferredSource:
         self._missing: str | None = None
 
     def read(self) -> Reading:
-        """Read, after building if need be. Raises ``SourceError("not_installed")`` without the library."""
+        """Read, after building if necessary. Raises ``SourceError("not_installed")`` without the library."""
         if self._missing is not None:
             raise SourceError("not_installed", self._missing)
         if self._source is None:
@@ -284,7 +283,7 @@ class DeferredSource:
         return self._source.read()
 
     def close(self) -> None:
-        """Close what was built."""
+        """Close the source if it was built."""
         if self._source is not None:
             self._source.close()
 

@@ -1,8 +1,7 @@
-"""Plausibility of numbers and names from drivers, cgroups, the Kubernetes API and the plugin: one place for all
-sources.
+"""Plausibility of values from drivers, cgroups, the Kubernetes API and the plugin, for all sources.
 
 A value that is negative, not finite or above its ceiling becomes absent here, where every reading enters, and is
-counted as ``impossible``; a name is made visible. What lies behind need not ask again.
+counted as ``impossible``; names are made printable.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ T = TypeVar("T")
 
 
 def believed(reading: Reading) -> Reading:
-    """``reading`` without what cannot be; how many values were left out is in its errors."""
+    """``reading`` without impossible values, whose number is added to its errors."""
     refused = _Refused()
     gpus = _each(reading.gpus, refused.gpu)
     containers = _each(reading.containers, refused.container)
@@ -78,15 +77,13 @@ def _each(items: tuple[T, ...] | None, clean: Any) -> tuple[T, ...] | None:
 
 
 class _Refused:
-    """How many values were not believed."""
+    """Counts impossible values."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def cleaned(self, item: T, fields: Iterable[tuple[str, float]], **more: Any) -> T:
-        """``item`` without the values of ``fields`` that are above their ceilings, or below 0; the same
-        object if there are none.
-        """
+        """``item`` without values of ``fields`` above their ceilings or below 0; the same object if there are none."""
         for name, most in fields:
             value = getattr(item, name)
             if value is not None and not 0 <= value <= most:  # NaN too
@@ -95,7 +92,7 @@ class _Refused:
         return replace(item, **more) if more else item  # type: ignore[type-var]  # readings are dataclasses all
 
     def gpu(self, gpu: Any) -> Any:
-        """One GPU."""
+        """``gpu`` without impossible values."""
         more: dict[str, Any] = {}
         processes = tuple(self.cleaned(process, _PROCESS) for process in gpu.processes)
         if processes != gpu.processes:
@@ -109,7 +106,7 @@ class _Refused:
         return self.cleaned(gpu, _GPU, **more)
 
     def container(self, container: Any) -> Any:
-        """One container, with how it ended last."""
+        """``container`` and its last termination without impossible values."""
         more: dict[str, Any] = {}
         ended = container.last_termination
         if ended is not None:

@@ -29,7 +29,7 @@ TIDY_SECONDS: Final = 600.0
 
 
 def limit_malloc_arenas() -> bool:
-    """Tell the C library, before threads are started. False where it is not glibc, which changes nothing else."""
+    """Limit glibc's arenas; call before threads start. False with another C library."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -39,7 +39,7 @@ def limit_malloc_arenas() -> bool:
 
 
 def tune_gc() -> None:
-    """Collect seldom, and never what is there already; hand over between threads sooner. Call it after the imports."""
+    """Collect rarely, skip existing objects, and switch threads sooner; call after the imports."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
@@ -47,5 +47,5 @@ def tune_gc() -> None:
 
 
 def collect_garbage() -> None:
-    """Collect everything and give spare blocks back; some milliseconds. To be called every ``TIDY_SECONDS``."""
+    """Collect everything and return spare memory; takes some milliseconds. Call every ``TIDY_SECONDS``."""
     gc.collect()

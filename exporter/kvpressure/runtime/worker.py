@@ -1,4 +1,4 @@
-"""One source in one thread: its schedule, its deadline, its newest reading and its health."""
+"""One source in one thread: its schedule, deadline, newest reading and health."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _T = TypeVar("_T")
 
 
 def next_due(due: float, interval: float, now: float) -> float:
-    """The next point of the grid ``due + n * interval`` after ``now``: no drift, and missed points are skipped."""
+    """The next point of ``due + n * interval`` after ``now``: no drift, and missed points are skipped."""
     missed = int(max(0.0, now - due) // interval)
     return due + (missed + 1) * interval
 
 
 class OnceLog:
-    """Logs an exception with its traceback once for each type and place, and is silent about repetitions."""
+    """Logs an exception with traceback once per type and place."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -52,11 +52,11 @@ class OnceLog:
 
 
 class Worker:
-    """Reads ``source`` every ``spec.interval_seconds`` in a daemon thread.
+    """Reads ``source`` every ``spec.interval_seconds`` in a daemon thread. ``take`` and ``health`` are called by the
+    loop and never wait for a read.
 
-    ``take`` and ``health`` are called by the loop and never wait for a read. A read that outlives its deadline
-    counts as failed with the reason ``timeout`` while it hangs; what it brings is used when it comes, unless it
-    took more than twice the deadline: its first values are then too old to be called a reading of now.
+    A read beyond its deadline counts as failed with reason ``timeout``; its result is still used when it comes,
+    unless it took more than twice the deadline and is too old.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Worker:
 
     @property
     def answered(self) -> bool:
-        """True once a read has succeeded, failed, timed out, or found nothing to read."""
+        """Whether a read has succeeded, failed, timed out, or found nothing to read."""
         return self._health.up is not None or self._health.reason is not None
 
     def start(self, stop: threading.Event) -> None:
@@ -99,7 +99,7 @@ class Worker:
             self._thread.join(timeout)
 
     def read_once(self) -> bool:
-        """One read with everything around it. False when no further read makes sense (fatal)."""
+        """Read once and record the result. False after a fatal failure."""
         started = self._clock()
         with self._lock:
             self._reading_since = started
@@ -125,10 +125,9 @@ class Worker:
         return True
 
     def take(self, now: float) -> Reading | None:
-        """What arrived since the last call; else the held reading while it may be held; else ``None``.
+        """What arrived since the last call; else the last reading while it may be held; else ``None``.
 
-        Pages and log lines are things that happened: they are given out once, and none is lost when two reads
-        fall between two ticks.
+        Scrapes and log lines are events: each is returned once, also when two reads fall between two ticks.
         """
         with self._lock:
             self._note_overdue(now)
@@ -140,20 +139,20 @@ class Worker:
             return reading
 
     def behind(self, now: float) -> bool:
-        """Whether there is nothing to take although the source does not fail: its next read is overdue."""
+        """Whether the source is healthy but its next read is late, so that there is nothing to take."""
         with self._lock:
             kept = self.spec.hold_seconds if self._held is not None else 0.0
             old = now - self._arrived > max(kept, self.spec.interval_seconds)
             return self._health.up is True and self._unread is None and old
 
     def health(self, now: float) -> SourceHealth:
-        """How the source is doing at ``now``."""
+        """Health of the source at ``now``."""
         with self._lock:
             self._note_overdue(now)
             return self._health
 
     def hanging_seconds(self, now: float) -> float:
-        """For how long the present read has been overdue; 0 when it is not."""
+        """Seconds since the present read's deadline; 0 if it has not passed."""
         with self._lock:
             since = self._reading_since
         return 0.0 if since is None else max(0.0, now - since - self.spec.deadline_seconds)
@@ -205,7 +204,7 @@ class Worker:
             self._health = replace(self._health, up=None, reason=reason)
 
     def _fail(self, reason: str, counts: Mapping[str, int] | None = None) -> None:
-        """``counts`` None = failed once, for ``reason``."""
+        """Record a failure; ``counts`` None = one of ``reason``."""
         self._held = None  # a failed reading is absent, not the one before
         errors = _counted(self._health.errors, {reason: 1} if counts is None else counts)
         self._health = replace(self._health, up=False, reason=reason, errors=errors)

@@ -1,4 +1,4 @@
-"""Settings by what a person wants, the common ones first: the order of ``serve --help`` and of ``docs/settings.md``."""
+"""Settings grouped by purpose, common ones first: the order of ``serve --help`` and ``docs/settings.md``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvpressure.settings.options import Option
 
 @dataclass(frozen=True, slots=True)
 class SettingsGroup:
-    """Settings that are looked for together. ``names`` are whole names, or beginnings that end with a dot."""
+    """Settings of one purpose. ``names``: full names, or prefixes that end with a dot."""
 
     title: str
     text: str
     names: tuple[str, ...]
 
     def place(self, name: str) -> int | None:
-        """Place of the setting ``name`` among ``names``; None when it is not one of them."""
+        """Index of the setting ``name`` among ``names``; None if it is not in the group."""
         return next(
             (
                 place
@@ -69,7 +69,7 @@ def group_of(name: str) -> SettingsGroup:
 
 
 def grouped(options: Iterable[Option]) -> Mapping[SettingsGroup, list[Option]]:
-    """Settings by group, both in their order; no group without a setting."""
+    """Settings by group, both in their order; groups without a setting are omitted."""
     found: dict[SettingsGroup, list[Option]] = {group: [] for group in GROUPS}
     for option in sorted(options, key=lambda option: group_of(option.name).place(option.name) or 0):
         found[group_of(option.name)].append(option)

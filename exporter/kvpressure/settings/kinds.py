@@ -1,7 +1,7 @@
-"""The kinds of values a setting can have: how they are written, and what is allowed.
+"""Kinds of setting values: how they are parsed, and what is allowed.
 
-``parse`` takes text (from a flag or variable) or a value as YAML typed it, and raises ``ValueError`` when it does
-not fit; an empty message means "say the allowed form".
+``parse`` takes a text (of a flag or variable) or a YAML value, and raises ``ValueError`` if it is invalid; an empty
+message means "show the allowed form".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where to listen: empty ``host`` = every address of the machine, port 0 = any free port."""
+    """Where to listen: ``host`` "" = all addresses, port 0 = any free port."""
 
     host: str
     port: int
@@ -202,7 +202,7 @@ THRESHOLDS_FILE: Final = Kind('a file of lines "name: value"', _thresholds_file,
 
 
 def one_of(*words: str) -> Kind:
-    """One word out of a closed list."""
+    """One word of a closed list."""
 
     def parse(raw: object) -> str:
         if raw not in words:

@@ -1,4 +1,4 @@
-"""Reading settings from flags, the environment and a YAML file, each value checked where it was written."""
+"""Reads settings from flags, the environment and a YAML file; errors name the place of a value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Found = Iterable[tuple[str, GivenValue]]
 
 
 def from_fallbacks(environ: Mapping[str, str], table: Mapping[str, Option]) -> Found:
-    """What variables without the prefix give, e.g. ``NODE_NAME``."""
+    """Settings from variables without the prefix, e.g. ``NODE_NAME``."""
     for name, entry in table.items():
         raw = environ.get(entry.fallback_env)
         if raw:
@@ -41,7 +41,7 @@ def from_fallbacks(environ: Mapping[str, str], table: Mapping[str, Option]) -> F
 
 
 def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
-    """What was given as flags."""
+    """Settings from flags."""
     for name, entry in table.items():
         raw = getattr(args, name, None)
         if raw is None:
@@ -72,7 +72,7 @@ def from_environment(environ: Mapping[str, str], table: Mapping[str, Option]) ->
 
 
 def from_file(path: str, table: Mapping[str, Option]) -> Found:
-    """What the YAML file gives."""
+    """Settings from the YAML file."""
     try:
         root = yaml_nodes.read(path)
     except yaml_nodes.YamlError as error:
@@ -81,7 +81,7 @@ def from_file(path: str, table: Mapping[str, Option]) -> Found:
 
 
 def from_node(root: YamlNode, table: Mapping[str, Option]) -> Found:
-    """What the values of a YAML file give."""
+    """Settings from the root of a YAML file."""
     if root.children is None:
         raise SettingsError(f"{root.where}: the file is not a mapping; allowed: keys and values")
     return _walk(root.children, "", table).items()

@@ -1,4 +1,4 @@
-"""What a setting is: its name in three spellings, its kind, and how a wrong value is reported."""
+"""A setting: its name in three spellings, its kind, and the errors of wrong values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SHORT: Final = reprlib.Repr()  # never more than a few items: aliases can make 
 
 
 class SettingsError(InputError):
-    """A setting is wrong. The text is one line: where the setting is, what is wrong, what is allowed."""
+    """A setting is wrong; one line with place, problem and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting. ``name`` is the flag without dashes and the key in the file; ``fallback_env`` is a variable
-    without the prefix that counts when nothing else is given.
+    """One setting. ``name``: the flag without dashes, and the key in the file; ``fallback_env``: an unprefixed
+    variable that applies when nothing else is given.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Option:
         return ENV_PREFIX + re.sub(r"[.-]", "_", self.name).upper()
 
     def check(self, raw: object, where: str) -> Any:
-        """The value of what was written at ``where``. Raises ``SettingsError``."""
+        """The checked value of ``raw``, written at ``where``. Raises ``SettingsError``."""
         if not self.repeat:
             return self._one(raw, where)
         return tuple(self._one(item, where) for item in (raw if isinstance(raw, list) else [raw]))
@@ -79,7 +79,7 @@ def _default_text(default: object) -> str:
 
 
 def shown(raw: object) -> str:
-    """A wrong value as messages print it: on one line, and not all of a long one."""
+    """A wrong value for messages: on one line, shortened."""
     text = repr(raw[:100]) if isinstance(raw, str) else _SHORT.repr(raw)
     return text if len(text) <= 100 else f"{text[:97]}..."
 

@@ -1,6 +1,6 @@
-"""The one model of thresholds, read from ``thresholds.yaml``, ``constants.yaml`` and the user's overrides.
+"""All thresholds, from ``thresholds.yaml``, ``constants.yaml`` and the user's overrides.
 
-Rules, dashboards, page, runbooks, docs and the verdict take every number from here.
+Rules, dashboards, triage page, runbooks, docs and verdict take every number from here.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _YEAR: Final = 31_622_400.0
 
 
 class ThresholdError(InputError):
-    """A threshold is wrong; the text is one line: file and line, name, value, and what is allowed."""
+    """A threshold is wrong; one line with file and line, name, value and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What values of a unit may be: from ``least`` (not itself, if ``above``) to ``most``; ``whole`` numbers only."""
+    """Allowed values of a unit: from ``least`` (exclusive if ``above``) to ``most``; ``whole``: integers only."""
 
     least: float
     most: float
@@ -42,7 +42,7 @@ class Unit:
         return low and value <= self.most and (not self.whole or value == int(value))
 
     def words(self) -> str:
-        """What is allowed, for messages."""
+        """The allowed values, for messages."""
         kind = "a whole number" if self.whole else "a number"
         low = f"above {plain(self.least)}" if self.above else f"from {plain(self.least)}"
         return (
@@ -70,15 +70,15 @@ UNITS: Final[Mapping[str, Unit]] = {
 
 
 def plain(value: float) -> str:
-    """The shortest decimal of a number: no exponent, no float noise."""
+    """The shortest decimal of a number, without exponent and rounding noise."""
     return format(Decimal(repr(value)).normalize(), "f")
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """One number. ``documented`` = the guides give this value; ``source`` says where, ``reason``
-    why this value, ``change`` when to change it. ``most`` narrows what the unit allows; ``not_above`` names a threshold
-    of which this one is the lower, or equal. ``constant`` = part of the program: it cannot be overridden.
+    """One number. ``documented``: the guides give this value; ``source``: where; ``reason``: why this value;
+    ``change``: when to change it. ``most``: a stricter maximum than the unit's; ``not_above``: a threshold that this
+    one must not exceed. ``constant``: part of the program, cannot be overridden.
     """
 
     name: str
@@ -95,12 +95,12 @@ class Threshold:
 
     @property
     def text(self) -> str:
-        """The value as it is printed everywhere."""
+        """The value as printed."""
         return plain(self.value)
 
     @property
     def origin(self) -> str:
-        """How to name the source of a number of the guides: "documented", or "configured" after an override."""
+        """Either "documented", or "configured" after an override."""
         return "configured" if self.overridden else "documented"
 
     @property
@@ -116,7 +116,7 @@ class Threshold:
 
     @property
     def allowed(self) -> Unit:
-        """What values this threshold may have."""
+        """The allowed values of this threshold."""
         unit = UNITS[self.unit]
         return unit if self.most is None else replace(unit, most=self.most)
 
@@ -141,7 +141,7 @@ class Thresholds(dict[str, float]):
         return tuple(self._entries.values())
 
     def settable(self) -> tuple[Threshold, ...]:
-        """The entries that a user may override."""
+        """Entries that a user may override."""
         return tuple(entry for entry in self._entries.values() if not entry.constant)
 
     def constants(self) -> tuple[Threshold, ...]:
@@ -179,7 +179,7 @@ def _unknown(name: object, known: Sequence[Threshold]) -> str:
 
 
 def _shown(raw: object) -> str:
-    """A wrong value on one line, and not all of a long one."""
+    """A wrong value on one line, shortened."""
     text = repr(raw)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -213,7 +213,7 @@ def _check_order(entries: Mapping[str, Threshold], at: Mapping[str, str]) -> Non
 
 
 def _parse(text: str, constants: str) -> dict[str, Threshold]:
-    """The built-in files. They are part of the package and checked by the same rules as the user's."""
+    """The built-in files, checked by the same rules as the user's."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -71,7 +71,8 @@ class Source(Protocol):
     """A source; one worker thread drives it, and ``read`` may block up to its deadline.
 
     ``read`` raises ``SourceError`` when nothing could be read, ``FatalSourceError`` when a restart is needed. A
-    ``read`` beyond its deadline is reported as ``timeout``; its data is used later only if it is the newest.
+    ``read`` beyond its deadline is reported as ``timeout``; its data is still used when it comes, unless the read
+    took more than twice the deadline.
     """
 
     name: str

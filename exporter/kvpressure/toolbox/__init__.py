@@ -1,8 +1,6 @@
 """What the commands ``diagnose``, ``audit``, ``mitigate``, ``probe`` and ``discover`` share.
 
-Where answers come from: live endpoints, recordings, an exporter, Prometheus, kubectl. What is made of them: triage,
-plan, checklist, measurements.
-
-Everything ends in the document of ``publish.diagnosis_json``, because that is what an exporter elsewhere answers too;
-``view`` reads it. Nothing here runs inside ``serve``.
+Inputs: live endpoints, recordings, an exporter, Prometheus, kubectl. Outputs: triage, plan, checklist, measurements.
+All inputs become the objects of ``engine_view``, a running exporter's document included (``exporter_document``).
+Nothing here runs inside ``serve``.
 """

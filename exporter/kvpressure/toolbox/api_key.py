@@ -1,4 +1,4 @@
-"""A secret in a file, named by an option."""
+"""A secret from a file that an option names."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ MAX_BYTES: Final = 64 * 1024
 
 
 def read(path: str | None, option: str) -> str | None:
-    """The text without blanks around it; None when no file was named. Raises ``InputError``, which never
-    shows what is in it.
-    """
+    """The stripped text; None when no file was named. Raises ``InputError``, which never contains the text."""
     if path is None:
         return None
     allowed = "allowed: a text file with the secret and nothing else"

@@ -1,6 +1,4 @@
-"""Failures of an audit that a team has accepted: a JSON file of item names by server, so that CI fails on
-new ones only.
-"""
+"""Audit failures that a team has accepted: a JSON file of item names by server, so that CI fails on new ones only."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def read(path: str) -> dict[str, frozenset[str]]:
 
 
 def write(path: str, audited: Sequence[Audited]) -> None:
-    """Accept the present failures. Raises ``InputError``."""
+    """Write the present failures as accepted. Raises ``InputError``."""
     accepted = {
         server.title: sorted(item.name for item in server.items if item.result in ("fail", "accepted"))
         for server in audited
@@ -45,7 +43,7 @@ def write(path: str, audited: Sequence[Audited]) -> None:
 
 
 def apply(audited: Sequence[Audited], accepted: Mapping[str, frozenset[str]]) -> list[Audited]:
-    """The same audits, with ``accepted`` in place of ``fail`` where the baseline names the item."""
+    """The audits with ``accepted`` in place of ``fail`` for items in the baseline."""
     return [
         replace(
             server,

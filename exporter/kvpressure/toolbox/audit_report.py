@@ -1,4 +1,4 @@
-"""The answer of ``audit`` as text, JSON, JUnit XML and SARIF."""
+"""The result of ``audit`` as text, JSON, JUnit XML and SARIF."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _ILLEGAL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uff
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """One server and its checklist; ``basis`` says what decided the defaults."""
+    """One server and its checklist; ``basis``: what determined the defaults."""
 
     title: str
     basis: str
     items: tuple[Item, ...]
 
     def count(self, result: str) -> int:
-        """How many items have this result."""
+        """Number of items with this result."""
         return sum(item.result == result for item in self.items)
 
 
 def as_text(audited: Sequence[Audited], everything: bool, only_failures: bool = False) -> str:
-    """For a person; without ``everything`` the reasons are given for failures only, with ``only_failures``
-    nothing else is listed.
+    """For a person. Without ``everything``, reasons are given for failures only; with ``only_failures``, only
+    failures are listed.
     """
     lines: list[str] = []
     for server in audited:
@@ -57,7 +57,7 @@ def as_text(audited: Sequence[Audited], everything: bool, only_failures: bool = 
 
 
 def as_json(audited: Sequence[Audited]) -> dict[str, Any]:
-    """Plain values."""
+    """Plain JSON values."""
     return {
         "version": __version__,
         "ok": not any(server.count("fail") for server in audited),
@@ -77,7 +77,7 @@ def as_json(audited: Sequence[Audited]) -> dict[str, Any]:
 
 
 def as_junit(audited: Sequence[Audited]) -> str:
-    """One suite a server, one case an item; what cannot be seen is skipped."""
+    """One suite per server, one case per item; items that cannot be seen are skipped."""
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<testsuites name="kvpressure audit">']
     for server in audited:
         lines.append(
@@ -91,9 +91,7 @@ def as_junit(audited: Sequence[Audited]) -> str:
 
 
 def as_sarif(audited: Sequence[Audited]) -> str:
-    """SARIF 2.1.0: one rule an item, one result a failure; accepted ones are suppressed. Code hosts show it
-    beside the change.
-    """
+    """SARIF 2.1.0: one rule per item, one result per failure; accepted ones are suppressed."""
     items = {item.name: item for server in audited for item in server.items}
     results = [
         {

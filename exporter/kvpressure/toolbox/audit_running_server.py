@@ -1,6 +1,7 @@
-"""What a running server tells for the prevention checklist: vLLM's own pages, or an exporter that watches it.
+"""Values of a running server for the prevention checklist: from vLLM's own endpoints, or from an exporter that
+watches it.
 
-A page shows values in force, seldom whether somebody set them; what it does not show stays unseen.
+Metrics have values in force, seldom whether they were set; what they lack stays unknown.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _WHERE: Final = {
 
 
 def is_address(text: str) -> bool:
-    """Whether an input of ``audit`` is a server rather than a file."""
+    """Whether an input of ``audit`` is a server, not a file."""
     return text.startswith(("http://", "https://"))
 
 
 def read(
     address: str, args: tuple[str, ...], gpu: GivenGpu | None, thresholds: Thresholds
 ) -> list[tuple[ServerContainer, Surroundings, Seen]]:
-    """Every engine behind ``address``, an exporter's or a vLLM server's. Raises ``InputError``."""
+    """Every engine behind ``address`` of an exporter or a vLLM server. Raises ``InputError``."""
     target = fetch.target_of(address, "URL")
     document = fetch.get_json(target, fetch.DIAGNOSIS_PATH)
     if isinstance(document, Mapping) and isinstance(document.get("engines"), list):
@@ -113,7 +114,7 @@ def _found(
 
 
 def _gpu(view: EngineView) -> GivenGpu | None:
-    """The GPU, where one is seen and not merely stated."""
+    """The GPU, if it was read and not only stated; else None."""
     for gpu in view.gpus:
         if gpu.name and gpu.memory_total_bytes:
             return GivenGpu(gpu.name, gpu.memory_total_bytes)
@@ -121,7 +122,7 @@ def _gpu(view: EngineView) -> GivenGpu | None:
 
 
 def _server_info(target: Target) -> Mapping[str, Any]:
-    """Its configuration, where it runs with VLLM_SERVER_DEV_MODE=1; empty otherwise."""
+    """The server's configuration, with VLLM_SERVER_DEV_MODE=1; empty otherwise."""
     return mapping(mapping(fetch.get_json(target, _INFO_PATH, INFO_SECONDS)).get("vllm_config"))
 
 

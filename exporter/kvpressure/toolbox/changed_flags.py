@@ -1,4 +1,4 @@
-"""New values in an existing command line of an engine, and as Helm values. Nothing is applied."""
+"""Changes values in an engine's command line, or writes them as Helm values; nothing is applied."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from kvpressure.model.arguments import value_text
 def with_values(
     argv: Sequence[str], values: Mapping[str, float], env: Mapping[str, str] | None = None, engine: str = ""
 ) -> tuple[str, ...]:
-    """``argv`` with these arguments set; everything else stays as it is. ``env`` are the container's literal variables.
-    Raises ``InputError`` when the command line cannot be changed with certainty: a script that starts the server in a
-    way that is not understood, an option that a variable brings in behind the changed ones.
+    """``argv`` with these arguments set; everything else stays. ``env``: the container's literal variables.
+
+    Raises ``InputError`` when the command line cannot be changed with certainty: the script's start of the server is
+    not understood, or a variable may add options after the changed ones.
     """
     words, one = list(argv), dialect(engine)
     start = one.start_words
@@ -39,7 +40,7 @@ def with_values(
 
 
 def _in_words(words: Sequence[str], flag: str, value: str) -> list[str]:
-    """The flag's words replaced in place, or added at the end."""
+    """The words with the flag replaced in place, or appended."""
     result: list[str] = []
     placed, skip = False, False
     for word in words:
@@ -69,7 +70,7 @@ def _in_script(script: str, values: Mapping[str, float], start: re.Pattern[str])
 
 
 def helm_values(values: Mapping[str, float], engine: str = "") -> dict[str, Any]:
-    """Values as the engine's usual chart names them, the others as ``extraArgs``."""
+    """Values under the names of the engine's usual chart, others as ``extraArgs``."""
     names = dialect(engine).helm_names
     named = {
         names[name]: int(value) if value == int(value) else value for name, value in values.items() if name in names
@@ -79,6 +80,6 @@ def helm_values(values: Mapping[str, float], engine: str = "") -> dict[str, Any]
 
 
 def as_words(values: Mapping[str, float], engine: str = "") -> list[str]:
-    """The arguments one by one, for charts that take a list."""
+    """The arguments as separate words, for charts that take a list."""
     flag = dialect(engine).flag
     return [word for name, value in values.items() if flag(name) for word in (flag(name), value_text(value))]

@@ -1,6 +1,6 @@
-"""The guide "Preventing KV Cache Pressure", item by item, held against what is deployed.
+"""The guide "Preventing KV Cache Pressure", item by item, checked against a deployment.
 
-``cannot see`` is an answer of its own: a manifest does not tell whether anybody tests with long prompts. Where the
+``cannot see`` is a result of its own: a manifest does not show whether anybody tests with long prompts. Where the
 evidence qualifies a documented value, ``why`` says so.
 """
 
@@ -28,7 +28,7 @@ Result = Literal["pass", "fail", "cannot see", "accepted"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the checklist. ``section`` is the guide's; ``found`` and ``set`` are values in words."""
+    """One line of the checklist. ``section``: the guide's; ``found`` and ``set``: values in words."""
 
     name: str
     section: str
@@ -41,9 +41,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a running server showed: tokens that its KV cache holds, mean tokens of a request, arrivals in the busiest
-    ten seconds over the mean, whether short and long requests share it, conditions that hold. ``watched`` = an exporter
-    watches it. None = not seen.
+    """Readings of a running server: KV capacity in tokens, mean tokens of a request, arrivals in the busiest ten
+    seconds divided by the mean, bimodal prompt lengths, conditions that hold. ``watched``: an exporter watches it.
+    None = unknown.
     """
 
     capacity_tokens: float | None = None
@@ -56,8 +56,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One server with all that decides its values. ``context`` = tokens of a usual request, prompt and answer;
-    ``siblings`` are the other servers that were read; ``seen`` is there when the server runs.
+    """One server with all inputs of its checklist. ``context``: tokens of a usual request (prompt and output);
+    ``siblings``: the other servers that were read; ``seen``: readings, if the server runs.
     """
 
     server: ServerContainer
@@ -77,7 +77,7 @@ class Subject:
         return self.server.args
 
     def limit(self, name: str) -> float | None:
-        """The value in force: set, else the engine's default for this version and GPU."""
+        """The value in force: as set, else the engine's default for this version and GPU."""
         length = self.args.max_model_len or (self.shape.max_model_len if self.shape else None)
         known = Known(
             self.args,
@@ -90,15 +90,15 @@ class Subject:
 
     @property
     def dialect(self) -> EngineDialect:
-        """Its inference server."""
+        """Its inference server's dialect."""
         return dialect(self.server.dialect)
 
     def flag(self, name: str) -> str:
-        """The flag that sets an argument."""
+        """The flag of an argument."""
         return self.dialect.flag(name)
 
     def found(self, name: str) -> str:
-        """The value in force in words, and where it comes from."""
+        """The value in force in words, with its source."""
         value, explicit = self.limit(name), self.args.is_explicit(name)
         if explicit:
             if value is not None:
@@ -139,7 +139,7 @@ def _parallel(args: EngineArgs) -> Parallel:
 
 
 def _refused(subject: Subject) -> str | None:
-    """Why vLLM does not start with these parallel sizes; None when it does, or when the model is unknown."""
+    """Why vLLM does not start with these parallel sizes; None if it does, or if the model is unknown."""
     if subject.shape is None:
         return None
     try:
@@ -151,7 +151,7 @@ def _refused(subject: Subject) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """How many requests the KV cache holds: of the full context length, and of the usual one."""
+    """Requests that the KV cache holds: of full context length, and of the usual one."""
 
     capacity_tokens: int
     full_length: float
@@ -164,8 +164,8 @@ class Fits:
 
 
 def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
-    """What memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if that is lower; None when
-    model or GPU are unknown. A running server reports the size of its cache itself.
+    """Requests that memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if lower; None
+    when model or GPU are unknown. A running server's own capacity takes precedence.
     """
     tokens, most = subject.seen.capacity_tokens if subject.seen else None, subject.limit("max_model_len")
     if tokens and most and most_utilization >= (subject.limit("gpu_memory_utilization") or 1.0):
@@ -209,7 +209,7 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
 
 
 def shape_of(server: ServerContainer) -> ModelShape | None:
-    """The model by its published name; None when it is not one that is known."""
+    """The model's shape by its published name; None for an unknown one."""
     name = (server.args.model or "").rstrip("/").rpartition("/")[2].lower()
     for known in sorted(models.CONFIGS, key=len, reverse=True):
         if name.replace("_", "-").removeprefix("meta-").startswith(known) or known in name:
@@ -600,7 +600,7 @@ def _bursts(s: Subject, why: str) -> Item:
 
 
 def _now(s: Subject) -> Iterator[Item]:
-    """Conditions of a running server; a manifest has none."""
+    """Items about conditions of a running server; none for a manifest."""
     for name, value in sorted(s.seen.conditions.items()) if s.seen is not None else ():
         result: Result = "cannot see" if value is None else "fail" if value else "pass"
         yield Item(
@@ -673,7 +673,7 @@ def _load(_s: Subject) -> Iterator[Item]:
 
 
 def _which_are_set(s: Subject, results: Mapping[str, Result]) -> str:
-    """Which of the limits are not set, not accepted or not visible."""
+    """The limits that are not set, not accepted or not visible."""
     parts = (
         ("not set", [name for name, found in results.items() if found == "fail" and not s.args.is_explicit(name)]),
         (

@@ -1,5 +1,5 @@
-"""The guides' triage through kubectl: pods, restarts, logs of the running and the previous container, events, and the
-metrics page of every engine through the API server's proxy.
+"""The guides' triage through kubectl: pods, restarts, logs of the running and previous container, events, and every
+engine's metrics through the API server's proxy.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Member:
 
 
 def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
-    """All steps for the pods that match. Raises ``InputError`` when there are none or the cluster cannot be asked."""
+    """All steps for the matching pods. Raises ``InputError`` without any, or when the cluster does not answer."""
     kubectl = Kubectl(options.context)
     if options.workload:
         options.selector = workload.selector_of(
@@ -127,7 +127,7 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
 
 
 def _with_args(engine: EngineContainer, more: Sequence[str]) -> EngineContainer:
-    """Arguments from the command line count where the pod shows none."""
+    """The engine with the command line's arguments, if its pod shows none."""
     if not more or engine.target is None or engine.target.args:
         return engine
     return replace(engine, target=replace(engine.target, args=tuple(more)))
@@ -143,7 +143,7 @@ def _node(item: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Counted events of both containers, the lines that the pipeline may see, and the alarming lines as they stand."""
+    """Counted events of both containers, lines for the pipeline, and the alarming lines verbatim."""
 
     running: Mapping[str, int] | None
     previous: Mapping[str, int] | None
@@ -186,7 +186,7 @@ def _stamped(line: str) -> tuple[float | None, str]:
 def _for_pipeline(
     place: tuple[str, str, str], dialect: str, head: Sequence[str], recent: Sequence[str], since: float
 ) -> Iterator[LogLine]:
-    """Start-up facts of any age, and other events from ``since`` on: what a running exporter would hold."""
+    """Start-up facts of any age, and other events since ``since``, as a running exporter would have them."""
     for line in head:
         found = recognise(_stamped(line)[1], dialect)
         if found is not None and found[1].event in FACT_EVENTS:
@@ -201,7 +201,7 @@ def _for_pipeline(
 
 
 def _count(lines: Sequence[str] | None, dialect: str) -> tuple[dict[str, int] | None, list[str]]:
-    """Events by name, and the newest alarming lines."""
+    """(events by name, newest alarming lines)."""
     if lines is None:
         return None, []
     counts: dict[str, int] = {}
@@ -225,7 +225,7 @@ def _count(lines: Sequence[str] | None, dialect: str) -> tuple[dict[str, int] | 
 
 
 def _events(kubectl: Kubectl, namespace: str) -> list[tuple[str, str, str]] | None:
-    """(kind, object, sentence) of what amplifies trouble, oldest first; None when events may not be read."""
+    """(kind, object, sentence) of events that make trouble worse, oldest first; None when events may not be read."""
     try:
         documents = kubectl.objects("events", namespace)
     except KubectlError:
@@ -273,7 +273,7 @@ def _facts(member: _Member, log: _Log, events: list[tuple[str, str, str]] | None
 
 
 class _EnginePages:
-    """The pages of all engines, fetched at once each tick. ``errors``: why the last fetch of a pod failed."""
+    """Metrics of all engines, fetched concurrently each tick. ``errors``: why a pod's last fetch failed."""
 
     def __init__(self, kubectl: Kubectl, members: Sequence[_Member], pool: ThreadPoolExecutor) -> None:
         self._kubectl = kubectl
@@ -283,7 +283,7 @@ class _EnginePages:
         self.errors: dict[tuple[str, str], str] = {}
 
     def watch(self, seconds: float, around: Around) -> Iterator[Snapshot]:
-        """A snapshot every two seconds; engines without an endpoint are said to be unreachable."""
+        """A snapshot every two seconds; engines without an endpoint are reported as unreachable."""
         clock = live.CLOCK
         start, first = clock.now(), True
         around = replace(around, versions=self._versions())

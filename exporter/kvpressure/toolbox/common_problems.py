@@ -1,4 +1,4 @@
-"""The guides' "common problems and solutions" as conditions, each with what shows it and what to do."""
+"""The guides' "common problems and solutions" as conditions, each with evidence and remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEW_REQUESTS: Final = 5.0  # guide "Finding the KV Cache Problem": "OOM crash wi
 
 @dataclass(frozen=True, slots=True)
 class CommonProblem:
-    """``present`` None = it cannot be seen from here. ``evidence`` carries the numbers."""
+    """``present`` None = unknown. ``evidence`` has the numbers."""
 
     name: str
     title: str
@@ -27,12 +27,12 @@ class CommonProblem:
 
 
 def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[CommonProblem]:
-    """All four. ``events`` are the counted log events, None when no log was read."""
+    """All four problems. ``events``: counted log events, None when no log was read."""
     return [_grows(engine), _oom_with_few(engine, events, t), _fragmentation(engine), _baseline(engine)]
 
 
 def log_events(engine: EngineView) -> dict[str, int] | None:
-    """Log events of the engine's container in the document; None when its log was not read."""
+    """Log events of the engine's container; None when its log was not read."""
     counted = [container.log_events for container in engine.containers]
     merged: dict[str, int] = {}
     for source in (*counted, engine.signals.events if engine.engine.up else {}):

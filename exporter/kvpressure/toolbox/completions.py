@@ -21,20 +21,20 @@ _MAX_ERROR_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One request: tokens of the prompt and of the answer."""
+    """One request: prompt and output tokens."""
 
     prompt_tokens: int
     output_tokens: int
 
     @property
     def total(self) -> int:
-        """Tokens that it holds at its end."""
+        """Prompt plus output tokens."""
         return self.prompt_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """Where requests go. ``seed`` makes prompts unique, so that no prefix is shared."""
+    """The server's API. ``seed`` makes prompts unique, so that no prefix is shared."""
 
     target: Target
     model: str
@@ -43,7 +43,7 @@ class Api:
 
 
 class Completion(threading.Thread):
-    """One request under way. ``answered`` tokens have come so far; ``error`` says why it failed."""
+    """One running request. ``answered``: output tokens received; ``error``: why it failed."""
 
     def __init__(self, api: Api, ask: CompletionRequest, seed: int) -> None:
         super().__init__(name=f"completion-{seed}", daemon=True)
@@ -55,16 +55,16 @@ class Completion(threading.Thread):
 
     @property
     def decoding(self) -> bool:
-        """It has its first token and not yet its last."""
+        """Whether it has its first token but not its last."""
         return self.is_alive() and 0 < self.answered < self.ask.output_tokens
 
     @property
     def waiting(self) -> bool:
-        """It runs and has no token yet."""
+        """Whether it runs and has no token yet."""
         return self.is_alive() and self.answered == 0
 
     def run(self) -> None:
-        """Send it and count what streams in."""
+        """Send the request and count the streamed tokens."""
         end = monotonic() + self._api.timeout_seconds
         connection = _connection(self._api.target, self._api.timeout_seconds)
         try:
@@ -88,7 +88,7 @@ class Completion(threading.Thread):
                 self._take(mapping(json.loads(line[6:])))
 
     def _take(self, chunk: Any) -> None:
-        """Token counts come with each chunk where the server knows them; else a chunk is a token."""
+        """Count a chunk: by the server's token count if it has one, else as one token."""
         if "error" in chunk:
             raise ValueError(str(mapping(chunk["error"]).get("message") or chunk["error"])[:200])
         told = mapping(chunk.get("usage")).get("completion_tokens")
@@ -126,7 +126,7 @@ def _connection(target: Target, timeout: float) -> http.client.HTTPConnection:
 
 
 def _message(body: bytes) -> str:
-    """The sentence in an error's JSON, else its beginning."""
+    """The message in an error's JSON, else its beginning."""
     try:
         document = mapping(json.loads(body))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What discovery makes of the containers of a node, of a namespace or of a file."""
+"""Results of discovery for the containers of a node, a namespace or a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RESULTS: Final = {"engine": "engine", "no_target": "engine, not scraped", "not_
 
 
 def of_exporter(address: str) -> list[Mapping[str, Any]]:
-    """The containers that a running exporter sees. Raises ``InputError``."""
+    """Containers as a running exporter sees them. Raises ``InputError``."""
     found = fetch.exporter_document(address).get("discovered")
     if not isinstance(found, list):
         raise InputError(f"--exporter: {address} does not report discovery; allowed: an exporter of this release")
@@ -27,7 +27,7 @@ def of_exporter(address: str) -> list[Mapping[str, Any]]:
 
 
 def of_namespace(namespace: str, selector: str | None, context: str | None) -> list[Mapping[str, Any]]:
-    """The containers of a namespace's pods, as an exporter on their nodes would see them. Raises ``InputError``."""
+    """Containers of a namespace's pods as exporters on their nodes would see them. Raises ``InputError``."""
     more = ["-l", selector] if selector else []
     try:
         documents = Kubectl(context).objects("pods", namespace, *more)
@@ -37,8 +37,8 @@ def of_namespace(namespace: str, selector: str | None, context: str | None) -> l
 
 
 def of_files(paths: Sequence[str]) -> tuple[list[Mapping[str, Any]], str]:
-    """The containers of pods and pod templates in files, and what to say of objects whose pods only their controllers
-    know; "" = there are none. Raises ``InputError``.
+    """(containers of pods and pod templates in files, note on objects whose pods only their controllers know, "" =
+    none). Raises ``InputError``.
     """
     found = pod_documents(paths)
     note = ""
@@ -57,7 +57,7 @@ def _of_pods(documents: Iterable[Mapping[str, Any]], policy: Policy) -> list[Map
 
 
 def text(entries: Iterable[Mapping[str, Any]]) -> str:
-    """One paragraph for each container."""
+    """One paragraph per container."""
     return "\n".join(_paragraph(entry) for entry in entries) or "no container with a GPU or an inference server"
 
 

@@ -1,7 +1,7 @@
-"""One engine as the commands report on it: the state that the pipeline concluded, with what belongs to it.
+"""One engine as commands report it: its published state with what belongs to it.
 
-An exporter's document is read into the same objects (``toolbox.exporter_document``), so that nothing below asks
-where they came from.
+An exporter's document is read into the same objects (``toolbox.exporter_document``), so the rest does not depend on
+the input.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _no_entry() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine. ``gpus`` and ``containers`` are its own, ``usual`` the shape of its requests since the server
-    started; ``entry`` makes what JSON output says about it.
+    """One engine. ``gpus`` and ``containers``: its own; ``usual``: its request lengths since the server started;
+    ``entry`` makes its JSON output.
     """
 
     engine: EngineState
@@ -44,7 +44,7 @@ class EngineView:
 
     @property
     def name(self) -> str:
-        """Namespace, pod and model as far as they are known."""
+        """Namespace, pod and model, as far as known."""
         key = self.engine.key
         pod = "/".join(part for part in (key.namespace, key.pod) if part)
         rank = f"engine {key.engine}" if key.engine else ""
@@ -58,7 +58,7 @@ class EngineView:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What was concluded about it."""
+        """Its diagnosis."""
         return self.engine.diagnosis
 
     @property
@@ -68,31 +68,31 @@ class EngineView:
 
     @property
     def signals(self) -> Signals:
-        """Signals of the engine."""
+        """Its signals."""
         return self.engine.signals
 
     @property
     def plan_input(self) -> PlanInput:
-        """The engine as the plan against KV pressure takes it."""
+        """Input of the plan for KV pressure."""
         sizes = tuple(float(gpu.memory_total_bytes) for gpu in self.gpus if gpu.memory_total_bytes is not None)
         return PlanInput(self.engine, self.usual, sizes)
 
     def condition(self, name: str) -> bool | None:
-        """A condition beside the verdict."""
+        """Value of a condition beside the verdict; None = unknown."""
         return self.diagnosis.conditions.get(name)
 
     @property
     def true_conditions(self) -> list[str]:
-        """The conditions that hold, in alphabetical order."""
+        """Conditions that hold, in alphabetical order."""
         return [name for name, value in sorted(self.diagnosis.conditions.items()) if value is True]
 
     def without(self, unseen: Sequence[str]) -> EngineView:
-        """The same, saying also that these were not seen."""
+        """The same view, with ``unseen`` added to its missing inputs."""
         diagnosis = replace(self.diagnosis, missing=(*self.diagnosis.missing, *unseen))
         return replace(self, engine=replace(self.engine, diagnosis=diagnosis))
 
     def as_json(self) -> dict[str, Any]:
-        """Its entry of an exporter's document, with what this view knows beyond it."""
+        """Its entry of an exporter's document, with what this view adds."""
         shape = {item.name for item in fields(ContextSignals)}
         flat = Signals(0.0, context=self.usual).flat().items()
         usual = {name: value for name, value in flat if value is not None and name.partition(":")[0] in shape}

@@ -1,5 +1,5 @@
-"""An exporter's diagnosis document as the objects that the pipeline makes: read once, with care, as it may
-come from another version.
+"""Reads an exporter's diagnosis document into the pipeline's objects; tolerant, because it may
+be of another version.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _gpu(found: Mapping[str, Any]) -> GpuReading:
 
 
 def _containers(engine: EngineState, document: Mapping[str, Any]) -> list[ContainerState]:
-    """The engine's own, or all of its pod where that is not named."""
+    """The engine's own container, or all of its pod if that is unknown."""
     key = engine.key
     in_pod = [
         _container(item)
@@ -148,9 +148,7 @@ def _termination(found: Mapping[str, Any]) -> Termination:
 
 
 def signals_from(flat: Mapping[str, Any], time: float) -> Signals:
-    """Signals from their flat names (the reverse of ``Signals.flat``); what is unknown by name or is no
-    number is left out.
-    """
+    """Signals from their flat names (the reverse of ``Signals.flat``); unknown names and non-numbers are left out."""
     values = {name: value for name, raw in flat.items() if (value := number(raw)) is not None}
     by_field: dict[str, dict[str, float]] = {}
     for name, value in values.items():
@@ -164,7 +162,7 @@ def signals_from(flat: Mapping[str, Any], time: float) -> Signals:
 
 @lru_cache(maxsize=1)
 def _groups() -> dict[str, type[Any]]:
-    """The classes of signals by their name in ``Signals``."""
+    """Classes of signals by their name in ``Signals``."""
     hints = get_type_hints(Signals)
     return {item.name: hints[item.name] for item in fields(Signals) if is_dataclass(hints[item.name])}
 

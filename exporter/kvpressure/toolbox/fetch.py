@@ -1,4 +1,4 @@
-"""One bounded GET of JSON or text, for what is asked once: an exporter's answer, a server's version and models."""
+"""One bounded GET of JSON or text, for single requests: an exporter's document, a server's version and models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPORTER_PORT: Final = 9846
 
 
 class NoExporterError(InputError):
-    """No exporter answers. ``problem``: the address and why; ``advice``: what to look for, or what is allowed."""
+    """No exporter answers. ``problem``: the address and why; ``advice``: what to check, or what is allowed."""
 
     def __init__(self, problem: str, advice: str) -> None:
         super().__init__(f"--exporter: {problem}; {advice}")
@@ -41,7 +41,7 @@ def why(error: SourceError) -> str:
 
 
 def get_json(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
-    """JSON at ``path``; None when there is none or it cannot be had."""
+    """JSON at ``path``; None without any."""
     try:
         return visible_all(json.loads(get_text(target, path, timeout)))
     except (SourceError, ValueError, RecursionError):
@@ -49,7 +49,7 @@ def get_json(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> Any
 
 
 def target_of(text: str, option: str) -> Target:
-    """A target from the command line. Raises ``InputError`` naming the option."""
+    """A target from the command line. Raises ``InputError`` with the option's name."""
     try:
         return parse_target(text)
     except TargetError as error:
@@ -57,7 +57,7 @@ def target_of(text: str, option: str) -> Target:
 
 
 def exporter_document(address: str, timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
-    """What a running exporter says. Raises ``InputError`` when it cannot be had or is something else."""
+    """The document of a running exporter. Raises ``InputError`` if there is none."""
     target = target_of(address if "://" in address or ":" in address else f"{address}:{EXPORTER_PORT}", "--exporter")
     where = f"{target.scheme}://{target.address}{DIAGNOSIS_PATH}"
     try:

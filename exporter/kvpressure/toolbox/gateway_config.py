@@ -1,8 +1,7 @@
-"""Token limits at the edge, ready to use: Envoy Gateway and nginx.
+"""Token limits at the gateway, ready to use: Envoy Gateway and nginx.
 
-A gateway does not count tokens. It counts bytes (about ``BYTES_PER_TOKEN`` of text each, which is generous for English)
-and reads ``max_tokens`` out of the body. Requests that exceed a limit are rejected: 413 for the prompt, 400 for the
-answer.
+A gateway does not count tokens. It counts bytes (about ``BYTES_PER_TOKEN`` per token, generous for English) and reads
+``max_tokens`` in the body. Requests beyond a limit are rejected: 413 for the prompt, 400 for the output.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _ENVELOPE_BYTES: Final = 2048  # JSON around the prompt
 
 
 def _body_bytes(caps: Caps) -> int:
-    """The body limit that goes with the prompt's."""
+    """Body limit in bytes that corresponds to the prompt's."""
     return caps.input_tokens * BYTES_PER_TOKEN + _ENVELOPE_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Judging a stretch of time: every snapshot through the pipeline, and for each engine the moment worth reporting."""
+"""Judges a period: runs all snapshots through the pipeline, and picks the moment to report for each engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUIET: Final = (*FINE, "unknown")
 
 @dataclass(frozen=True, slots=True)
 class VerdictChange:
-    """The verdict became another one at ``t`` (Unix seconds)."""
+    """The verdict changed at ``t`` (Unix seconds)."""
 
     t: float
     verdict: str
@@ -30,8 +30,8 @@ class VerdictChange:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One engine to report on, at the moment ``at``. ``seconds`` says how long each verdict stood, ``final`` is the
-    verdict at the end; both are empty when only one moment is known.
+    """One engine to report at the moment ``at``. ``seconds``: duration of each verdict; ``final``: the last verdict;
+    both empty for a single moment.
     """
 
     view: EngineView
@@ -41,7 +41,7 @@ class Case:
     final: str = ""
 
     def without(self, unseen: Sequence[str]) -> Case:
-        """The same, saying also that these were not seen."""
+        """The same case, with ``unseen`` added to its missing inputs."""
         return replace(self, view=self.view.without(unseen))
 
 
@@ -72,7 +72,7 @@ class _Track:
         self.last, self.last_t, self.final = state, state.time, found.verdict
 
     def worst(self) -> State:
-        """The most confident moment of the trouble that lasted longest; its end when there was none."""
+        """The most confident moment of the trouble that lasted longest; the end without trouble."""
         trouble = [verdict for verdict in self.moments if verdict not in _QUIET]
         if not trouble:
             return self.last
@@ -92,7 +92,7 @@ def judge(
     worst: bool,
     on_state: Callable[[State], None] | None = None,
 ) -> list[Case]:
-    """Run ``snapshots`` through a pipeline. ``worst`` = report each engine at its worst moment, not at the end."""
+    """Run ``snapshots`` through a pipeline. ``worst``: report each engine at its worst moment, else at the end."""
     pipeline = Pipeline(thresholds)
     tracks: dict[EngineKey, _Track] = {}
     last: State | None = None
@@ -114,8 +114,8 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class FoundEngines:
-    """Engines to report on. ``again`` is the input as typed; ``facts`` what kubectl told, by (namespace, pod);
-    ``warnings`` are damages of a recording and the like.
+    """Engines to report. ``again``: the input as typed; ``facts``: from kubectl, by (namespace, pod); ``warnings``:
+    such as a damaged recording.
     """
 
     cases: tuple[Case, ...]

@@ -1,4 +1,4 @@
-"""Where an answer comes from: the options that ``diagnose`` and ``mitigate`` share, and what they open."""
+"""The inputs that ``diagnose`` and ``mitigate`` share: their options, and how they are opened."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from kvpressure.toolbox.progress import ProgressLine, bar
 from kvpressure.toolbox.related_series import PodSeries
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
-SILENT_SECONDS: Final = 5.0  # after that a server that never answered is given up
+SILENT_SECONDS: Final = 5.0  # before a server that never answered is given up
 SPARSE_SECONDS: Final = 10.0  # the shortest window of the signals
-_FIRST_TICKS: Final = 20  # of a Prometheus, that tell how far samples are apart
+_FIRST_TICKS: Final = 20  # of a Prometheus, to measure the interval of samples
 _DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SINCE: Final = 7 * 86400.0
@@ -45,7 +45,7 @@ _GIVEN: Final = re.compile(r"([^:]{1,80}):(\d{1,5}(?:\.\d{1,3})?)(?:GiB)?")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The inputs. Exactly one kind may be given."""
+    """Add the input options; exactly one kind may be given."""
     parser.add_argument(
         "inputs",
         metavar="URL|RECORDING",
@@ -107,7 +107,7 @@ def given_gpu(text: str) -> GivenGpu:
 
 
 def model_shape(text: str) -> ModelShape:
-    """The model that ``--model-config`` names. Raises ``InputError``."""
+    """The model named by ``--model-config``. Raises ``InputError``."""
     try:
         return models.find(text)[0]
     except CapacityError as error:
@@ -115,7 +115,7 @@ def model_shape(text: str) -> ModelShape:
 
 
 def arguments(text: str) -> tuple[str, ...]:
-    """A command line as words; for argparse. A misspelt option is refused, with the option it probably means."""
+    """A command line as words; for argparse. A misspelt option is rejected, with the probable one."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
@@ -130,12 +130,12 @@ def arguments(text: str) -> tuple[str, ...]:
 
 
 def given(options: argparse.Namespace) -> bool:
-    """Whether any input was named."""
+    """Whether any input was given."""
     return bool(options.inputs or options.exporter or options.prometheus or options.namespace)
 
 
 def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
-    """Read what was asked for. Raises ``InputError`` when it cannot be used, or when nobody answers."""
+    """Read the input. Raises ``InputError`` when it is unusable or does not answer."""
     kinds = [
         name
         for name, value in (
@@ -175,7 +175,7 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
 
 
 def _is_file(text: str) -> bool:
-    """A recording's path; also one that does not exist but looks like a path rather than an address."""
+    """Whether a text is a recording's path, also a missing one that looks like a path and not like an address."""
     if "://" in text:
         return False
     if not text:
@@ -208,7 +208,7 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
 
 
 def watch_and_judge(targets: list[Target], around: Around, seconds: float, thresholds: Thresholds) -> list[Case]:
-    """Watch live pages and judge the last moment. Raises ``InputError`` when none of them ever answered."""
+    """Watch live endpoints and judge the last moment. Raises ``InputError`` when none ever answered."""
     with ProgressLine() as progress:
         cases = judge(
             _unless_silent(live.watch(targets, seconds, 1.0, around)),
@@ -231,7 +231,7 @@ def watch_and_judge(targets: list[Target], around: Around, seconds: float, thres
 
 
 def _unless_silent(snapshots: Iterable[Snapshot]) -> Iterator[Snapshot]:
-    """The watch, ended early when nobody has answered at all."""
+    """The watch, ended early when nothing has answered."""
     start: float | None = None
     answered = False
     for snapshot in snapshots:
@@ -301,13 +301,13 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
 
 
 def _usual_gap(ticks: Sequence[Snapshot]) -> float:
-    """Seconds between samples; 0 when there are too few to say."""
+    """Seconds between samples; 0 with too few."""
     gaps = [after.time - before.time for before, after in pairwise(ticks) if after.time > before.time]
     return median(gaps) if gaps else 0.0
 
 
 def _unseen(beside: PodSeries, gap: float) -> Iterator[str]:
-    """What this way of looking cannot see, as far as nothing beside the server told it."""
+    """Inputs that this way of watching lacks, as far as nothing else provides them."""
     told = " ".join(beside.seen)
     missing = [
         name

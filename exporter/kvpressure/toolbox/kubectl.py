@@ -1,4 +1,4 @@
-"""kubectl as a subprocess: verbs that read, and nothing else; time and output are bounded."""
+"""kubectl as a subprocess: read-only verbs, bounded in time and output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ERROR_BYTES: Final = 64 * 1024
 
 
 def _last_line(stream: IO[bytes]) -> str:
-    """The last line with something on it, of the last bytes."""
+    """The last non-empty line of the last bytes."""
     stream.seek(max(0, stream.seek(0, io.SEEK_END) - _ERROR_BYTES))
     lines = [line for line in stream.read(_ERROR_BYTES).decode(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else ""
@@ -101,6 +101,6 @@ class Kubectl:
         return self.run("logs", "-n", namespace, pod, "-c", container, *more).splitlines()
 
     def page(self, namespace: str, pod: str, port: int, path: str, scheme: str) -> str:
-        """A page of a pod through the API server's proxy. Raises ``KubectlError``."""
+        """Response of a pod through the API server's proxy. Raises ``KubectlError``."""
         name = pod if scheme == "http" else f"https:{pod}"
         return self.run("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy{path}")

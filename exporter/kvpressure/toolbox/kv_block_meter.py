@@ -1,5 +1,5 @@
-"""KV blocks in use, read from the server's page: usage times the number of blocks, never device memory,
-which is preallocated.
+"""KV blocks in use, from the server's metrics: usage times number of blocks, never device memory, which is
+preallocated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvpressure.toolbox.fetch import why
 
 @dataclass(frozen=True, slots=True)
 class BlockReading:
-    """One reading: blocks in use and requests, over all engines of the page."""
+    """One reading: blocks in use and requests, over all engines of the server."""
 
     blocks: float
     running: float
@@ -28,8 +28,8 @@ class BlockReading:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The cache as the page describes it. ``blocks`` are usable ones (vLLM keeps one for itself) of all engines;
-    ``utilization`` is gpu_memory_utilization.
+    """The cache by the server's metrics. ``blocks``: usable ones of all engines (vLLM keeps one for itself);
+    ``utilization``: gpu_memory_utilization.
     """
 
     blocks: int
@@ -39,12 +39,12 @@ class Cache:
 
     @property
     def tokens(self) -> int:
-        """Capacity in token slots of one attention layer group."""
+        """Capacity in token slots of one group of attention layers."""
         return self.blocks * self.block_size
 
 
 class Meter:
-    """Reads one page again and again. Raises ``InputError`` when it cannot be read or does not tell what is needed."""
+    """Reads one server repeatedly. Raises ``InputError`` when it is unreadable or lacks a metric."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -53,11 +53,11 @@ class Meter:
         self.cache = _cache(self._page(), target.name)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._fetcher.close()
 
     def read(self) -> BlockReading | None:
-        """The level now; None when this reading failed."""
+        """The reading now; None when it failed."""
         try:
             page = self._page()
         except InputError:
@@ -92,7 +92,7 @@ def _sum(engines: tuple[EngineReading, ...], name: str) -> float:
 
 
 def _cache(page: Scrape, where: str) -> Cache:
-    """Size of the cache; ``num_gpu_blocks`` is summed over the engines of a server already."""
+    """Size of the cache; ``num_gpu_blocks`` is already the sum over a server's engines."""
     config = page.engines[0].cache_config
     count, size = _whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))
     if size is not None and count is None:

@@ -1,4 +1,4 @@
-"""Watching live pages for some seconds: the exporter's own source, one snapshot a tick."""
+"""Watches live endpoints for some seconds through the exporter's own source, one snapshot per tick."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GIVEN_GPU: Final = "given"
 
 
 class Clock:
-    """Time as the watch sees it; tests put another one in its place."""
+    """Time for the watch; replaced in tests."""
 
     def now(self) -> float:
         """Unix seconds."""
@@ -39,19 +39,19 @@ CLOCK = Clock()
 
 @dataclass(frozen=True, slots=True)
 class GivenGpu:
-    """The GPU as the user states it: it decides vLLM's defaults."""
+    """The GPU as the user states it, which determines vLLM's defaults."""
 
     name: str
     memory_bytes: int
 
     def reading(self) -> GpuReading:
-        """As a reading that carries identity and size only."""
+        """A reading with its identity and size only."""
         return GpuReading(_GIVEN_GPU, 0, "given", name=self.name, memory_total_bytes=self.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What is known beside the pages: containers and log lines of the first tick, versions by target."""
+    """Inputs beside the metrics: containers and log lines of the first tick, versions by target."""
 
     containers: tuple[ContainerReading, ...] = ()
     logs: tuple[LogLine, ...] = ()
@@ -60,7 +60,7 @@ class Around:
 
 
 def versions(targets: Sequence[Target]) -> dict[str, str]:
-    """What ``/version`` says, by target; missing where it says nothing."""
+    """Response of ``/version`` by target; missing without one."""
     found = {target.name: mapping(fetch.get_json(target, "/version", 2.0)).get("version") for target in targets}
     return {name: version for name, version in found.items() if isinstance(version, str)}
 
@@ -68,7 +68,7 @@ def versions(targets: Sequence[Target]) -> dict[str, str]:
 def watch(
     targets: Sequence[Target], seconds: float, interval: float, around: Around, clock: Clock | None = None
 ) -> Iterator[Snapshot]:
-    """A snapshot every ``interval`` for ``seconds``, the last one at the end of them."""
+    """A snapshot every ``interval`` for ``seconds``, the last one at the end."""
     clock = clock or CLOCK
     source = EngineSource(
         Settings(
@@ -95,7 +95,7 @@ def watch(
 
 
 def snapshot(now: float, pages: Sequence[Scrape], around: Around, first: bool) -> Snapshot:
-    """One tick of ``pages`` with what is known around them."""
+    """One tick of ``pages`` with the inputs beside them."""
     gpu = around.gpu
     placed = tuple(
         replace(
@@ -116,7 +116,7 @@ def snapshot(now: float, pages: Sequence[Scrape], around: Around, first: bool) -
 
 
 def show_state(progress: ProgressLine, seconds: float) -> Callable[[State], None]:
-    """Show how far a watch of ``seconds`` is, with the first engine that answers."""
+    """Show the progress of a watch of ``seconds``, with the first engine that answers."""
     start: list[float] = []
 
     def show(state: State) -> None:

@@ -1,7 +1,6 @@
-"""vLLM servers and what surrounds them in Kubernetes documents: manifests, ``helm template`` output, ``kubectl get -o
-yaml``.
+"""vLLM servers in Kubernetes documents: manifests, ``helm template`` output, ``kubectl get -o yaml``.
 
-A pod template is read by the code that reads running pods (``sources.podspec``), so that both see the same arguments.
+Pod templates are read by the code for running pods (``sources.podspec``), so that both find the same arguments.
 """
 
 from __future__ import annotations
@@ -36,10 +35,9 @@ _READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 @dataclass(frozen=True, slots=True)
 class ServerContainer:
-    """A vLLM container as it would run. ``argv`` is its real command line (command and args), ``command_length`` how
-    many of its words are ``command``; ``args`` is what vLLM makes of it, secrets removed. ``pointer`` leads to the
-    container in the document; ``env`` are its literal variables, ``variables`` says in words where the others come
-    from; ``owner`` who manages the document.
+    """A vLLM container as it would run. ``argv``: its real command line, whose first ``command_length`` words are
+    ``command``; ``args``: parsed, without secrets. ``pointer``: path of the container in the document; ``env``:
+    literal variables; ``variables``: where the others come from, in words; ``owner``: what manages the document.
     """
 
     kind: str
@@ -66,14 +64,14 @@ class ServerContainer:
 
     @property
     def place(self) -> str:
-        """``leaderTemplate/vllm``: the container's name below the name of its pod template."""
+        """``leaderTemplate/vllm``: pod template and container."""
         named = [part for part in self.pointer if isinstance(part, str) and part.endswith("Template")]
         return "/".join((*named[-1:], self.container))
 
 
 def choose(servers: Sequence[ServerContainer], container: str | None, where: str) -> ServerContainer:
-    """The one server of ``servers``, or the one that ``container`` names: its name, its ``place`` or its ``title``.
-    Raises ``InputError`` when none or several are left; ``where`` begins the message.
+    """The only one of ``servers``, or the one whose name, ``place`` or ``title`` is ``container``. Raises
+    ``InputError``, whose message begins with ``where``, when none or several match.
     """
     found = [one for one in servers if container is None or container in (one.container, one.place, one.title)]
     if len(found) == 1:
@@ -88,9 +86,7 @@ def choose(servers: Sequence[ServerContainer], container: str | None, where: str
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the other documents do for the servers; texts name the object that was found, None = none was.
-    ``place`` = where was looked.
-    """
+    """Other objects that concern the servers, in words; None = not found. ``place``: what was searched."""
 
     body_limit: str | None = None
     output_limit: str | None = None
@@ -103,19 +99,19 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """Everything that was read."""
+    """All servers and their surroundings."""
 
     servers: tuple[ServerContainer, ...]
     around: Surroundings = field(default_factory=Surroundings)
 
 
 def servers_of(document: Mapping[str, Any]) -> tuple[ServerContainer, ...]:
-    """The servers in one object, e.g. as the API server gave it."""
+    """The servers in one object, e.g. from the API server."""
     return tuple(_servers(document))
 
 
 def read_all(paths: Sequence[str]) -> Deployed:
-    """The servers in all files together, ``-`` = standard input. Raises ``InputError``."""
+    """The servers in all files (``-`` = standard input). Raises ``InputError``."""
     documents: list[Mapping[str, Any]] = []
     servers: list[ServerContainer] = []
     for path in paths:
@@ -135,8 +131,8 @@ def read_all(paths: Sequence[str]) -> Deployed:
 
 @dataclass(frozen=True, slots=True)
 class PodDocuments:
-    """The pods of files, and those that their pod templates would make. ``opaque``: other objects (``Workspace llama``)
-    of kinds that Kubernetes does not define: their controllers may make pods.
+    """Pods in files, and those of pod templates. ``opaque``: objects of custom kinds (``Workspace llama``), whose
+    controllers may create pods.
     """
 
     pods: tuple[Mapping[str, Any], ...]
@@ -144,7 +140,7 @@ class PodDocuments:
 
 
 def pod_documents(paths: Iterable[str]) -> PodDocuments:
-    """What can be known of pods in files (- = standard input). Raises ``InputError``."""
+    """Pods in files (``-`` = standard input), as far as known. Raises ``InputError``."""
     pods: list[Mapping[str, Any]] = []
     opaque: list[str] = []
     for path in paths:
@@ -209,7 +205,7 @@ def _file(path: Path) -> bytes:
 
 
 def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
-    """Every object; lists are opened."""
+    """Every object; lists are expanded."""
     import yaml
 
     try:
@@ -239,7 +235,7 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerContainer]:
-    """The servers in a document; ``where`` begins what is said of one that cannot be read."""
+    """The servers in a document; errors begin with ``where``."""
     metadata = mapping(document.get("metadata"))
     for place in _templates(document):
         own = mapping(place.template.get("metadata"))
@@ -300,8 +296,8 @@ _GIVEN_LABELS: Final = {  # by the key that the template is below: what its cont
 
 
 def _given_labels(document: Mapping[str, Any], pointer: tuple[str | int, ...]) -> dict[str, str]:
-    """Labels by which pods of this template are known as workers of an engine that another pod serves. A
-    LeaderWorkerSet without a template for leaders makes them from the workers'.
+    """Labels by which pods of this template count as workers of an engine that another pod serves. A LeaderWorkerSet
+    without a template for leaders makes them from the workers'.
     """
     labels: dict[str, str] = {}
     node: Any = document
@@ -313,9 +309,7 @@ def _given_labels(document: Mapping[str, Any], pointer: tuple[str | int, ...]) -
 
 
 def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[str, Any]]:
-    """Where the container stands in the spec: list, place in it, itself. Native sidecars stand among the
-    init containers.
-    """
+    """(list, index, container) in the spec; native sidecars are among the init containers."""
     return next(
         (listed, index, item)
         for listed in ("containers", "initContainers")
@@ -326,7 +320,7 @@ def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A pod template and where its containers stand; ``single`` = the pointer leads to the one container itself."""
+    """A pod template and where its containers are; ``single``: the pointer leads to the only container."""
 
     template: Mapping[str, Any]
     pointer: tuple[str | int, ...]
@@ -334,9 +328,7 @@ class _Place:
 
 
 def _templates(document: Mapping[str, Any]) -> Iterator[_Place]:
-    """Every mapping with a pod spec below ``spec``, the object itself included. Raises ``InputError`` where aliases
-    make a document endless.
-    """
+    """Every mapping with a pod spec below ``spec``, the object included. Raises ``InputError`` for endless aliases."""
     return _below(document, (), _DEPTH, iter(range(_MAX_MAPPINGS)))
 
 
@@ -359,7 +351,7 @@ def _below(node: object, path: tuple[str | int, ...], depth: int, left: Iterator
 
 
 def _served_model(node: Mapping[str, Any], path: tuple[str | int, ...]) -> _Place | None:
-    """KServe: the pod spec stands under ``predictor``, possibly as a ``model`` with arguments of its own."""
+    """KServe: the pod spec under ``predictor``, possibly a ``model`` with its own arguments."""
     predictor = mapping(node.get("predictor"))
     if items(predictor.get("containers")):
         return _Place({"spec": predictor}, (*path, "predictor", "containers"))
@@ -374,7 +366,7 @@ def _served_model(node: Mapping[str, Any], path: tuple[str | int, ...]) -> _Plac
 
 
 def _environment(container: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """Variables with a literal value, and for the others where the value comes from (``ConfigMap chat-args``)."""
+    """(literal variables, source of the others such as ``ConfigMap chat-args``)."""
     literal: dict[str, str] = {}
     elsewhere: dict[str, str] = {}
     for item in map(mapping, items(container.get("env"))):
@@ -395,7 +387,7 @@ def _environment(container: Mapping[str, Any]) -> tuple[dict[str, str], dict[str
 
 
 def _owner(metadata: Mapping[str, Any]) -> str:
-    """Who would write the document again: a controller, Helm, Argo CD, Flux; empty when nobody is seen."""
+    """What would overwrite the object: a controller, Helm, Argo CD, Flux; "" if nothing is visible."""
     annotations, labels = mapping(metadata.get("annotations")), mapping(metadata.get("labels"))
     for reference in map(mapping, items(metadata.get("ownerReferences"))):
         if reference.get("controller") is True:
@@ -409,7 +401,7 @@ def _owner(metadata: Mapping[str, Any]) -> str:
 
 
 def _words(value: object, where: str) -> tuple[str, ...]:
-    """The words of a command line. Raises ``InputError`` for one that is no string: the API server refuses those."""
+    """The words of a command line. Raises ``InputError`` for non-strings, which the API server refuses."""
     for index, item in enumerate(items(value)):
         if not isinstance(item, str):
             found = (
@@ -423,7 +415,7 @@ def _words(value: object, where: str) -> tuple[str, ...]:
 
 
 def _gpu(spec: Mapping[str, Any]) -> GivenGpu | None:
-    """The GPU that the node selector asks for, where its name reports the size."""
+    """The GPU of the node selector, if its name includes the size."""
     selector = mapping(spec.get("nodeSelector"))
     product = selector.get(_PRODUCT) or selector.get(_ACCELERATOR)
     size = _SIZE.search(product) if isinstance(product, str) else None

@@ -19,7 +19,7 @@ PRESSURE: Final = "kv_pressure"
 
 
 def not_pressure(engine: EngineView, again: str) -> list[str]:
-    """What is said first when the verdict is another one."""
+    """Introduction when the verdict is not KV pressure."""
     lines = [
         f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, confidence {engine.diagnosis.confidence:.2f} "
         f"({cause(engine)}).",
@@ -56,7 +56,7 @@ def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
 
 
 def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any]:
-    """Plain values."""
+    """Plain JSON values."""
     applies = engine.verdict == PRESSURE
     return {
         "version": __version__,
@@ -75,9 +75,7 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
 
 
 def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool) -> str:
-    """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when it
-    cannot be made.
-    """
+    """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when impossible."""
     import yaml
 
     kind, content = patches.as_patch(server, plan.values)
@@ -112,7 +110,7 @@ def as_helm(plan: PressurePlan, applies: bool) -> str:
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """Recovered or not, and why."""
+    """Whether the server recovered, and why."""
     return "\n".join(_outcome(outcome))
 
 

@@ -1,8 +1,8 @@
-"""A ``kubectl patch`` that sets arguments of vLLM in the workload that runs it. Nothing is applied.
+"""A ``kubectl patch`` that sets arguments of vLLM in its workload; nothing is applied.
 
-Lists of words are replaced as a whole, so a patch carries the container's whole ``args`` (and ``command``) with the new
-values in it. Workloads that Kubernetes knows take a strategic merge patch, which finds the container by its name;
-custom resources (LeaderWorkerSet, KServe) take a JSON patch, which names it by its index.
+Lists are replaced as a whole, so a patch has the container's whole ``args`` (and ``command``). Built-in workloads
+take a strategic merge patch, which finds the container by name; custom resources (LeaderWorkerSet, KServe) a JSON
+patch, which finds it by index.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
 def as_patch(server: ServerContainer, values: Mapping[str, float]) -> tuple[str, Any]:
-    """Type (``strategic`` or ``json``) and content of the patch. Raises ``InputError`` when a patch of the
-    workload cannot set the values.
+    """(``strategic`` or ``json``, content). Raises ``InputError`` when a patch of the workload
+    cannot set the values.
     """
     _refuse(server)
     try:
@@ -58,7 +58,7 @@ def as_patch(server: ServerContainer, values: Mapping[str, float]) -> tuple[str,
 
 
 def _refuse(server: ServerContainer) -> None:
-    """Where a patch of the arguments would not reach vLLM, or nobody would obey it."""
+    """Raise where a patch would not reach vLLM, or would be overwritten."""
     if server.kind == "Pod":
         raise InputError(
             f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that made it"
@@ -86,8 +86,8 @@ def _refuse(server: ServerContainer) -> None:
 
 
 def _hidden(server: ServerContainer) -> tuple[list[str], bool]:
-    """Variables without a literal value that stand where options may stand, and whether the command line is seen but
-    for variables. A variable that is the value of an option, or the model, hides nothing.
+    """(variables without a literal value where options may be, whether the rest of the command line is visible). A
+    variable as an option's value, or as the model, hides nothing.
     """
     unknown = sorted({name for word in server.argv for name in _VARIABLE.findall(word)} - server.env.keys())
     parse = dialect(server.dialect).read_command
@@ -107,7 +107,7 @@ def _hidden(server: ServerContainer) -> tuple[list[str], bool]:
 
 
 def _elsewhere(server: ServerContainer) -> str:
-    """The variables that may carry arguments, and where they stand: a patch of the arguments does not reach them."""
+    """Variables that may contain arguments and where they are set; a patch of the arguments does not reach them."""
     used = shlex.join(server.argv)
     found = [
         f"{name} from {where}"
@@ -123,7 +123,7 @@ def _telling(name: str) -> bool:
 
 
 def notes(server: ServerContainer, values: Mapping[str, float]) -> Iterator[str]:
-    """What whoever applies the patch has to know."""
+    """What to know before applying the patch."""
     if server.owner:
         kind = server.owner.split()[0]
         yield f"managed by {server.owner}, which may undo the patch: change it there too" + (
@@ -140,12 +140,12 @@ def notes(server: ServerContainer, values: Mapping[str, float]) -> Iterator[str]
 
 
 def command(server: ServerContainer, kind: str) -> str:
-    """How the patch is applied, for a shell; THIS_FILE stands for the file it is in."""
+    """The shell command that applies the patch; THIS_FILE stands for its file."""
     return f"kubectl patch {_object(server)} --type {kind} --patch-file THIS_FILE"
 
 
 def rollout(server: ServerContainer) -> str:
-    """How to watch it."""
+    """The shell command that watches the rollout."""
     return (
         f"kubectl rollout status {_object(server)}"
         if server.kind in _STRATEGIC

@@ -1,7 +1,7 @@
-"""The guides' four diagnostic steps against a running server, each with its verdict.
+"""The guides' four diagnostic steps against a running server, each with a verdict.
 
-Growth is counted in KV blocks, because that is what vLLM hands out, and compared with what the model's formula says for
-the tokens that were in flight at the same moment: prompts plus what had been answered by then.
+Growth is measured in KV blocks, which is what vLLM allocates, and compared with the model's formula for the tokens in
+flight at the same moment (prompts plus output so far).
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ BASELINE_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step to be done: which requests, and what had to be reduced. No requests = it cannot be done,
-    ``note`` says why.
-    """
+    """One step: its requests; ``note``: what was reduced. Without requests it cannot be done, and ``note`` says why."""
 
     name: str
     asks: tuple[CompletionRequest, ...]
@@ -44,7 +42,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the user allows: requests and tokens (prompts and answers) in all."""
+    """The user's limits: requests and tokens (prompts and outputs) in all."""
 
     requests: int
     tokens: int
@@ -52,8 +50,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One step as measured. Blocks are means over the moments when every request was decoding; ``slots_per_token`` is
-    blocks x block size / tokens, ``bytes_per_token`` the same in bytes where the model is known.
+    """One measured step. Blocks are means over moments when every request was decoding; ``slots_per_token`` is blocks
+    × block size / tokens, ``bytes_per_token`` the same in bytes where the model is known.
     """
 
     step: int
@@ -72,7 +70,7 @@ class Result:
 
 
 def stages(cache: Cache, max_model_len: int | None, output: int, budget: Budget) -> list[Stage]:
-    """Steps 2 to 4 as far as server and budget allow."""
+    """Steps 2 to 4, as far as server and budget allow."""
     longest = min(max_model_len or cache.tokens, int(FILL * cache.tokens)) - output - 1
     many = min(CONCURRENT, budget.requests - 2)
     left, requests = budget.tokens, budget.requests
@@ -109,7 +107,7 @@ def stages(cache: Cache, max_model_len: int | None, output: int, budget: Budget)
 
 @dataclass(slots=True)
 class _Steady:
-    """One moment in which every started request decodes."""
+    """One moment when every started request decodes."""
 
     level: BlockReading
     tokens: int
@@ -117,8 +115,8 @@ class _Steady:
 
 
 class Probe:
-    """Runs the steps. ``layout`` is the model's cache layout, None = plain attention is assumed; ``forced`` = other
-    traffic is tolerated. ``progress`` is told what happens.
+    """Runs the steps. ``layout``: the model's cache layout, None = plain attention is assumed; ``forced``: other
+    traffic is tolerated. ``progress`` is called with what happens.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class Probe:
         self.baseline: float = 0.0
 
     def busy(self) -> str | None:
-        """Why the server is busy, or None; also finds the baseline."""
+        """Why the server is busy, or None; also measures the baseline."""
         levels = self._watch(BASELINE_SECONDS)
         if not levels:
             return "the page cannot be read"
@@ -150,7 +148,7 @@ class Probe:
         return f"{most.running:.0f} running, {most.waiting:.0f} waiting" if most.running + most.waiting > 0 else None
 
     def run(self, plan: Sequence[Stage]) -> Iterator[Result]:
-        """Step 1 and then those of ``plan``."""
+        """Run step 1 and then those of ``plan``."""
         yield self._first()
         short: float | None = None
         for number, stage in enumerate(plan, 2):
@@ -223,7 +221,7 @@ class Probe:
         return samples, disturbed, next((completion.error for completion in running if completion.error), None)
 
     def _settle(self, base: float, requests: int) -> float:
-        """The level after the step, once it is back or ``RETURN_SECONDS`` have passed."""
+        """The blocks after the step, once they are back at ``base`` or ``RETURN_SECONDS`` have passed."""
         end = time.monotonic() + RETURN_SECONDS
         level = self._meter.read()
         while (level is None or level.blocks > base + 0.5) and time.monotonic() < end:
@@ -328,5 +326,5 @@ class ProbeReport:
 
     @property
     def fine(self) -> bool:
-        """Everything was measured and is as expected."""
+        """Whether every step was measured and is as expected."""
         return all(result.verdict == "as expected" for result in self.results)

@@ -1,4 +1,4 @@
-"""A line on standard error that says how far long work is. Only on a terminal; nothing is left behind."""
+"""A progress line on standard error; only on a terminal, and erased at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProgressLine:
             control("\r\033[K", sys.stderr)
 
     def show(self, text: str) -> None:
-        """Say how it stands."""
+        """Show this text."""
         if self._live:
             self._shown = True
             control("\r\033[K", sys.stderr)

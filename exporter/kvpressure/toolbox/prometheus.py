@@ -1,7 +1,7 @@
-"""Judging the past from a Prometheus that scrapes vLLM: raw samples become pages again, pages become snapshots.
+"""Judges the past from a Prometheus that scrapes vLLM: raw samples become expositions, and these snapshots.
 
-The samples are asked for as range vectors, so that they come with the time at which they were scraped. Each scraped
-server is judged on its own, a stretch of ``CHUNK_SECONDS`` at a time, which bounds memory.
+Samples are queried as range vectors, which have the time of their scrape. Each scraped server is judged apart, in
+periods of ``CHUNK_SECONDS``, which bounds memory.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _CLIENT_LABELS: Final = frozenset({"model_name", "le", "status", "method", "hand
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which servers, and how far back. ``model`` keeps engines of that name only; ``args`` is their command
-    line, if stated.
+    """Which servers, and how far back. ``model``: only engines of this name; ``args``: their
+    command line, if stated.
     """
 
     url: str
@@ -51,7 +51,7 @@ class Query:
 
 
 class Prometheus:
-    """The HTTP API of Prometheus (or of what speaks like it). Raises ``InputError`` for everything that goes wrong."""
+    """The HTTP API of Prometheus or a compatible server. Raises ``InputError`` for every failure."""
 
     def __init__(self, query: Query) -> None:
         import requests
@@ -103,7 +103,7 @@ class Prometheus:
 
 
 def _bounded(raw: Any, until: float) -> bytes | None:
-    """The body up to one byte more than is allowed; ``None`` if it is not there by ``until`` (monotonic seconds)."""
+    """The body, up to one byte beyond the limit; ``None`` if incomplete at ``until`` (monotonic seconds)."""
     parts, size = [], 0
     while size <= MAX_ANSWER_BYTES:
         part = raw.read1(_PART_BYTES, decode_content=False)
@@ -117,7 +117,7 @@ def _bounded(raw: Any, until: float) -> bytes | None:
 
 
 def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[str, str]]:
-    """Identifying labels of every vLLM server that matches. Raises ``InputError`` for none or too many."""
+    """Identifying labels of every matching vLLM server. Raises ``InputError`` for none or too many."""
     labels = {**_matchers(query), **({"model_name": query.model} if query.model else {})}
     selector = _selector(_running_names(), labels)
     found = prometheus.query(
@@ -136,14 +136,14 @@ def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[st
 
 
 def beside_of(server: Mapping[str, str]) -> PodSeries:
-    """What else may be known about a server's pod."""
+    """Other series of a server's pod."""
     return PodSeries(server.get("namespace", ""), server.get("pod", ""), server.get("container", ""))
 
 
 def snapshots(
     prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, gpu: GivenGpu | None, beside: PodSeries
 ) -> Iterator[Snapshot]:
-    """What was scraped of one server, in order of time, with what ``beside`` finds around it."""
+    """Scrapes of one server in order of time, with what ``beside`` finds."""
     around = Around(gpu=gpu)
     scanner = Scanner()
     begin = now - query.since_seconds
@@ -171,9 +171,7 @@ def snapshots(
 
 
 def _joined(tick: Snapshot, beside: PodSeries) -> Snapshot:
-    """``tick`` with the container and the GPUs that other exporters told; a GPU that was stated gives way
-    to a seen one.
-    """
+    """``tick`` with container and GPUs from other exporters; these replace a stated GPU."""
     gpus, containers = beside.gpus(tick.time), beside.containers(tick.time)
     if gpus:
         owned = tuple(gpu.uuid for gpu in gpus)
@@ -188,8 +186,8 @@ def _only(page: Scrape, model: str | None) -> Scrape:
 
 
 def _pages(rows: Sequence[Mapping[str, Any]], begin: float, end: float) -> Iterator[tuple[float, str]]:
-    """The samples of each scrape as an exposition. A range includes its ends, so the first moment belongs to the chunk
-    before.
+    """The samples of each scrape as an exposition. A range includes its ends, so the first moment belongs to the
+    chunk before.
     """
     scrapes: dict[float, list[str]] = {}
     for row in rows:
@@ -215,12 +213,12 @@ def _series(metric: Mapping[str, Any]) -> str:
 
 
 def _names() -> str:
-    """What the series of any engine and of its page are called, as a regular expression."""
+    """Regular expression of the series names of any engine and its process."""
     return "|".join([*(one.series_pattern for one in dialects() if one.series_pattern), _OF_PAGE])
 
 
 def _running_names() -> str:
-    """The gauges of running requests, one of which every engine has."""
+    """Gauges of running requests; every engine has one of them."""
     patterns = [re.compile(one.series_pattern) for one in dialects() if one.series_pattern]
     return "|".join(
         name
@@ -234,7 +232,7 @@ def _matchers(query: Query) -> dict[str, str]:
 
 
 def _selector(names: str, labels: Mapping[str, str]) -> str:
-    """A label that ends with ``=~`` is matched as an expression."""
+    """A selector; labels ending with ``=~`` are regular expressions."""
     matchers = [
         f'__name__=~"{names}"',
         *(
@@ -255,7 +253,7 @@ def _seconds(value: float) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The innermost cause, which is what a person can act on."""
+    """The innermost cause of an error."""
     text = str(error)
     for word in ("Connection refused", "Name or service not known", "timed out", "certificate verify failed"):
         if word in text:
@@ -264,5 +262,5 @@ def _reason(error: Exception) -> str:
 
 
 def wall() -> float:
-    """Now, for the end of the stretch."""
+    """Unix time now."""
     return time.time()

@@ -1,4 +1,4 @@
-"""Request lengths and requests in flight as a recorded server showed them."""
+"""Request lengths and requests in flight of a recorded server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IN_FLIGHT_QUANTILE: Final = 0.95
 
 
 class _Growth:
-    """What a histogram gained over the recording; a restarted engine begins anew."""
+    """Increase of a histogram over the recording; a restarted engine begins anew."""
 
     def __init__(self) -> None:
         self._before: Histogram | None = None
@@ -42,7 +42,7 @@ class _Growth:
             self._counts[place] += max(0.0, new - old)
 
     def lengths(self) -> Sequence[int]:
-        """Lengths at evenly spaced shares, straight lines between the bucket bounds; the mean without buckets."""
+        """Lengths at evenly spaced quantiles, linear between bucket bounds; the mean without buckets."""
         points = [
             (count / self._counts[-1], bound)
             for bound, count in zip(self._bounds, self._counts, strict=True)
@@ -54,7 +54,7 @@ class _Growth:
 
 
 def from_recording(path: Path) -> RequestLoad:
-    """All engines of a recording together. Raises ``CapacityError`` when no request finished in it."""
+    """The load on all engines of a recording. Raises ``CapacityError`` when no request finished in it."""
     prompts: dict[EngineKey, _Growth] = {}
     outputs: dict[EngineKey, _Growth] = {}
     in_flight: list[float] = []

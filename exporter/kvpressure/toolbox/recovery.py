@@ -1,4 +1,4 @@
-"""The guide's step 7, watched: is the server well again?"""
+"""The guide's step 7 (verify): watches a server after mitigation until it has recovered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FINE: Final = ("healthy", "idle")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One sign of recovery. ``ok`` None = it cannot be seen; ``first`` and ``last`` are the numbers in words."""
+    """One sign of recovery. ``ok`` None = unknown; ``first`` and ``last``: the values in words."""
 
     name: str
     ok: bool | None
@@ -32,9 +32,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``recovered``: every visible check held for ``SETTLED_SECONDS`` to the end of the watch, under traffic.
-    ``trouble`` = something was wrong at some moment of the watch. A server to which nobody sends anything proves
-    nothing.
+    """``recovered``: every known check held for ``SETTLED_SECONDS`` until the end of the watch, under traffic; a
+    server without requests proves nothing. ``trouble``: a check failed during the watch.
     """
 
     recovered: bool
@@ -44,13 +43,13 @@ class Outcome:
     trouble: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain JSON values."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class _WatchedTick:
-    """Numbers of one tick, and what the checks compare with."""
+    """Values of one tick, and those they are compared with."""
 
     kv: float | None = None
     waiting: float | None = None
@@ -72,8 +71,8 @@ class _Watch:
 
 
 def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
-    """Watch ``target`` until it has been well for half a minute, or for ``seconds``. Raises ``InputError``
-    when it never answers.
+    """Watch ``target`` until it has been well for half a minute, or for ``seconds``. Raises ``InputError`` when it
+    never answers.
     """
     pipeline, watch = Pipeline(thresholds), _Watch()
     checks: tuple[Check, ...] = ()
@@ -119,7 +118,7 @@ def _observe(watch: _Watch, seen: _WatchedTick, now: float, t: Thresholds) -> tu
 
 
 def _read(engines: list[EngineState]) -> _WatchedTick:
-    """The worst of all engines behind the page."""
+    """The worst values of all engines of the server."""
     kv = [e.signals.kv.kv_used_ratio_recent_max for e in engines if e.signals.kv.kv_used_ratio_recent_max is not None]
     gaps = [e.signals.latency.inter_token["0.95"] for e in engines if "0.95" in e.signals.latency.inter_token]
     refused = [

@@ -1,5 +1,5 @@
-"""What else a Prometheus holds about a server's pod: restarts (kube-state-metrics), CPU (cAdvisor), GPUs (DCGM's
-exporter), and all of it from kvpressure's own exporter. Nothing of it has to be there; what is, is told.
+"""Other series of a server's pod in a Prometheus: restarts (kube-state-metrics), CPU (cAdvisor), GPUs
+(dcgm-exporter), and all of it from kvpressure's own exporter. All are optional.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ Ask = Callable[[str, Mapping[str, str], float, float], Sequence[Mapping[str, Any
 
 @dataclass(slots=True)
 class _FieldSeries:
-    """One series of one field; ``words`` is what its labels say where that is the content (reason, exit code)."""
+    """One series of one field; ``words``: its labels, where these are the content (reason, exit code)."""
 
     words: str
     times: list[float]
     values: list[float]
 
     def at(self, t: float) -> float | None:
-        """The newest value that is not too old."""
+        """The newest recent value at ``t``; None without one."""
         index = bisect_right(self.times, t) - 1
         return self.values[index] if index >= 0 and t - self.times[index] <= AGE_SECONDS else None
 
 
 def _pairs(values: object) -> Iterator[tuple[float, float]]:
-    """Time and value of every sample that is a finite number."""
+    """(time, value) of every finite sample."""
     for pair in items(values):
         try:
             t, value = (float(part) for part in items(pair))
@@ -71,7 +71,7 @@ def _pairs(values: object) -> Iterator[tuple[float, float]]:
 
 @dataclass(slots=True)
 class PodSeries:
-    """One pod. ``seen`` names what was found, in words."""
+    """One pod. ``seen``: what was found, in words."""
 
     namespace: str
     pod: str
@@ -81,7 +81,7 @@ class PodSeries:
     _gpus: dict[str, dict[str, _FieldSeries]] = field(default_factory=dict)
 
     def load(self, ask: Ask, begin: float, end: float) -> None:
-        """What there is from ``begin`` (a little before, for the first moments) to ``end``."""
+        """Load the series from ``begin`` (a little before, for the first moments) to ``end``."""
         self._fields, self._gpus = {}, {}
         if not (self.namespace and self.pod):
             return
@@ -123,7 +123,7 @@ class PodSeries:
     # --- as readings --------------------------------------------------------------------------------------
 
     def containers(self, t: float) -> tuple[ContainerReading, ...]:
-        """The container at ``t``; none when nothing is known of it then."""
+        """The container at ``t``; empty if nothing is known."""
         values = {kind: value for kind in self._fields if (value := self._value(kind, t)) is not None}
         if not values:
             return ()

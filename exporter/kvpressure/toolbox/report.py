@@ -1,4 +1,4 @@
-"""The answer of ``diagnose`` as text and as JSON."""
+"""The result of ``diagnose`` as text and JSON."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MAX_CHANGES_SHOWN: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """Everything about one engine."""
+    """One engine's report."""
 
     case: Case
     steps: tuple[TriageStep, ...]
@@ -60,7 +60,7 @@ class EngineAnswer:
 
     @property
     def fine(self) -> bool:
-        """Nothing is wrong, now or in the stretch that was judged."""
+        """Whether the verdict at the reported moment is fine and no serious condition holds."""
         view = self.case.view
         return view.verdict in FINE and not any(
             view.condition(one.name) for one in conditions.declared() if one.serious
@@ -68,7 +68,7 @@ class EngineAnswer:
 
 
 def answers(found: FoundEngines, thresholds: Thresholds) -> list[EngineAnswer]:
-    """One for each engine, the worst first."""
+    """One per engine, the worst first."""
     return sorted((_answer(case, found, thresholds) for case in found.cases), key=_rank)
 
 
@@ -89,7 +89,7 @@ def _answer(case: Case, found: FoundEngines, thresholds: Thresholds) -> EngineAn
 
 
 def next_steps(engine: EngineView, again: str) -> Iterator[str]:
-    """What to do now, one line a step; the document's own plan, and the commands that go further."""
+    """What to do now, one line per step: the plan, and the commands that go further."""
     for action in engine.plan.actions:
         flags = " ".join(action.flags)
         if not action.title.startswith("Verify") and not action.title.endswith(
@@ -121,7 +121,7 @@ def _events(case: Case, pod: PodFacts | None) -> dict[str, int] | None:
 
 
 def as_json(found: FoundEngines, answered: list[EngineAnswer]) -> dict[str, Any]:
-    """Plain values; the engine's whole entry is under ``engine``."""
+    """Plain JSON values; the engine's whole entry is under ``engine``."""
     return {
         "version": __version__,
         "input": found.again,
@@ -153,9 +153,7 @@ def as_json(found: FoundEngines, answered: list[EngineAnswer]) -> dict[str, Any]
 
 
 def as_text(found: FoundEngines, answered: list[EngineAnswer]) -> str:
-    """For a person at night: a headline for several engines, then those in trouble in full, then the others
-    in a line each.
-    """
+    """For a person: a headline for several engines, those in trouble in full, the others in one line each."""
     several = len(answered) > 1
     blocks = [headline(answered)] if several else []
     blocks += ["\n".join(_brief(answer) if several and answer.fine else _engine(answer)) for answer in answered]
@@ -220,7 +218,7 @@ def _engine(answer: EngineAnswer) -> Iterator[str]:
 
 
 def _time(case: Case) -> Iterator[str]:
-    """Where in the stretch this is, when it was a stretch."""
+    """The reported moment within the judged period; "" for a single moment."""
     if len(case.changes) < 2 or case.at is None:
         return
     shares = ", ".join(

@@ -1,4 +1,4 @@
-"""Request shape since the server started, from the page's own totals: what a watch of some seconds cannot see."""
+"""Request lengths since the server started, from its own totals; a watch of some seconds sees no request finish."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RANKS: Final = (("0.5", 0.5), ("0.95", 0.95))
 
 
 def since_start(reading: EngineReading | None) -> ContextSignals:
-    """Quantiles and means; what the page does not tell is missing."""
+    """Quantiles and means; unpublished ones are missing."""
     if reading is None:
         return ContextSignals()
     prompt, output = _mean(reading, readings.REQUEST_PROMPT), _mean(reading, readings.REQUEST_OUTPUT)

@@ -1,4 +1,4 @@
-"""An engine as the user states it, for a plan without a server: the same advice, computed from the numbers given."""
+"""An engine as the user states it, for a plan without a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvpressure.toolbox.live_pages import GivenGpu
 
 @dataclass(frozen=True, slots=True)
 class StatedEngine:
-    """What was stated; None = not stated. Tokens and requests are counts, ``pool_bytes`` is of one GPU."""
+    """Stated values; None = not stated. Tokens and requests are counts, ``pool_bytes`` is per GPU."""
 
     verdict: str
     version: str | None = None
@@ -34,7 +34,7 @@ class StatedEngine:
 
 
 def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
-    """As if the pipeline had concluded it."""
+    """The engine's view, as if the pipeline had made it."""
     context = (given.prompt_tokens or 0) + (given.output_tokens or 0) or None
     limits = {} if given.max_num_seqs is None else {"args": given.max_num_seqs}
     if given.capacity_tokens and context:

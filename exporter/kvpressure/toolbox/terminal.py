@@ -1,6 +1,4 @@
-"""Text for a person: wrapped to the terminal's width and coloured there, as it is anywhere else. NO_COLOR
-is honoured.
-"""
+"""Text for people: wrapped to the terminal's width and coloured on a terminal. NO_COLOR is honoured."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def show(text: str) -> None:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """``line`` in parts of at most ``width`` characters, broken between words; commands stay whole."""
+    """``line`` in parts of at most ``width`` characters, broken between words; commands are not broken."""
     if len(line) <= width or _COPIED.match(line):
         return [line]
     start = _HANGING.match(line)

@@ -1,4 +1,4 @@
-"""Loads read from files: traces (CSV or JSON lines) and recordings of this project."""
+"""Loads from files: traces (CSV or JSON lines) and recordings."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ _MAX_LINE: Final = 1_000_000
 
 
 def from_file(path: Path) -> RequestLoad:
-    """From a trace (CSV with a header line, or JSON lines; gzip or plain) or a recording of this project.
-
-    Raises ``CapacityError`` naming the file, the line and what is allowed.
+    """The load of a trace (CSV with a header line, or JSON lines; gzip or plain) or a recording. Raises
+    ``CapacityError`` with file, line and what is allowed.
     """
     first = _first_line(path)
     if '"kvpressure-recording"' in first:
@@ -89,7 +88,7 @@ def _from_trace(path: Path) -> RequestLoad:
 
 
 class _Arrivals:
-    """Arrivals in the busiest ten seconds against the mean."""
+    """Arrivals in the busiest ten seconds divided by the mean."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
@@ -98,7 +97,7 @@ class _Arrivals:
         self._count = self._most = 0
 
     def add(self, time: float | None) -> None:
-        """Take the next arrival; rows without a time, or out of order, do not count."""
+        """Take the next arrival; rows without a time, or out of order, are ignored."""
         if time is None or (self._first is not None and time < self._last):
             return
         self._first = time if self._first is None else self._first
@@ -110,7 +109,7 @@ class _Arrivals:
         self._most = max(self._most, len(self._recent))
 
     def burst_ratio(self) -> float | None:
-        """None for less than a minute of times."""
+        """The ratio; None for less than a minute of arrivals."""
         span = self._last - (self._first or 0.0)
         return self._most * span / (self._count * BURST_SECONDS) if span >= 60 else None
 

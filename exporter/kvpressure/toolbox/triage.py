@@ -1,6 +1,4 @@
-"""The eight triage steps of the guide, as the document answers them, with what kubectl knows better put in
-its place.
-"""
+"""The eight triage steps of the guide, with kubectl's facts where these are better."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ _SHAPE_STEP: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What kubectl told about the engine's pod beyond the document. Log events are those of the last two hours by name;
-    None = that log does not exist or could not be read, ``log_errors`` says why.
+    """kubectl's facts about the engine's pod. Log events are counts of the last two hours by name; None = no log,
+    because of ``log_errors``.
     """
 
     phase: str = ""
@@ -36,7 +34,7 @@ class PodFacts:
 
 
 def triage(engine: EngineView, pod: PodFacts | None = None) -> list[TriageStep]:
-    """All steps in the guide's order; empty when the document (of an older exporter) has none."""
+    """All steps in the guide's order; empty for an older exporter's document without them."""
     steps = [_shape(step, engine) if step.number == _SHAPE_STEP else step for step in engine.triage]
     if pod is None:
         return steps
@@ -44,7 +42,7 @@ def triage(engine: EngineView, pod: PodFacts | None = None) -> list[TriageStep]:
 
 
 def _shape(step: TriageStep, engine: EngineView) -> TriageStep:
-    """A short watch sees no request finish; the server's totals tell its usual shape."""
+    """The step with lengths since the server started, because no request finishes in a short watch."""
     shape = engine.plan_input
     told = [
         f"{words} {value:.0f}"
@@ -66,7 +64,7 @@ def _pods(step: TriageStep, _engine: EngineView, pod: PodFacts) -> TriageStep:
 
 
 def _restarts(step: TriageStep, engine: EngineView, _pod: PodFacts) -> TriageStep:
-    """A container that was killed counts here however long ago: kubectl sees one moment, not the last half hour."""
+    """The step with a killed container however long ago, because kubectl has no history of half an hour."""
     readings = [container.reading for container in engine.containers]
     ended = [reading.last_termination for reading in readings if reading.last_termination is not None]
     killed = any(end.reason == "OOMKilled" or end.exit_code == OOM_EXIT_CODE for end in ended)

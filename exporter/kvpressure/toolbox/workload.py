@@ -1,4 +1,4 @@
-"""The workload behind a pod, through kubectl: what a patch has to change."""
+"""The workload of a pod, through kubectl: the object that a patch has to change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEPTH: Final = 4  # pod, ReplicaSet, Deployment, and what made that
 
 
 def of_name(kubectl: Kubectl, namespace: str, name: str) -> Mapping[str, Any]:
-    """The object that ``KIND/NAME`` names. Raises ``InputError``."""
+    """The object ``KIND/NAME``. Raises ``InputError``."""
     if _NAME.fullmatch(name) is None:
         raise InputError(f"--workload: {name!r:.80}; allowed: KIND/NAME, e.g. deploy/chat")
     kind, _, rest = name.partition("/")
@@ -28,7 +28,7 @@ def of_name(kubectl: Kubectl, namespace: str, name: str) -> Mapping[str, Any]:
 
 
 def selector_of(workload: Mapping[str, Any], name: str) -> str:
-    """The labels of its pods, as kubectl takes them. Raises ``InputError`` when it has none that can be written so."""
+    """Labels of its pods as a kubectl selector. Raises ``InputError`` without expressible ones."""
     labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
     if not labels:
         raise InputError(f"--workload: {name}: it selects its pods by no labels; give -l LABELS")
@@ -36,8 +36,8 @@ def selector_of(workload: Mapping[str, Any], name: str) -> str:
 
 
 def server_of(workload: Mapping[str, Any], container: str, wanted: str | None = None) -> ServerContainer:
-    """The vLLM container of a workload: the one that ``wanted`` (``--container``) names, else the one called
-    ``container``, else the only one. Raises ``InputError`` for none or several.
+    """The vLLM container of a workload: ``wanted`` (``--container``), else the one called ``container``, else the
+    only one. Raises ``InputError`` for none or several.
     """
     found = manifests.servers_of(workload)
     title = f"{workload.get('kind')} {mapping(workload.get('metadata')).get('name')}"
@@ -48,8 +48,8 @@ def server_of(workload: Mapping[str, Any], container: str, wanted: str | None = 
 
 
 def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str, wanted: str | None = None) -> ServerContainer:
-    """The server in the outermost object that made ``pod`` and still has a pod template of its own; ``wanted`` as in
-    ``server_of``. Raises ``InputError``.
+    """The server in the outermost owner of ``pod`` that has a pod template; ``wanted`` as in ``server_of``. Raises
+    ``InputError``.
     """
     try:
         document = kubectl.object("pod", pod, namespace)
@@ -79,7 +79,7 @@ def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str, wanted: s
 
 
 def _resource(owner: Mapping[str, Any]) -> str:
-    """``replicaset.v1.apps``: kubectl finds kinds of any group by it."""
+    """``replicaset.v1.apps``, by which kubectl finds kinds of any group."""
     kind = str(owner.get("kind")).lower()
     group, slash, version = str(owner.get("apiVersion") or "").partition("/")
     return f"{kind}.{version}.{group}" if slash else kind

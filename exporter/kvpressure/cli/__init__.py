@@ -1,7 +1,7 @@
-"""The command line: ``kvpressure COMMAND``. One module a command, imported only when it is used.
+"""The command line: ``kvpressure COMMAND``. One module per command, imported only when used.
 
-A command's module has ``add_arguments(parser)`` and ``run(args) -> int``. Exit status: 0 done, 1 the answer is bad
-news (a check command), 2 usage or input error with one line, 3 a fatal failure of the environment, 130 interrupted.
+A command's module has ``add_arguments(parser)`` and ``run(args) -> int``. Exit status: 0 done, 1 the result is bad
+news (of a check), 2 usage or input error with one line, 3 a fatal failure of the environment, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help that keeps options whole at the end of a line, and wraps prose but no example."""
+    """Help that wraps prose, but neither options at a line's end nor examples."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
@@ -62,14 +62,14 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Report mistakes as one line through ``InputError``, with the nearest option or value; no abbreviated flags."""
+    """Reports mistakes as one line through ``InputError``, with the nearest option or value; no abbreviated flags."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Help)
         self.color = False  # newer Pythons colour their help: control sequences of somebody else
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the whole usage."""
+        """Raise ``InputError`` instead of printing the whole usage."""
         flags = {flag for action in self._actions for flag in action.option_strings}
         for word in message.split() if message.startswith("unrecognized arguments") else ():
             flag = word.partition("=")[0]
@@ -117,8 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Streams that were closed before the start are None, and what is meant for one would go to the other; a locale
-    without a dash must not cost the answer.
+    """Open streams that were closed before the start, because output for one would go to another file; and keep a
+    limited encoding from failing the output.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -128,7 +128,7 @@ def _open_streams() -> None:
 
 
 def _drop_output() -> None:
-    """What is still in the buffer would fail again when the interpreter ends."""
+    """Redirect standard output to nowhere: flushing its buffer at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

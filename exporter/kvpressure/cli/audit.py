@@ -1,4 +1,4 @@
-"""``kvpressure audit``: the prevention checklist against what is really deployed."""
+"""``kvpressure audit``: the prevention checklist against a real deployment."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _tokens(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check and print. Raises ``InputError`` for input that cannot be used."""
+    """Check and print. Raises ``InputError`` for unusable input."""
     thresholds = load(options.thresholds)
     audited: Sequence[Audited] = [_audited(subject) for subject in _subjects(options, thresholds)]
     if options.baseline is not None:

@@ -1,6 +1,4 @@
-"""``kvpressure bundle``: write alert rules, Alertmanager example, dashboards, runbooks and reference pages, or
-check them.
-"""
+"""``kvpressure bundle``: write or check alert rules, Alertmanager example, dashboards, runbooks and reference pages."""
 
 from __future__ import annotations
 

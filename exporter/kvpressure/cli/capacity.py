@@ -1,4 +1,4 @@
-"""``kvpressure capacity``: what a model's KV cache takes, what a GPU holds, and which limits follow."""
+"""``kvpressure capacity``: the size of a model's KV cache, what a GPU holds, and which limits follow."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer; status 1 when it does not fit. Raises ``InputError`` for what cannot be answered."""
+    """Print the answer; status 1 when the load does not fit. Raises ``InputError``."""
     thresholds = load_thresholds(
         options.thresholds
     )  # also where no value of it is asked for: a wrong file is a mistake

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, judge, print. Raises ``InputError`` for input that cannot be used."""
+    """Watch, judge, print. Raises ``InputError`` for unusable input."""
     thresholds = load(options.thresholds)
     found = inputs.open_inputs(options, thresholds)
     answered = report.answers(found, thresholds)

@@ -1,4 +1,4 @@
-"""``kvpressure discover``: which containers are taken for engines, by which sign, and why the others are not."""
+"""``kvpressure discover``: which containers are taken for engines and why, and why the others are not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one entry for each container. Raises ``InputError``."""
+    """Print one entry per container. Raises ``InputError``."""
     for flag in ("selector", "context"):
         if getattr(options, flag) is not None and not options.namespace:
             raise InputError(f"--{flag}: only together with -n NAMESPACE")

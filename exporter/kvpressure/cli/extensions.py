@@ -1,6 +1,4 @@
-"""``--extensions NAME[,NAME]``: engines, sources, signals and conditions of other packages, from then on
-like built-in ones.
-"""
+"""``--extensions NAME[,NAME]``: engines, sources, signals and conditions of other packages, used like built-in ones."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def adopt(wanted: Iterable[str], where: str) -> None:
 
 
 def from_command_line(arguments: list[str], environ: Mapping[str, str]) -> list[str]:
-    """Adopt what the environment and a leading ``--extensions`` name; gives the other arguments. Raises
+    """Adopt extensions of the environment and a leading ``--extensions``; returns the other arguments. Raises
     ``InputError``.
     """
     if environ.get(VARIABLE):

@@ -1,4 +1,4 @@
-"""``kvpressure mitigate``: the emergency plan with values for this server, and whether it helped."""
+"""``kvpressure mitigate``: the emergency plan with values for this server, and the check whether it helped."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ _share = _checked(
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan or verify. Raises ``InputError`` for input that cannot be used."""
+    """Plan or verify. Raises ``InputError`` for unusable input."""
     thresholds = load(options.thresholds)
     if options.verify is not None:
         return _verify(options, thresholds)
@@ -169,7 +169,7 @@ def _engines(
 
 
 def _given(options: argparse.Namespace, server: ServerContainer | None) -> given.StatedEngine:
-    """What was typed, completed by the manifest."""
+    """The options, completed by the manifest."""
     if options.vllm_version and parse_version(options.vllm_version) is None:
         raise InputError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
     args = server.args if server else manifests.from_command_line(options.args).args if options.args else None
@@ -197,7 +197,7 @@ def _server(path: str, container: str | None) -> ServerContainer:
 
 
 def _of_cluster(engine: EngineView, options: argparse.Namespace) -> ServerContainer | None:
-    """The workload that runs ``engine``; None when it cannot be had and only its name would be shown."""
+    """The workload that runs ``engine``; None if it is unavailable and only its name would be shown."""
     from kvpressure.toolbox import workload
     from kvpressure.toolbox.kubectl import Kubectl
 

@@ -78,7 +78,7 @@ def _whole(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask for consent, measure, print. Raises ``InputError`` for refusals and unusable input."""
+    """Ask for consent, measure, print. Raises ``InputError`` for a refusal and unusable input."""
     thresholds = load(options.thresholds)
     shape = None if options.model_config is None else model_shape(options.model_config)
     target = fetch.target_of(options.url, "URL")
@@ -128,8 +128,8 @@ def _probe(
 
 
 def _compare(options: argparse.Namespace, target: Target, served: str, layout: CacheLayout) -> str:
-    """Compare ``--model-config`` with the model that the server names: "" = same size of KV cache, or a note that the
-    server's model is unknown. Raises ``InputError`` for another size: every byte in the report would be wrong.
+    """Compare ``--model-config`` with the server's model: "" = same size of KV cache, or a note that the server's
+    model is unknown. Raises ``InputError`` for another size, because every byte in the report would be wrong.
     """
     found = models.known(served)
     if found is None:

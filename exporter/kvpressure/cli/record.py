@@ -1,4 +1,4 @@
-"""``kvpressure record``: read what ``serve`` would read and keep it, to be judged again later."""
+"""``kvpressure record``: read what ``serve`` would read, and keep it to be judged later."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Exit status: 0 recorded, 1 --max-size was reached before --for was over or nothi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to and for how long, then what to read as for ``serve``."""
+    """Output and duration, then the settings of ``serve``."""
     parser.usage, parser.epilog = "%(prog)s --out FILE|DIR [option ...] [setting ...]", _EXAMPLES
     parser.add_argument(
         "--out",
@@ -109,7 +109,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_name(out: str) -> None:
-    """A directory is made for what is no recording's name; one called ``incident.json`` nobody wants."""
+    """Raise for a name that is no recording's: it would become a directory, which is hardly meant for
+    ``incident.json``.
+    """
     if not out or (out.endswith(_FILE_LIKE) and not out.endswith((".jsonl", ".jsonl.gz")) and not Path(out).is_dir()):
         raise InputError(f"--out: {out!r:.100}; allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory")
 
@@ -124,7 +126,7 @@ def _value(kind: Kind, raw: str | None, where: str) -> Any:
 
 
 class _ReadCount:
-    """A listener that counts what was read, and shows it on a terminal."""
+    """A listener that counts readings, and shows the count on a terminal."""
 
     def __init__(self) -> None:
         self.ticks = self.scrapes = self.failed = 0
@@ -149,7 +151,7 @@ class _ReadCount:
 
 
 def _wait(monitor: Monitor, background: BackgroundRecorder, seconds: float | None) -> None:
-    """Until a signal, the end of the time, a full or failing disk, or a fatal source."""
+    """Wait for a signal, the end of the time, a full or failing disk, or a fatal source."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -162,7 +164,7 @@ def _wait(monitor: Monitor, background: BackgroundRecorder, seconds: float | Non
 
 
 def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadCount, seconds: float | None) -> int:
-    """Say what was recorded, and why it ended early if it did."""
+    """Report what was recorded, and why it ended early if it did."""
     recorder = background.recorder
     if sys.stderr.isatty():
         control("\r\033[K", sys.stderr)

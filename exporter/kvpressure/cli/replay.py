@@ -1,4 +1,4 @@
-"""``kvpressure replay``: run a recording through the pipeline, faster than real time, and say what came out."""
+"""``kvpressure replay``: run a recording through the pipeline, faster than real time, and show the verdicts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _seconds(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replay; raises ``InputError`` when the recording, the thresholds or the output cannot be used."""
+    """Replay. Raises ``InputError`` when recording, thresholds or output are unusable."""
     if options.end is not None and options.end < options.start:
         raise InputError(f"--to: {options.end:g} is before --from; allowed: {options.start:g} or more")
     try:
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Damage:
-    """Reports unreadable lines on standard error: the first few each, the rest as a count."""
+    """Reports unreadable lines on standard error: the first few, then a count."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -115,14 +115,14 @@ class _Damage:
             print(f"{self._file}: {self._count - _SHOWN_PROBLEMS} more lines skipped", file=sys.stderr)
 
     def report(self, problem: ReadProblem) -> None:
-        """Count one, show it if it is among the first."""
+        """Count a problem; show it if it is among the first."""
         self._count += 1
         if self._count <= _SHOWN_PROBLEMS:
             print(f"{self._file}:{problem.line}: {problem.text}", file=sys.stderr)
 
 
 class _Replay:
-    """The ticks of the recordings with what the pipeline concluded, and whether they are to be shown."""
+    """The recordings' ticks with their states, and whether each is shown."""
 
     def __init__(self, readers: Sequence[Reader], pipeline: Pipeline, options: argparse.Namespace) -> None:
         self._readers = readers
@@ -160,7 +160,7 @@ def _writing(out: str) -> Iterator[None]:
 
 
 class _OpenMetricsFile:
-    """The file of ``--openmetrics``; its errors are kept apart from those of standard output. Raises ``InputError``."""
+    """The file of ``--openmetrics``, whose errors are distinct from those of standard output. Raises ``InputError``."""
 
     def __init__(self, out: str, recordings: Sequence[str]) -> None:
         self._out = out
@@ -187,7 +187,7 @@ class _OpenMetricsFile:
 
     @property
     def samples(self) -> int:
-        """Lines written."""
+        """Number of lines written."""
         return self._writer.samples
 
 

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _report_crashes() -> None:
-    """Let a crash of a driver's library say where it happened, on standard error if there is one."""
+    """Print where a driver's library crashed on standard error, if there is one."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         faulthandler.enable(all_threads=True)
 
@@ -141,7 +141,7 @@ def _server(chosen: settings.Settings, site: Any) -> Server:
 
 
 def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
-    """The flight recorder, if one is wanted."""
+    """The flight recorder; None if it is off."""
     if chosen.record_directory is None:
         return None
     from kvpressure.recording.format import Header
@@ -161,7 +161,7 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
 
 
 def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event, signals: socket.socket) -> None:
-    """Return on a signal or a fatal source. A signal ends the wait at once, as it makes ``signals`` readable."""
+    """Wait for a signal or a fatal source. A signal makes ``signals`` readable and ends the wait at once."""
     tidy_at = time.monotonic() + runtime.TIDY_SECONDS
     while not stopping.is_set() and not monitor.wait(0):
         if select.select([signals], [], [], WAIT_SECONDS)[0]:
@@ -178,7 +178,7 @@ def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event,
 
 @contextlib.contextmanager
 def _signals() -> Iterator[socket.socket]:
-    """A socket that becomes readable with each signal, whichever thread the system gives it to."""
+    """A socket that becomes readable at each signal, whichever thread receives it."""
     readable, written = socket.socketpair()
     with readable, written:
         written.setblocking(False)

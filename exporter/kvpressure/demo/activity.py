@@ -1,4 +1,4 @@
-"""What an engine has made its GPU do: sums from which activity, power and utilization over any time follow."""
+"""Work that an engine gave its GPU: sums from which activity, power and utilization over any time follow."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Totals(NamedTuple):
     joules: float = 0.0
 
     def since(self, earlier: Totals) -> Totals:
-        """What came in between."""
+        """The sums after ``earlier``."""
         return Totals(*(max(0.0, now - then) for now, then in zip(self, earlier, strict=True)))
 
     def plus(self, other: Totals, share: float) -> Totals:
-        """These sums and ``share`` of some others."""
+        """These sums plus ``share`` times others."""
         return Totals(*(mine + share * more for mine, more in zip(self, other, strict=True)))
 
     def divided(self, seconds: float) -> Totals:
@@ -56,7 +56,7 @@ class Work:
 
 
 def cost(model: ModelProfile, work: Work) -> Totals:
-    """What ``work`` of ``model`` does to the GPU."""
+    """The GPU sums for ``work`` of ``model``."""
     kernel = work.seconds - work.gap_seconds
     decode = kernel - work.prefill_seconds
     weights_seconds = work.steps * model.step_base_ms / 1000

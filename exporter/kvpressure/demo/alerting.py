@@ -1,4 +1,4 @@
-"""Our rules and our Alertmanager configuration, with their waiting times shortened to fit a demo."""
+"""The bundle's rules and Alertmanager configuration, with waiting times shortened for a demo."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROUTE_WAITS: Final = ("group_wait", "group_interval", "repeat_interval")
 
 
 def factor(simulated_seconds: float, speed: float) -> float:
-    """Factor by which waiting times shrink: a run of minutes shows an hour, and simulated time runs faster."""
+    """Factor for waiting times: a run of minutes stands for an hour, and simulated time runs faster."""
     return min(1.0, simulated_seconds / REAL_SECONDS) / speed
 
 
@@ -46,9 +46,7 @@ def shortened(text: str, by: float) -> str:
 
 def rules(by: float, interval_seconds: float) -> dict[str, Any]:
     """The plain rule file with every ``for``, ``keep_firing_for`` and share of time times ``by``, evaluated every
-    ``interval_seconds``.
-
-    Other ranges inside expressions are what they are.
+    ``interval_seconds``. Other ranges in expressions stay.
     """
     options = Options(builtin())
     groups = [_with_shares(group, by, interval_seconds) for group in load_groups(options)]
@@ -75,7 +73,7 @@ def _with_shares(group: RuleGroup, by: float, interval_seconds: float) -> RuleGr
 
 
 def alertmanager(by: float, receiver_url: str) -> dict[str, Any]:
-    """The example configuration: its routes and inhibitions, shortened, every receiver at ``receiver_url/<name>``."""
+    """The example configuration with shortened routes and inhibitions; every receiver is ``receiver_url/<name>``."""
     alerts = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
     document: dict[str, Any] = yaml.safe_load(render("alertmanager.yaml.j2", context(builtin(), alerts=alerts)))
     _shorten_route(document["route"], by)
@@ -96,8 +94,8 @@ def _shorten_route(route: dict[str, Any], by: float) -> None:
 def prometheus(
     rule_path: str, exporter: str, engines: Sequence[str], alertmanager_address: str, scrape_seconds: float
 ) -> Mapping[str, Any]:
-    """Configuration of a Prometheus that scrapes the demo's exporter, and its engines as many do: the dashboards draw
-    vLLM's own histograms from these.
+    """Configuration of a Prometheus that scrapes the demo's exporter and its engines, whose histograms dashboards
+    draw.
     """
     return {
         "global": {

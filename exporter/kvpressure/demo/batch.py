@@ -1,8 +1,8 @@
-"""The requests that decode: KV blocks and finishing times of all of them at constant cost per step.
+"""The decoding requests: KV blocks and finishing times of all of them at constant cost per step.
 
-Every decoding request gets one token in every engine step. So instead of touching each of them in each step, a
-request remembers its length relative to the step counter, and the batch keeps sums and a count by position in the
-block. That makes a step, or a leap over many of them, independent of the batch size.
+Every decoding request gets one token per engine step. So a request stores its length relative to the step counter,
+and the batch keeps sums and counts by position in the block, which makes one step, or many, independent of the batch
+size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DecodeBatch:
         return self._base_sum + self.size * self.steps
 
     def add(self, request: SimulatedRequest, slots: int) -> None:
-        """Let a request with ``slots`` computed tokens decode from the next step on."""
+        """Decode a request with ``slots`` computed tokens from the next step on."""
         request.base = slots - self.steps
         request.output_base = request.outputs - self.steps
         request.finish_step = request.output_target - request.output_base
@@ -42,7 +42,7 @@ class DecodeBatch:
         heapq.heappush(self._finishing, (request.finish_step, request.number, request))
 
     def remove(self, request: SimulatedRequest) -> int:
-        """Take a request out, fix its output count, and return the blocks that it held."""
+        """Remove a request and fix its output count; returns the blocks it held."""
         slots = request.base + self.steps
         request.outputs = request.output_base + self.steps
         request.finish_step = -1  # its entry in the heap is void from now on
@@ -56,7 +56,7 @@ class DecodeBatch:
         return self._residues[-self.steps % self.block_size]
 
     def steps_within(self, free_blocks: int) -> int:
-        """Most steps that ``free_blocks`` are enough for."""
+        """Maximum number of steps for which ``free_blocks`` suffice."""
         rounds = free_blocks // self.size
         free = free_blocks - rounds * self.size
         count = rounds * self.block_size
@@ -74,7 +74,7 @@ class DecodeBatch:
         return rounds * self.size + partial
 
     def next_finish(self) -> int | None:
-        """Step count at which the next request is done; ``None`` without requests."""
+        """Step count at which the next request finishes; ``None`` without requests."""
         while self._finishing:
             step, _, request = self._finishing[0]
             if request.finish_step == step:
@@ -83,7 +83,7 @@ class DecodeBatch:
         return None
 
     def pop_finished(self) -> list[SimulatedRequest]:
-        """Requests that are done after the present step, still in the batch."""
+        """Requests that finish with the present step, still in the batch."""
         done: list[SimulatedRequest] = []
         while (step := self.next_finish()) is not None and step <= self.steps:
             done.append(heapq.heappop(self._finishing)[2])
@@ -91,7 +91,7 @@ class DecodeBatch:
 
 
 def steps_within(seconds: float, first: float, slope: float) -> int:
-    """Most steps of ``first``, ``first + slope``, ... seconds that fit into ``seconds``."""
+    """Maximum number of steps of ``first``, ``first + slope``, ... seconds within ``seconds``."""
     if seconds < first:
         return 0
     if slope * seconds < 1e-12 * first * first:

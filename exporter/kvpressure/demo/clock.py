@@ -1,4 +1,4 @@
-"""Time of the simulation: starts at the real time and may run faster."""
+"""Simulated time: starts at the real time and may run faster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class DemoClock:
-    """Unix seconds that stand still until ``begin`` and then pass ``speed`` times as fast as real ones."""
+    """Unix seconds, fixed until ``begin`` and then ``speed`` times as fast as real ones."""
 
     def __init__(self, speed: float = 1.0) -> None:
         self.speed = speed
@@ -14,7 +14,7 @@ class DemoClock:
         self._began: tuple[float, float] | None = None  # wall and monotonic time of ``begin``
 
     def begin(self) -> None:
-        """Let time pass."""
+        """Start the clock."""
         self._began = (time.time(), time.monotonic())
 
     def __call__(self) -> float:
@@ -22,7 +22,7 @@ class DemoClock:
         return self.start + self.elapsed()
 
     def elapsed(self) -> float:
-        """Simulated seconds since the beginning."""
+        """Simulated seconds since ``begin``."""
         return 0.0 if self._began is None else (time.monotonic() - self._began[1]) * self.speed
 
     def at(self, wall: float) -> float:

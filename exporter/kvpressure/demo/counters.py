@@ -1,6 +1,6 @@
-"""What an engine has counted: the numbers behind its ``/metrics`` page.
+"""The counts behind an engine's ``/metrics``.
 
-Kept apart from the scheduler so that *what happens* (``simulator``) and *what vLLM reports of it* do not mix.
+Apart from the scheduler, so that what happens (``simulator``) and what vLLM reports of it are separate.
 """
 
 from __future__ import annotations
@@ -151,9 +151,8 @@ class BucketCounts:
 
 
 class Books:
-    """Everything one vLLM server process has booked since it started.
-
-    Gauges hold what the last engine step left: they do not move while the engine does not.
+    """All counts of one vLLM server process since its start. Gauges are those of the last engine step and do not
+    change between steps.
     """
 
     def __init__(self, max_model_len: int) -> None:

@@ -1,4 +1,4 @@
-"""What a simulated engine writes to its log: the lines at start, and the periodic statistics."""
+"""The log of a simulated engine: start-up lines and periodic statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PREFIX: Final = "(EngineCore pid=97) INFO "
 
 
 class EngineLog:
-    """Collects lines until they are taken. vLLM logs no preemptions, so this logs none."""
+    """Collects lines until they are taken. vLLM logs no preemptions, so neither does this."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)

@@ -1,9 +1,9 @@
-"""What the driver would report of the GPU under a simulated engine.
+"""The driver's readings of the GPU under a simulated engine.
 
 Utilization is the share of time with a resident kernel, so it stays high under KV pressure; DRAM against tensor
-activity and power distinguish decode from prefill. Levels after ``reference`` measurements of real GPUs: decode at a
-full cache 0.4-0.7 of the power limit with DRAM high and tensor low, prefill near the limit with tensor high, a starved
-or hung engine low in everything.
+activity and power distinguish decode from prefill. Levels follow measurements of real GPUs: decode at a full cache
+0.4-0.7 of the power limit with DRAM high and tensor low, prefill near the limit with tensor high, a starved or hung
+engine low in all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MINIMUM_WINDOW: Final = 0.2  # seconds; NVML averages over 1/6 to 1 s
 
 
 class SimulatedGpu:
-    """One GPU. ``read`` gives averages since the read before, as a driver's sampling does."""
+    """One GPU. ``read`` returns averages since the last read, as a driver does."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -59,7 +59,7 @@ class SimulatedGpu:
         )
 
     def _sample(self, engine: SimulatedEngine | None, now: float) -> None:
-        """Update the averages; a shorter time than the driver samples gives the old ones again."""
+        """Update the averages; within the driver's sampling time, the old ones stay."""
         elapsed = now - self._time
         if engine is None:
             self._engine, self._totals, self._shares, self._time = None, Totals(), Totals(), now

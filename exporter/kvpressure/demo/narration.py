@@ -1,4 +1,4 @@
-"""The demo's story: collects verdicts and alerts as they come, prints them line by line, and checks the sequence."""
+"""The demo's story: collects verdicts and alerts, prints them line by line, and checks the sequence."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Story:
     # --- what happens ---------------------------------------------------------------------------------------
 
     def phase(self, phase: Phase) -> None:
-        """The scenario goes on."""
+        """Begin a phase of the scenario."""
         self._say(f"== {phase.name}: {phase.text}")
 
     def observe(self, state: State) -> None:
-        """Take one tick: print every verdict or stage that changed."""
+        """Take one tick: print every changed verdict or stage."""
         with self._lock:
             for engine in state.engines:
                 before = self._engines.get(engine.key)
@@ -66,7 +66,7 @@ class Story:
                     self._verdict(before, engine)
 
     def notify(self, receiver: str, alerts: Iterable[dict[str, Any]]) -> None:
-        """A notification of Alertmanager."""
+        """Take a notification of Alertmanager."""
         with self._lock:
             for alert in alerts if receiver not in _MUTE_RECEIVERS else ():
                 self._alert(receiver, alert)
@@ -122,7 +122,7 @@ class Story:
     # --- what should have happened --------------------------------------------------------------------------
 
     def summary(self, still_active: set[str] | None) -> list[str]:
-        """All verdicts of the scenario's pod and all alerts, a line each. ``still_active`` as in ``missing``."""
+        """All verdicts of the scenario's pod and all alerts, one per line; ``still_active`` as in ``missing``."""
         with self._lock:
             lines = [
                 f"{seen.at:4.0f} s  {self._scenario.pod}  {seen.verdict}{f' ({seen.stage})' if seen.stage else ''}"
@@ -137,8 +137,8 @@ class Story:
             return lines
 
     def missing(self, still_active: set[str] | None) -> list[str]:
-        """What the scenario promised and did not show. ``still_active``: fingerprints that Alertmanager still holds at
-        the end, ``None`` when no Alertmanager ran and no alert is expected.
+        """What the scenario should have shown but did not. ``still_active``: fingerprints of alerts active at the
+        end, ``None`` without Alertmanager, when no alert is expected.
         """
         with self._lock:
             missing = _missing_verdicts(self._scenario, self.verdicts)
@@ -165,7 +165,7 @@ class Story:
 
 
 def _missing_verdicts(scenario: Scenario, verdicts: list[SeenVerdict]) -> list[str]:
-    """The pod has to be well, then have the verdict, then be well again."""
+    """Missing verdicts of the sequence: healthy, the scenario's verdict, healthy."""
     steps = (("first", _WELL), ("then", (scenario.verdict,)), ("at last", _WELL))
     rest = iter(verdicts)
     for when, wanted in steps:

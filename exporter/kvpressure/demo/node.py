@@ -1,4 +1,4 @@
-"""A machine with several vLLM pods, each on a GPU of its own, in simulated time."""
+"""A machine with several vLLM pods, each on its own GPU, in simulated time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WORKING_SET: Final = 11 * 1024**3
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """A pod as it starts: its name, engine and load. The limits on its command line follow from the engine."""
+    """A pod at its start: name, engine and load; the limits on its command line are the engine's."""
 
     name: str
     engine: EngineConfig
@@ -38,11 +38,9 @@ class PodSpec:
 
 @dataclass(frozen=True, slots=True)
 class PodChange:
-    """What happens to a pod at one moment; ``None`` = stays as it is.
-
-    ``limits`` are new engine limits (field names of ``EngineConfig``): the pod is rolled out with them and is away for
-    ``START_SECONDS``. ``throttled`` is the share of CFS periods in which the container is throttled, ``host_factor`` by
-    how much that stretches the CPU's work.
+    """Change of a pod at one moment; ``None`` = unchanged. ``limits``: new engine limits (fields of
+    ``EngineConfig``), rolled out while the pod is away for ``START_SECONDS``. ``throttled``: share of throttled CFS
+    periods; ``host_factor``: how much that stretches the CPU's work.
     """
 
     load: TrafficLoad | None = None
@@ -55,7 +53,7 @@ class PodChange:
 
 
 class SimulatedPod:
-    """A pod on the node. All methods expect the node's lock to be held."""
+    """A pod on the node. Methods require the node's lock."""
 
     def __init__(self, spec: PodSpec, gpu: SimulatedGpu, start: float, seed: int) -> None:
         self.name = spec.name
@@ -99,7 +97,7 @@ class SimulatedPod:
         )
 
     def apply(self, change: PodChange, at: float) -> None:
-        """Let ``change`` happen at ``at``."""
+        """Apply ``change`` at ``at``."""
         if change.load is not None:
             self.traffic.change(change.load, at)
         self.cpu_limit_cores = change.cpu_limit_cores or self.cpu_limit_cores
@@ -117,7 +115,7 @@ class SimulatedPod:
                 self.engine.resume(at)
 
     def advance(self, to: float) -> None:
-        """Let time pass until ``to``. While the pod is away its requests are lost, as behind a service without it."""
+        """Advance time to ``to``. While the pod is away its requests are lost."""
         if self.engine is None and to >= self._ready_at:
             for _ in self.traffic.until(self._ready_at):
                 pass
@@ -134,7 +132,7 @@ class SimulatedPod:
         self._account_cpu(to)
 
     def container(self) -> ContainerReading:
-        """What pod status and cgroup would say."""
+        """The container as in pod status and cgroup."""
         return ContainerReading(
             namespace=NAMESPACE,
             pod=self.name,
@@ -173,7 +171,7 @@ class SimulatedPod:
 
 
 class SimulatedNode:
-    """The pods, one clock. Thread-safe: every reader first lets time pass up to its own now."""
+    """The pods and one clock. Thread-safe: every reader first advances time to its own now."""
 
     def __init__(self, pods: Iterable[PodSpec], clock: Callable[[], float], seed: int = 1) -> None:
         self._clock = clock
@@ -185,14 +183,14 @@ class SimulatedNode:
         }
 
     def apply(self, changes: Mapping[str, PodChange], at: float) -> None:
-        """Let changes happen to pods, by name, at time ``at``, or now where a reader let time pass beyond it."""
+        """Apply changes to pods, by name, at time ``at``, or now if a reader has advanced time beyond it."""
         with self._lock:
             self._advance(at)
             for name, change in changes.items():
                 self.pods[name].apply(change, self._reached)
 
     def metrics(self, name: str) -> str | None:
-        """A pod's metrics page now; ``None`` while it is away."""
+        """A pod's metrics now; ``None`` while it is away."""
         with self._lock:
             self._advance(self._clock())
             pod = self.pods[name]
@@ -209,7 +207,7 @@ class SimulatedNode:
             return tuple(pod.gpu.read(pod.engine, now) for pod in self.pods.values())
 
     def owners(self) -> tuple[GpuOwner, ...]:
-        """Which pod has which GPU."""
+        """The owner of each GPU."""
         return tuple(GpuOwner(pod.gpu.uuid, NAMESPACE, pod.name, CONTAINER) for pod in self.pods.values())
 
     def containers(self) -> tuple[ContainerReading, ...]:
@@ -219,7 +217,7 @@ class SimulatedNode:
             return tuple(pod.container() for pod in self.pods.values())
 
     def logs(self) -> tuple[LogLine, ...]:
-        """Log lines that were written since the last call."""
+        """Log lines since the last call."""
         with self._lock:
             self._advance(self._clock())
             return tuple(

@@ -1,7 +1,7 @@
-"""The ``/metrics`` page of a current vLLM server, as text, from what the engine has booked.
+"""The ``/metrics`` text of a current vLLM server, from what the engine has booked.
 
-Structure (families, order, labels, types, ``_created`` lines) is that of a page captured from a live vLLM 0.32.0;
-a test compares the two. Counters that this simulation never moves are served as 0, as a real server does.
+Structure (families, order, labels, types, ``_created`` lines) is that of a capture of vLLM 0.32.0; a test compares
+them. Counters that the simulation never changes are 0, as on a real server.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ _CACHED_SOURCES: Final = ("device", "host", "p2p", "disk", "external_unspecified
 
 @dataclass(slots=True)
 class Page:
-    """Renders one server's page. ``started`` is Unix time of process start, used for the ``_created`` lines too."""
+    """Renders one server's metrics. ``started``: Unix time of the process start, also for ``_created`` lines."""
 
     engine: SimulatedEngine
     started: float
     _prefixes: dict[tuple[str, Labels], str] = field(default_factory=dict)
 
     def render(self) -> str:
-        """The page now."""
+        """The text now."""
         lines: list[str] = []
         self._process(lines)
         self._counters_and_gauges(lines)
@@ -166,7 +166,7 @@ class Page:
     # --- sections -------------------------------------------------------------------------------------------
 
     def _process(self, lines: list[str]) -> None:
-        """What prometheus_client says about the API server process."""
+        """Metrics of the API server process by prometheus_client."""
         for name, kind, help, value in (
             ("process_virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", 2_762_190_848.0),
             ("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", _RESIDENT_BYTES),
@@ -313,7 +313,7 @@ class Page:
         self._gauge(lines, "vllm:cache_config_info", [(labels, 1)])
 
     def _http(self, lines: list[str]) -> None:
-        """What the HTTP layer in front of the API server says."""
+        """Metrics of the HTTP layer before the API server."""
         books, method = self.engine.books, (("handler", _HANDLER), ("method", "POST"))
         self._counter(
             lines,

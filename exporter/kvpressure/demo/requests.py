@@ -1,4 +1,4 @@
-"""What goes into a simulated engine: its limits, and requests."""
+"""Limits of a simulated engine, and its requests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from kvpressure.demo.model import ModelProfile
 
 
 class SimulationError(ValueError):
-    """A configuration that vLLM would refuse to start with, or requests out of order."""
+    """A configuration with which vLLM would not start, or requests out of order."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of one engine; names as on vLLM's command line.
-
-    ``max_num_queued_reqs`` ``None`` = no limit (vLLM's default); above it a request is answered with 503.
+    """Limits of one engine, named as on vLLM's command line. ``max_num_queued_reqs`` ``None`` = no limit (vLLM's
+    default); requests beyond it get 503.
     """
 
     model: ModelProfile
@@ -37,7 +36,7 @@ class EngineConfig:
         return (self.kv_pool_tokens or self.model.kv_pool_tokens) // self.block_size
 
     def check(self) -> None:
-        """Raise ``SimulationError`` for what vLLM refuses."""
+        """Raise ``SimulationError`` for limits that vLLM refuses."""
         needed = -(-self.max_model_len // self.block_size)
         if needed > self.num_blocks - 1:
             fits = (self.num_blocks - 1) * self.block_size
@@ -54,9 +53,8 @@ class EngineConfig:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """One request. ``output_tokens`` is what the model would say, ``max_tokens`` what the client allows.
-
-    The other fields are the engine's; times are seconds, ``None`` until they happen.
+    """One request. ``output_tokens``: what the model would generate; ``max_tokens``: what the client allows. Other
+    fields are the engine's; times are seconds, ``None`` = not yet.
     """
 
     arrival: float

@@ -1,7 +1,7 @@
-"""Incidents to watch: which pods there are, what happens to them when, and what should be seen.
+"""Incidents to watch: their pods, what happens when, and what should be seen.
 
-Every scenario begins healthy, has one incident on one pod, is mitigated the way the guides say, and ends healthy.
-The loads are chosen from the step laws: see the comment at each.
+Every scenario begins healthy, has one incident on one pod, is mitigated as in the guides, and ends healthy. Loads
+follow from the step times; see their comments.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PODS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a scenario: its share of the whole time, its text, and what changes at its beginning."""
+    """A part of a scenario: its share of the whole time, its text, and its changes."""
 
     name: str
     share: float
@@ -69,8 +69,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``verdict`` is what the exporter should say about ``pod`` in the incident, ``confident`` whether it should be
-    sure of it; ``alerts`` name those that should fire for it and clear again.
+    """``verdict``: what the exporter should publish about ``pod`` in the incident, with confidence if ``confident``;
+    ``alerts``: those that should fire and resolve.
     """
 
     name: str
@@ -99,7 +99,7 @@ class ScenarioPlayer:
         self._due = list(scenario.schedule(seconds))
 
     def advance(self, now: float) -> list[Phase]:
-        """The phases that have begun since the last call."""
+        """The phases begun since the last call."""
         begun = []
         while self._due and self._start + self._due[0][0] <= now:
             offset, phase = self._due.pop(0)

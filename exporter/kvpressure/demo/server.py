@@ -13,19 +13,19 @@ from kvpressure.demo.page import CONTENT_TYPE, VLLM_VERSION
 
 
 class _Listener(ThreadingHTTPServer):
-    """A scraper that hangs up in the middle of an answer is no event."""
+    """An HTTP server that ignores scrapers which hang up during an answer."""
 
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that is gone."""
+        """Ignore a client that is gone."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class PodServer:
-    """Serves one pod of ``node``, as a rule on ``127.0.0.1`` at a free port. A pod that is away hangs up
-    without an answer.
+    """Serves one pod of ``node``, by default on ``127.0.0.1`` at a free port. A pod that is away hangs up without an
+    answer.
     """
 
     def __init__(self, node: SimulatedNode, pod: str, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
@@ -34,12 +34,12 @@ class PodServer:
 
     @property
     def port(self) -> int:
-        """The port it got."""
+        """The port in use."""
         return int(self._server.server_address[1])
 
     @property
     def url(self) -> str:
-        """Address without a path."""
+        """URL without a path."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:

@@ -39,7 +39,7 @@ API_CPU_SECONDS_PER_PAGE: Final = 6e-3
 
 @dataclass(slots=True)
 class _Step:
-    """A step in flight: what it will bring when it ends. A stall moves ``end`` but adds no work."""
+    """A step in flight and its result. A stall moves ``end`` but adds no work."""
 
     start: float
     end: float = 0.0
@@ -244,7 +244,7 @@ class SimulatedEngine:
         step.end = step.start + seconds
 
     def _preempt_newest(self, step: _Step) -> None:
-        """Push the newest running request back to the front of the queue; it will compute everything again."""
+        """Preempt the newest running request: back to the front of the queue, to be computed again."""
         _, victim = self._running.popitem()
         if victim in self._prefilling:
             self._prefilling.remove(victim)
@@ -292,7 +292,7 @@ class SimulatedEngine:
         return chunk
 
     def _complete(self, step: _Step) -> None:
-        """The step has ended: book what it brought."""
+        """Book the result of a finished step."""
         self._step = None
         self.now = step.end
         self._batch.steps += 1

@@ -1,7 +1,7 @@
 """A simulated node as a source: ``--collector.demo`` shows the exporter at work without a GPU or a cluster.
 
-``DemoNodeSource`` reads what a node's driver, kubelet, cgroups and log files would contain; ``DemoSource`` brings its
-own node, on which an incident comes and goes, and reads the engines' pages too.
+``DemoNodeSource`` returns what a node's driver, kubelet, cgroups and log files would contain; ``DemoSource`` has its
+own node with a repeated incident, and scrapes the engines too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CYCLE_SECONDS: Final = 900.0  # one run of the scenario, then the next begins
 
 
 class DemoNodeSource:
-    """Everything but the engines' pages, which have their own way of being read."""
+    """Everything but the engines' metrics, which are scraped."""
 
     name = "demo"
 
@@ -35,7 +35,7 @@ class DemoNodeSource:
         return Reading(gpus=node.gpus(), owners=node.owners(), containers=node.containers(), logs=node.logs())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing; no resource is held."""
 
 
 class DemoSettings(Protocol):
@@ -43,12 +43,12 @@ class DemoSettings(Protocol):
 
     @property
     def keep_exposition(self) -> bool:
-        """Keep the raw text in the scrapes, for a recorder."""
+        """Whether to keep the raw text, for a recorder."""
         ...
 
 
 class DemoSource:
-    """A node of its own; its incident is repeated, on a fresh node, every ``cycle_seconds``."""
+    """Has its own node; the incident is repeated, on a new node, every ``cycle_seconds``."""
 
     name = "demo"
 
@@ -68,7 +68,7 @@ class DemoSource:
         self._begin(clock())
 
     def read(self) -> Reading:
-        """The node now, with the pages of its engines."""
+        """The node now, with its engines' metrics."""
         now = self._clock()
         if now >= self._start + self._cycle:
             self._begin(now)
@@ -77,7 +77,7 @@ class DemoSource:
         return replace(DemoNodeSource(self._node).read(), pages=pages, targets=tuple(page.target for page in pages))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing; no resource is held."""
 
     def _begin(self, now: float) -> None:
         self._start = now

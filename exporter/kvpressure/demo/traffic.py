@@ -1,4 +1,4 @@
-"""Requests as users send them: Poisson arrivals, log-normal lengths, seeded."""
+"""Requests of users: Poisson arrivals, log-normal lengths, seeded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvpressure.demo.requests import SimulatedRequest
 
 @dataclass(frozen=True, slots=True)
 class TrafficLoad:
-    """What arrives: requests per second, median lengths in tokens with the spread of their logarithm, and the
-    ``max_tokens`` that clients ask for. ``prompt_limit``: longer prompts are refused at the edge and never arrive.
+    """Arrivals: requests per second, median lengths in tokens with the standard deviation of their logarithm, and the
+    clients' ``max_tokens``. ``prompt_limit``: longer prompts are rejected at the gateway and never arrive.
     """
 
     requests_per_second: float
@@ -35,12 +35,12 @@ class Traffic:
         self._draw_next(start)
 
     def change(self, load: TrafficLoad, at: float) -> None:
-        """From ``at`` on another load arrives."""
+        """Change the load at ``at``."""
         self._load = load
         self._draw_next(at)
 
     def until(self, to: float) -> Iterator[SimulatedRequest]:
-        """The requests that have arrived by ``to`` and were not yielded before."""
+        """Requests arrived by ``to`` that were not yielded before."""
         while self._next <= to:
             at = self._next
             self._draw_next(at)

@@ -1,7 +1,7 @@
 """Writes recordings: one file, or a directory of rotated files of bounded total size.
 
 Ticks are gathered for a moment and written as one gzip member in one system call. A killed process loses seconds at
-most, and the file stays readable. A file is named ``.part`` while it is written; a directory's next recorder
+most, and the file stays readable. A file has the suffix ``.part`` while it is written; a directory's next recorder
 completes what a killed one left.
 """
 
@@ -176,7 +176,7 @@ class Recorder:
         return self._file.path
 
     def write(self, snapshot: Snapshot) -> None:
-        """Add a tick. Its scrapes need their exposition, or they are recorded as failed."""
+        """Add a tick. Its scrapes need their exposition, or they are recorded without content."""
         line = tick_to_json(snapshot)
         self._gathered.append(line)
         self._gathered_bytes += len(line)

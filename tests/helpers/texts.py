@@ -498,7 +498,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
         "count": "24",
         "len": "24",
     },
-    "toolbox/recovery.py": {"name": "http://10.0.0.7:8000", "error": "connection refused"},
+    "toolbox/mitigation_check.py": {"name": "http://10.0.0.7:8000", "error": "connection refused"},
     "toolbox/traffic.py": {
         "path": "trace.csv",
         "error": "unexpected end of data",

@@ -22,8 +22,8 @@ from kvpressure.errors import InputError
 from kvpressure.model.arguments import value_text
 from kvpressure.toolbox import changed_flags
 from kvpressure.toolbox import gateway_config as edge
+from kvpressure.toolbox.mitigation_check import Check, Outcome
 from kvpressure.toolbox.mitigation_report import outcome_text
-from kvpressure.toolbox.recovery import Check, Outcome
 from tests.toolbox.conftest import FIXTURES, FakeClock
 from tests.toolbox.test_audit import deployment
 from tests.toolbox.test_diagnose import CHAT, dead_address, document_of, heavy

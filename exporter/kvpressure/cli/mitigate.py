@@ -12,7 +12,7 @@ from kvpressure.errors import InputError
 from kvpressure.model.arguments import human_int, parse_version
 from kvpressure.model.state import VERDICTS
 from kvpressure.settings.thresholds import Thresholds, load
-from kvpressure.toolbox import fetch, inputs, manifests, mitigation_report, recovery
+from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitigation_report
 from kvpressure.toolbox import stated_engine as given
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
@@ -258,7 +258,7 @@ def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:
         from dataclasses import replace
 
         target = replace(target, args=target.args or options.args)
-    outcome = recovery.verify(target, options.verify_seconds, thresholds)
+    outcome = mitigation_check.verify(target, options.verify_seconds, thresholds)
     print(
         json.dumps(outcome.as_json(), indent=2) if options.format == "json" else mitigation_report.outcome_text(outcome)
     )

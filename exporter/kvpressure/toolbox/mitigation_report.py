@@ -12,7 +12,7 @@ from kvpressure.toolbox import changed_flags, patches
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
-from kvpressure.toolbox.recovery import Outcome
+from kvpressure.toolbox.mitigation_check import Outcome
 from kvpressure.toolbox.report import cause, next_steps, verdict_words
 
 PRESSURE: Final = "kv_pressure"

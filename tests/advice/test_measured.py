@@ -29,7 +29,7 @@ def row(start: str) -> list[str]:
 
 
 CAPS, LIMIT, QUARTER, HALF = "Caps at the edge", "a cut of the limit that was set", "   25 % below", "   50 % below"
-POOL, WATERMARK = "`gpu_memory_utilization` down", "`--watermark 0.1`** (beyond"
+POOL, WATERMARK = "`gpu_memory_utilization` down", "`--watermark 0.1`** (not in"
 
 
 def caps() -> list[str]:

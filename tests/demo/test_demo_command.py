@@ -198,7 +198,8 @@ def test_prometheus_that_does_not_start_is_one_line(environment: dict[str, str],
     )
     assert done.returncode == 3
     assert done.stderr == (
-        "kvpressure demo: alertmanager ended with status 7: no such luck; --no-prometheus runs without them\n"
+        "kvpressure demo: alertmanager ended with status 7: no such luck; --no-prometheus runs the demo without"
+        " Prometheus and Alertmanager\n"
     )
     assert [item.name for item in tmp_path.iterdir()] == ["bin"]
 

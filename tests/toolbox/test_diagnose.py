@@ -225,7 +225,7 @@ def dead_address() -> str:
         (["/tmp"], "a directory"),
         (["http://host name"], "blanks"),
         (["ftp://host/metrics"], "scheme"),
-        (["http://a", "http://a"], "the same server twice"),
+        (["http://a", "http://a"], "the same server was given twice"),
         (["http://a", "--exporter", "http://b"], "one kind of input"),
         (["http://a", "-n", "x"], "one kind of input"),
         (["-l", "app=vllm"], "needs -n"),

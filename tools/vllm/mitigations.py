@@ -87,7 +87,7 @@ VARIANTS = (
     Variant("limit-50", "`max_num_seqs` 50 % below the limit that was set", lambda _: ["--max-num-seqs", "32"]),
     Variant("cut-25", "`max_num_seqs` 25 % below what ran at once", cut(0.25)),
     Variant("cut-50", "`max_num_seqs` 50 % below what ran at once", cut(0.5)),
-    Variant("cut-75", "`max_num_seqs` 75 % below what ran at once (beyond the guides)", cut(0.75)),
+    Variant("cut-75", "`max_num_seqs` 75 % below what ran at once (not in the guides)", cut(0.75)),
     Variant("batched-512", "`max_num_batched_tokens` to 512", lambda _: ["--max-num-batched-tokens", "512"]),
     Variant("pool-70", "KV pool 30 % smaller, as a lower `gpu_memory_utilization` makes it", blocks(0.7)),
     Variant("watermark", "`--watermark 0.1`", lambda _: ["--watermark", "0.1"]),

@@ -161,7 +161,7 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
                 " long. The plan sizes the cut by what the KV cache holds."
             ),
         ),
-        "cut-75": ("   75 % below (beyond the guides)", "The batch is too small, and the KV cache is not used."),
+        "cut-75": ("   75 % below (not in the guides)", "The batch is too small, and the KV cache is not used."),
         "batched-512": (
             "3. **`max_num_batched_tokens`**",
             "It does not limit KV cache usage. The plan uses it for the peak of activations.",
@@ -174,12 +174,12 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
             ),
         ),
         "watermark": (
-            "5. **`--watermark 0.1`** (beyond the guides)",
+            "5. **`--watermark 0.1`** (not in the guides)",
             "Blocks are kept free on admission for running requests.",
         ),
-        "pool-150": ("6. **More KV memory** (beyond the guides), half as much again", "The queue shrinks."),
+        "pool-150": ("6. **More KV memory** (not in the guides), half as much again", "The queue shrinks."),
         "pool-200": (
-            "6. **More KV memory** (beyond the guides), twice as much",
+            "6. **More KV memory** (not in the guides), twice as much",
             "The one engine setting that helps both queue and preemptions.",
         ),
         "plan": ("**All that the plan said to set, together**", "Without caps at the edge."),

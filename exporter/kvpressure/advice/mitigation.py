@@ -140,10 +140,10 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if flag and fits is not None:
         text += (
             f" The KV cache fits about {number_text(floor(fits))} requests of the present length. Raise the"
-            f" limit to at most double at a time, and watch {called('preemptions')}."
+            f" limit to at most double its value in one step, and watch {called('preemptions')}."
         )
     return MitigationPlan(
-        "Let more requests run: the KV cache is not full. Lower KV limits would make it worse.",
+        "Let more requests run: the KV cache is not full. Lower KV limits would make the queue longer.",
         (
             Action(f"Raise {called('max_num_seqs')}", text, (flag,) if flag else ()),
             _roll_out(engine),
@@ -216,8 +216,8 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
             ),
             Action(
                 "If CPU is available, check the API server",
-                f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}; one event loop can use"
-                " only one. "
+                f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}; one event loop can"
+                " use only one core. "
                 f"{named('Share of the request duration outside the engine', percent_text(engine.signals.latency.outside_engine_share))}.",  # noqa: E501
                 ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["api_cpu_cores"] else (),
             ),
@@ -236,7 +236,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
         (
             Action(
                 "Save the evidence",
-                "Takes a minute. A restart destroys it.",
+                "This takes a minute. A restart destroys the evidence.",
                 commands=(
                     f"kubectl logs {pod} --since=2h > stalled.log",
                     f"kubectl exec {pod} -- sh -c '{stacks}' > stacks.txt",
@@ -274,7 +274,7 @@ def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     missing = engine.diagnosis.missing
     return MitigationPlan(
         "Change nothing yet: the evidence is not sufficient.",
-        (Action("Provide the missing inputs", f"Unknown so far: {'; '.join(missing)}."),) if missing else (),
+        (Action("Provide the missing inputs", f"Missing so far: {'; '.join(missing)}."),) if missing else (),
     )
 
 

@@ -33,10 +33,10 @@ MEASURED: Final = {
     "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
     "limit": "40 of 40 preemptions remained at half of the limit, which was still above the running requests",
     "cut": (
-        "28 of 40 preemptions remained at 25 % below the running requests, 5 at 50 % below."
+        "28 of 40 preemptions remained with the limit 25 % below the running requests, and 5 at 50 % below."
         " Engine time and queue stayed the same with either cut"
     ),
-    "pool": "a KV pool 30 % smaller took 18 % more engine time and 50 preemptions instead of 40",
+    "pool": "a KV pool 30 % smaller caused 18 % more engine time and 50 preemptions instead of 40",
     "watermark": "5 preemptions instead of 40 and 5 % less engine time, at any request length",
 }
 """Effect of each step on the same overload of a real vLLM, from ``docs/mitigations.md``; a test
@@ -391,7 +391,9 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     elif fits is not None:
         said += f". The KV cache fits about {fits:.0f} requests of the present length"
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
-            said += " (low estimate: no request finished while watched, outputs are counted as far as generated)"
+            said += (
+                " (low estimate: no request finished meanwhile, so outputs count only as far as they were generated)"
+            )
     if least < limit.recommended:
         said += (
             f". If requests are still being {_called(engine, 'preempted')}, set {least}:"
@@ -399,13 +401,13 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         )
     result = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
-        said += f". Half of the present {value_text(limit.value)} would have no effect"
+        said += f". Halving the present limit of {value_text(limit.value)} would have no effect"
         result = f"{MEASURED['limit']}; {result}"
     return MitigationStep(
         title,
         "do",
         said,
-        "fewer requests run at once; the others wait in the queue. With shorter requests the GPU is underused",
+        "fewer requests run at once; the others wait in the queue. If requests become shorter, the GPU is underused",
         result,
         {"max_num_seqs": limit.recommended},
     )
@@ -485,8 +487,8 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     return MitigationStep(
         title,
         "not here",
-        f"{now}. This step is for failing allocations; none was seen here. A lower share would make KV pressure worse,"
-        " because the KV pool comes out of this share",
+        f"{now}. This step is for failing allocations, and no allocation failed here. A lower share would make KV"
+        " pressure worse, because the KV pool comes out of this share",
         cost,
         MEASURED["pool"],
     )
@@ -497,11 +499,11 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
     sizes = engine.gpu_bytes
     pool, capacity = engine.signals.memory.kv_pool_bytes, engine.signals.kv.kv_capacity_tokens
     if share is None or share <= lower:
-        return "the KV pool shrinks by the same share of GPU memory"
+        return "the KV pool shrinks by as much GPU memory as the engine gives up"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
         lost = ", ".join(f"{percent_text(share - target)} at {target:g}" for target in lower_ones)
-        return f"the KV pool loses this share of GPU memory: {lost}"
+        return f"the KV pool shrinks by this share of GPU memory: {lost}"
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)
@@ -524,7 +526,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
     spike = engine.signals.context.context_spike_ratio
     if engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"]):
         yield MitigationStep(
-            "Split long-context traffic off (beyond the guides)",
+            "Split long-context traffic off (not in the guides)",
             "if it stays",
             "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a"
             f" small {_called(engine, 'max_num_seqs')}",
@@ -536,10 +538,10 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     one = dialect(engine.engine.dialect)
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
-    title = f"Set {flag or 'a watermark'} (beyond the guides)"
+    title = f"Set {flag or 'a watermark'} (not in the guides)"
     lost = f"requests are being {one.called('preempted')} and recomputed"
     measured = MEASURED["watermark"]
-    cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission: fewer requests run at once"
+    cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission, so fewer requests run at once"
     if not flag:
         return MitigationStep(title, "not here", f"{one.title} has no such setting", cost)
     if version is not None and version < (parse_version(first) or version):
@@ -569,7 +571,7 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
         ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share:g}; no allocation failed)")
         cost += "; a higher share takes memory that allocation peaks may need"
     return MitigationStep(
-        "More KV memory instead of less (beyond the guides)",
+        "More KV memory instead of less (not in the guides)",
         "if it stays",
         "KV memory is the bottleneck and no allocation failed: use " + ", ".join(ways),
         cost,
@@ -600,13 +602,13 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
         or engine.condition("host_oom_killed")
     )
     return MitigationStep(
-        "Controlled restart, only after the limits are down",
+        "Restart in a controlled way, only after the limits are lowered",
         "do" if needed else "not here",
         (
             "the server is in a crash loop or its memory is fragmented; without lower limits the restart does not help"
             " for long"
             if needed
-            else "a restart is for crash loops and fragmented memory; neither was seen"
+            else "a restart is for crash loops and fragmented memory; neither was found here"
         ),
         commands=(
             (f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}")

@@ -255,7 +255,7 @@ def _sent(case: _TriagedEngine) -> tuple[str, ...]:
             f" {named('max_tokens', _tokens(shape.max_tokens_quantiles))},"
             f" {named('duration', seconds_text(shape.stream_quantiles.get('0.95')))}."
             if any(lengths)
-            else "p95 of the request lengths of 5 minutes: unknown."
+            else "p95 of request lengths over 5 minutes: unknown."
         ),
         f"Longest request: {_length(shape.context_max_5m)}"
         + ("." if spike is None else f", {_times(spike)} the mean (spike at {_times(t['context_spike_ratio'])})."),

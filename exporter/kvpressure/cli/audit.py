@@ -30,7 +30,7 @@ examples:
   kvpressure audit --args='vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64' --vllm-version 0.11.2 --gpu L40S:48
 
 vLLM's defaults depend on its version and the GPU. They are taken from the image's tag and the node selector if possible.
-Exit status: 0 nothing fails, 1 something fails, 2 the input cannot be used.
+Exit status: 0 no item fails, 1 an item fails, 2 the input cannot be used.
 """  # noqa: E501
 
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory, or a known name")
     parser.add_argument(
-        "--context", metavar="TOKENS", type=_tokens, help="prompt and output of a usual request, in tokens"
+        "--context", metavar="TOKENS", type=_tokens, help="length of a usual request (prompt plus output), in tokens"
     )
     parser.add_argument("--demanding", action="store_true", help="the load is long-context or bursty")
     parser.add_argument("--all", action="store_true", help="reasons for every item, not only for failures")

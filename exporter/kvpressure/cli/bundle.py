@@ -21,7 +21,7 @@ examples:
   kvpressure bundle --out plain --source dcgm                    # without this exporter
   kvpressure bundle --out plain --source vllm                    # over vLLM's own metrics alone
 
-Exit status: 0 written, or nothing differs; 1 --check found something; 2 the input cannot be used.
+Exit status: 0 written, or nothing differs; 1 --check found a difference; 2 the input cannot be used.
 """
 
 
@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.epilog = _EXAMPLES
     parser.add_argument(
-        "--out", metavar="DIR", default=".", help="directory that gets alerts/, dashboards/ and docs/ (default: .)"
+        "--out",
+        metavar="DIR",
+        default=".",
+        help="directory in which to write alerts/, dashboards/ and docs/ (default: .)",
     )
     parser.add_argument(
         "--check",
@@ -37,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write nothing; exit 1 and name every file in DIR that is missing, differs or is unknown",
     )
     parser.add_argument(
-        "--thresholds", metavar="FILE", default=None, help="thresholds of your own: lines 'name: value'"
+        "--thresholds", metavar="FILE", default=None, help="file with your own thresholds, in lines 'name: value'"
     )
     parser.add_argument(
         "--values",
@@ -55,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source",
         choices=SOURCES,
         default=SOURCES[0],
-        help="kvpressure: rules over this exporter's metrics; dcgm: a smaller set over dcgm-exporter's and vLLM's own; "
-        "vllm: over vLLM's own alone",
+        help="kvpressure: rules over this exporter's metrics; dcgm: fewer rules, over metrics of dcgm-exporter and"
+        " vLLM; vllm: rules over vLLM's metrics alone",
     )
 
 
@@ -73,7 +76,9 @@ def run(args: argparse.Namespace) -> int:
     except values.ValuesError as error:
         raise InputError(str(error)) from error
     except (SpecError, ArithmeticError) as error:  # thresholds that are allowed each, and make no rules together
-        raise InputError(f"no rules can be made with these thresholds: {error}; allowed: docs/thresholds.md") from error
+        raise InputError(
+            f"no rules can be made with these thresholds: {error}; allowed: values as docs/thresholds.md describes them"
+        ) from error
     except OSError as error:
         raise InputError(f"{error.filename or directory}: {error.strerror or error}") from error
     for line in found:

@@ -55,7 +55,7 @@ examples:
 
 Sizes are bytes on one GPU: 80GiB, 80GB; a bare number is GB. MODEL is a config.json, a model's directory, or a known name.
 
-Exit status: 0 computed, and it fits where a load is given; 1 the load does not fit; 2 the input cannot be used.
+Exit status: 0 the load fits, or none was given; 1 the load does not fit; 2 the input cannot be used.
 
 known names:
 """  # noqa: E501
@@ -89,20 +89,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory", type=_size, metavar="SIZE", help="memory of one GPU; the output then says whether the load fits"
     )
     memory.add_argument(
-        "--weights", type=_size, metavar="SIZE", help="of the whole model; default: its files, else an estimate"
+        "--weights",
+        type=_size,
+        metavar="SIZE",
+        help="size of the whole model's weights; default: size of its files, or else an estimate",
     )
     for name in _PARTS:
         memory.add_argument(
             f"--{name}", type=_size_or_none, metavar="SIZE", help="measured value instead of the estimate"
         )
-    memory.add_argument("--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, set outright")
+    memory.add_argument(
+        "--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, in place of the computed one"
+    )
     sent = parser.add_argument_group("what is sent")
     sent.add_argument(
         "--context",
         type=whole,
         action="append",
         metavar="TOKENS",
-        help="request length to compute for; repeat for several",
+        help="request length (prompt plus output) to compute for; repeat for several lengths",
     )
     sent.add_argument("--concurrency", type=whole, metavar="N", help="requests that must fit at once")
     sent.add_argument("--prompt", metavar="TOKENS", help="prompt length, or quantiles: p50=1000,p95=4000")
@@ -113,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="trace (CSV or JSON lines with input_tokens and output_tokens) or recording",
     )
-    parser.add_argument("--worksheet", action="store_true", help="the guides' approximations instead")
+    parser.add_argument("--worksheet", action="store_true", help="print the guides' approximations instead")
     parser.add_argument("--thresholds", metavar="FILE", help="read thresholds from this file")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 

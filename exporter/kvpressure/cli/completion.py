@@ -14,7 +14,7 @@ examples:
   kvpressure completion zsh > ~/.kvpressure.zsh        # then: source ~/.kvpressure.zsh in ~/.zshrc, after compinit
   kvpressure completion fish > ~/.config/fish/completions/kvpressure.fish
 
-Exit status: 0 printed, 2 the shell is not one of the three.
+Exit status: 0 printed, 2 the shell is not supported.
 """
 _BASH: Final = """\
 _kvpressure() {

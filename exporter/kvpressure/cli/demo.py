@@ -78,7 +78,10 @@ def run(args: argparse.Namespace) -> int:
     except ListenError as error:
         raise InputError(f"--port: {error}; allowed: a free port") from error
     except StackError as error:
-        print(f"kvpressure demo: {error}; --no-prometheus runs without them", file=sys.stderr)
+        print(
+            f"kvpressure demo: {error}; --no-prometheus runs the demo without Prometheus and Alertmanager",
+            file=sys.stderr,
+        )
         return _ENVIRONMENT_STATUS
 
 

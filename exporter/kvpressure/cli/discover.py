@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.epilog = _EXAMPLES
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--exporter", metavar="ADDRESS", help="a running exporter: host, host:port or URL")
-    where.add_argument("-n", "--namespace", metavar="NAMESPACE", help="a namespace, read through kubectl")
+    where.add_argument("--exporter", metavar="ADDRESS", help="address of a running exporter: host, host:port or URL")
+    where.add_argument("-n", "--namespace", metavar="NAMESPACE", help="namespace whose pods are read through kubectl")
     where.add_argument("-f", "--filename", metavar="FILE", action="append", help="YAML or JSON, - = standard input")
     parser.add_argument("-l", "--selector", metavar="LABELS", help="only pods with these labels; needs -n")
     parser.add_argument("--context", metavar="CONTEXT", help="kubectl's context; needs -n")

@@ -66,21 +66,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stated.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="in force")
     stated.add_argument("--kv-pool-gib", type=_positive, metavar="GIB", help="KV pool on one GPU, from vLLM's log")
     stated.add_argument("--vllm-version", metavar="V")
-    stated.add_argument("--out-of-memory", action="store_true", help="allocations fail on the device")
-    stated.add_argument("--preempting", action="store_true", help="requests are preempted")
+    stated.add_argument("--out-of-memory", action="store_true", help="assume that allocations fail on the device")
+    stated.add_argument("--preempting", action="store_true", help="assume that requests are preempted")
     output = parser.add_argument_group("output")
     output.add_argument("--format", choices=("text", "json", "patch", "helm"), default="text")
     output.add_argument(
         "--manifest",
         metavar="FILE",
-        help="the workload (kubectl get deploy NAME -o yaml), - = standard input: for the patch; not "
-        "needed with -n, where kubectl reads it",
+        help="workload to patch (kubectl get deploy NAME -o yaml), - = standard input; with -n, kubectl reads it",
     )
     output.add_argument(
         "--container",
         metavar="NAME",
-        help="the vLLM container to patch, where the workload has several: its name, or TEMPLATE/NAME "
-        "(leaderTemplate/vllm)",
+        help="vLLM container to patch if the workload has several: its name, or TEMPLATE/NAME (leaderTemplate/vllm)",
     )
     output.add_argument(
         "--max-rejected",
@@ -94,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = parser.add_argument_group("verification")
     check.add_argument("--verify", metavar="URL", help="watch this server for recovery instead of printing a plan")
     check.add_argument(
-        "--verify-seconds", type=_positive, default=180.0, metavar="S", help="for how long (default 180)"
+        "--verify-seconds", type=_positive, default=180.0, metavar="S", help="how long to watch (default 180)"
     )
 
 

@@ -42,7 +42,9 @@ or the input cannot be used.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("url", metavar="URL", help="vLLM server: metrics and /v1/completions are asked")
+    parser.add_argument(
+        "url", metavar="URL", help="vLLM server whose /metrics is read and whose /v1/completions is called"
+    )
     consent = parser.add_argument_group("consent and limits")
     consent.add_argument("--yes", action="store_true", help="send the requests without asking")
     consent.add_argument("--max-requests", type=_whole, default=12, metavar="N", help="requests in all (default 12)")
@@ -61,10 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-config",
         metavar="MODEL",
-        help="the served model, for expected bytes: config.json, its directory, or a known name",
+        help="model whose expected bytes are compared: config.json, its directory, or a known name",
     )
-    parser.add_argument("--tp", type=_whole, default=1, metavar="N", help="tensor parallel size, for the formula")
-    parser.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help="for the formula")
+    parser.add_argument(
+        "--tp", type=_whole, default=1, metavar="N", help="tensor parallel size, for the expected bytes"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", metavar="DTYPE", help="KV cache dtype, for the expected bytes"
+    )
     parser.add_argument("--api-key-file", metavar="FILE", help="bearer token for /v1")
     parser.add_argument("--thresholds", metavar="FILE")
     parser.add_argument("--format", choices=("text", "json"), default="text")

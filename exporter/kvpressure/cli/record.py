@@ -44,7 +44,7 @@ examples:
 
 Judge it later with kvpressure replay or kvpressure diagnose.
 
-Exit status: 0 recorded, 1 --max-size was reached before --for was over or nothing could be read, 2 the settings cannot be used, 3 it cannot go on.
+Exit status: 0 recorded, 1 --max-size was reached before --for was over or nothing could be read, 2 the settings cannot be used, 3 the recording cannot go on.
 """  # noqa: E501
 
 
@@ -62,14 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="seconds",
         default=None,
         metavar="SECONDS",
-        help="stop after this time (default: on SIGINT or SIGTERM)",
+        help="stop after this time (default: stop on SIGINT or SIGTERM)",
     )
     parser.add_argument(
         "--max-size",
         default=None,
         metavar="SIZE",
-        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB); a single file ends there;"
-        " a directory starts the next file",
+        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB); there, a single file ends and a"
+        " directory starts its next file",
     )
     parser.add_argument(
         "--keep",
@@ -177,7 +177,10 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadC
     if background.error is not None:
         return FATAL_STATUS  # the recorder has logged why
     if monitor.fatal is not None:
-        print(f"kvpressure record: start again: a source needs a new process ({monitor.fatal})", file=sys.stderr)
+        print(
+            f"kvpressure record: a source needs a new process, so start the command again ({monitor.fatal})",
+            file=sys.stderr,
+        )
         return FATAL_STATUS
     if progress.empty:
         print(

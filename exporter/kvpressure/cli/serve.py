@@ -50,7 +50,7 @@ examples:
 Each setting is a flag (--web.max-requests 5), a variable (KVPRESSURE_WEB_MAX_REQUESTS=5) and a key of the file given
 with --config (web.max-requests: 5). Flags win over variables, variables over the file.
 
-Exit status: 0 ended by SIGTERM or SIGINT, 2 the settings cannot be used, 3 it needs a new process (a supervisor should restart it).
+Exit status: 0 ended by SIGTERM or SIGINT, 2 the settings cannot be used, 3 the exporter needs a new process (a supervisor should restart it).
 """  # noqa: E501
 
 
@@ -111,7 +111,10 @@ def run(args: argparse.Namespace) -> int:
     if recorder is not None:
         recorder.close(timeout=2.0)
     if monitor.fatal is not None:
-        print(f"kvpressure serve: start again: a source needs a new process ({monitor.fatal})", file=sys.stderr)
+        print(
+            f"kvpressure serve: a source needs a new process, so start the command again ({monitor.fatal})",
+            file=sys.stderr,
+        )
         return FATAL_STATUS
     log.info("stopped")
     return 0

@@ -116,7 +116,7 @@ _HEAVY_CHAT_LOAD: Final = replace(CHAT_LOAD, prompt_tokens=600, output_tokens=45
 
 _KV_PRESSURE: Final = Scenario(
     "kv_pressure",
-    "outputs grow three times as long; the KV cache of chat-13b fills up",
+    "outputs become three times as long, and the KV cache of chat-13b fills up",
     CHAT,
     "kv_pressure",
     ("InferenceKVCachePressure",),

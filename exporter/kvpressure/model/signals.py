@@ -36,7 +36,7 @@ _REQUEST_TOKENS: Final = quantiles(
 )
 _LATENCY: Final = quantiles(
     "latency_seconds",
-    "Latency quantiles over the last minute from bucket differences.",
+    "Latency quantiles over the last minute, computed from bucket differences.",
     "phase",
     absent="no finished observation in the window",
 )
@@ -48,7 +48,7 @@ _ALLOCATED: Final = gauge("memory_allocated_bytes", "Allocated bytes by scope.",
 _ALLOCATOR_FAILURES: Final = Metric(
     "allocator_failures_total",
     "counter",
-    "Allocations that torch's allocator retried after giving cached memory back (retry), or that failed (oom).",
+    "Allocations that torch's allocator retried after it released cached memory (retry), or that failed (oom).",
     (*ENGINE, "failure"),
     absent="the plugin inside vLLM does not run",
 )
@@ -104,16 +104,16 @@ class KvSignals:
     kv_overcommit_ratio: float | None = published(
         gauge(
             "kv_overcommit_ratio",
-            "Token demand that the arriving load can reach within the limits, divided by KV capacity. Above 1 the "
-            "configuration admits more than fits.",
+            "Token demand that the arriving load can reach within the limits, divided by KV capacity. Above 1, the"
+            " limits admit more than the KV cache holds.",
             absent="request lengths or KV capacity unknown",
         )
     )
     preemption_rate: float | None = published(
         gauge(
             "preemption_rate",
-            "Preemptions per second over the last minute: the larger of the counter and the number "
-            "inferred from queue movement (running falls, waiting rises as much, nothing finishes).",
+            "Preemptions per second over the last minute: the larger of the counter and the number inferred from"
+            " queue movement (running falls, waiting rises as much, no request finishes).",
         )
     )
     preemptions_counted: float | None = None  # by the counter in the last 60 s
@@ -198,7 +198,7 @@ class LoadSignals:
     running_at_limit_now: bool | None = None
     running_plateau: bool | None = None  # at its highest, while requests wait and the cache has room
     arrival_burst_ratio: float | None = published(
-        gauge("arrival_burst_ratio", "Arrivals in the busiest 10 s against the 5-minute mean.", absent=_WARMUP)
+        gauge("arrival_burst_ratio", "Arrival rate of the busiest 10 s divided by the 5-minute mean.", absent=_WARMUP)
     )
 
 
@@ -236,7 +236,11 @@ class ContextSignals:
         default=dict,
     )
     bimodal_prompts: bool | None = published(
-        gauge("prompt_lengths_bimodal", "1 if short- and long-prompt requests share this server.", absent=_WARMUP)
+        gauge(
+            "prompt_lengths_bimodal",
+            "1 if requests with short and with long prompts share this server.",
+            absent=_WARMUP,
+        )
     )
 
 
@@ -251,7 +255,7 @@ class LatencySignals:
     baseline_ratios: Mapping[str, float] = published(
         gauge(
             "latency_baseline_ratio",
-            "p95 latency against this engine's own baseline.",
+            "p95 latency divided by this engine's own baseline.",
             "phase",
             absent="no baseline yet",
         ),
@@ -296,8 +300,8 @@ class ThroughputSignals:
     throughput_trend_ratio: float | None = published(
         gauge(
             "throughput_trend_ratio",
-            "Generation throughput of the last minute against the best minute of the last 15, while demand "
-            "has not fallen.",
+            "Generation throughput of the last minute divided by that of the best minute of the last 15, while demand"
+            " has not fallen.",
             absent="too little history, or demand fell",
         )
     )

@@ -27,7 +27,7 @@ _SPLIT = "on a GPU split by MIG or into partitions that report it themselves"
 METRICS: Final[tuple[Metric, ...]] = (
     # --- device ---------------------------------------------------------------------------------------------
     _m("gpu_info", "info", "Identity of a GPU; value is always 1.", (*GPU, "name", "driver")),
-    _m("gpu_up", "gauge", "1 if the GPU answered the last reading, 0 if it is known but could not be read.", GPU),
+    _m("gpu_up", "gauge", "1 if the GPU answered the last reading, 0 if a known GPU could not be read.", GPU),
     _m("gpu_memory_total_bytes", "gauge", "Device memory.", GPU, f"unified-memory GPUs report none; {_SPLIT}"),
     _m(
         "gpu_memory_used_bytes",
@@ -60,7 +60,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "gpu_utilization_ratio",
         "gauge",
-        "Share of time in which a kernel was running, 0-1. A duty cycle, not occupancy.",
+        "Share of time in which a kernel was running, 0-1. This is a duty cycle, not occupancy.",
         GPU,
         "not supported on MIG instances",
     ),
@@ -88,7 +88,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "gpu_pod_info",
         "info",
-        "Which container owns a GPU; a shared GPU lists every one.",
+        "Container that owns a GPU; a shared GPU has a series for each of its containers.",
         ("uuid", "namespace", "pod", "container", "shared"),
     ),
     _m(
@@ -98,7 +98,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("uuid", "namespace", "pod", "group"),
         "the engine is on the same node",
     ),
-    _m("gpus_expected", "gauge", "GPUs the driver counts on this node.", ("vendor",)),
+    _m("gpus_expected", "gauge", "GPUs that the driver counts on this node.", ("vendor",)),
     _m("gpus_seen", "gauge", "GPUs that answered the last reading.", ("vendor",)),
     # --- engine ---------------------------------------------------------------------------------------------
     _m(
@@ -165,13 +165,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "engine_trouble",
         "gauge",
-        "Order of engines, the larger the worse: rank of the verdict (1 idle, 8 stalled) and a fraction for the queue.",
+        "Sort key of engines, higher is worse: rank of the verdict (1 idle, 8 stalled) plus a fraction for the queue.",
         ENGINE,
     ),
     _m(
         "verdict_reason",
         "gauge",
-        "Number behind a reason for the verdict, as the reference of verdict rows describes it.",
+        "Number behind a reason for the verdict; docs/verdict-rows.md describes each reason.",
         (*ENGINE, "reason"),
         "it does not support the verdict, or is unknown",
     ),
@@ -222,7 +222,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_missed_requests_total",
         "counter",
-        "Requests that missed the objective: all that count minus the good ones, for tools that need errors.",
+        "Requests that missed the objective: counted minus good requests, for tools that need a counter of errors.",
         (*ENGINE, "objective"),
         "the objective is not set",
     ),
@@ -236,7 +236,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_bound_seconds",
         "gauge",
-        "Bucket bound in use: the largest one not above the objective.",
+        "Bucket bound in use: the largest bound that is not above the objective.",
         (*ENGINE, "objective"),
         "the objective is not set, or is availability",
     ),
@@ -263,8 +263,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "container_discovery_info",
         "gauge",
-        "Containers with a GPU, or that look like an inference server. result: engine (scraped), no_target, not_engine;"
-        " reason: how it was recognised, else why it is not scraped. Always 1.",
+        "Containers that have a GPU or look like an inference server; the value is always 1. result is engine"
+        " (scraped), no_target or not_engine. reason is how the engine was recognised, or why it is not scraped.",
         (*CONTAINER, "result", "reason"),
     ),
     _m("node_condition", "gauge", "Condition of this node, 1 true or 0 false.", ("condition",)),
@@ -283,8 +283,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "isolated_failures_total",
         "counter",
         "Internal failures of the exporter on one engine, GPU, container, target, source or node, by "
-        "stage (take_in, signals, diagnosis, publish, page, json) and reason. The subject has no values; all others "
-        "are complete.",
+        "stage (take_in, signals, diagnosis, publish, page, json) and reason. The failed subject has no values; all"
+        " others are complete.",
         ("kind", "name", "stage", "reason"),
         "nothing has failed",
     ),
@@ -293,16 +293,17 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_bad_lines",
         "gauge",
-        "Relevant lines of the last scrape that could not be parsed, or with an impossible value "
-        "(negative, not finite, too large).",
+        "Relevant lines of the last scrape that could not be parsed or had an impossible value (negative, not finite,"
+        " too large).",
         ("target",),
     ),
     _m(
         "page_cut",
         "gauge",
-        "Items of the last scrape that were left out. engines: above its share of the node's 64. series: too many in a"
-        " scrape or histogram. plugin: 1 if it had too many lines. new_engines: more than one new engine name per"
-        " minute. collisions: values with several series. timestamps: samples stamped over two minutes off the scrape.",
+        "Items of the last scrape that were left out, by reason. engines: over the target's share of the node's 64"
+        " engines. series: over the limit of a scrape or histogram. plugin: 1 if its report had too many lines."
+        " new_engines: over one new engine name per minute. collisions: values with several series. timestamps:"
+        " samples over two minutes from the scrape.",
         ("target", "reason"),
         "nothing was left out",
     ),

@@ -100,7 +100,7 @@ class Settings:
         "web.max-requests",
         WHOLE,
         20,
-        "Maximum number of concurrent requests; a further one closes the slowest. 0 = no limit.",
+        "Maximum number of concurrent requests; a further request closes the slowest one. 0 = no limit.",
     )
     runbook_url: str | None = option(
         "web.runbook-url",
@@ -140,8 +140,8 @@ class Settings:
         "engine.model-configs",
         DIRECTORY,
         None,
-        "Directory of config.json files of further models, read at start: NAME.json, NAME/config.json,"
-        " or a Hugging Face cache.",
+        "Directory with config.json files of further models, read at start: NAME.json, NAME/config.json, or a Hugging"
+        " Face cache.",
         shown="none",
     )
     engine_max_targets: int = option("engine.max-targets", COUNT, 64, "Maximum number of engines to scrape.")
@@ -152,8 +152,8 @@ class Settings:
         "engine.pace",
         one_of("adaptive", "fixed"),
         "adaptive",
-        "Scrape interval: collector.engines.interval under load and longer when calm (adaptive), or always the same"
-        " (fixed).",
+        "Scrape interval: collector.engines.interval under load and a longer one when calm (adaptive), or always the"
+        " same (fixed).",
     )
     plugin_directory: Path | None = option(
         "plugin.directory", ANY_PATH, None, "Directory with the reports of the plugin inside vLLM.", shown="none"
@@ -185,7 +185,9 @@ class Settings:
         shown="all",
         repeat=True,
     )
-    kube_api_url: str | None = option("kube.api-url", API_URL, None, "API server.", shown="this cluster's")
+    kube_api_url: str | None = option(
+        "kube.api-url", API_URL, None, "Address of the API server.", shown="this cluster's"
+    )
     kube_token_file: Path = option(
         "kube.token-file",
         ANY_PATH,
@@ -199,7 +201,10 @@ class Settings:
         "Certificates to trust for the API server.",
     )
     kube_engine_tls: str = option(
-        "kube.engine-tls", one_of("verify", "insecure"), "verify", "Certificates of engines that serve https."
+        "kube.engine-tls",
+        one_of("verify", "insecure"),
+        "verify",
+        "Whether to verify the certificates of engines that serve https.",
     )
     kubelet_socket: Path = option(
         "kubelet.socket",
@@ -211,7 +216,8 @@ class Settings:
         "kubelet.resources",
         TEXT,
         _gpu_resources,
-        "Resource name of GPUs, or its prefix; repeat for several. Some device plugins have others: volcano.sh/.",
+        "Resource name of GPUs, or its prefix; repeat for several. Some device plugins use other names, such as"
+        " volcano.sh/.",
         shown=" ".join(_gpu_resources()),
         repeat=True,
     )
@@ -237,7 +243,7 @@ class Settings:
         "thresholds",
         THRESHOLDS_FILE,
         thresholds_model.builtin,
-        'File of lines "name: value" over the built-in ones.',
+        'File of lines "name: value" that override built-in thresholds.',
         shown="built-in",
     )
     node_name: str = option(
@@ -249,7 +255,7 @@ class Settings:
         fallback_env="NODE_NAME",
     )
     log_level: str = option(
-        "log.level", one_of("debug", "info", "warning", "error"), "info", "Least severity that is logged."
+        "log.level", one_of("debug", "info", "warning", "error"), "info", "Lowest severity that is logged."
     )
     log_format: str = option("log.format", one_of("logfmt", "json"), "logfmt", "Form of the log lines on stderr.")
     collectors: Mapping[str, CollectorSettings] = field(default_factory=_default_collectors)

@@ -39,7 +39,7 @@ def register(signal: ExtraSignal) -> None:
     others = [*GROUPS, *(one.group for one in _EXTRA.values() if one.name != signal.name)]
     taken = {metric.name for metric in metrics_of(others)} & {metric.name for metric in metrics_of([signal.group])}
     if taken:
-        raise ValueError(f"signal {signal.name}: metrics that exist already: {', '.join(sorted(taken))}")
+        raise ValueError(f"signal {signal.name}: these metrics exist already: {', '.join(sorted(taken))}")
     _EXTRA[signal.name] = signal
 
 

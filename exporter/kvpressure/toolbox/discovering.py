@@ -22,7 +22,9 @@ def of_exporter(address: str) -> list[Mapping[str, Any]]:
     """Containers as a running exporter sees them. Raises ``InputError``."""
     found = fetch.exporter_document(address).get("discovered")
     if not isinstance(found, list):
-        raise InputError(f"--exporter: {address} does not report discovery; allowed: an exporter of this release")
+        raise InputError(
+            f"--exporter: {address} does not report which engines it discovered; allowed: an exporter of this release"
+        )
     return [mapping(entry) for entry in found]
 
 

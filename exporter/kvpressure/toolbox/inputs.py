@@ -200,7 +200,7 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     if len(targets) > live.MAX_TARGETS:
         raise InputError(f"{len(targets)} URLs; allowed: up to {live.MAX_TARGETS}")
     if len({target.name for target in targets}) < len(targets):
-        raise InputError("URL: the same server twice; allowed: each once")
+        raise InputError("URL: the same server was given twice; allowed: each server once")
     around = Around(versions=live.versions(targets), gpu=options.gpu)
     return FoundEngines(
         tuple(watch_and_judge(targets, around, options.seconds, thresholds)), _again(options.inputs), {}
@@ -260,7 +260,7 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
     except RecordingError as error:
         raise InputError(f"{error}; allowed: a recording (kvpressure record), or an address") from error
     if not cases:
-        raise InputError(f"{path}: no engine in it; allowed: a recording with at least one readable tick")
+        raise InputError(f"{path}: the recording has no engine; allowed: a recording with at least one readable tick")
     shown = problems[:3] + ([f"{len(problems) - 3} more lines skipped"] if len(problems) > 3 else [])
     return FoundEngines(_filtered(cases, options), path, {}, tuple(shown))
 
@@ -358,7 +358,7 @@ def _filtered(cases: list[Case], options: argparse.Namespace) -> tuple[Case, ...
     )
     if not kept:
         known = ", ".join(sorted({case.view.name for case in cases})[:8])
-        raise InputError(f"no engine matches --pod and --model; there are: {known}")
+        raise InputError(f"no engine matches --pod and --model; engines found: {known}")
     return kept
 
 

@@ -61,7 +61,8 @@ def _refuse(server: ServerContainer) -> None:
     """Raise where a patch would not reach vLLM, or would be overwritten."""
     if server.kind == "Pod":
         raise InputError(
-            f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that made it"
+            f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that created"
+            " the pod"
         )
     if not server.argv:
         raise InputError(
@@ -70,7 +71,7 @@ def _refuse(server: ServerContainer) -> None:
         )
     if any(REDACTED in word or CUT in word for word in server.argv):
         raise InputError(
-            f"{server.title}: values of the command line are hidden here; allowed: the original manifest (--manifest)"
+            f"{server.title}: some values of the command line are redacted; allowed: the original manifest (--manifest)"
         )
     hidden, seen = _hidden(server)
     if hidden:

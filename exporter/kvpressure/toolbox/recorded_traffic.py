@@ -79,7 +79,9 @@ def from_recording(path: Path) -> RequestLoad:
                 RequestLengths(p, o, max(1, o) * prompt.count) for p in prompt.lengths() for o in outputs[key].lengths()
             ]
     if not requests:
-        raise CapacityError(f"{path}: no request finished in it; allowed: a recording with request length histograms")
+        raise CapacityError(
+            f"{path}: no request finished in this recording; allowed: a recording with request length histograms"
+        )
     in_flight.sort()
     at = min(len(in_flight) - 1, int(_IN_FLIGHT_QUANTILE * len(in_flight)))
     return RequestLoad(tuple(requests), in_flight=in_flight[at] if in_flight else None)

@@ -83,7 +83,7 @@ def _from_trace(path: Path) -> RequestLoad:
             f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording"
         ) from error
     if not sample:
-        raise CapacityError(f"{path}: no requests; allowed: one request a line")
+        raise CapacityError(f"{path}: no requests; allowed: one request per line")
     return RequestLoad(tuple(sample), burst_ratio=arrivals.burst_ratio())
 
 

@@ -31,7 +31,7 @@ def selector_of(workload: Mapping[str, Any], name: str) -> str:
     """Labels of its pods as a kubectl selector. Raises ``InputError`` without expressible ones."""
     labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
     if not labels:
-        raise InputError(f"--workload: {name}: it selects its pods by no labels; give -l LABELS")
+        raise InputError(f"--workload: {name}: the workload has no label selector; give -l LABELS")
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
@@ -42,7 +42,7 @@ def server_of(workload: Mapping[str, Any], container: str, wanted: str | None = 
     found = manifests.servers_of(workload)
     title = f"{workload.get('kind')} {mapping(workload.get('metadata')).get('name')}"
     if not found:
-        raise InputError(f"{title}: no container in it that runs vLLM; allowed: --manifest FILE")
+        raise InputError(f"{title}: no container of the workload runs vLLM; allowed: --manifest FILE")
     named = [server for server in found if server.container == container]
     return manifests.choose(named or found if wanted is None else found, wanted, title)
 

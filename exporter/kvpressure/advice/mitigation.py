@@ -139,8 +139,8 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
     if flag and fits is not None:
         text += (
-            f" The KV cache fits about {number_text(floor(fits))} requests of the present length. Raise the"
-            f" limit to at most double its value in one step, and watch {called('preemptions')}."
+            f" The KV cache fits about {number_text(floor(fits))} requests of the present length. Raise the limit to at"
+            f" most double its value in one step, and watch {called('preemptions')}."
         )
     return MitigationPlan(
         "Let more requests run: the KV cache is not full. Lower KV limits would make the queue longer.",
@@ -216,8 +216,8 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
             ),
             Action(
                 "If CPU is available, check the API server",
-                f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}; one event loop can"
-                " use only one core. "
+                f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}; one event loop can use"
+                " only one core. "
                 f"{named('Share of the request duration outside the engine', percent_text(engine.signals.latency.outside_engine_share))}.",  # noqa: E501
                 ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["api_cpu_cores"] else (),
             ),

@@ -112,8 +112,8 @@ class KvSignals:
     preemption_rate: float | None = published(
         gauge(
             "preemption_rate",
-            "Preemptions per second over the last minute: the larger of the counter and the number inferred from"
-            " queue movement (running falls, waiting rises as much, no request finishes).",
+            "Preemptions per second over the last minute: the larger of the counter and the number inferred from queue"
+            " movement (running falls, waiting rises as much, no request finishes).",
         )
     )
     preemptions_counted: float | None = None  # by the counter in the last 60 s

@@ -282,9 +282,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "isolated_failures_total",
         "counter",
-        "Internal failures of the exporter on one engine, GPU, container, target, source or node, by "
-        "stage (take_in, signals, diagnosis, publish, page, json) and reason. The failed subject has no values; all"
-        " others are complete.",
+        "Internal failures of the exporter on one engine, GPU, container, target, source or node, by stage (take_in,"
+        " signals, diagnosis, publish, page, json) and reason. The failed subject has no values; all others are"
+        " complete.",
         ("kind", "name", "stage", "reason"),
         "nothing has failed",
     ),

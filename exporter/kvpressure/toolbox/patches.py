@@ -61,8 +61,8 @@ def _refuse(server: ServerContainer) -> None:
     """Raise where a patch would not reach vLLM, or would be overwritten."""
     if server.kind == "Pod":
         raise InputError(
-            f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that created"
-            " the pod"
+            f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that created the"
+            " pod"
         )
     if not server.argv:
         raise InputError(

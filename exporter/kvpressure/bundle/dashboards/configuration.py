@@ -39,7 +39,7 @@ def build(site: DashboardContext) -> Dashboard:
     """The dashboard for ``site``."""
     dashboard = Dashboard(
         "kvpressure / Configuration and exporter health",
-        "Limits in force against the recommended ones, the pods around the engines, and whether kvpressure itself sees"
+        "Limits in force and recommended limits, the pods around the engines, and whether kvpressure itself sees"
         " everything.",
     )
     for tile in _tiles(site):
@@ -63,7 +63,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Limits not set",
-            "Limits left at their default, over all chosen engines: defaults change between versions.",
+            "Number of limits that the chosen engines leave at their default. Defaults change between versions.",
             f"count({engine('limit_explicit', by='limit')} == 0) or vector(0)",
             "short",
             none,
@@ -72,8 +72,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "gpu_memory_utilization",
-            "Largest share of device memory an engine reserves. The bands are the"
-            " recommended maxima, lower for long contexts.",
+            "Largest share of device memory that an engine reserves. The bands are the recommended maxima, lower for"
+            " long contexts.",
             "max(" + engine("limit", 'limit="gpu_memory_utilization"') + ")",
             "none",
             steps(
@@ -84,7 +84,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Engines not read",
-            "Engines whose metrics page cannot be read.",
+            "Engines whose metrics cannot be scraped.",
             f"count({engine('engine_up')} == 0) or vector(0)",
             "short",
             none,
@@ -93,7 +93,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Sources down",
-            "Sources of exporters whose last reading failed.",
+            "Number of sources whose last reading failed, over all exporters.",
             f"count(kvpressure_source_up{{{NODE}}} == 0) or vector(0)",
             "short",
             none,
@@ -102,7 +102,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "GPUs not read",
-            "GPUs that a driver counts and that did not answer.",
+            "GPUs that a driver counts but that did not answer.",
             f"sum(max by (cluster, node, vendor) (kvpressure_gpus_expected{{{NODE}}} - kvpressure_gpus_seen{{{NODE}}}))"
             " or vector(0)",
             "short",
@@ -112,7 +112,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Exporters",
-            "Exporters that Prometheus reads.",
+            "Number of exporters that Prometheus scrapes successfully.",
             f"count(kvpressure_build_info{{{NODE}}})",
             "short",
             neutral(),
@@ -216,7 +216,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Restarts",
-            "Since the container was created.",
+            "Restarts since the container was created.",
             [
                 PanelQuery(
                     f"max {by} (kvpressure_container_restarts_total{{{CONTAINER}}})", "{{pod}}", optional=NOT_A_POD
@@ -274,7 +274,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Memory of the container",
-            "Working set against the memory limit; not the GPU's memory.",
+            "Working set divided by the container's memory limit. This is host memory, not GPU memory.",
             [
                 PanelQuery(
                     f"max {by} (kvpressure_container_memory_used_ratio{{{CONTAINER}}})",
@@ -314,7 +314,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Node conditions that hold",
-            "Memory or disk pressure on a node makes an incident worse. It is not the cause.",
+            "Memory or disk pressure on a node makes an incident worse, but does not cause KV pressure.",
             [
                 PanelQuery(
                     f'max by (cluster, node, condition) (kvpressure_node_condition{{{NODE},condition!="Ready"}}) == 1',
@@ -405,7 +405,7 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Lines that could not be read",
-            "On pages of engines.",
+            "Lines of engines' metrics that could not be parsed.",
             [PanelQuery(f"max by (target) (kvpressure_page_bad_lines{{{NODE}}})", "{{target}}")],
             "short",
             None,
@@ -438,7 +438,7 @@ def _process(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "CPU of the exporter",
-            "Cores.",
+            "CPU cores that the exporter uses.",
             [PanelQuery(f"rate(process_cpu_seconds_total{{{job}}}[$__rate_interval])", "{{node}}")],
             "percentunit",
         ),
@@ -449,7 +449,7 @@ def _process(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Memory of the exporter",
-            "Resident memory.",
+            "Resident memory of the exporter.",
             [PanelQuery(f"process_resident_memory_bytes{{{job}}}", "{{node}}")],
             "decbytes",
         ),

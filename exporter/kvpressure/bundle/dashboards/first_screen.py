@@ -233,14 +233,18 @@ def _why(site: DashboardContext) -> Json:
         column("Evidence", ("mappings", texts(**words))),
     ]
     about = (
-        "Current evidence about the engine in most trouble: the number, its meaning and its threshold. Filter by pod to"
-        " see another engine. The triage page also lists the evidence against the verdict."
+        "Current evidence about the engine in most trouble, each with its number, meaning and threshold. Filter by pod"
+        " to see another engine. The triage page also lists the evidence against the verdict."
     )
     return table(
         site,
         "Why: evidence about the worst engine",
         about,
-        [PanelQuery(reasons_of_the_worst(), table=True, optional="nothing to do, or too many inputs are unknown")],
+        [
+            PanelQuery(
+                reasons_of_the_worst(), table=True, optional="there is nothing to do, or too many inputs are unknown"
+            )
+        ],
         {"pod": "Pod", "Value": "Now", "reason": "Evidence"},
         overrides,
         order="reason",
@@ -260,8 +264,9 @@ def _settings(site: DashboardContext) -> Json:
     return table(
         site,
         "What to set",
-        "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap"
-        " tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down.",
+        "Limits to change, each with the value in force and the value to set, computed for each engine. Order of the"
+        " mitigation: cap tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization"
+        " down.",
         queries,
         {"pod": "Pod", "step": "Step", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"},
         overrides,
@@ -302,7 +307,7 @@ def _graphs(site: DashboardContext) -> list[Json]:
         timeseries(
             site,
             "KV cache used",
-            "Maximum of the exporter's samples of the last minute, so that peaks between two scrapes show.",
+            "Highest of the exporter's samples of the last minute, which shows peaks between two scrapes.",
             [PanelQuery(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
@@ -313,7 +318,7 @@ def _graphs(site: DashboardContext) -> list[Json]:
         timeseries(
             site,
             "GPU memory: required, and used (dashed)",
-            "Required is used minus the unused part of the KV pool; the gap between the lines is the free KV pool.",
+            "Required memory is used memory minus the unused part of the KV pool, which is the gap between the lines.",
             [
                 PanelQuery(
                     worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
@@ -331,7 +336,7 @@ def _graphs(site: DashboardContext) -> list[Json]:
         timeseries(
             site,
             "Requests: waiting, and running (dashed)",
-            "Requests waiting, all reasons, and running.",
+            "Requests waiting for any reason, and requests running.",
             [
                 PanelQuery(lines("requests_waiting"), "{{pod}} waiting"),
                 PanelQuery(lines("requests_running"), "{{pod}} running"),
@@ -345,7 +350,7 @@ def _graphs(site: DashboardContext) -> list[Json]:
         timeseries(
             site,
             "Tokens/s: generated, and prompt (dashed)",
-            "Over the last half minute: tokens generated, and prompt tokens computed.",
+            "Tokens generated and prompt tokens computed per second, over the last half minute.",
             [PanelQuery(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")],
             "short",
             overrides=[dashed("/ prompt$/")],

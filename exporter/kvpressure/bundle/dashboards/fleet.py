@@ -50,7 +50,8 @@ def build(site: DashboardContext) -> Dashboard:
     """The dashboard, panel by panel."""
     dashboard = Dashboard(
         "kvpressure / Fleet",
-        "All models and nodes: what each model lacks, its remaining error budget, and nodes without an exporter.",
+        "All models and nodes: missing capacity and remaining error budget of each model, and nodes without an"
+        " exporter.",
     )
     dashboard.row("Models")
     dashboard.add(_models(site), 24, 9)
@@ -135,9 +136,9 @@ def _models(site: DashboardContext) -> Json:
     return table(
         site,
         "Models",
-        "Models with the largest share of engines under KV pressure: engines, free share of all their KV caches, queue."
-        " Budget burn is how many times faster than allowed the error budget is spent, over an hour. A click on a model"
-        " opens the incident dashboard.",
+        "Models with the largest share of engines under KV pressure, with their engines, free KV cache and queue."
+        " Budget burn is the burn rate over an hour: at 2, the error budget is spent twice as fast as allowed. A click"
+        " on a model opens the incident dashboard.",
         queries,
         columns,
         [column(name, *properties) for name, properties in shown.items()],
@@ -170,8 +171,8 @@ def _pressed(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Engines under KV pressure, by model",
-        "Share of a model's engines whose verdict is kv_pressure: the models with the highest share at the end of the"
-        " time range.",
+        "Share of a model's engines whose verdict is kv_pressure, for the models with the highest share at the end of"
+        " the time range.",
         [
             PanelQuery(
                 _largest(_by_model("model:kvpressure_engines_under_pressure:ratio")), "{{namespace}}/{{model_name}}"
@@ -188,7 +189,7 @@ def _headroom(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "KV cache free, by model",
-        "Free share of a model's KV caches together: the models with the lowest share.",
+        "Free share of all KV caches of a model together, for the models with the lowest share.",
         [PanelQuery(_smallest(_by_model("model:kvpressure_kv_headroom:ratio")), "{{namespace}}/{{model_name}}")],
         "percentunit",
         top=1,
@@ -216,7 +217,7 @@ def _workloads(site: DashboardContext) -> Json:
     return table(
         site,
         "Replicas by workload",
-        "Workloads that miss most pods: pods whose engines all answer, existing pods, and requested replicas"
+        "Workloads with the most missing pods: pods whose engines all answer, existing pods, and requested replicas"
         " (kube-state-metrics).",
         [
             PanelQuery(f"{up} and on ({by}) {least}", table=True),
@@ -240,7 +241,7 @@ def _replicas_up(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Engines that answer, by model",
-        "Where a line ends, the model is gone.",
+        "Engines that answer. Where a line ends, no engine of that model answers any more.",
         [PanelQuery(_largest(_by_model("model:kvpressure_engines:count")), "{{namespace}}/{{model_name}}")],
         "short",
         alert="InferenceModelDown",
@@ -251,8 +252,8 @@ def _burn(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget: burn rate over an hour, and over six (dashed)",
-        "How many times faster than allowed the error budget is spent. The alert needs a high burn rate in the long and"
-        " in the short window of a pair.",
+        "Burn rate: at 2, the error budget is spent twice as fast as allowed. The alert needs a high burn rate in the"
+        " long and in the short window of a pair.",
         {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
         steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
@@ -278,7 +279,7 @@ def _missed(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Requests that missed an objective",
-        "Requests per second.",
+        "Requests per second that missed their objective.",
         {"{{model_name}} {{objective}}": missed},
         "reqps",
     )
@@ -337,7 +338,7 @@ def _nodes(site: DashboardContext) -> Json:
     return table(
         site,
         "Fullest nodes",
-        "Nodes with the fullest GPU first: GPUs that answer and that do not, engines, and required memory of the"
+        "Nodes with the fullest GPU first: GPUs that answer, GPUs that do not, engines, and required memory of the"
         " fullest GPU.",
         [
             PanelQuery(ranked, table=True),
@@ -416,7 +417,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Exporters that report",
-            "By cluster.",
+            "Number of exporters that report, by cluster.",
             [PanelQuery(some(f"max by (cluster) (cluster:kvpressure_exporters:count{{{CLUSTER}}})"), "{{cluster}}")],
             "short",
             alert="KvpressureExportersMissing",
@@ -424,7 +425,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Internal failures of exporters",
-            "Failures confined to one engine, GPU or container; what limits of scrapes and of the web server left out.",
+            "Failures confined to one engine, GPU or container, and items that limits of scrapes or the web server"
+            " left out.",
             [
                 PanelQuery(
                     some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
@@ -448,7 +450,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Flight recorders",
-            "Recorders that keep up, their failures, and ticks that are missing in a recording.",
+            "Flight recorders that keep up, their failures, and ticks that are missing in a recording.",
             [
                 PanelQuery(
                     some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER
@@ -473,7 +475,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         _list(
             site,
             "Containers that look like an engine and are not scraped",
-            "Containers with a GPU, or that look like an inference server, without a metrics endpoint.",
+            "Containers that have a GPU or look like an inference server, but have no metrics endpoint.",
             "max by (cluster, namespace, pod, container, result)"
             f' (kvpressure_container_discovery_info{{{CONTAINER},result!="engine"}})',
             {"namespace": "Namespace", "pod": "Pod", "container": "Container", "result": "Why"},
@@ -482,7 +484,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         _list(
             site,
             "Pods that opted out of alerts",
-            "By the annotation or label kvpressure.io/alerts: off, or tickets only.",
+            "Pods whose annotation or label kvpressure.io/alerts turns alerts off, or limits them to tickets.",
             f"max by (cluster, namespace, pod, alerts) (kvpressure_container_alerts_info{{{CONTAINER}}})",
             {"namespace": "Namespace", "pod": "Pod", "alerts": "Alerts"},
             "no pod opted out",

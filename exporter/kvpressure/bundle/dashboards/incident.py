@@ -41,7 +41,7 @@ def build(site: DashboardContext) -> Dashboard:
     """The dashboard for ``site``."""
     dashboard = Dashboard(
         "kvpressure / Incident",
-        "First five minutes of an incident: affected engines, cause, first action, firing alerts.",
+        "For the first five minutes of an incident: affected engines, cause, first action and firing alerts.",
     )
     first_screen.add(site, dashboard)
     dashboard.row("At a glance: the worst of the chosen engines")
@@ -70,8 +70,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "Fullest KV cache",
-            "The fullest KV cache of the last minute of samples. A full cache alone is no fault; a full cache with a"
-            " queue is.",
+            "Highest KV cache usage in the samples of the last minute. A full cache alone is no fault; a full cache"
+            " with a queue is.",
             engine("kv_cache_used_ratio_max"),
             ratio,
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
@@ -80,8 +80,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "GPU memory required",
-            "Required memory: used minus the unused part of the KV pool. Used memory alone means little, because it is"
-            " reserved at start.",
+            "Required memory is used memory minus the unused part of the KV pool. Used memory alone means little,"
+            " because it is reserved at start.",
             fullest_gpu("gpu:kvpressure_memory_needed:ratio"),
             ratio,
             steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
@@ -90,7 +90,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "Longest queue",
-            "Requests waiting, all reasons.",
+            "Requests waiting for any reason.",
             engine("requests_waiting"),
             "short",
             steps(site, (ORANGE, "traffic_min_requests")),
@@ -98,7 +98,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "In flight against the limit",
-            "Requests in flight against the smallest known limit.",
+            "Requests in flight divided by the smallest known limit.",
             engine("concurrency_ratio"),
             ratio,
             steps(site, (ORANGE, "concurrency_warning_ratio")),
@@ -183,8 +183,12 @@ def _reasons(site: DashboardContext) -> Json:
     panel = states(
         site,
         "Reasons for the verdict",
-        "Evidence for the verdict of the engine in most trouble, over time. The numbers are on the first screen.",
-        [PanelQuery(worst(there, 1), "{{pod}} {{reason}}", optional="nothing to do, or too many inputs are unknown")],
+        "Evidence for the verdict of the engine in most trouble, over time. Panel Why has the numbers.",
+        [
+            PanelQuery(
+                worst(there, 1), "{{pod}} {{reason}}", optional="there is nothing to do, or too many inputs are unknown"
+            )
+        ],
         texts(v1=("true", "text")),
         colors,
     )
@@ -224,7 +228,7 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "KV cache: samples",
-            "Used share of the KV cache as sampled once a second; between two scrapes it swings.",
+            "Used share of the KV cache, sampled once a second, because usage swings between two scrapes.",
             [PanelQuery(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
@@ -281,7 +285,7 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            "Extrapolated from the last seconds. There is a line only while usage rises.",
+            "Time until the cache is full, extrapolated from the last seconds. There is a line only while usage rises.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
@@ -355,7 +359,7 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Finished and rejected",
-            "Requests per second by how they ended, and refused requests.",
+            "Finished requests per second by finish reason, and refused requests per second.",
             [
                 PanelQuery(
                     worst_pods(
@@ -400,7 +404,7 @@ def _compute(site: DashboardContext, dashboard: Dashboard) -> None:
             site,
             "GPU activity",
             "Utilization is the share of time in which some kernel ran, not its occupancy. Tensor and DRAM activity"
-            " only where the GPU reports them.",
+            " are shown only where the GPU reports them.",
             [
                 PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
                 PanelQuery(worst_gpus(gpu("gpu_tensor_activity_ratio")), "GPU {{gpu}} tensor"),
@@ -418,7 +422,7 @@ def _compute(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Memory high, compute low",
-            "The score and its three factors; absent if a factor is unknown.",
+            "The score and its three factors. The score is absent if a factor is unknown.",
             [
                 PanelQuery(lines("memory_high_compute_low_score"), "{{pod}} score"),
                 PanelQuery(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
@@ -437,7 +441,7 @@ def _requests_and_pod(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Context length",
-            "Longest context of five minutes, and the mean.",
+            "Longest context (prompt plus output) of five minutes, and the mean.",
             [
                 PanelQuery(lines("context_length_max_tokens"), "{{pod}} longest"),
                 PanelQuery(lines("context_length_mean_tokens"), "{{pod}} mean"),

@@ -38,7 +38,7 @@ def build(site: DashboardContext) -> Dashboard:
     """The dashboard for ``site``."""
     dashboard = Dashboard(
         "kvpressure / Memory and KV cache",
-        "What fills the KV cache and the GPUs, how fast, and what is reserved without use.",
+        "What fills the KV cache and the GPUs, how fast they fill, and which memory is reserved but not used.",
     )
     for tile in _tiles(site):
         dashboard.add(tile, 4, 4)
@@ -77,7 +77,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Tokens that the arriving load can need within the limits, divided by KV capacity; more than 1 does not"
+            "Tokens that the arriving load can need within the limits, divided by KV capacity. Above 1, the load does not"
             " fit.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
@@ -87,7 +87,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "GPU memory required",
-            "Fullest GPU: used minus the empty part of the KV pool.",
+            "Required memory of the fullest GPU: used memory minus the unused part of the KV pool.",
             f"max(gpu:kvpressure_memory_needed:ratio{{{GPU}}})",
             "percentunit",
             steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
@@ -96,7 +96,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Reserved, not allocated",
-            "Largest difference in torch's allocator.",
+            "Largest difference between reserved and allocated memory in torch's allocator.",
             "max(" + engine("fragmentation_bytes", 'scope="allocator"') + ")",
             "decbytes",
             steps(site, (ORANGE, "fragmentation_warning_bytes")),
@@ -231,7 +231,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "KV cache used",
-            "Samples, and the maximum of the last minute, so that peaks between two scrapes show.",
+            "KV cache usage now, and the maximum of the last minute, which shows peaks between two scrapes.",
             [
                 PanelQuery(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}"),
                 PanelQuery(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}} max"),
@@ -249,7 +249,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            "Extrapolated from the last seconds. There is a line only while usage rises.",
+            "Time until the cache is full, extrapolated from the last seconds. There is a line only while usage rises.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
@@ -326,7 +326,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Needed and used",
-            "The gap between the lines is the empty part of the KV pool.",
+            "Required and used memory; the gap between the lines is the unused part of the KV pool.",
             [
                 PanelQuery(
                     worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
@@ -380,7 +380,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Processes",
-            "Device memory by the pod of its processes; without a pod: a process that no pod owns.",
+            "Device memory by the pod that owns the process. A series without a pod is a process that no pod owns.",
             [
                 PanelQuery(
                     worst_gpus(

@@ -32,7 +32,7 @@ from kvpressure.bundle.dashboards.builder import (
 )
 from kvpressure.bundle.dashboards.ranking import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
 
-VLLM_BUCKETS = "vLLM's own histograms, if the same Prometheus scrapes vLLM too"
+VLLM_BUCKETS = "the same Prometheus does not scrape vLLM's own histograms"
 NO_GPM = "the GPU has no GPM, or nvidia.gpm is off"
 
 
@@ -40,7 +40,7 @@ def build(site: DashboardContext) -> Dashboard:
     """The dashboard for ``site``."""
     dashboard = Dashboard(
         "kvpressure / Workload and batching",
-        "Requests: how long, how many, how bursty; how they are batched, and how long they take.",
+        "Number, length and bursts of requests, how requests are batched, and how long they take.",
     )
     for tile in _tiles(site):
         dashboard.add(tile, 4, 4)
@@ -61,7 +61,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "In flight",
-            "Requests running and waiting, all chosen engines.",
+            "Requests running and waiting on all chosen engines.",
             f"sum({engine('requests_in_flight')})",
             "short",
             steps(site, (GREEN, "traffic_min_requests"), base=YELLOW),
@@ -69,7 +69,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Concurrency",
-            "Requests in flight against the smallest known limit, the worst engine.",
+            "Requests in flight divided by the smallest known limit, for the worst engine.",
             f"max({engine('concurrency_ratio')})",
             "percentunit",
             steps(site, (ORANGE, "concurrency_warning_ratio")),
@@ -78,7 +78,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Batch missing",
-            "Share of the wanted batch that is missing, the worst engine.",
+            "Missing share of the possible batch, for the worst engine.",
             f"max({engine('batch_collapse_ratio')})",
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
@@ -87,7 +87,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Context spike",
-            "Longest context of five minutes against the mean.",
+            "Longest context of five minutes divided by the mean.",
             f"max({engine('context_length_spike_ratio')})",
             "none",
             steps(site, (ORANGE, "context_spike_ratio")),
@@ -96,7 +96,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Burst",
-            "Arrivals in the busiest ten seconds against the five-minute mean.",
+            "Arrival rate of the busiest ten seconds divided by the five-minute mean.",
             f"max({engine('arrival_burst_ratio')})",
             "none",
             steps(site, (ORANGE, "arrival_burst_ratio_high")),
@@ -153,7 +153,7 @@ def _busiest(site: DashboardContext) -> Json:
     return table(
         site,
         "Busiest engines",
-        f"The {TOP} engines with the most requests in flight: what is sent to them and how long it waits.",
+        f"The {TOP} engines with the most requests in flight: the requests sent to them, and how long requests wait.",
         queries,
         columns,
         overrides,
@@ -181,7 +181,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         heatmap(
             site,
             "Requests running",
-            "Samples by number of running requests, all chosen engines.",
+            "Number of samples by number of running requests, over all chosen engines.",
             PanelQuery(
                 f"sum by (le) (increase(kvpressure_batch_size_samples_bucket{{{ENGINE}}}[$__rate_interval]))",
                 "{{le}}",
@@ -211,7 +211,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "In flight against the limits",
-            "The smallest limit binds; its name says where it comes from.",
+            "Requests in flight, and the limits. The smallest limit binds; a limit's name shows its source.",
             [
                 PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
                 PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
@@ -262,7 +262,7 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
             timeseries(
                 site,
                 title,
-                "Quantiles of requests over five minutes.",
+                "Quantiles of this length per request, over five minutes.",
                 quantiles("request_tokens", f'kind="{kind}"'),
                 "short",
                 None,
@@ -276,8 +276,8 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
             heatmap(
                 site,
                 f"{title}, distribution",
-                "Requests by length, all pods of the chosen model (of several: the one in most trouble); two bands are"
-                " two kinds of traffic on one server.",
+                "Requests by length, over all pods of the chosen model (the model in most trouble if several are"
+                " chosen). Two bands show two kinds of traffic on one server.",
                 PanelQuery(
                     f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""",  # noqa: E501
                     "{{le}}",
@@ -311,7 +311,7 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Context spike",
-            "Longest against the mean.",
+            "Longest request divided by the mean request length.",
             [PanelQuery(lines("context_length_spike_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "context_spike_ratio")),
@@ -324,7 +324,7 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Bursts",
-            "Busiest ten seconds against the five-minute mean.",
+            "Arrival rate of the busiest ten seconds divided by the five-minute mean.",
             [PanelQuery(lines("arrival_burst_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "arrival_burst_ratio_high")),
@@ -413,7 +413,8 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Prefill and decode time, p95",
-            "Latency of finished requests of the chosen model (of several: that in most trouble), by vLLM's buckets.",
+            "Latency of finished requests of the chosen model (the model in most trouble if several are chosen), from"
+            " vLLM's buckets.",
             [
                 PanelQuery(_p95(f"request_{phase}_time_seconds"), phase, optional=VLLM_BUCKETS)
                 for phase in ("prefill", "decode")
@@ -437,7 +438,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Tokens per second",
-            "Over the last half minute.",
+            "Prompt and generated tokens per second, over the last half minute.",
             [PanelQuery(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")],
             "short",
             overrides=[dashed("/ prompt$/")],
@@ -449,10 +450,13 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Throughput against its best",
-            "Last minute against the best minute of fifteen, while demand has not fallen.",
+            "Throughput of the last minute divided by the best minute of the last fifteen, while demand has not"
+            " fallen.",
             [
                 PanelQuery(
-                    lines("throughput_trend_ratio"), "{{pod}} {{engine}}", optional="little history, or demand fell"
+                    lines("throughput_trend_ratio"),
+                    "{{pod}} {{engine}}",
+                    optional="there is little history, or demand fell",
                 )
             ],
             "percentunit",
@@ -466,7 +470,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Finished and refused",
-            "Requests per second by how they ended, and refused requests.",
+            "Finished requests per second by finish reason, and refused requests per second.",
             [
                 PanelQuery(
                     worst_pods(
@@ -492,8 +496,8 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "GPU activity",
-            "Utilization: share of time in which some kernel ran. SM, tensor and DRAM activity show"
-            " which parts of the GPU were busy.",
+            "Utilization is the share of time in which some kernel ran. SM, tensor and DRAM activity show which parts"
+            " of the GPU were busy.",
             [
                 PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
                 *(
@@ -526,9 +530,15 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         8,
         8,
     )
-    dashboard.add(_of_dcgm(site, "Temperature", "Of the die.", "GPU_TEMP", "celsius"), 8, 8)
+    dashboard.add(_of_dcgm(site, "Temperature", "Temperature of the GPU's die.", "GPU_TEMP", "celsius"), 8, 8)
     dashboard.add(
-        _of_dcgm(site, "Clock of the multiprocessors", "Falls while clocks are reduced.", "SM_CLOCK", "suffix:MHz"),
+        _of_dcgm(
+            site,
+            "Clock of the multiprocessors",
+            "The clock rate falls while clocks are reduced.",
+            "SM_CLOCK",
+            "suffix:MHz",
+        ),
         8,
         8,
     )
@@ -540,7 +550,7 @@ def _of_dcgm(site: DashboardContext, title: str, about: str, field: str, unit: s
     return timeseries(
         site,
         title,
-        f"{about} From the DCGM exporter, where it is scraped.",
+        f"{about} The values come from the DCGM exporter, if it is scraped.",
         [PanelQuery(worst_gpus(expr), "{{uuid}}", optional="the DCGM exporter is not scraped")],
         unit,
     )

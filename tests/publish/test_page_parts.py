@@ -297,7 +297,7 @@ class TestPlan:
             "Lower gpu-memory-utilization to 0.7, then 0.6: not now",
             "More KV memory instead of less (not in the guides) (if it persists)",
             "Apply and watch the rollout",
-            "Restart in a controlled way, only after the limits are lowered: not now",
+            "Controlled restart, only after the limits are lowered: not now",
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
@@ -312,7 +312,7 @@ class TestPlan:
         engine = replace(engine_with(), limits=limits)
         engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"crash_loop": True}))
         titles = [action.title for action in plan(engine, T).actions]
-        assert titles.index("Restart in a controlled way, only after the limits are lowered") > titles.index(
+        assert titles.index("Controlled restart, only after the limits are lowered") > titles.index(
             "Apply and watch the rollout"
         )
         assert self.flags(plan(engine, T)) == ["--gpu-memory-utilization 0.7"]

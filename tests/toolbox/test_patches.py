@@ -290,7 +290,7 @@ def test_bad_workloads_are_one_clear_line(
 
 @pytest.mark.parametrize("word", ["[redacted]", "--api-key=[redacted]", "$(kvpressure.cut)"])
 def test_a_hidden_value_is_never_written_back(word: str) -> None:
-    with pytest.raises(InputError, match="hidden"):
+    with pytest.raises(InputError, match="redacted"):
         patches.as_patch(server(workload(["--max-num-seqs", "256", "--api-key", word])), VALUES)
 
 

@@ -602,7 +602,7 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
         or engine.condition("host_oom_killed")
     )
     return MitigationStep(
-        "Restart in a controlled way, only after the limits are lowered",
+        "Controlled restart, only after the limits are lowered",
         "do" if needed else "not here",
         (
             "the server is in a crash loop or its memory is fragmented; without lower limits the restart does not help"

@@ -82,9 +82,12 @@ def test_the_accuracy_in_the_readme_is_that_of_the_score() -> None:
     found, sick, _, _ = figures("documented signature")
     by_memory, _, false, healthy = figures("device memory > 90 %")
     ours, _, wrong, _ = figures("**kvpressure: `kv_pressure`**")
-    assert f"that pair found {found} of {sick} windows with pressure." in readme
-    assert f"Memory above 90 % alone found {by_memory}, with {false} of {healthy} false alarms." in readme
-    assert f"The verdict found {ours}, with {wrong} false alarms (" in readme
+    assert f"high memory with low utilization found {found} of {sick} windows with pressure." in readme
+    assert false == healthy
+    alarms = f"Memory above 90 % alone found {by_memory}, but alarmed in all {healthy} windows without pressure."
+    assert alarms in readme
+    assert (ours, wrong) == (sick, "0")
+    assert f"The verdict found all {ours} without a false alarm (" in readme
 
 
 GENERATED = re.compile(

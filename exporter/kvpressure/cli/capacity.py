@@ -96,7 +96,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name in _PARTS:
         memory.add_argument(
-            f"--{name}", type=_size_or_none, metavar="SIZE", help="measured value instead of the estimate"
+            f"--{name}",
+            type=_size_or_none,
+            metavar="SIZE",
+            help=f"measured {name.replace('-', ' ')} memory, in place of the estimate",
         )
     memory.add_argument(
         "--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, in place of the computed one"

@@ -97,7 +97,7 @@ class KvSignals:
     kv_seconds_to_full: float | None = published(
         gauge(
             "kv_cache_seconds_to_full",
-            "Time until the cache is full at the present slope.",
+            "Time until the cache is full if usage keeps rising at the present rate.",
             absent="KV usage is not rising",
         )
     )

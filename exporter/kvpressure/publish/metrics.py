@@ -263,8 +263,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "container_discovery_info",
         "gauge",
-        "Containers that have a GPU or look like an inference server; the value is always 1. result is engine"
-        " (scraped), no_target or not_engine. reason is how the engine was recognised, or why it is not scraped.",
+        "Containers that have a GPU or look like an inference server; always 1. The result is engine (scraped),"
+        " no_target or not_engine. The reason is how an engine was recognised, or why it is not scraped.",
         (*CONTAINER, "result", "reason"),
     ),
     _m("node_condition", "gauge", "Condition of this node, 1 true or 0 false.", ("condition",)),
@@ -300,10 +300,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items of the last scrape that were left out, by reason. engines: over the target's share of the node's 64"
-        " engines. series: over the limit of a scrape or histogram. plugin: 1 if its report had too many lines."
-        " new_engines: over one new engine name per minute. collisions: values with several series. timestamps:"
-        " samples over two minutes from the scrape.",
+        "Items of the last scrape that were left out, by reason. engines: over the target's share of the node's 64."
+        " series: over the limit of a scrape or histogram. plugin: 1 if its report had too many lines. new_engines:"
+        " over one new engine name per minute. collisions: values with several series. timestamps: samples over two"
+        " minutes from the scrape.",
         ("target", "reason"),
         "nothing was left out",
     ),

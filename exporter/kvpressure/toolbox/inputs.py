@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"how long live servers are watched, 5 to {MAX_SECONDS:g} (default 30)",
     )
-    parser.add_argument("--thresholds", metavar="FILE", help="thresholds to diagnose with")
+    parser.add_argument("--thresholds", metavar="FILE", help="file with the thresholds for the diagnosis")
 
 
 def duration(text: str) -> float:

@@ -70,8 +70,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "Fullest KV cache",
-            "Highest KV cache usage in the samples of the last minute. A full cache alone is no fault; a full cache"
-            " with a queue is.",
+            "Highest KV cache usage in the samples of the last minute. A full cache alone is no fault, but a full"
+            " cache with a queue is.",
             engine("kv_cache_used_ratio_max"),
             ratio,
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),

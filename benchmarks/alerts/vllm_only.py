@@ -183,7 +183,7 @@ them that read `kvpressure_` metrics do not apply.
 
 ## What they cannot tell
 
-* The cause: whether requests wait for the KV cache, `max_num_seqs`, prefill, the host or the GPU. A full cache with a queue is reported as such.
+* Why requests wait: for the KV cache, `max_num_seqs`, prefill, the host or the GPU. A full cache with a queue is reported as such.
 * GPU memory in real use: vLLM reserves its pool at start and publishes no device memory.
 * Host starvation: CPU throttling, memory limits and node pressure are not in these metrics.
 * Why a process died: OOMKilled, exit codes, XID errors and allocation failures in the log. A restart is seen only when the counters are back.

@@ -43,15 +43,16 @@ def caps() -> list[str]:
 
 
 def limit() -> list[str]:
-    return [f"{told(LIMIT)['left']} of {told(LIMIT)['before']} preemptions"]
+    assert told(LIMIT)["left"] == told(LIMIT)["before"]
+    return [f"all {told(LIMIT)['before']} preemptions remained"]
 
 
 def cut() -> list[str]:
-    assert abs(told(QUARTER)["time"]) <= 3  # "engine time stayed the same"
+    assert abs(told(QUARTER)["time"]) <= 3  # "neither changed engine time"
     assert abs(told(HALF)["time"]) <= 3
     return [
-        f"{told(QUARTER)['left']} of {told(QUARTER)['before']} preemptions remained",
-        f"{told(HALF)['left']} at 50 % below.",
+        f"25 % below the running requests, {told(QUARTER)['left']} of {told(QUARTER)['before']} preemptions remained;",
+        f"50 % below, {told(HALF)['left']} remained.",
     ]
 
 

@@ -107,6 +107,22 @@ def test_reached_limit_with_room_is_concurrency_limited():
     assert found.confidence >= T["confident"]
 
 
+@pytest.mark.parametrize(
+    ("running", "said"),
+    [
+        (256.0, "max_num_seqs reached: 256 running of max_num_seqs 256 (arguments)"),
+        (
+            0.0,
+            "max_num_seqs reached in most samples of the last 15 s, not now: 0 running of max_num_seqs 256 (arguments)",
+        ),
+    ],
+)
+def test_a_limit_that_was_reached_until_now_is_said_so(running, said):
+    values = PRESSURE | {"running": running, "running_at_limit": True, "running_at_limit_now": running == 256.0}
+    facts = Gathered(View(signals(**values), Recent([]), T, 10))
+    assert facts["running_at_limit"].text == said
+
+
 def test_reached_limit_with_a_full_cache_and_no_preemption_is_still_the_limit():
     """Scenario o of the live captures: max_num_seqs 8, usage climbs to 0.97, nothing is preempted."""
     found = judge(**PRESSURE | {"running_at_limit": True, "preemptions_counted": 0.0, "preemptions_inferred": 0.0})

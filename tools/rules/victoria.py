@@ -20,7 +20,11 @@ DIFFERENCES = {
         r"born-in-new-|^recording (?:gpu:kvpressure_xid_errors|container:kvpressure_allocation_failures):increase"
     ),
     "a recording made from one of the same group is one interval later, and so is its alert": re.compile(
-        r"^(?:GpuMemoryHigh |InferenceModelDown critical|InferenceKVCachePressure critical)"
+        r"^(?:GpuMemoryHigh |GpuLost |InferenceModelDown critical|InferenceKVCachePressure critical"
+        r"|InferenceRequestsWaitTooLong |recording workload:kvpressure_pods_up:last_timestamp_seconds)"
+    ),
+    "a rate counts from the sample before its range, so an alert on a rate of 0 comes one interval later": re.compile(
+        r"^KvpressureExporterStuck "
     ),
 }
 _ROUNDED = re.compile(r"round\((\S+), 0\.0001\)")

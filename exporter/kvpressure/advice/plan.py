@@ -31,10 +31,10 @@ _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
     "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
-    "limit": "40 of 40 preemptions remained at half of the limit, which was still above the running requests",
+    "limit": "with half the limit, which was still more than ran, all 40 preemptions remained",
     "cut": (
-        "28 of 40 preemptions remained with the limit 25 % below the running requests, and 5 at 50 % below. Engine time"
-        " and queue stayed the same with either cut"
+        "with a limit 25 % below the running requests, 28 of 40 preemptions remained; 50 % below, 5 remained. Neither"
+        " changed engine time or queue"
     ),
     "pool": "a KV pool 30 % smaller caused 18 % more engine time and 50 preemptions instead of 40",
     "watermark": "5 preemptions instead of 40 and 5 % less engine time, at any request length",

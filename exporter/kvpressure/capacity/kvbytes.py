@@ -96,7 +96,7 @@ def refuse_parallel(shape: ModelShape, parallel: Parallel) -> None:
         if heads is not None and (heads // kv_heads) % context:
             raise CapacityError(
                 f"decode-context parallel {context}: {shape.name} has {heads // kv_heads} attention heads for each KV"
-                " head; allowed: a divisor of that"
+                " head; allowed: a divisor of that number"
             )
 
 

@@ -311,7 +311,7 @@ BUILT_IN_CONDITIONS: Final = (
         _near_limit,
         "container memory used {host_memory} of its limit (near the limit at {host_memory_from})",
         "container memory below its limit: {host_memory} used (near the limit at {host_memory_from})",
-        "container memory: unknown (no limit, or no container read)",
+        "container memory: unknown (the container has no limit, or was not read)",
         "InferenceHostMemoryNearLimit",
     ),
     Declared(

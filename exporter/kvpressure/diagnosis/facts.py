@@ -460,7 +460,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "max_num_seqs is reached",
         "max_num_seqs is not reached",
         lambda v: v.s.load.running_at_limit,
-        f"{{max_num_seqs}} reached: {_LIMIT_TEXT}",
+        f"{{max_num_seqs}} reached{{not_now}}: {_LIMIT_TEXT}",
         f"{{max_num_seqs}} not reached: {_LIMIT_TEXT}",
         "{max_num_seqs}: unknown ({runs})",
     ),
@@ -939,7 +939,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: least(v.s.host.cpu_used_ratio, v.t["cpu_saturated_ratio"]),
         "CPU: {cpu_used} of the limit used",
         "CPU below its limit ({cpu_used} used)",
-        "CPU use: unknown (no limit, or no container read)",
+        "CPU use: unknown (the container has no limit, or was not read)",
     ),
     Fact(
         "api_server_saturated",
@@ -1068,6 +1068,12 @@ def _running_of_limit(v: View) -> str:
     return f"{number(load.running)} running of {limit} {number(load.max_num_seqs)}{where}"
 
 
+def _not_now(v: View) -> str:
+    """Over what time the limit was reached, where it no longer is; "" where it still is."""
+    lately = f" in most samples of the last {number(v.t['recent_window_seconds'])} s, not now"
+    return lately if v.s.load.running_at_limit_now is False else ""
+
+
 def _source(v: View) -> str:
     """Where the limit was read, in words; "" if unknown."""
     source = v.s.load.max_num_seqs_source or ""
@@ -1129,6 +1135,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "free_and_prompts": _free_and_prompts,
     "free_if_known": lambda v: "" if _free(v.s) is None else f": {_free_and_prompts(v)}",
     "running_of_limit": _running_of_limit,
+    "not_now": _not_now,
     "runs": _runs,
     "queue": _queue_text,
     "rates": _rates,

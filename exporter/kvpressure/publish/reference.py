@@ -50,8 +50,8 @@ def render_metrics_reference() -> str:
             " container log. A GPU costs"
         ),
         (
-            f"{GPU_SERIES} series (an H100 without profiling). Profiling, partitions, driver events and pods on the"
-            " GPU double that."
+            f"{GPU_SERIES} series (an H100 without profiling), and twice as many with profiling, partitions, driver"
+            " events and pods on the GPU."
         ),
     ]
     for title, _ in _SECTIONS:

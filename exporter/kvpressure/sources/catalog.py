@@ -180,7 +180,7 @@ register(
 register(
     SourceSpec(
         name="procfs",
-        help="which pod the processes on the GPUs belong to, from the host's /proc",
+        help="the pod of each process on the GPUs, from the host's /proc",
         factory=lazy("kvpressure.sources.host.procfs", "ProcfsSource"),
         default=False,
         interval_seconds=10.0,

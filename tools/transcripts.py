@@ -52,7 +52,7 @@ _HEAD: Final = """\
 # Transcripts
 
 Written by `python -m tools.transcripts` from recordings in this repository, so the output is that of the present program. Run the
-same commands to see them in colour. `make live-transcripts` does it against a real vLLM on this machine.
+same commands to see colours. `make live-transcripts` runs them against a real vLLM on this machine.
 """  # noqa: E501
 
 

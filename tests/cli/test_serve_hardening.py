@@ -105,6 +105,18 @@ class TestSignals:
         assert ask(process.port).status == 200
         assert process.stop() == 0
 
+    @pytest.mark.attack("3 000 SIGHUP within a second", "it goes on; SIGTERM ends it")
+    def test_a_storm_of_signals_holds_up_nothing(self, start: Start) -> None:
+        """A handler that takes a lock waits for ever for one that the main thread holds."""
+        process = start()
+        assert ask(process.port).status == 200
+        for _ in range(3000):
+            process.child.send_signal(signal.SIGHUP)
+            time.sleep(0.0003)
+        before = number(process.scrape(), "kvpressure_ticks_total")
+        until(lambda: number(process.scrape(), "kvpressure_ticks_total") > before)
+        assert process.stop() == 0
+
     @pytest.mark.attack(
         "SIGSTOP for three seconds, then SIGCONT", "it goes on; `tick_lag_seconds` says how late it was"
     )

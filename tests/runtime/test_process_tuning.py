@@ -16,6 +16,7 @@ from kvpressure.cli import main, serve
 from kvpressure.publish.web.server import ListenError, Server
 from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.monitor import Monitor
+from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings.kinds import ListenAddress
 
 
@@ -69,7 +70,7 @@ print(sum(ref() is not None for ref in knots) < 15_000)
 
 def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     tidied: list[int] = []
-    stopping = threading.Event()
+    stopping = SignalFlag()
 
     class Idle:
         """A monitor that is never done; gives up after a while."""
@@ -91,7 +92,7 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(serve, "WAIT_SECONDS", 0.01)
     monitor = Idle()
     with serve._signals() as signals:
-        serve._wait(cast(Monitor, monitor), stopping, threading.Event(), signals)
+        serve._wait(cast(Monitor, monitor), stopping, SignalFlag(), signals)
     assert len(tidied) == 3
     assert monitor.rounds >= 6, "not on every turn"
 
@@ -104,13 +105,14 @@ def test_a_signal_ends_the_wait_of_the_main_thread_at_once(monkeypatch: pytest.M
             return False
 
     monkeypatch.setattr(serve, "WAIT_SECONDS", 60.0)
-    stopping = threading.Event()
-    before = signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
+    stopping = SignalFlag()
+    before = signal.getsignal(signal.SIGUSR1)
+    stopping.follow((signal.SIGUSR1,))
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         began = time.monotonic()
         with serve._signals() as signals:
-            serve._wait(cast(Monitor, Idle()), stopping, threading.Event(), signals)
+            serve._wait(cast(Monitor, Idle()), stopping, SignalFlag(), signals)
         assert time.monotonic() - began < 30
         assert signal.set_wakeup_fd(-1) == -1, "as it was"
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from kvpressure.recording.recorder import (
 )
 from kvpressure.runtime.logging import configure
 from kvpressure.runtime.monitor import Monitor, build_sources
+from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings import settings
 from kvpressure.settings.kinds import COUNT, SECONDS, SIZE, Kind
 
@@ -152,9 +152,8 @@ class _ReadCount:
 
 def _wait(monitor: Monitor, background: BackgroundRecorder, seconds: float | None) -> None:
     """Wait for a signal, the end of the time, a full or failing disk, or a fatal source."""
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = SignalFlag()
+    stopping.follow((signal.SIGTERM, signal.SIGINT))
     end = None if seconds is None else time.monotonic() + seconds
     monitor.start()
     while not (stopping.is_set() or background.failed.is_set()):

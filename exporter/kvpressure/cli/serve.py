@@ -10,7 +10,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +29,7 @@ from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.changes import ChangeLog
 from kvpressure.runtime.logging import configure, with_fields
 from kvpressure.runtime.monitor import Monitor, build_sources
+from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings import settings
 
 if TYPE_CHECKING:
@@ -96,11 +96,10 @@ def run(args: argparse.Namespace) -> int:
     )
     server = _server(chosen, site)
     monitor.follow_web(lambda: server.refused)
-    stopping, hung_up = threading.Event(), threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping, hung_up = SignalFlag(), SignalFlag()
+    stopping.follow((signal.SIGTERM, signal.SIGINT))
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
-        signal.signal(signal.SIGHUP, lambda *_: hung_up.set())
+        hung_up.follow((signal.SIGHUP,))
     with _signals() as signals:  # before anybody can connect: a flood of clients takes all descriptors
         _listen(server, chosen)
         runtime.tune_gc()
@@ -163,7 +162,7 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
     return BackgroundRecorder(recorder)
 
 
-def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event, signals: socket.socket) -> None:
+def _wait(monitor: Monitor, stopping: SignalFlag, hung_up: SignalFlag, signals: socket.socket) -> None:
     """Wait for a signal or a fatal source. A signal makes ``signals`` readable and ends the wait at once."""
     tidy_at = time.monotonic() + runtime.TIDY_SECONDS
     while not stopping.is_set() and not monitor.wait(0):

@@ -22,6 +22,7 @@ import yaml
 
 from kvpressure.demo import alerting
 from kvpressure.demo.beats import Beats, counted, rule_evaluations
+from kvpressure.runtime.signal_flag import SignalFlag
 
 PROMETHEUS: Final = ("prometheus",)
 ALERTMANAGER: Final = ("prometheus-alertmanager", "alertmanager")  # Debian's name, upstream's name
@@ -87,9 +88,7 @@ class Child:
     stops it.
     """
 
-    def __init__(
-        self, name: str, folder: Path, command: Callable[[str], list[str]], called_off: threading.Event
-    ) -> None:
+    def __init__(self, name: str, folder: Path, command: Callable[[str], list[str]], called_off: SignalFlag) -> None:
         self._name = name
         self._called_off = called_off
         self._log = folder / f"{name}.log"
@@ -177,7 +176,7 @@ class Stack:
         by: float,
         scrape_seconds: float,
         on_alerts: OnAlerts,
-        called_off: threading.Event,
+        called_off: SignalFlag,
         engines: Sequence[str] = (),
     ) -> None:
         prometheus, alertmanager = programs

@@ -27,6 +27,7 @@ from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.routes import Site
 from kvpressure.publish.web.server import Server
 from kvpressure.runtime.monitor import Monitor
+from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings.kinds import ListenAddress
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import Reading, Source
@@ -144,11 +145,12 @@ def run(options: DemoOptions) -> int:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """An event that SIGINT, SIGTERM and SIGHUP set; the former handlers come back at the end."""
-    stopping = threading.Event()
+def _signals() -> Iterator[SignalFlag]:
+    """A flag that SIGINT, SIGTERM and SIGHUP set; the former handlers come back at the end."""
+    stopping = SignalFlag()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [(number, signal.signal(number, lambda *_: stopping.set())) for number in numbers]
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    stopping.follow(numbers)
     try:
         yield stopping
     finally:
@@ -165,7 +167,7 @@ class _Demo:
         screen: _Screen,
         programs: tuple[str, str] | None,
         stops: contextlib.ExitStack,
-        stopping: threading.Event,
+        stopping: SignalFlag,
     ) -> None:
         self._options = options
         self._screen = screen
@@ -197,7 +199,7 @@ class _Demo:
         self._monitor.start()
         stops.callback(self._monitor.stop)
 
-    def play(self, stopping: threading.Event) -> bool:
+    def play(self, stopping: SignalFlag) -> bool:
         """Let the scenario happen. True when it came to its end, False when a signal ended it."""
         next_status = STATUS_SECONDS
         while (elapsed := self._clock.elapsed()) < self._options.seconds:
@@ -257,7 +259,7 @@ class _Demo:
         exporter: str,
         servers: dict[str, PodServer],
         stops: contextlib.ExitStack,
-        stopping: threading.Event,
+        stopping: SignalFlag,
     ) -> Stack | None:
         options, tell = self._options, self._screen.tell
         if programs is None:

@@ -1,0 +1,47 @@
+"""A flag that signal handlers set."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable
+from typing import Final
+
+_POLL_SECONDS: Final = 0.1
+
+
+class SignalFlag:
+    """Whether one of some signals came.
+
+    It takes no lock, unlike ``threading.Event``: a handler runs in the main thread, between any two instructions, and
+    would wait for ever for a lock that this thread holds.
+    """
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def follow(self, numbers: Iterable[signal.Signals]) -> None:
+        """From now on these signals set the flag, and do nothing else. Only for the main thread."""
+        for number in numbers:
+            signal.signal(number, lambda *_: self.set())
+
+    def set(self) -> None:
+        """A signal came."""
+        self._is_set = True
+
+    def clear(self) -> None:
+        """Forget it."""
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Whether a signal came since the flag was last cleared."""
+        return self._is_set
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until a signal came or ``seconds`` have passed; returns whether one came."""
+        end = time.monotonic() + seconds
+        while not self._is_set and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL_SECONDS))
+        return self._is_set

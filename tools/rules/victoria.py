@@ -23,7 +23,7 @@ DIFFERENCES = {
         r"^(?:GpuMemoryHigh |GpuLost |InferenceModelDown critical|InferenceKVCachePressure critical"
         r"|InferenceRequestsWaitTooLong |recording workload:kvpressure_pods_up:last_timestamp_seconds)"
     ),
-    "a rate counts from the sample before its range, so an alert on a rate of 0 comes one interval later": re.compile(
+    "an increase counts from the sample before its range, so an alert on standstill comes one interval later": re.compile(  # noqa: E501
         r"^KvpressureExporterStuck "
     ),
 }

@@ -17,7 +17,9 @@ from kvpressure.runtime.signal_flag import SignalFlag
 
 
 @pytest.mark.parametrize(
-    "use", [SignalFlag.set, SignalFlag.clear, SignalFlag.is_set, lambda flag: flag.wait(0.01)], ids=str
+    "use",
+    [SignalFlag.set, SignalFlag.clear, SignalFlag.is_set, lambda flag: flag.wait(0.01)],
+    ids=["set", "clear", "is_set", "wait"],
 )
 def test_a_signal_may_come_between_any_two_lines(use: Callable[[SignalFlag], object]) -> None:
     """Where a handler waits for a lock that its own thread holds, neither goes on."""

@@ -9,10 +9,10 @@ PERCENT: Final = 100
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A number with at most ``digits`` decimals and three significant digits; thousands are separated from 10 000."""
+    """A number with at most ``digits`` decimals and three significant digits; thousands are separated."""
     if value is None:
         return NOT_KNOWN
-    if abs(value) >= 10_000:
+    if abs(value) >= 1_000:
         return f"{value:,.0f}".replace(",", " ")
     return f"{value:.{min(digits, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2)}f}"
 

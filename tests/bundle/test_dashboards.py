@@ -351,6 +351,22 @@ def first_screen() -> dict[str, dict[str, Any]]:
     return {panel["title"]: panel for panel in panels("kvpressure-incident") if panel["gridPos"]["y"] < SCREEN}
 
 
+@every_dashboard
+def test_an_empty_cell_is_a_dash_and_never_the_reason_why_its_table_is_empty(uid: str) -> None:
+    for panel in panels(uid):
+        if panel["type"] == "table":
+            every, *_ = panel["fieldConfig"]["overrides"]
+            assert every["matcher"] == {"id": "byRegexp", "options": ".*"}, panel["title"]
+            assert every["properties"] == [{"id": "noValue", "value": "-"}], panel["title"]
+
+
+@every_dashboard
+def test_the_heartbeat_which_always_fires_is_in_no_list_of_firing_alerts(uid: str) -> None:
+    for selector in re.findall(r"ALERTS\{[^}]*\}", "\n".join(expr for _, expr in expressions(uid))):
+        operator, pattern = re.search(r'severity(=~|!~|=|!=)"([^"]*)"', selector).groups()  # type: ignore[union-attr]
+        assert bool(re.fullmatch(pattern, "none")) == operator.startswith("!"), selector
+
+
 def test_the_first_screen_answers_who_why_what_to_do_and_what_fires() -> None:
     found = first_screen()
     assert all(panel["gridPos"]["y"] + panel["gridPos"]["h"] <= SCREEN for panel in found.values())
@@ -546,7 +562,7 @@ def test_table_columns_come_from_their_queries() -> None:
                 if name.startswith("Value #"):
                     assert name.removeprefix("Value #") in refs, panel["title"]
             shown = {*steps["organize"]["renameByName"].values(), *names}
-            for override in panel["fieldConfig"]["overrides"]:
+            for override in panel["fieldConfig"]["overrides"][1:]:  # the first is for every cell
                 assert override["matcher"]["options"] in shown, panel["title"]
 
 

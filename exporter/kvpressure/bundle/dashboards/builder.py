@@ -525,7 +525,9 @@ def table(
         "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
         "sortBy": [{"displayName": sort, "desc": True}] if sort else [],
     }
-    panel = _panel(site, "table", title, about, queries, alert, defaults, options, overrides)
+    # The reason why a table may be empty is its default; it must not stand in an empty cell.
+    cells = [matching(".*", ("noValue", defaults["noValue"])), *overrides]
+    panel = _panel(site, "table", title, about, queries, alert, defaults, options, cells)
     panel["transformations"] = [
         {"id": "merge", "options": {}},
         *([{"id": "sortBy", "options": {"fields": {}, "sort": [{"field": order, "desc": False}]}}] if order else []),

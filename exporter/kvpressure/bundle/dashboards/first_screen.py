@@ -70,7 +70,7 @@ UNSURE: Final = "README"  # list of all runbooks
 LOOK_FIRST: Final = "Low confidence: check the evidence first"
 COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 FIRING: Final = (
-    'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",cluster=~"$cluster",'
+    'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!~"info|none",cluster=~"$cluster",'
     'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}'
 )
 

@@ -206,7 +206,7 @@ are labelled as in the [alert proof](alert-proof.md), which also has the pages o
 * fires on incidents where nothing should: {wrong}
 * recordings of servers without KV pressure on which something fires: {noise} of {quiet}
 
-The series are what the published reports of the incidents state, so some lack metrics that a real server always has. Many recordings end with the crash, before the wait for an absent model is over. kube-state-metrics is in none of them.
+The series are what the published reports of the incidents state, so some lack metrics that a real server always has. Many recordings end with the crash, before the wait for an absent model is over. No recording contains series of kube-state-metrics.
 
 Every incident on which one of the two fires:
 

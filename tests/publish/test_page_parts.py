@@ -302,7 +302,7 @@ class TestPlan:
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
         assert "39 requests need at most 32448 of 42416 tokens of KV capacity" in made.actions[0].text
-        assert made.actions[1].text.startswith("Now 128 (args); set 39")
+        assert made.actions[1].text.startswith("Now 128 (arguments); set 39")
         assert '"Emergency Mitigation": 25 % to 50 %' in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])
         assert not any(action.commands for action in made.actions if action.title.endswith("not now"))

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from kvpressure.advice.limits import at_once
 from kvpressure.advice.wording import named, number_text, percent_text, seconds_text
+from kvpressure.diagnosis.facts import LIMIT_SOURCES
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.signals import ContextSignals, Signals
@@ -37,7 +38,7 @@ MEASURED: Final = {
         " changed engine time or queue"
     ),
     "pool": "a KV pool 30 % smaller caused 18 % more engine time and 50 preemptions instead of 40",
-    "watermark": "5 preemptions instead of 40 and 5 % less engine time, at any request length",
+    "watermark": "5 preemptions instead of 40 and 5 % less engine time; request lengths need not be known",
 }
 """Effect of each step on the same overload of a real vLLM, from ``docs/mitigations.md``; a test
 compares the figures.
@@ -283,7 +284,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     )
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if not caps.known:
-        said += ". No request finished here, so these caps are examples: use the p95 of your gateway's log"
+        said += ". No finished request was seen, so the caps are examples: use the p95 of your gateway's log"
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
         said += (
@@ -336,7 +337,8 @@ def _now(engine: PlanInput, name: str) -> str:
     limit = engine.engine.limit(name)
     if limit.value is None:
         return "value in force: unknown"
-    return f"now {value_text(limit.value)} ({limit.source or 'source: unknown'})"
+    source = limit.source or "source: unknown"
+    return f"now {value_text(limit.value)} ({LIMIT_SOURCES.get(source, source)})"
 
 
 def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
@@ -391,9 +393,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     elif fits is not None:
         said += f". The KV cache fits about {fits:.0f} requests of the present length"
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
-            said += (
-                " (low estimate: no request finished meanwhile, so outputs count only as far as they were generated)"
-            )
+            said += ", probably fewer: no request has finished, so outputs count only as far as they were generated"
     if least < limit.recommended:
         said += (
             f". If requests are still being {_called(engine, 'preempted')}, set {least}:"
@@ -430,7 +430,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
                 if small
                 else "halve it"
                 if limit.value is not None
-                else "halve it (with --args the value is computed)"
+                else "halve it (given --args, kvpressure mitigate computes the value)"
             ),
             cost,
         )

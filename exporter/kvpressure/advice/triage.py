@@ -227,7 +227,11 @@ def _requests(case: _TriagedEngine) -> TriageStep:
             f" {named('mean length', _length(shape.context_mean))},"
             f" {named('KV capacity', _length(s.kv.kv_capacity_tokens))}."
         ),
-        *([] if over is None else [f"Possible demand at the present load and limits: {_times(over)} the KV capacity."]),
+        *(
+            []
+            if over is None
+            else [f"Highest token demand at the present load and limits: {_times(over)} the KV capacity."]
+        ),
     )
     marks = (
         (shape.context_spike_ratio, "context_spike_ratio"),

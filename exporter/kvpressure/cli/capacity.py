@@ -121,7 +121,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="trace (CSV or JSON lines with input_tokens and output_tokens) or recording",
     )
-    parser.add_argument("--worksheet", action="store_true", help="print the guides' approximations instead")
+    parser.add_argument(
+        "--worksheet",
+        action="store_true",
+        help="print the approximate formulas of the guides instead of kvpressure's own computation",
+    )
     parser.add_argument("--thresholds", metavar="FILE", help="read thresholds from this file")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 

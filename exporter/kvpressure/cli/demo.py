@@ -23,7 +23,7 @@ examples:
   kvpressure demo --scenario stall --for 300 --speed 4
   kvpressure demo --port 9400 --no-prometheus                    # then open http://127.0.0.1:9400/
 
-Exit status: 0 all expected verdicts and alerts were seen, 1 some were missing, 2 wrong usage, 3 Prometheus does not start, 4 the machine was too slow for --speed.
+Exit status: 0 all expected verdicts and alerts were seen, 1 some were missing, 2 wrong usage, 3 Prometheus did not start, 4 the machine was too slow for --speed.
 """  # noqa: E501
 
 
@@ -32,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     named = "\n".join(f"  {name:<16}{scenario.title}" for name, scenario in SCENARIOS.items())
     parser.epilog = f"scenarios:\n{named}\n\n{_EXAMPLES}"
     parser.add_argument(
-        "--scenario", choices=tuple(SCENARIOS), default="kv_pressure", help="what happens (default: kv_pressure)"
+        "--scenario",
+        choices=tuple(SCENARIOS),
+        default="kv_pressure",
+        help="incident to simulate (default: kv_pressure)",
     )
     parser.add_argument(
         "--for",

@@ -346,7 +346,8 @@ BUILT_IN_CONDITIONS: Final = (
         _gpu_fault,
         "{faults} recent XID events or lost GPUs (threshold 1)",
         "no recent XID events of the hardware or of this engine, and no lost GPUs",
-        "GPU faults: unknown (no GPU mapped to this pod, or only XID events that any program there may have caused)",
+        "GPU faults: unknown (no GPU mapped to this pod, or only XID events that any program on the GPU may have"
+        " caused)",
         "GpuXidError",
         serious=True,
     ),

@@ -308,7 +308,7 @@ _LIMIT_TEXT: Final = "{running_of_limit}"
 _QUEUE_TEXT: Final = "{queue}"
 _RATES: Final = "{rates}"
 _PREEMPTIONS: Final = "{preemption_counts}"
-_SOURCES: Final = {"args": "arguments", "log": "start-up log", "default": "default", "observed": "inferred"}
+LIMIT_SOURCES: Final = {"args": "arguments", "log": "start-up log", "default": "default", "observed": "inferred"}
 
 FACTS: Final[tuple[Fact, ...]] = (
     Fact(
@@ -403,12 +403,12 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "preempting_now",
-        "requests were preempted in the last seconds",
-        "no request was preempted in the last seconds",
+        "requests were preempted in the last {recent_window_seconds} s",
+        "no request was preempted in the last {recent_window_seconds} s",
         lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
         "{recent_preemptions} {preemptions} in the last {recent_seconds} s",
         "no {preemptions} in the last {recent_seconds} s",
-        "{preemptions} in the last seconds: unknown",
+        "{preemptions} in the last {recent_seconds} s: unknown",
     ),
     Fact(
         "preempted_recently",
@@ -494,10 +494,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_observed",
         "max_num_seqs is inferred from a constant batch",
-        "max_num_seqs is not inferred",
+        "max_num_seqs is not inferred from a constant batch",
         _source_is("observed"),
         "{max_num_seqs} {limit} is inferred: the batch is constant while requests wait",
-        "{max_num_seqs} {limit} is not inferred ({limit_source})",
+        "{max_num_seqs} {limit} is not inferred from a constant batch ({limit_source})",
         "{max_num_seqs}: unknown",
     ),
     Fact(
@@ -565,12 +565,12 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "waited_recently",
-        "requests waited in the last seconds",
-        "no request waited in the last seconds",
+        "requests waited in the last {recent_window_seconds} s",
+        "no request waited in the last {recent_window_seconds} s",
         lambda v: None if v.recent.waiting_share is None else v.recent.waiting_share > 0,
-        "mean queue of the last seconds: {waiting_mean} requests",
-        "no request waited in the last seconds",
-        "queue of the last seconds: unknown",
+        "mean queue in the last {recent_seconds} s: {waiting_mean} requests",
+        "no request waited in the last {recent_seconds} s",
+        "queue in the last {recent_seconds} s: unknown",
     ),
     Fact(
         "queue_for_capacity",
@@ -730,7 +730,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prefill usually takes at least this long here",
         "prefill usually takes less time here",
         _prefill_usual,
-        "prefill usually takes {usual_prefill} s; no progress for {stuck} s so far",
+        "prefill usually takes {usual_prefill} s; last progress {stuck} s ago",
         "no progress for longer than prefill usually takes ({usual_prefill} s)",
         "usual prefill time: unknown (no first token yet)",
     ),
@@ -1074,10 +1074,18 @@ def _not_now(v: View) -> str:
     return lately if v.s.load.running_at_limit_now is False else ""
 
 
+def _free_if_known(v: View) -> str:
+    """Tokens free at the recent peak, and prompt lengths if they are known; "" if the free tokens are unknown."""
+    free = _free(v.s)
+    if free is None:
+        return ""
+    return f": {number(free)} tokens free" if v.s.context.prompt_mean is None else f": {_free_and_prompts(v)}"
+
+
 def _source(v: View) -> str:
     """Where the limit was read, in words; "" if unknown."""
     source = v.s.load.max_num_seqs_source or ""
-    return _SOURCES.get(source, source)
+    return LIMIT_SOURCES.get(source, source)
 
 
 def _runs(v: View) -> str:
@@ -1133,7 +1141,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "kv_why": lambda v: "not recorded by this engine" if v.s.kv.kv_recorded is False else "not read yet",
     "level": _usage,
     "free_and_prompts": _free_and_prompts,
-    "free_if_known": lambda v: "" if _free(v.s) is None else f": {_free_and_prompts(v)}",
+    "free_if_known": _free_if_known,
     "running_of_limit": _running_of_limit,
     "not_now": _not_now,
     "runs": _runs,

@@ -153,8 +153,8 @@ class BatchSignals:
     batch_collapse_ratio: float | None = published(
         gauge(
             "batch_collapse_ratio",
-            "Missing share of the possible batch, 0-1: 1 minus p95 batch size divided by the smaller of demand and"
-            " limit.",
+            "Share of the possible batch that the p95 batch size does not reach, 0-1. The possible batch is the smaller"
+            " of demand and limit.",
             absent="no demand",
         )
     )

@@ -264,7 +264,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "container_discovery_info",
         "gauge",
         "Containers that have a GPU or look like an inference server; always 1. The result is engine (scraped),"
-        " no_target or not_engine. The reason is how an engine was recognised, or why it is not scraped.",
+        " no_target (an engine that is not scraped) or not_engine. The reason is"
+        " how an engine was recognised, or why it is not scraped.",
         (*CONTAINER, "result", "reason"),
     ),
     _m("node_condition", "gauge", "Condition of this node, 1 true or 0 false.", ("condition",)),
@@ -283,7 +284,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "isolated_failures_total",
         "counter",
         "Internal failures of the exporter on one engine, GPU, container, target, source or node, by stage (take_in,"
-        " signals, diagnosis, publish, page, json) and reason. The failed subject has no values; all others are"
+        " signals, diagnosis, publish, page, json) and reason. The failed item has no values; all other items are"
         " complete.",
         ("kind", "name", "stage", "reason"),
         "nothing has failed",

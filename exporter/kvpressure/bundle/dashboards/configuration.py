@@ -31,7 +31,6 @@ from kvpressure.bundle.dashboards.builder import (
 )
 
 NODE: Final = 'cluster=~"$cluster"'
-NEVER: Final = "no such event was reported"
 _COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 
 
@@ -239,7 +238,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
                     "max by (namespace, pod, container, reason, exit_code)"
                     f" (kvpressure_container_last_termination_info{{{CONTAINER}}})",
                     table=True,
-                    optional=NEVER,
+                    optional="no container of an engine has ended",
                 )
             ],
             {"pod": "Pod", "container": "Container", "reason": "Reason", "exit_code": "Exit code"},
@@ -300,7 +299,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
                     "60 * sum by (pod, event)"
                     f' (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))',
                     "{{pod}} {{event}}",
-                    optional=NEVER,
+                    optional="no log line reported a problem",
                 )
             ],
             "cpm",
@@ -354,12 +353,12 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
                 PanelQuery(
                     f"sum by (source, reason) (rate(kvpressure_source_errors_total{{{NODE}}}[$__rate_interval]))",
                     "{{source}} {{reason}}",
-                    optional=NEVER,
+                    optional="no source has failed",
                 ),
                 PanelQuery(
                     f"sum by (target, reason) (rate(kvpressure_target_errors_total{{{NODE}}}[$__rate_interval]))",
                     "{{target}} {{reason}}",
-                    optional=NEVER,
+                    optional="no target has failed",
                 ),
             ],
             "reqps",

@@ -242,7 +242,7 @@ def _why(site: DashboardContext) -> Json:
         about,
         [
             PanelQuery(
-                reasons_of_the_worst(), table=True, optional="there is nothing to do, or too many inputs are unknown"
+                reasons_of_the_worst(), table=True, optional="no verdict needs action, or too many inputs are unknown"
             )
         ],
         {"pod": "Pod", "Value": "Now", "reason": "Evidence"},

@@ -186,7 +186,9 @@ def _reasons(site: DashboardContext) -> Json:
         "Evidence for the verdict of the engine in most trouble, over time. Panel Why has the numbers.",
         [
             PanelQuery(
-                worst(there, 1), "{{pod}} {{reason}}", optional="there is nothing to do, or too many inputs are unknown"
+                worst(there, 1),
+                "{{pod}} {{reason}}",
+                optional="no verdict needs action, or too many inputs are unknown",
             )
         ],
         texts(v1=("true", "text")),
@@ -441,7 +443,7 @@ def _requests_and_pod(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Context length",
-            "Longest context (prompt plus output) of five minutes, and the mean.",
+            "Longest context (prompt plus output) of the last five minutes, and the mean.",
             [
                 PanelQuery(lines("context_length_max_tokens"), "{{pod}} longest"),
                 PanelQuery(lines("context_length_mean_tokens"), "{{pod}} mean"),

@@ -77,8 +77,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Tokens that the arriving load can need within the limits, divided by KV capacity. A load above this"
-            " capacity does not fit.",
+            "Tokens that the arriving load can need within the limits, divided by KV capacity. A load above the"
+            " KV capacity does not fit.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),

@@ -32,7 +32,7 @@ from kvpressure.bundle.dashboards.builder import (
 )
 from kvpressure.bundle.dashboards.ranking import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
 
-VLLM_BUCKETS = "the same Prometheus does not scrape vLLM's own histograms"
+VLLM_BUCKETS = "this Prometheus does not scrape vLLM's own histograms"
 NO_GPM = "the GPU has no GPM, or nvidia.gpm is off"
 
 
@@ -87,7 +87,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Context spike",
-            "Longest context of five minutes divided by the mean.",
+            "Longest context of the last five minutes divided by the mean.",
             f"max({engine('context_length_spike_ratio')})",
             "none",
             steps(site, (ORANGE, "context_spike_ratio")),
@@ -197,7 +197,8 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Missing batch",
-            "Missing share of the possible batch: 1 minus p95 batch size divided by the smaller of demand and limit.",
+            "Share of the possible batch that the p95 batch size does not reach. The possible batch is the"
+            " smaller of demand and limit.",
             [PanelQuery(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
@@ -294,7 +295,7 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Context length",
-            "Prompt plus output tokens: the longest request of five minutes, and the mean.",
+            "Prompt plus output tokens: the longest request of the last five minutes, and the mean.",
             [
                 PanelQuery(lines("context_length_max_tokens"), "{{pod}} longest"),
                 PanelQuery(lines("context_length_mean_tokens"), "{{pod}} mean"),

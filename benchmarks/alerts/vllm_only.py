@@ -194,7 +194,7 @@ them that read `kvpressure_` metrics do not apply.
 * Peaks of the KV cache between two scrapes, and preemptions before vLLM counts them.
 * Frozen metrics of an idle server, which look like a stall.
 
-The [exporter](deploy.md) measures these on the node.
+The [exporter](deploy.md) measures these values on the node.
 
 ## Measured on the recordings
 

@@ -34,8 +34,8 @@ MEASURED: Final = {
     "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
     "limit": "with half the limit, which was still more than ran, all 40 preemptions remained",
     "cut": (
-        "with a limit 25 % below the running requests, 28 of 40 preemptions remained; 50 % below, 5 remained. Neither"
-        " changed engine time or queue"
+        "with a limit 25 % below the running requests, 28 of 40 preemptions remained; 50 % below, 5 remained."
+        " Neither cut changed engine time or queue"
     ),
     "pool": "a KV pool 30 % smaller caused 18 % more engine time and 50 preemptions instead of 40",
     "watermark": "5 preemptions instead of 40 and 5 % less engine time; request lengths need not be known",

@@ -104,7 +104,7 @@ EXAMPLES: Final[tuple[tuple[str, Mapping[str, bool | None]], ...]] = (
     ("Tokens flow, nobody waits, latency is near its baseline", {}),
     ("Tokens flow, nobody waits, latency is 4 × its baseline", {"latency_multiplied": True}),
     ("No request is in flight, no token comes", {"work_present": False, "tokens_flow": False, "something_runs": False}),
-    ("8 run, nothing has come out for half a minute, the GPU is at 100 %", {**_STUCK, "gpu_saturated": True}),
+    ("8 run, no progress for half a minute, the GPU is at 100 %", {**_STUCK, "gpu_saturated": True}),
     (
         "100 run, 20 wait, no gauge has moved for half a minute; nothing is known of GPU and clients",
         {**_STUCK, **_QUEUE, "gauges_still": True, "gpu_idle": None, "clients_gone": None, "clients_came": None},

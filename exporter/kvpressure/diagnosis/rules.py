@@ -116,7 +116,7 @@ LONG_PREFILL: Final = Verdict(
     against=_all_yes("no_progress"),
     missing=(_GPU,),
     when=(
-        "nothing has come out for {no_progress_seconds} s, but KV usage rises and requests wait: a long "
+        "there has been no progress for {no_progress_seconds} s, but KV usage rises and requests wait: a long "
         "prompt is being computed"
     ),
 )
@@ -133,8 +133,8 @@ NO_PROGRESS: Final = Verdict(
             "first request",
             no("ever_produced") & yes("something_runs") & unsure("no_progress_very_long"),
             GUESS,
-            "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first"
-            " request",
+            "what a first answer takes: there has been no progress since the start, so kernels may be compiled for the"
+            " first request",
             verdict="unknown",
         ),
         Row(
@@ -194,7 +194,7 @@ NO_PROGRESS: Final = Verdict(
     supports=_all_yes("no_progress", "work_present", "gpu_idle", "clients_came"),
     against=_all_yes("tokens_flow"),
     when=(
-        "requests are in flight and nothing has come out for {stalled_seconds} s. `unknown` up to"
+        "requests are in flight, but there has been no progress for {stalled_seconds} s. `unknown` up to"
         " {prefill_patience_seconds} s for a first request, a single long step, or the usual prefill time. `unknown`"
         " where the clients are gone: gauges may be left over"
     ),
@@ -216,12 +216,12 @@ NOBODY_ANSWERED: Final = Verdict(
             "requests come and none is answered",
             ALWAYS,
             GUESS,
-            "why no request is answered: prompts are admitted and nothing comes out; clients may time out before their"
-            " first token",
+            "why no request is answered: prompts are admitted, but no token is produced; clients may time out before"
+            " their first token",
         ),
     ),
     supports=(yes("prompts_looked_up"), no("tokens_flow"), no("finishing")),
-    when="prompts are admitted, but no token comes out and no request finishes",
+    when="prompts are admitted, but no token is produced and no request finishes",
 )
 
 IDLE: Final = Verdict(

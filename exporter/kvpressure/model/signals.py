@@ -428,7 +428,7 @@ class ComputeSignals:
     activity_level: str = published(
         gauge(
             "score_evidence_level",
-            "1 for the level of evidence behind the compute factor: profiling, power, estimated_flops, "
+            "1 for the level of evidence behind the score's compute factor: profiling, power, estimated_flops, "
             "utilization_weak, none.",
             "level",
         ),

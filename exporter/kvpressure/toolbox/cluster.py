@@ -118,7 +118,7 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
     ]
     if not members:
         raise InputError(
-            f"{where}: {len(documents)} pods, none runs vLLM; allowed: a namespace and labels of vLLM pods "
+            f"{where}: {len(documents)} pods, none runs vLLM or SGLang; allowed: a namespace and labels of engine pods "
             "(kubectl get pods --show-labels)"
         )
     if len(members) > MAX_PODS:

@@ -123,8 +123,8 @@ def read_all(paths: Sequence[str]) -> Deployed:
     if not servers:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
         raise InputError(
-            f"{where}: no container that runs vLLM (there is: {kinds or 'nothing'}); allowed: Kubernetes documents "
-            "with a vLLM pod template"
+            f"{where}: no container that runs vLLM or SGLang (there is: {kinds or 'nothing'}); allowed: Kubernetes"
+            " documents with a pod template of such an engine"
         )
     return Deployed(tuple(servers), _surroundings(documents))
 

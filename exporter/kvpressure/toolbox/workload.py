@@ -42,7 +42,9 @@ def server_of(workload: Mapping[str, Any], container: str, wanted: str | None = 
     found = manifests.servers_of(workload)
     title = f"{workload.get('kind')} {mapping(workload.get('metadata')).get('name')}"
     if not found:
-        raise InputError(f"{title}: no container of the workload runs vLLM; allowed: --manifest FILE")
+        raise InputError(
+            f"{title}: no container of the workload runs vLLM or SGLang; allowed: --manifest FILE of the engine"
+        )
     named = [server for server in found if server.container == container]
     return manifests.choose(named or found if wanted is None else found, wanted, title)
 

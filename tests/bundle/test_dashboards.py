@@ -363,7 +363,7 @@ def test_an_empty_cell_is_a_dash_and_never_the_reason_why_its_table_is_empty(uid
 @every_dashboard
 def test_the_heartbeat_which_always_fires_is_in_no_list_of_firing_alerts(uid: str) -> None:
     for selector in re.findall(r"ALERTS\{[^}]*\}", "\n".join(expr for _, expr in expressions(uid))):
-        operator, pattern = re.search(r'severity(=~|!~|=|!=)"([^"]*)"', selector).groups()  # type: ignore[union-attr]
+        operator, pattern = re.search(r'severity(=~|!~|=|!=)"([^"]*)"', selector).groups()  # type: ignore[union-attr]  # each has one
         assert bool(re.fullmatch(pattern, "none")) == operator.startswith("!"), selector
 
 

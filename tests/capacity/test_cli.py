@@ -229,6 +229,13 @@ def test_a_models_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert found["kv_bytes_per_token_per_gpu"] == 33 * 4096
 
 
+def test_without_the_longest_request_no_context_is_recommended(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("llama-3.1-8b", "--gpu-memory", "80", "--prompt", "p50=400,p95=960", "--output", "200")
+    assert as_json(capsys, *load)["recommended"]["max_model_len"]["value"] is None
+    _, out, _ = run(capsys, *load)
+    assert re.search(r"--max-model-len +unknown +lengths are known up to p95 only", out)
+
+
 def test_traffic_from_a_recording_and_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = as_json(
         capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--traffic", RECORDINGS / "vllm-cpu" / "c_steady.jsonl.gz"

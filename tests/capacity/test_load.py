@@ -32,6 +32,10 @@ def test_quantiles_are_met_again() -> None:
     assert found.longest == 8200
 
 
+def test_a_steep_end_does_not_move_the_quantile_before_it() -> None:
+    assert stated("p50=1000,p95=4000,p100=90000", "200").quantile("prompt", 0.95) == pytest.approx(4000, rel=0.02)
+
+
 def test_long_answers_are_met_more_often() -> None:
     found = stated("0", "p50=100,p100=1000")
     plain = sum(request.output for request in found.requests) / len(found.requests)
@@ -140,6 +144,12 @@ def test_memory_is_bounded_and_the_sample_even(tmp_path: Path, monkeypatch: pyte
     assert found.quantile("prompt", 0.5) == pytest.approx(5000, abs=150)
 
 
+def test_the_longest_request_is_never_left_out_of_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "MAX_SAMPLES", 100)
+    rows = "".join(f"{90_000 if n == 4_999 else 100},1\n" for n in range(10_000))
+    assert from_file(write(tmp_path / "long.csv", "input_tokens,output_tokens\n" + rows)).longest == 90_001
+
+
 def test_bursts_are_seen(tmp_path: Path) -> None:
     steady = "".join(f"{second},10,10\n" for second in range(120))
     found = from_file(write(tmp_path / "a", "t_s,input_tokens,output_tokens\n" + steady))
@@ -203,8 +213,19 @@ def test_lengths_are_those_that_finished_during_the_recording(tmp_path: Path) ->
         page(5, {"100.0": 500, "200.0": 600, "+Inf": 600}, 65_000),
     )
     assert found.in_flight == 7
-    assert 100 <= found.quantile("prompt", 0.5) <= 200
+    assert found.quantile("prompt", 0.5) == pytest.approx(150, abs=2)
+    assert found.quantile("prompt", 0.01) >= 100
     assert found.longest == 400
+    assert found.known_share == 1.0
+
+
+def test_requests_above_the_last_bound_leave_the_longest_unknown(tmp_path: Path) -> None:
+    found = recording(
+        tmp_path / "r",
+        page(0, {"100.0": 500, "200.0": 500, "+Inf": 500}, 50_000),
+        page(5, {"100.0": 500, "200.0": 596, "+Inf": 600}, 65_000),
+    )
+    assert found.known_share == pytest.approx(0.96)
 
 
 def test_a_restarted_engine_does_not_count_backwards(tmp_path: Path) -> None:

@@ -251,6 +251,28 @@ def test_the_documented_utilization_where_it_suffices() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prompt", "output", "known"),
+    [
+        ("p50=400,p95=960", "200", "up to p95"),
+        ("960", "p50=200,p99.5=500", "up to p99.5"),
+        ("p50=400,p95=960", "p50=200,p99=500,p100=700", "up to p95"),
+    ],
+)
+def test_a_quantile_is_not_the_longest_request(prompt: str, output: str, known: str) -> None:
+    """A max_model_len made of p95 would have vLLM refuse the longest requests, perhaps one of twenty."""
+    found = made(plan_for(stated(prompt, output)))
+    assert found.max_model_len.value is None
+    assert f"known {known} only" in found.max_model_len.reason
+    assert found.max_num_seqs.value == found.fit.requests
+
+
+def test_the_longest_request_that_is_given_bounds_the_context() -> None:
+    found = made(plan_for(stated("p50=400,p95=960,p100=3000", "p50=200,p100=500")))
+    assert found.max_model_len.value == 5120  # 3500 tokens, a quarter more, rounded up to 1024
+    assert "the longest request (3500 tokens)" in found.max_model_len.reason
+
+
+@pytest.mark.parametrize(
     "load",
     [stated("p50=500,p95=8000,p99=16000", "200"), RequestLoad((RequestLengths(100, 100, 100.0),), burst_ratio=3.0)],
 )

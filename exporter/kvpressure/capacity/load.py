@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import sqrt
+from math import ceil, sqrt
 from typing import Final
 
 from kvpressure.capacity.errors import CapacityError
@@ -38,21 +38,23 @@ class RequestLengths:
 @dataclass(frozen=True, slots=True)
 class RequestLoad:
     """A sample of requests, unordered. ``in_flight``: requests at the server at once; ``burst_ratio``: arrivals in
-    the busiest 10 s divided by the mean; None = not reported by the source.
+    the busiest 10 s divided by the mean; None = not reported by the source. ``known_share``: lengths are known up to
+    this quantile; below 1 the longest request is unknown.
     """
 
     requests: tuple[RequestLengths, ...]
     in_flight: float | None = None
     burst_ratio: float | None = None
+    known_share: float = 1.0
 
     def quantile(self, of: str, q: float) -> int:
         """Quantile ``q`` of ``prompt``, ``output`` or ``total`` over requests (not weighted)."""
         values = sorted(getattr(request, of) for request in self.requests)
-        return int(values[min(len(values) - 1, int(q * len(values)))])
+        return int(values[max(0, ceil(q * len(values)) - 1)])
 
     @property
     def longest(self) -> int:
-        """The longest request."""
+        """The longest request of the sample."""
         return max(request.total for request in self.requests)
 
     def mean_and_deviation(self, cost: Mapping[int, float]) -> tuple[float, float]:
@@ -64,28 +66,30 @@ class RequestLoad:
 
 
 def stated(prompt: str, output: str) -> RequestLoad:
-    """From lengths as text: "1500", or quantiles "p50=1000,p95=4000,p99=8000" with straight lines between them.
+    """From lengths as text: "1500", or quantiles "p50=1000,p95=4000,p100=8000" with straight lines between them.
 
     Prompt and output are taken as independent. Raises ``CapacityError``.
     """
-    prompts, outputs = _lengths(prompt, "--prompt"), _lengths(output, "--output")
-    return RequestLoad(tuple(RequestLengths(p, o, float(max(1, o))) for p in prompts for o in outputs))
+    (prompts, known), (outputs, known_outputs) = _lengths(prompt, "--prompt"), _lengths(output, "--output")
+    requests = tuple(RequestLengths(p, o, float(max(1, o))) for p in prompts for o in outputs)
+    return RequestLoad(requests, known_share=min(known, known_outputs))
 
 
-def _lengths(text: str, where: str) -> Sequence[int]:
+def _lengths(text: str, where: str) -> tuple[Sequence[int], float]:
+    """Lengths, and the quantile up to which they are known."""
     if re.fullmatch(r"\d{1,9}", text):
-        return (int(text),)
+        return (int(text),), 1.0
     points: list[tuple[float, float]] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*p(\d{1,2}(?:\.\d{1,3})?|100)=(\d{1,9})\s*", part)
         if match is None:
             raise CapacityError(
-                f"{where}: {text!r:.100}; allowed: a number of tokens, or quantiles like p50=1000,p95=4000,p99=8000"
+                f"{where}: {text!r:.100}; allowed: a number of tokens, or quantiles like p50=1000,p95=4000,p100=8000"
             )
         points.append((float(match[1]) / 100, float(match[2])))
     if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(points)):
         raise CapacityError(f"{where}: {text!r:.100}; allowed: quantiles in rising order of share and length")
-    return from_quantiles(points)
+    return from_quantiles(points), points[-1][0]
 
 
 def from_quantiles(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import ceil, floor, sqrt
+from math import ceil, floor, inf, sqrt
 from typing import Final, Literal
 
 from kvpressure.capacity.errors import CapacityError
@@ -98,9 +98,9 @@ class GpuAudit:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A value to set and why."""
+    """A value to set and why; without a value, what is unknown."""
 
-    value: float
+    value: float | None
     reason: str
 
 
@@ -241,12 +241,12 @@ def recommend(
     The utilization is the documented one where that suffices; else the smallest that holds ``needed`` requests, or
     vLLM's default where none are stated. None when not even 0.95 holds the load.
     """
-    length = _model_len(shape, load, t)
-    default = default_limits_for(total_bytes, int(length.value))
-    tokens = _batched_tokens(load, default.max_num_batched_tokens, needed, t)
+    length = min(context_limit(load.longest, t), shape.max_model_len or inf)
+    default = default_limits_for(total_bytes, int(length))
+    tokens, budget = _batched_tokens(load, default.max_num_batched_tokens, needed, t)
     documented, why = _utilization(load, t)
     for utilization in _candidates(documented, default.gpu_memory_utilization if needed is None else None):
-        limits = Limits(utilization, default.max_num_seqs, int(tokens.value), int(length.value))
+        limits = Limits(utilization, default.max_num_seqs, tokens, int(length))
         found = audit(shape, parallel, total_bytes, limits, given, graphs=graphs)
         fits = fit(layout, found, load)
         holds = fits.requests or 0
@@ -256,8 +256,8 @@ def recommend(
             cap = min(limits.max_num_batched_tokens, max(default.max_num_seqs, ceil(needed or 0.0)))
             seqs = min(holds, cap)
             return LimitPlan(
-                length,
-                tokens,
+                _model_len(length, shape, load),
+                Recommendation(tokens, budget),
                 Recommendation(utilization, why),
                 Recommendation(seqs, _seqs_reason(holds, cap)),
                 replace(found, limits=replace(limits, max_num_seqs=seqs)),
@@ -280,21 +280,24 @@ def _candidates(documented: float, default: float | None) -> Iterable[float]:
         yield from (percent / 100 for percent in range(floor(documented * 100) + 1, round(MAX_UTILIZATION * 100) + 1))
 
 
-def _model_len(shape: ModelShape, load: RequestLoad, t: Thresholds) -> Recommendation:
-    target = context_limit(load.longest, t)
-    if shape.max_model_len is not None and shape.max_model_len < target:
-        return Recommendation(shape.max_model_len, "the model's own limit")
-    return Recommendation(target, f"the longest request ({load.longest} tokens) and a quarter to spare")
+def _model_len(length: float, shape: ModelShape, load: RequestLoad) -> Recommendation:
+    """No value where only a part of the requests is known: vLLM would refuse the others."""
+    if length == shape.max_model_len:
+        return Recommendation(length, "the model's own limit")
+    if load.known_share < 1:
+        known = f"up to p{floor(1000 * load.known_share) / 10:g}" if load.known_share else "on average"
+        return Recommendation(None, f"lengths are known {known} only, not the longest request (p100)")
+    return Recommendation(length, f"the longest request ({load.longest} tokens) and a quarter to spare")
 
 
-def _batched_tokens(load: RequestLoad, default: int, needed: float | None, t: Thresholds) -> Recommendation:
+def _batched_tokens(load: RequestLoad, default: int, needed: float | None, t: Thresholds) -> tuple[int, str]:
     """One long prompt a step, not many: more only raises the peak of activations. A decoding request takes a token."""
     prompt = load.quantile("prompt", 0.95)
     least = max(prompt, ceil(needed or 0.0), int(t["max_num_batched_tokens_floor"]))
     power = 1 << (least - 1).bit_length()
     if power >= default:
-        return Recommendation(default, "vLLM's default for this GPU; longer prompts take several steps")
-    return Recommendation(power, f"one step takes a prompt of the p95 length ({prompt} tokens)")
+        return default, "vLLM's default for this GPU; longer prompts take several steps"
+    return power, f"one step takes a prompt of the p95 length ({prompt} tokens)"
 
 
 def _utilization(load: RequestLoad, t: Thresholds) -> tuple[float, str]:

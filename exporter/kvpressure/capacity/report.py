@@ -173,7 +173,8 @@ def _advice(answer: CapacityAnswer) -> Iterator[str]:
     yield "set"
     for name in _SET:
         advised: Recommendation = getattr(answer.plan, name)
-        yield f"  --{name.replace('_', '-'):25} {advised.value:<8g} {advised.reason}"
+        value = "unknown" if advised.value is None else f"{advised.value:g}"
+        yield f"  --{name.replace('_', '-'):25} {value:<8} {advised.reason}"
 
 
 def _size(count: int) -> str:

@@ -47,7 +47,7 @@ _EXAMPLES: Final = """\
 examples:
   kvpressure capacity llama-3.1-70b --tp 4
       bytes per token, and per request at several lengths
-  kvpressure capacity /models/my-model --gpu-memory 80GiB --prompt p50=1000,p95=4000 --output 500 --concurrency 40
+  kvpressure capacity /models/my-model --gpu-memory 80GiB --prompt p50=1000,p95=4000,p100=9000 --output 500 --concurrency 40
       memory audit, what fits, and the limits to set
   kvpressure capacity llama-3.1-8b --gpu-memory 24GiB --traffic trace.csv.gz --format json
   kvpressure capacity llama_70b --worksheet --gpu-memory 80 --tp 4 --context 8192 --concurrency 10
@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="request length (prompt plus output) to compute for; repeat for several lengths",
     )
     sent.add_argument("--concurrency", type=whole, metavar="N", help="requests that must fit at once")
-    sent.add_argument("--prompt", metavar="TOKENS", help="prompt length, or quantiles: p50=1000,p95=4000")
+    sent.add_argument("--prompt", metavar="TOKENS", help="prompt length, or quantiles: p50=1000,p95=4000,p100=9000")
     sent.add_argument("--output", metavar="TOKENS", help="output length, or quantiles")
     sent.add_argument(
         "--traffic",

@@ -41,16 +41,20 @@ class _Growth:
         for place, (old, new) in enumerate(zip(before.counts, now.counts, strict=True)):
             self._counts[place] += max(0.0, new - old)
 
-    def lengths(self) -> Sequence[int]:
-        """Lengths at evenly spaced quantiles, linear between bucket bounds; the mean without buckets."""
+    def lengths(self) -> tuple[Sequence[int], float]:
+        """Lengths at evenly spaced quantiles, linear between bucket bounds, and the quantile up to which they are
+        known; without buckets the mean, and 0.
+        """
         points = [
             (count / self._counts[-1], bound)
             for bound, count in zip(self._bounds, self._counts, strict=True)
             if self._counts[-1] and bound != float("inf")
         ]
         rising = [point for place, point in enumerate(points) if place == 0 or point[0] > points[place - 1][0]]
-        rising = [point for point in rising if point[0] > 0]
-        return from_quantiles(rising) if rising else (round(self.total / self.count),)
+        if not rising or not rising[-1][0]:
+            return (round(self.total / self.count),), 0.0
+        shortest = [point for point in points if point[0] == 0][-1:]  # no request is in the buckets up to there
+        return from_quantiles([*shortest, *(point for point in rising if point[0] > 0)]), rising[-1][0]
 
 
 def from_recording(path: Path) -> RequestLoad:
@@ -73,18 +77,19 @@ def from_recording(path: Path) -> RequestLoad:
     except RecordingError as error:
         raise CapacityError(str(error)) from error
     requests: list[RequestLengths] = []
+    known = 1.0
     for key, prompt in prompts.items():
         if prompt.count and outputs[key].count:
-            requests += [
-                RequestLengths(p, o, max(1, o) * prompt.count) for p in prompt.lengths() for o in outputs[key].lengths()
-            ]
+            (sent, known_sent), (answers, known_answers) = prompt.lengths(), outputs[key].lengths()
+            known = min(known, known_sent, known_answers)
+            requests += [RequestLengths(p, o, max(1, o) * prompt.count) for p in sent for o in answers]
     if not requests:
         raise CapacityError(
             f"{path}: no request finished in this recording; allowed: a recording with request length histograms"
         )
     in_flight.sort()
     at = min(len(in_flight) - 1, int(_IN_FLIGHT_QUANTILE * len(in_flight)))
-    return RequestLoad(tuple(requests), in_flight=in_flight[at] if in_flight else None)
+    return RequestLoad(tuple(requests), in_flight=in_flight[at] if in_flight else None, known_share=known)
 
 
 def _add(growth: _Growth, engine: EngineReading, name: str) -> None:

@@ -67,6 +67,7 @@ def _first_line(path: Path) -> str:
 
 def _from_trace(path: Path) -> RequestLoad:
     sample: list[RequestLengths] = []
+    longest: RequestLengths | None = None
     stride, seen = 1, 0
     arrivals = _Arrivals()
     try:
@@ -76,14 +77,17 @@ def _from_trace(path: Path) -> RequestLoad:
                 if seen % stride == 0:
                     sample.append(request)
                 seen += 1
+                longest = request if longest is None or request.total > longest.total else longest
                 if len(sample) >= 2 * MAX_SAMPLES:
                     sample, stride = sample[::2], stride * 2
     except (OSError, EOFError) as error:
         raise CapacityError(
             f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording"
         ) from error
-    if not sample:
+    if longest is None:
         raise CapacityError(f"{path}: no requests; allowed: one request per line")
+    if longest not in sample:
+        sample.append(longest)
     return RequestLoad(tuple(sample), burst_ratio=arrivals.burst_ratio())
 
 

@@ -153,6 +153,7 @@ def test_a_signal_ends_everything_cleanly(
     assert process.returncode == 130, output
     assert time.monotonic() - began < 10
     assert "interrupted" in output
+    assert not re.search(r"^\[ .*s\] ", output.partition("what was seen:")[2], re.M), "the summary comes last"
     assert "Traceback" not in output
     assert using(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []

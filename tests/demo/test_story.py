@@ -130,6 +130,17 @@ def test_the_summary_says_how_each_alert_ended(heard: Listener) -> None:
     assert any(line.endswith(f"{CHAT}  kv_pressure (saturated)") for line in lines)
 
 
+def test_after_its_end_nothing_is_told_and_the_summary_stays(heard: Listener) -> None:
+    heard.watch(30)
+    heard.alert("firing")
+    heard.story.end()
+    told, summary = list(heard.lines), heard.story.summary({"a"})
+    heard.watch(100)
+    heard.alert("resolved")
+    assert heard.lines == told
+    assert heard.story.summary({"a"}) == summary
+
+
 def test_the_alerts_of_the_scenarios_are_in_the_bundle() -> None:
     names = {alert.name for group in load_groups(Options(builtin())) for alert in group.alerts}
     promised = {name for scenario in SCENARIOS.values() for name in scenario.alerts}

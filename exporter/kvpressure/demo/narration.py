@@ -46,6 +46,7 @@ class Story:
         self._elapsed = elapsed
         self._tell = tell
         self._lock = threading.RLock()
+        self._ended = False
         self._engines: dict[EngineKey, EngineState] = {}
         self.verdicts: list[SeenVerdict] = []  # of the scenario's pod
         self.alerts: dict[str, AlertSeen] = {}
@@ -59,7 +60,7 @@ class Story:
     def observe(self, state: State) -> None:
         """Take one tick: print every changed verdict or stage."""
         with self._lock:
-            for engine in state.engines:
+            for engine in () if self._ended else state.engines:
                 before = self._engines.get(engine.key)
                 self._engines[engine.key] = engine
                 if before is None or _standing(before) != _standing(engine):
@@ -68,8 +69,13 @@ class Story:
     def notify(self, receiver: str, alerts: Iterable[dict[str, Any]]) -> None:
         """Take a notification of Alertmanager."""
         with self._lock:
-            for alert in alerts if receiver not in _MUTE_RECEIVERS else ():
+            for alert in () if self._ended or receiver in _MUTE_RECEIVERS else alerts:
                 self._alert(receiver, alert)
+
+    def end(self) -> None:
+        """Take nothing more: what happens while everything is stopped belongs to no summary."""
+        with self._lock:
+            self._ended = True
 
     def status(self) -> str:
         """One line about the scenario's pod now."""

@@ -215,6 +215,7 @@ class _Demo:
     def summary(self, finished: bool) -> int:
         """Tell how it went; returns the exit status."""
         tell = self._screen.tell
+        self._story.end()
         tell("")
         tell("what was seen:")
         behind = late(self._beats())

@@ -313,6 +313,26 @@ def test_every_shape_of_document(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert items["max_num_seqs_explicit"]["found"] == "40, set"
 
 
+@pytest.mark.parametrize(
+    ("uri", "args", "known"),
+    [
+        ("hf://meta-llama/Llama-3.1-8B-Instruct", [], "model meta-llama/Llama-3.1-8B-Instruct"),
+        ("hf://Qwen/Qwen3-8B:0e9e39f", ["--model=/mnt/models"], "model Qwen/Qwen3-8B"),
+        ("hf://meta-llama/Llama-3.1-8B-Instruct", ["--model=Qwen/Qwen3-32B"], "model Qwen/Qwen3-32B"),
+        ("s3://models/llama", ["--model=/mnt/models"], "model /mnt/models (shape unknown)"),
+    ],
+)
+def test_the_model_that_kserve_downloads_is_known(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, uri: str, args: list[str], known: str
+) -> None:
+    model = {"modelFormat": {"name": "huggingface"}, "storageUri": uri, "args": [*GOOD, *args]}
+    document = {"kind": "InferenceService", "metadata": {"name": "chat"}, "spec": {"predictor": {"model": model}}}
+    path = tmp_path / "kserve.yaml"
+    path.write_text(yaml.safe_dump(document))
+    main(["audit", str(path), "--gpu", "H100:80", "--context", "3000"])
+    assert capsys.readouterr().out.splitlines()[1].endswith(f", {known}")
+
+
 def test_standard_input_and_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
         buffer = io.BytesIO(yaml.safe_dump(deployment(GOOD)).encode())

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,8 @@ _SIZE: Final = re.compile(r"(\d{2,3})GB", re.IGNORECASE)
 _MONITORS: Final = ("ServiceMonitor", "PodMonitor", "VMServiceScrape", "VMPodScrape", "PodMonitoring")
 _EXPORTERS: Final = ("kvpressure", "dcgm-exporter", "device-metrics-exporter", "amd-metrics-exporter")
 _BODY_SIZE: Final = "nginx.ingress.kubernetes.io/proxy-body-size"
+_HUGGING_FACE: Final = "hf://"
+_DOWNLOADED: Final = "/mnt/models"  # where KServe puts what storageUri names
 _READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 
@@ -276,7 +278,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                 engine.container,
                 (*command, *args),
                 len(command),
-                dialect(engine.dialect).read_command(engine.target.args, engine.target.env).args,
+                _with_model(dialect(engine.dialect).read_command(engine.target.args, engine.target.env).args, place),
                 str(raw.get("image") or ""),
                 engine.target.version,
                 _gpu(spec),
@@ -320,11 +322,14 @@ def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A pod template and where its containers are; ``single``: the pointer leads to the only container."""
+    """A pod template and where its containers are; ``single``: the pointer leads to the only container. ``model``:
+    published name of the model that is downloaded for it, or "".
+    """
 
     template: Mapping[str, Any]
     pointer: tuple[str | int, ...]
     single: bool = False
+    model: str = ""
 
 
 def _templates(document: Mapping[str, Any]) -> Iterator[_Place]:
@@ -361,8 +366,21 @@ def _served_model(node: Mapping[str, Any], path: tuple[str | int, ...]) -> _Plac
     if model and (named or items(model.get("args"))):
         image = model.get("image") or named or default().name
         container = {**model, "name": "kserve-container", "image": image}
-        return _Place({"spec": {**predictor, "containers": [container]}}, (*path, "predictor", "model"), single=True)
+        uri = str(model.get("storageUri") or "")
+        return _Place(
+            {"spec": {**predictor, "containers": [container]}},
+            (*path, "predictor", "model"),
+            single=True,
+            model=uri.removeprefix(_HUGGING_FACE).partition(":")[0] if uri.startswith(_HUGGING_FACE) else "",
+        )
     return None
+
+
+def _with_model(args: EngineArgs, place: _Place) -> EngineArgs:
+    """``args`` with the downloaded model, if they name none or only its directory."""
+    if not place.model or args.model not in (None, _DOWNLOADED):
+        return args
+    return replace(args, values={**args.values, "model": place.model})
 
 
 def _environment(container: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:

@@ -44,6 +44,18 @@ def test_help_keeps_options_whole_and_wraps_prose(
     assert max(len(line) for line in lines[start:]) <= int(width)
 
 
+def test_the_help_of_serve_begins_with_what_most_need(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    first_screen = "\n".join(capsys.readouterr().out.splitlines()[:40])
+    assert first_screen.startswith("usage: kvpressure serve [setting ...]\n\nRun the exporter.")
+    for option in ("--config", "--engine.target", "--web.listen-address", "--thresholds", "--record.directory"):
+        assert f"\n  {option} " in first_screen
+
+
 def test_the_help_of_record_begins_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["record", "--help"])

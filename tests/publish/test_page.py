@@ -115,7 +115,7 @@ def test_what_is_not_known_is_said_and_not_shown_as_zero() -> None:
 
 def test_an_empty_node_has_a_page() -> None:
     text = page(State(time=NOW)).text
-    assert "No engine found on this node." in text
+    assert "No engine found on this node. Name one with --engine.target, or check the Kubernetes source" in text
     assert "No GPU found." in text
 
 

@@ -156,6 +156,30 @@ def test_requests_above_their_limit_are_a_multiple_of_it_and_their_impact_is_nam
     assert not re.search(r"\bnone\b", impact, re.I)
 
 
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant.endswith("-default")])
+def test_measured_values_have_three_digits_in_a_notification(trees: Trees, variant: str, tmp_path: Path) -> None:
+    """Prometheus' own functions print four: "wait 34.73s", "7.158GB"."""
+    texts = [
+        text
+        for path in (trees[variant] / "alerts").glob("*-rules.yaml")
+        for group in load(path)["groups"]
+        for rule in group["rules"]
+        for text in rule.get("annotations", {}).values()
+    ]
+    found = sorted(set(re.findall(r"(\{\{[^{}]*\$value[^{}]*\}\})(B?)", "\n".join(texts))))
+    measured = [code for code, bytes_ in found if bytes_ or "humanizeDuration" in code]
+    assert measured
+    shown = {f"a{number}": code for number, code in enumerate(measured)}
+    expected = {name: "34.7s" if "humanizeDuration" in code else "34.7" for name, code in shown.items()}
+    alert = {"alert": "A", "expr": "vector(34.731234)", "annotations": shown}
+    (tmp_path / "rules.yaml").write_text(to_yaml({"groups": [{"name": "g", "rules": [alert]}]}))
+    check = {"eval_time": "1m", "alertname": "A", "exp_alerts": [{"exp_annotations": expected}]}
+    tests = [{"interval": "1m", "input_series": [], "alert_rule_test": [check]}]
+    (tmp_path / "test.yaml").write_text(to_yaml({"rule_files": ["rules.yaml"], "tests": tests}))
+    result = promtool("test", "rules", tmp_path / "test.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_level_has_firing_and_silent_assertions(trees: Trees, variant: str) -> None:
     for group in GROUPS[variant]:

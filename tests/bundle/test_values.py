@@ -70,7 +70,7 @@ def test_a_number_of_ones_own_is_not_called_documented(source: str) -> None:
     named = r"\((documented(?= in )|configured)(?: in \"[\w ]+\")?: [^)]*\d"
     assert set(re.findall(named, texts["own"])) == {"configured"}
     assert set(re.findall(named, texts["shipped"])) == {"documented"}
-    beside = r"documented (?:numbers?|ratios?|batch size|thresholds?)\b|as documented\. "  # of the number, not in brackets
+    beside = r"documented (?:numbers?|ratios?|batch size|thresholds?)\b|as documented\. "  # outside of brackets
     runbooks = "".join(text for name, text in render(own).items() if "/runbooks/" in name)
     assert re.findall(beside, texts["own"] + runbooks) == []
     assert len(re.findall(named, texts["own"])) == len(re.findall(named, texts["shipped"])) > 2

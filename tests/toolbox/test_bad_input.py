@@ -111,6 +111,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     assert captured.err.count("\n") == 1
     assert captured.err.startswith(f"kvpressure {arguments[0]}: ")
     assert len(captured.err) < 700
+    assert "Errno" not in captured.err
     return captured.err
 
 
@@ -122,6 +123,11 @@ def test_a_server_that_cannot_be_used(
     said = refused(capsys, [word.format(places[place]) for word in ASKING[command]])
     assert any(part in said for part in ("could not", "allowed:", "running there?"))
     assert places[place].partition("://")[2] in said
+    if place == "refused":
+        assert "connection refused" in said
+        assert "allowed:" not in said, "an outage is no wrong value"
+    if place == "unauthorized" and command != "prometheus":
+        assert "401" in said
     del clock
 
 

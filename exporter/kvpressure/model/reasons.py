@@ -13,7 +13,8 @@ RESET: Final = "reset"  # also a body that ends too early
 TLS: Final = "tls"
 # HTTP
 REDIRECT: Final = "redirect"
-HTTP_4XX: Final = "http_4xx"
+UNAUTHORIZED: Final = "unauthorized"  # 401 and 403
+HTTP_4XX: Final = "http_4xx"  # any other
 HTTP_5XX: Final = "http_5xx"
 BAD_ENCODING: Final = "bad_encoding"
 PROTOCOL: Final = "protocol"  # not HTTP, or not as the standard says
@@ -62,6 +63,7 @@ _SHORT: Final = {
     UNREACHABLE: "host unreachable",
     TLS: "TLS error",
     REDIRECT: "redirected",
+    UNAUTHORIZED: "login required (HTTP 401 or 403)",
     HTTP_4XX: "HTTP 4xx response",
     HTTP_5XX: "HTTP 5xx response",
     BAD_TIMESTAMPS: "every sample is stamped more than two minutes before or after the scrape",
@@ -88,6 +90,7 @@ REASONS: Final = (
     RESET,
     TLS,
     REDIRECT,
+    UNAUTHORIZED,
     HTTP_4XX,
     HTTP_5XX,
     BAD_ENCODING,

@@ -59,8 +59,13 @@ _SCRAPES: Final = (
         " self-signed certificates",
     ),
     _meaning(
+        "unauthorized",
+        "a login is in front of the engine (HTTP 401 or 403)",
+        "scrape the pod, not its route, or exempt the metrics path from the login",
+    ),
+    _meaning(
         "redirect http_4xx",
-        "a proxy or a login is in front of the engine, or the server's metrics are switched off",
+        "a proxy is in front of the engine, the metrics have another path, or the server's metrics are switched off",
         f"scrape the pod, not its route; start {_SWITCHES}",
     ),
     _meaning(

@@ -32,6 +32,7 @@ from kvpressure.model.reasons import (
     TIMEOUT,
     TLS,
     TOO_LARGE,
+    UNAUTHORIZED,
     UNREACHABLE,
 )
 from kvpressure.sources.base import SourceError
@@ -274,6 +275,8 @@ def _remaining(deadline: float) -> float:
 def _check_status(status: int) -> None:
     if status in (200, 204):
         return
+    if status in (401, 403):
+        raise SourceError(UNAUTHORIZED, f"status {status}")
     reasons = {3: REDIRECT, 4: HTTP_4XX, 5: HTTP_5XX}
     raise SourceError(reasons.get(status // 100, PROTOCOL), f"status {status}")
 

@@ -65,6 +65,19 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert {path.relative_to(ROOT) for path in DOCUMENTS} - {path.relative_to(ROOT) for path in reached} == set()
 
 
+def test_no_command_installs_into_the_systems_python() -> None:
+    """A distribution's own Python refuses that: externally-managed-environment."""
+    commands = [
+        command
+        for document in DOCUMENTS
+        for block in re.findall(r"```sh\n(.*?)```", document.read_text(encoding="utf-8"), re.S)
+        for command in re.split(r"&&|\n", block.replace("\\\n", " "))
+        if re.search(r"\bpip3? install\b", command)
+    ]
+    assert len(commands) > 2
+    assert [one for one in commands if not re.search(r"/bin/pip install| --target | venv ", one)] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 

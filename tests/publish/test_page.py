@@ -21,7 +21,7 @@ from kvpressure.advice.wording import (
     seconds_text,
     words,
 )
-from kvpressure.model.readings import EngineKey, GpuReading
+from kvpressure.model.readings import EngineKey, GpuReading, SourceHealth
 from kvpressure.model.state import Diagnosis, Evidence, GpuState, State
 from kvpressure.printable import visible_lines
 from kvpressure.publish.links import Links
@@ -111,6 +111,17 @@ def test_what_is_not_known_is_said_and_not_shown_as_zero() -> None:
     assert "not available: GPU lost" in text
     assert "– of –" in text
     assert " 0 %" not in text.replace("confidence 0 %", "")
+
+
+def test_a_source_with_nothing_to_read_is_not_one_without_a_response() -> None:
+    health = {
+        "amd": SourceHealth("amd", None, "no_devices"),
+        "nvidia": SourceHealth("nvidia"),
+        "engines": SourceHealth("engines", True, last_success=NOW),
+    }
+    text = " ".join(page(State(time=NOW, health=health)).text.split())
+    for row in ("amd nothing here: no devices –", "nvidia no response yet –", "engines up 2023"):
+        assert row in text
 
 
 def test_an_empty_node_has_a_page() -> None:

@@ -231,8 +231,8 @@ class TestServing:
         assert process.child.wait(20) == 3
         until(
             lambda: (
-                "kvpressure serve: a source needs a new process, so start the command again (library_mismatch: driver"
-                " replaced)\n" in process.lines
+                "kvpressure serve: a source needs a new process (library_mismatch: driver replaced): start"
+                " the command again\n" in process.lines
             )
         )
 

@@ -295,7 +295,7 @@ class TestPlan:
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
             "Lower gpu-memory-utilization to 0.7, then 0.6: not now",
-            "More KV memory instead of less (not in the guides) (if it persists)",
+            "Add KV memory (not in the guides) (if KV pressure persists)",
             "Apply and watch the rollout",
             "Controlled restart, only after the limits are lowered: not now",
             "Verify",

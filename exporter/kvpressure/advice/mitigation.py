@@ -11,6 +11,7 @@ from typing import Final
 from kvpressure.advice.plan import MitigationStep, PlanInput, pressure_plan
 from kvpressure.advice.triage import is_pod
 from kvpressure.advice.wording import named, number_text, percent_text, reason_text, seconds_text
+from kvpressure.diagnosis.facts import LIMIT_SOURCES
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.state import EngineState
@@ -59,9 +60,14 @@ def _flag(engine: EngineState, name: str) -> tuple[str, str]:
     limit = engine.limits.get(name)
     if limit is None:
         return "", "unknown"
-    now = "unknown" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source: unknown'})"
+    now = "unknown" if limit.value is None else f"{value_text(limit.value)} ({_source(limit.source)})"
     flag = dialect(engine.dialect).flag(name)
     return ("" if limit.recommended is None or not flag else f"{flag} {value_text(limit.recommended)}"), now
+
+
+def _source(source: str | None) -> str:
+    """Where a limit was read, in words."""
+    return LIMIT_SOURCES.get(source, source) if source else "source: unknown"
 
 
 def _where(engine: EngineState) -> str:
@@ -78,7 +84,7 @@ def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
 
 
 def _action(step: MitigationStep) -> Action:
-    mark = {"do": "", "if it stays": " (if it persists)", "not here": ": not now"}[step.advice]
+    mark = {"do": "", "if it stays": " (if KV pressure persists)", "not here": ": not now"}[step.advice]
     text = f"{step.text[:1].upper()}{step.text[1:]}" + ("" if step.text.endswith(".") else ".")
     return Action(
         step.title + mark,
@@ -167,7 +173,7 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
         "The GPU is saturated and the KV cache is not full: reduce the work per GPU, not the limits.",
         (
             Action(
-                "Find the client that sends most prompt tokens",
+                "Find the client that sends the most prompt tokens",
                 f"{rates},"
                 f" {named('prompt p95 in tokens', number_text(_round(s.context.prompt_quantiles.get('0.95'))))}."
                 " Throttle the heaviest client at the gateway, or move that client to a separate deployment.",
@@ -249,7 +255,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 "Health checks still pass, so the engine is not restarted automatically.",
                 commands=(f"kubectl delete pod {pod}" if is_pod(key) else _RESTART,),
             ),
-            Action("Verify on this page", "The verdict changes within a minute after the first requests."),
+            Action("Verify on this page", "The verdict is no longer stalled within a minute after the first requests."),
         ),
     )
 

@@ -32,7 +32,7 @@ _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
     "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
-    "limit": "with half the limit, which was still more than ran, all 40 preemptions remained",
+    "limit": "half the limit was still above the running requests, and all 40 preemptions remained",
     "cut": (
         "with a limit 25 % below the running requests, 28 of 40 preemptions remained; 50 % below, 5 remained."
         " Neither cut changed engine time or queue"
@@ -276,11 +276,11 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     lower = (
         caps.long_asked is not None and caps.long_outputs is not None and caps.long_asked > caps.long_outputs + ROUNDING
     )
-    said = f"reject prompts above {caps.input_tokens} tokens (413) and " + (
+    said = f"reject prompts above {caps.input_tokens} tokens (HTTP 413) and " + (
         f"lower max_tokens to at most {caps.output_tokens} instead of rejecting ({percent_text(caps.long_asked or 0.0)}"
         " of requests ask for more)"
         if lower
-        else f"require max_tokens of at most {caps.output_tokens} (400)"
+        else f"require max_tokens of at most {caps.output_tokens} (HTTP 400)"
     )
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if not caps.known:
@@ -428,9 +428,9 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
             + (
                 f"not below {least:g}"
                 if small
-                else "halve it"
+                else "halve the value"
                 if limit.value is not None
-                else "halve it (given --args, kvpressure mitigate computes the value)"
+                else "halve the value (given --args, kvpressure mitigate computes it)"
             ),
             cost,
         )
@@ -487,8 +487,8 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     return MitigationStep(
         title,
         "not here",
-        f"{now}. This step is for failing allocations, and no allocation failed here. A lower share would make KV"
-        " pressure worse, because the KV pool comes out of this share",
+        f"{now}. This step is for failing allocations, and no allocation failed here. A smaller KV pool would"
+        " make KV pressure worse",
         cost,
         MEASURED["pool"],
     )
@@ -503,7 +503,7 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
         lost = ", ".join(f"{percent_text(share - target)} at {target:g}" for target in lower_ones)
-        return f"the KV pool shrinks by this share of GPU memory: {lost}"
+        return f"the KV pool shrinks by a share of GPU memory: {lost}"
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)
@@ -539,7 +539,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
     title = f"Set {flag or 'a watermark'} (not in the guides)"
-    lost = f"requests are being {one.called('preempted')} and recomputed"
+    lost = f"requests are being {one.called('preempted')} and recomputed; a watermark keeps KV cache free"
     measured = MEASURED["watermark"]
     cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission, so fewer requests run at once"
     if not flag:
@@ -571,7 +571,7 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
         ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share:g}; no allocation failed)")
         cost += "; a higher share takes memory that allocation peaks may need"
     return MitigationStep(
-        "More KV memory instead of less (not in the guides)",
+        "Add KV memory (not in the guides)",
         "if it stays",
         "KV memory is the bottleneck and no allocation failed: use " + ", ".join(ways),
         cost,

@@ -140,7 +140,7 @@ def _restarts(case: _TriagedEngine) -> TriageStep:
     lately = (
         "in the last 30 minutes: unknown"
         if recent is None
-        else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last 30 minutes"
+        else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} in the last 30 minutes"
     )
     answers = [f"{counted(reading.restarts, 'restart')}, {lately}." if reading.restarts else "0 restarts."]
     finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
@@ -355,7 +355,7 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
             else "Latency: unknown (no token was produced)."
         ),
         (
-            "Baseline: unknown (latency is judged without it)."
+            "Baseline: unknown (latency is judged without a baseline)."
             if worst is None
             else (
                 f"{words(worst[0])} p95: {worst[1]:.1f} × the baseline (rising at {_times(t['latency_rising_ratio'])}, "

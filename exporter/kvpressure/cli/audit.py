@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--vllm-version", metavar="V", help="e.g. 0.11.2; default: the image's tag")
     parser.add_argument(
-        "--gpu", metavar="NAME:GiB", type=given_gpu, help="the GPU, e.g. H100:80; default: the node selector's"
+        "--gpu", metavar="NAME:GiB", type=given_gpu, help="the GPU, e.g. H100:80; default: the GPU of the node selector"
     )
     parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory, or a known name")
     parser.add_argument(
@@ -123,7 +123,7 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
 
 def _read(options: argparse.Namespace) -> Deployed:
     if bool(options.files) == bool(options.args):
-        raise InputError("expected one thing to audit; allowed: FILE..., -, URL or --args='vllm serve ...'")
+        raise InputError("expected one input to audit; allowed: FILE..., -, URL or --args='vllm serve ...'")
     return Deployed((manifests.from_command_line(options.args),)) if options.args else manifests.read_all(options.files)
 
 

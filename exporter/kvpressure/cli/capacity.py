@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             type=_size_or_none,
             metavar="SIZE",
-            help=f"measured {name.replace('-', ' ')} memory, in place of the estimate",
+            help=f"measured {name.replace('-', ' ').replace('cuda', 'CUDA')} memory, in place of the estimate",
         )
     memory.add_argument(
         "--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, in place of the computed one"

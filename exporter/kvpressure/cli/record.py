@@ -68,14 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-size",
         default=None,
         metavar="SIZE",
-        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB); there, a single file ends and a"
-        " directory starts its next file",
+        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB). At this size, recording to a"
+        " single file ends, and a directory gets a new file",
     )
     parser.add_argument(
         "--keep",
         default=None,
         metavar="N",
-        help=f"number of newest files that a directory keeps (default {DEFAULT_KEEP}), so at most N times --max-size",
+        help=f"number of newest files that a directory keeps (default {DEFAULT_KEEP}): N times --max-size at most",
     )
     names = [name for name in settings.options() if not name.startswith(("web.", "record"))]
     settings.add_arguments(parser, only=names)
@@ -177,7 +177,7 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadC
         return FATAL_STATUS  # the recorder has logged why
     if monitor.fatal is not None:
         print(
-            f"kvpressure record: a source needs a new process, so start the command again ({monitor.fatal})",
+            f"kvpressure record: a source needs a new process ({monitor.fatal}): start the command again",
             file=sys.stderr,
         )
         return FATAL_STATUS

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=0.0,
         metavar="S",
-        help="show from S seconds after the first tick (earlier ones still fill the windows)",
+        help="show from S seconds after the first tick (earlier ticks still count in the windows)",
     )
     parser.add_argument(
         "--to", dest="end", type=_seconds, default=None, metavar="S", help="stop S seconds after the first tick"

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         recorder.close(timeout=2.0)
     if monitor.fatal is not None:
         print(
-            f"kvpressure serve: a source needs a new process, so start the command again ({monitor.fatal})",
+            f"kvpressure serve: a source needs a new process ({monitor.fatal}): start the command again",
             file=sys.stderr,
         )
         return FATAL_STATUS

@@ -303,7 +303,8 @@ BUILT_IN_CONDITIONS: Final = (
         "device memory used {device}, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
         "device memory as configured{device_now} (gpu_memory_utilization {utilization}, too high above"
         " {baseline_from})",
-        "memory baseline: unknown (no GPU mapped to this pod, or no limit on its memory is visible)",
+        "device memory against gpu_memory_utilization: unknown (no GPU mapped to this pod, or no usable"
+        " gpu_memory_utilization)",
         "InferenceBaselineTooHigh",
     ),
     Declared(
@@ -311,7 +312,7 @@ BUILT_IN_CONDITIONS: Final = (
         _near_limit,
         "container memory used {host_memory} of its limit (near the limit at {host_memory_from})",
         "container memory below its limit: {host_memory} used (near the limit at {host_memory_from})",
-        "container memory: unknown (the container has no limit, or was not read)",
+        "container memory: unknown (the container has no memory limit, or memory was not read)",
         "InferenceHostMemoryNearLimit",
     ),
     Declared(
@@ -345,7 +346,7 @@ BUILT_IN_CONDITIONS: Final = (
         "gpu_fault",
         _gpu_fault,
         "{faults} recent XID events or lost GPUs (threshold 1)",
-        "no recent XID events of the hardware or of this engine, and no lost GPUs",
+        "no lost GPUs, and no recent XID events from the hardware or this engine",
         "GPU faults: unknown (no GPU mapped to this pod, or only XID events that any program on the GPU may have"
         " caused)",
         "GpuXidError",

@@ -78,7 +78,7 @@ REASONS: Final = (
         ("stalled",),
         ("no_progress",),
         _tokens,
-        "tokens a second in the last seconds",
+        "tokens a second in the last 30 s",
     ),
     Reason(
         "stuck",

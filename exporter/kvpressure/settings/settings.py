@@ -152,8 +152,8 @@ class Settings:
         "engine.pace",
         one_of("adaptive", "fixed"),
         "adaptive",
-        "Scrape interval: collector.engines.interval under load and a longer one when calm (adaptive), or always the"
-        " same (fixed).",
+        "Scrape interval: collector.engines.interval under load and longer when calm (adaptive), or always"
+        " collector.engines.interval (fixed).",
     )
     plugin_directory: Path | None = option(
         "plugin.directory", ANY_PATH, None, "Directory with the reports of the plugin inside vLLM.", shown="none"
@@ -257,7 +257,7 @@ class Settings:
     log_level: str = option(
         "log.level", one_of("debug", "info", "warning", "error"), "info", "Lowest severity that is logged."
     )
-    log_format: str = option("log.format", one_of("logfmt", "json"), "logfmt", "Form of the log lines on stderr.")
+    log_format: str = option("log.format", one_of("logfmt", "json"), "logfmt", "Format of the log lines on stderr.")
     collectors: Mapping[str, CollectorSettings] = field(default_factory=_default_collectors)
     keep_exposition: bool = False  # set by commands that record; no flag
     shared: SharedDiscovery = field(

@@ -61,5 +61,7 @@ def adopt(name: str) -> bool:
     try:
         register(found)
     except ValueError as error:
-        raise InputError(f"signal {name!r} cannot be used: {error}; allowed: metrics of its own") from error
+        raise InputError(
+            f"signal {name!r} cannot be used: {error}; allowed: a signal that declares new metrics"
+        ) from error
     return True

@@ -67,5 +67,7 @@ def exporter_document(address: str, timeout: float = TIMEOUT_SECONDS) -> dict[st
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("engines"), list):
-        raise NoExporterError(f"{where}: the answer is not an exporter's", "allowed: the address of a running exporter")
+        raise NoExporterError(
+            f"{where}: the answer is not from a kvpressure exporter", "allowed: the address of a running exporter"
+        )
     return document

@@ -126,7 +126,7 @@ def read_all(paths: Sequence[str]) -> Deployed:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
         raise InputError(
             f"{where}: no container that runs vLLM or SGLang (there is: {kinds or 'nothing'}); allowed: Kubernetes"
-            " documents with a pod template of such an engine"
+            " documents with a pod template that runs vLLM or SGLang"
         )
     return Deployed(tuple(servers), _surroundings(documents))
 

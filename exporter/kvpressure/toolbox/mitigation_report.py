@@ -39,7 +39,7 @@ def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
         "Mitigation, in this order (nothing is applied automatically):",
     ]
     for number, step in enumerate(plan.steps, 1):
-        mark = {"do": "", "if it stays": " [if it persists]", "not here": " [not here]"}[step.advice]
+        mark = {"do": "", "if it stays": " [if KV pressure persists]", "not here": " [not here]"}[step.advice]
         lines.append(f"{number}. {step.title}{mark}")
         lines.append(f"     {step.text}")
         lines += [f"     set:  {flag}" for flag in step.flags]

@@ -61,7 +61,7 @@ STAGES: Final = texts(
 FIRST_ACTIONS: Final = {
     "kv_pressure": "Cap input and output tokens at the edge",
     "concurrency_limited": "Raise max_num_seqs: KV cache not full",
-    "compute_bound": "Find the client that sends most prompt tokens",
+    "compute_bound": "Find the client that sends the most prompt tokens",
     "host_bound": "Give the container more CPU",
     "stalled": "Save the evidence, then restart the pod",
     "unknown": "Change nothing yet: check the failed sources",

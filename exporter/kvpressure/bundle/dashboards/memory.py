@@ -249,7 +249,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            "Time until the cache is full, extrapolated from the last seconds. There is a line only while usage rises.",
+            "Time until the cache is full, extrapolated from the last 15 s. There is a line only while usage rises.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),

@@ -59,6 +59,7 @@ VLLM: Final = EngineDialect(
     flag=arguments.option,
     flags_since={"watermark": "0.24"},
     deferred_since="0.20",
+    words={"broadcast_wait": "no free shared-memory broadcast block"},
     start_words=command_line.START,
     misspelt=options.misspelt,
     helm_names=pods.HELM_NAMES,

@@ -146,7 +146,7 @@ class TestTriage:
         least = self.step(
             2, engine_with(host=HostSignals(restarts_recent=1.0, restarts_all_known=False)), self.container(restarts=17)
         )
-        assert (least.finding, "at least 1 of them" in least.answers[0]) == ("look", True)
+        assert (least.finding, "at least 1 in the last 30 minutes" in least.answers[0]) == ("look", True)
 
     @pytest.mark.parametrize(
         ("high", "low", "demand", "finding"),

@@ -12,6 +12,7 @@ from typing import Final
 from kvpressure.diagnosis.numbers import PERCENT
 from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import Signals
+from kvpressure.signals.window import HALF_MINUTE
 
 MINUTE: Final = 60  # seconds
 QUEUED: Final = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bound")
@@ -78,7 +79,7 @@ REASONS: Final = (
         ("stalled",),
         ("no_progress",),
         _tokens,
-        "tokens a second in the last 30 s",
+        f"tokens a second in the last {HALF_MINUTE:g} s",
     ),
     Reason(
         "stuck",

@@ -35,6 +35,7 @@ from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_
 from kvpressure.bundle.dashboards.ranking import lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
 from kvpressure.bundle.dashboards.reason_rows import reason_texts
 from kvpressure.publish.engine_order import RANKS
+from kvpressure.signals.kv import SLOPE_SECONDS
 
 
 def build(site: DashboardContext) -> Dashboard:
@@ -287,7 +288,8 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            "Time until the cache is full, extrapolated from the last 15 s. There is a line only while usage rises.",
+            f"Time until the cache is full, extrapolated from the last {SLOPE_SECONDS:g} s. There is a line only while"
+            " usage rises.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),

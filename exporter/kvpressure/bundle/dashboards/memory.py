@@ -29,6 +29,7 @@ from kvpressure.bundle.dashboards.builder import (
     top,
 )
 from kvpressure.bundle.dashboards.ranking import lines, worst, worst_gpus
+from kvpressure.signals.kv import SLOPE_SECONDS
 
 NO_PLUGIN = "the allocator's numbers need the plugin inside vLLM"
 NO_FAULT = "no such event since the exporter started"
@@ -249,7 +250,8 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            "Time until the cache is full, extrapolated from the last 15 s. There is a line only while usage rises.",
+            f"Time until the cache is full, extrapolated from the last {SLOPE_SECONDS:g} s. There is a line only while"
+            " usage rises.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),

@@ -217,6 +217,7 @@ _SHOWN_ELSEWHERE: Final = (
     "exporter/kvpressure/capacity/shapes.py",
 )
 _VALUES: Final = {  # by the name of what is filled into a message
+    "titles": "vLLM or SGLang",
     **_LABELS,
     **_FILLED,
     "where": "values.yaml",

@@ -43,6 +43,11 @@ def dialects() -> tuple[EngineDialect, ...]:
     return _all()
 
 
+def titles() -> str:
+    """Every engine that can be read, joined by "or" for a sentence."""
+    return " or ".join(one.title for one in dialects())
+
+
 def default() -> EngineDialect:
     """The dialect of an engine whose kind is unknown."""
     return _built_in(next(iter(BUILT_IN)))

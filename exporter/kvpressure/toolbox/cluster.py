@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from kvpressure.engines.registry import public_line, recognise
+from kvpressure.engines.registry import public_line, recognise, titles
 from kvpressure.errors import InputError
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.model.readings import LogLine, Scrape, Snapshot
@@ -118,7 +118,7 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
     ]
     if not members:
         raise InputError(
-            f"{where}: {len(documents)} pods, none runs vLLM or SGLang; allowed: a namespace and labels of engine pods "
+            f"{where}: {len(documents)} pods, none runs {titles()}; allowed: a namespace and labels of engine pods "
             "(kubectl get pods --show-labels)"
         )
     if len(members) > MAX_PODS:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.engines.registry import default, dialect, dialects
+from kvpressure.engines.registry import default, dialect, dialects, titles
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import GIB, EngineArgs
 from kvpressure.settings.yaml_lines import bounded_loader
@@ -125,8 +125,8 @@ def read_all(paths: Sequence[str]) -> Deployed:
     if not servers:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
         raise InputError(
-            f"{where}: no container that runs vLLM or SGLang (there is: {kinds or 'nothing'}); allowed: Kubernetes"
-            " documents with a pod template that runs vLLM or SGLang"
+            f"{where}: no container that runs {titles()} (there is: {kinds or 'nothing'}); allowed: Kubernetes"
+            f" documents with a pod template that runs {titles()}"
         )
     return Deployed(tuple(servers), _surroundings(documents))
 

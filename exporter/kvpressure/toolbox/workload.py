@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kvpressure.engines.registry import titles
 from kvpressure.errors import InputError
 from kvpressure.toolbox import manifests
 from kvpressure.toolbox.engine_view import items, mapping
@@ -43,7 +44,7 @@ def server_of(workload: Mapping[str, Any], container: str, wanted: str | None = 
     title = f"{workload.get('kind')} {mapping(workload.get('metadata')).get('name')}"
     if not found:
         raise InputError(
-            f"{title}: no container of the workload runs vLLM or SGLang; allowed: --manifest FILE of the engine"
+            f"{title}: no container of the workload runs {titles()}; allowed: --manifest FILE of the engine"
         )
     named = [server for server in found if server.container == container]
     return manifests.choose(named or found if wanted is None else found, wanted, title)

@@ -31,7 +31,7 @@ STRUCTURE = re.compile(
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
 PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
 PROSE_TEXT = re.compile(
-    r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal XIDs \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus"
+    r"503s|about 1-|\([\d, ]+\) raise no alert|Fatal XIDs \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus"
     r" 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
     r"|over \d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]|\b[01] where"
     r"|is above 0|is below 1\b|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
@@ -39,7 +39,7 @@ PROSE_TEXT = re.compile(
 )
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
 ALERT_PAGE = re.compile(
-    r"```yaml\n.*?```|1\.112|Tests noticed [\d.]+ of [\d.]+ changes[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0"
+    r"```yaml\n.*?```|1\.112|The tests found [\d.]+ of [\d.]+ faults[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0"
     r"|\| \d+ \| \d+ \|$|moved 10 %|^\| `[\w:]+` \| \d+ \| [^|\n]*\|$",
     re.DOTALL | re.MULTILINE,
 )

@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "capacity": "compute KV cache needs of a model and a load",
     "audit": "check a server's configuration against the prevention checklist",
     "mitigate": "print the mitigation plan with the values to set",
-    "probe": "measure a server step by step",
+    "probe": "find KV cache leaks with test requests",
     "demo": "run a simulated node",
     "completion": "print the completion script of a shell",
 }

@@ -348,7 +348,7 @@ KV_PRESSURE: Final = Verdict(
     against=_all_yes("running_at_limit", "prefill_dominates"),
     missing=(_KV, _LIMIT, _GPU),
     when=(
-        "the KV cache is full (usage {kv_full_ratio}) while requests wait for it or are preempted, and "
+        "the KV cache is full (usage {kv_full_ratio} or more) while requests wait for it or are preempted, and "
         "max_num_seqs is not the reason. Also below full (usage {kv_near_full_ratio}) with "
         "preemptions, or where the next prompt does not fit"
     ),

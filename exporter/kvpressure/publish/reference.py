@@ -37,17 +37,17 @@ def render_metrics_reference() -> str:
             " from 0 to 1."
         ),
         (
-            "A series whose input is missing or stale is absent: never 0, never the value from before. State sets are 0"
-            " or 1 with"
+            "A series whose input is missing or stale is absent: never 0, never an old value. A state set has one"
+            " series per state,"
         ),
-        "one label value each. `process_*` of the exporter itself come as usual.",
+        "each 0 or 1. The usual `process_*` metrics describe the exporter's own process.",
         "",
-        "Verdict and stage are state sets, not numbers, because verdicts have no order. A rule that asks for one name",
-        "reads one series per engine.",
+        "Verdict and stage are state sets, not numbers, because verdicts have no order. A rule that selects one",
+        "verdict reads one series per engine.",
         "",
         (
-            f"An engine costs about {ENGINE_SERIES} series: a recorded vLLM 0.32 under pressure, without GPU and"
-            " container log. A GPU costs"
+            f"An engine costs about {ENGINE_SERIES} series (recorded from vLLM 0.32 under pressure, without GPU and"
+            " container log). A GPU costs"
         ),
         (
             f"{GPU_SERIES} series (an H100 without profiling), and twice as many with profiling, partitions, driver"

@@ -19,17 +19,17 @@ _RECORDED: Final = "tests/fixtures/recordings/vllm-cpu"
 SHOWN: Final = (
     (
         "KV pressure: diagnose",
-        "A vLLM 0.32 on a CPU under load: 48 clients, a KV cache of 8 192 tokens.",
+        "The recording shows vLLM 0.32 on a CPU with 48 clients and a KV cache of 8 192 tokens.",
         f"diagnose {_RECORDED}/d_kv_pressure.jsonl.gz",
     ),
     (
         "KV pressure: mitigate",
-        "The plan for the same recording, with values for it.",
+        "The plan has values for the server in the recording.",
         f"mitigate {_RECORDED}/d_kv_pressure.jsonl.gz",
     ),
     (
         "KV pressure: replay",
-        "What changed, and when. Every line has the evidence of that moment.",
+        "Each line shows what changed, when, and the evidence at that time.",
         f"replay {_RECORDED}/d_kv_pressure.jsonl.gz --to 20",
     ),
     (
@@ -39,7 +39,7 @@ SHOWN: Final = (
     ),
     (
         "Audit of a command line",
-        "Failures first. `--all` adds the reasons.",
+        "Failed items come first. `--all` adds the reasons of the other items.",
         "audit --args='vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64' --vllm-version 0.11.2 --gpu L40S:48",
     ),
     (
@@ -51,9 +51,9 @@ SHOWN: Final = (
 _HEAD: Final = """\
 # Transcripts
 
-Written by `python -m tools.transcripts` from recordings in this repository, so the output is that of the present program. Run the
-same commands to see colours. `make live-transcripts` runs them against a real vLLM on this machine.
-"""  # noqa: E501
+Written by `python -m tools.transcripts` from recordings in this repository: the output is that of the present program.
+Run the commands in a terminal to see colours. `make live-transcripts` runs them against a real vLLM on this machine.
+"""
 
 
 def render() -> str:

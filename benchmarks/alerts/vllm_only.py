@@ -165,9 +165,9 @@ rule_files:
   - kvpressure-vllm-only-rules.yaml
 ```
 
-Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts have the same names. With thresholds of your own:
-`kvpressure bundle --source vllm --values site.yaml --out DIR`, which also writes a PrometheusRule, runbooks, routes and the rules' unit tests.
-A dashboard over the same metrics: [alerts/kvpressure-vllm-only-dashboard.json](../alerts/kvpressure-vllm-only-dashboard.json).
+Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts have the same names. For thresholds of your own, run
+`kvpressure bundle --source vllm --values site.yaml --out DIR`. The command also writes a PrometheusRule, runbooks, routes and the rules' unit tests.
+[alerts/kvpressure-vllm-only-dashboard.json](../alerts/kvpressure-vllm-only-dashboard.json) is a dashboard over vLLM's own metrics.
 
 Contents: alerts · what they cannot tell · measured on the recordings
 
@@ -178,35 +178,35 @@ Contents: alerts · what they cannot tell · measured on the recordings
 {alerts}
 
 Both spellings of renamed metrics are read (`vllm:kv_cache_usage_perc` and `vllm:gpu_cache_usage_perc`; `vllm:inter_token_latency_seconds` and
-`vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](thresholds.md). Runbooks are those of the exporter's alerts; steps in
-them that read `kvpressure_` metrics do not apply.
+`vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](thresholds.md). Runbooks are those of the exporter's alerts; runbook
+steps that read `kvpressure_` metrics do not apply.
 
 ## What they cannot tell
 
-* Why requests wait: for the KV cache, `max_num_seqs`, prefill, the host or the GPU. A full cache with a queue is reported as such.
+* Why requests wait: for the KV cache, `max_num_seqs`, prefill, the host or the GPU. The only cause that the rules report is a full KV cache.
 * GPU memory in real use: vLLM reserves its pool at start and publishes no device memory.
 * Host starvation: CPU throttling, memory limits and node pressure are not in these metrics.
-* Why a process died: OOMKilled, exit codes, XID errors and allocation failures in the log. A restart is seen only when the counters are back.
-* A stall without counters: a server that does not publish its tokens, or whose scrape fails. If scrapes fail, the model counts as down after the alert's waiting time.
+* Why a process died: OOMKilled, exit codes, XID errors and allocation failures in the log. A restart is seen only when the new process publishes its counters.
+* A stall without counters: a server that does not publish its tokens, or whose scrape fails. If scrapes fail, the model counts as down after the waiting time of InferenceModelDown.
   A stall is reported only after a whole rate window without a token.
 * Limits, whether they were set, and the value to set.
 * The engine's own baseline: latency is judged against absolute objectives only, and does not page.
 * Peaks of the KV cache between two scrapes, and preemptions before vLLM counts them.
 * Frozen metrics of an idle server, which look like a stall.
 
-The [exporter](deploy.md) measures these values on the node.
+The [exporter](deploy.md) measures everything in this list on the node.
 
 ## Measured on the recordings
 
 The vLLM series of the recorded incidents, scraped every 15 s, are evaluated by `promtool` with this file. The incidents
-are labelled as in the [alert proof](alert-proof.md), which also has the pages of the full rules.
+have the labels of the [alert proof](alert-proof.md), which also lists the alerts of the full rules that page.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
 * missed: {missed}
 * fires on incidents where nothing should: {wrong}
 * recordings of servers without KV pressure on which something fires: {noise} of {quiet}
 
-The series are what the published reports of the incidents state, so some lack metrics that a real server always has. Many recordings end with the crash, before the wait for an absent model is over. No recording contains series of kube-state-metrics.
+The series are what the published reports of the incidents state, so some lack metrics that a real server always has. Many recordings end with the crash, before InferenceModelDown can fire. No recording contains series of kube-state-metrics.
 
 Every incident on which one of the two fires:
 

@@ -192,7 +192,11 @@ class LoadSignals:
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None  # args, log, default, observed
     concurrency_ratio: float | None = published(
-        gauge("concurrency_ratio", "Requests in flight divided by the smallest known limit.", absent="no limit known")
+        gauge(
+            "concurrency_ratio",
+            "Requests in flight divided by the smallest known limit on running requests.",
+            absent="no limit known",
+        )
     )
     running_at_limit: bool | None = None  # in most of the recent samples
     running_at_limit_now: bool | None = None
@@ -318,7 +322,7 @@ class ProgressSignals:
     progressing: bool | None = published(
         gauge(
             "engine_progressing",
-            "1 if token or request counters moved recently, 0 if requests are pending but nothing moves.",
+            "1 if the last scrape showed progress (tokens or requests), 0 if requests are pending without progress.",
             absent="no requests pending",
         )
     )

@@ -72,12 +72,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "gpu_throttled",
         "gauge",
-        "1 while clocks are reduced for this reason, as reported by the driver.",
+        "1 while the driver reports clocks reduced for the reason in the label.",
         (*GPU, "reason"),
     ),
-    _m("gpu_xid_errors_total", "counter", "XID events seen since start.", (*GPU, "xid")),
+    _m("gpu_xid_errors_total", "counter", "XID events since the exporter started.", (*GPU, "xid")),
     _m("gpu_xid_last_timestamp_seconds", "gauge", "Time of the last event with this XID.", (*GPU, "xid")),
-    _m("gpu_ecc_errors_total", "counter", "ECC error events seen since start, by kind.", (*GPU, "kind")),
+    _m("gpu_ecc_errors_total", "counter", "ECC error events since the exporter started, by kind.", (*GPU, "kind")),
     _m(
         "gpu_process_memory_bytes",
         "gauge",
@@ -94,7 +94,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "worker_gpu_info",
         "info",
-        "GPU of a worker pod of a group. Its engine, on another node, has the same group in engine_group_info.",
+        "GPU of a worker pod of a group. The group's engine is on another node and has the same group in"
+        " kvpressure_engine_group_info.",
         ("uuid", "namespace", "pod", "group"),
         "the engine is on the same node",
     ),
@@ -139,7 +140,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "documented_signature_met",
         "gauge",
-        '1 if most of the five conditions of the guide "KV Cache Diagnostics" hold.',
+        '1 if at least three of the five conditions of the guide "KV Cache Diagnostics" hold.',
         ENGINE,
         "conditions that are unknown could decide it",
     ),
@@ -277,7 +278,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         " not here.",
         ("source",),
     ),
-    _m("source_last_success_timestamp_seconds", "gauge", "When the source last succeeded.", ("source",)),
+    _m("source_last_success_timestamp_seconds", "gauge", "Time of the source's last success.", ("source",)),
     _m("source_duration_seconds", "gauge", "Duration of the source's last reading.", ("source",)),
     _m("source_errors_total", "counter", "Failed readings by reason.", ("source", "reason")),
     _m(
@@ -301,10 +302,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items of the last scrape that were left out, by reason. engines: over the target's share of the node's 64."
-        " series: over the limit of a scrape or histogram. plugin: 1 if its report had too many lines. new_engines:"
-        " over one new engine name per minute. collisions: values with several series. timestamps: samples over two"
-        " minutes from the scrape.",
+        "Items left out of the last scrape, by reason. engines: engines above the target's share of the node's 64."
+        " series: series above the limit of a scrape or histogram. plugin: 1 if the plugin's report had too many lines."
+        " new_engines: names above one new engine per minute. collisions: values with several series. timestamps:"
+        " samples over two minutes from the scrape.",
         ("target", "reason"),
         "nothing was left out",
     ),
@@ -337,7 +338,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         ("reason",),
         "nothing was refused",
     ),
-    _m("ticks_total", "counter", "Ticks of the monitor loop."),
+    _m("ticks_total", "counter", "Completed rounds (ticks) of the main loop."),
     _m("tick_lag_seconds", "gauge", "How late the last tick was."),
     _m("build_info", "info", "Build of the exporter; value is always 1.", ("version", "python")),
 )

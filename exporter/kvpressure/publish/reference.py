@@ -101,8 +101,8 @@ def render_settings_reference() -> str:
         "# Settings",
         "",
         (
-            "Generated from `exporter/kvpressure/settings/settings.py`. Flags win over the environment, the environment"
-            " over the"
+            "Generated from `exporter/kvpressure/settings/settings.py`. Flags override the environment, and the"
+            " environment overrides the"
         ),
         "file given with `--config FILE` (or `KVPRESSURE_CONFIG`). In the file a name may be dotted",
         "(`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). Settings that may be given several times are",

@@ -32,8 +32,8 @@ LOG_EVENTS: Final = "|".join(
 TOP: Final = 20  # engines, or other subjects, that a panel shows
 
 
-NOT_A_POD: Final = "the exporter does not read pods here"
-NO_BASELINE: Final = "an engine's own baseline takes some minutes of traffic"
+NOT_A_POD: Final = "the exporter does not read pods"
+NO_BASELINE: Final = "the engine's own baseline needs some minutes of traffic"
 
 
 @dataclass(frozen=True, slots=True)

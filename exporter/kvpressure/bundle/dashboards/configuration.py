@@ -62,7 +62,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Limits not set",
-            "Number of limits that the chosen engines leave at their default. Defaults change between versions.",
+            "Number of limits that the chosen engines leave at their default. Defaults change between engine versions.",
             f"count({engine('limit_explicit', by='limit')} == 0) or vector(0)",
             "short",
             none,
@@ -144,7 +144,7 @@ def _limits(site: DashboardContext) -> Json:
     return table(
         site,
         "Limits",
-        "Value in force, whether it was set explicitly, and the value to set if the present one is a problem.",
+        "Value in force, whether it was set explicitly, and the value to set if the value in force is a problem.",
         queries,
         columns,
         overrides,
@@ -197,7 +197,7 @@ def _limits_over_time(site: DashboardContext, dashboard: Dashboard) -> None:
                 PanelQuery(
                     engine("limit_recommended", 'limit="max_num_seqs"'),
                     "{{pod}} recommended",
-                    optional="the cache is not the problem",
+                    optional="no engine is under KV pressure",
                 ),
             ],
             "short",
@@ -215,7 +215,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Restarts",
-            "Restarts since the container was created.",
+            "Restarts of each container since its pod was created.",
             [
                 PanelQuery(
                     f"max {by} (kvpressure_container_restarts_total{{{CONTAINER}}})", "{{pod}}", optional=NOT_A_POD
@@ -348,7 +348,7 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Failures by reason",
-            "Failed readings per second.",
+            "Failed readings of sources and failed scrapes of targets, per second.",
             [
                 PanelQuery(
                     f"sum by (source, reason) (rate(kvpressure_source_errors_total{{{NODE}}}[$__rate_interval]))",
@@ -421,7 +421,7 @@ def _process(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Ticks",
-            "Ticks per second of the loop, and how late the last one was.",
+            "Rounds (ticks) of the main loop per second, and how late the last tick was.",
             [
                 PanelQuery(f"rate(kvpressure_ticks_total{{{NODE}}}[$__rate_interval])", "{{node}} ticks"),
                 PanelQuery(f"kvpressure_tick_lag_seconds{{{NODE}}}", "{{node}} late"),

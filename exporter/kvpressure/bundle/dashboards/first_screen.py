@@ -155,8 +155,8 @@ def _engines(site: DashboardContext) -> Json:
     about = (
         "The engine in most trouble first, with its fullest GPU, its verdict and the first action (a click opens the"
         " runbook). Memory is required memory: an engine reserves its KV pool at start, so used memory is high with and"
-        ' without pressure. The signature is that of the guide "KV Cache Diagnostics", shown beside the verdict without'
-        " replacing it. A click on a pod filters the whole dashboard."
+        ' without pressure. The signature comes from the guide "KV Cache Diagnostics" and does not decide the'
+        " verdict. A click on a pod filters the whole dashboard."
     )
     return table(
         site,

@@ -241,7 +241,7 @@ def _replicas_up(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Engines that answer, by model",
-        "Engines that answer. Where a line ends, no engine of that model answers any more.",
+        "Number of engines that answer. Where a line ends, no engine of that model answers any more.",
         [PanelQuery(_largest(_by_model("model:kvpressure_engines:count")), "{{namespace}}/{{model_name}}")],
         "short",
         alert="InferenceModelDown",
@@ -252,8 +252,8 @@ def _burn(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget: burn rate over an hour, and over six (dashed)",
-        "Burn rate: at 2, the error budget is spent twice as fast as allowed. The alert needs a high burn rate in the"
-        " long and in the short window of a pair.",
+        "Burn rate: at 2, the error budget is spent twice as fast as allowed. The alert needs a high burn rate in a"
+        " long window and in the short window that belongs to it.",
         {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
         steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
@@ -265,7 +265,7 @@ def _budget_left(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget of three days: share spent",
-        "The burn rate over three days, or over the history that Prometheus has.",
+        "Burn rate over three days, or over all history if Prometheus has less.",
         {"{{model_name}} {{objective}}": _burn_rate("3d")},
         "percentunit",
     )
@@ -312,7 +312,7 @@ def _objectives(site: DashboardContext) -> Json:
     return table(
         site,
         "Objectives",
-        "Required share of requests, and the bound in use: vLLM's largest bucket bound that is not above the"
+        "Required share of requests, and the bound in use: the engine's largest bucket bound that is not above the"
         " objective.",
         [
             PanelQuery(highest("target_ratio"), table=True, optional=NO_OBJECTIVE),
@@ -425,8 +425,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Internal failures of exporters",
-            "Failures confined to one engine, GPU or container, and items that limits of scrapes or the web server"
-            " left out.",
+            "Failures confined to one engine, GPU or container; scraped items left out, and web requests refused,"
+            " because of a limit.",
             [
                 PanelQuery(
                     some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
@@ -479,7 +479,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
             "max by (cluster, namespace, pod, container, result)"
             f' (kvpressure_container_discovery_info{{{CONTAINER},result!="engine"}})',
             {"namespace": "Namespace", "pod": "Pod", "container": "Container", "result": "Why"},
-            "every one is scraped, or the exporter does not read pods here",
+            f"all are scraped, or {NOT_A_POD}",
         ),
         _list(
             site,
@@ -492,7 +492,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         _list(
             site,
             "Containers that are not ready",
-            "Containers of engines, as the kubelet reports them.",
+            "Containers of engines that the kubelet reports as not ready.",
             f"max by (cluster, namespace, pod, container) (kvpressure_container_ready{{{CONTAINER}}}) == 0",
             {"namespace": "Namespace", "pod": "Pod", "container": "Container"},
             f"all are ready, or {NOT_A_POD}",

@@ -82,7 +82,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             site,
             "GPU memory required",
             "Required memory is used memory minus the unused part of the KV pool. Used memory alone means little,"
-            " because it is reserved at start.",
+            " because the KV pool is reserved at start.",
             fullest_gpu("gpu:kvpressure_memory_needed:ratio"),
             ratio,
             steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
@@ -99,7 +99,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "In flight against the limit",
-            "Requests in flight divided by the smallest known limit.",
+            "Requests in flight divided by the smallest known limit on running requests.",
             engine("concurrency_ratio"),
             ratio,
             steps(site, (ORANGE, "concurrency_warning_ratio")),
@@ -426,7 +426,8 @@ def _compute(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Memory high, compute low",
-            "The score and its three factors. The score is absent if a factor is unknown.",
+            "Score and its three factors: memory demand is high, GPU activity is low, requests are present. The score"
+            " is absent if a factor is unknown.",
             [
                 PanelQuery(lines("memory_high_compute_low_score"), "{{pod}} score"),
                 PanelQuery(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
@@ -478,7 +479,7 @@ def _requests_and_pod(site: DashboardContext, dashboard: Dashboard) -> None:
                         f' (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))'
                     ),
                     "{{pod}} {{event}}",
-                    optional="no such line was logged",
+                    optional="no problem was logged",
                 )
             ],
             "cpm",

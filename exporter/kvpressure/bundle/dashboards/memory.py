@@ -32,7 +32,7 @@ from kvpressure.bundle.dashboards.ranking import lines, worst, worst_gpus
 from kvpressure.signals.kv import SLOPE_SECONDS
 
 NO_PLUGIN = "the allocator's numbers need the plugin inside vLLM"
-NO_FAULT = "no such event since the exporter started"
+NO_FAULT = "no XID event or ECC error since the exporter started"
 
 
 def build(site: DashboardContext) -> Dashboard:
@@ -78,8 +78,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Tokens that the arriving load can need within the limits, divided by KV capacity. A load above the"
-            " KV capacity does not fit.",
+            "Tokens that the arriving load can need within the limits, divided by KV capacity. Above 1, the load"
+            " can need more than the KV cache holds.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
@@ -174,7 +174,7 @@ def _fullest(site: DashboardContext) -> Json:
     return table(
         site,
         "Fullest KV caches",
-        f"The {TOP} engines with the fullest cache of the last minute.",
+        f"The {TOP} engines with the highest KV cache usage in the last minute.",
         queries,
         columns,
         overrides,
@@ -217,8 +217,8 @@ def _gpus(site: DashboardContext) -> Json:
     return table(
         site,
         "Fullest GPUs",
-        f"The {TOP} GPUs with the highest required memory. Used memory alone means little, because it is reserved at"
-        " start.",
+        f"The {TOP} GPUs with the highest required memory. Used memory alone means little, because the KV pool is"
+        " reserved at start.",
         queries,
         columns,
         overrides,
@@ -404,7 +404,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
             site,
             "Memory conditions that hold",
             "Conditions about memory: leak while idle, KV held without load, fragmentation, baseline too high, memory"
-            " limit near, killed.",
+            " limit near, out-of-memory kill.",
             [
                 PanelQuery(
                     worst(

@@ -69,7 +69,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Concurrency",
-            "Requests in flight divided by the smallest known limit, for the worst engine.",
+            "Requests in flight divided by the smallest known limit on running requests, for the worst engine.",
             f"max({engine('concurrency_ratio')})",
             "percentunit",
             steps(site, (ORANGE, "concurrency_warning_ratio")),
@@ -78,7 +78,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Batch missing",
-            "Missing share of the possible batch, for the worst engine.",
+            "Missing share of the possible batch (the smaller of demand and limit), for the worst engine.",
             f"max({engine('batch_collapse_ratio')})",
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
@@ -212,7 +212,8 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "In flight against the limits",
-            "Requests in flight, and the limits. The smallest limit binds; a limit's name shows its source.",
+            "Requests in flight, and the limits on running requests. The smallest limit binds; a limit's"
+            " name shows its source.",
             [
                 PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
                 PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
@@ -242,7 +243,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Concurrency",
-            "Requests in flight divided by the smallest known limit.",
+            "Requests in flight divided by the smallest known limit on running requests.",
             [PanelQuery(lines("concurrency_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "concurrency_warning_ratio")),
@@ -254,16 +255,16 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
 
 
 def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
-    for kind, title, name in (
-        ("prompt", "Prompt tokens", "request_prompt_tokens"),
-        ("output", "Answer tokens", "request_generation_tokens"),
-        ("max_tokens", "max_tokens asked for", "request_params_max_tokens"),
+    for kind, title, counted, name in (
+        ("prompt", "Prompt tokens", "prompt tokens", "request_prompt_tokens"),
+        ("output", "Answer tokens", "output tokens", "request_generation_tokens"),
+        ("max_tokens", "max_tokens asked for", "max_tokens", "request_params_max_tokens"),
     ):
         dashboard.add(
             timeseries(
                 site,
                 title,
-                "Quantiles of this length per request, over five minutes.",
+                f"Quantiles of {counted} per request, over five minutes.",
                 quantiles("request_tokens", f'kind="{kind}"'),
                 "short",
                 None,
@@ -277,8 +278,8 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
             heatmap(
                 site,
                 f"{title}, distribution",
-                "Requests by length, over all pods of the chosen model (the model in most trouble if several are"
-                " chosen). Two bands show two kinds of traffic on one server.",
+                f"Requests by {counted}, over all pods of the chosen model (the model in most trouble if several are"
+                " chosen). Two bands show a group of short and a group of long requests.",
                 PanelQuery(
                     f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""",  # noqa: E501
                     "{{le}}",
@@ -337,12 +338,12 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Two kinds of traffic on one server",
-            "Engines that serve short and long prompts together; give each kind its own deployment.",
+            "Engines that serve short and long prompts together; give short and long prompts separate deployments.",
             [
                 PanelQuery(
                     worst(engine("prompt_lengths_bimodal") + " == 1"),
                     "{{pod}} {{engine}}",
-                    optional="no engine serves both",
+                    optional="no engine serves short and long prompts",
                 )
             ],
             texts(v1=("mixed", ORANGE)),
@@ -363,7 +364,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
             timeseries(
                 site,
                 title,
-                "Quantiles over the last minute. The dashed line is the floor below which the alert is silent.",
+                "Quantiles over the last minute. The orange line is the floor below which the alert is silent.",
                 quantiles("latency_seconds", f'phase="{phase}"'),
                 "s",
                 steps(site, (ORANGE, floor)),
@@ -451,8 +452,8 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Throughput against its best",
-            "Throughput of the last minute divided by the best minute of the last fifteen, while demand has not"
-            " fallen.",
+            "Throughput of the last minute divided by that of the best minute of the last fifteen, while demand has"
+            " not fallen.",
             [
                 PanelQuery(
                     lines("throughput_trend_ratio"),
@@ -536,7 +537,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         _of_dcgm(
             site,
             "Clock of the multiprocessors",
-            "The clock rate falls while clocks are reduced.",
+            "Clock rate of the multiprocessors, which the driver lowers to limit power and heat.",
             "SM_CLOCK",
             "suffix:MHz",
         ),

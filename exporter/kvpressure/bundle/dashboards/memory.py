@@ -78,8 +78,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Tokens that the arriving load can need within the limits, divided by KV capacity. Above 1, the load"
-            " can need more than the KV cache holds.",
+            "Tokens that the arriving load can need within the limits, divided by KV capacity. A load that"
+            " needs more than the KV capacity does not fit into the KV cache.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),

@@ -33,7 +33,7 @@ TOP: Final = 20  # engines, or other subjects, that a panel shows
 
 
 NOT_A_POD: Final = "the exporter does not read pods"
-NO_BASELINE: Final = "the engine's own baseline needs some minutes of traffic"
+NO_BASELINE: Final = "the engine's own baseline needs some calm minutes of traffic"
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,8 +303,7 @@ BUILT_IN_CONDITIONS: Final = (
         "device memory used {device}, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
         "device memory as configured{device_now} (gpu_memory_utilization {utilization}, too high above"
         " {baseline_from})",
-        "device memory against its configured share: unknown (no GPU mapped to this pod, or the configured share is"
-        " unknown)",
+        "device memory against its configured share: unknown (no GPU mapped to this pod, or no configured share)",
         "InferenceBaselineTooHigh",
     ),
     Declared(

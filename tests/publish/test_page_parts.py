@@ -294,10 +294,10 @@ class TestPlan:
             "Cap input and output tokens at the edge",
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
-            "Lower gpu-memory-utilization to 0.7, then 0.6: not now",
+            "Not now: lower gpu-memory-utilization to 0.7, then 0.6",
             "Add KV memory (not in the guides) (if KV pressure persists)",
             "Apply and watch the rollout",
-            "Controlled restart, only after the limits are lowered: not now",
+            "Not now: controlled restart, only after the limits are lowered",
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
@@ -305,7 +305,7 @@ class TestPlan:
         assert made.actions[1].text.startswith("Now 128 (arguments); set 39")
         assert '"Emergency Mitigation": 25 % to 50 %' in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])
-        assert not any(action.commands for action in made.actions if action.title.endswith("not now"))
+        assert not any(action.commands for action in made.actions if action.title.startswith("Not now: "))
 
     def test_memory_share_and_restart_come_only_when_they_help(self) -> None:
         limits = {"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.92, True, "args", 0.7)}

@@ -17,6 +17,8 @@ from kvpressure.model.arguments import value_text
 from kvpressure.model.state import EngineState
 from kvpressure.settings.thresholds import Thresholds
 
+NOT_NOW: Final = "Not now: "  # begins the title of an action that does not help at present
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -84,10 +86,14 @@ def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
 
 
 def _action(step: MitigationStep) -> Action:
-    mark = {"do": "", "if it stays": " (if KV pressure persists)", "not here": ": not now"}[step.advice]
+    title = {
+        "do": step.title,
+        "if it stays": f"{step.title} (if KV pressure persists)",
+        "not here": f"{NOT_NOW}{step.title[:1].lower()}{step.title[1:]}",
+    }[step.advice]
     text = f"{step.text[:1].upper()}{step.text[1:]}" + ("" if step.text.endswith(".") else ".")
     return Action(
-        step.title + mark,
+        title,
         text
         + (f" Cost: {step.cost}." if step.cost else "")
         + (f" Measured{step.measured_where}: {step.measured}." if step.measured else ""),

@@ -181,7 +181,7 @@ def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> 
     asks = [ask for stage in plan for ask in stage.asks]
     if not asks:
         raise InputError(
-            f"nothing can be sent: {'; '.join(stage.note for stage in plan)}; allowed: larger --max-requests and"
+            f"no request can be sent: {'; '.join(stage.note for stage in plan)}; allowed: larger --max-requests and"
             " --max-tokens"
         )
     said = f"{len(asks)} requests with {sum(ask.total for ask in asks)} tokens in all will be sent to {target.name}"

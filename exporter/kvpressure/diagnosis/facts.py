@@ -388,7 +388,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "any prompt fits",
         "the longest prompt does not fit",
         _any_fits,
-        f"the next prompt fits into the KV cache: {_FREE}",
+        f"prompts of the lengths seen fit into the KV cache: {_FREE}",
         f"the next prompt may not fit into the KV cache: {_FREE}",
         f"whether the next prompt fits into the KV cache: unknown ({_FREE})",
     ),
@@ -433,8 +433,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the counter confirms the preemptions",
         "the counter does not confirm the preemptions",
         lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
-        f"{{preemptions}} confirmed by the counter: {_PREEMPTIONS}",
-        f"no {{preemptions}} confirmed by the counter: {_PREEMPTIONS}",
+        f"{{preemptions}} confirmed: {_PREEMPTIONS}",
+        f"{{preemptions}} not confirmed: {_PREEMPTIONS}",
         "{preemption} counter: unknown (not on the metrics endpoint)",
     ),
     Fact(
@@ -497,7 +497,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "max_num_seqs is not inferred from a constant batch",
         _source_is("observed"),
         "{max_num_seqs} {limit} is inferred: the batch is constant while requests wait",
-        "{max_num_seqs} {limit} is not inferred from a constant batch ({limit_source})",
+        "{max_num_seqs} {limit} is known, not inferred from a constant batch (source: {limit_source})",
         "{max_num_seqs}: unknown",
     ),
     Fact(

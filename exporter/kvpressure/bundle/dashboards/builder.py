@@ -344,8 +344,10 @@ def _panel(
         about = f"{about}\n\nAlert: {alert}."
         links = [{"title": f"Runbook {alert}", "url": site.runbook(alert), "targetBlank": True}]
     optional = {query.model(index)["refId"]: query.optional for index, query in enumerate(queries) if query.optional}
-    for why in dict.fromkeys(optional.values()):
-        about = f"{about}\n\nMay be empty: {why}."
+    reasons = dict.fromkeys(optional.values())
+    whole = len(reasons) == 1 and len(optional) == len(queries)
+    for why in reasons:
+        about = f"{about}\n\n{'May be empty' if whole else 'A part may be missing'}: {why}."
     if len(optional) == len(queries) and kind != "stat":  # a tile has no room for a sentence
         defaults["noValue"] = next(iter(optional.values()))
     return {

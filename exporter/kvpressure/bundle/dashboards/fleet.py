@@ -338,8 +338,8 @@ def _nodes(site: DashboardContext) -> Json:
     return table(
         site,
         "Fullest nodes",
-        "Nodes with the fullest GPU first: GPUs that answer, GPUs that do not, engines, and required memory of the"
-        " fullest GPU.",
+        "One row for each node, the node with the fullest GPU first. Fullest GPU is required memory as a share of"
+        " device memory.",
         [
             PanelQuery(ranked, table=True),
             PanelQuery(f"sum by (cluster, node) ({up}) and on (cluster, node) {ranked}", table=True),
@@ -425,8 +425,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Internal failures of exporters",
-            "Failures confined to one engine, GPU or container; scraped items left out, and web requests refused,"
-            " because of a limit.",
+            "Failures on single engines, GPUs and containers. A limit of the exporter can also leave out scraped series"
+            " or refuse web requests.",
             [
                 PanelQuery(
                     some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),

@@ -374,8 +374,8 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
                     optional=why,
                 )
                 for kind, shown, why in (
-                    ("finished", "", "nothing finished"),
-                    ("rejected", "rejected ", "nothing was refused"),
+                    ("finished", "", "no request finished"),
+                    ("rejected", "rejected ", "no request was refused"),
                 )
             ],
             "reqps",

@@ -483,8 +483,8 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
                     optional=why,
                 )
                 for kind, shown, why in (
-                    ("finished", "{{reason}}", "nothing finished"),
-                    ("rejected", "refused {{reason}}", "nothing was refused"),
+                    ("finished", "{{reason}}", "no request finished"),
+                    ("rejected", "refused {{reason}}", "no request was refused"),
                 )
             ],
             "reqps",

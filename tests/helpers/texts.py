@@ -138,7 +138,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "max_num_seqs": "max_num_seqs",
     "limit": "256",
     "not_now": "",
-    "running_of_limit": "7 running of max_num_seqs 256 (arguments)",
+    "running_of_limit": "7 of 256 running (arguments)",
     "runs": "7 requests running",
     "mean_queue": "mean 40 waiting, 7 running, queue time p95 4.2 s",
     "waiting_mean": "40",

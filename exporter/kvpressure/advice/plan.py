@@ -35,7 +35,7 @@ MEASURED: Final = {
     "limit": "half the limit was still above the running requests, and all 40 preemptions remained",
     "cut": (
         "with a limit 25 % below the running requests, 28 of 40 preemptions remained; 50 % below, 5 remained."
-        " Neither cut changed engine time or queue"
+        " Neither limit changed engine time or queue length"
     ),
     "pool": "a KV pool 30 % smaller caused 18 % more engine time and 50 preemptions instead of 40",
     "watermark": "5 preemptions instead of 40 and 5 % less engine time; request lengths need not be known",

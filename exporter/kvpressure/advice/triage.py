@@ -377,7 +377,7 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
     found += _users_wait(case, worst is not None)
     return TriageStep(
         8,
-        "Batch size, latency, time per output token?",
+        "Are batch size, latency and time per output token usual?",
         gravest(*found) if up else "unknown",
         answers,
         f"curl -s {'localhost:8000/metrics' if case.has_pod else case.metrics_url} | grep -E"

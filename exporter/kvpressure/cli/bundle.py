@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; exit 1 and name every file in DIR that is missing, differs or is unknown",
+        help="write nothing; exit 1 and name every file that is missing in DIR, differs, or is not part of the bundle",
     )
     parser.add_argument(
         "--thresholds", metavar="FILE", default=None, help="file with your own thresholds, in lines 'name: value'"

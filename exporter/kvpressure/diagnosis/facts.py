@@ -434,7 +434,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the counter does not confirm the preemptions",
         lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
         f"{{preemptions}} confirmed: {_PREEMPTIONS}",
-        f"{{preemptions}} not confirmed: {_PREEMPTIONS}",
+        f"few or no {{preemptions}} counted: {_PREEMPTIONS}",
         "{preemption} counter: unknown (not on the metrics endpoint)",
     ),
     Fact(
@@ -1065,7 +1065,7 @@ def _running_of_limit(v: View) -> str:
     where = f" ({_source(v)})" if load.max_num_seqs_source else ""
     if load.running is None:
         return f"running requests: unknown; {limit} {number(load.max_num_seqs)}{where}"
-    return f"{number(load.running)} running of {limit} {number(load.max_num_seqs)}{where}"
+    return f"{number(load.running)} of {number(load.max_num_seqs)} running{where}"
 
 
 def _not_now(v: View) -> str:

@@ -33,7 +33,7 @@ TOP: Final = 20  # engines, or other subjects, that a panel shows
 
 
 NOT_A_POD: Final = "the exporter does not read pods"
-NO_BASELINE: Final = "the engine's own baseline needs some calm minutes of traffic"
+NO_BASELINE: Final = "the engine has no baseline yet, which needs some calm minutes of traffic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +347,7 @@ def _panel(
     reasons = dict.fromkeys(optional.values())
     whole = len(reasons) == 1 and len(optional) == len(queries)
     for why in reasons:
-        about = f"{about}\n\n{'May be empty' if whole else 'A part may be missing'}: {why}."
+        about = f"{about}\n\n{'Empty' if whole else 'A part is missing'} if {why}."
     if len(optional) == len(queries) and kind != "stat":  # a tile has no room for a sentence
         defaults["noValue"] = next(iter(optional.values()))
     return {

@@ -31,7 +31,7 @@ from kvpressure.bundle.dashboards.builder import (
 from kvpressure.bundle.dashboards.ranking import lines, worst, worst_gpus
 from kvpressure.signals.kv import SLOPE_SECONDS
 
-NO_PLUGIN = "the allocator's numbers need the plugin inside vLLM"
+NO_PLUGIN = "the plugin inside vLLM is not installed"
 NO_FAULT = "no XID event or ECC error since the exporter started"
 
 

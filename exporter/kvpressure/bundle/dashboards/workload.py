@@ -257,7 +257,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
 def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
     for kind, title, counted, name in (
         ("prompt", "Prompt tokens", "prompt tokens", "request_prompt_tokens"),
-        ("output", "Answer tokens", "output tokens", "request_generation_tokens"),
+        ("output", "Output tokens", "output tokens", "request_generation_tokens"),
         ("max_tokens", "max_tokens asked for", "max_tokens", "request_params_max_tokens"),
     ):
         dashboard.add(

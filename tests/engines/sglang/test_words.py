@@ -38,7 +38,7 @@ def test_sentences_about_an_sglang_engine_have_no_word_of_vllm() -> None:
         "being retracted",
         "Lower max_running_requests",
         "Lower chunked-prefill-size",
-        "Lower mem-fraction-static",
+        "lower mem-fraction-static",
     ):
         assert word in everything, word
 

@@ -11,7 +11,7 @@ from typing import Final
 from kvpressure.advice.plan import MitigationStep, PlanInput, pressure_plan
 from kvpressure.advice.triage import is_pod
 from kvpressure.advice.wording import named, number_text, percent_text, reason_text, seconds_text
-from kvpressure.diagnosis.facts import LIMIT_SOURCES
+from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.state import EngineState
@@ -62,14 +62,9 @@ def _flag(engine: EngineState, name: str) -> tuple[str, str]:
     limit = engine.limits.get(name)
     if limit is None:
         return "", "unknown"
-    now = "unknown" if limit.value is None else f"{value_text(limit.value)} ({_source(limit.source)})"
+    now = "unknown" if limit.value is None else f"{value_text(limit.value)} ({limit_source(limit.source)})"
     flag = dialect(engine.dialect).flag(name)
     return ("" if limit.recommended is None or not flag else f"{flag} {value_text(limit.recommended)}"), now
-
-
-def _source(source: str | None) -> str:
-    """Where a limit was read, in words."""
-    return LIMIT_SOURCES.get(source, source) if source else "source: unknown"
 
 
 def _where(engine: EngineState) -> str:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from kvpressure.advice.limits import at_once
 from kvpressure.advice.wording import named, number_text, percent_text, seconds_text
-from kvpressure.diagnosis.facts import LIMIT_SOURCES
+from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.signals import ContextSignals, Signals
@@ -337,8 +337,7 @@ def _now(engine: PlanInput, name: str) -> str:
     limit = engine.engine.limit(name)
     if limit.value is None:
         return "value in force: unknown"
-    source = limit.source or "source: unknown"
-    return f"now {value_text(limit.value)} ({LIMIT_SOURCES.get(source, source)})"
+    return f"now {value_text(limit.value)} ({limit_source(limit.source)})"
 
 
 def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:

@@ -308,7 +308,7 @@ _LIMIT_TEXT: Final = "{running_of_limit}"
 _QUEUE_TEXT: Final = "{queue}"
 _RATES: Final = "{rates}"
 _PREEMPTIONS: Final = "{preemption_counts}"
-LIMIT_SOURCES: Final = {"args": "arguments", "log": "start-up log", "default": "default", "observed": "inferred"}
+_LIMIT_SOURCES: Final = {"args": "arguments", "log": "start-up log", "default": "default", "observed": "inferred"}
 
 FACTS: Final[tuple[Fact, ...]] = (
     Fact(
@@ -1062,7 +1062,7 @@ def _running_of_limit(v: View) -> str:
     load, limit = v.s.load, dialect(v.s.dialect).called("max_num_seqs")
     if load.max_num_seqs is None:
         return f"{_runs(v)}; {limit}: unknown"
-    where = f" ({_source(v)})" if load.max_num_seqs_source else ""
+    where = f" ({limit_source(load.max_num_seqs_source)})" if load.max_num_seqs_source else ""
     if load.running is None:
         return f"running requests: unknown; {limit} {number(load.max_num_seqs)}{where}"
     return f"{number(load.running)} of {number(load.max_num_seqs)} running{where}"
@@ -1082,10 +1082,9 @@ def _free_if_known(v: View) -> str:
     return f": {number(free)} tokens free" if v.s.context.prompt_mean is None else f": {_free_and_prompts(v)}"
 
 
-def _source(v: View) -> str:
-    """Where the limit was read, in words; "" if unknown."""
-    source = v.s.load.max_num_seqs_source or ""
-    return LIMIT_SOURCES.get(source, source)
+def limit_source(source: str | None) -> str:
+    """Where a limit was read, in words."""
+    return _LIMIT_SOURCES.get(source, source) if source else "source: unknown"
 
 
 def _runs(v: View) -> str:
@@ -1161,7 +1160,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "waiting_mean": lambda v: number(v.recent.waiting_mean, 1),
     "mean_queue": _mean_queue,
     "limit": lambda v: number(v.s.load.max_num_seqs),
-    "limit_source": lambda v: _source(v) or "source: unknown",
+    "limit_source": lambda v: limit_source(v.s.load.max_num_seqs_source),
     "age": lambda v: number(v.s.progress.fresh_seconds),
     "failing": _failing,
     "page_error": lambda v: f": {_scrape_error(v)}" if v.s.progress.page_error else "",

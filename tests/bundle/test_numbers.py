@@ -56,8 +56,8 @@ VERDICT_PAGE = re.compile(
 # to per minute, ratios to per cent, the steps of the mitigation, none counted as 0, what 1 and 0 mean,
 # and the fixed window of the slope of the KV cache (``SLOPE_SECONDS``).
 DASHBOARD_TEXT = re.compile(
-    r"\(1, |60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d: |vector\(0\)|^1 is"
-    r" normal|never 0|topk\(20, |^The 20 |1 minus p95 batch|more than 1 does|last 15 s"
+    r"\(1, |60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d: |vector\(0\)|1 is"
+    r" normal|never 0|topk\(20, |^The 20 |1 minus p95 batch|Above 1, |last 15 s"
 )
 
 # Keys of a dashboard that are layout and behaviour, not judgement.

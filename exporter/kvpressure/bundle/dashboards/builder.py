@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvpressure.advice.triage import NOTABLE_EVENTS
@@ -33,7 +33,7 @@ TOP: Final = 20  # engines, or other subjects, that a panel shows
 
 
 NOT_A_POD: Final = "the exporter does not read pods"
-NO_BASELINE: Final = "the engine has no baseline yet, which needs some calm minutes of traffic"
+NO_BASELINE: Final = "the engine has not yet had enough calm traffic for a baseline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,15 @@ class DashboardContext:
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
     """One PromQL query of a panel. ``now``: present values; ``table``: the same as a table; ``heat``: buckets over
-    time. ``optional``: why it may return nothing on a healthy system, e.g. "on GPUs without GPM".
+    time. ``optional``: why it may return nothing on a healthy system, e.g. "every GPU answers"; ``part``: what the
+    panel then lacks, if it shows more. A table names the column itself.
     """
 
     expr: str
     legend: str = ""
     table: bool = False
     optional: str = ""
+    part: str = ""
     heat: bool = False
     now: bool = False
 
@@ -347,7 +349,8 @@ def _panel(
     reasons = dict.fromkeys(optional.values())
     whole = len(reasons) == 1 and len(optional) == len(queries)
     for why in reasons:
-        about = f"{about}\n\n{'Empty' if whole else 'A part is missing'} if {why}."
+        parts = " and ".join(dict.fromkeys(query.part for query in queries if query.optional == why))
+        about = f"{about}\n\n{'Empty' if whole else f'{parts}: empty'} if {why}."
     if len(optional) == len(queries) and kind != "stat":  # a tile has no room for a sentence
         defaults["noValue"] = next(iter(optional.values()))
     return {
@@ -527,6 +530,10 @@ def table(
         "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
         "sortBy": [{"displayName": sort, "desc": True}] if sort else [],
     }
+    values = [columns.get(f"Value #{query.model(index)['refId']}", "") for index, query in enumerate(queries)]
+    queries = [
+        replace(query, part=query.part or f'Column "{value}"') for query, value in zip(queries, values, strict=True)
+    ]
     # The reason why a table may be empty is its default; it must not stand in an empty cell.
     cells = [matching(".*", ("noValue", defaults["noValue"])), *overrides]
     panel = _panel(site, "table", title, about, queries, alert, defaults, options, cells)

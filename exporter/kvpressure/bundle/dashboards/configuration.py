@@ -38,8 +38,8 @@ def build(site: DashboardContext) -> Dashboard:
     """The dashboard for ``site``."""
     dashboard = Dashboard(
         "kvpressure / Configuration and exporter health",
-        "Limits in force and recommended limits, the pods around the engines, and whether kvpressure itself sees"
-        " everything.",
+        "Limits in force and recommended limits, the pods around the engines, and whether kvpressure can read all its"
+        " sources.",
     )
     for tile in _tiles(site):
         dashboard.add(tile, 4, 4)
@@ -71,8 +71,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "gpu_memory_utilization",
-            "Largest share of device memory that an engine reserves. The bands are the recommended maxima, lower for"
-            " long contexts.",
+            "Largest share of device memory that an engine reserves. Yellow: at least the recommended maximum for long"
+            " contexts. Orange: at least the recommended maximum.",
             "max(" + engine("limit", 'limit="gpu_memory_utilization"') + ")",
             "none",
             steps(
@@ -144,7 +144,8 @@ def _limits(site: DashboardContext) -> Json:
     return table(
         site,
         "Limits",
-        "Value in force, whether it was set explicitly, and the value to set if the value in force is a problem.",
+        "Each limit of each engine: the value in force, whether it was set or is a default, and the value to set"
+        " instead.",
         queries,
         columns,
         overrides,
@@ -198,6 +199,7 @@ def _limits_over_time(site: DashboardContext, dashboard: Dashboard) -> None:
                     engine("limit_recommended", 'limit="max_num_seqs"'),
                     "{{pod}} recommended",
                     optional="no engine is under KV pressure",
+                    part='Line "recommended"',
                 ),
             ],
             "short",
@@ -231,14 +233,14 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
     dashboard.add(
         table(
             site,
-            "How containers ended last",
+            "Last termination of each container",
             "Reason and exit code from the kubelet. OOMKilled (137): the memory limit was reached.",
             [
                 PanelQuery(
                     "max by (namespace, pod, container, reason, exit_code)"
                     f" (kvpressure_container_last_termination_info{{{CONTAINER}}})",
                     table=True,
-                    optional="no container of an engine has ended",
+                    optional="no container of an engine has terminated",
                 )
             ],
             {"pod": "Pod", "container": "Container", "reason": "Reason", "exit_code": "Exit code"},
@@ -251,7 +253,8 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "CPU",
-            "Used share of the CPU limit, and share of CFS periods throttled; each throttled period stops all streams.",
+            "Used share of the CPU limit, and share of CFS periods throttled. While throttled, the API server sends no"
+            " tokens.",
             [
                 PanelQuery(
                     f"max {by} (kvpressure_container_cpu_used_ratio{{{CONTAINER}}})", "{{pod}} used", optional=NOT_A_POD
@@ -335,7 +338,7 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Sources",
-            "Whether each source's last reading succeeded. A source that is down leaves its values absent, never 0.",
+            "Whether each source's last reading succeeded. While a source is down, its values are absent, never 0.",
             [PanelQuery(f"min by (node, source) (kvpressure_source_up{{{NODE}}})", "{{node}} {{source}}")],
             mappings,
             alert="KvpressureSourceDown",
@@ -348,17 +351,19 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Failures by reason",
-            "Failed readings of sources and failed scrapes of targets, per second.",
+            "Failed readings of sources and failed scrapes of targets (engines), per second.",
             [
                 PanelQuery(
                     f"sum by (source, reason) (rate(kvpressure_source_errors_total{{{NODE}}}[$__rate_interval]))",
                     "{{source}} {{reason}}",
                     optional="no source has failed",
+                    part="Sources",
                 ),
                 PanelQuery(
                     f"sum by (target, reason) (rate(kvpressure_target_errors_total{{{NODE}}}[$__rate_interval]))",
                     "{{target}} {{reason}}",
                     optional="no target has failed",
+                    part="Targets",
                 ),
             ],
             "reqps",
@@ -372,7 +377,7 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Age of the last success",
-            "Seconds since each source last succeeded.",
+            "Seconds since each source was last read successfully.",
             [
                 PanelQuery(
                     f"time() - max by (node, source) (kvpressure_source_last_success_timestamp_seconds{{{NODE}}})",

@@ -76,7 +76,7 @@ FIRING: Final = (
 
 AT_THE_EDGE: Final = "max_model_len"  # a gateway can enforce it
 MITIGATION_ORDER: Final = (AT_THE_EDGE, "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
-NO_LIMIT: Final = "no limit helps here; if requests wait, do what First action says"
+NO_LIMIT: Final = 'no limit helps here; if requests wait, see column "First action" above'
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
 
 
@@ -121,7 +121,10 @@ def _engines(site: DashboardContext) -> Json:
             table=True,
         ),
         PanelQuery(
-            worst(engine("pressure_stage", by="stage") + " == 1"), table=True, optional="no engine is under KV pressure"
+            worst(engine("pressure_stage", by="stage") + " == 1"),
+            table=True,
+            optional="no engine is under KV pressure",
+            part='Column "Stage"',
         ),
         PanelQuery(worst(f"time() - {engine('verdict_since_timestamp_seconds')}"), table=True),
         PanelQuery(worst(engine("verdict_confidence")), table=True),
@@ -154,9 +157,9 @@ def _engines(site: DashboardContext) -> Json:
     }
     about = (
         "The engine in most trouble first, with its fullest GPU, its verdict and the first action (a click opens the"
-        " runbook). Memory is required memory: an engine reserves its KV pool at start, so used memory is high with and"
-        ' without pressure. The signature comes from the guide "KV Cache Diagnostics" and does not decide the'
-        " verdict. A click on a pod filters the whole dashboard."
+        ' runbook). Column "Memory" is required memory: an engine reserves its KV pool at start, so used memory is high'
+        ' with and without pressure. Column "Signature" follows the guide "KV Cache Diagnostics" and does not decide'
+        " the verdict. A click on a pod filters the whole dashboard."
     )
     return table(
         site,
@@ -233,8 +236,8 @@ def _why(site: DashboardContext) -> Json:
         column("Evidence", ("mappings", texts(**words))),
     ]
     about = (
-        "Current evidence about the engine in most trouble, each with its number, meaning and threshold. Filter by pod"
-        " to see another engine. The triage page also lists the evidence against the verdict."
+        "Current evidence for the verdict of the engine in most trouble, with number, meaning and threshold. Filter by"
+        " pod to see another engine. The triage page also lists the evidence against the verdict."
     )
     return table(
         site,
@@ -318,7 +321,8 @@ def _graphs(site: DashboardContext) -> list[Json]:
         timeseries(
             site,
             "GPU memory: required, and used (dashed)",
-            "Required memory is used memory minus the unused part of the KV pool, which is the gap between the lines.",
+            "Required memory is used memory minus the unused part of the KV pool. The gap between the lines is that"
+            " unused part.",
             [
                 PanelQuery(
                     worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),

@@ -42,7 +42,7 @@ CLUSTER: Final = 'cluster=~"$cluster"'
 NO_OBJECTIVE: Final = "no objective is set (thresholds objective_*_ratio)"
 NO_KUBE_STATE_METRICS: Final = "kube-state-metrics is not scraped"
 NO_NODE: Final = "exporters are scraped without a label node"
-NO_RECORDER: Final = "no recording was asked for"
+NO_RECORDER: Final = "no exporter has a flight recorder (record.directory)"
 NOTHING_FAILED: Final = "nothing failed"
 
 
@@ -137,8 +137,8 @@ def _models(site: DashboardContext) -> Json:
         site,
         "Models",
         "Models with the largest share of engines under KV pressure, with their engines, free KV cache and queue."
-        " Budget burn is the burn rate over an hour: at 2, the error budget is spent twice as fast as allowed. A click"
-        " on a model opens the incident dashboard.",
+        ' Column "Budget burn" is the burn rate over an hour: at 2, the error budget is spent twice as fast as allowed.'
+        " A click on a model opens the incident dashboard.",
         queries,
         columns,
         [column(name, *properties) for name, properties in shown.items()],
@@ -189,7 +189,7 @@ def _headroom(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "KV cache free, by model",
-        "Free share of all KV caches of a model together, for the models with the lowest share.",
+        "Free share of the KV caches of all engines of a model, for the models with the lowest share.",
         [PanelQuery(_smallest(_by_model("model:kvpressure_kv_headroom:ratio")), "{{namespace}}/{{model_name}}")],
         "percentunit",
         top=1,
@@ -217,8 +217,8 @@ def _workloads(site: DashboardContext) -> Json:
     return table(
         site,
         "Replicas by workload",
-        "Workloads with the most missing pods: pods whose engines all answer, existing pods, and requested replicas"
-        " (kube-state-metrics).",
+        "Workloads with the most missing pods. Answer: pods whose engines all answer. Pods: existing pods. Wanted:"
+        " requested replicas, from kube-state-metrics.",
         [
             PanelQuery(f"{up} and on ({by}) {least}", table=True),
             PanelQuery(f"{pods} and on ({by}) {least}", table=True),
@@ -252,8 +252,8 @@ def _burn(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget: burn rate over an hour, and over six (dashed)",
-        "Burn rate: at 2, the error budget is spent twice as fast as allowed. The alert needs a high burn rate in a"
-        " long window and in the short window that belongs to it.",
+        "Burn rate: at 2, the error budget is spent twice as fast as allowed. The alert fires only if the burn rate is"
+        " high over a long and a short window, such as six hours and thirty minutes.",
         {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
         steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
@@ -265,7 +265,7 @@ def _budget_left(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget of three days: share spent",
-        "Burn rate over three days, or over all history if Prometheus has less.",
+        "Share of three days' error budget that the last three days spent (less time if Prometheus has less history).",
         {"{{model_name}} {{objective}}": _burn_rate("3d")},
         "percentunit",
     )
@@ -312,8 +312,8 @@ def _objectives(site: DashboardContext) -> Json:
     return table(
         site,
         "Objectives",
-        "Required share of requests, and the bound in use: the engine's largest bucket bound that is not above the"
-        " objective.",
+        "Required share of requests, and the latency up to which a request counts as good: the largest bound of the"
+        " engine's histogram buckets that is not above the objective.",
         [
             PanelQuery(highest("target_ratio"), table=True, optional=NO_OBJECTIVE),
             PanelQuery(highest("bound_seconds"), table=True, optional=NO_OBJECTIVE),
@@ -338,8 +338,8 @@ def _nodes(site: DashboardContext) -> Json:
     return table(
         site,
         "Fullest nodes",
-        "One row for each node, the node with the fullest GPU first. Fullest GPU is required memory as a share of"
-        " device memory.",
+        'One row for each node, the node with the fullest GPU first. Column "Fullest GPU" is required memory as a share'
+        " of device memory.",
         [
             PanelQuery(ranked, table=True),
             PanelQuery(f"sum by (cluster, node) ({up}) and on (cluster, node) {ranked}", table=True),
@@ -425,8 +425,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Internal failures of exporters",
-            "Failures on single engines, GPUs and containers. A limit of the exporter can also leave out scraped series"
-            " or refuse web requests.",
+            "Internal failures per second, by what the exporter was processing. Also shown: items left out of a scrape"
+            " (cut) and web requests refused, because a limit of the exporter was reached.",
             [
                 PanelQuery(
                     some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
@@ -450,7 +450,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Flight recorders",
-            "Flight recorders that keep up, their failures, and ticks that are missing in a recording.",
+            "Number of flight recorders that keep up, failures per second, and ticks per second missing from"
+            " recordings.",
             [
                 PanelQuery(
                     some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER

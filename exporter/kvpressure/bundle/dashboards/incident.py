@@ -117,7 +117,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "Latency against baseline",
-            "1 is normal: the highest p95 latency of all phases, divided by the engine's own baseline.",
+            "Highest p95 latency of all phases, divided by the engine's own baseline. 1 is normal.",
             engine("latency_baseline_ratio", by="phase"),
             "none",
             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
@@ -171,7 +171,7 @@ def _alert_states(site: DashboardContext) -> Json:
     return states(
         site,
         "Alerts over time",
-        "Firing alerts of this bundle, without severity info.",
+        'Firing alerts of this bundle, except those with severity "info".',
         queries,
         texts(v1=("fires", "text")),
         overrides,
@@ -184,7 +184,7 @@ def _reasons(site: DashboardContext) -> Json:
     panel = states(
         site,
         "Reasons for the verdict",
-        "Evidence for the verdict of the engine in most trouble, over time. Panel Why has the numbers.",
+        'Evidence for the verdict of the engine in most trouble, over time. Panel "Why" shows the present numbers.',
         [
             PanelQuery(
                 worst(there, 1),
@@ -205,8 +205,8 @@ def _reasons(site: DashboardContext) -> Json:
 def _signature(site: DashboardContext) -> Json:
     about = (
         'Each condition of the signature exactly as the guide "KV Cache Diagnostics" states it, while the condition'
-        " holds. The signature does not replace the verdict: device memory is high on a healthy engine, and utilization"
-        " stays high under real pressure."
+        " holds. The signature does not replace the verdict: device memory is high even on a healthy engine, and"
+        " utilization can stay high under KV pressure."
     )
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": YELLOW}))]
     return states(
@@ -258,7 +258,7 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "In flight against the limits",
-            "Requests in flight, and the limits on running requests by source; the smallest limit binds.",
+            "Requests in flight, and the limits on running requests by source. The smallest limit applies.",
             [
                 PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
                 PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
@@ -275,7 +275,7 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Preemption rate",
-            "Requests preempted per second, by counter or inferred from queue movement.",
+            "Requests preempted per second: from the engine's counter, or inferred from queue movement.",
             [PanelQuery(lines("preemption_rate"), "{{pod}} {{engine}}")],
             "reqps",
             None,
@@ -288,8 +288,7 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            f"Time until the cache is full, extrapolated from the last {SLOPE_SECONDS:g} s. There is a line only while"
-            " usage rises.",
+            f"Extrapolated from the last {SLOPE_SECONDS:g} s.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
@@ -338,7 +337,7 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "p95 latency against the engine's baseline",
-            "1 is normal for this engine.",
+            "p95 of each phase divided by the engine's own baseline. 1 is normal for this engine.",
             [PanelQuery(lines("latency_baseline_ratio", by="phase"), "{{pod}} {{phase}}", optional=NO_BASELINE)],
             "none",
             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
@@ -363,7 +362,7 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Finished and rejected",
-            "Finished requests per second by finish reason, and refused requests per second.",
+            "Finished requests per second by finish reason, and rejected requests per second.",
             [
                 PanelQuery(
                     worst_pods(
@@ -372,10 +371,11 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
                     ),
                     f"{{{{pod}}}} {shown}{{{{reason}}}}",
                     optional=why,
+                    part=f"{kind.capitalize()} requests",
                 )
                 for kind, shown, why in (
                     ("finished", "", "no request finished"),
-                    ("rejected", "rejected ", "no request was refused"),
+                    ("rejected", "rejected ", "no request was rejected"),
                 )
             ],
             "reqps",
@@ -407,8 +407,8 @@ def _compute(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "GPU activity",
-            "Utilization is the share of time in which some kernel ran, not its occupancy. Tensor and DRAM activity"
-            " are shown only where the GPU reports them.",
+            "Utilization is the share of time in which some kernel ran, however little of the GPU it used. Tensor and"
+            " DRAM activity are shown only where the GPU reports them.",
             [
                 PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
                 PanelQuery(worst_gpus(gpu("gpu_tensor_activity_ratio")), "GPU {{gpu}} tensor"),

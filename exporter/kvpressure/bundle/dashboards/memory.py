@@ -32,7 +32,7 @@ from kvpressure.bundle.dashboards.ranking import lines, worst, worst_gpus
 from kvpressure.signals.kv import SLOPE_SECONDS
 
 NO_PLUGIN = "the plugin inside vLLM is not installed"
-NO_FAULT = "no XID event or ECC error since the exporter started"
+NO_FAULT = "no XID event or ECC error has occurred since the exporter started"
 
 
 def build(site: DashboardContext) -> Dashboard:
@@ -78,8 +78,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Tokens that the arriving load can need within the limits, divided by KV capacity. A load that"
-            " needs more than the KV capacity does not fit into the KV cache.",
+            "Tokens that the arriving load can need within the limits, divided by KV capacity. Above 1, the KV cache"
+            " can become too small for the load.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
@@ -194,7 +194,7 @@ def _gpus(site: DashboardContext) -> Json:
     columns = {
         "gpu": "GPU",
         "uuid": "UUID",
-        "Value #A": "Needed",
+        "Value #A": "Required",
         "Value #B": "Used",
         "Value #C": "Memory",
         "Value #D": "Utilization",
@@ -204,7 +204,7 @@ def _gpus(site: DashboardContext) -> Json:
     overrides = [
         *(column(name, ("custom.width", width)) for name, width in (("GPU", 48), ("UUID", 260))),
         column(
-            "Needed",
+            "Required",
             *ratio,
             gauge,
             ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))),
@@ -222,7 +222,7 @@ def _gpus(site: DashboardContext) -> Json:
         queries,
         columns,
         overrides,
-        sort="Needed",
+        sort="Required",
         alert="GpuMemoryHigh",
     )
 
@@ -250,8 +250,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            f"Time until the cache is full, extrapolated from the last {SLOPE_SECONDS:g} s. There is a line only while"
-            " usage rises.",
+            f"Extrapolated from the last {SLOPE_SECONDS:g} s.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
@@ -312,7 +311,8 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Prefix cache hits",
-            "Hits per query over five minutes. Evictable prefix blocks count as free in KV usage.",
+            "Share of looked-up prompt tokens that were in the prefix cache, over five minutes. Evictable prefix blocks"
+            " count as free in KV usage.",
             [PanelQuery(lines("prefix_cache_hit_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             None,
@@ -327,7 +327,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
     dashboard.add(
         timeseries(
             site,
-            "Needed and used",
+            "Required and used",
             "Required and used memory; the gap between the lines is the unused part of the KV pool.",
             [
                 PanelQuery(
@@ -369,6 +369,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
                     lines("fragmentation_bytes", 'scope="allocator"', by="scope"),
                     "{{pod}} {{scope}}",
                     optional=NO_PLUGIN,
+                    part='Line "allocator"',
                 ),
             ],
             "decbytes",
@@ -382,7 +383,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Processes",
-            "Device memory by the pod that owns the process. A series without a pod is a process that no pod owns.",
+            "Device memory of the processes on each GPU, by pod. A line without a pod: processes outside every pod.",
             [
                 PanelQuery(
                     worst_gpus(
@@ -403,8 +404,8 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Memory conditions that hold",
-            "Conditions about memory: leak while idle, KV held without load, fragmentation, baseline too high, memory"
-            " limit near, out-of-memory kill.",
+            "Memory leak while idle, KV blocks held without load, fragmentation, more device memory used than"
+            " configured, host memory near its limit, killed at that limit, or out of GPU memory.",
             [
                 PanelQuery(
                     worst(

@@ -33,7 +33,7 @@ from kvpressure.bundle.dashboards.builder import (
 from kvpressure.bundle.dashboards.ranking import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
 
 VLLM_BUCKETS = "this Prometheus does not scrape vLLM's own histograms"
-NO_GPM = "the GPU has no GPM, or nvidia.gpm is off"
+NO_GPM = "the GPU does not report it (NVIDIA GPUs before Hopper), or nvidia.gpm is off"
 
 
 def build(site: DashboardContext) -> Dashboard:
@@ -135,7 +135,7 @@ def _busiest(site: DashboardContext) -> Json:
         "Value #B": "Waiting",
         "Value #C": "Batch p95",
         "Value #D": "Prompt p95",
-        "Value #E": "Answer p95",
+        "Value #E": "Output p95",
         "Value #F": "max_tokens p95",
         "Value #G": "Queue p95",
         "Value #H": "Token p95",
@@ -146,14 +146,14 @@ def _busiest(site: DashboardContext) -> Json:
             "Pod", ("links", [drill("kvpressure-incident", "Incident dashboard of this pod", pod="${__value.raw}")])
         ),
         column("Waiting", ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), colored),
-        *(column(name, ("decimals", 0)) for name in ("Batch p95", "Prompt p95", "Answer p95", "max_tokens p95")),
+        *(column(name, ("decimals", 0)) for name in ("Batch p95", "Prompt p95", "Output p95", "max_tokens p95")),
         column("Queue p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "queue_floor_seconds"))), colored),
         column("Token p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "inter_token_floor_seconds"))), colored),
     ]
     return table(
         site,
         "Busiest engines",
-        f"The {TOP} engines with the most requests in flight: the requests sent to them, and how long requests wait.",
+        f"The {TOP} engines with the most requests in flight: the length of their requests, and how long these wait.",
         queries,
         columns,
         overrides,
@@ -167,7 +167,8 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Effective batch size",
-            "Quantiles of requests running over a minute of samples, and the mean number of decoding requests.",
+            "p50, p95 and p99 of the number of running requests over the last minute, and the mean number of decoding"
+            " requests.",
             [*quantiles("effective_batch_size"), PanelQuery(lines("effective_batch_size_mean"), "{{pod}} mean")],
             "short",
             steps(site, (GREEN, "signature_batch_size"), base=ORANGE),
@@ -181,7 +182,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         heatmap(
             site,
             "Requests running",
-            "Number of samples by number of running requests, over all chosen engines.",
+            "How often each number of running requests was sampled, over all chosen engines.",
             PanelQuery(
                 f"sum by (le) (increase(kvpressure_batch_size_samples_bucket{{{ENGINE}}}[$__rate_interval]))",
                 "{{le}}",
@@ -212,8 +213,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "In flight against the limits",
-            "Requests in flight, and the limits on running requests. The smallest limit binds; a limit's"
-            " name shows its source.",
+            "Requests in flight, and the limits on running requests by source. The smallest limit applies.",
             [
                 PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
                 PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
@@ -279,7 +279,7 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
                 site,
                 f"{title}, distribution",
                 f"Requests by {counted}, over all pods of the chosen model (the model in most trouble if several are"
-                " chosen). Two bands show a group of short and a group of long requests.",
+                " chosen). Two bands mean two groups of requests: short and long.",
                 PanelQuery(
                     f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""",  # noqa: E501
                     "{{le}}",
@@ -364,7 +364,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
             timeseries(
                 site,
                 title,
-                "Quantiles over the last minute. The orange line is the floor below which the alert is silent.",
+                "Quantiles over the last minute. Below the orange line, the alert is silent.",
                 quantiles("latency_seconds", f'phase="{phase}"'),
                 "s",
                 steps(site, (ORANGE, floor)),
@@ -390,7 +390,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Outside the engine",
-            "Mean time of a finished request in tokenizer, API server and network.",
+            "Mean time that a finished request spent in tokenizer, API server and network.",
             [PanelQuery(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
             "s",
             None,
@@ -471,8 +471,8 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
     dashboard.add(
         timeseries(
             site,
-            "Finished and refused",
-            "Finished requests per second by finish reason, and refused requests per second.",
+            "Finished and rejected",
+            "Finished requests per second by finish reason, and rejected requests per second.",
             [
                 PanelQuery(
                     worst_pods(
@@ -481,10 +481,11 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
                     ),
                     "{{pod}} " + shown,
                     optional=why,
+                    part=f"{kind.capitalize()} requests",
                 )
                 for kind, shown, why in (
                     ("finished", "{{reason}}", "no request finished"),
-                    ("rejected", "refused {{reason}}", "no request was refused"),
+                    ("rejected", "rejected {{reason}}", "no request was rejected"),
                 )
             ],
             "reqps",
@@ -504,7 +505,10 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
                 PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
                 *(
                     PanelQuery(
-                        worst_gpus(gpu(f"gpu_{unit}_activity_ratio")), f"GPU {{{{gpu}}}} {unit}", optional=NO_GPM
+                        worst_gpus(gpu(f"gpu_{unit}_activity_ratio")),
+                        f"GPU {{{{gpu}}}} {unit}",
+                        optional=NO_GPM,
+                        part="SM, tensor and DRAM activity",
                     )
                     for unit in ("sm", "tensor", "dram")
                 ),
@@ -552,7 +556,7 @@ def _of_dcgm(site: DashboardContext, title: str, about: str, field: str, unit: s
     return timeseries(
         site,
         title,
-        f"{about} The values come from the DCGM exporter, if it is scraped.",
+        about,
         [PanelQuery(worst_gpus(expr), "{{uuid}}", optional="the DCGM exporter is not scraped")],
         unit,
     )

@@ -31,7 +31,7 @@ STRUCTURE = re.compile(
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
 PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
 PROSE_TEXT = re.compile(
-    r"503s|about 1-|\([\d, ]+\) raise no alert|Fatal XIDs \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus"
+    r"503s|about 1-|XIDs [\d, ]+ are|--since=2h|tail -n 50|^\d+\. |Prometheus"
     r" 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
     r"|over \d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]|\b[01] where"
     r"|is above 0|is below 1\b|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",

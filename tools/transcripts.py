@@ -29,7 +29,7 @@ SHOWN: Final = (
     ),
     (
         "KV pressure: replay",
-        "Each line shows what changed, when, and the evidence at that time.",
+        "Each line of the output shows what changed, when, and the evidence at that time.",
         f"replay {_RECORDED}/d_kv_pressure.jsonl.gz --to 20",
     ),
     (
@@ -51,7 +51,7 @@ SHOWN: Final = (
 _HEAD: Final = """\
 # Transcripts
 
-Written by `python -m tools.transcripts` from recordings in this repository: the output is that of the present program.
+Written by `python -m tools.transcripts` from recordings in this repository, with the output of this version.
 Run the commands in a terminal to see colours. `make live-transcripts` runs them against a real vLLM on this machine.
 """
 

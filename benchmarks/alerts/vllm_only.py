@@ -198,8 +198,8 @@ The [exporter](deploy.md) measures everything in this list on the node.
 
 ## Measured on the recordings
 
-The vLLM series of the recorded incidents, scraped every 15 s, are evaluated by `promtool` with this file. The incidents
-have the labels of the [alert proof](alert-proof.md), which also lists the alerts of the full rules that page.
+The vLLM series of the recorded incidents, scraped every 15 s, are evaluated by `promtool` with this file. The [alert proof](alert-proof.md)
+says which incidents should page, and which alerts of the full rules do.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
 * missed: {missed}

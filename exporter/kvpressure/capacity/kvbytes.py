@@ -249,7 +249,7 @@ def _grouped(
         page = pages[members[0]]
         if any(pages[i] != page for i in members) or (largest / page).denominator != 1:
             raise CapacityError(
-                "layers with page sizes that are not multiples of one another cannot be computed; read "
+                "the KV cache cannot be computed: page sizes of the layers are not multiples of one another; read "
                 "kv_cache_size_tokens from the server"
             )
         number = ceil(len(members) / size)

@@ -27,7 +27,7 @@ from kvpressure.renames import nearest, renamed
 COMMANDS: Final = {
     "serve": "run the exporter",
     "discover": (
-        "list the containers of a node, a namespace or a file, with the engine that each runs or the reason why not"
+        "list the containers of a node, a namespace or a file, with the engine that each runs, or why none is scraped"
     ),
     "diagnose": "find what limits an engine, or the engines of this node",
     "record": "record scrapes and readings in a file, for a later diagnosis",

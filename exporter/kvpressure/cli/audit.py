@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--args",
         metavar="ARGS",
         type=arguments,
-        help="the server's command line, quoted; instead of a file, or together with a URL",
+        help="the server's command line as one quoted argument, in place of a file, or in addition to a URL",
     )
     parser.add_argument("--vllm-version", metavar="V", help="e.g. 0.11.2; default: the image's tag")
     parser.add_argument(
@@ -57,8 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context", metavar="TOKENS", type=_tokens, help="length of a usual request (prompt plus output), in tokens"
     )
-    parser.add_argument("--demanding", action="store_true", help="the load is long-context or bursty")
-    parser.add_argument("--all", action="store_true", help="reasons for every item, not only for failures")
+    parser.add_argument(
+        "--demanding",
+        action="store_true",
+        help="the load is long-context or bursty: check against the lower gpu_memory_utilization",
+    )
+    parser.add_argument("--all", action="store_true", help="give reasons for every item, not only for failures")
     parser.add_argument("--thresholds", metavar="FILE", help="thresholds from this file instead of the guides' values")
     parser.add_argument("--format", choices=("text", "json", "junit", "sarif"), default="text")
     parser.add_argument("--only-failures", action="store_true", help="list failures only (text)")

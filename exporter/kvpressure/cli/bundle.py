@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         choices=PROFILES,
         default=PROFILES[0],
-        help="default, or literal: the guides' thresholds without this project's extra conditions",
+        help="literal applies the guides' thresholds without this project's extra conditions (default: default)",
     )
     parser.add_argument(
         "--source",

@@ -30,7 +30,13 @@ _UNITS: Final = {
 }
 _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?i?B|)")
 
-_PARTS: Final = ("activations", "cuda-graphs", "non-torch", "cuda-context", "allocator-overhead")
+_PARTS: Final = {
+    "activations": "for activations",
+    "cuda-graphs": "for CUDA graphs",
+    "non-torch": "outside PyTorch, such as NCCL's",
+    "cuda-context": "for the CUDA context",
+    "allocator-overhead": "for the allocator's overhead",
+}
 #: Options that say nothing without the memory of a GPU.
 _OF_A_GPU: Final = (
     "concurrency",
@@ -94,12 +100,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="size of the whole model's weights; default: size of its files, or else an estimate",
     )
-    for name in _PARTS:
+    for name, purpose in _PARTS.items():
         memory.add_argument(
             f"--{name}",
             type=_size_or_none,
             metavar="SIZE",
-            help=f"measured {name.replace('-', ' ').replace('cuda', 'CUDA')} memory, in place of the estimate",
+            help=f"measured memory {purpose}, in place of the estimate",
         )
     memory.add_argument(
         "--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, in place of the computed one"
@@ -110,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole,
         action="append",
         metavar="TOKENS",
-        help="request length (prompt plus output) to compute for; repeat for several lengths",
+        help="compute for requests of this length (prompt plus output); repeat for several lengths",
     )
     sent.add_argument("--concurrency", type=whole, metavar="N", help="requests that must fit at once")
     sent.add_argument("--prompt", metavar="TOKENS", help="prompt length, or quantiles: p50=1000,p95=4000,p100=9000")
@@ -119,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--traffic",
         type=Path,
         metavar="FILE",
-        help="trace (CSV or JSON lines with input_tokens and output_tokens) or recording",
+        help="take the load from a trace (CSV or JSON lines with input_tokens and output_tokens) or a recording",
     )
     parser.add_argument(
         "--worksheet",

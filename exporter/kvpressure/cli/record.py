@@ -44,7 +44,7 @@ examples:
 
 Judge it later with kvpressure replay or kvpressure diagnose.
 
-Exit status: 0 recorded, 1 --max-size was reached before --for was over or nothing could be read, 2 the settings cannot be used, 3 the recording cannot go on.
+Exit status: 0 recorded, 1 --max-size was reached before --for was over or nothing could be read, 2 the settings cannot be used, 3 recording stopped because of an error.
 """  # noqa: E501
 
 

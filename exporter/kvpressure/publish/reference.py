@@ -28,10 +28,7 @@ def render_metrics_reference() -> str:
     lines = [
         "# Metrics",
         "",
-        (
-            "Generated from the declarations in `exporter/kvpressure/publish/metrics.py` and, for signals, beside their"
-            " values in"
-        ),
+        ("Generated from the declarations in `exporter/kvpressure/publish/metrics.py` and, for signals, in"),
         (
             "`exporter/kvpressure/model/signals.py`. Units are base units: bytes, seconds, tokens, watts; ratios run"
             " from 0 to 1."
@@ -105,8 +102,8 @@ def render_settings_reference() -> str:
             " environment overrides the"
         ),
         "file given with `--config FILE` (or `KVPRESSURE_CONFIG`). In the file a name may be dotted",
-        "(`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). Settings that may be given several times are",
-        "repeated as flags, one a line in the environment and a list in the file.",
+        "(`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). To give a setting several values, repeat",
+        "the flag, put one value on each line in the environment, or write a list in the file.",
     ]
     for group, members in grouped(options().values()).items():
         lines += [

@@ -110,10 +110,10 @@ def test_reached_limit_with_room_is_concurrency_limited():
 @pytest.mark.parametrize(
     ("running", "said"),
     [
-        (256.0, "max_num_seqs reached: 256 of 256 running (arguments)"),
+        (256.0, "max_num_seqs reached: 256 of 256 running (from the arguments)"),
         (
             0.0,
-            "max_num_seqs reached in most samples of the last 15 s, not now: 0 of 256 running (arguments)",
+            "max_num_seqs reached in most samples of the last 15 s, but not now: 0 of 256 running (from the arguments)",
         ),
     ],
 )

@@ -300,9 +300,9 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "baseline_too_high",
         lambda m: _baseline_too_high(m.s, m.utilization, m.t),
-        "device memory used {device}, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
-        "device memory as configured{device_now} (gpu_memory_utilization {utilization}, too high above"
-        " {baseline_from})",
+        "device memory used {device}, gpu_memory_utilization is {utilization} (above {baseline_from} is too much)",
+        "device memory as configured{device_now} (gpu_memory_utilization {utilization}; above {baseline_from} is too"
+        " much)",
         "device memory against its configured share: unknown (no GPU mapped to this pod, or no configured share)",
         "InferenceBaselineTooHigh",
     ),
@@ -318,7 +318,7 @@ BUILT_IN_CONDITIONS: Final = (
         "host_oom_killed",
         lambda m: _oom_killed(m.s, m.t),
         "last termination of the container: {ended}; {restarts}",
-        "the container was not OOM-killed recently ({ended}; {restarts})",
+        "the container was not OOM-killed recently (last termination: {ended}; {restarts})",
         "last termination of the container: unknown",
         "InferenceOOMKilled",
         serious=True,

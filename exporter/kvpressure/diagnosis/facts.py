@@ -308,7 +308,12 @@ _LIMIT_TEXT: Final = "{running_of_limit}"
 _QUEUE_TEXT: Final = "{queue}"
 _RATES: Final = "{rates}"
 _PREEMPTIONS: Final = "{preemption_counts}"
-_LIMIT_SOURCES: Final = {"args": "arguments", "log": "start-up log", "default": "default", "observed": "inferred"}
+_LIMIT_SOURCES: Final = {
+    "args": "from the arguments",
+    "log": "from the start-up log",
+    "default": "the default",
+    "observed": "inferred",
+}
 
 FACTS: Final[tuple[Fact, ...]] = (
     Fact(
@@ -395,28 +400,28 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "preempting",
         "requests were preempted in the last minute",
-        "no request was preempted in the last minute",
+        "few or no requests were preempted in the last minute",
         _preempting,
         f"{{preemptions}}: {_PREEMPTIONS}",
-        f"no {{preemptions}} ({_PREEMPTIONS})",
+        f"few or no {{preemptions}}: {_PREEMPTIONS}",
         "{preemptions}: unknown (no counter, and no queue movement seen)",
     ),
     Fact(
         "preempting_now",
         "requests were preempted in the last {recent_window_seconds} s",
-        "no request was preempted in the last {recent_window_seconds} s",
+        "few or no requests were preempted in the last {recent_window_seconds} s",
         lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
         "{recent_preemptions} {preemptions} in the last {recent_seconds} s",
-        "no {preemptions} in the last {recent_seconds} s",
+        "few or no {preemptions} in the last {recent_seconds} s",
         "{preemptions} in the last {recent_seconds} s: unknown",
     ),
     Fact(
         "preempted_recently",
         "requests were preempted in the last 30 s",
-        "no request was preempted in the last 30 s",
+        "few or no requests were preempted in the last 30 s",
         lambda v: least(v.s.kv.preemptions_recently, v.t["preemptions_min"]),
         "{preemptions} happened in the last 30 s",
-        "no {preemptions} in the last 30 s",
+        "few or no {preemptions} in the last 30 s",
         "{preemptions} in the last 30 s: unknown",
     ),
     Fact(
@@ -434,7 +439,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the counter does not confirm the preemptions",
         lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
         f"{{preemptions}} confirmed: {_PREEMPTIONS}",
-        f"few or no {{preemptions}} counted: {_PREEMPTIONS}",
+        f"{{preemptions}} not confirmed: {_PREEMPTIONS}",
         "{preemption} counter: unknown (not on the metrics endpoint)",
     ),
     Fact(
@@ -449,10 +454,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "running_falls_waiting_rises",
         "requests moved from running back to waiting",
-        "no request moved from running back to waiting",
+        "few or no requests moved from running back to waiting",
         lambda v: least(v.s.kv.preemptions_inferred, v.t["preemptions_min"]),
         "{silent} requests went from running back to waiting while none finished",
-        "no request went from running back to waiting",
+        "few or no requests went from running back to waiting",
         "requests going from running back to waiting: unknown",
     ),
     Fact(
@@ -478,7 +483,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "max_num_seqs was read from arguments or log",
         "max_num_seqs was not read from arguments or log",
         _source_is("args", "log"),
-        "{max_num_seqs} {limit} was read from the {limit_source}",
+        "{max_num_seqs} {limit} is set ({limit_source})",
         "{max_num_seqs} {limit} is not set in arguments or log ({limit_source})",
         "{max_num_seqs}: unknown",
     ),
@@ -497,7 +502,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "max_num_seqs is not inferred from a constant batch",
         _source_is("observed"),
         "{max_num_seqs} {limit} is inferred: the batch is constant while requests wait",
-        "{max_num_seqs} {limit} is known, not inferred from a constant batch (source: {limit_source})",
+        "{max_num_seqs} {limit} is known, not inferred from a constant batch ({limit_source})",
         "{max_num_seqs}: unknown",
     ),
     Fact(
@@ -560,7 +565,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the queue is long or slow",
         _short,
         "the queue is short: {mean_queue}",
-        "no short queue: {mean_queue}",
+        "the queue is long or slow: {mean_queue}",
         "queue time: unknown ({queue})",
     ),
     Fact(
@@ -578,7 +583,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no request is waiting for capacity",
         _for_capacity,
         _QUEUE_TEXT,
-        f"no queue for capacity: {_QUEUE_TEXT}",
+        f"no request is waiting for capacity: {_QUEUE_TEXT}",
         f"reason for waiting: unknown ({_QUEUE_TEXT})",
     ),
     Fact(
@@ -596,7 +601,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no request is waiting for capacity now",
         _capacity_now,
         _QUEUE_TEXT,
-        f"no queue for capacity: {_QUEUE_TEXT}",
+        f"no request is waiting for capacity: {_QUEUE_TEXT}",
         f"reason for waiting: unknown ({_QUEUE_TEXT})",
     ),
     Fact(
@@ -604,8 +609,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the server exchanges KV blocks with others",
         "the server exchanges no KV blocks",
         lambda v: v.s.load.waits_for_blocks,
-        "requests may wait for KV blocks of other servers",
-        "requests do not wait for KV blocks of other servers",
+        "requests may wait for KV blocks from other servers",
+        "no request waits for KV blocks from other servers",
         "KV transfer: unknown",
     ),
     Fact(
@@ -614,7 +619,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no KV blocks are held for another server",
         _held_for_others,
         "KV blocks may be held until another server has pulled them",
-        "KV blocks are not held for another server",
+        "no KV blocks are held until another server has pulled them",
         "KV transfer: unknown",
     ),
     Fact(
@@ -622,8 +627,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the metrics are fresh",
         "the metrics are stale",
         _fresh,
-        "last scrape {age} s ago{failing}",
-        "metrics are stale: last scrape {age} s ago{failing}",
+        "last successful scrape {age} s ago{failing}",
+        "metrics are stale: last successful scrape {age} s ago{failing}",
         "never scraped{page_error}",
     ),
     Fact(
@@ -721,9 +726,9 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the last admitted prompt is computed in one step",
         "no prompt is computed in one step",
         lambda v: v.s.progress.prompt_at_once,
-        "the last admitted prompt may be in a single-step prefill",
-        "no prompt is in a single-step prefill",
-        "single-step prefill: unknown",
+        "the last admitted prompt may still be computed, in one long step",
+        "no prompt is being computed in one long step",
+        "prompts computed in one step: unknown",
     ),
     Fact(
         "prefill_usual",
@@ -793,8 +798,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "steps take at least {steps_slower_ratio} × as long as before",
         "steps take less than {steps_slower_ratio} × as long as before",
         lambda v: least(v.s.batch.step_ratio, v.t["steps_slower_ratio"]),
-        "steps are slow: {step_ratio} × the fastest steps of the same batch size",
-        "steps are not slow: {step_ratio} × the fastest steps of the same batch size",
+        "steps are slow: they take {step_ratio} × as long as the fastest steps of the same batch size",
+        "steps are not slow: they take {step_ratio} × as long as the fastest steps of the same batch size",
         "step time against earlier steps: unknown",
     ),
     Fact(
@@ -1070,7 +1075,7 @@ def _running_of_limit(v: View) -> str:
 
 def _not_now(v: View) -> str:
     """Over what time the limit was reached, where it no longer is; "" where it still is."""
-    lately = f" in most samples of the last {number(v.t['recent_window_seconds'])} s, not now"
+    lately = f" in most samples of the last {number(v.t['recent_window_seconds'])} s, but not now"
     return lately if v.s.load.running_at_limit_now is False else ""
 
 
@@ -1137,7 +1142,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "kv": lambda v: percent(v.s.kv.kv_used_ratio),
     "kv_full": lambda v: percent(_level(v, "kv_full_ratio")),
     "kv_near": lambda v: percent(_level(v, "kv_near_full_ratio")),
-    "kv_why": lambda v: "not recorded by this engine" if v.s.kv.kv_recorded is False else "not read yet",
+    "kv_why": lambda v: "this engine does not report it" if v.s.kv.kv_recorded is False else "not read yet",
     "level": _usage,
     "free_and_prompts": _free_and_prompts,
     "free_if_known": _free_if_known,

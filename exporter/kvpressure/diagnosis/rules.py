@@ -16,7 +16,7 @@ from kvpressure.diagnosis.logic import ALWAYS, Condition, maybe, no, unknown, un
 CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LIKELY, Grade.DOUBTFUL, Grade.GUESS
 
 _KV: Final = ("kv_full", "KV usage")
-_LIMIT: Final = ("running_at_limit", "{max_num_seqs} (arguments, start-up log, or version and GPU)")
+_LIMIT: Final = ("running_at_limit", "{max_num_seqs} (from arguments, start-up log, or version and GPU)")
 _GPU: Final = ("gpu_saturated", "GPU activity")
 _THROTTLED: Final = ("cpu_throttled", "CPU throttling of the container")
 _CPU: Final = ("cpu_saturated", "CPU use of the container")

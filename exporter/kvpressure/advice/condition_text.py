@@ -77,7 +77,7 @@ def _baseline_from(engine: EngineState, t: Thresholds) -> str:
 def _ended(engine: EngineState, _t: Thresholds) -> str:
     host = engine.signals.host
     code = "" if host.last_exit_code is None else f", exit code {number_text(host.last_exit_code)}"
-    return f"{host.last_termination_reason}{code}" if host.last_termination_reason else "no termination seen"
+    return f"{host.last_termination_reason}{code}" if host.last_termination_reason else "none seen"
 
 
 _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {

@@ -18,6 +18,7 @@ from kvpressure.model.state import EngineState
 from kvpressure.settings.thresholds import Thresholds
 
 NOT_NOW: Final = "Not now: "  # begins the title of an action that does not help at present
+IF_IT_STAYS: Final = "If KV pressure persists: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
 def _action(step: MitigationStep) -> Action:
     title = {
         "do": step.title,
-        "if it stays": f"{step.title} (if KV pressure persists)",
+        "if it stays": f"{IF_IT_STAYS}{step.title[:1].lower()}{step.title[1:]}",
         "not here": f"{NOT_NOW}{step.title[:1].lower()}{step.title[1:]}",
     }[step.advice]
     text = f"{step.text[:1].upper()}{step.text[1:]}" + ("" if step.text.endswith(".") else ".")
@@ -146,11 +147,11 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
     if flag and fits is not None:
         text += (
-            f" The KV cache fits about {number_text(floor(fits))} requests of the present length. Raise the limit to at"
-            f" most double its value in one step, and watch {called('preemptions')}."
+            f" The KV cache holds about {number_text(floor(fits))} requests of the present length. At most double the"
+            f" limit in one step, and watch {called('preemptions')}."
         )
     return MitigationPlan(
-        "Let more requests run: the KV cache is not full. Lower KV limits would make the queue longer.",
+        "Let more requests run: the KV cache is not full. Lower limits would make the queue longer.",
         (
             Action(f"Raise {called('max_num_seqs')}", text, (flag,) if flag else ()),
             _roll_out(engine),
@@ -183,7 +184,7 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 "Add replicas", f"{named('Requests waiting', number_text(s.load.waiting))}. More GPUs share the load."
             ),
             Action(
-                "Leave the KV limits alone",
+                "Leave the engine's limits as they are",
                 f"The KV cache is not the limit ({named('peak', percent_text(s.kv.kv_used_ratio_max))}).",
             ),
         ),
@@ -222,13 +223,13 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 ),
             ),
             Action(
-                "If CPU is available, check the API server",
+                "If the CPU is not the limit, check the API server",
                 f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}; one event loop can use"
                 " only one core. "
                 f"{named('Share of the request duration outside the engine', percent_text(engine.signals.latency.outside_engine_share))}.",  # noqa: E501
                 ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["api_cpu_cores"] else (),
             ),
-            Action("Leave the KV limits alone", "Requests are not waiting for KV cache."),
+            Action("Leave the engine's limits as they are", "Requests are not waiting for KV cache."),
         ),
     )
 
@@ -256,7 +257,9 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 "Health checks still pass, so the engine is not restarted automatically.",
                 commands=(f"kubectl delete pod {pod}" if is_pod(key) else _RESTART,),
             ),
-            Action("Verify on this page", "The verdict is no longer stalled within a minute after the first requests."),
+            Action(
+                "Verify on this page", "Within a minute after the first requests, the verdict is no longer stalled."
+            ),
         ),
     )
 

@@ -32,13 +32,13 @@ _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
     "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
-    "limit": "half the limit was still above the running requests, and all 40 preemptions remained",
+    "limit": "with the limit halved but still above the running requests, all 40 preemptions remained",
     "cut": (
         "with a limit 25 % below the running requests, 28 of 40 preemptions remained; 50 % below, 5 remained."
-        " Neither limit changed engine time or queue length"
+        " Engine time and queue length stayed the same"
     ),
     "pool": "a KV pool 30 % smaller caused 18 % more engine time and 50 preemptions instead of 40",
-    "watermark": "5 preemptions instead of 40 and 5 % less engine time; request lengths need not be known",
+    "watermark": "5 preemptions instead of 40, 5 % less engine time",
 }
 """Effect of each step on the same overload of a real vLLM, from ``docs/mitigations.md``; a test
 compares the figures.
@@ -135,8 +135,8 @@ class MitigationStep:
 
     @property
     def measured_where(self) -> str:
-        """`` on <server>`` where the step was measured on another server than this engine's, else ""."""
-        return "" if dialect(self.dialect) is default() else f" on {default().title}"
+        """On which server the step was measured; not on this engine."""
+        return f" on a {default().title} test server"
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -349,7 +349,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     base = _at_once(engine)
     if limit.recommended is None and base is not None and 0 < base <= 1:
         small = measured is None and fits is not None and fits <= 1
-        why = "the KV cache fits only one request of this length" if small else "only one request is running"
+        why = "the KV cache holds only one request of this length" if small else "only one request is running"
         return MitigationStep(
             title,
             "not here",
@@ -359,7 +359,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         limit.value is not None and limit.recommended > limit.value
     ):  # a raise, for another verdict
         why = (
-            "a value is computed for KV pressure only"
+            "kvpressure computes the value only for the verdict kv_pressure"
             if base is not None and base > 1
             else (
                 "too little is known to compute a value: give the limit with --args, or the load with --running and"
@@ -390,9 +390,9 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
                 "; if fewer run, this has no effect (give --running, or --capacity-tokens with --prompt and --output)"
             )
     elif fits is not None:
-        said += f". The KV cache fits about {fits:.0f} requests of the present length"
+        said += f". The KV cache holds about {fits:.0f} requests of the present length"
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
-            said += ", probably fewer: no request has finished, so outputs count only as far as they were generated"
+            said += ", probably fewer: no request has finished, so the length of outputs is not yet known"
     if least < limit.recommended:
         said += (
             f". If requests are still being {_called(engine, 'preempted')}, set {least}:"
@@ -406,7 +406,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         title,
         "do",
         said,
-        "fewer requests run at once; the others wait in the queue. If requests become shorter, the GPU is underused",
+        "fewer requests run at once; the others wait in the queue. If requests become shorter later, a limit this low"
+        " leaves the GPU underused",
         result,
         {"max_num_seqs": limit.recommended},
     )
@@ -429,7 +430,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
                 if small
                 else "halve the value"
                 if limit.value is not None
-                else "halve the value (given --args, kvpressure mitigate computes it)"
+                else "halve the value (kvpressure mitigate computes it from --args)"
             ),
             cost,
         )
@@ -498,11 +499,11 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
     sizes = engine.gpu_bytes
     pool, capacity = engine.signals.memory.kv_pool_bytes, engine.signals.kv.kv_capacity_tokens
     if share is None or share <= lower:
-        return "the KV pool shrinks by as much GPU memory as the engine gives up"
+        return "the KV pool shrinks by the GPU memory that this frees"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        lost = ", ".join(f"{percent_text(share - target)} at {target:g}" for target in lower_ones)
-        return f"the KV pool shrinks by a share of GPU memory: {lost}"
+        lost = ", and ".join(f"{percent_text(share - target)} of GPU memory at {target:g}" for target in lower_ones)
+        return f"the KV pool loses {lost}"
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)
@@ -604,10 +605,10 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
         "Controlled restart, only after the limits are lowered",
         "do" if needed else "not here",
         (
-            "the server is in a crash loop or its memory is fragmented; without lower limits the restart does not help"
-            " for long"
+            "the server is in a crash loop, was OOM-killed, or its memory is fragmented; without lower limits the"
+            " restart does not help for long"
             if needed
-            else "a restart is for crash loops and fragmented memory; neither was found here"
+            else "a restart is for crash loops, OOM kills and fragmented memory; none of them was found here"
         ),
         commands=(
             (f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}")

@@ -142,7 +142,7 @@ def _restarts(case: _TriagedEngine) -> TriageStep:
         if recent is None
         else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} in the last 30 minutes"
     )
-    answers = [f"{counted(reading.restarts, 'restart')}, {lately}." if reading.restarts else "0 restarts."]
+    answers = [f"{counted(reading.restarts, 'restart')} in all; {lately}." if reading.restarts else "0 restarts."]
     finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
     if ended is not None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
@@ -151,10 +151,10 @@ def _restarts(case: _TriagedEngine) -> TriageStep:
             f" {named('at', clock_text(ended.finished_at))}."
         )
         killed = ended.reason == "OOMKilled" or ended.exit_code == OOM_EXIT_CODE
-        if killed:
-            answers.append(
-                "OOMKilled or exit code 137: the container reached its host memory limit. GPU memory is not involved."
-            )
+        if ended.reason == "OOMKilled":
+            answers.append("OOMKilled: the container reached its host memory limit. GPU memory is not involved.")
+        elif killed:
+            answers.append("Exit code 137: SIGKILL, for example for lack of host memory or after a failed probe.")
         if killed and recent:
             finding = "bad"
     return TriageStep(2, "Restarts or OOMKills?", finding, tuple(answers), command)
@@ -250,7 +250,7 @@ def _sent(case: _TriagedEngine) -> tuple[str, ...]:
     shape, burst = s.context, s.load.arrival_burst_ratio
     lengths = (shape.prompt_quantiles, shape.output_quantiles, shape.max_tokens_quantiles, shape.stream_quantiles)
     if not shape.prompt_quantiles and shape.context_max_5m is None and burst is None:
-        return ("No request finished in the last 5 minutes.",)
+        return ("Request lengths of the last 5 minutes: unknown (no request finished, or no histograms of lengths).",)
     spike = shape.context_spike_ratio
     return (
         (
@@ -352,7 +352,7 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
             f" {named('time per output token', _pair(s.latency.inter_token))},"
             f" {named('whole request', _pair(s.latency.e2e))}."
             if s.latency.ttft or s.latency.inter_token or s.latency.e2e
-            else "Latency: unknown (no token was produced)."
+            else "Latency: unknown (no token was produced, or no latency histograms)."
         ),
         (
             "Baseline: unknown (latency is judged without a baseline)."

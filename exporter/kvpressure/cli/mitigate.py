@@ -66,14 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stated.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="in force")
     stated.add_argument("--kv-pool-gib", type=_positive, metavar="GIB", help="KV pool on one GPU, from vLLM's log")
     stated.add_argument("--vllm-version", metavar="V")
-    stated.add_argument("--out-of-memory", action="store_true", help="assume that allocations fail on the device")
+    stated.add_argument("--out-of-memory", action="store_true", help="assume that GPU memory allocations fail")
     stated.add_argument("--preempting", action="store_true", help="assume that requests are preempted")
     output = parser.add_argument_group("output")
     output.add_argument("--format", choices=("text", "json", "patch", "helm"), default="text")
     output.add_argument(
         "--manifest",
         metavar="FILE",
-        help="workload to patch (kubectl get deploy NAME -o yaml), - = standard input; with -n, kubectl reads it",
+        help="workload to patch (kubectl get deploy NAME -o yaml), - = standard input; not needed with -n",
     )
     output.add_argument(
         "--container",

@@ -63,13 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-config",
         metavar="MODEL",
-        help="model whose expected bytes are compared: config.json, its directory, or a known name",
+        help="compute the expected KV bytes per token from this model: config.json, its directory, or a known name",
     )
     parser.add_argument(
-        "--tp", type=_whole, default=1, metavar="N", help="tensor parallel size, for the expected bytes"
+        "--tp", type=_whole, default=1, metavar="N", help="tensor parallel size, for the expected KV bytes per token"
     )
     parser.add_argument(
-        "--kv-cache-dtype", default="auto", metavar="DTYPE", help="KV cache dtype, for the expected bytes"
+        "--kv-cache-dtype", default="auto", metavar="DTYPE", help="KV cache dtype, for the expected KV bytes per token"
     )
     parser.add_argument("--api-key-file", metavar="FILE", help="bearer token for /v1")
     parser.add_argument("--thresholds", metavar="FILE")

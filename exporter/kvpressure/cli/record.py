@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         default=None,
         metavar="N",
-        help=f"number of newest files that a directory keeps (default {DEFAULT_KEEP}): N times --max-size at most",
+        help=f"a directory keeps the N newest files (default {DEFAULT_KEEP}), so at most N times --max-size",
     )
     names = [name for name in settings.options() if not name.startswith(("web.", "record"))]
     settings.add_arguments(parser, only=names)

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=0.0,
         metavar="S",
-        help="show from S seconds after the first tick (earlier ticks still count in the windows)",
+        help="show from S seconds after the first tick (values over a time window still include earlier ticks)",
     )
     parser.add_argument(
         "--to", dest="end", type=_seconds, default=None, metavar="S", help="stop S seconds after the first tick"

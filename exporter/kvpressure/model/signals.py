@@ -18,7 +18,7 @@ _NO_KV: Final = "the engine has no KV usage gauge, or it stays 0 while requests 
 _WARMUP: Final = "too few samples in the window"
 _NO_SCOPE: Final = "the scope is unknown"
 _BATCH: Final = quantiles(
-    "effective_batch_size", "Quantiles of requests running over the last minute of samples.", absent=_WARMUP
+    "effective_batch_size", "Quantiles of the number of running requests, over the last minute.", absent=_WARMUP
 )
 _BATCH_SAMPLES: Final = Metric(
     "batch_size_samples", "histogram", "Samples of requests_running, one for each scrape of the engine.", ENGINE

@@ -237,7 +237,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_bound_seconds",
         "gauge",
-        "Bucket bound in use: the largest bound that is not above the objective.",
+        "Latency up to which requests count as good: the engine's largest histogram bucket bound that is not above the"
+        " objective.",
         (*ENGINE, "objective"),
         "the objective is not set, or is availability",
     ),
@@ -302,10 +303,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items left out of the last scrape, by reason. engines: engines above the target's share of the node's 64."
-        " series: series above the limit of a scrape or histogram. plugin: 1 if the plugin's report had too many lines."
-        " new_engines: names above one new engine per minute. collisions: values with several series. timestamps:"
-        " samples over two minutes from the scrape.",
+        "Items left out of the last scrape. Reason engines: more engines than the target's share of the node's 64."
+        " Reason series: more series than a scrape or histogram may have. Reason plugin: 1 if the plugin's report had"
+        " too many lines. Reason new_engines: more than one new engine name per minute. Reason collisions: several"
+        " series for one value. Reason timestamps: samples over two minutes from the scrape.",
         ("target", "reason"),
         "nothing was left out",
     ),

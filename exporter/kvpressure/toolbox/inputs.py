@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vLLM servers ([NS/POD=]http://HOST:PORT[;args=...]), or one recording",
     )
     group = parser.add_argument_group("other inputs")
-    group.add_argument("--exporter", metavar="URL", help="a running exporter (port 9846 where none is given)")
+    group.add_argument("--exporter", metavar="URL", help="a running exporter (default port 9846)")
     group.add_argument(
         "--prometheus", metavar="URL", help="address of a Prometheus that scrapes vLLM, to diagnose a past incident"
     )

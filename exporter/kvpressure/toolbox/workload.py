@@ -44,7 +44,7 @@ def server_of(workload: Mapping[str, Any], container: str, wanted: str | None = 
     title = f"{workload.get('kind')} {mapping(workload.get('metadata')).get('name')}"
     if not found:
         raise InputError(
-            f"{title}: no container of the workload runs {titles()}; allowed: --manifest FILE of the engine"
+            f"{title}: no container of the workload runs {titles()}; give --manifest FILE of the engine's workload"
         )
     named = [server for server in found if server.container == container]
     return manifests.choose(named or found if wanted is None else found, wanted, title)
@@ -77,7 +77,7 @@ def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str, wanted: s
             if manifests.servers_of(document):
                 best = document
     except KubectlError as error:
-        raise InputError(f"the workload of pod {pod}: {error}; allowed: --manifest FILE") from error
+        raise InputError(f"the workload of pod {pod}: {error}; give --manifest FILE instead") from error
     return server_of(best, container, wanted)
 
 

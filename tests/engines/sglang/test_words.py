@@ -19,7 +19,8 @@ OF_VLLM = re.compile(
     r"vLLM|preempt|max[_-]num|gpu[_-]memory[_-]util|max[_-]model[_-]len|watermark|kv_cache_memory|enable-chunked", re.I
 )
 ALLOWED = re.compile(
-    r"Measured on vLLM: [^.]*(?:\.\d[^.]*)*\.|only the plugin inside vLLM reports it|(?:vLLM's|SGLang's) plugin"
+    r"Measured on a vLLM test server: [^.]*(?:\.\d[^.]*)*\."
+    r"|only the plugin inside vLLM reports it|(?:vLLM's|SGLang's) plugin"
 )
 
 
@@ -60,6 +61,6 @@ def test_what_to_set_and_to_run_is_sglang_s() -> None:
 
 
 def test_the_words_are_found_where_they_are() -> None:
-    assert foreign("Lower max_num_seqs. Measured on vLLM: 5 preemptions instead of 40 and 5.5 % less.") == [
-        "Lower max_num_seqs."
-    ]
+    assert foreign(
+        "Lower max_num_seqs. Measured on a vLLM test server: 5 preemptions instead of 40 and 5.5 % less."
+    ) == ["Lower max_num_seqs."]

@@ -458,7 +458,8 @@ def _score(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Score and its factors",
-            "Product of three factors: memory demand is high, GPU activity is low, requests are present.",
+            "The score is the product of three factors: memory demand is high, GPU activity is low, requests are"
+            " present.",
             [
                 PanelQuery(lines("memory_high_compute_low_score"), "{{pod}} score"),
                 PanelQuery(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
@@ -476,7 +477,8 @@ def _score(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Evidence behind the compute factor",
-            "Best evidence available: profiling counters, power or estimated FLOPs; NVML utilization is weak evidence.",
+            "How GPU activity is known: by profiling counters, power or estimated FLOPs. NVML utilization is only weak"
+            " evidence.",
             [PanelQuery(level, "{{pod}} {{level}}")],
             texts(v1=("in use", "text")),
             [matching("/./", ("color", {"mode": "fixed", "fixedColor": BLUE}))],

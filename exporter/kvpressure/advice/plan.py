@@ -32,7 +32,7 @@ _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
     "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
-    "limit": "with the limit halved but still above the running requests, all 40 preemptions remained",
+    "limit": "with half the limit, all 40 preemptions remained",
     "cut": (
         "with a limit 25 % below the running requests, 28 of 40 preemptions remained; 50 % below, 5 remained."
         " Engine time and queue length stayed the same"

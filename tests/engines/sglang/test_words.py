@@ -38,7 +38,7 @@ def test_sentences_about_an_sglang_engine_have_no_word_of_vllm() -> None:
         "Retractions per second",
         "being retracted",
         "Lower max_running_requests",
-        "Lower chunked-prefill-size",
+        "lower chunked-prefill-size",
         "lower mem-fraction-static",
     ):
         assert word in everything, word

@@ -275,7 +275,7 @@ BUILT_IN_CONDITIONS: Final = (
         "kv_exhaustion_ahead",
         lambda m: m.ahead,
         "KV cache {kv} used, full in about {to_full} s at the current rate (threshold {to_full_from} s)",
-        "KV cache not about to be full",
+        "no forecast that the KV cache will soon be full",
         "whether the KV cache is about to be full: unknown (KV cache usage: unknown)",
         "InferenceKVCacheExhaustionAhead",
     ),

@@ -970,7 +970,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "latency is below {latency_multiplied_ratio} × its baseline",
         _multiplied,
         "latency multiplied: {worst_phase} p95 is {worst_ratio} × its baseline",
-        "latency near its baseline: {worst_phase} p95 is {worst_ratio} × its baseline",
+        "latency not multiplied: {worst_phase} p95 is {worst_ratio} × its baseline",
         "latency against baseline: unknown (no baseline yet, or too few requests)",
     ),
     Fact(

@@ -22,8 +22,8 @@ from benchmarks.alerts.series import SCRAPE_SECONDS, Series
 
 DIFFERENT: Final = frozenset({("incidents/KV03.jsonl.gz", "InferenceRequestsWaitTooLong", "critical")})
 DIFFERENCE: Final = (
-    "rates are not extrapolated to the edges of their window, so what has just begun may alert some evaluations later"
-    " (the page of incident KV03 after its recording)"
+    "rates are not extrapolated to the edges of their window, so an alert may fire some evaluations later"
+    " (for incident KV03, after the end of its recording)"
 )
 _SAMPLE: Final = re.compile(r"\{([^{}]*)\} 1E\+00")
 _EXPONENT: Final = re.compile(r"-?[\d.]+e[+-]\d+")

@@ -19,11 +19,11 @@ DIFFERENCES = {
     "a counter's first sample counts as growth from 0, so events from before the first scrape of a new cluster or exporter alert once": re.compile(  # noqa: E501
         r"born-in-new-|^recording (?:gpu:kvpressure_xid_errors|container:kvpressure_allocation_failures):increase"
     ),
-    "a recording made from one of the same group is one interval later, and so is its alert": re.compile(
+    "a recording rule that reads another one of its group lags by one interval, and so does its alert": re.compile(
         r"^(?:GpuMemoryHigh |GpuLost |InferenceModelDown critical|InferenceKVCachePressure critical"
         r"|InferenceRequestsWaitTooLong |recording workload:kvpressure_pods_up:last_timestamp_seconds)"
     ),
-    "an increase counts from the sample before its range, so an alert on standstill comes one interval later": re.compile(  # noqa: E501
+    "an increase counts from the sample before its range, so an alert on a lack of progress comes one interval later": re.compile(  # noqa: E501
         r"^KvpressureExporterStuck "
     ),
 }

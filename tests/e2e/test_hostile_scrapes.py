@@ -245,9 +245,9 @@ def largest_mib(targets: list[str], *more: str, shown: Collection[str] = ()) -> 
 
 @pytest.mark.writer(
     "anyone who may start a pod on the node",
-    "ever new labels, engines or batch sizes",
+    "unlimited numbers of labels, engines or batch sizes",
     "a part of the memory that all targets share",
-    "every kept object is charged by its real size and shared fairly",
+    "every stored object counts with its real size; each target has a fair share",
 )
 def test_sixty_four_hostile_targets_of_every_kind_cost_little_more_than_honest_ones(
     hostile: Callable[[Callable[[int], bytes]], str], tmp_path: Path

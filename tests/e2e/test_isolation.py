@@ -259,7 +259,7 @@ def test_an_exception_anywhere_costs_its_subject_alone(
 
 @pytest.mark.fault(
     "engines",
-    "a bug of ours on one engine",
+    "a defect of the exporter in handling one engine",
     "that engine's verdict is `unknown` with the stage and reason",
     "`isolated_failures_total{kind,name,stage,reason}`, one log line",
     "next tick",

@@ -530,7 +530,7 @@ class TestCrowds:
     @pytest.mark.writer(
         "anyone who may write in the plugin directory",
         "report files of any number, size and content",
-        "figures of their own pod; the path decides whose they are",
+        "values of their own pod; the path decides which pod that is",
         "the directory listing, files, bytes and counts are capped; pods with a GPU or engine, then small reports, are"
         " read first; links are not followed",
     )
@@ -551,7 +551,7 @@ class TestCrowds:
     @pytest.mark.writer(
         "anyone who may write in the plugin directory, where pods share one directory",
         "a report in another pod's name",
-        "figures of a pod that has no directory of its own",
+        "values of a pod that has no directory of its own",
         "a pod's own directory always wins",
     )
     def test_a_file_in_the_shared_directory_speaks_for_no_pod_with_its_own(self, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_pages_can_keep_and_rewrite_their_text() -> None:
 @pytest.mark.writer(
     "whoever hands you a recording",
     "a packed bomb, damaged or forged lines",
-    "the tick in which it stands",
+    "the tick of that line is lost",
     "bytes and values per line; a bad line is reported and skipped",
 )
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def a_minute(monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> tuple[Scripte
     "API server answers 410 or ends watches",
     "pods are seen later",
     '`source_errors_total{source="pods"}`',
-    "lists again with back-off",
+    "the exporter lists pods again, with back-off",
 )
 def test_a_server_that_forgets_at_once_is_asked_less_and_less_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     server, watcher = a_minute(monkeypatch)

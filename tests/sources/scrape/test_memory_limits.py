@@ -179,7 +179,7 @@ def test_the_largest_page_takes_no_more_than_it_claims(how: str):
 
 @pytest.mark.fault(
     "engines",
-    "endpoint too large or too many large ones",
+    "a scrape is too large, or too many are large",
     "`engine_up` 0 for it, others up",
     '`target_errors_total{reason="too_large"}`, `"crowded"`',
     "when it shrinks",

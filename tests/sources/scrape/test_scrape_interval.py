@@ -230,7 +230,7 @@ class TestFailing:
     @pytest.mark.fault(
         "engines",
         "engine stopped (SIGSTOP), or killed and restarted",
-        "as above; counters go on from what was counted before",
+        "as above; counters continue from their last values",
         '`target_errors_total{reason="timeout"}`, `"refused"`',
         "next successful scrape, retried every 5 s at least however slow it was",
     )

@@ -347,7 +347,7 @@ class TestPace:
 @pytest.mark.fault(
     "engines",
     "no thread can be started (memory, limit of processes)",
-    "scrapes share the threads that there are and are late",
+    "scrapes share the existing threads and are late",
     "log",
     "next reading",
 )

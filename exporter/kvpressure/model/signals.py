@@ -153,8 +153,8 @@ class BatchSignals:
     batch_collapse_ratio: float | None = published(
         gauge(
             "batch_collapse_ratio",
-            "Share of the possible batch that the p95 batch size does not reach, 0-1. The possible batch is the smaller"
-            " of demand and limit.",
+            "Share of the possible batch that the p95 batch size does not reach, 0-1. The possible batch is"
+            " the requests in flight without deferred ones, up to the limit.",
             absent="no demand",
         )
     )

@@ -43,8 +43,8 @@ def render_metrics_reference() -> str:
         "verdict reads one series per engine.",
         "",
         (
-            f"An engine costs about {ENGINE_SERIES} series (recorded from vLLM 0.32 under pressure, without GPU and"
-            " container log). A GPU costs"
+            f"An engine has about {ENGINE_SERIES} series (recorded from vLLM 0.32 under pressure, without GPU and"
+            " container log). A GPU has"
         ),
         (
             f"{GPU_SERIES} series (an H100 without profiling), and twice as many with profiling, partitions, driver"

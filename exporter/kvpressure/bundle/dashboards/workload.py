@@ -78,7 +78,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Batch missing",
-            "Missing share of the possible batch (the smaller of demand and limit), for the worst engine.",
+            "Missing share of the possible batch (requests in flight without deferred ones, up to the limit), for the"
+            " worst engine.",
             f"max({engine('batch_collapse_ratio')})",
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
@@ -199,7 +200,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
             site,
             "Missing batch",
             "Share of the possible batch that the p95 batch size does not reach. The possible batch is the"
-            " smaller of demand and limit.",
+            " requests in flight without deferred ones, up to the limit.",
             [PanelQuery(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),

@@ -169,7 +169,7 @@ Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts hav
 `kvpressure bundle --source vllm --values site.yaml --out DIR`. The command also writes a PrometheusRule, runbooks, routes and the rules' unit tests.
 [alerts/kvpressure-vllm-only-dashboard.json](../alerts/kvpressure-vllm-only-dashboard.json) is a dashboard over vLLM's own metrics.
 
-Contents: alerts · what they cannot tell · measured on the recordings
+Contents: alerts · what they cannot show · measured on the recordings
 
 ## Alerts
 
@@ -181,7 +181,7 @@ Both spellings of renamed metrics are read (`vllm:kv_cache_usage_perc` and `vllm
 `vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](thresholds.md). Runbooks are those of the exporter's alerts; runbook
 steps that read `kvpressure_` metrics do not apply.
 
-## What they cannot tell
+## What they cannot show
 
 * Why requests wait: for the KV cache, `max_num_seqs`, prefill, the host or the GPU. The only cause that the rules report is a full KV cache.
 * GPU memory in real use: vLLM reserves its pool at start and publishes no device memory.
@@ -190,7 +190,7 @@ steps that read `kvpressure_` metrics do not apply.
 * A stall without counters: a server that does not publish its tokens, or whose scrape fails. If scrapes fail, the model counts as down after the waiting time of InferenceModelDown.
   A stall is reported only after a whole rate window without a token.
 * Limits, whether they were set, and the value to set.
-* The engine's own baseline: latency is judged against absolute objectives only, and does not page.
+* The engine's own baseline: latency alerts have only absolute thresholds, and do not page.
 * Peaks of the KV cache between two scrapes, and preemptions before vLLM counts them.
 * Frozen metrics of an idle server, which look like a stall.
 

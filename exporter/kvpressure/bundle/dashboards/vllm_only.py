@@ -79,7 +79,7 @@ def _engines(site: DashboardContext) -> Json:
     return table(
         site,
         "Engines",
-        "The KV cache is the largest scrape of the last minute. Why requests wait cannot be told from these metrics.",
+        "The KV cache is the largest scrape of the last minute. These metrics do not show why requests wait.",
         [PanelQuery(_longest_queues(_engine(metric)), table=True, optional=optional) for metric, _, optional in values],
         {"model_name": "Model", "pod": "Pod", "engine": "Engine"} | names,
         [

@@ -393,7 +393,7 @@ def test_the_first_screen_answers_who_why_what_to_do_and_what_fires() -> None:
         "Evidence",
         "ALERTS",
         "kvpressure_limit_recommended",
-        "gpu:kvpressure_memory_needed:ratio",
+        "kvpressure_gpu_memory_demand_ratio",
     ):
         assert needed in text, needed
     who = next(iter(found.values()))
@@ -524,7 +524,6 @@ def test_graphs_and_tables_over_engines_hold_a_bounded_number_of_them(uid: str) 
 NOT_DRAWN = {
     "gpu_memory_used_bytes": "drawn as a share: gpu_memory_used_ratio",
     "gpu_memory_reserved_bytes": "the driver's own share, some hundred MiB that never change",
-    "gpu_memory_demand_ratio": "drawn by its recording, gpu:kvpressure_memory_needed:ratio",
     "gpu_xid_last_timestamp_seconds": "the dashboards draw the events: gpu_xid_errors_total",
     "gpu_pod_info": "a join, not a value",
     "worker_gpu_info": "a join, by its recording: gpu:kvpressure_worker:present",
@@ -534,6 +533,9 @@ NOT_DRAWN = {
     "kv_cache_usage_slope_per_second": "drawn as kv_cache_seconds_to_full",
     "kv_cache_exhaustion_ahead_seconds": "drawn as kv_cache_seconds_to_full",
     "latency_slow_seconds": "drawn as latency_seconds",
+    "wait_seconds": "drawn as latency_seconds (queue) and requests_waiting",
+    "requests_failed_ratio": "drawn by its counts: requests_rejected_total and requests_finished_total",
+    "requests_finished_per_second": "drawn by its recording, model:kvpressure_requests_finished:rate",
     "latency_slow_baseline_ratio": "drawn as latency_baseline_ratio",
     "engine_progressing": "drawn as the verdict stalled",
     "memory_reserved_bytes": "drawn as their difference, fragmentation_bytes",

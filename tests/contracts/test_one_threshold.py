@@ -53,7 +53,7 @@ CASES = [
         ("unknown", "look"),
         ("warning at 80 %", "warning at 70 %"),
         "GpuMemoryHigh",
-        r"ratio >= {}(?!\d)",
+        r"demand_ratio\) >= {}(?!\d)",
         "GPU memory: required, and used (dashed)",
     ),
     Case(

@@ -1,5 +1,8 @@
 """Situations of operation (``tests/bundle/situations``) as promtool cases, and what fired in each.
 
+What the exporter derives from counters and the queue (rates, failures, the wait) is computed here by its own code from
+the series of the situation.
+
 Each situation is a cluster of its own, and those of like length are one promtool test: rules tell clusters apart
 anyway, and an evaluation costs little more for many situations than for one.
 """
@@ -16,9 +19,35 @@ from typing import Any
 
 import yaml
 
+from kvpressure.model import readings as r
+from kvpressure.model.signals import LatencySignals
+from kvpressure.settings.thresholds import Thresholds, builtin
+from kvpressure.signals import requests
+from kvpressure.signals.latency import FLOORS, slow_phases
+from kvpressure.signals.window import EngineWindow
+
 FILE = Path(__file__).parents[1] / "bundle" / "situations" / "situations.yaml"
 MINUTES = 60.0
 LONG_MINUTES = 75.0
+_TICK_SECONDS = 15.0  # of the exporter whose derived series are computed
+_OF_SERIES = ("reason", "phase", "quantile", "verdict", "stage", "condition")  # labels beside those of the engine
+_READ = frozenset(
+    f"kvpressure_{name}"
+    for name in (
+        "engine_up",
+        "requests_waiting",
+        "requests_in_flight",
+        "requests_finished_total",
+        "requests_rejected_total",
+        "latency_seconds",
+        "latency_baseline_ratio",
+        "latency_slow_seconds",
+        "latency_slow_baseline_ratio",
+        "verdict_confidence",
+        "condition",
+    )
+)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _REPEAT = re.compile(r"\(([^()]*)\) x(\d+)")
 _SEGMENT = re.compile(r"([\d.]+)m (-?[\d.]+|-|NaN|\+[\d.]+/s)")
 _FIRED = re.compile(
@@ -75,12 +104,13 @@ def _situation(item: Mapping[str, Any], labels: Mapping[str, str], packs: Mappin
     for pack in item.get("also_from", ()):
         series |= {_named(name, labels, "2"): values for name, values in packs[pack].items()}
     series |= {_named(name, labels): values for name, values in item.get("series", {}).items()}
+    minutes = float(item.get("minutes", _longest(series)))
     return Situation(
         item["id"],
         item["what"],
         item["expect"],
-        series,
-        float(item.get("minutes", _longest(series))),
+        with_derived(series, minutes),
+        minutes,
         tuple(item.get("by", ())),
         tuple(item.get("ticket_by", ())),
         tuple(item.get("silent", ())),
@@ -129,8 +159,113 @@ def _segments(values: str) -> list[tuple[float, str]]:
     return [(float(part[1]), part[2]) for part in parts if part]
 
 
+def with_derived(series: Mapping[str, str], minutes: float) -> dict[str, str]:
+    """The series with those that the exporter derives from them for each engine."""
+    engines: dict[tuple[tuple[str, str], ...], dict[tuple[str, ...], list[float | None]]] = {}
+    for name, values in series.items():
+        metric, _, body = name.partition("{")
+        labels = dict(_LABEL.findall(body))
+        if "engine" in labels and metric in _READ:
+            kind = tuple(labels.pop(label, "") for label in _OF_SERIES if label in labels)
+            key = tuple(sorted(labels.items()))
+            engines.setdefault(key, {})[(metric, *kind)] = levels(values, minutes, _TICK_SECONDS)
+    found = dict(series)
+    for key, read in engines.items():
+        for (metric, *kind), values in _derived(read).items():
+            extra = [f'phase="{one}"' for one in kind]
+            body = ",".join([*(f'{label}="{value}"' for label, value in key), *extra])
+            name = f"{metric}{{{body}}}"
+            for old in [one for one in found if kind and _same_series(one, name)]:
+                del found[old]  # the exporter masks it
+            found[name] = _as_runs(values)
+    return found
+
+
+def _same_series(one: str, other: str) -> bool:
+    metric, _, body = one.partition("{")
+    return metric == other.partition("{")[0] and set(_LABEL.findall(body)) == set(_LABEL.findall(other))
+
+
+def _derived(read: Mapping[tuple[str, ...], list[float | None]]) -> dict[tuple[str, ...], list[float | None]]:
+    """What the exporter publishes at each tick."""
+    window, t = EngineWindow(), builtin()
+    out: dict[tuple[str, ...], list[float | None]] = {}
+    count = max(len(values) for values in read.values())
+    for tick in range(count):
+        now = {key: values[tick] for key, values in read.items() if values[tick] is not None}
+        published: dict[tuple[str, ...], float | None] = {}
+        if ("kvpressure_engine_up",) not in read or now.get(("kvpressure_engine_up",)):
+            published = _tick(window, tick * _TICK_SECONDS, now, t)
+        for key, value in published.items():
+            out.setdefault(key, [None] * count)[tick] = value
+    return {key: values for key, values in out.items() if any(value is not None for value in values)}
+
+
+def _tick(
+    window: EngineWindow, at: float, now: Mapping[tuple[str, ...], float | None], t: Thresholds
+) -> dict[tuple[str, ...], float | None]:
+    waiting = now.get(("kvpressure_requests_waiting",)) or 0.0
+    present = now.get(("kvpressure_requests_in_flight",)) or waiting
+    counters: dict[str, float] = {}
+    page: dict[str, float] = {}
+    for (metric, *kind), value in now.items():
+        if metric == "kvpressure_requests_finished_total":
+            counters[r.FINISHED_PREFIX + kind[0]] = value or 0.0
+        elif metric == "kvpressure_requests_rejected_total" and kind[0].startswith("http_"):
+            page[r.HTTP_PREFIX + kind[0].removeprefix("http_")] = value or 0.0
+        elif metric == "kvpressure_requests_rejected_total":
+            counters[r.REJECTED_PREFIX + kind[0]] = value or 0.0
+    window.observe(at, {r.RUNNING: max(0.0, present - waiting), r.WAITING: waiting}, counters, {}, page)
+    p95 = {phase: now.get(("kvpressure_latency_slow_seconds", phase)) for phase in FLOORS}
+    p95["ttft"] = p95["ttft"] or now.get(("kvpressure_latency_seconds", "ttft", "0.95"))
+    ratios = {
+        phase: ratio
+        for phase in FLOORS
+        for metric in ("kvpressure_latency_slow_baseline_ratio", "kvpressure_latency_baseline_ratio")
+        if (ratio := now.get((metric, phase))) is not None
+    }
+    slow = slow_phases(window, p95, ratios, t)
+    times = LatencySignals(slow_p95=slow, slow_ratios={phase: ratios[phase] for phase in slow if phase in ratios})
+    found = requests.compute(window, times, t)
+    verdict = next((kind[0] for metric, *kind in now if metric == "kvpressure_verdict_confidence"), "")
+    frozen = bool(now.get(("kvpressure_condition", "metrics_frozen")))
+    published: dict[tuple[str, ...], float | None] = {
+        ("kvpressure_requests_finished_per_second",): found.requests_finished_per_second,
+        ("kvpressure_requests_failed_ratio",): found.requests_failed_ratio,
+        ("kvpressure_wait_seconds",): found.wait(verdict, frozen),
+    }
+    for phase in FLOORS:
+        published["kvpressure_latency_slow_seconds", phase] = slow.get(phase)
+        published["kvpressure_latency_slow_baseline_ratio", phase] = times.slow_ratios.get(phase)
+    return published
+
+
+def _as_runs(values: Sequence[float | None]) -> str:
+    """Values at ticks as the runs of a situation."""
+    runs: list[list[Any]] = []
+    for value in values:
+        word = "-" if value is None else f"{value:.6f}"
+        if runs and runs[-1][1] == word:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, word])
+    return "; ".join(f"{length * _TICK_SECONDS / 60:g}m {word}" for length, word in runs)
+
+
+def levels(values: str, minutes: float, step: float) -> list[float | None]:
+    """The value runs at every step; ``None`` where there is no sample."""
+    out: list[float | None] = []
+    for word in _words(values, minutes, step):
+        out.append(None if word in ("_", "stale") else float(word))
+    return out
+
+
 def samples(values: str, minutes: float, scrape: float) -> str:
     """The value runs as promtool's notation at one scrape interval; a series that ends gets one staleness marker."""
+    return " ".join(_runs(_words(values, minutes, scrape)))
+
+
+def _words(values: str, minutes: float, scrape: float) -> list[str]:
     out: list[str] = []
     present, level, began = False, 0.0, 0.0
     segments = _segments(values)
@@ -152,7 +287,7 @@ def samples(values: str, minutes: float, scrape: float) -> str:
         level, last = _advance(kind, level, now - last), now
         out.append("NaN" if kind == "NaN" else f"{level:g}" if abs(level) < 1e5 else f"{level:.0f}")
         present = True
-    return " ".join(_runs(out))
+    return out
 
 
 def _advance(kind: str, level: float, seconds: float) -> float:

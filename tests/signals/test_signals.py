@@ -453,7 +453,7 @@ def test_latency_against_its_baseline():
         base.learn(30 * i, True, {"inter_token": 0.04})
     bounds = (0.05, 0.1, 0.2, INF)
     w = window(
-        every(30, [{}, {}], start=500),
+        every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}], start=500),
         **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]},
     )
     found = latency.compute(w, base, calm=False, t=T)
@@ -467,7 +467,7 @@ def test_latency_is_slow_from_the_threshold_of_its_phase_with_or_without_a_basel
     def slow(bounds: tuple[float, ...], name: str):
         counts = (0,) * (len(bounds) - 1) + (100, 100)
         w = window(
-            every(30, [{}, {}]),
+            every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}]),
             **{name: [histogram((*bounds, INF), [0] * len(counts), 0), histogram((*bounds, INF), counts, 1)]},
         )
         return latency.compute(w, Baseline(T), calm=False, t=T)
@@ -580,7 +580,7 @@ def test_demand_is_used_memory_without_the_empty_part_of_the_pool():
     assert memory.demand_ratio(gpu(72 * GIB), [40.0 * GIB]) == pytest.approx(0.4)
     assert memory.demand_ratio(gpu(72 * GIB), [20.0 * GIB, 10.0 * GIB]) == pytest.approx(42 / 80)
     assert memory.demand_ratio(gpu(72 * GIB), [20.0 * GIB, None]) is None
-    assert memory.demand_ratio(gpu(72 * GIB), []) is None
+    assert memory.demand_ratio(gpu(72 * GIB), []) == pytest.approx(0.9)
     assert memory.demand_ratio(gpu(None), [1.0]) is None
 
 

@@ -269,9 +269,10 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency at or above the threshold of its phase (ttft_floor_seconds, inter_token_floor_seconds, "
-            "queue_floor_seconds).",
+            "queue_floor_seconds). For the first token, ttft_objective_seconds is enough where the baseline ratio is at"
+            " least latency_critical_ratio.",
             "phase",
-            absent="the latency is below the threshold",
+            absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
         default=dict,
     )
@@ -280,7 +281,7 @@ class LatencySignals:
             "latency_slow_baseline_ratio",
             "latency_baseline_ratio of the same phases.",
             "phase",
-            absent="the latency is below the threshold, or has no baseline yet",
+            absent="latency_slow_seconds is absent, or there is no baseline yet",
         ),
         default=dict,
     )
@@ -312,6 +313,40 @@ class ThroughputSignals:
     generation_tokens_per_running: float | None = None  # tokens per second of each running request
     finished_per_second: float | None = None
     throughput_flat: bool | None = None  # did not follow rising demand, or fell while demand did not
+
+
+@frozen
+class RequestSignals:
+    """Requests that finish, fail or wait, over five minutes (``signals.requests``)."""
+
+    requests_finished_per_second: float | None = published(
+        gauge(
+            "requests_finished_per_second",
+            "Requests per second that finished over the last 5 minutes, except those that ended with abort or error.",
+            absent="finished requests are not counted",
+        )
+    )
+    requests_failed_ratio: float | None = published(
+        gauge(
+            "requests_failed_ratio",
+            "Share of requests that failed over the last 5 minutes, 0-1: refused by a queue limit, answered with 5xx,"
+            " or ended with error. The largest of these counts, because they may be the same requests.",
+            absent="fewer than failed_min_per_second requests fail",
+        )
+    )
+    wait_measured_seconds: float | None = None  # p95, without a baseline
+    wait_estimated_seconds: float | None = None  # where too few requests finish for a quantile
+    waited_before: bool | None = None  # requests already waited five minutes ago
+
+    def wait(self, verdict: str, frozen: bool | None) -> float | None:
+        """The wait as published, in seconds. No estimate where the queue does not move or is not there: stalled, idle,
+        ``frozen`` gauges, or an unknown verdict on a queue that is younger than five minutes.
+        """
+        if self.wait_measured_seconds is not None:
+            return self.wait_measured_seconds
+        if frozen or verdict in ("stalled", "idle") or (verdict == "unknown" and not self.waited_before):
+            return None
+        return self.wait_estimated_seconds
 
 
 @frozen
@@ -462,6 +497,7 @@ class Signals:
     context: ContextSignals = ContextSignals()
     latency: LatencySignals = LatencySignals()
     throughput: ThroughputSignals = ThroughputSignals()
+    requests: RequestSignals = RequestSignals()
     progress: ProgressSignals = ProgressSignals()
     memory: MemorySignals = MemorySignals()
     host: HostSignals = HostSignals()
@@ -498,6 +534,7 @@ GROUPS: Final[tuple[type[object], ...]] = (
     LoadSignals,
     KvSignals,
     ThroughputSignals,
+    RequestSignals,
     ProgressSignals,
     ComputeSignals,
     BatchSignals,
@@ -515,6 +552,7 @@ _GROUP_NAMES: Final = (
     "context",
     "latency",
     "throughput",
+    "requests",
     "progress",
     "memory",
     "host",

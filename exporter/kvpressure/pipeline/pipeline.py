@@ -87,15 +87,18 @@ class _GatheredEngine:
 
 @frozen
 class _GpuDemand:
-    """Second phase: required memory of each GPU."""
+    """Second phase: required memory of each GPU. ``unknown``: GPUs on which an engine without metrics may have a KV
+    pool.
+    """
 
     windows: Mapping[str, GpuWindow]  # of GPUs that were read recently
     empty_bytes: Mapping[str, Sequence[float | None]]  # by GPU, one for each engine on it
+    unknown: frozenset[str]
 
     def of(self, uuid: str) -> float | None:
         """Required share of one GPU's memory, 0-1; ``None`` if unknown."""
         window = self.windows.get(uuid)
-        if window is None or window.last is None:
+        if window is None or window.last is None or uuid in self.unknown:
             return None
         return memory.demand_ratio(window.last, self.empty_bytes.get(uuid, ()))
 
@@ -136,7 +139,7 @@ class Pipeline:
         self._engines.forget(now)
         self._forget(now)
         subjects = [self._gather(now, track, snapshot, owners) for track in self._engines]
-        demand = self._gpu_demand(now, subjects)
+        demand = self._gpu_demand(now, subjects, snapshot)
         return State(
             time=now,
             engines=tuple(self._conclude(now, subject, demand) for subject in subjects),
@@ -248,7 +251,7 @@ class Pipeline:
         empty = None if pool is None or used is None else pool * (1.0 - used)
         return _FirstPhase(context, cache, limits, self._own_gpus(track, gpus, context.limits.args), empty)
 
-    def _gpu_demand(self, now: float, subjects: Sequence[_GatheredEngine]) -> _GpuDemand:
+    def _gpu_demand(self, now: float, subjects: Sequence[_GatheredEngine], snapshot: Snapshot) -> _GpuDemand:
         empty: dict[str, list[float | None]] = {}
         for subject in subjects:
             found = subject.gathered
@@ -259,7 +262,8 @@ class Pipeline:
             for uuid in uuids:
                 empty.setdefault(uuid, []).append(size)
         fresh = {uuid: gpu.window for uuid, gpu in self._gpus.items() if self._fresh(gpu.window.last_t, now)}
-        return _GpuDemand(fresh, empty)
+        unplaced = any(not subject.gpus for subject in subjects)
+        return _GpuDemand(fresh, empty, _with_unread_pools(snapshot, unplaced) - empty.keys())
 
     def _guarded(self, stage: str, track: EngineTrack, work: Callable[[], T]) -> T | Failure:
         return self._guard.run(stage, ENGINE, lambda: engine_name(track.key), work)
@@ -546,6 +550,23 @@ def _process_bytes_of(snapshot: Snapshot, pod: tuple[str, str]) -> dict[str, int
         if known:
             found[gpu.uuid] = sum(known)
     return found
+
+
+def _with_unread_pools(snapshot: Snapshot, unplaced: bool) -> frozenset[str]:
+    """GPUs, by UUID, that may hold the KV pool of an engine whose metrics are not read here: of a container that is
+    not scraped, of a worker whose engine is on another node, and, where some engine's GPUs are unknown (``unplaced``),
+    every GPU without an owner. A split GPU is counted with them, because engines are in its parts.
+    """
+    unread = {(one.namespace, one.pod, one.container) for one in snapshot.discovered if one.result == "no_target"}
+    held = {
+        owner.uuid
+        for owner in snapshot.owners
+        if owner.group or (owner.namespace, owner.pod, owner.container) in unread
+    }
+    split = {gpu.parent_uuid for gpu in snapshot.gpus if gpu.parent_uuid is not None}
+    owned = {owner.uuid for owner in snapshot.owners}
+    free = {gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in owned} if unplaced else set()
+    return frozenset(held | split | free)
 
 
 def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], list[GpuOwner]]:

@@ -184,6 +184,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         "the condition does not hold",
     ),
     _m(
+        "wait_seconds",
+        "gauge",
+        "How long requests wait where there is no baseline: p95 of the queue time or time to first token, or, where too"
+        " few requests finish for quantiles, requests waiting divided by the finish rate over 5 minutes.",
+        ENGINE,
+        "a baseline is known, no request waits long, or the queue does not move",
+    ),
+    _m(
         "pressure_stage",
         "gauge",
         "State set: 1 for the stage of KV pressure; all 0 without pressure.",

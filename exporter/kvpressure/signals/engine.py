@@ -11,7 +11,19 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import EngineReading, Scrape
 from kvpressure.model.signals import KvSignals, LoadSignals, Signals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals import batch, concurrency, context, host, kv, latency, memory, prefill, progress, throughput
+from kvpressure.signals import (
+    batch,
+    concurrency,
+    context,
+    host,
+    kv,
+    latency,
+    memory,
+    prefill,
+    progress,
+    requests,
+    throughput,
+)
 from kvpressure.signals import compute as score
 from kvpressure.signals.batch import RunningHistogram
 from kvpressure.signals.concurrency import SequenceLimit
@@ -157,6 +169,7 @@ class EngineTracker:
         load = self._load(around, cache)
         held = memory.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
         self._follow_device(around, held, load)
+        times = latency.compute(window, self._baseline, self._calm(cache.kv, load), t)
         return Signals(
             time=around.now,
             dialect=self.reading.dialect if self.reading else "",
@@ -173,8 +186,9 @@ class EngineTracker:
                 bool(cache.kv.preemptions_counted or cache.kv.preemptions_inferred),
             ),
             context=context.compute(window, self._longest, cache.shape, around.limits.max_model_len, t),
-            latency=latency.compute(window, self._baseline, self._calm(cache.kv, load), t),
+            latency=times,
             throughput=self._throughput(load),
+            requests=requests.compute(window, times, t),
             progress=progress.compute(window, self._progress, self._contact(around), t),
             memory=memory.compute(
                 cache.kv,

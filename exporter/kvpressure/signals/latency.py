@@ -10,6 +10,7 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.signals import LatencySignals
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.requests import finished_per_second
 from kvpressure.signals.window import FIVE_MINUTES, MINUTE, TWICE, EngineWindow
 
 PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E), ("queue", r.QUEUE))
@@ -76,11 +77,7 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
     if window.last is not None:
         baseline.learn(window.last.t, calm, enough)
     ratios = {phase: p95 / base for phase, p95 in enough.items() if (base := baseline.value(phase)) is not None}
-    slow = {
-        phase: p95
-        for phase, floor in FLOORS.items()
-        if (p95 := by_phase.get(phase, {}).get("0.95")) is not None and p95 >= t[floor]
-    }
+    slow = slow_phases(window, {phase: found.get("0.95") for phase, found in by_phase.items()}, ratios, t)
     outside, share = outside_engine(window)
     if share is None:
         share = before_engine(window, t)
@@ -95,6 +92,20 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
         outside_engine_seconds=outside,
         outside_engine_share=share,
     )
+
+
+def slow_phases(
+    window: EngineWindow, p95: Mapping[str, float | None], ratios: Mapping[str, float], t: Thresholds
+) -> dict[str, float]:
+    """The p95 of each slow phase: at or above its floor, or a first token many times slower than usual. Empty where too
+    few requests finish for a quantile.
+    """
+    if (finished_per_second(window) or 0.0) < t["latency_min_finished_per_second"]:
+        return {}
+    floors = {phase: t[floor] for phase, floor in FLOORS.items()}
+    if ratios.get("ttft", 0.0) >= t["latency_critical_ratio"]:
+        floors["ttft"] = min(floors["ttft"], t["ttft_objective_seconds"])
+    return {phase: now for phase, floor in floors.items() if (now := p95.get(phase)) is not None and now >= floor}
 
 
 def outside_engine(window: EngineWindow) -> tuple[float | None, float | None]:

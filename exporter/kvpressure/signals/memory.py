@@ -71,9 +71,9 @@ def held(gpus: Sequence[GpuReading], own: Sequence[int | None] | None) -> list[H
 
 def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> float | None:
     """Required share of device memory: used minus the empty parts of the KV pools on it. ``empty_pool_bytes`` has one
-    entry per engine on the GPU; ``None`` if one of them is ``None`` or there is no engine.
+    entry per engine on the GPU; ``None`` if one of them is ``None``. Without an engine, all used memory is required.
     """
-    if gpu.memory_used_bytes is None or not gpu.memory_total_bytes or not empty_pool_bytes:
+    if gpu.memory_used_bytes is None or not gpu.memory_total_bytes:
         return None
     known = [value for value in empty_pool_bytes if value is not None]
     if len(known) < len(empty_pool_bytes):

@@ -12,7 +12,6 @@ from kvpressure.bundle.dashboards.builder import (
     BLUE,
     BY_ENGINE,
     ENGINE,
-    GPU,
     GREEN,
     ORANGE,
     PURPLE,
@@ -129,7 +128,7 @@ def _engines(site: DashboardContext) -> Json:
         PanelQuery(worst(f"time() - {engine('verdict_since_timestamp_seconds')}"), table=True),
         PanelQuery(worst(engine("verdict_confidence")), table=True),
         PanelQuery(worst(engine("kv_cache_used_ratio_max")), table=True),
-        PanelQuery(worst(fullest_gpu("gpu:kvpressure_memory_needed:ratio")), table=True),
+        PanelQuery(worst(fullest_gpu("kvpressure_gpu_memory_demand_ratio")), table=True),
         PanelQuery(worst(engine("requests_waiting")), table=True),
         PanelQuery(worst(engine("requests_running")), table=True),
         PanelQuery(
@@ -325,7 +324,7 @@ def _graphs(site: DashboardContext) -> list[Json]:
             " unused part.",
             [
                 PanelQuery(
-                    worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
+                    worst_gpus(f"{gpu('gpu_memory_demand_ratio')}"),
                     "GPU {{gpu}} required",
                 ),
                 PanelQuery(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),

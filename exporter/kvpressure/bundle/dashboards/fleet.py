@@ -333,7 +333,7 @@ def _objectives(site: DashboardContext) -> Json:
 def _nodes(site: DashboardContext) -> Json:
     mine = f"kvpressure_engine_gpu_info{{{ENGINE}}}"
     up = f"max by (cluster, node, uuid) (kvpressure_gpu_up{{{GPU}}})"
-    fullest = f"max by (cluster, node) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"
+    fullest = f"max by (cluster, node) (kvpressure_gpu_memory_demand_ratio{{{GPU}}})"
     ranked = f"topk({TOP}, {fullest})"
     return table(
         site,

@@ -83,7 +83,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             "GPU memory required",
             "Required memory is used memory minus the unused part of the KV pool. Used memory alone means little,"
             " because the KV pool is reserved at start.",
-            fullest_gpu("gpu:kvpressure_memory_needed:ratio"),
+            fullest_gpu("kvpressure_gpu_memory_demand_ratio"),
             ratio,
             steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
             "GpuMemoryHigh",

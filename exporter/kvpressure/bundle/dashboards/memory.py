@@ -89,7 +89,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             site,
             "GPU memory required",
             "Required memory of the fullest GPU: used memory minus the unused part of the KV pool.",
-            f"max(gpu:kvpressure_memory_needed:ratio{{{GPU}}})",
+            f"max(kvpressure_gpu_memory_demand_ratio{{{GPU}}})",
             "percentunit",
             steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
             "GpuMemoryHigh",
@@ -184,7 +184,7 @@ def _fullest(site: DashboardContext) -> Json:
 
 
 def _gpus(site: DashboardContext) -> Json:
-    needed = f"topk({TOP}, max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}}))"
+    needed = f"topk({TOP}, {gpu('gpu_memory_demand_ratio')})"
     queries = [
         PanelQuery(needed, table=True),
         PanelQuery(f"{gpu('gpu_memory_used_ratio')} and on (cluster, uuid) {needed}", table=True),
@@ -331,7 +331,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
             "Required and used memory; the gap between the lines is the unused part of the KV pool.",
             [
                 PanelQuery(
-                    worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
+                    worst_gpus(f"{gpu('gpu_memory_demand_ratio')}"),
                     "GPU {{gpu}} required",
                 ),
                 PanelQuery(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),

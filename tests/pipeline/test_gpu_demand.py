@@ -1,0 +1,63 @@
+"""Required memory of a GPU without an engine of its own: all that is used, where no engine may explain the use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvpressure.model.readings import Discovered, GpuOwner, GpuReading, Scrape, Snapshot
+from kvpressure.pipeline.pipeline import Pipeline
+from tests.pipeline.test_pipeline import GIB, busy
+
+FULL = GpuReading("GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB)
+TRAINING = GpuOwner("GPU-1", "train", "t-0", "main")
+
+
+def demand(
+    *owners: GpuOwner,
+    gpus: tuple[GpuReading, ...] = (FULL,),
+    pages: tuple[Scrape, ...] = (),
+    discovered: tuple[Discovered, ...] = (),
+) -> list[float | None]:
+    state = Pipeline().observe(Snapshot(1000.0, gpus=gpus, owners=owners, pages=pages, discovered=discovered))
+    return [gpu.demand_ratio for gpu in state.gpus]
+
+
+def container(result: str, pod: str = "t-0", name: str = "main") -> Discovered:
+    return Discovered("train", pod, name, result, "", "", "", "", None)
+
+
+@pytest.mark.parametrize("owners", [(), (TRAINING,)], ids=["nobody's", "another pod's"])
+def test_without_an_engine_all_used_memory_is_required(owners: tuple[GpuOwner, ...]) -> None:
+    assert demand(*owners) == [pytest.approx(0.9)]
+
+
+def test_a_gpu_whose_memory_is_not_read_needs_an_unknown_share() -> None:
+    assert demand(gpus=(replace(FULL, memory_used_bytes=None),)) == [None]
+    assert demand(gpus=(replace(FULL, memory_total_bytes=None),)) == [None]
+
+
+def test_an_engine_that_is_not_scraped_may_have_its_pool_there() -> None:
+    assert demand(TRAINING, discovered=(container("no_target"),)) == [None]
+    for other in (container("not_engine"), container("no_target", pod="t-1"), container("no_target", name="side")):
+        assert demand(TRAINING, discovered=(other,)) == [pytest.approx(0.9)]
+
+
+def test_a_worker_has_the_pool_of_an_engine_on_another_node() -> None:
+    assert demand(replace(TRAINING, group="LeaderWorkerSet/vllm/0")) == [None]
+
+
+def test_an_engine_without_a_gpu_may_have_any_that_nobody_owns() -> None:
+    engine = busy(1000.0)
+    second = replace(FULL, uuid="GPU-2", index=1)
+    assert demand(TRAINING, gpus=(FULL, second), pages=(engine,)) == [pytest.approx(0.9), None]
+    mapped = GpuOwner("GPU-2", "inference", "chat-0", "vllm")
+    third = replace(FULL, uuid="GPU-3", index=2)
+    found = demand(mapped, gpus=(second, third), pages=(engine,))
+    assert found == [None, pytest.approx(0.9)], "the engine has its GPU, so the other is anybody's; its pool is unknown"
+
+
+def test_a_split_gpu_is_judged_by_its_parts() -> None:
+    part = replace(FULL, uuid="MIG-1", parent_uuid="GPU-1")
+    assert demand(gpus=(FULL, part)) == [None, pytest.approx(0.9)]

@@ -21,7 +21,6 @@ def _m(name: str, kind: Kind, help: str, labels: tuple[str, ...] = (), absent: s
     return Metric(name, kind, help, labels, absent)
 
 
-_NO_POOL = "the KV pool size is unknown"
 _SPLIT = "on a GPU split by MIG or into partitions that report it themselves"
 
 METRICS: Final[tuple[Metric, ...]] = (
@@ -53,9 +52,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "gpu_memory_demand_ratio",
         "gauge",
-        "Share of device memory in real use, 0-1: used memory minus the unused part of the KV pools on this GPU.",
+        "Share of device memory in real use, 0-1: used memory minus the unused part of the KV pools on this GPU."
+        " Without an engine, all used memory.",
         GPU,
-        _NO_POOL,
+        "an engine's KV pool on this GPU is unknown, because its size is unknown, or the engine is not scraped or on"
+        " another node",
     ),
     _m(
         "gpu_utilization_ratio",
@@ -186,8 +187,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "wait_seconds",
         "gauge",
-        "How long requests wait where there is no baseline: p95 of the queue time or time to first token, or, where too"
-        " few requests finish for quantiles, requests waiting divided by the finish rate over 5 minutes.",
+        "How long requests wait where there is no baseline: p95 of the queue time or the time to first token. Where too"
+        " few requests finish for quantiles: requests waiting divided by the finish rate over 5 minutes.",
         ENGINE,
         "a baseline is known, no request waits long, or the queue does not move",
     ),

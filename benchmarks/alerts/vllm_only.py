@@ -185,7 +185,7 @@ steps that read `kvpressure_` metrics do not apply.
 
 * Why requests wait: for the KV cache, `max_num_seqs`, prefill, the host or the GPU. The only cause that the rules report is a full KV cache.
 * GPU memory in real use: vLLM reserves its pool at start and publishes no device memory.
-* Host starvation: CPU throttling, memory limits and node pressure are not in these metrics.
+* Host starvation: vLLM's metrics do not include CPU throttling, memory limits or node pressure.
 * Why a process died: OOMKilled, exit codes, XID errors and allocation failures in the log. A restart is seen only when the new process publishes its counters.
 * A stall without counters: a server that does not publish its tokens, or whose scrape fails. If scrapes fail, the model counts as down after the waiting time of InferenceModelDown.
   A stall is reported only after a whole rate window without a token.

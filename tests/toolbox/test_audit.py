@@ -384,14 +384,14 @@ def test_secrets_stay_out_of_the_answer(capsys: pytest.CaptureFixture[str], tmp_
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "no container that runs vLLM"),
+        (b"", "no container runs vLLM"),
         (b"just text", "not a mapping"),
         (b"- a\n- b\n", "not a mapping"),
         (b"kind: Deployment\nspec: [\n", ":3: not valid YAML"),
         (b"kind: Deployment\n---\nkind: Service\nspec:\n  a: b: c\n", ":5: not valid YAML"),
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"a: !!python/object/apply:os.system [id]\n", ":1: not valid YAML"),
-        (b"kind: Deployment\nmetadata: 3\nspec: {template: {spec: {containers: 7}}}\n", "no container that runs vLLM"),
+        (b"kind: Deployment\nmetadata: 3\nspec: {template: {spec: {containers: 7}}}\n", "no container runs vLLM"),
         (b"[" * 100_000, "not valid YAML"),
     ],
 )

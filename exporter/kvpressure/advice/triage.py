@@ -167,7 +167,7 @@ def _signature(case: _TriagedEngine) -> TriageStep:
         (
             f"{named('GPU memory used', percent_text(used))} ({t.entry('signature_memory_ratio').cited} as a"
             f" sign of pressure: above {percent_text(t['signature_memory_ratio'])}); "
-            f"{named('required memory', percent_text(needed))} (warning at"
+            f"{named('required memory', percent_text(needed))} (used memory without free KV blocks; warning at"
             f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
         ),
         (

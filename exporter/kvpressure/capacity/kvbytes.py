@@ -218,7 +218,9 @@ def layout(
     refuse_parallel(shape, parallel)
     stages = _stages(shape.num_layers, parallel.pipeline)
     if hybrid_manager and parallel.decode_context > 1 and any(layer.window for layer in shape.layers):
-        raise CapacityError("decode-context parallel: not with sliding-window layers; allowed: 1")
+        raise CapacityError(
+            f"decode-context parallel {parallel.decode_context}: {shape.name} has sliding-window layers; allowed: 1"
+        )
     by_type: dict[_Type, list[int]] = {}
     for index, layer in enumerate(shape.layers):
         full = not hybrid_manager or layer.window is None

@@ -160,7 +160,7 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, st
     names = [str(item.get("id")) for item in served if item.get("id")]
     if wanted is None and not names:
         hint = " and --api-key-file" if key is None else ""
-        raise InputError(f"{target.name}: /v1/models names no model; allowed: --model NAME{hint}")
+        raise InputError(f"{target.name}: /v1/models lists no model; name it with --model NAME{hint}")
     if wanted is not None and names and wanted not in names:
         raise InputError(f"--model: {wanted!r:.100} is not served; allowed: {', '.join(names[:8])}")
     chosen = wanted or names[0]

@@ -163,6 +163,13 @@ def _free(s: Signals) -> float | None:
     return max(0.0, 1.0 - (kv.kv_watermark_ratio or 0.0) - kv.kv_used_ratio_recent_max) * kv.kv_capacity_tokens
 
 
+def _can_block(v: View) -> bool:
+    """Whether KV usage is high enough to block a prompt, or vLLM reports requests waiting for capacity."""
+    return (v.s.kv.kv_used_ratio_recent_max or 0.0) >= v.t["kv_head_of_line_ratio"] or (
+        v.s.load.waiting_capacity or 0.0
+    ) > 0
+
+
 def _blocked(v: View, prompt: float | None) -> bool | None:
     """Whether such a prompt does not fit into the free blocks although the cache is not full. Below
     ``kv_head_of_line_ratio`` only where vLLM reports requests waiting for capacity.
@@ -170,8 +177,7 @@ def _blocked(v: View, prompt: float | None) -> bool | None:
     peak, share = v.s.kv.kv_used_ratio_recent_max, v.recent.waiting_share
     if peak is None or share is None:
         return None
-    warm = peak >= v.t["kv_head_of_line_ratio"] or (v.s.load.waiting_capacity or 0.0) > 0
-    if not warm or share < 1.0:
+    if not _can_block(v) or share < 1.0:
         return False
     free = _free(v.s)
     return None if free is None or prompt is None else free < prompt
@@ -330,8 +336,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the KV cache is nearly full",
         "the KV cache is not nearly full",
         _peak_at("kv_near_full_ratio"),
-        f"{_LEVEL_TEXT} (nearly full at {{kv_near}})",
-        f"{_LEVEL_TEXT}: not nearly full (nearly full at {{kv_near}})",
+        f"{_LEVEL_TEXT}: nearly full or full (threshold {{kv_near}})",
+        f"{_LEVEL_TEXT}: not nearly full (threshold {{kv_near}})",
         "KV cache usage: unknown ({kv_why})",
     ),
     Fact(
@@ -339,8 +345,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the KV cache is nearly full now",
         "the KV cache is not nearly full now",
         lambda v: least(v.s.kv.kv_used_ratio, _level(v, "kv_near_full_ratio")),
-        "KV cache {kv} now (nearly full at {kv_near})",
-        "KV cache {kv} now: not nearly full (nearly full at {kv_near})",
+        "KV cache {kv} now: nearly full or full (threshold {kv_near})",
+        "KV cache {kv} now: not nearly full (threshold {kv_near})",
         "KV cache usage now: unknown ({kv_why})",
     ),
     Fact(
@@ -376,7 +382,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no long prompt (p95) is held up",
         lambda v: _blocked(v, _long_prompt(v.s)),
         f"a p95 prompt does not fit into the KV cache: {_FREE}",
-        "no prompt is held up by the KV cache{free_if_known}",
+        "{long_not_blocked}",
         f"whether a p95 prompt fits into the KV cache: unknown ({_FREE})",
     ),
     Fact(
@@ -385,7 +391,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no average prompt is held up",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         f"an average prompt does not fit into the KV cache: {_FREE}",
-        "no prompt of average length is held up by the KV cache{free_if_known}",
+        "{mean_not_blocked}",
         f"whether a prompt of average length fits into the KV cache: unknown ({_FREE})",
     ),
     Fact(
@@ -400,28 +406,28 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "preempting",
         "requests were preempted in the last minute",
-        "few or no requests were preempted in the last minute",
+        "fewer than {preemptions_min} requests were preempted in the last minute",
         _preempting,
         f"{{preemptions}}: {_PREEMPTIONS}",
-        f"few or no {{preemptions}}: {_PREEMPTIONS}",
+        f"{{preemptions}} below the threshold ({{few}}): {_PREEMPTIONS}",
         "{preemptions}: unknown (no counter, and no queue movement seen)",
     ),
     Fact(
         "preempting_now",
         "requests were preempted in the last {recent_window_seconds} s",
-        "few or no requests were preempted in the last {recent_window_seconds} s",
+        "fewer than {preemptions_min} requests were preempted in the last {recent_window_seconds} s",
         lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
         "{recent_preemptions} {preemptions} in the last {recent_seconds} s",
-        "few or no {preemptions} in the last {recent_seconds} s",
+        "{preemptions} in the last {recent_seconds} s: {recent_preemptions} (threshold {few})",
         "{preemptions} in the last {recent_seconds} s: unknown",
     ),
     Fact(
         "preempted_recently",
         "requests were preempted in the last 30 s",
-        "few or no requests were preempted in the last 30 s",
+        "fewer than {preemptions_min} requests were preempted in the last 30 s",
         lambda v: least(v.s.kv.preemptions_recently, v.t["preemptions_min"]),
         "{preemptions} happened in the last 30 s",
-        "few or no {preemptions} in the last 30 s",
+        "{preemptions} in the last 30 s: {last_preemptions} (threshold {few})",
         "{preemptions} in the last 30 s: unknown",
     ),
     Fact(
@@ -454,10 +460,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "running_falls_waiting_rises",
         "requests moved from running back to waiting",
-        "few or no requests moved from running back to waiting",
+        "fewer than {preemptions_min} requests moved from running back to waiting",
         lambda v: least(v.s.kv.preemptions_inferred, v.t["preemptions_min"]),
         "{silent} requests went from running back to waiting while none finished",
-        "few or no requests went from running back to waiting",
+        "requests that went from running back to waiting: {silent} (threshold {few})",
         "requests going from running back to waiting: unknown",
     ),
     Fact(
@@ -1087,6 +1093,17 @@ def _free_if_known(v: View) -> str:
     return f": {number(free)} tokens free" if v.s.context.prompt_mean is None else f": {_free_and_prompts(v)}"
 
 
+def _not_blocked(v: View, prompt: str) -> str:
+    """Which part of ``_blocked`` is false."""
+    if not _can_block(v):
+        why = f"KV cache usage is too low to hold up {prompt}"
+    elif v.recent.waiting_share != 1.0:
+        why = f"the queue was empty at times, so the KV cache did not hold up {prompt} for long"
+    else:
+        why = f"{prompt} fits into the free KV cache"
+    return f"{why}{_free_if_known(v)}"
+
+
 def limit_source(source: str | None) -> str:
     """Where a limit was read, in words."""
     return _LIMIT_SOURCES.get(source, source) if source else "source: unknown"
@@ -1145,13 +1162,16 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "kv_why": lambda v: "this engine does not report it" if v.s.kv.kv_recorded is False else "not read yet",
     "level": _usage,
     "free_and_prompts": _free_and_prompts,
-    "free_if_known": _free_if_known,
+    "long_not_blocked": lambda v: _not_blocked(v, "a p95 prompt"),
+    "mean_not_blocked": lambda v: _not_blocked(v, "an average prompt"),
     "running_of_limit": _running_of_limit,
     "not_now": _not_now,
     "runs": _runs,
     "queue": _queue_text,
     "rates": _rates,
     "preemption_counts": _preemption_counts,
+    "few": lambda v: number(v.t["preemptions_min"]),
+    "last_preemptions": lambda v: number(v.s.kv.preemptions_recently),
     "silent": lambda v: number(v.s.kv.preemptions_inferred),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
     "flow_seconds": lambda v: number(v.t["flow_window_seconds"]),

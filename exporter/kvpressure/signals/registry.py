@@ -62,6 +62,6 @@ def adopt(name: str) -> bool:
         register(found)
     except ValueError as error:
         raise InputError(
-            f"signal {name!r} cannot be used: {error}; allowed: a signal that declares new metrics"
+            f"signal {name!r} cannot be used: {error}; allowed: a dataclass with fields that declare new metrics"
         ) from error
     return True

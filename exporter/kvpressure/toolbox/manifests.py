@@ -125,8 +125,8 @@ def read_all(paths: Sequence[str]) -> Deployed:
     if not servers:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
         raise InputError(
-            f"{where}: no container that runs {titles()} (there is: {kinds or 'nothing'}); allowed: Kubernetes"
-            f" documents with a pod template that runs {titles()}"
+            f"{where}: no container runs {titles()} (found: {kinds or 'nothing'}); allowed: manifests with a pod"
+            " template, such as a Deployment"
         )
     return Deployed(tuple(servers), _surroundings(documents))
 

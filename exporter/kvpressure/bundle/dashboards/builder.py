@@ -350,7 +350,8 @@ def _panel(
     whole = len(reasons) == 1 and len(optional) == len(queries)
     for why in reasons:
         parts = " and ".join(dict.fromkeys(query.part for query in queries if query.optional == why))
-        about = f"{about}\n\n{'Empty' if whole else f'{parts}: empty'} if {why}."
+        verb = "are" if " and " in parts or parts.startswith("Curves") else "is"
+        about = f"{about}\n\n{'Empty' if whole else f'{parts} {verb} empty'} if {why}."
     if len(optional) == len(queries) and kind != "stat":  # a tile has no room for a sentence
         defaults["noValue"] = next(iter(optional.values()))
     return {

@@ -371,7 +371,7 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
                     ),
                     f"{{{{pod}}}} {shown}{{{{reason}}}}",
                     optional=why,
-                    part=f"{kind.capitalize()} requests",
+                    part=f"Curves of {kind} requests",
                 )
                 for kind, shown, why in (
                     ("finished", "", "no request finished"),

@@ -482,7 +482,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
                     ),
                     "{{pod}} " + shown,
                     optional=why,
-                    part=f"{kind.capitalize()} requests",
+                    part=f"Curves of {kind} requests",
                 )
                 for kind, shown, why in (
                     ("finished", "{{reason}}", "no request finished"),
@@ -509,7 +509,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
                         worst_gpus(gpu(f"gpu_{unit}_activity_ratio")),
                         f"GPU {{{{gpu}}}} {unit}",
                         optional=NO_GPM,
-                        part="SM, tensor and DRAM activity",
+                        part="Curves of SM, tensor and DRAM activity",
                     )
                     for unit in ("sm", "tensor", "dram")
                 ),

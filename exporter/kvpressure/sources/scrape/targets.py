@@ -86,7 +86,7 @@ class Target:
             raise TargetError(f"target {self.name!r} has no usable host or port", ADDRESSES)
         if not _PATH.fullmatch(self.path) or ".." in self.path or len(self.path) > MAX_PATH_CHARS:
             raise TargetError(
-                f"target {self.name!r} has no usable path",
+                f"target {self.address!r}: path {self.path!r} cannot be used",
                 f"printable ASCII without '..' and '#', at most {MAX_PATH_CHARS} characters",
             )
 

@@ -224,9 +224,10 @@ def _tick(
         for metric in ("kvpressure_latency_slow_baseline_ratio", "kvpressure_latency_baseline_ratio")
         if (ratio := now.get((metric, phase))) is not None
     }
-    slow = slow_phases(window, p95, ratios, t)
+    finished = requests.finished_per_second(window)
+    slow = slow_phases(finished, p95, ratios, t)
     times = LatencySignals(slow_p95=slow, slow_ratios={phase: ratios[phase] for phase in slow if phase in ratios})
-    found = requests.compute(window, times, t)
+    found = requests.compute(window, finished, times, t)
     verdict = next((kind[0] for metric, *kind in now if metric == "kvpressure_verdict_confidence"), "")
     frozen = bool(now.get(("kvpressure_condition", "metrics_frozen")))
     published: dict[tuple[str, ...], float | None] = {

@@ -21,8 +21,12 @@ ENOUGH = T["latency_min_finished_per_second"]
 TICKS = 61  # five minutes of ticks of five seconds, both ends
 
 
-def found(*rows: Mapping[str, float], times: LatencySignals | None = None) -> RequestSignals:
-    return requests.compute(window(every(300 / (len(rows) - 1), rows)), times or LatencySignals(), T)
+def of(built: EngineWindow, times: LatencySignals | None = None) -> RequestSignals:
+    return requests.compute(built, requests.finished_per_second(built), times or LatencySignals(), T)
+
+
+def found(*rows: Mapping[str, float]) -> RequestSignals:
+    return of(window(every(300 / (len(rows) - 1), rows)))
 
 
 class TestFinished:
@@ -35,9 +39,9 @@ class TestFinished:
 
     def test_it_is_unknown_where_nothing_is_counted_and_after_one_scrape(self) -> None:
         assert found({r.RUNNING: 1.0}, {r.RUNNING: 1.0}).requests_finished_per_second is None
-        one = requests.compute(window(every(1, [{FINISHED: 7.0}])), LatencySignals(), T)
+        one = of(window(every(1, [{FINISHED: 7.0}])))
         assert one == RequestSignals()
-        assert requests.compute(EngineWindow(), LatencySignals(), T) == RequestSignals()
+        assert of(EngineWindow()) == RequestSignals()
 
 
 class TestFailed:
@@ -71,10 +75,10 @@ class TestSlow:
     @pytest.mark.parametrize(("factor", "phases"), [(1.0, {"ttft"}), (0.99, set())])
     def test_nothing_is_slow_where_too_few_finish_for_a_quantile(self, factor: float, phases: set[str]) -> None:
         few = window(every(300, [{FINISHED: 0.0}, {FINISHED: 300 * factor * ENOUGH}]))
-        assert slow_phases(few, {"ttft": T["ttft_floor_seconds"]}, {}, T).keys() == phases
+        assert slow_phases(requests.finished_per_second(few), {"ttft": T["ttft_floor_seconds"]}, {}, T).keys() == phases
 
     def test_a_first_token_many_times_slower_than_usual_is_slow_below_its_floor(self) -> None:
-        many, seconds = window(every(300, [{FINISHED: 0.0}, {FINISHED: 300.0}])), T["ttft_objective_seconds"]
+        many, seconds = 1.0, T["ttft_objective_seconds"]
         assert seconds < T["ttft_floor_seconds"]
         multiple = T["latency_critical_ratio"]
         assert slow_phases(many, {"ttft": seconds}, {"ttft": multiple}, T) == {"ttft": seconds}
@@ -93,38 +97,38 @@ def queue(waiting: float, finished: float = 0.0, ticks: int = TICKS, since: int 
 
 class TestWait:
     def test_where_nothing_finishes_it_is_the_queue_at_one_request_in_five_minutes(self) -> None:
-        assert requests.compute(window(every(5, queue(4))), LatencySignals(), T).wait("kv_pressure", False) == 1200
+        assert of(window(every(5, queue(4)))).wait("kv_pressure", False) == 1200
 
     @pytest.mark.parametrize(("factor", "seconds"), [(0.5, 4 / (0.5 * ENOUGH)), (1.0, None)])
     def test_it_follows_the_finish_rate_until_quantiles_are_reliable(self, factor: float, seconds: float) -> None:
         rows = every(5, queue(4, finished=300 * factor * ENOUGH))
-        wait = requests.compute(window(rows), LatencySignals(), T).wait_estimated_seconds
+        wait = of(window(rows)).wait_estimated_seconds
         assert wait == (None if seconds is None else pytest.approx(seconds))
 
     def test_the_longest_queue_of_five_minutes_counts(self) -> None:
         rows = queue(4)
         rows[-1][r.WAITING] = 0.0
-        assert requests.compute(window(every(5, rows)), LatencySignals(), T).wait_estimated_seconds == 1200
+        assert of(window(every(5, rows))).wait_estimated_seconds == 1200
 
     def test_it_needs_five_minutes_of_history(self) -> None:
-        short = requests.compute(window(every(5, queue(4, ticks=TICKS - 1))), LatencySignals(), T)
+        short = of(window(every(5, queue(4, ticks=TICKS - 1))))
         assert (short.wait_estimated_seconds, short.waited_before) == (None, None)
 
     def test_nobody_waits(self) -> None:
-        none = requests.compute(window(every(5, queue(0))), LatencySignals(), T)
+        none = of(window(every(5, queue(0))))
         assert (none.wait_estimated_seconds, none.waited_before) == (None, False)
 
     @pytest.mark.parametrize("verdict", ["stalled", "idle"])
     def test_no_estimate_where_the_queue_does_not_move(self, verdict: str) -> None:
-        assert requests.compute(window(every(5, queue(4))), LatencySignals(), T).wait(verdict, False) is None
+        assert of(window(every(5, queue(4)))).wait(verdict, False) is None
 
     def test_no_estimate_from_frozen_gauges(self) -> None:
-        still = requests.compute(window(every(5, queue(4))), LatencySignals(), T)
+        still = of(window(every(5, queue(4))))
         assert still.wait("kv_pressure", True) is None
         assert still.wait("kv_pressure", None) == 1200
 
     def test_with_an_unknown_verdict_only_a_queue_of_five_minutes_counts(self) -> None:
-        old, young = (requests.compute(window(every(5, queue(4, since=n))), LatencySignals(), T) for n in (0, 1))
+        old, young = (of(window(every(5, queue(4, since=n)))) for n in (0, 1))
         assert (old.wait("unknown", False), young.wait("unknown", False)) == (1200, None)
         assert young.wait("kv_pressure", False) == 1200
 
@@ -132,12 +136,12 @@ class TestWait:
         slow = LatencySignals(slow_p95={"ttft": 40.0, "queue": 35.0, "inter_token": 90.0})
         rows = queue(4, finished=300 * ENOUGH)
         many = window(every(5, rows))
-        assert requests.compute(many, slow, T).wait("unknown", False) == 40
+        assert of(many, slow).wait("unknown", False) == 40
         for phase in ("ttft", "queue"):
             known = LatencySignals(slow_p95=slow.slow_p95, slow_ratios={phase: 3.0})
-            assert requests.compute(many, known, T).wait("unknown", False) is None
+            assert of(many, known).wait("unknown", False) is None
         other = LatencySignals(slow_p95=slow.slow_p95, slow_ratios={"inter_token": 3.0})
-        assert requests.compute(many, other, T).wait("unknown", False) == 40
-        assert requests.compute(many, LatencySignals(slow_p95={"inter_token": 90.0}), T).wait("unknown", False) is None
+        assert of(many, other).wait("unknown", False) == 40
+        assert of(many, LatencySignals(slow_p95={"inter_token": 90.0})).wait("unknown", False) is None
         rows[-1][r.WAITING] = 0.0
-        assert requests.compute(window(every(5, rows)), slow, T).wait("unknown", False) is None
+        assert of(window(every(5, rows)), slow).wait("unknown", False) is None

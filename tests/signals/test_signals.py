@@ -24,6 +24,7 @@ from kvpressure.signals.host import ContainerWindow
 from kvpressure.signals.latency import Baseline
 from kvpressure.signals.memory import DeviceMemory
 from kvpressure.signals.progress import Contact, Progress
+from kvpressure.signals.requests import finished_per_second
 from kvpressure.signals.throughput import Trend
 from kvpressure.signals.window import HistogramIncrease
 from tests.signals.build import FINISHED, every, histogram, window
@@ -456,7 +457,7 @@ def test_latency_against_its_baseline():
         every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}], start=500),
         **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]},
     )
-    found = latency.compute(w, base, calm=False, t=T)
+    found = latency.compute(w, base, False, finished_per_second(w), T)
     assert found.inter_token["0.95"] == pytest.approx(0.195)
     assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
     assert found.slow_p95 == {"inter_token": found.inter_token["0.95"]}
@@ -470,7 +471,7 @@ def test_latency_is_slow_from_the_threshold_of_its_phase_with_or_without_a_basel
             every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}]),
             **{name: [histogram((*bounds, INF), [0] * len(counts), 0), histogram((*bounds, INF), counts, 1)]},
         )
-        return latency.compute(w, Baseline(T), calm=False, t=T)
+        return latency.compute(w, Baseline(T), False, finished_per_second(w), T)
 
     floor = T["ttft_floor_seconds"]
     assert slow((floor, floor + 1e-6), r.TTFT).slow_p95 == {"ttft": pytest.approx(floor)}

@@ -169,7 +169,8 @@ class EngineTracker:
         load = self._load(around, cache)
         held = memory.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
         self._follow_device(around, held, load)
-        times = latency.compute(window, self._baseline, self._calm(cache.kv, load), t)
+        finished = requests.finished_per_second(window)
+        times = latency.compute(window, self._baseline, self._calm(cache.kv, load), finished, t)
         return Signals(
             time=around.now,
             dialect=self.reading.dialect if self.reading else "",
@@ -188,7 +189,7 @@ class EngineTracker:
             context=context.compute(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=times,
             throughput=self._throughput(load),
-            requests=requests.compute(window, times, t),
+            requests=requests.compute(window, finished, times, t),
             progress=progress.compute(window, self._progress, self._contact(around), t),
             memory=memory.compute(
                 cache.kv,

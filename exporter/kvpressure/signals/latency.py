@@ -10,7 +10,6 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.signals import LatencySignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.requests import finished_per_second
 from kvpressure.signals.window import FIVE_MINUTES, MINUTE, TWICE, EngineWindow
 
 PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E), ("queue", r.QUEUE))
@@ -63,8 +62,10 @@ class Baseline:
         return max(t["baseline_floor_seconds"], sorted(values)[int(t["baseline_rank_ratio"] * (len(values) - 1))])
 
 
-def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds) -> LatencySignals:
-    """Latency over the last minute; ``calm``: it may enter the baseline."""
+def compute(
+    window: EngineWindow, baseline: Baseline, calm: bool, finished: float | None, t: Thresholds
+) -> LatencySignals:
+    """Latency over the last minute; ``calm``: it may enter the baseline. ``finished``: requests per second."""
     by_phase: dict[str, Mapping[str, float]] = {}
     enough: dict[str, float] = {}
     for phase, name in PHASES:
@@ -77,7 +78,7 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
     if window.last is not None:
         baseline.learn(window.last.t, calm, enough)
     ratios = {phase: p95 / base for phase, p95 in enough.items() if (base := baseline.value(phase)) is not None}
-    slow = slow_phases(window, {phase: found.get("0.95") for phase, found in by_phase.items()}, ratios, t)
+    slow = slow_phases(finished, {phase: found.get("0.95") for phase, found in by_phase.items()}, ratios, t)
     outside, share = outside_engine(window)
     if share is None:
         share = before_engine(window, t)
@@ -95,12 +96,12 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
 
 
 def slow_phases(
-    window: EngineWindow, p95: Mapping[str, float | None], ratios: Mapping[str, float], t: Thresholds
+    finished: float | None, p95: Mapping[str, float | None], ratios: Mapping[str, float], t: Thresholds
 ) -> dict[str, float]:
     """The p95 of each slow phase: at or above its floor, or a first token many times slower than usual. Empty where too
     few requests finish for a quantile.
     """
-    if (finished_per_second(window) or 0.0) < t["latency_min_finished_per_second"]:
+    if finished is None or finished < t["latency_min_finished_per_second"]:
         return {}
     floors = {phase: t[floor] for phase, floor in FLOORS.items()}
     if ratios.get("ttft", 0.0) >= t["latency_critical_ratio"]:

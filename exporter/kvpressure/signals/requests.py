@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from kvpressure.model import readings as r
@@ -10,14 +9,16 @@ from kvpressure.model.signals import LatencySignals, RequestSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import FIVE_MINUTES, EngineWindow, Sample
 
-_ENDED_BADLY: Final = frozenset(r.FINISHED_PREFIX + reason for reason in ("abort", "error"))
+_ABORTED: Final = r.FINISHED_PREFIX + "abort"
+_ERROR: Final = r.FINISHED_PREFIX + "error"
+_HTTP_5XX: Final = r.HTTP_PREFIX + "5xx"
 _WAITS: Final = ("ttft", "queue")
-_FAILURES: Final = (r.FINISHED_PREFIX + "error", r.HTTP_PREFIX + "5xx")
 
 
-def compute(window: EngineWindow, latency: LatencySignals, t: Thresholds) -> RequestSignals:
-    """Rates and the wait over five minutes, or since the first sample where that is less."""
-    finished = finished_per_second(window)
+def compute(window: EngineWindow, finished: float | None, latency: LatencySignals, t: Thresholds) -> RequestSignals:
+    """Rates and the wait over five minutes, or since the first sample where that is less. ``finished``: of
+    ``finished_per_second``.
+    """
     return RequestSignals(
         requests_finished_per_second=finished,
         requests_failed_ratio=_failed_ratio(window, finished or 0.0, t),
@@ -29,49 +30,47 @@ def compute(window: EngineWindow, latency: LatencySignals, t: Thresholds) -> Req
 
 def finished_per_second(window: EngineWindow) -> float | None:
     """Requests per second that finished, aborts and errors left out; ``None`` where they are not counted."""
-    if window.last is None or window.last.finished is None:
+    pair = window.pair(FIVE_MINUTES)
+    if pair is None or pair[1].finished is None:
         return None
-    return _per_second(window, _finished_well)
+    first, last = pair
+    return max(0.0, _finished_well(last) - _finished_well(first)) / (last.t - first.t)
 
 
 def _finished_well(sample: Sample) -> float:
-    return (sample.finished or 0.0) - sum(sample.counters.get(name, 0.0) for name in _ENDED_BADLY)
+    counters = sample.counters
+    return (sample.finished or 0.0) - counters.get(_ABORTED, 0.0) - counters.get(_ERROR, 0.0)
 
 
 def _failed_ratio(window: EngineWindow, finished: float, t: Thresholds) -> float | None:
     """Share of failed requests, 0-1: of the counts of failures the largest, because they may count the same requests.
-    ``None`` below ``failed_min_per_second``.
+    A counter is 0 before it appears. ``None`` below ``failed_min_per_second``.
     """
-    if window.last is None:
-        return None
-    names = {name for name in window.last.counters if name.startswith(r.REJECTED_PREFIX)}.union(_FAILURES)
-    rates = [_per_second(window, _count_of(name)) or 0.0 for name in names]
-    failed = max(rates)
-    return failed / (failed + finished) if failed > 0 and failed >= t["failed_min_per_second"] else None
-
-
-def _count_of(name: str) -> Callable[[Sample], float]:
-    """The counter, 0 before it appeared."""
-    return lambda sample: sample.counters.get(name, sample.page.get(name, 0.0))
-
-
-def _per_second(window: EngineWindow, count: Callable[[Sample], float]) -> float | None:
     pair = window.pair(FIVE_MINUTES)
     if pair is None:
         return None
     first, last = pair
-    return max(0.0, count(last) - count(first)) / (last.t - first.t)
+    most = max(
+        last.page.get(_HTTP_5XX, 0.0) - first.page.get(_HTTP_5XX, 0.0),
+        *(
+            count - first.counters.get(name, 0.0)
+            for name, count in last.counters.items()
+            if name.startswith(r.REJECTED_PREFIX) or name == _ERROR
+        ),
+        0.0,
+    )
+    failed = most / (last.t - first.t)
+    return failed / (failed + finished) if failed > 0 and failed >= t["failed_min_per_second"] else None
 
 
 def _measured_wait(window: EngineWindow, latency: LatencySignals, t: Thresholds) -> float | None:
     """p95 of the wait for the first token or in the queue, in seconds, where it is slow and requests wait now.
     ``None`` where a baseline is known.
     """
-    phases = [phase for phase in _WAITS if phase in latency.slow_p95]
-    if not phases or any(phase in latency.slow_ratios for phase in _WAITS) or window.last is None:
+    if not latency.slow_p95 or window.last is None or any(phase in latency.slow_ratios for phase in _WAITS):
         return None
-    waiting = (window.last.waiting or 0.0) >= t["traffic_min_requests"]
-    return max(latency.slow_p95[phase] for phase in phases) if waiting else None
+    slow = [latency.slow_p95[phase] for phase in _WAITS if phase in latency.slow_p95]
+    return max(slow, default=None) if (window.last.waiting or 0.0) >= t["traffic_min_requests"] else None
 
 
 def _estimated_wait(window: EngineWindow, finished: float, t: Thresholds) -> float | None:
@@ -80,7 +79,7 @@ def _estimated_wait(window: EngineWindow, finished: float, t: Thresholds) -> flo
     """
     if finished >= t["latency_min_finished_per_second"] or _first(window) is None:
         return None
-    waiting = max(window.waiting(FIVE_MINUTES), default=0.0)
+    waiting = max(sample.waiting or 0.0 for sample in window.since(FIVE_MINUTES))
     return waiting / max(finished, 1.0 / FIVE_MINUTES) if waiting >= t["traffic_min_requests"] else None
 
 

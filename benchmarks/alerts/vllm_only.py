@@ -190,7 +190,7 @@ steps that read `kvpressure_` metrics do not apply.
 * A stall without counters: a server that does not publish its tokens, or whose scrape fails. If scrapes fail, the model counts as down after the waiting time of InferenceModelDown.
   A stall is reported only after a whole rate window without a token.
 * Limits, whether they were set, and the value to set.
-* The engine's own baseline: latency alerts have only absolute thresholds, and do not page.
+* A baseline for each engine: without one, latency alerts have only absolute thresholds, and do not page.
 * Peaks of the KV cache between two scrapes, and preemptions before vLLM counts them.
 * Frozen metrics of an idle server, which look like a stall.
 

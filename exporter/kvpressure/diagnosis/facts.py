@@ -815,7 +815,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _prefill,
         f"prefill dominates: {_RATES}{{cached}}",
         f"prefill does not dominate: {_RATES}{{cached}}",
-        f"share of prefill: unknown ({_RATES}{{cached}})",
+        f"whether prefill dominates: unknown ({_RATES}{{cached}})",
     ),
     Fact(
         "clients_came",
@@ -1098,7 +1098,7 @@ def _not_blocked(v: View, prompt: str) -> str:
     if not _can_block(v):
         why = f"KV cache usage is too low to hold up {prompt}"
     elif v.recent.waiting_share != 1.0:
-        why = f"the queue was empty at times, so the KV cache did not hold up {prompt} for long"
+        why = f"the queue was empty at times, so {prompt} did not wait long for the KV cache"
     else:
         why = f"{prompt} fits into the free KV cache"
     return f"{why}{_free_if_known(v)}"

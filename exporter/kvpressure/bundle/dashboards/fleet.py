@@ -41,7 +41,7 @@ BY_OBJECTIVE: Final = f"{BY_MODEL}, objective"
 CLUSTER: Final = 'cluster=~"$cluster"'
 NO_OBJECTIVE: Final = "no objective is set (thresholds objective_*_ratio)"
 NO_KUBE_STATE_METRICS: Final = "kube-state-metrics is not scraped"
-NO_NODE: Final = "exporters are scraped without a label node"
+NO_NODE: Final = "exporters are scraped without a node label"
 NO_RECORDER: Final = "no exporter has a flight recorder (record.directory)"
 NOTHING_FAILED: Final = "nothing failed"
 
@@ -450,8 +450,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Flight recorders",
-            "Number of flight recorders that keep up, failures per second, and ticks per second missing from"
-            " recordings.",
+            "Flight recorders that keep up, their failures per second, and samples per second that recordings lack.",
             [
                 PanelQuery(
                     some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER

@@ -91,8 +91,9 @@ def _to_be_counted(
         while later > 0 and samples[later - 1].t > before.t:
             later -= 1
             sample = samples[later]
-            if sample.t <= latest and sample.waiting is not None:
-                shortest = min(shortest, sample.waiting)
+            waiting = sample.waiting
+            if waiting is not None and waiting < shortest and sample.t <= latest:  # no call: every sample in each tick
+                shortest = waiting
         if shortest < (before.waiting or 0.0) + amount:
             found.append((before, amount))
     return found[::-1]

@@ -11,6 +11,7 @@ from kvpressure.signals.window import FIVE_MINUTES, EngineWindow, Sample
 
 _ABORTED: Final = r.FINISHED_PREFIX + "abort"
 _ERROR: Final = r.FINISHED_PREFIX + "error"
+_FAILURES: Final = (_ERROR, r.REJECTED_PREFIX)
 _HTTP_5XX: Final = r.HTTP_PREFIX + "5xx"
 _WAITS: Final = ("ttft", "queue")
 
@@ -50,17 +51,14 @@ def _failed_ratio(window: EngineWindow, finished: float, t: Thresholds) -> float
     if pair is None:
         return None
     first, last = pair
-    most = max(
-        last.page.get(_HTTP_5XX, 0.0) - first.page.get(_HTTP_5XX, 0.0),
-        *(
-            count - first.counters.get(name, 0.0)
-            for name, count in last.counters.items()
-            if name.startswith(r.REJECTED_PREFIX) or name == _ERROR
-        ),
-        0.0,
-    )
+    most = last.page.get(_HTTP_5XX, 0.0) - first.page.get(_HTTP_5XX, 0.0)
+    for name, count in last.counters.items():
+        if name.startswith(_FAILURES):
+            most = max(most, count - first.counters.get(name, 0.0))
+    if most <= 0:
+        return None
     failed = most / (last.t - first.t)
-    return failed / (failed + finished) if failed > 0 and failed >= t["failed_min_per_second"] else None
+    return failed / (failed + finished) if failed >= t["failed_min_per_second"] else None
 
 
 def _measured_wait(window: EngineWindow, latency: LatencySignals, t: Thresholds) -> float | None:

@@ -66,10 +66,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=0.0,
         metavar="S",
-        help="show from S seconds after the first tick (values over a time window still include earlier ticks)",
+        help="show from S seconds after the beginning of the recording (values"
+        " over a time window still include earlier ticks)",
     )
     parser.add_argument(
-        "--to", dest="end", type=_seconds, default=None, metavar="S", help="stop S seconds after the first tick"
+        "--to",
+        dest="end",
+        type=_seconds,
+        default=None,
+        metavar="S",
+        help="stop S seconds after the beginning of the recording",
     )
     parser.add_argument("--thresholds", metavar="FILE", default=None, help="judge with these thresholds")
 

@@ -16,7 +16,10 @@ from kvpressure.diagnosis.logic import ALWAYS, Condition, maybe, no, unknown, un
 CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LIKELY, Grade.DOUBTFUL, Grade.GUESS
 
 _KV: Final = ("kv_full", "KV usage")
-_LIMIT: Final = ("running_at_limit", "{max_num_seqs} (from arguments, start-up log, or version and GPU)")
+_LIMIT: Final = (
+    "running_at_limit",
+    "{max_num_seqs} (from arguments or start-up log, or the default for version and GPU)",
+)
 _GPU: Final = ("gpu_saturated", "GPU activity")
 _THROTTLED: Final = ("cpu_throttled", "CPU throttling of the container")
 _CPU: Final = ("cpu_saturated", "CPU use of the container")
@@ -620,7 +623,7 @@ UNDECIDED: Final = Verdict(
             "what limits the batch: it is constant below {max_num_seqs} and the KV cache is not full, so the arguments"
             " may be outdated",
         ),
-        Row("first scrape", yes("first_reading"), GUESS, "a second reading"),
+        Row("first scrape", yes("first_reading"), GUESS, "a second scrape"),
         Row("no rule applies", ALWAYS, GUESS),
     ),
     supports=_all_yes("queue_present", "work_present", "kv_near_full"),

@@ -316,12 +316,13 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Node conditions that hold",
-            "Memory or disk pressure on a node makes an incident worse, but does not cause KV pressure.",
+            "Conditions that signal a problem, such as MemoryPressure. They make an incident worse, but do not cause KV"
+            " pressure.",
             [
                 PanelQuery(
                     f'max by (cluster, node, condition) (kvpressure_node_condition{{{NODE},condition!="Ready"}}) == 1',
                     "{{node}} {{condition}}",
-                    optional="no condition holds",
+                    optional="no node has such a condition",
                 )
             ],
             texts(v1=("holds", ORANGE)),
@@ -351,7 +352,8 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Failures by reason",
-            "Failed readings of sources and failed scrapes of targets (engines), per second.",
+            "Failed readings of sources (such as GPU driver, kubelet or logs) and failed scrapes of targets (engines),"
+            " per second.",
             [
                 PanelQuery(
                     f"sum by (source, reason) (rate(kvpressure_source_errors_total{{{NODE}}}[$__rate_interval]))",

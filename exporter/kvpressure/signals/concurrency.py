@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Final
 
 from kvpressure.model import readings as r
@@ -110,17 +109,17 @@ def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
     known = window.arrivals(FIVE_MINUTES)
     if len(known) < t["trend_min_samples"] or known[-1][0] - known[0][0] < t["burst_min_seconds"]:
         return None
-    times, arrived = zip(*known, strict=True)
-    mean = (arrived[-1] - arrived[0]) / (times[-1] - times[0])
+    (begin, before), (end, in_all) = known[0], known[-1]
+    mean, first = (in_all - before) / (end - begin), begin + BURST_SECONDS
     if mean <= 0:
         return None
-    busiest, begin = 0.0, 0
-    first = bisect_left(times, times[0] + BURST_SECONDS)
-    for now, so_far in zip(times[first:], arrived[first:], strict=True):
-        latest = now - BURST_SECONDS
-        while times[begin + 1] <= latest:
-            begin += 1
-        rate = (so_far - arrived[begin]) / (now - times[begin])
-        if rate > busiest:
-            busiest = rate
+    busiest, older = 0.0, iter(known[1:])
+    following = next(older)
+    for now, so_far in known:
+        if now < first:
+            continue
+        while following[0] <= now - BURST_SECONDS:
+            (begin, before), following = following, next(older)
+        if so_far - before > busiest * (now - begin):
+            busiest = (so_far - before) / (now - begin)
     return busiest / mean if busiest > 0 else None

@@ -87,18 +87,15 @@ class _GatheredEngine:
 
 @frozen
 class _GpuDemand:
-    """Second phase: required memory of each GPU. ``unknown``: GPUs on which an engine without metrics may have a KV
-    pool.
-    """
+    """Second phase: required memory of each GPU."""
 
     windows: Mapping[str, GpuWindow]  # of GPUs that were read recently
-    empty_bytes: Mapping[str, Sequence[float | None]]  # by GPU, one for each engine on it
-    unknown: frozenset[str]
+    empty_bytes: Mapping[str, Sequence[float | None]]  # by GPU, one for each engine that is or may be on it
 
     def of(self, uuid: str) -> float | None:
         """Required share of one GPU's memory, 0-1; ``None`` if unknown."""
         window = self.windows.get(uuid)
-        if window is None or window.last is None or uuid in self.unknown:
+        if window is None or window.last is None:
             return None
         return memory.demand_ratio(window.last, self.empty_bytes.get(uuid, ()))
 
@@ -261,9 +258,10 @@ class Pipeline:
                 uuids, size = found.own_gpus, found.empty_bytes
             for uuid in uuids:
                 empty.setdefault(uuid, []).append(size)
+        for uuid in _with_unread_pools(snapshot, unplaced=any(not subject.gpus for subject in subjects)):
+            empty.setdefault(uuid, [None])
         fresh = {uuid: gpu.window for uuid, gpu in self._gpus.items() if self._fresh(gpu.window.last_t, now)}
-        unplaced = any(not subject.gpus for subject in subjects)
-        return _GpuDemand(fresh, empty, _with_unread_pools(snapshot, unplaced) - empty.keys())
+        return _GpuDemand(fresh, empty)
 
     def _guarded(self, stage: str, track: EngineTrack, work: Callable[[], T]) -> T | Failure:
         return self._guard.run(stage, ENGINE, lambda: engine_name(track.key), work)
@@ -552,7 +550,7 @@ def _process_bytes_of(snapshot: Snapshot, pod: tuple[str, str]) -> dict[str, int
     return found
 
 
-def _with_unread_pools(snapshot: Snapshot, unplaced: bool) -> frozenset[str]:
+def _with_unread_pools(snapshot: Snapshot, unplaced: bool) -> set[str]:
     """GPUs, by UUID, that may hold the KV pool of an engine whose metrics are not read here: of a container that is
     not scraped, of a worker whose engine is on another node, and, where some engine's GPUs are unknown (``unplaced``),
     every GPU without an owner. A split GPU is counted with them, because engines are in its parts.
@@ -566,7 +564,7 @@ def _with_unread_pools(snapshot: Snapshot, unplaced: bool) -> frozenset[str]:
     split = {gpu.parent_uuid for gpu in snapshot.gpus if gpu.parent_uuid is not None}
     owned = {owner.uuid for owner in snapshot.owners}
     free = {gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in owned} if unplaced else set()
-    return frozenset(held | split | free)
+    return held | split | free
 
 
 def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], list[GpuOwner]]:

@@ -324,7 +324,7 @@ def _graphs(site: DashboardContext) -> list[Json]:
             " unused part.",
             [
                 PanelQuery(
-                    worst_gpus(f"{gpu('gpu_memory_demand_ratio')}"),
+                    worst_gpus(gpu("gpu_memory_demand_ratio")),
                     "GPU {{gpu}} required",
                 ),
                 PanelQuery(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),

@@ -331,7 +331,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
             "Required and used memory; the gap between the lines is the unused part of the KV pool.",
             [
                 PanelQuery(
-                    worst_gpus(f"{gpu('gpu_memory_demand_ratio')}"),
+                    worst_gpus(gpu("gpu_memory_demand_ratio")),
                     "GPU {{gpu}} required",
                 ),
                 PanelQuery(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),

@@ -1,16 +1,19 @@
 """CPU of a tick of one engine, of two source trees in turns: signals, diagnosis and what joins them, without I/O.
 
-``python -m benchmarks.tick_ratio OLD NEW [--rounds N]``; each is a checkout of this repository (``git worktree add``).
-Each tree has a process of its own that replays the same recordings again and again. Turns cancel out what else the
-machine does.
+``python -m benchmarks.tick_ratio OLD NEW [--rounds N | --instructions]``; each is a checkout of this repository
+(``git worktree add``). Each tree has a process of its own that replays the same recordings again and again. Turns
+cancel out what else the machine does. ``--instructions`` counts instructions with valgrind, which no other work on the
+machine changes: those of two rounds less those of one.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -43,19 +46,38 @@ for _ in sys.stdin:
 """
 
 
+def _worker() -> list[str]:
+    return [sys.executable, "-c", WORKER, *(str(RECORDINGS / f"{name}.jsonl.gz") for name in PLAYED)]
+
+
+def _environment(path: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{path}/exporter:{path}/plugin", "PYTHONHASHSEED": "0"}
+
+
+def instructions(path: str, rounds: int) -> int:
+    """Instructions of a process of this checkout that replays the recordings ``rounds`` times."""
+    with tempfile.NamedTemporaryFile() as out:
+        counted = subprocess.run(
+            ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out.name}", *_worker()],
+            input="\n" * rounds,
+            capture_output=True,
+            text=True,
+            env=_environment(path),
+            check=True,
+        )
+    found = re.search(r"Collected : (\d+)", counted.stderr)
+    if found is None:
+        raise SystemExit(f"{path}: valgrind counted nothing: {counted.stderr[-200:]}")
+    return int(found[1])
+
+
 class Tree:
     """A checkout, and its process that replays on demand."""
 
     def __init__(self, path: str) -> None:
         self.path, self.seconds = path, list[float]()
-        files = [str(RECORDINGS / f"{name}.jsonl.gz") for name in PLAYED]
-        environment = {**os.environ, "PYTHONPATH": f"{path}/exporter:{path}/plugin"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, *files],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
+            _worker(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(path)
         )
         self._read()
 
@@ -79,12 +101,19 @@ class Tree:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print microseconds of CPU a tick for each tree, and the ratio of the second to the first."""
+    """Print the cost of a tick for each tree, and the ratio of the second to the first."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tick_ratio", description=__doc__)
     parser.add_argument("old")
     parser.add_argument("new")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--instructions", action="store_true")
     options = parser.parse_args(argv)
+    if options.instructions:
+        counts = [instructions(path, 2) - instructions(path, 1) for path in (options.old, options.new)]
+        for path, count in zip((options.old, options.new), counts, strict=True):
+            print(f"{path}: {count / 1e6:.0f} million instructions a round")
+        print(f"ratio {counts[1] / counts[0]:.2f}")
+        return
     trees = [Tree(options.old), Tree(options.new)]
     for _ in range(options.rounds):
         for tree in trees:

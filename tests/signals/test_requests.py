@@ -59,6 +59,11 @@ class TestFailed:
         last = {FINISHED: 300.0, ERROR: 100.0, HTTP_5XX: 90.0, REFUSED: 10.0}
         assert found(first, last).requests_failed_ratio == 0.25
 
+    def test_refusals_of_different_reasons_are_different_requests(self) -> None:
+        full, tokens = REFUSED, r.REJECTED_PREFIX + "max_num_queued_tokens"
+        last = {FINISHED: 300.0, full: 60.0, tokens: 40.0, HTTP_5XX: 90.0}
+        assert found(dict.fromkeys(last, 0.0), last).requests_failed_ratio == 0.25
+
     def test_a_counter_that_appears_with_the_first_failure_counts_from_zero(self) -> None:
         assert found({FINISHED: 0.0}, {FINISHED: 300.0, REFUSED: 100.0}).requests_failed_ratio == 0.25
 

@@ -330,7 +330,7 @@ class RequestSignals:
         gauge(
             "requests_failed_ratio",
             "Share of requests that failed over the last 5 minutes, 0-1: refused by a queue limit, answered with 5xx,"
-            " or ended with error. The largest of these counts, because they may be the same requests.",
+            " or ended with error. Only the largest of the three counts is used, because one request may be in all.",
             absent="fewer than failed_min_per_second requests fail",
         )
     )

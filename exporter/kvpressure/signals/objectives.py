@@ -12,9 +12,9 @@ from kvpressure.model import readings as r
 from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.model.state import Objective
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals import outcomes
 
 _LATENCIES = {"ttft": r.TTFT, "inter_token": r.INTER_TOKEN, "e2e": r.E2E}
-_GOOD = ("stop", "length")
 
 
 def objectives(reading: EngineReading, counters: Mapping[str, float], thresholds: Thresholds) -> tuple[Objective, ...]:
@@ -30,8 +30,8 @@ def _each(reading: EngineReading, counters: Mapping[str, float], t: Thresholds) 
             yield from _latency(name, found, t[f"objective_{name}_seconds"], target)
     target = t["objective_availability_ratio"]
     if target > 0:
-        good = sum(counters.get(r.FINISHED_PREFIX + reason, 0.0) for reason in _GOOD)
-        yield Objective("availability", good, good + _failed(counters), None, target)
+        good = outcomes.answered(counters)
+        yield Objective("availability", good, good + outcomes.failed(counters), None, target)
 
 
 def _latency(name: str, histogram: Histogram, objective: float, target: float) -> Iterator[Objective]:
@@ -40,10 +40,3 @@ def _latency(name: str, histogram: Histogram, objective: float, target: float) -
     if known and histogram.counts:
         bound, good = known[-1]
         yield Objective(name, good, histogram.counts[-1], bound, target)
-
-
-def _failed(counters: Mapping[str, float]) -> float:
-    """Failed requests: the larger count, because a 5xx response and finish reason "error" may be the same request."""
-    refused = sum(value for name, value in counters.items() if name.startswith(r.REJECTED_PREFIX))
-    failed = max(counters.get(r.FINISHED_PREFIX + "error", 0.0), counters.get(r.HTTP_PREFIX + "5xx", 0.0))
-    return max(refused, failed)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.model import readings as r
 from kvpressure.model.signals import LatencySignals, RequestSignals
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals import outcomes
 from kvpressure.signals.window import FIVE_MINUTES, EngineWindow, Sample
 
-_ABORTED: Final = r.FINISHED_PREFIX + "abort"
-_ERROR: Final = r.FINISHED_PREFIX + "error"
-_FAILURES: Final = (_ERROR, r.REJECTED_PREFIX)
-_HTTP_5XX: Final = r.HTTP_PREFIX + "5xx"
 _WAITS: Final = ("ttft", "queue")
 
 
@@ -32,33 +28,26 @@ def compute(window: EngineWindow, finished: float | None, latency: LatencySignal
 def finished_per_second(window: EngineWindow) -> float | None:
     """Requests per second that finished, aborts and errors left out; ``None`` where they are not counted."""
     pair = window.pair(FIVE_MINUTES)
-    if pair is None or pair[1].finished is None:
+    if pair is None or pair[1].answered is None:
         return None
     first, last = pair
-    return max(0.0, _finished_well(last) - _finished_well(first)) / (last.t - first.t)
-
-
-def _finished_well(sample: Sample) -> float:
-    counters = sample.counters
-    return (sample.finished or 0.0) - counters.get(_ABORTED, 0.0) - counters.get(_ERROR, 0.0)
+    return max(0.0, (last.answered or 0.0) - (first.answered or 0.0)) / (last.t - first.t)
 
 
 def _failed_ratio(window: EngineWindow, finished: float, t: Thresholds) -> float | None:
-    """Share of failed requests, 0-1: of the counts of failures the largest, because they may count the same requests.
-    A counter is 0 before it appears. ``None`` below ``failed_min_per_second``.
-    """
+    """Share of failed requests, 0-1. A counter is 0 before it appears. ``None`` below ``failed_min_per_second``."""
     pair = window.pair(FIVE_MINUTES)
     if pair is None:
         return None
     first, last = pair
-    most = last.page.get(_HTTP_5XX, 0.0) - first.page.get(_HTTP_5XX, 0.0)
-    for name, count in last.counters.items():
-        if name.startswith(_FAILURES):
-            most = max(most, count - first.counters.get(name, 0.0))
-    if most <= 0:
-        return None
-    failed = most / (last.t - first.t)
-    return failed / (failed + finished) if failed >= t["failed_min_per_second"] else None
+    rises = {
+        name: count - before.get(name, 0.0)
+        for counts, before in ((last.counters, first.counters), (last.page, first.page))
+        for name, count in counts.items()
+        if name.startswith(outcomes.FAILURES)
+    }
+    failed = outcomes.failed(rises) / (last.t - first.t)
+    return failed / (failed + finished) if failed > 0 and failed >= t["failed_min_per_second"] else None
 
 
 def _measured_wait(window: EngineWindow, latency: LatencySignals, t: Thresholds) -> float | None:

@@ -26,6 +26,7 @@ from kvpressure.model.readings import (
     WAITING,
     Histogram,
 )
+from kvpressure.signals import outcomes
 
 MINUTE: Final = 60.0  # windows of the metrics, as they are published
 HALF_MINUTE: Final = 30.0
@@ -54,8 +55,8 @@ _RANKS: Final = tuple(map(float, _NAMES))
 @frozen
 class Sample:
     """One reading of one engine, counters and histograms corrected for resets. ``finished`` counts finished requests
-    of all reasons; ``None`` if not published. ``page`` holds values of the whole endpoint: CPU seconds and open
-    descriptors of the API server, HTTP answers by status class.
+    of all reasons, ``answered`` those without abort and error; ``None`` if not published. ``page`` holds values of
+    the whole endpoint: CPU seconds and open descriptors of the API server, HTTP answers by status class.
     """
 
     t: float
@@ -64,6 +65,7 @@ class Sample:
     histograms: Mapping[str, Histogram]
     page: Mapping[str, float] = field(default_factory=dict)
     finished: float | None = None
+    answered: float | None = None
     waiting: float | None = field(init=False)
     """Requests waiting, including those that vLLM V0 swapped to the host; ``None`` if not published."""
     in_flight: float | None = field(init=False)
@@ -404,8 +406,9 @@ class EngineWindow:
         if PROCESS_OPEN_FDS in page:
             of_page[PROCESS_OPEN_FDS] = page[PROCESS_OPEN_FDS]
         corrected = self._counters.apply(counters)
-        done = [value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)]
-        sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page, sum(done) if done else None)
+        done = {name: value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)}
+        ended = (sum(done.values()), outcomes.answered(done)) if done else (None, None)
+        sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page, *ended)
         self.history.append(t, sample)
         if sample.arrived is not None:
             self._arrived.append(t, (t, sample.arrived))

@@ -18,6 +18,7 @@ from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, 
 from kvpressure.diagnosis.facts import BY_NAME, FACTS
 from kvpressure.diagnosis.logic import Condition, maybe, no, unknown, unsure, yes
 from kvpressure.model.state import STAGES, VERDICTS
+from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import builtin, load
 
 Known = Mapping[str, bool | None]
@@ -195,13 +196,12 @@ def test_every_fact_and_its_opposite_are_clauses_of_their_own() -> None:
     assert not [text for text in said if text.startswith("not ")]
 
 
-def test_every_fact_has_a_sentence_of_its_own_for_unknown() -> None:
-    always_known = {"kv_warm"}
+def test_every_fact_has_a_sentence_of_its_own_for_each_value() -> None:
     for fact in FACTS:
-        if fact.name in always_known or fact.name == "gpu_out_of_memory":
-            continue
-        assert fact.unknown not in (fact.true, fact.false), fact.name
-        assert "unknown" in fact.unknown or "never" in fact.unknown, fact.name
+        true, false, unknown = (fact.sentence(value, Asked(lambda name: name)) for value in (True, False, None))
+        assert len({true, false, unknown}) == 3, fact.name
+        assert ": unknown" in unknown, fact.name
+        assert not re.search(r"\bno\b|\bnot\b", unknown.split(": unknown")[0]), fact.name
 
 
 def test_rows_that_no_recording_shows_are_at_most_doubtful_and_no_others_are_capped() -> None:

@@ -110,10 +110,10 @@ def test_reached_limit_with_room_is_concurrency_limited():
 @pytest.mark.parametrize(
     ("running", "said"),
     [
-        (256.0, "max_num_seqs reached: 256 of 256 running (from the arguments)"),
+        (256.0, "max_num_seqs is reached: 256 of 256 running (from the arguments)"),
         (
             0.0,
-            "max_num_seqs reached in most samples of the last 15 s, but not now: 0 of 256 running (from the arguments)",
+            "max_num_seqs is reached: in most of the last 15 s; now 0 of 256 running (from the arguments)",
         ),
     ],
 )
@@ -731,4 +731,4 @@ def test_a_diagnosis_carries_sentences_with_numbers():
     found = Diagnoser(T).diagnose(signals(**PRESSURE), [30.0] * 10, 10, 0.92)
     assert found.verdict == "kv_pressure"
     assert any("98 %" in text for text in found.supporting)
-    assert any("30 requests waiting" in text for text in found.supporting)
+    assert any("30 waiting" in text for text in found.supporting)

@@ -32,6 +32,7 @@ from kvpressure.diagnosis.conditions import BUILT_IN, of
 from kvpressure.diagnosis.facts import BY_NAME as FACTS
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.printable import Asked
 from kvpressure.publish.metrics import METRICS
 from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import ViewContext
@@ -106,10 +107,17 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "outside": "62 %",
     "used": "93 %",
     "running": "7",
-    "queue": "41 requests waiting",
+    "queue": "41 waiting, 7 running",
     "waiting": "41",
     "in_flight": "48",
-    "level": "KV cache 98 % now, recent peak 99 %",
+    "level": "98 % now, recent peak 99 %",
+    "held": "45 % of the KV cache",
+    "long_blocked": "1 200 tokens free; p95 prompt 3 000 tokens",
+    "mean_blocked": "1 200 tokens free; mean prompt 1 300 tokens",
+    "prefill_rates": "1 539 prompt tokens/s, 25 output tokens/s",
+    "oom_seen": "1 time in the last 10 minutes, without numbers",
+    "scrape_error": "connection refused",
+    "preempted": "preempted",
     "kv_full": "97 %",
     "kv_near": "80 %",
     "kv": "98 %",
@@ -132,7 +140,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "flow_seconds": "15",
     "per_running": "1.4",
     "preemption": "preemption",
-    "preemption_counts": "44 counted by vLLM in the last minute, 0 inferred from queue movement",
+    "preemption_counts": "44 counted by vLLM, 0 inferred from queue movement",
     "hits": "12 %",
     "usual_hits": "71 %",
     "max_num_seqs": "max_num_seqs",
@@ -576,9 +584,15 @@ def declarations() -> Iterator[Text]:
         yield from (Text(f"setting {one.name}", one.help) for one in members)
     for entry in builtin().entries():
         yield Text(f"threshold {entry.name}", f"{entry.reason}\n\n{entry.change}\n\n{entry.source}")
-    for one in (*FACTS.values(), *map(of, BUILT_IN)):
+    for name in (*FACTS, *BUILT_IN):
         for value in ("true", "false", "unknown"):
-            yield Text(f"evidence {one.name} {value}", re.sub(r"\{(\w+)\}", _filled, getattr(one, value)))
+            yield Text(f"evidence {name} {value}", re.sub(r"\{(\w+)\}", _filled, _declared(f"evidence {name} {value}")))
+
+
+_ABSENT: Final = {  # numbers that a value goes without
+    "true": frozenset({"readings"}),
+    "false": frozenset({"running", "in_flight", "rates", "waiting_mean", "held", "oom_seen", "scrape_error"}),
+}
 
 
 def _filled(found: re.Match[str]) -> str:
@@ -782,7 +796,11 @@ def _heading(where: str) -> str:
 def _declared(where: str) -> str:
     """A sentence of evidence as it is declared, for ``evidence NAME VALUE``."""
     _, name, value = where.split()
-    found: str = getattr(FACTS.get(name) or of(name), value)
+    if name in FACTS:
+        values = {"true": True, "false": False, "unknown": None}
+        absent = _ABSENT.get(value, frozenset[str]())
+        return FACTS[name].sentence(values[value], Asked(lambda number: "" if number in absent else f"{{{number}}}"))
+    found: str = getattr(of(name), value)
     return found
 
 

@@ -45,7 +45,7 @@ SAID = {
         "kv_held_seconds",
     ),
     "kv_exhaustion_ahead": ("40 % used, full in about 41 s", "threshold 60 s", None),
-    "prefix_cache_collapsed": ("fell to 10 % in the last 30 s", "best in 15 minutes: 80 %", None),
+    "prefix_cache_collapsed": ("hit ratio 10 % in the last 30 s", "best in 15 minutes 80 %", None),
     "allocator_fragmentation": (
         "2.3 GiB reserved but not allocated",
         "1.4 GiB of it in split blocks (thresholds 1.9 GiB and 25 %)",
@@ -54,7 +54,7 @@ SAID = {
     "baseline_too_high": ("used 99 %, gpu_memory_utilization is 90 %", "above 98 %", "baseline_full_ratio"),
     "host_memory_near_limit": ("used 95 % of its limit", "near the limit at 90 %", "host_memory_limit_ratio"),
     "host_oom_killed": ("OOMKilled, exit code 137", "4 restarts in half an hour", None),
-    "gpu_out_of_memory": ("3 times", "in the log", None),
+    "gpu_out_of_memory": ("3 times", "the log shows", None),
     "crash_loop": ("4 restarts in half an hour", "a crash loop at 3", "crash_loop_restarts"),
     "gpu_fault": ("2 recent XID events or lost GPUs", "threshold 1", None),
     "metrics_frozen": ("has moved for 75.0 s", "threshold 8.0 s", "no_progress_seconds"),

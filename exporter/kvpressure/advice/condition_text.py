@@ -107,7 +107,6 @@ _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
     "restarts": lambda e, _t: f"{counted(e.signals.host.restarts_recent, 'restart')} in half an hour",
     "loop_from": lambda _e, t: number_text(t["crash_loop_restarts"]),
     "oom_times": lambda e, _t: oom.times(e.signals),
-    "oom_figures": lambda e, t: oom.figures(e.signals, t),
     "faults": lambda e, _t: number_text(e.signals.gpu_faults or e.signals.kernel_faults),
     "still": lambda e, _t: seconds_text(e.signals.progress.seconds_still),
     "still_from": lambda _e, t: seconds_text(t["no_progress_seconds"]),

@@ -282,10 +282,9 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "prefix_cache_collapsed",
         lambda m: prefix_collapsed(m.s, m.t),
-        "prefix cache hit ratio fell to {hits} in the last 30 s (best in 15 minutes: {usual_hits}): cached prompts are"
-        " computed again",
-        "prefix cache hit ratio {hits} in the last 30 s (best in 15 minutes: {usual_hits})",
-        "prefix cache hit ratio: unknown (too few prompts looked up, or caching off)",
+        "prefix cache hits collapsed: hit ratio {hits} in the last 30 s, best in 15 minutes {usual_hits}",
+        "prefix cache hits did not collapse: hit ratio {hits} in the last 30 s, best in 15 minutes {usual_hits}",
+        "whether prefix cache hits collapsed: unknown (too few prompts looked up, or caching off)",
         "InferenceTimeToFirstTokenHigh",
     ),
     Declared(
@@ -326,9 +325,9 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "gpu_out_of_memory",
         _out_of_memory,
-        oom.TRUE,
+        f"{oom.TRUE}: {{oom_times}} in the last 10 minutes",
         oom.FALSE,
-        oom.UNKNOWN,
+        f"whether {oom.TRUE}: unknown (no log read)",
         "InferenceAllocationFailure",
         serious=True,
     ),

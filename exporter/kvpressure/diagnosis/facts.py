@@ -1,7 +1,7 @@
 """Facts: everything a rule may read, each true, false or unknown, with a sentence for each value.
 
-A fact is declared once: its name, its clauses for ``docs/verdict-rows.md``, how it is found, and its sentences.
-``{names}`` in sentences are keys of ``_NUMBERS``; sentences are written only when read.
+A fact is declared once: its name, its clauses, how it is found, the numbers behind it and why it may be unknown.
+``{names}`` are keys of ``_NUMBERS``, words of the engine or thresholds; sentences are written only when read.
 """
 
 from __future__ import annotations
@@ -51,15 +51,27 @@ class View:
 
 @frozen
 class Fact:
-    """One input of the rules."""
+    """One input of the rules. ``title`` states it and ``denied`` its opposite, in docs and evidence; ``seen``: the
+    numbers behind either; ``why``: the reason where it is unknown; ``question``: what is unknown then ("" = whether
+    ``title``).
+    """
 
     name: str
     title: str
     denied: str
     find: Callable[[View], bool | None]
-    true: str
-    false: str
-    unknown: str
+    seen: str = ""
+    why: str = ""
+    question: str = ""
+
+    def sentence(self, value: bool | None, numbers: Mapping[str, str]) -> str:
+        """The evidence for this value."""
+        if value is None:
+            why = self.why.format_map(numbers)
+            question = (self.question or f"whether {self.title}").format_map(numbers)
+            return f"{question}: unknown" + (f" ({why})" if why else "")
+        said, seen = (self.title if value else self.denied).format_map(numbers), self.seen.format_map(numbers)
+        return f"{said}: {seen}" if seen else said
 
 
 class Values(dict[str, bool | None]):
@@ -86,7 +98,7 @@ class Gathered(Mapping[str, Evidence]):
 
     def __getitem__(self, name: str) -> Evidence:
         value, fact = self.facts[name], BY_NAME[name]
-        return Evidence(name, value, partial(_sentence, fact, value, self._view))
+        return Evidence(name, value, partial(fact.sentence, value, _numbers(self._view)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(BY_NAME)
@@ -100,11 +112,6 @@ class Gathered(Mapping[str, Evidence]):
         """
         fact = text[1:-1] if text.startswith("{") and text.endswith("}") else ""
         return self[fact].text if fact in BY_NAME else text.format_map(_numbers(self._view))
-
-
-def _sentence(fact: Fact, value: bool | None, view: View) -> str:
-    form = fact.unknown if value is None else fact.true if value else fact.false
-    return form.format_map(_numbers(view))
 
 
 def least(value: float | None, at_least: float) -> bool | None:
@@ -308,12 +315,6 @@ def _held_for_others(v: View) -> bool | None:
     return held and (load.running or 0.0) < v.t["host_min_requests"]
 
 
-_LEVEL_TEXT: Final = "{level}"
-_FREE: Final = "{free_and_prompts}"
-_LIMIT_TEXT: Final = "{running_of_limit}"
-_QUEUE_TEXT: Final = "{queue}"
-_RATES: Final = "{rates}"
-_PREEMPTIONS: Final = "{preemption_counts}"
 _LIMIT_SOURCES: Final = {
     "args": "from the arguments",
     "log": "from the start-up log",
@@ -322,689 +323,562 @@ _LIMIT_SOURCES: Final = {
 }
 
 FACTS: Final[tuple[Fact, ...]] = (
+    # --- the KV cache
     Fact(
         "kv_full",
         "the KV cache is full",
         "the KV cache is not full",
         _peak_at("kv_full_ratio"),
-        f"{_LEVEL_TEXT} (full at {{kv_full}})",
-        f"{_LEVEL_TEXT}: not full (full at {{kv_full}})",
-        "KV cache usage: unknown ({kv_why})",
+        "{level} (full at {kv_full})",
+        "{kv_why}",
     ),
     Fact(
         "kv_near_full",
-        "the KV cache is nearly full",
+        "the KV cache is full or nearly full",
         "the KV cache is not nearly full",
         _peak_at("kv_near_full_ratio"),
-        f"{_LEVEL_TEXT}: nearly full or full (threshold {{kv_near}})",
-        f"{_LEVEL_TEXT}: not nearly full (threshold {{kv_near}})",
-        "KV cache usage: unknown ({kv_why})",
+        "{level} (threshold {kv_near})",
+        "{kv_why}",
     ),
     Fact(
         "kv_near_full_now",
-        "the KV cache is nearly full now",
+        "the KV cache is full or nearly full now",
         "the KV cache is not nearly full now",
         lambda v: least(v.s.kv.kv_used_ratio, _level(v, "kv_near_full_ratio")),
-        "KV cache {kv} now: nearly full or full (threshold {kv_near})",
-        "KV cache {kv} now: not nearly full (threshold {kv_near})",
-        "KV cache usage now: unknown ({kv_why})",
+        "{kv} (threshold {kv_near})",
+        "{kv_why}",
     ),
     Fact(
         "kv_warm",
         "the KV cache is at least half full",
         "the KV cache is less than half full",
-        lambda v: (v.s.kv.kv_used_ratio_recent_max or 0.0) >= v.t["kv_warm_ratio"],
-        _LEVEL_TEXT,
-        _LEVEL_TEXT,
-        _LEVEL_TEXT,
+        lambda v: least(v.s.kv.kv_used_ratio_recent_max, v.t["kv_warm_ratio"]),
+        "{level}",
+        "{kv_why}",
     ),
     Fact(
         "kv_rising",
-        "KV usage is rising",
-        "KV usage is not rising",
+        "KV cache usage is rising",
+        "KV cache usage is not rising",
         lambda v: None if v.s.kv.kv_slope_per_second is None else v.s.kv.kv_slope_per_second > 0,
-        "KV usage is rising",
-        "KV usage is not rising",
-        "KV usage trend: unknown",
     ),
     Fact(
         "kv_held_idle",
         "KV blocks are held without requests",
         "no KV blocks are held without requests",
         _held_idle,
-        "KV cache {kv} used with no requests in flight",
-        "no KV blocks held without requests",
-        "KV blocks held without requests: unknown",
+        "{held}",
     ),
     Fact(
         "head_of_line_blocked",
-        "a long prompt (p95) does not fit",
-        "no long prompt (p95) is held up",
+        "a p95 prompt is too long for the free KV cache",
+        "no p95 prompt is held up",
         lambda v: _blocked(v, _long_prompt(v.s)),
-        f"a p95 prompt does not fit into the KV cache: {_FREE}",
-        "{long_not_blocked}",
-        f"whether a p95 prompt fits into the KV cache: unknown ({_FREE})",
+        "{long_blocked}",
+        "{free_and_prompts}",
     ),
     Fact(
         "mean_prompt_blocked",
-        "an average prompt does not fit",
+        "an average prompt is too long for the free KV cache",
         "no average prompt is held up",
         lambda v: _blocked(v, v.s.context.prompt_mean),
-        f"an average prompt does not fit into the KV cache: {_FREE}",
-        "{mean_not_blocked}",
-        f"whether a prompt of average length fits into the KV cache: unknown ({_FREE})",
+        "{mean_blocked}",
+        "{free_and_prompts}",
     ),
     Fact(
         "any_prompt_fits",
-        "any prompt fits",
-        "the longest prompt does not fit",
+        "any prompt fits into the KV cache",
+        "the next prompt may not fit into the KV cache",
         _any_fits,
-        f"prompts of the lengths seen fit into the KV cache: {_FREE}",
-        f"the next prompt may not fit into the KV cache: {_FREE}",
-        f"whether the next prompt fits into the KV cache: unknown ({_FREE})",
-    ),
-    Fact(
-        "preempting",
-        "requests were preempted in the last minute",
-        "fewer than {preemptions_min} requests were preempted in the last minute",
-        _preempting,
-        f"{{preemptions}}: {_PREEMPTIONS}",
-        f"{{preemptions}} below the threshold ({{few}}): {_PREEMPTIONS}",
-        "{preemptions}: unknown (no counter, and no queue movement seen)",
-    ),
-    Fact(
-        "preempting_now",
-        "requests were preempted in the last {recent_window_seconds} s",
-        "fewer than {preemptions_min} requests were preempted in the last {recent_window_seconds} s",
-        lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
-        "{recent_preemptions} {preemptions} in the last {recent_seconds} s",
-        "{preemptions} in the last {recent_seconds} s: {recent_preemptions} (threshold {few})",
-        "{preemptions} in the last {recent_seconds} s: unknown",
-    ),
-    Fact(
-        "preempted_recently",
-        "requests were preempted in the last 30 s",
-        "fewer than {preemptions_min} requests were preempted in the last 30 s",
-        lambda v: least(v.s.kv.preemptions_recently, v.t["preemptions_min"]),
-        "{preemptions} happened in the last 30 s",
-        "{preemptions} in the last 30 s: {last_preemptions} (threshold {few})",
-        "{preemptions} in the last 30 s: unknown",
+        "{free_and_prompts}",
+        "{free_and_prompts}",
     ),
     Fact(
         "prefix_cache_collapsed",
         "prefix cache hits collapsed",
         "prefix cache hits did not collapse",
         lambda v: prefix_collapsed(v.s, v.t),
-        "prefix cache hit ratio fell to {hits} in the last 30 s (best in 15 minutes: {usual_hits})",
-        "prefix cache hit ratio {hits} in the last 30 s (best in 15 minutes: {usual_hits})",
-        "prefix cache hit ratio: unknown (too few prompts looked up, or caching off)",
-    ),
-    Fact(
-        "preemptions_borne_out",
-        "the counter confirms the preemptions",
-        "the counter does not confirm the preemptions",
-        lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
-        f"{{preemptions}} confirmed: {_PREEMPTIONS}",
-        f"{{preemptions}} not confirmed: {_PREEMPTIONS}",
-        "{preemption} counter: unknown (not on the metrics endpoint)",
-    ),
-    Fact(
-        "preempting_much",
-        "running requests are preempted {thrashing_preemptions_per_running_minute} or more times a minute each",
-        "running requests are preempted fewer than {thrashing_preemptions_per_running_minute} times a minute each",
-        lambda v: least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"]),
-        "frequent {preemptions}: {per_running} a minute per running request",
-        "{preemptions} not frequent: {per_running} a minute per running request",
-        "{preemptions} per running request: unknown",
-    ),
-    Fact(
-        "running_falls_waiting_rises",
-        "requests moved from running back to waiting",
-        "fewer than {preemptions_min} requests moved from running back to waiting",
-        lambda v: least(v.s.kv.preemptions_inferred, v.t["preemptions_min"]),
-        "{silent} requests went from running back to waiting while none finished",
-        "requests that went from running back to waiting: {silent} (threshold {few})",
-        "requests going from running back to waiting: unknown",
-    ),
-    Fact(
-        "running_at_limit",
-        "max_num_seqs is reached",
-        "max_num_seqs is not reached",
-        lambda v: v.s.load.running_at_limit,
-        f"{{max_num_seqs}} reached{{not_now}}: {_LIMIT_TEXT}",
-        f"{{max_num_seqs}} not reached: {_LIMIT_TEXT}",
-        "{max_num_seqs}: unknown ({runs})",
-    ),
-    Fact(
-        "running_at_limit_now",
-        "max_num_seqs is reached now",
-        "max_num_seqs is not reached now",
-        lambda v: v.s.load.running_at_limit_now,
-        f"at {{max_num_seqs}} now: {_LIMIT_TEXT}",
-        f"below {{max_num_seqs}} now: {_LIMIT_TEXT}",
-        "{max_num_seqs}: unknown",
-    ),
-    Fact(
-        "limit_is_stated",
-        "max_num_seqs was read from arguments or log",
-        "max_num_seqs was not read from arguments or log",
-        _source_is("args", "log"),
-        "{max_num_seqs} {limit} is set ({limit_source})",
-        "{max_num_seqs} {limit} is not set in arguments or log ({limit_source})",
-        "{max_num_seqs}: unknown",
-    ),
-    Fact(
-        "limit_is_default",
-        "max_num_seqs is the version's default",
-        "max_num_seqs is not the version's default",
-        _source_is("default"),
-        "{max_num_seqs} {limit} is this version's default",
-        "{max_num_seqs} {limit} is not a default ({limit_source})",
-        "{max_num_seqs}: unknown",
-    ),
-    Fact(
-        "limit_is_observed",
-        "max_num_seqs is inferred from a constant batch",
-        "max_num_seqs is not inferred from a constant batch",
-        _source_is("observed"),
-        "{max_num_seqs} {limit} is inferred: the batch is constant while requests wait",
-        "{max_num_seqs} {limit} is known, not inferred from a constant batch ({limit_source})",
-        "{max_num_seqs}: unknown",
-    ),
-    Fact(
-        "running_plateau",
-        "the batch size is constant",
-        "the batch size varies",
-        lambda v: v.s.load.running_plateau,
-        "number of running requests is constant ({running})",
-        "number of running requests varies ({running} now)",
-        "variation of running requests: unknown",
-    ),
-    Fact(
-        "something_runs",
-        "requests are running",
-        "no request is running",
-        lambda v: None if v.s.load.running is None else v.s.load.running > 0,
-        "{running} requests running",
-        "no request running",
-        "running requests: unknown",
-    ),
-    Fact(
-        "several_run",
-        "{host_min_requests} or more requests are running",
-        "fewer than {host_min_requests} requests are running",
-        lambda v: (v.s.load.running or 0.0) >= v.t["host_min_requests"],
-        "{running} requests running",
-        "{runs}",
-        "running requests: unknown",
-    ),
-    Fact(
-        "queue_present",
-        "requests are waiting",
-        "no requests are waiting",
-        _queue,
-        _QUEUE_TEXT,
-        f"no lasting queue: {_QUEUE_TEXT}",
-        "waiting requests: unknown",
-    ),
-    Fact(
-        "waiting_now",
-        "requests are waiting now",
-        "no request is waiting now",
-        lambda v: None if v.s.load.waiting is None else v.s.load.waiting > 0,
-        _QUEUE_TEXT,
-        "no request waiting",
-        "waiting requests: unknown",
-    ),
-    Fact(
-        "many_wait_now",
-        "many requests are waiting now",
-        "few or no requests are waiting now",
-        _many_wait,
-        _QUEUE_TEXT,
-        _QUEUE_TEXT,
-        "waiting requests: unknown",
-    ),
-    Fact(
-        "queue_short",
-        "the queue is short",
-        "the queue is long or slow",
-        _short,
-        "the queue is short: {mean_queue}",
-        "the queue is long or slow: {mean_queue}",
-        "queue time: unknown ({queue})",
-    ),
-    Fact(
-        "waited_recently",
-        "requests waited in the last {recent_window_seconds} s",
-        "no request waited in the last {recent_window_seconds} s",
-        lambda v: None if v.recent.waiting_share is None else v.recent.waiting_share > 0,
-        "mean queue in the last {recent_seconds} s: {waiting_mean} requests",
-        "no request waited in the last {recent_seconds} s",
-        "queue in the last {recent_seconds} s: unknown",
-    ),
-    Fact(
-        "queue_for_capacity",
-        "requests are waiting for capacity",
-        "no request is waiting for capacity",
-        _for_capacity,
-        _QUEUE_TEXT,
-        f"no request is waiting for capacity: {_QUEUE_TEXT}",
-        f"reason for waiting: unknown ({_QUEUE_TEXT})",
-    ),
-    Fact(
-        "deferred_fill_limit",
-        "running and deferred requests together reach max_num_seqs",
-        "running and deferred requests together are below max_num_seqs",
-        _deferred_fill,
-        f"{_QUEUE_TEXT}: running and deferred requests together reach {{max_num_seqs}} {{limit}}",
-        f"running and deferred requests together are below {{max_num_seqs}}: {_QUEUE_TEXT}",
-        "deferred requests: unknown ({deferred_where})",
-    ),
-    Fact(
-        "queue_for_capacity_now",
-        "requests are waiting for capacity now",
-        "no request is waiting for capacity now",
-        _capacity_now,
-        _QUEUE_TEXT,
-        f"no request is waiting for capacity: {_QUEUE_TEXT}",
-        f"reason for waiting: unknown ({_QUEUE_TEXT})",
+        "hit ratio {hits} in the last 30 s, best in 15 minutes {usual_hits}",
+        "too few prompts looked up, or caching off",
     ),
     Fact(
         "waits_for_blocks",
         "the server exchanges KV blocks with others",
         "the server exchanges no KV blocks",
         lambda v: v.s.load.waits_for_blocks,
-        "requests may wait for KV blocks from other servers",
-        "no request waits for KV blocks from other servers",
-        "KV transfer: unknown",
     ),
     Fact(
         "blocks_held_for_others",
-        "KV blocks may be held for another server",
+        "KV blocks may be held until another server has pulled them",
         "no KV blocks are held for another server",
         _held_for_others,
-        "KV blocks may be held until another server has pulled them",
-        "no KV blocks are held until another server has pulled them",
-        "KV transfer: unknown",
+        question="whether KV blocks are held for another server",
     ),
+    # --- preemptions
+    Fact(
+        "preempting",
+        "requests were {preempted} in the last minute",
+        "fewer than {preemptions_min} requests were {preempted} in the last minute",
+        _preempting,
+        "{preemption_counts}",
+        "no counter, and no queue movement seen",
+    ),
+    Fact(
+        "preempting_now",
+        "requests were {preempted} in the last {recent_window_seconds} s",
+        "fewer than {preemptions_min} requests were {preempted} in the last {recent_window_seconds} s",
+        lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
+        "{recent_preemptions}",
+    ),
+    Fact(
+        "preempted_recently",
+        "requests were {preempted} in the last 30 s",
+        "fewer than {preemptions_min} requests were {preempted} in the last 30 s",
+        lambda v: least(v.s.kv.preemptions_recently, v.t["preemptions_min"]),
+        "{last_preemptions}",
+    ),
+    Fact(
+        "preemptions_borne_out",
+        "the counter confirms the {preemptions}",
+        "the counter does not confirm the {preemptions}",
+        lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
+        "{preemption_counts}",
+        "the metrics endpoint has no such counter",
+    ),
+    Fact(
+        "preempting_much",
+        "each running request is {preempted} {thrashing_preemptions_per_running_minute} or more times a minute",
+        "each running request is {preempted} fewer than {thrashing_preemptions_per_running_minute} times a minute",
+        lambda v: least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"]),
+        "{per_running} on average",
+        question="how often each running request is {preempted}",
+    ),
+    Fact(
+        "running_falls_waiting_rises",
+        "requests moved from running back to waiting while none finished",
+        "fewer than {preemptions_min} requests moved from running back to waiting",
+        lambda v: least(v.s.kv.preemptions_inferred, v.t["preemptions_min"]),
+        "{silent} in the last minute",
+    ),
+    # --- the sequence limit
+    Fact(
+        "running_at_limit",
+        "{max_num_seqs} is reached",
+        "{max_num_seqs} is not reached",
+        lambda v: v.s.load.running_at_limit,
+        "{reached}",
+        "{running_of_limit}",
+    ),
+    Fact(
+        "running_at_limit_now",
+        "{max_num_seqs} is reached now",
+        "{max_num_seqs} is not reached now",
+        lambda v: v.s.load.running_at_limit_now,
+        "{running_of_limit}",
+        "{running_of_limit}",
+    ),
+    Fact(
+        "limit_is_stated",
+        "{max_num_seqs} was read from arguments or log",
+        "{max_num_seqs} was not read from arguments or log",
+        _source_is("args", "log"),
+        "{limit}",
+        question="where {max_num_seqs} comes from",
+    ),
+    Fact(
+        "limit_is_default",
+        "{max_num_seqs} is the version's default",
+        "{max_num_seqs} is not the version's default",
+        _source_is("default"),
+        "{limit}",
+        question="where {max_num_seqs} comes from",
+    ),
+    Fact(
+        "limit_is_observed",
+        "{max_num_seqs} is inferred from a constant batch",
+        "{max_num_seqs} is not inferred from a constant batch",
+        _source_is("observed"),
+        "{limit}",
+        question="where {max_num_seqs} comes from",
+    ),
+    Fact(
+        "running_plateau",
+        "the batch size is constant",
+        "the batch size varies",
+        lambda v: v.s.load.running_plateau,
+        "{runs}",
+    ),
+    Fact(
+        "something_runs",
+        "requests are running",
+        "no request is running",
+        lambda v: None if v.s.load.running is None else v.s.load.running > 0,
+        "{running}",
+    ),
+    Fact(
+        "several_run",
+        "{host_min_requests} or more requests are running",
+        "fewer than {host_min_requests} requests are running",
+        lambda v: least(v.s.load.running, v.t["host_min_requests"]),
+        "{running}",
+    ),
+    # --- the queue
+    Fact("queue_present", "requests are waiting", "no queue has built up", _queue, "{queue}"),
+    Fact(
+        "waiting_now",
+        "requests are waiting now",
+        "no request is waiting now",
+        lambda v: None if v.s.load.waiting is None else v.s.load.waiting > 0,
+        "{queue}",
+    ),
+    Fact("many_wait_now", "many requests are waiting now", "few or no requests are waiting now", _many_wait, "{queue}"),
+    Fact("queue_short", "the queue is short", "the queue is long or slow", _short, "{mean_queue}", "{queue}"),
+    Fact(
+        "waited_recently",
+        "requests waited in the last {recent_window_seconds} s",
+        "no request waited in the last {recent_window_seconds} s",
+        lambda v: None if v.recent.waiting_share is None else v.recent.waiting_share > 0,
+        "{waiting_mean}",
+    ),
+    Fact(
+        "queue_for_capacity",
+        "requests are waiting for capacity",
+        "no request is waiting for capacity",
+        _for_capacity,
+        "{queue}",
+        "{queue}",
+    ),
+    Fact(
+        "queue_for_capacity_now",
+        "requests are waiting for capacity now",
+        "no request is waiting for capacity now",
+        _capacity_now,
+        "{queue}",
+        "{queue}",
+    ),
+    Fact(
+        "deferred_fill_limit",
+        "running and deferred requests together reach {max_num_seqs}",
+        "running and deferred requests together are below {max_num_seqs}",
+        _deferred_fill,
+        "{queue}, {max_num_seqs} {limit}",
+        "{deferred_where}",
+    ),
+    # --- metrics and progress
     Fact(
         "page_fresh",
         "the metrics are fresh",
         "the metrics are stale",
         _fresh,
         "last successful scrape {age} s ago{failing}",
-        "metrics are stale: last successful scrape {age} s ago{failing}",
         "never scraped{page_error}",
     ),
     Fact(
         "scrape_failing",
         "the last scrape failed",
         "the last scrape succeeded",
-        lambda v: (v.s.progress.pages_failing or 0.0) > 0,
-        "the last scrape failed{page_error}",
-        "the last scrape succeeded",
-        "scrapes: unknown",
+        lambda v: None if v.s.progress.pages_failing is None else v.s.progress.pages_failing > 0,
+        "{scrape_error}",
     ),
     Fact(
         "first_reading",
         "there was only one scrape so far",
         "there were several scrapes",
         lambda v: v.readings <= 1,
-        "only one scrape so far",
-        "{readings} scrapes so far",
-        "scrapes: unknown",
+        "{readings}",
     ),
     Fact(
         "work_present",
         "requests are in flight",
         "no requests are in flight",
         lambda v: v.s.progress.work_present,
-        "{in_flight} requests in flight",
-        "no requests in flight",
-        "requests in flight: unknown",
+        "{in_flight}",
     ),
     Fact(
         "tokens_flow",
         "tokens are being produced",
-        "no tokens are being produced",
+        "no token was produced in the last {flow_window_seconds} s",
         lambda v: v.s.progress.tokens_flow,
-        f"tokens are flowing: {_RATES}",
-        "no tokens in the last {flow_seconds} s",
-        "tokens: unknown (no second scrape, or no token counters)",
+        "{rates}",
+        "no second scrape, or no token counters",
     ),
     Fact(
         "tokens_recently",
         "tokens were produced just now",
         "no token was produced just now",
         lambda v: v.s.progress.tokens_recently,
-        f"tokens were produced just now: {_RATES}",
-        "no token just now",
-        "most recent tokens: unknown",
     ),
     Fact(
         "no_progress",
-        "there was no progress for {no_progress_seconds} s",
-        "there was progress in the last {no_progress_seconds} s",
+        "requests made no progress for {no_progress_seconds} s",
+        "requests made progress in the last {no_progress_seconds} s",
         _stuck("no_progress_seconds"),
-        "requests are pending, but for {stuck} s no token was produced, no request finished and no step had output",
-        "requests are making progress",
-        "progress: unknown (no requests in flight, or no token counters)",
+        "last token, finished request or step with output {stuck} s ago",
+        "no requests in flight, or no token counters",
+        question="whether requests make progress",
     ),
     Fact(
         "no_progress_long",
-        "there was no progress for {stalled_seconds} s",
-        "there was progress in the last {stalled_seconds} s",
+        "requests made no progress for {stalled_seconds} s",
+        "requests made progress in the last {stalled_seconds} s",
         _stuck("stalled_seconds"),
-        "no progress for {stuck} s",
-        "requests made progress in the last {stalled_from} s",
-        "progress: unknown",
+        "last progress {stuck} s ago",
+        question="whether requests make progress",
     ),
     Fact(
         "no_progress_very_long",
-        "there was no progress for {prefill_patience_seconds} s",
-        "there was progress in the last {prefill_patience_seconds} s",
+        "requests made no progress for {prefill_patience_seconds} s",
+        "requests made progress in the last {prefill_patience_seconds} s",
         _stuck("prefill_patience_seconds"),
-        "no progress for {stuck} s",
-        "requests made progress in the last {patience} s",
-        "progress: unknown",
+        "last progress {stuck} s ago",
+        question="whether requests make progress",
     ),
     Fact(
         "gauges_still",
-        "no gauge is moving",
-        "gauges are moving",
-        lambda v: (v.s.progress.seconds_still or 0.0) >= v.t["no_progress_seconds"],
-        "no gauge or counter has moved for {still} s",
-        "gauges are moving",
-        "movement of gauges: unknown",
+        "no gauge or counter is moving",
+        "gauges or counters are moving",
+        lambda v: least(v.s.progress.seconds_still, v.t["no_progress_seconds"]),
+        "last movement {still_seconds} s ago",
+        question="whether gauges are moving",
     ),
     Fact(
         "ever_produced",
         "the process has produced tokens since its start",
         "the process has produced no token since its start",
         lambda v: v.s.progress.ever_produced,
-        "the process has produced tokens since its start",
-        "the process has produced no token since its start",
-        "tokens since process start: unknown",
     ),
     Fact(
         "prompt_at_once",
-        "the last admitted prompt is computed in one step",
-        "no prompt is computed in one step",
-        lambda v: v.s.progress.prompt_at_once,
-        "the last admitted prompt may still be computed, in one long step",
+        "the last admitted prompt may be computed in one long step",
         "no prompt is being computed in one long step",
-        "prompts computed in one step: unknown",
+        lambda v: v.s.progress.prompt_at_once,
+        question="whether a prompt is being computed in one long step",
     ),
     Fact(
         "prefill_usual",
-        "prefill usually takes at least this long here",
-        "prefill usually takes less time here",
+        "prefill usually takes longer than the time since the last progress",
+        "prefill usually takes less than the time since the last progress",
         _prefill_usual,
-        "prefill usually takes {usual_prefill} s; last progress {stuck} s ago",
-        "no progress for longer than prefill usually takes ({usual_prefill} s)",
-        "usual prefill time: unknown (no first token yet)",
+        "usually {usual_prefill} s, last progress {stuck} s ago",
+        "no first token yet",
+        question="how long prefill usually takes",
     ),
     Fact(
         "http_answers",
-        "the HTTP server answers",
-        "the HTTP server does not answer",
-        lambda v: v.s.progress.http_moved,
         "the API server has answered requests since the last output",
         "the API server has answered no request since the last output",
-        "HTTP answers: unknown",
+        lambda v: v.s.progress.http_moved,
     ),
     Fact(
         "clients_gone",
-        "clients have closed their connections",
-        "clients keep their connections",
-        lambda v: v.s.progress.connections_dropped,
         "most clients have closed their connections since the last output",
         "clients have kept their connections since the last output",
-        "client connections: unknown",
+        lambda v: v.s.progress.connections_dropped,
+    ),
+    Fact(
+        "clients_came",
+        "clients have connected, or the queue has grown, since the last output",
+        "no clients have connected since the last output, and the queue has not grown",
+        lambda v: v.s.progress.clients_came,
     ),
     Fact(
         "finishing",
-        "requests are finishing",
-        "no request is finishing",
+        "requests finished in the last {flow_window_seconds} s",
+        "no request finished in the last {flow_window_seconds} s",
         lambda v: v.s.progress.finished_flow,
-        "requests finished in the last {flow_seconds} s",
-        "no request finished in the last {flow_seconds} s",
-        "finished requests: unknown",
     ),
     Fact(
         "prompts_looked_up",
-        "prompts are being admitted",
-        "no prompt is being admitted",
+        "prompts were admitted in the last {flow_window_seconds} s",
+        "no prompt was admitted in the last {flow_window_seconds} s",
         lambda v: v.s.progress.queries_flow,
-        "prompts were admitted in the last {flow_seconds} s (prefix-cache queries rose)",
-        "no prompt was admitted in the last {flow_seconds} s",
-        "admitted prompts: unknown (no prefix-cache counters)",
+        why="no prefix-cache counters",
     ),
     Fact(
         "prompts_just_now",
         "prompts were admitted just now",
         "no prompt was admitted just now",
         lambda v: v.s.progress.queries_recently,
-        "prompts were admitted just now (prefix-cache queries rose)",
-        "no prompt was admitted just now",
-        "prompts admitted just now: unknown (no prefix-cache counters)",
+        why="no prefix-cache counters",
     ),
     Fact(
         "tokens_trickle",
         "running requests get almost no tokens",
         "running requests get tokens",
         _trickle,
-        "running requests get almost no tokens: {per_request} tokens/s each",
-        "running requests get {per_request} tokens/s each",
-        "tokens per running request: unknown",
-    ),
-    Fact(
-        "steps_slower",
-        "steps take at least {steps_slower_ratio} × as long as before",
-        "steps take less than {steps_slower_ratio} × as long as before",
-        lambda v: least(v.s.batch.step_ratio, v.t["steps_slower_ratio"]),
-        "steps are slow: they take {step_ratio} × as long as the fastest steps of the same batch size",
-        "steps are not slow: they take {step_ratio} × as long as the fastest steps of the same batch size",
-        "step time against earlier steps: unknown",
+        "{per_request} tokens/s each",
+        question="how many tokens each running request gets",
     ),
     Fact(
         "prefill_dominates",
         "prefill dominates",
         "prefill does not dominate",
         _prefill,
-        f"prefill dominates: {_RATES}{{cached}}",
-        f"prefill does not dominate: {_RATES}{{cached}}",
-        f"whether prefill dominates: unknown ({_RATES}{{cached}})",
-    ),
-    Fact(
-        "clients_came",
-        "clients have connected since the last output",
-        "no client has connected since the last output",
-        lambda v: v.s.progress.clients_came,
-        "clients have connected, or the queue has grown, since the last output",
-        "no clients have connected since the last output, and the queue has not grown",
-        "client connections: unknown",
+        "{prefill_rates}{cached}",
+        "{prefill_rates}{cached}",
     ),
     Fact(
         "engine_asleep",
-        "the engine is asleep",
-        "the engine is awake",
-        lambda v: v.s.progress.asleep,
         "the engine is asleep (weights offloaded)",
         "the engine is awake",
-        "sleep mode: unknown (not on the metrics endpoint)",
+        lambda v: v.s.progress.asleep,
+        why="the metrics endpoint does not show sleep mode",
+        question="whether the engine is asleep",
     ),
+    # --- the GPU
     Fact(
         "gpu_starved",
         "the GPU is starved",
         "the GPU is not starved",
         lambda v: v.gpu.starved,
-        "GPU starved: {gpu} (starved below {starved})",
-        "GPU not starved: {gpu} (starved below {starved})",
-        "GPU activity: unknown ({gpu_known})",
+        "{gpu} (starved below {starved})",
+        "{gpu_known}",
     ),
     Fact(
         "gpu_saturated",
         "the GPU is saturated",
         "the GPU is not saturated",
         lambda v: v.gpu.saturated,
-        "GPU saturated: {gpu}",
-        "GPU not saturated: {gpu}",
-        "GPU saturation: unknown ({gpu_known})",
+        "{gpu}",
+        "{gpu_known}",
     ),
     Fact(
         "gpu_works",
         "GPU units are busy or power is high",
         "GPU units are not busy and power is not high",
         lambda v: v.gpu.works,
-        "GPU working hard: {gpu}",
-        "GPU not working hard: {gpu}",
-        "GPU load: unknown ({gpu_known})",
+        "{gpu}",
+        "{gpu_known}",
     ),
     Fact(
         "gpu_computes",
         "the GPU computes at its peak",
         "the GPU does not compute at its peak",
         lambda v: v.gpu.computes,
-        "GPU computing at its peak: {gpu}",
-        "GPU not computing at its peak: {gpu}",
-        "GPU compute: unknown ({gpu_known})",
+        "{gpu}",
+        "{gpu_known}",
     ),
     Fact(
         "gpu_utilization_low",
         "GPU utilization is low",
         "GPU utilization is not low",
         lambda v: v.gpu.low,
-        "GPU utilization low: {gpu}",
-        "GPU utilization not low: {gpu}",
-        "GPU utilization: unknown ({gpu_known})",
+        "{gpu}",
+        "{gpu_known}",
     ),
-    Fact(
-        "gpu_idle",
-        "the GPU is idle",
-        "the GPU is not idle",
-        lambda v: v.gpu.idle,
-        "GPU idle: {gpu}",
-        "GPU not idle: {gpu}",
-        "GPU activity: unknown ({gpu_known})",
-    ),
+    Fact("gpu_idle", "the GPU is idle", "the GPU is not idle", lambda v: v.gpu.idle, "{gpu}", "{gpu_known}"),
     Fact(
         "gpu_unseen",
         "no GPU activity is readable",
         "GPU activity is readable",
         lambda v: v.gpu.unseen,
-        "no GPU activity is readable",
-        "GPU activity is readable",
-        "GPU activity: unknown",
+        question="whether GPU activity is readable",
     ),
     Fact(
         "gpu_of_others",
         "other pods use the GPU too",
         "no other pod uses the GPU",
         lambda v: v.s.compute.gpus_of_others,
-        "other pods use the same GPU",
-        "no other pod uses the GPU",
-        "GPU sharing: unknown",
+        question="whether GPU activity is readable",
     ),
     Fact(
         "gpu_shared",
         "the GPU's activity may come from another engine or pod",
         "the GPU's activity comes from this engine alone",
         lambda v: v.s.compute.gpus_shared or v.s.compute.gpus_of_others,
-        "the GPU's activity may come from another engine or pod",
-        "the GPU's activity comes from this engine alone",
-        "GPU sharing: unknown",
+        question="whether another engine or pod uses the GPU",
     ),
+    # --- the host
     Fact(
         "cpu_throttled",
         "the CPU is throttled",
         "the CPU is not throttled",
         lambda v: least(v.s.host.cpu_throttled_ratio, v.t["cpu_throttled_ratio"]),
-        "CPU throttled in {throttled} of its periods",
-        "CPU not throttled (in {throttled} of its periods)",
-        "CPU throttling: unknown (no container cgroup read)",
+        "{throttled} of its CFS periods",
+        "no container cgroup read",
     ),
     Fact(
         "cpu_throttled_mostly",
         "most CPU periods are throttled",
         "most CPU periods are not throttled",
-        lambda v: (v.s.host.cpu_throttled_ratio or 0.0) >= v.t["cpu_throttled_most_ratio"],
-        "CPU throttled in {throttled} of its periods",
-        "most CPU periods are not throttled",
-        "CPU throttling: unknown",
+        lambda v: least(v.s.host.cpu_throttled_ratio, v.t["cpu_throttled_most_ratio"]),
+        "{throttled}",
+        "no container cgroup read",
     ),
     Fact(
         "cpu_contended",
         "there is CPU contention",
         "there is no CPU contention",
         lambda v: least(v.s.host.cpu_pressure_ratio, v.t["cpu_pressure_ratio"]),
-        "CPU contention: processes waited for a CPU {contended} of the time",
-        "no CPU contention (processes waited {contended} of the time)",
-        "CPU contention: unknown (no pressure reading of the container)",
+        "processes waited for a CPU {contended} of the time",
+        "no pressure reading of the container",
     ),
     Fact(
         "cpu_saturated",
         "the CPU is at its limit",
         "the CPU is below its limit",
         lambda v: least(v.s.host.cpu_used_ratio, v.t["cpu_saturated_ratio"]),
-        "CPU: {cpu_used} of the limit used",
-        "CPU below its limit ({cpu_used} used)",
-        "CPU use: unknown (the container has no CPU limit, or CPU use was not read)",
+        "{cpu_used} of the limit used",
+        "the container has no CPU limit, or CPU use was not read",
     ),
     Fact(
         "api_server_saturated",
         "the API server uses a whole core",
         "the API server uses less than a core",
         lambda v: least(v.s.host.api_cpu_cores, v.t["api_cpu_cores"]),
-        "API server saturated: {api_cores} cores used",
-        "API server not saturated ({api_cores} cores used)",
-        "API server CPU: unknown",
+        "{api_cores} cores",
     ),
+    # --- what users feel
     Fact(
         "outside_engine_time",
-        "much of the time is spent outside the engine",
-        "little time is spent outside the engine",
+        "requests spend much of their time outside the engine",
+        "requests spend little of their time outside the engine",
         lambda v: least(v.s.latency.outside_engine_share, v.t["outside_engine_share_ratio"]),
-        "{outside} of the requests' time is spent outside the engine",
-        "only {outside} of the requests' time is spent outside the engine",
-        "time outside the engine: unknown (latency histograms missing)",
+        "{outside}",
+        "latency histograms missing",
     ),
     Fact(
         "latency_multiplied",
         "latency is at least {latency_multiplied_ratio} × its baseline",
         "latency is below {latency_multiplied_ratio} × its baseline",
         _multiplied,
-        "latency multiplied: {worst_phase} p95 is {worst_ratio} × its baseline",
-        "latency not multiplied: {worst_phase} p95 is {worst_ratio} × its baseline",
-        "latency against baseline: unknown (no baseline yet, or too few requests)",
+        "{worst_phase} p95 {worst_ratio} ×",
+        "no baseline yet, or too few requests",
+        question="latency against its baseline",
+    ),
+    Fact(
+        "steps_slower",
+        "steps take at least {steps_slower_ratio} × as long as the fastest steps of the same batch size",
+        "steps take less than {steps_slower_ratio} × as long as the fastest steps of the same batch size",
+        lambda v: least(v.s.batch.step_ratio, v.t["steps_slower_ratio"]),
+        "{step_ratio} ×",
+        question="step time against the fastest steps",
     ),
     Fact(
         "throughput_fell",
-        "throughput is at most {throughput_collapsed_ratio} × its recent best",
+        "throughput fell to {throughput_collapsed_ratio} × its recent best or less, while demand did not fall",
         "throughput is above {throughput_collapsed_ratio} × its recent best",
         _fell,
-        "throughput fell to {trend} of its recent best, while demand did not fall",
-        "throughput is {trend} of its recent best",
-        "throughput trend: unknown (less than two minutes of comparable load)",
+        "{trend} ×",
+        "less than two minutes of comparable load",
+        question="whether throughput fell",
     ),
+    # --- the log
     Fact(
         "allocation_failure_logged",
         "the log shows an allocation failure",
         "the log shows no allocation failure",
         lambda v: _allocation(v) > 0 if v.s.events_known else None,
-        "allocation failures in the log of the last 10 minutes: {allocations}",
-        "no allocation failures in the log of the last 10 minutes",
-        "allocation failures: unknown (no log read)",
+        "{allocations} in the last 10 minutes",
+        "no log read",
     ),
     Fact(
         "gpu_out_of_memory",
-        "the log shows that GPU memory ran out",
-        "the log does not show that GPU memory ran out",
-        lambda v: oom.happened(v.s),
         oom.TRUE,
         oom.FALSE,
-        oom.UNKNOWN,
+        lambda v: oom.happened(v.s),
+        "{oom_seen}",
+        "no log read",
     ),
 )
 FINDERS: Final = {fact.name: fact.find for fact in FACTS}
@@ -1038,18 +912,19 @@ def _failing(v: View) -> str:
     return f", last {times} failed ({_scrape_error(v) or NOT_KNOWN})"
 
 
+def _some(value: float | None) -> str:
+    """The number; "" if it is 0."""
+    return number(value) if value else ""
+
+
 def _known(*parts: tuple[str, float | None], otherwise: str) -> str:
     """The parts whose number is known, each with its number in place of ``#``; ``otherwise`` if none is."""
     return ", ".join(text.replace("#", number(value)) for text, value in parts if value is not None) or otherwise
 
 
 def _usage(v: View) -> str:
-    kv = v.s.kv
-    if kv.kv_used_ratio is None and kv.kv_used_ratio_recent_max is None:
-        return f"KV cache usage: unknown ({_NUMBERS['kv_why'](v)})"
-    if kv.kv_used_ratio is None or kv.kv_used_ratio_recent_max is None:
-        return f"KV cache {percent(kv.kv_used_ratio_recent_max if kv.kv_used_ratio is None else kv.kv_used_ratio)}"
-    return f"KV cache {percent(kv.kv_used_ratio)} now, recent peak {percent(kv.kv_used_ratio_recent_max)}"
+    now, peak = v.s.kv.kv_used_ratio, v.s.kv.kv_used_ratio_recent_max
+    return f"recent peak {percent(peak)}" if now is None else f"{percent(now)} now, recent peak {percent(peak)}"
 
 
 def _free_and_prompts(v: View) -> str:
@@ -1079,10 +954,11 @@ def _running_of_limit(v: View) -> str:
     return f"{number(load.running)} of {number(load.max_num_seqs)} running{where}"
 
 
-def _not_now(v: View) -> str:
-    """Over what time the limit was reached, where it no longer is; "" where it still is."""
-    lately = f" in most samples of the last {number(v.t['recent_window_seconds'])} s, but not now"
-    return lately if v.s.load.running_at_limit_now is False else ""
+def _reached(v: View) -> str:
+    """As ``_running_of_limit``, and over what time the limit was reached where it no longer is."""
+    if not v.s.load.running_at_limit or v.s.load.running_at_limit_now is not False:
+        return _running_of_limit(v)
+    return f"in most of the last {number(v.t['recent_window_seconds'])} s; now {_running_of_limit(v)}"
 
 
 def _free_if_known(v: View) -> str:
@@ -1090,17 +966,19 @@ def _free_if_known(v: View) -> str:
     free = _free(v.s)
     if free is None:
         return ""
-    return f": {number(free)} tokens free" if v.s.context.prompt_mean is None else f": {_free_and_prompts(v)}"
+    return f" ({number(free)} tokens free)" if v.s.context.prompt_mean is None else f" ({_free_and_prompts(v)})"
 
 
-def _not_blocked(v: View, prompt: str) -> str:
-    """Which part of ``_blocked`` is false."""
+def _held_up(v: View, prompt: float | None) -> str:
+    """The numbers behind ``_blocked``, and which part of it is false."""
+    if _blocked(v, prompt) is not False:
+        return _free_and_prompts(v)
     if not _can_block(v):
-        why = f"KV cache usage is too low to hold up {prompt}"
+        why = "KV cache usage is too low for that"
     elif v.recent.waiting_share != 1.0:
-        why = f"the queue was empty at times, so {prompt} did not wait long for the KV cache"
+        why = "the queue was empty at times"
     else:
-        why = f"{prompt} fits into the free KV cache"
+        why = "the prompt fits into the free KV cache"
     return f"{why}{_free_if_known(v)}"
 
 
@@ -1115,9 +993,7 @@ def _runs(v: View) -> str:
 
 def _queue_text(v: View) -> str:
     load = v.s.load
-    text = _known(
-        ("# requests waiting", load.waiting), ("# running", load.running), otherwise="waiting requests: unknown"
-    )
+    text = _known(("# waiting", load.waiting), ("# running", load.running), otherwise="waiting requests: unknown")
     return text + ("" if load.waiting_deferred is None else f" ({number(load.waiting_deferred)} deferred)")
 
 
@@ -1142,61 +1018,60 @@ def _deferred_where(v: View) -> str:
     return f"reported by {engine.title} {since} and later" if since else "not on the metrics endpoint"
 
 
+def _oom_seen(v: View) -> str:
+    return f"{oom.times(v.s)} in the last 10 minutes{oom.figures(v.s, v.t)}" if oom.happened(v.s) else ""
+
+
 def _preemption_counts(v: View) -> str:
     return _known(
-        (f"# counted by {dialect(v.s.dialect).title} in the last minute", v.s.kv.preemptions_counted),
+        (f"# counted by {dialect(v.s.dialect).title}", v.s.kv.preemptions_counted),
         ("# inferred from queue movement", v.s.kv.preemptions_inferred),
         otherwise="number: unknown",
     )
 
 
+_WORDS: Final = frozenset({"max_num_seqs", "preempted", "preemptions"})  # an engine may have its own
 _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "engine": lambda v: dialect(v.s.dialect).title,
-    "preemptions": lambda v: dialect(v.s.dialect).called("preemptions"),
     "deferred_where": _deferred_where,
-    "preemption": lambda v: dialect(v.s.dialect).called("preemption"),
-    "max_num_seqs": lambda v: dialect(v.s.dialect).called("max_num_seqs"),
     "kv": lambda v: percent(v.s.kv.kv_used_ratio),
     "kv_full": lambda v: percent(_level(v, "kv_full_ratio")),
     "kv_near": lambda v: percent(_level(v, "kv_near_full_ratio")),
     "kv_why": lambda v: "this engine does not report it" if v.s.kv.kv_recorded is False else "not read yet",
     "level": _usage,
+    "held": lambda v: f"{percent(v.s.kv.kv_used_ratio)} of the KV cache" if _held_idle(v) else "",
     "free_and_prompts": _free_and_prompts,
-    "long_not_blocked": lambda v: _not_blocked(v, "a p95 prompt"),
-    "mean_not_blocked": lambda v: _not_blocked(v, "an average prompt"),
+    "long_blocked": lambda v: _held_up(v, _long_prompt(v.s)),
+    "mean_blocked": lambda v: _held_up(v, v.s.context.prompt_mean),
     "running_of_limit": _running_of_limit,
-    "not_now": _not_now,
+    "reached": _reached,
     "runs": _runs,
     "queue": _queue_text,
-    "rates": _rates,
+    "rates": lambda v: "" if v.s.progress.tokens_flow is False else _rates(v),
+    "prefill_rates": _rates,
     "preemption_counts": _preemption_counts,
-    "few": lambda v: number(v.t["preemptions_min"]),
+    "running": lambda v: _some(v.s.load.running),
+    "in_flight": lambda v: _some(v.s.load.in_flight),
+    "readings": lambda v: "" if v.readings <= 1 else str(v.readings),
+    "waiting_mean": lambda v: f"{number(v.recent.waiting_mean, 1)} on average" if v.recent.waiting_mean else "",
     "last_preemptions": lambda v: number(v.s.kv.preemptions_recently),
     "silent": lambda v: number(v.s.kv.preemptions_inferred),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
-    "flow_seconds": lambda v: number(v.t["flow_window_seconds"]),
-    "recent_seconds": lambda v: number(v.t["recent_window_seconds"]),
     "per_running": lambda v: number(v.s.kv.preemptions_per_running_minute, 1),
-    "running": lambda v: number(v.s.load.running),
     "hits": lambda v: percent(v.s.kv.prefix_hit_ratio_recent),
     "usual_hits": lambda v: percent(v.s.kv.prefix_hit_ratio_usual),
     "per_request": lambda v: number(v.s.throughput.generation_tokens_per_running, 1),
     "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
-    "waiting_mean": lambda v: number(v.recent.waiting_mean, 1),
     "mean_queue": _mean_queue,
     "limit": lambda v: number(v.s.load.max_num_seqs),
     "limit_source": lambda v: limit_source(v.s.load.max_num_seqs_source),
     "age": lambda v: number(v.s.progress.fresh_seconds),
     "failing": _failing,
     "page_error": lambda v: f": {_scrape_error(v)}" if v.s.progress.page_error else "",
-    "readings": lambda v: str(v.readings),
-    "in_flight": lambda v: number(v.s.load.in_flight),
     "cached": _cached,
     "stuck": lambda v: number(v.s.progress.seconds_without_progress),
     "usual_prefill": lambda v: number(v.s.progress.prefill_usual_seconds),
-    "still": lambda v: number(v.s.progress.seconds_still),
-    "stalled_from": lambda v: number(v.t["stalled_seconds"]),
-    "patience": lambda v: number(v.t["prefill_patience_seconds"]),
+    "still_seconds": lambda v: number(v.s.progress.seconds_still),
     "gpu": lambda v: v.gpu.text(),
     "gpu_known": lambda v: v.gpu.known(),
     "starved": lambda v: percent(v.t["gpu_starved_ratio"]),
@@ -1207,17 +1082,26 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "outside": lambda v: percent(v.s.latency.outside_engine_share),
     "worst_phase": lambda v: (_worst_ratio(v) or (NOT_KNOWN, 0.0))[0],
     "worst_ratio": lambda v: number((_worst_ratio(v) or ("", None))[1], 1),
-    "trend": lambda v: percent(v.s.throughput.throughput_trend_ratio),
+    "trend": lambda v: number(v.s.throughput.throughput_trend_ratio, 2),
+    "scrape_error": _scrape_error,
+    "oom_seen": _oom_seen,
     "allocations": lambda v: str(_allocation(v)),
-    "oom_times": lambda v: oom.times(v.s),
-    "oom_figures": lambda v: oom.figures(v.s, v.t),
 }
 
 
 def levels(t: Thresholds) -> Asked:
-    """Thresholds by name, as printed."""
-    return Asked(lambda name: t.entry(name).text)
+    """Thresholds by name, as printed, and words as the default engine has them."""
+    return Asked(lambda name: dialect("").called(name) if name in _WORDS else t.entry(name).text)
 
 
 def _numbers(view: View) -> Asked:
-    return Asked(lambda name: _NUMBERS[name](view))
+    named = dialect(view.s.dialect)
+    return Asked(
+        lambda name: (
+            _NUMBERS[name](view)
+            if name in _NUMBERS
+            else named.called(name)
+            if name in _WORDS
+            else view.t.entry(name).text
+        )
+    )

@@ -12,10 +12,9 @@ from typing import Final
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
 
-TRUE: Final = "out of GPU memory {oom_times} in the log of the last 10 minutes{oom_figures}"
-FALSE: Final = "no out-of-memory line in the log of the last 10 minutes"
-UNKNOWN: Final = "out of GPU memory: unknown (no log read)"
-"""Sentences of the evidence and the condition ``gpu_out_of_memory``."""
+TRUE: Final = "the log shows that GPU memory ran out"
+FALSE: Final = "the log does not show that GPU memory ran out"
+"""Parts of the sentences of the fact and the condition ``gpu_out_of_memory``."""
 
 OOM_EVENTS: Final = ("cuda_oom", "warmup_oom", "load_oom")
 _GB: Final = 10**9

@@ -55,7 +55,7 @@ SAID = {
     "host_memory_near_limit": ("used 95 % of its limit", "near the limit at 90 %", "host_memory_limit_ratio"),
     "host_oom_killed": ("OOMKilled, exit code 137", "4 restarts in half an hour", None),
     "gpu_out_of_memory": ("3 times", "the log shows", None),
-    "crash_loop": ("4 restarts in half an hour", "a crash loop at 3", "crash_loop_restarts"),
+    "crash_loop": ("4 restarts in half an hour", "threshold 3", "crash_loop_restarts"),
     "gpu_fault": ("2 recent XID events or lost GPUs", "threshold 1", None),
     "metrics_frozen": ("has moved for 75.0 s", "threshold 8.0 s", "no_progress_seconds"),
 }

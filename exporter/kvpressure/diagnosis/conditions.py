@@ -266,8 +266,8 @@ BUILT_IN_CONDITIONS: Final = (
         lambda m: _held(m.s, m.held, m.t),
         "KV cache {kv} used with {in_flight} requests in flight (threshold {held_from}, in {held_stretches} idle"
         " periods of {held_seconds})",
-        "no KV blocks held without load{held_now}",
-        "KV blocks held without load: unknown (no idle period yet)",
+        "no KV blocks are held without requests{held_now}",
+        "whether KV blocks are held without requests: unknown (no idle period yet)",
         "InferenceKVHeldWithoutLoad",
         serious=True,
     ),
@@ -300,9 +300,9 @@ BUILT_IN_CONDITIONS: Final = (
         "baseline_too_high",
         lambda m: _baseline_too_high(m.s, m.utilization, m.t),
         "device memory used {device}, gpu_memory_utilization is {utilization} (above {baseline_from} is too much)",
-        "device memory as configured{device_now} (gpu_memory_utilization {utilization}; above {baseline_from} is too"
-        " much)",
-        "device memory against its configured share: unknown (no GPU mapped to this pod, or no configured share)",
+        "device memory as configured{device_now}, gpu_memory_utilization is {utilization} (above {baseline_from} is"
+        " too much)",
+        "whether device memory is used as configured: unknown (no GPU mapped to this pod, or no configured share)",
         "InferenceBaselineTooHigh",
     ),
     Declared(
@@ -334,8 +334,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "crash_loop",
         lambda m: _crash_loop(m.s, m.t),
-        "{restarts} (a crash loop at {loop_from})",
-        "no crash loop: {restarts} (a crash loop at {loop_from})",
+        "{restarts} (threshold {loop_from})",
+        "no crash loop: {restarts} (threshold {loop_from})",
         "restarts in half an hour: unknown",
         "InferenceCrashLoop",
         serious=True,
@@ -345,8 +345,7 @@ BUILT_IN_CONDITIONS: Final = (
         _gpu_fault,
         "{faults} recent XID events or lost GPUs (threshold 1)",
         "no lost GPUs, and no recent XID events from the hardware or this engine",
-        "GPU faults: unknown (no GPU mapped to this pod, or only XID events that any program on the GPU may have"
-        " caused)",
+        "GPU faults: unknown (no GPU mapped to this pod, or another program may have caused the XID events)",
         "GpuXidError",
         serious=True,
     ),

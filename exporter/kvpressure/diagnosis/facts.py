@@ -304,6 +304,11 @@ def _fell(v: View) -> bool | None:
     return None if trend is None else trend <= v.t["throughput_collapsed_ratio"]
 
 
+def _seen_or(v: View, found: bool) -> bool | None:
+    """What was found about the pod's GPUs; unknown rather than false where none is read."""
+    return found or (None if v.gpu.unseen else False)
+
+
 def _allocation(v: View) -> int:
     return sum(v.s.events.get(name, 0) for name in ALLOCATION_EVENTS)
 
@@ -371,16 +376,16 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "head_of_line_blocked",
-        "a p95 prompt is too long for the free KV cache",
-        "no p95 prompt is held up",
+        "a prompt of p95 length is too long for the free KV cache",
+        "no prompt of p95 length is kept waiting by the KV cache",
         lambda v: _blocked(v, _long_prompt(v.s)),
         "{long_blocked}",
         "{free_and_prompts}",
     ),
     Fact(
         "mean_prompt_blocked",
-        "an average prompt is too long for the free KV cache",
-        "no average prompt is held up",
+        "a prompt of average length is too long for the free KV cache",
+        "no prompt of average length is kept waiting by the KV cache",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         "{mean_blocked}",
         "{free_and_prompts}",
@@ -495,18 +500,18 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "limit_is_observed",
-        "{max_num_seqs} is inferred from a constant batch",
-        "{max_num_seqs} is not inferred from a constant batch",
+        "{max_num_seqs} is inferred from a constant number of running requests",
+        "{max_num_seqs} is not inferred from the number of running requests",
         _source_is("observed"),
         "{limit}",
         question="where {max_num_seqs} comes from",
     ),
     Fact(
         "running_plateau",
-        "the batch size is constant",
-        "the batch size varies",
+        "the number of running requests is constant",
+        "the number of running requests varies",
         lambda v: v.s.load.running_plateau,
-        "{runs}",
+        "{running}",
     ),
     Fact(
         "something_runs",
@@ -778,14 +783,13 @@ FACTS: Final[tuple[Fact, ...]] = (
         "gpu_of_others",
         "other pods use the GPU too",
         "no other pod uses the GPU",
-        lambda v: v.s.compute.gpus_of_others,
-        question="whether GPU activity is readable",
+        lambda v: _seen_or(v, v.s.compute.gpus_of_others),
     ),
     Fact(
         "gpu_shared",
         "the GPU's activity may come from another engine or pod",
         "the GPU's activity comes from this engine alone",
-        lambda v: v.s.compute.gpus_shared or v.s.compute.gpus_of_others,
+        lambda v: _seen_or(v, v.s.compute.gpus_shared or v.s.compute.gpus_of_others),
         question="whether another engine or pod uses the GPU",
     ),
     # --- the host
@@ -859,7 +863,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "throughput fell to {throughput_collapsed_ratio} × its recent best or less, while demand did not fall",
         "throughput is above {throughput_collapsed_ratio} × its recent best",
         _fell,
-        "{trend} ×",
+        "now {trend}",
         "less than two minutes of comparable load",
         question="whether throughput fell",
     ),
@@ -1082,7 +1086,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "outside": lambda v: percent(v.s.latency.outside_engine_share),
     "worst_phase": lambda v: (_worst_ratio(v) or (NOT_KNOWN, 0.0))[0],
     "worst_ratio": lambda v: number((_worst_ratio(v) or ("", None))[1], 1),
-    "trend": lambda v: number(v.s.throughput.throughput_trend_ratio, 2),
+    "trend": lambda v: percent(v.s.throughput.throughput_trend_ratio),
     "scrape_error": _scrape_error,
     "oom_seen": _oom_seen,
     "allocations": lambda v: str(_allocation(v)),

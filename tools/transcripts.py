@@ -44,7 +44,7 @@ SHOWN: Final = (
     ),
     (
         "Capacity",
-        "The command computes what fits on one GPU, and the limits to set.",
+        "`capacity` computes what fits on one GPU, and the limits to set.",
         "capacity llama-3.1-8b --gpu-memory 80GiB --prompt p50=1000,p95=4000,p100=9000 --output 500 --concurrency 40",
     ),
 )

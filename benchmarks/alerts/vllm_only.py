@@ -166,7 +166,7 @@ rule_files:
 ```
 
 Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts have the same names. For thresholds of your own, run
-`kvpressure bundle --source vllm --values site.yaml --out DIR`. The command also writes a PrometheusRule, runbooks, routes and the rules' unit tests.
+`kvpressure bundle --source vllm --values site.yaml --out DIR`. `kvpressure bundle` also writes a PrometheusRule, runbooks, routes and the rules' unit tests.
 [alerts/kvpressure-vllm-only-dashboard.json](../alerts/kvpressure-vllm-only-dashboard.json) is a dashboard over vLLM's own metrics.
 
 Contents: alerts · what they cannot show · measured on the recordings
@@ -183,30 +183,30 @@ steps that read `kvpressure_` metrics do not apply.
 
 ## What they cannot show
 
-* Why requests wait: for the KV cache, `max_num_seqs`, prefill, the host or the GPU. The only cause that the rules report is a full KV cache.
-* GPU memory in real use: vLLM reserves its pool at start and publishes no device memory.
-* Host starvation: vLLM's metrics do not include CPU throttling, memory limits or node pressure.
-* Why a process died: OOMKilled, exit codes, XID errors and allocation failures in the log. A restart is seen only when the new process publishes its counters.
-* A stall without counters: a server that does not publish its tokens, or whose scrape fails. If scrapes fail, the model counts as down after the waiting time of InferenceModelDown.
+* The cause of a queue (`max_num_seqs`, prefill, host or GPU) is unknown. The only cause that the rules report is a full KV cache.
+* GPU memory in real use is unknown: vLLM reserves its pool at start and publishes no device memory.
+* Host starvation is not detected: vLLM's metrics do not include CPU throttling, memory limits or node pressure.
+* The cause of a crash is unknown: the rules see no OOMKilled, exit codes, XID errors or log lines. A restart is seen only when the new process publishes its counters.
+* A stall is not detected if the server publishes no token counters. If scrapes fail, the model counts as down after the waiting time of InferenceModelDown.
   A stall is reported only after a whole rate window without a token.
-* Limits, whether they were set, and the value to set.
-* A baseline for each engine: without one, latency alerts have only absolute thresholds, and do not page.
-* Peaks of the KV cache between two scrapes, and preemptions before vLLM counts them.
-* Frozen metrics of an idle server, which look like a stall.
+* The engine's limits are unknown, so no values to set are recommended.
+* There is no baseline for each engine, so latency alerts have only absolute thresholds, and do not page.
+* Peaks of the KV cache between two scrapes are missed, and so are preemptions until vLLM counts them.
+* Frozen metrics of an idle server look like a stall.
 
-The [exporter](deploy.md) measures everything in this list on the node.
+The [exporter](deploy.md) on each node closes these gaps.
 
 ## Measured on the recordings
 
 The vLLM series of the recorded incidents, scraped every 15 s, are evaluated by `promtool` with this file. The [alert proof](alert-proof.md)
-says which incidents should page, and which alerts of the full rules do.
+says which incidents should page, and which alerts of the full rules page on them.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
 * missed: {missed}
 * fires on incidents where nothing should: {wrong}
 * recordings of servers without KV pressure on which something fires: {noise} of {quiet}
 
-The series are what the published reports of the incidents state, so some lack metrics that a real server always has. Many recordings end with the crash, before InferenceModelDown can fire. No recording contains series of kube-state-metrics.
+The series come from published reports of the incidents, so some incidents lack metrics that a real server always has. Many recordings end with the crash, before InferenceModelDown can fire. No recording contains series of kube-state-metrics.
 
 Every incident on which one of the two fires:
 

@@ -284,6 +284,6 @@ def _changes(t: Thresholds) -> Iterator[str]:
     yield ""
     yield (
         f"If scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart, one scrape is enough for a"
-        " new verdict. The rows *to unknown* and *from kv_pressure while a queue remains* still apply. While"
+        " new verdict; the rows *to unknown* and *from kv_pressure while a queue remains* still apply. While"
         " another verdict is being confirmed, a published `idle` or `healthy` is at most doubtful."
     )

@@ -112,8 +112,8 @@ class KvSignals:
     preemption_rate: float | None = published(
         gauge(
             "preemption_rate",
-            "Preemptions per second over the last minute: the larger of the counter and the number inferred from queue"
-            " movement (running falls, waiting rises as much, no request finishes).",
+            "Preemptions per second over the last minute: the larger of the counted and the inferred number. Inferred:"
+            " running requests fall and waiting requests rise by as much, while no request finishes.",
         )
     )
     preemptions_counted: float | None = None  # by the counter in the last 60 s
@@ -153,8 +153,8 @@ class BatchSignals:
     batch_collapse_ratio: float | None = published(
         gauge(
             "batch_collapse_ratio",
-            "Share of the possible batch that the p95 batch size does not reach, 0-1. The possible batch is"
-            " the requests in flight without deferred ones, up to the limit.",
+            "Missing share of the possible batch, 0-1: 1 minus p95 batch size divided by possible batch. The possible"
+            " batch is the number of requests in flight that are not deferred, but at most the limit.",
             absent="no demand",
         )
     )
@@ -269,8 +269,8 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency at or above the threshold of its phase (ttft_floor_seconds, inter_token_floor_seconds, "
-            "queue_floor_seconds). For the first token, ttft_objective_seconds is enough where the baseline ratio is at"
-            " least latency_critical_ratio.",
+            "queue_floor_seconds). If the time to first token is at least latency_critical_ratio times its"
+            " baseline, ttft_objective_seconds is the threshold.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
@@ -305,8 +305,8 @@ class ThroughputSignals:
     throughput_trend_ratio: float | None = published(
         gauge(
             "throughput_trend_ratio",
-            "Generation throughput of the last minute divided by that of the best minute of the last 15, while demand"
-            " has not fallen.",
+            "Generation throughput of the last minute divided by that of the best minute of the last 15 with similar or"
+            " lower demand.",
             absent="too little history, or demand fell",
         )
     )

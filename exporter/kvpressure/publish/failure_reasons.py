@@ -302,7 +302,7 @@ def render_failure_reasons() -> str:
     lines = [
         "# Failure reasons",
         "",
-        "Generated from `exporter/kvpressure/publish/failure_reasons.py`. The triage page shows this advice, too.",
+        "Generated from `exporter/kvpressure/publish/failure_reasons.py`. The triage page shows the same advice.",
         "",
         "A failed reading is absent, and its reason is counted: for an engine in `kvpressure_target_errors_total`, for",
         "a source in `kvpressure_source_errors_total`. Refused web requests are counted in",

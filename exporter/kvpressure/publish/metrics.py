@@ -53,7 +53,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gpu_memory_demand_ratio",
         "gauge",
         "Share of device memory in real use, 0-1: used memory minus the unused part of the KV pools on this GPU."
-        " Without an engine, all used memory.",
+        " On a GPU without an engine: all used memory.",
         GPU,
         "an engine's KV pool on this GPU is unknown, because its size is unknown, or the engine is not scraped or on"
         " another node",
@@ -61,7 +61,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "gpu_utilization_ratio",
         "gauge",
-        "Share of time in which a kernel was running, 0-1. This is a duty cycle, not occupancy.",
+        "Share of time in which a kernel was running, 0-1: a duty cycle, not occupancy.",
         GPU,
         "not supported on MIG instances",
     ),
@@ -95,8 +95,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "worker_gpu_info",
         "info",
-        "GPU of a worker pod of a group. The group's engine is on another node and has the same group in"
-        " kvpressure_engine_group_info.",
+        "GPU of a worker pod whose engine is on another node. kvpressure_engine_group_info shows the engine, with the"
+        " same group.",
         ("uuid", "namespace", "pod", "group"),
         "the engine is on the same node",
     ),
@@ -187,10 +187,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "wait_seconds",
         "gauge",
-        "How long requests wait where there is no baseline: p95 of the queue time or the time to first token. Where too"
-        " few requests finish for quantiles: requests waiting divided by the finish rate over 5 minutes.",
+        "How long requests wait. Without a baseline: the larger p95 of queue time and time to first token."
+        " With too few finished requests for a p95: requests waiting divided by the finish rate over 5 minutes.",
         ENGINE,
-        "a baseline is known, no request waits long, or the queue does not move",
+        "no request waits long, the queue does not move, or a baseline can be used",
     ),
     _m(
         "pressure_stage",
@@ -312,10 +312,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items left out of the last scrape. Reason engines: more engines than the target's share of the node's 64."
-        " Reason series: more series than a scrape or histogram may have. Reason plugin: 1 if the plugin's report had"
-        " too many lines. Reason new_engines: more than one new engine name per minute. Reason collisions: several"
-        " series for one value. Reason timestamps: samples over two minutes from the scrape.",
+        "Items left out of the last scrape. Reason engines: more engines than this target's share of the 64 of a"
+        " node. Reason series: more series than a scrape or histogram may have. Reason plugin: 1 if the plugin's report"
+        " had too many lines. Reason new_engines: new engine names (64 are allowed at once, then one a"
+        " minute). Reason collisions: several series for one value. Reason timestamps: samples more than two minutes"
+        " before or after the scrape.",
         ("target", "reason"),
         "nothing was left out",
     ),

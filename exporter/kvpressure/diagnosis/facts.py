@@ -860,8 +860,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "throughput_fell",
-        "throughput fell to {throughput_collapsed_ratio} × its recent best or less, while demand did not fall",
-        "throughput is above {throughput_collapsed_ratio} × its recent best",
+        "throughput fell to {throughput_collapsed_ratio} × its best recent minute or less",
+        "throughput is above {throughput_collapsed_ratio} × its best recent minute",
         _fell,
         "now {trend}",
         "less than two minutes of comparable load",

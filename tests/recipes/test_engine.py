@@ -125,7 +125,7 @@ def test_metrics_have_it_and_its_log_events() -> None:
 def test_sentences_use_its_words_and_advice_its_flags() -> None:
     (engine,) = state().engines
     said = engine.diagnosis.evidence["preempting"].text
-    assert "evictions" in said
+    assert "evicted" in said
     assert "counted by ToyServe" in said
     assert "vLLM" not in said
     assert dialect(engine.dialect).flag("max_num_seqs") == "--slots"

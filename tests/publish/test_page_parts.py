@@ -334,7 +334,7 @@ class TestPlan:
         ("failed", "said"),
         [
             (False, "fail, and no failed allocation was found."),
-            (None, "fail; whether they failed is unknown (no log read)."),
+            (None, "fail. Failed allocations: unknown (no log read)."),
         ],
     )
     def test_allocations_without_a_log_are_unknown(self, failed: bool | None, said: str) -> None:

@@ -265,7 +265,7 @@ def _example(max_model_len: float | None) -> Caps:
 
 def _cost_of(caps: Caps) -> str:
     if caps.long_prompts is None or caps.long_outputs is None:
-        return "an unknown share of requests exceeds the caps and is rejected"
+        return "requests above the caps are rejected. Share of requests above the caps: unknown"
     return (
         f"of the requests seen, at most {percent_text(caps.long_prompts)} of prompts and"
         f" {percent_text(caps.long_outputs)} of outputs exceed the caps and are rejected or cut short"
@@ -399,7 +399,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     elif fits is not None:
         said += f". The KV cache holds about {fits:.0f} requests of the present length"
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
-            said += ", probably fewer because no request has finished and output lengths are unknown"
+            said += ", probably fewer because no request has finished yet"
     if least < limit.recommended:
         said += (
             f". If requests are still being {_called(engine, 'preempted')}, lower {called} to {least}:"
@@ -495,7 +495,7 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
         "not here",
         f"{now}. A lower {_called(engine, 'gpu_memory_utilization')} helps only if GPU memory allocations fail"
         + (
-            "; whether they failed is unknown (no log read)"
+            ". Failed allocations: unknown (no log read)"
             if engine.condition("gpu_out_of_memory") is None
             else ", and no failed allocation was found"
         )

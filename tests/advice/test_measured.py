@@ -53,7 +53,8 @@ def cut() -> list[str]:
     return [
         f"a limit 25 % below the number of running requests, {told(QUARTER)['left']} of {told(QUARTER)['before']}"
         " preemptions remained.",
-        f"a limit 50 % below that number, {told(HALF)['left']} of {told(HALF)['before']} remained",
+        f"a limit 50 % below the number of running requests, {told(HALF)['left']} of {told(HALF)['before']}"
+        " preemptions remained",
     ]
 
 

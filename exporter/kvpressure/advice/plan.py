@@ -32,10 +32,10 @@ _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
     "caps": "24 preemptions instead of 40; all engine steps together took 57 % less time; 60 of 72 requests admitted",
-    "limit": "with half the configured limit, all 40 preemptions remained",
+    "limit": "with half the configured max_num_seqs, all 40 preemptions remained",
     "cut": (
         "with a limit 25 % below the number of running requests, 28 of 40 preemptions remained. With a limit 50 % below"
-        " that number, 5 of 40 remained"
+        " the number of running requests, 5 of 40 preemptions remained"
     ),
     "pool": "a KV pool 30 % smaller caused 50 preemptions instead of 40; all engine steps together took 18 % more time",
     "watermark": "5 preemptions instead of 40; all engine steps together took 5 % less time",
@@ -388,7 +388,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
     said = (
         f"{now}. Set {called} {limit.recommended:.0f}: {percent_text(max(0.0, cut))} below the {base:.0f} {of}."
-        f' The guide "Emergency Mitigation" cuts by {percent_text(low)} to {percent_text(high)}'
+        f' The guide "Emergency Mitigation" cuts {called} by {percent_text(low)} to {percent_text(high)}'
     )
     if measured is None:
         said += ". Running requests: unknown"

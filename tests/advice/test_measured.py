@@ -37,7 +37,7 @@ def caps() -> list[str]:
     finished, refused = map(int, cells[-2:])
     return [
         f"{found['left']} preemptions instead of {found['before']}",
-        f"{-found['time']} % less engine time",
+        f"all engine steps together took {-found['time']} % less time",
         f"{finished} of {finished + refused} requests",
     ]
 
@@ -48,17 +48,19 @@ def limit() -> list[str]:
 
 
 def cut() -> list[str]:
-    assert abs(told(QUARTER)["time"]) <= 3  # "neither changed engine time"
+    assert abs(told(QUARTER)["time"]) <= 3  # so the plan claims no effect on engine time
     assert abs(told(HALF)["time"]) <= 3
     return [
-        f"25 % below the running requests, {told(QUARTER)['left']} of {told(QUARTER)['before']} preemptions remained;",
-        f"50 % below, {told(HALF)['left']} remained.",
+        f"a limit 25 % below the number of running requests, {told(QUARTER)['left']} of {told(QUARTER)['before']}"
+        " preemptions remained.",
+        f"a limit 50 % below the number of running requests, {told(HALF)['left']} of {told(HALF)['before']}"
+        " preemptions remained",
     ]
 
 
 def pool() -> list[str]:
     return [
-        f"{told(POOL)['time']} % more engine time",
+        f"all engine steps together took {told(POOL)['time']} % more time",
         f"{told(POOL)['left']} preemptions instead of {told(POOL)['before']}",
     ]
 
@@ -66,7 +68,7 @@ def pool() -> list[str]:
 def watermark() -> list[str]:
     return [
         f"{told(WATERMARK)['left']} preemptions instead of {told(WATERMARK)['before']}",
-        f"{-told(WATERMARK)['time']} % less engine time",
+        f"all engine steps together took {-told(WATERMARK)['time']} % less time",
     ]
 
 

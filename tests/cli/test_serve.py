@@ -228,8 +228,8 @@ class TestServing:
         assert process.child.wait(20) == 3
         until(
             lambda: (
-                "kvpressure serve: a source needs a new process (library_mismatch: driver replaced): start"
-                " the command again\n" in process.lines
+                "kvpressure serve: stopped: a source works again only in a new process (library_mismatch: driver"
+                " replaced); start kvpressure serve again\n" in process.lines
             )
         )
 

@@ -164,7 +164,7 @@ class TestTriage:
         engine = replace(engine, diagnosis=replace(engine.diagnosis, documented_signature=signature))
         step = self.step(3, engine)
         assert step.finding == finding
-        assert '93 % (documented in "KV Cache Diagnostics" as a sign of pressure: above 85 %)' in step.answers[0]
+        assert '93 % (sign of pressure above 85 %, documented in "KV Cache Diagnostics")' in step.answers[0]
 
     def test_4_log(self) -> None:
         assert self.step(4, engine_with()).finding == "unknown"
@@ -295,15 +295,15 @@ class TestPlan:
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
             "Not now: lower gpu-memory-utilization to 0.7, then 0.6",
-            "If KV pressure persists: add KV memory (not in the guides)",
+            'If KV pressure persists: add KV memory (not in "Emergency Mitigation")',
             "Apply and watch the rollout",
             "Not now: controlled restart, only after the limits are lowered",
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
         assert "39 requests need at most 32448 of 42416 tokens of KV capacity" in made.actions[0].text
-        assert made.actions[1].text.startswith("Now 128 (from the arguments); set 39")
-        assert '"Emergency Mitigation": 25 % to 50 %' in made.actions[1].text
+        assert made.actions[1].text.startswith("Present max_num_seqs: 128 (from the arguments). Set max_num_seqs 39: ")
+        assert 'The guide "Emergency Mitigation" cuts max_num_seqs by 25 % to 50 %.' in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])
         assert not any(action.commands for action in made.actions if action.title.startswith("Not now: "))
 
@@ -316,6 +316,33 @@ class TestPlan:
             "Apply and watch the rollout"
         )
         assert self.flags(plan(engine, T)) == ["--gpu-memory-utilization 0.7"]
+
+    @pytest.mark.parametrize(
+        ("role", "said"),
+        [
+            (None, "kvpressure computes the value only for a confident verdict kv_pressure"),
+            ("kv_producer", "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"),
+        ],
+    )
+    def test_a_sequence_limit_without_a_value_says_why(self, role: str | None, said: str) -> None:
+        engine = engine_with(load=LoadSignals(running=40.0, kv_role=role))
+        limits = {"max_num_seqs": Limit("max_num_seqs", 128.0, True, "args", None)}
+        made = plan(replace(engine, limits=limits), T)
+        assert said in made.actions[1].text
+
+    @pytest.mark.parametrize(
+        ("failed", "said"),
+        [
+            (False, "fail, and no failed allocation was found."),
+            (None, "fail. Failed allocations: unknown (no log read)."),
+        ],
+    )
+    def test_allocations_without_a_log_are_unknown(self, failed: bool | None, said: str) -> None:
+        engine = replace(engine_with(), limits={})
+        engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"gpu_out_of_memory": failed}))
+        actions = plan(engine, T).actions
+        assert said in next(one.text for one in actions if "gpu-memory-utilization" in one.title)
+        assert "no allocation failed" not in " ".join(one.text for one in actions)
 
     def test_a_sequence_limit_is_raised_to_what_is_recommended_and_says_what_fits(self) -> None:
         for raised, expected in ((48.0, ["--max-num-seqs 48"]), (None, [])):

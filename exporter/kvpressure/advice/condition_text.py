@@ -64,9 +64,9 @@ def _device_now(engine: EngineState, t: Thresholds) -> str:
 def _held_now(engine: EngineState, _t: Thresholds) -> str:
     """KV usage and requests in flight, as far as known."""
     used, in_flight = engine.signals.kv.kv_used_ratio, engine.signals.load.in_flight
-    parts = [] if used is None else [f"{percent_text(used)} used"]
+    parts = [] if used is None else [f"KV cache {percent_text(used)} used"]
     parts += [] if in_flight is None else [f"{number_text(in_flight)} requests in flight"]
-    return f": {', '.join(parts)}" if parts else ""
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _baseline_from(engine: EngineState, t: Thresholds) -> str:

@@ -147,8 +147,8 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
     if flag and fits is not None:
         text += (
-            f" The KV cache holds about {number_text(floor(fits))} requests of the present length. At most double the"
-            f" limit in one step, and watch {called('preemptions')}."
+            f" The KV cache holds about {number_text(floor(fits))} requests of the present length. In each step, raise"
+            f" {called('max_num_seqs')} to at most twice its value, then watch {called('preemptions')}."
         )
     return MitigationPlan(
         "Let more requests run: the KV cache is not full. Lower limits would make the queue longer.",
@@ -224,8 +224,8 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
             ),
             Action(
                 "If the CPU is not the limit, check the API server",
-                f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}; one event loop can use"
-                " only one core. "
+                f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}. Each API server process"
+                " has one event loop, which can use only one core. "
                 f"{named('Share of the request duration outside the engine', percent_text(engine.signals.latency.outside_engine_share))}.",  # noqa: E501
                 ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["api_cpu_cores"] else (),
             ),
@@ -258,7 +258,8 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 commands=(f"kubectl delete pod {pod}" if is_pod(key) else _RESTART,),
             ),
             Action(
-                "Verify on this page", "Within a minute after the first requests, the verdict is no longer stalled."
+                "Verify on this page",
+                "After the restart, the verdict changes from stalled within a minute of the first requests.",
             ),
         ),
     )
@@ -284,7 +285,9 @@ def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     missing = engine.diagnosis.missing
     return MitigationPlan(
         "Change nothing yet: the evidence is not sufficient.",
-        (Action("Provide the missing inputs", f"Missing so far: {'; '.join(missing)}."),) if missing else (),
+        (Action("Provide the missing inputs", f"Inputs still missing for a verdict: {'; '.join(missing)}."),)
+        if missing
+        else (),
     )
 
 

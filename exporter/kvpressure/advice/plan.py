@@ -31,14 +31,14 @@ MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of 
 _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
-    "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
-    "limit": "with half the limit, all 40 preemptions remained",
+    "caps": "24 preemptions instead of 40; all engine steps together took 57 % less time; 60 of 72 requests admitted",
+    "limit": "with half the configured max_num_seqs, all 40 preemptions remained",
     "cut": (
-        "with a limit 25 % below the running requests, 28 of 40 preemptions remained; 50 % below, 5 remained."
-        " Engine time and queue length stayed the same"
+        "with a limit 25 % below the number of running requests, 28 of 40 preemptions remained. With a limit 50 % below"
+        " the number of running requests, 5 of 40 preemptions remained"
     ),
-    "pool": "a KV pool 30 % smaller caused 18 % more engine time and 50 preemptions instead of 40",
-    "watermark": "5 preemptions instead of 40, 5 % less engine time",
+    "pool": "a KV pool 30 % smaller caused 50 preemptions instead of 40; all engine steps together took 18 % more time",
+    "watermark": "5 preemptions instead of 40; all engine steps together took 5 % less time",
 }
 """Effect of each step on the same overload of a real vLLM, from ``docs/mitigations.md``; a test
 compares the figures.
@@ -265,10 +265,10 @@ def _example(max_model_len: float | None) -> Caps:
 
 def _cost_of(caps: Caps) -> str:
     if caps.long_prompts is None or caps.long_outputs is None:
-        return "longer requests are rejected (how many: unknown)"
+        return "requests above the caps are rejected. Share of requests above the caps: unknown"
     return (
-        f"at most {percent_text(caps.long_prompts)} of prompts and {percent_text(caps.long_outputs)} of outputs are"
-        " longer, by the lengths seen: these are rejected or cut short"
+        f"of the requests seen, at most {percent_text(caps.long_prompts)} of prompts and"
+        f" {percent_text(caps.long_outputs)} of outputs exceed the caps and are rejected or cut short"
     )
 
 
@@ -284,7 +284,10 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     )
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if not caps.known:
-        said += ". No finished request was seen, so the caps are examples: use the p95 of your gateway's log"
+        said += (
+            ". No finished request was seen, so these caps are examples: set them to the p95 lengths"
+            " in your gateway's log"
+        )
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
         said += (
@@ -315,8 +318,8 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
         "Cap input and output tokens at the edge",
         "do",
         f"{said}. Caps at the edge take effect at once, need no restart, and shorten the queue for all other requests.",
-        f"{_cost_of(caps)}; --override-generation-config '{{\"max_new_tokens\": {caps.output_tokens}}}' truncates"
-        " outputs instead of rejecting",
+        f"{_cost_of(caps)}. With --override-generation-config '{{\"max_new_tokens\": {caps.output_tokens}}}', vLLM cuts"
+        " long outputs short instead of rejecting requests",
         MEASURED["caps"],
     )
 
@@ -335,9 +338,10 @@ def _option(engine: PlanInput, name: str) -> str:
 
 def _now(engine: PlanInput, name: str) -> str:
     limit = engine.engine.limit(name)
+    called = _called(engine, name)
     if limit.value is None:
-        return "value in force: unknown"
-    return f"now {value_text(limit.value)} ({limit_source(limit.source)})"
+        return f"present {called}: unknown"
+    return f"present {called}: {value_text(limit.value)} ({limit_source(limit.source)})"
 
 
 def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
@@ -345,7 +349,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     measured = _measured(engine)
     fits = engine.signals.load.limits.get("kv_capacity")
     low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
-    title, now = f"Lower {_called(engine, 'max_num_seqs')}", _now(engine, "max_num_seqs")
+    called, now = _called(engine, "max_num_seqs"), _now(engine, "max_num_seqs")
+    title = f"Lower {called}"
     base = _at_once(engine)
     if limit.recommended is None and base is not None and 0 < base <= 1:
         small = measured is None and fits is not None and fits <= 1
@@ -353,23 +358,25 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         return MitigationStep(
             title,
             "not here",
-            f"{now}; {why}, so it cannot be lowered further. Shorten requests or add KV memory",
+            f"{now}. {called} cannot be lowered further, because {why}. Shorten requests or add KV memory",
         )
     if limit.recommended is None or (
         limit.value is not None and limit.recommended > limit.value
     ):  # a raise, for another verdict
-        why = (
-            "kvpressure computes the value only for the verdict kv_pressure"
-            if base is not None and base > 1
-            else (
-                "too little is known to compute a value: give the limit with --args, or the load with --running and"
+        if base is None or base <= 1:
+            why = (
+                "Too little is known to compute a value: give the limit with --args, or the load with --running and"
                 " --verdict"
             )
-        )
+        elif engine.signals.load.kv_role == "kv_producer":
+            why = "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"
+        else:
+            why = "kvpressure computes the value only for a confident verdict kv_pressure"
         return MitigationStep(
             title,
             "if it stays",
-            f"{now}; set it {percent_text(low)} to {percent_text(high)} below the number of running requests ({why})",
+            f"{now}. Set {called} {percent_text(low)} to {percent_text(high)} below the number of"
+            f" running requests. {why}",
             "fewer requests run at once; the others wait",
         )
     base = base or limit.recommended
@@ -380,8 +387,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if measured is None:
         of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
     said = (
-        f'{now}; set {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} ("Emergency'
-        f' Mitigation": {percent_text(low)} to {percent_text(high)})'
+        f"{now}. Set {called} {limit.recommended:.0f}: {percent_text(max(0.0, cut))} below the {base:.0f} {of}."
+        f' The guide "Emergency Mitigation" cuts {called} by {percent_text(low)} to {percent_text(high)}'
     )
     if measured is None:
         said += ". Running requests: unknown"
@@ -392,16 +399,16 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     elif fits is not None:
         said += f". The KV cache holds about {fits:.0f} requests of the present length"
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
-            said += ", probably fewer: no request has finished, so the length of outputs is not yet known"
+            said += ", probably fewer because no request has finished yet"
     if least < limit.recommended:
         said += (
-            f". If requests are still being {_called(engine, 'preempted')}, set {least}:"
+            f". If requests are still being {_called(engine, 'preempted')}, lower {called} to {least}:"
             " mixed request lengths need the larger cut"
         )
     result = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
-        said += f". Halving the present limit of {value_text(limit.value)} would have no effect"
-        result = f"{MEASURED['limit']}; {result}"
+        said += f". Halving {called} from {value_text(limit.value)} would have no effect"
+        result = f"{MEASURED['limit']}. {result[:1].upper()}{result[1:]}"
     return MitigationStep(
         title,
         "do",
@@ -417,7 +424,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit, least = engine.engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
     title, now = f"Lower {_option(engine, 'max_num_batched_tokens')}", _now(engine, "max_num_batched_tokens")
     least_of = _called(engine, "max_num_seqs")
-    cost = f"long prompts take more steps, so time to first token rises; the value must not be below {least_of}"
+    cost = "long prompts take more steps, so time to first token rises"
     value = limit.recommended
     if value is None:
         small = limit.value is not None and limit.value <= least
@@ -428,9 +435,8 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
             + (
                 f"not below {least:g}"
                 if small
-                else "halve the value"
-                if limit.value is not None
-                else "halve the value (kvpressure mitigate computes it from --args)"
+                else f"halve the value, but not below {least_of}"
+                + ("" if limit.value is not None else ". kvpressure mitigate computes the new value if you give --args")
             ),
             cost,
         )
@@ -487,8 +493,13 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     return MitigationStep(
         title,
         "not here",
-        f"{now}. This step is for failing allocations, and no allocation failed here. A smaller KV pool would"
-        " make KV pressure worse",
+        f"{now}. A lower {_called(engine, 'gpu_memory_utilization')} helps only if GPU memory allocations fail"
+        + (
+            ". Failed allocations: unknown (no log read)"
+            if engine.condition("gpu_out_of_memory") is None
+            else ", and no failed allocation was found"
+        )
+        + ". A smaller KV pool would make KV pressure worse",
         cost,
         MEASURED["pool"],
     )
@@ -496,22 +507,24 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
 
 def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: float) -> str:
     """What the KV pool loses, in GiB and tokens where GPU and pool are known."""
-    sizes = engine.gpu_bytes
+    sizes, called = engine.gpu_bytes, _called(engine, "gpu_memory_utilization")
     pool, capacity = engine.signals.memory.kv_pool_bytes, engine.signals.kv.kv_capacity_tokens
     if share is None or share <= lower:
-        return "the KV pool shrinks by the GPU memory that this frees"
+        return "the KV pool shrinks by the amount of freed GPU memory"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        lost = ", and ".join(f"{percent_text(share - target)} of GPU memory at {target:g}" for target in lower_ones)
-        return f"the KV pool loses {lost}"
+        lost = ", and ".join(f"{percent_text(share - target)} with {target:g}" for target in lower_ones)
+        return f"share of GPU memory that the KV pool loses with a lower {called}: {lost}"
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)
         if left <= 0:
-            told.append(f"at {target:g} no KV pool remains and the server does not start")
+            told.append(f"with {called} {target:g}, no KV pool remains and the server does not start")
             continue
         tokens = f" ({capacity * left / pool:.0f} of {capacity:.0f} tokens)" if capacity else ""
-        told.append(f"at {target:g} the KV pool shrinks from {pool / 2**30:.1f} to {left / 2**30:.1f} GiB{tokens}")
+        told.append(
+            f"with {called} {target:g}, the KV pool shrinks from {pool / 2**30:.1f} to {left / 2**30:.1f} GiB{tokens}"
+        )
     return "; ".join(told)
 
 
@@ -526,7 +539,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
     spike = engine.signals.context.context_spike_ratio
     if engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"]):
         yield MitigationStep(
-            "Split long-context traffic off (not in the guides)",
+            'Split long-context traffic off (not in "Emergency Mitigation")',
             "if it stays",
             "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a"
             f" small {_called(engine, 'max_num_seqs')}",
@@ -538,7 +551,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     one = dialect(engine.engine.dialect)
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
-    title = f"Set {flag or 'a watermark'} (not in the guides)"
+    title = f'Set {flag or "a watermark"} (not in "Emergency Mitigation")'
     lost = f"requests are being {one.called('preempted')} and recomputed; a watermark keeps KV cache free"
     measured = MEASURED["watermark"]
     cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission, so fewer requests run at once"
@@ -568,12 +581,12 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
         "or more replicas",
     ]
     if share is not None and share < 0.9:
-        ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share:g}; no allocation failed)")
+        ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share:g}; no failed allocation was found)")
         cost += "; a higher share takes memory that allocation peaks may need"
     return MitigationStep(
-        "Add KV memory (not in the guides)",
+        'Add KV memory (not in "Emergency Mitigation")',
         "if it stays",
-        "KV memory is the bottleneck and no allocation failed: use " + ", ".join(ways),
+        "KV memory is the bottleneck. Use " + ", ".join(ways),
         cost,
     )
 
@@ -621,7 +634,7 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
 def _verify(engine: PlanInput) -> MitigationStep:
     token = engine.signals.latency.inter_token.get("0.95")
     now = (
-        f"now: {named('KV cache peak', percent_text(engine.signals.kv.kv_used_ratio_max))},"
+        f"Now: {named('KV cache peak', percent_text(engine.signals.kv.kv_used_ratio_max))},"
         f" {named('requests waiting', number_text(engine.signals.load.waiting))},"
         f" {named('batch p95', number_text(engine.signals.batch.batch_p95))},"
         f" {named('time per output token p95', seconds_text(token))}"
@@ -630,6 +643,6 @@ def _verify(engine: PlanInput) -> MitigationStep:
         "Verify",
         "do",
         "the engine has recovered when the KV cache has headroom, latency is stable, batch size grows, and timeouts"
-        f" and 503s stop ({now})",
+        f" and 503s stop. {now}",
         commands=(f"kvpressure mitigate --verify {engine.address or 'URL'}",),
     )

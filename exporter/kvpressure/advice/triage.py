@@ -165,14 +165,14 @@ def _signature(case: _TriagedEngine) -> TriageStep:
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
         (
-            f"{named('GPU memory used', percent_text(used))} ({t.entry('signature_memory_ratio').cited} as a"
-            f" sign of pressure: above {percent_text(t['signature_memory_ratio'])}); "
-            f"{named('required memory', percent_text(needed))} (used memory without free KV blocks; warning at"
+            f"{named('GPU memory used', percent_text(used))} (sign of pressure above"
+            f" {percent_text(t['signature_memory_ratio'])}, {t.entry('signature_memory_ratio').cited})."
+            f" {named('Required memory', percent_text(needed))} (used memory without free KV blocks; warning at"
             f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
         ),
         (
-            f"{named('GPU utilization', percent_text(busy))} ({t.entry('signature_utilization_ratio').cited}"
-            f" as a sign of pressure: below {percent_text(t['signature_utilization_ratio'])} with traffic)."
+            f"{named('GPU utilization', percent_text(busy))} (with traffic, sign of pressure below"
+            f" {percent_text(t['signature_utilization_ratio'])}, {t.entry('signature_utilization_ratio').cited})."
         ),
     )
     conditions = case.engine.diagnosis.documented_signature
@@ -339,8 +339,8 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
     answers = (
         (
             f"{named('Effective batch p95', number_text(s.batch.batch_p95))},"
-            f" {named('mean', number_text(s.batch.batch_mean))} ({t.entry('signature_batch_size').cited} as a"
-            f" sign of pressure: {number_text(t['signature_batch_size'])} or less with traffic)."
+            f" {named('mean', number_text(s.batch.batch_mean))} (with traffic, sign of pressure at"
+            f" {number_text(t['signature_batch_size'])} or less, {t.entry('signature_batch_size').cited})."
         ),
         (
             f"{named('Requests running', number_text(s.load.running))},"
@@ -377,7 +377,7 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
     found += _users_wait(case, worst is not None)
     return TriageStep(
         8,
-        "Are batch size, latency and time per output token usual?",
+        "Are batch size, latency and time per output token normal?",
         gravest(*found) if up else "unknown",
         answers,
         f"curl -s {'localhost:8000/metrics' if case.has_pod else case.metrics_url} | grep -E"

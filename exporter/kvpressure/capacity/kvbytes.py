@@ -63,7 +63,7 @@ class Parallel:
 
     def __post_init__(self) -> None:
         if min(self.tensor, self.pipeline, self.decode_context) < 1:
-            raise CapacityError("parallel sizes: allowed: whole numbers of 1 or more")
+            raise CapacityError("a parallel size is below 1; allowed: whole numbers of 1 or more")
         if self.tensor % self.decode_context:
             raise CapacityError(
                 f"decode-context parallel {self.decode_context}; allowed: a divisor of the tensor "
@@ -251,8 +251,8 @@ def _grouped(
         page = pages[members[0]]
         if any(pages[i] != page for i in members) or (largest / page).denominator != 1:
             raise CapacityError(
-                "the KV cache cannot be computed: page sizes of the layers are not multiples of one another; read "
-                "kv_cache_size_tokens from the server"
+                "the KV cache cannot be computed: the layers' cache page sizes are not multiples of one another; read "
+                "the label kv_cache_size_tokens of vllm:cache_config_info from the server's metrics"
             )
         number = ceil(len(members) / size)
         groups += [

@@ -60,10 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--demanding",
         action="store_true",
-        help="the load is long-context or bursty: check against the lower gpu_memory_utilization",
+        help="the load is long-context or bursty: require the lower gpu_memory_utilization for such load",
     )
     parser.add_argument("--all", action="store_true", help="give reasons for every item, not only for failures")
-    parser.add_argument("--thresholds", metavar="FILE", help="thresholds from this file instead of the guides' values")
+    parser.add_argument("--thresholds", metavar="FILE", help="file with thresholds to use instead of the built-in ones")
     parser.add_argument("--format", choices=("text", "json", "junit", "sarif"), default="text")
     parser.add_argument("--only-failures", action="store_true", help="list failures only (text)")
     parser.add_argument("--baseline", metavar="FILE", help="failures in this file are accepted and do not count")

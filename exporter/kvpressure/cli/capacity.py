@@ -132,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the approximate formulas of the guides instead of kvpressure's own computation",
     )
-    parser.add_argument("--thresholds", metavar="FILE", help="read thresholds from this file")
+    parser.add_argument("--thresholds", metavar="FILE", help="file with thresholds to use instead of the built-in ones")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 

@@ -131,8 +131,8 @@ def run(options: argparse.Namespace) -> int:
     cluster = bool(options.namespace) and not options.prometheus
     if options.format == "patch" and not options.manifest and not cluster:
         raise InputError(
-            "--format patch: needs --manifest (kubectl get deploy NAME -o yaml), or -n NAMESPACE to read it through"
-            " kubectl: a patch replaces the whole list of arguments"
+            "--format patch: the full argument list of the workload is needed, because a patch replaces all arguments;"
+            " give --manifest FILE (kubectl get deploy NAME -o yaml) or -n NAMESPACE"
         )
     if options.container and options.manifest is None and not cluster:
         raise InputError("--container: only together with --manifest FILE or -n NAMESPACE")
@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     _print(chosen, options, thresholds, server, again)
     others = [engine.name for engine in pressed if engine is not chosen]
     if others and options.format == "text":
-        print(f"also under KV pressure: {', '.join(others)} (choose one with --pod)")
+        print(f"other engines under KV pressure: {', '.join(others)} (choose one with --pod)")
     return 0 if pressed else 1
 
 

@@ -181,8 +181,8 @@ def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> 
     asks = [ask for stage in plan for ask in stage.asks]
     if not asks:
         raise InputError(
-            f"no request can be sent: {'; '.join(stage.note for stage in plan)}; allowed: larger --max-requests and"
-            " --max-tokens"
+            f"the limits allow no request: {'; '.join(stage.note for stage in plan)}; allowed: larger"
+            " --max-requests and --max-tokens"
         )
     said = f"{len(asks)} requests with {sum(ask.total for ask in asks)} tokens in all will be sent to {target.name}"
     if options.yes:

@@ -75,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         default=None,
         metavar="N",
-        help=f"a directory keeps the N newest files (default {DEFAULT_KEEP}), so at most N times --max-size",
+        help=f"number of files that a directory keeps, the newest (default {DEFAULT_KEEP}); in all at"
+        " most N times --max-size",
     )
     names = [name for name in settings.options() if not name.startswith(("web.", "record"))]
     settings.add_arguments(parser, only=names)
@@ -177,7 +178,8 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadC
         return FATAL_STATUS  # the recorder has logged why
     if monitor.fatal is not None:
         print(
-            f"kvpressure record: a source needs a new process ({monitor.fatal}): start the command again",
+            f"kvpressure record: stopped: a source works again only in a new process ({monitor.fatal});"
+            " start kvpressure record again",
             file=sys.stderr,
         )
         return FATAL_STATUS

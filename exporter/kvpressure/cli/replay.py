@@ -77,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="stop S seconds after the beginning of the recording",
     )
-    parser.add_argument("--thresholds", metavar="FILE", default=None, help="judge with these thresholds")
+    parser.add_argument(
+        "--thresholds", metavar="FILE", default=None, help="file with thresholds to use instead of the built-in ones"
+    )
 
 
 def _seconds(text: str) -> float:

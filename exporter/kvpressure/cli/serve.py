@@ -111,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
         recorder.close(timeout=2.0)
     if monitor.fatal is not None:
         print(
-            f"kvpressure serve: a source needs a new process ({monitor.fatal}): start the command again",
+            f"kvpressure serve: stopped: a source works again only in a new process ({monitor.fatal});"
+            " start kvpressure serve again",
             file=sys.stderr,
         )
         return FATAL_STATUS

@@ -199,7 +199,7 @@ _PREFILL: Final = Scenario(
 
 _CPU_THROTTLING: Final = Scenario(
     "cpu_throttling",
-    "the CPU limit of chat-13b is cut, and the GPU waits for its host",
+    "the CPU limit of chat-13b is cut, and the GPU waits for the CPU",
     CHAT,
     "host_bound",
     (),

@@ -299,10 +299,10 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "baseline_too_high",
         lambda m: _baseline_too_high(m.s, m.utilization, m.t),
-        "device memory used {device}, gpu_memory_utilization is {utilization} (above {baseline_from} is too much)",
-        "device memory as configured{device_now}, gpu_memory_utilization is {utilization} (above {baseline_from} is"
-        " too much)",
-        "whether device memory is used as configured: unknown (no GPU mapped to this pod, or no configured share)",
+        "device memory used {device}: above the limit of {baseline_from} for gpu_memory_utilization {utilization}",
+        "device memory as configured{device_now} (limit {baseline_from} for gpu_memory_utilization {utilization})",
+        "device memory compared with gpu_memory_utilization: unknown (no GPU mapped to this pod, or no"
+        " gpu_memory_utilization)",
         "InferenceBaselineTooHigh",
     ),
     Declared(
@@ -334,8 +334,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "crash_loop",
         lambda m: _crash_loop(m.s, m.t),
-        "{restarts} (threshold {loop_from})",
-        "no crash loop: {restarts} (threshold {loop_from})",
+        "{restarts} (crash loop: {loop_from} or more)",
+        "no crash loop: {restarts} (crash loop: {loop_from} or more)",
         "restarts in half an hour: unknown",
         "InferenceCrashLoop",
         serious=True,
@@ -345,7 +345,7 @@ BUILT_IN_CONDITIONS: Final = (
         _gpu_fault,
         "{faults} recent XID events or lost GPUs (threshold 1)",
         "no lost GPUs, and no recent XID events from the hardware or this engine",
-        "GPU faults: unknown (no GPU mapped to this pod, or another program may have caused the XID events)",
+        "GPU faults: unknown (no GPU mapped to this pod, or only XID events that other programs may have caused)",
         "GpuXidError",
         serious=True,
     ),

@@ -18,7 +18,7 @@ CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LI
 _KV: Final = ("kv_full", "KV usage")
 _LIMIT: Final = (
     "running_at_limit",
-    "{max_num_seqs} (from arguments or start-up log, or the default for version and GPU)",
+    "{max_num_seqs} (known from the arguments, the start-up log, or version and GPU)",
 )
 _GPU: Final = ("gpu_saturated", "GPU activity")
 _THROTTLED: Final = ("cpu_throttled", "CPU throttling of the container")
@@ -63,7 +63,7 @@ harmed = (lasting_queue | yes("latency_multiplied") | yes("outside_engine_time")
 )
 
 _FAILING: Final = Lower(
-    yes("scrape_failing"), at_most=DOUBTFUL, missing="what has happened since the last scrape that succeeded"
+    yes("scrape_failing"), at_most=DOUBTFUL, missing="what happened since the last successful scrape"
 )
 
 # --- no usable metrics ---------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ KV_PRESSURE: Final = Verdict(
         Lower(
             yes("blocks_held_for_others"),
             at_most=DOUBTFUL,
-            missing="whether the blocks are held until another server has pulled them",
+            missing="whether KV blocks are held for another server that has not pulled them yet",
         ),
     ),
     stages=(
@@ -570,7 +570,7 @@ HEALTHY: Final = Verdict(
             "requests unknown",
             unknown("queue_present") & unknown("something_runs"),
             GUESS,
-            "whether requests run or wait",
+            "running requests",
             verdict="unknown",
         ),
         Row(

@@ -152,8 +152,8 @@ class Settings:
         "engine.pace",
         one_of("adaptive", "fixed"),
         "adaptive",
-        "Scrape interval: collector.engines.interval under load and longer when calm (adaptive), or always"
-        " collector.engines.interval (fixed).",
+        "adaptive: scrape calm engines less often than every collector.engines.interval; fixed: scrape every engine at"
+        " that interval.",
     )
     plugin_directory: Path | None = option(
         "plugin.directory", ANY_PATH, None, "Directory with the reports of the plugin inside vLLM.", shown="none"

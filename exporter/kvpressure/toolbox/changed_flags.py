@@ -33,8 +33,8 @@ def with_values(
     wrong = [one.flag(name) or name for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
         raise InputError(
-            f"the command line {shlex.join(public_texts(argv))[:120]!r} cannot be changed safely ({', '.join(wrong)});"
-            " allowed: edit it by hand"
+            f"the command line {shlex.join(public_texts(argv))[:120]!r} is too complex to change"
+            f" {', '.join(wrong)} safely; allowed: a manifest that you edit by hand"
         )
     return tuple(words)
 

@@ -260,7 +260,10 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
     except RecordingError as error:
         raise InputError(f"{error}; allowed: a recording (kvpressure record), or an address") from error
     if not cases:
-        raise InputError(f"{path}: the recording has no engine; allowed: a recording with a readable tick of an engine")
+        raise InputError(
+            f"{path}: the recording contains no engine; allowed: a recording with at least one"
+            " successful scrape of an engine"
+        )
     shown = problems[:3] + ([f"{len(problems) - 3} more lines skipped"] if len(problems) > 3 else [])
     return FoundEngines(_filtered(cases, options), path, {}, tuple(shown))
 

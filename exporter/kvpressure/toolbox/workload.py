@@ -77,7 +77,7 @@ def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str, wanted: s
             if manifests.servers_of(document):
                 best = document
     except KubectlError as error:
-        raise InputError(f"the workload of pod {pod}: {error}; give --manifest FILE instead") from error
+        raise InputError(f"could not read the workload of pod {pod}: {error}; give --manifest FILE instead") from error
     return server_of(best, container, wanted)
 
 

@@ -253,8 +253,8 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "CPU",
-            "Used share of the CPU limit, and share of CFS periods throttled. While throttled, the API server sends no"
-            " tokens.",
+            "Used share of the CPU limit, and share of CFS periods throttled. The API server sends no tokens"
+            " while its container is throttled.",
             [
                 PanelQuery(
                     f"max {by} (kvpressure_container_cpu_used_ratio{{{CONTAINER}}})", "{{pod}} used", optional=NOT_A_POD
@@ -276,7 +276,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Memory of the container",
-            "Working set divided by the container's memory limit. This is host memory, not GPU memory.",
+            "Working set divided by the container's memory limit. Host memory, not GPU memory.",
             [
                 PanelQuery(
                     f"max {by} (kvpressure_container_memory_used_ratio{{{CONTAINER}}})",
@@ -316,8 +316,8 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Node conditions that hold",
-            "Conditions that signal a problem, such as MemoryPressure. They make an incident worse, but do not cause KV"
-            " pressure.",
+            "Conditions that signal a problem, such as MemoryPressure. Such conditions make an incident worse, but do"
+            " not cause KV pressure.",
             [
                 PanelQuery(
                     f'max by (cluster, node, condition) (kvpressure_node_condition{{{NODE},condition!="Ready"}}) == 1',

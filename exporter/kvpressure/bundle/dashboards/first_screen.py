@@ -75,7 +75,7 @@ FIRING: Final = (
 
 AT_THE_EDGE: Final = "max_model_len"  # a gateway can enforce it
 MITIGATION_ORDER: Final = (AT_THE_EDGE, "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
-NO_LIMIT: Final = 'no limit helps here; if requests wait, see column "First action" above'
+NO_LIMIT: Final = 'no limit change is recommended; if requests wait, see column "First action" above'
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
 
 
@@ -295,7 +295,7 @@ def _fires(site: DashboardContext) -> Json:
     return table(
         site,
         "What fires",
-        "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. A click opens the"
+        "Firing alerts of this bundle: about the chosen engines, about GPUs, and about the exporter. A click opens the"
         " runbook.",
         [PanelQuery(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],
         {"alertname": "Alert", "severity": "Severity", "page": "Page", "pod": "Pod"},
@@ -309,7 +309,7 @@ def _graphs(site: DashboardContext) -> list[Json]:
         timeseries(
             site,
             "KV cache used",
-            "Highest of the exporter's samples of the last minute, which shows peaks between two scrapes.",
+            "Highest KV cache usage of the last minute, including peaks between two scrapes.",
             [PanelQuery(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
@@ -320,8 +320,8 @@ def _graphs(site: DashboardContext) -> list[Json]:
         timeseries(
             site,
             "GPU memory: required, and used (dashed)",
-            "Required memory is used memory minus the unused part of the KV pool. The gap between the lines is that"
-            " unused part.",
+            "Required memory is used memory minus the unused part of the KV pool. The gap between the lines is the"
+            " unused part of the KV pool.",
             [
                 PanelQuery(
                     worst_gpus(gpu("gpu_memory_demand_ratio")),

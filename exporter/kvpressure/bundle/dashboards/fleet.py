@@ -217,8 +217,8 @@ def _workloads(site: DashboardContext) -> Json:
     return table(
         site,
         "Replicas by workload",
-        "Workloads with the most missing pods. Answer: pods whose engines all answer. Pods: existing pods. Wanted:"
-        " requested replicas, from kube-state-metrics.",
+        'Workloads with the most missing pods. Column "Answer" counts pods whose engines all answer, "Pods" existing'
+        ' pods, and "Wanted" requested replicas (from kube-state-metrics).',
         [
             PanelQuery(f"{up} and on ({by}) {least}", table=True),
             PanelQuery(f"{pods} and on ({by}) {least}", table=True),
@@ -265,7 +265,8 @@ def _budget_left(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget of three days: share spent",
-        "Share of three days' error budget that the last three days spent (less time if Prometheus has less history).",
+        "Share of a three-day error budget spent in the last three days, or in less time if Prometheus"
+        " has less history.",
         {"{{model_name}} {{objective}}": _burn_rate("3d")},
         "percentunit",
     )
@@ -312,8 +313,8 @@ def _objectives(site: DashboardContext) -> Json:
     return table(
         site,
         "Objectives",
-        "Required share of requests, and the latency up to which a request counts as good: the largest bound of the"
-        " engine's histogram buckets that is not above the objective.",
+        "Required share of requests, and the latency up to which a request counts as good. The latency is the largest"
+        " bound of the engine's histogram buckets that does not exceed the objective.",
         [
             PanelQuery(highest("target_ratio"), table=True, optional=NO_OBJECTIVE),
             PanelQuery(highest("bound_seconds"), table=True, optional=NO_OBJECTIVE),
@@ -386,7 +387,7 @@ def _unwatched(site: DashboardContext) -> Json:
     return table(
         site,
         "Nodes without an exporter",
-        "Ready nodes with GPUs or pods of a model, from kube-state-metrics, on which no exporter reports.",
+        "Ready nodes with GPUs or pods of a model where no exporter reports. The nodes come from kube-state-metrics.",
         [
             PanelQuery(
                 f"topk({TOP}, node:kvpressure_expected:present{{{CLUSTER}}} unless on (cluster, node)"
@@ -425,8 +426,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Internal failures of exporters",
-            "Internal failures per second, by what the exporter was processing. Also shown: items left out of a scrape"
-            " (cut) and web requests refused, because a limit of the exporter was reached.",
+            "Internal failures per second, by what the exporter was processing. When a limit of the"
+            " exporter is reached, the panel also shows items cut from a scrape and web requests refused.",
             [
                 PanelQuery(
                     some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
@@ -450,7 +451,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Flight recorders",
-            "Flight recorders that keep up, their failures per second, and samples per second that recordings lack.",
+            "Number of flight recorders that keep up, their failures per second, and ticks missing in"
+            " recordings per second.",
             [
                 PanelQuery(
                     some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER

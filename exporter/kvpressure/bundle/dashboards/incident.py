@@ -204,8 +204,8 @@ def _reasons(site: DashboardContext) -> Json:
 
 def _signature(site: DashboardContext) -> Json:
     about = (
-        'Each condition of the signature exactly as the guide "KV Cache Diagnostics" states it, while the condition'
-        " holds. The signature does not replace the verdict: device memory is high even on a healthy engine, and"
+        'Shows when each condition of the signature holds, exactly as stated in the guide "KV Cache Diagnostics".'
+        " The signature does not replace the verdict: device memory is high even on a healthy engine, and"
         " utilization can stay high under KV pressure."
     )
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": YELLOW}))]

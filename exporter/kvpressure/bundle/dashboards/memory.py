@@ -78,8 +78,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Tokens that the arriving load can need within the limits, divided by KV capacity. Above 1, the KV cache"
-            " can become too small for the load.",
+            "Highest token demand at the present load and limits, divided by KV capacity. Above 1, the KV cache can"
+            " become too small for the load.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
@@ -232,7 +232,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "KV cache used",
-            "KV cache usage now, and the maximum of the last minute, which shows peaks between two scrapes.",
+            "KV cache usage now, and the highest of the last minute, including peaks between two scrapes.",
             [
                 PanelQuery(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}"),
                 PanelQuery(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}} max"),
@@ -263,7 +263,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Overcommit",
-            "Tokens that the arriving load can need within the limits, divided by KV capacity.",
+            "Highest token demand at the present load and limits, divided by KV capacity.",
             [PanelQuery(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
@@ -383,7 +383,8 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Processes",
-            "Device memory of the processes on each GPU, by pod. A line without a pod: processes outside every pod.",
+            "Device memory of the processes on each GPU, by pod. A line without a pod shows processes"
+            " that belong to no pod.",
             [
                 PanelQuery(
                     worst_gpus(
@@ -405,7 +406,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
             site,
             "Memory conditions that hold",
             "Memory leak while idle, KV blocks held without load, fragmentation, more device memory used than"
-            " configured, host memory near its limit, killed at that limit, or out of GPU memory.",
+            " configured, host memory near its limit, container OOM-killed, or out of GPU memory.",
             [
                 PanelQuery(
                     worst(

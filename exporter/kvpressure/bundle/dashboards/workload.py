@@ -33,7 +33,7 @@ from kvpressure.bundle.dashboards.builder import (
 from kvpressure.bundle.dashboards.ranking import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
 
 VLLM_BUCKETS = "this Prometheus does not scrape vLLM's own histograms"
-NO_GPM = "the GPU does not report it (NVIDIA GPUs before Hopper), or nvidia.gpm is off"
+NO_GPM = "the GPU does not report this activity (NVIDIA GPUs before Hopper), or nvidia.gpm is off"
 
 
 def build(site: DashboardContext) -> Dashboard:
@@ -78,8 +78,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Batch missing",
-            "Missing share of the possible batch (requests in flight without deferred ones, up to the limit), for the"
-            " worst engine.",
+            "How far the p95 batch size is below the number of requests that could run, for the worst engine.",
             f"max({engine('batch_collapse_ratio')})",
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
@@ -154,7 +153,7 @@ def _busiest(site: DashboardContext) -> Json:
     return table(
         site,
         "Busiest engines",
-        f"The {TOP} engines with the most requests in flight: the length of their requests, and how long these wait.",
+        f"The {TOP} engines with the most requests in flight, with the lengths and waiting times of the requests.",
         queries,
         columns,
         overrides,
@@ -199,8 +198,8 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Missing batch",
-            "Share of the possible batch that the p95 batch size does not reach. The possible batch is the"
-            " requests in flight without deferred ones, up to the limit.",
+            "How far the p95 batch size is below the number of requests that could run. Deferred requests, and"
+            " requests above the limit on running requests, could not run.",
             [PanelQuery(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
@@ -453,8 +452,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Throughput against its best",
-            "Throughput of the last minute divided by that of the best minute of the last fifteen, while demand has"
-            " not fallen.",
+            "Throughput of the last minute divided by the best one-minute throughput of the last fifteen minutes.",
             [
                 PanelQuery(
                     lines("throughput_trend_ratio"),

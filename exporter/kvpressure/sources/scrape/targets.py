@@ -182,7 +182,7 @@ def _gpus(text: str, value: str) -> tuple[str, ...]:
 def _verify(text: str, scheme: str, options: Mapping[str, str]) -> bool:
     policy = options.get("tls", "verify")
     if policy not in ("verify", "insecure"):
-        raise TargetError(f"target {text!r} has tls={policy}", "tls=verify, tls=insecure")
+        raise TargetError(f"target {text!r} has the unknown option tls={policy}", "tls=verify, tls=insecure")
     if scheme != "https" and ("tls" in options or "ca" in options):
         raise TargetError(f"target {text!r} has tls or ca without https", "tls and ca with an https URL")
     if "ca" in options and not os.path.isfile(options["ca"]):  # noqa: PTH113 - Path raises for a name that is too long

@@ -25,7 +25,7 @@ NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 # its own last value where not. A state is 0 or 1, more than none is > 0, percent are divided by 100, the free share is
 # 1 minus the used one; quantiles, status classes and the driver's XID numbers are names; format strings are formats.
 STRUCTURE = re.compile(
-    r"""rate5m\[\d+[mhd](?::\d+m)?\](?:\) \* (?:300|600)\b)?|burn_rate:\d+[mhd]|over \d+[mhd] and \d+[mhd]|\(1 - max by|\(\.\+\?\)\(-\[a-z0-9\]\{8,10\}-\[a-z0-9\]\{5\}\|-\[0-9\]\+\)\?|> 0\)(?:$| \* 0 \+ time)|\* 0 \+ time|:count\) \* 0\b|== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df"""  # noqa: E501
+    r"""rate5m\[\d+[mhd](?::\d+m)?\](?:\) \* (?:300|600)\b)?|burn_rate:\d+[mhd]|over (?:both )?\d+[mhd] and \d+[mhd]|\(1 - max by|\(\.\+\?\)\(-\[a-z0-9\]\{8,10\}-\[a-z0-9\]\{5\}\|-\[0-9\]\+\)\?|> 0\)(?:$| \* 0 \+ time)|\* 0 \+ time|:count\) \* 0\b|== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df"""  # noqa: E501
 )
 
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
@@ -33,7 +33,7 @@ PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
 PROSE_TEXT = re.compile(
     r"503s|about 1-|XIDs [\d, ]+ are|--since=2h|tail -n 50|^\d+\. |Prometheus"
     r" 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
-    r"|over \d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]|\b[01] where"
+    r"|over (?:both )?\d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]|\b[01] where"
     r"|is above 0|is below 1\b|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
     re.MULTILINE,
 )

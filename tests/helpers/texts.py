@@ -150,7 +150,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "runs": "7 requests running",
     "mean_queue": "mean 40 waiting, 7 running, queue time p95 4.2 s",
     "waiting_mean": "40",
-    "deferred_where": "reported by vLLM 0.20 and later",
+    "deferred_where": "only vLLM 0.20 and later reports deferred requests",
     "age": "12",
     "readings": "30",
     "stuck": "24",

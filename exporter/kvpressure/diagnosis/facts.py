@@ -1019,7 +1019,11 @@ def _rates(v: View) -> str:
 def _deferred_where(v: View) -> str:
     engine = dialect(v.s.dialect)
     since = engine.deferred_since
-    return f"reported by {engine.title} {since} and later" if since else "not on the metrics endpoint"
+    return (
+        f"only {engine.title} {since} and later reports deferred requests"
+        if since
+        else "the metrics endpoint does not show deferred requests"
+    )
 
 
 def _oom_seen(v: View) -> str:

@@ -55,8 +55,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Share of device memory in real use, 0-1: used memory minus the unused part of the KV pools on this GPU."
         " On a GPU without an engine: all used memory.",
         GPU,
-        "an engine's KV pool on this GPU is unknown, because its size is unknown, or the engine is not scraped or on"
-        " another node",
+        "an engine on this GPU has a KV pool of unknown size, is not scraped, or is on another node",
     ),
     _m(
         "gpu_utilization_ratio",
@@ -96,8 +95,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "worker_gpu_info",
         "info",
-        "GPU of a worker pod whose engine is on another node. kvpressure_engine_group_info shows the engine, with the"
-        " same group.",
+        "GPU of a worker pod whose engine is on another node. The series of kvpressure_engine_group_info with the"
+        " same group shows the engine.",
         ("uuid", "namespace", "pod", "group"),
         "the engine is on the same node",
     ),

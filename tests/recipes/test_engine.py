@@ -174,7 +174,7 @@ def test_an_unknown_name_is_one_line() -> None:
     assert (
         asked.stderr
         == "kvpressure: --extensions: no installed package offers an engine, source, signal or condition 'nobody';"
-        " allowed: one that does\n"
+        " install a package that does\n"
     )
 
 

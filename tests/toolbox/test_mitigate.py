@@ -389,10 +389,10 @@ def test_a_workload_with_two_servers_is_patched_where_container_says(
     patch = ["mitigate", *STATED, "--manifest", str(file), "--format", "patch"]
     name = leader["spec"]["containers"][0]["name"]
     assert main(patch) == 2
-    assert f"--container with one of leaderTemplate/{name}, workerTemplate/{name}" in capsys.readouterr().err
+    assert f"choose one with --container: leaderTemplate/{name}, workerTemplate/{name}" in capsys.readouterr().err
     for container in (name, "absent"):
         assert main([*patch, "--container", container]) == 2
-        assert "allowed: --container" in capsys.readouterr().err
+        assert "choose one with --container" in capsys.readouterr().err
     for template in ("leaderTemplate", "workerTemplate"):
         assert main([*patch, "--container", f"{template}/{name}"]) == 0
         change = yaml.safe_load(capsys.readouterr().out)[-1]

@@ -195,7 +195,7 @@ class _Fields:
     def refuse_unsupported(self) -> None:
         """Raise for models whose memory the formulas do not describe."""
         if self.values.get("is_encoder_decoder") is True:
-            raise CapacityError(f"{self.where}: encoder-decoder models are not computed; allowed: decoder models")
+            raise CapacityError(f"{self.where}: encoder-decoder models are not supported; allowed: decoder models")
         uneven = next((key for key in _UNEVEN_KEYS if self.has(key)), None)
         if uneven is not None:
             raise CapacityError(f"{self.where}: {uneven}: layers of different shape are not computed")

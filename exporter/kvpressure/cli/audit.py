@@ -41,15 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILE|URL",
         nargs="*",
-        help="Kubernetes documents (YAML or JSON), - = standard input; or addresses of running servers or exporters",
+        help="files of Kubernetes documents (YAML or JSON; - = standard input), or addresses of running servers or"
+        " exporters",
     )
     parser.add_argument(
         "--args",
         metavar="ARGS",
         type=arguments,
-        help="the server's command line as one quoted argument, in place of a file, or in addition to a URL",
+        help="the server's command line as one quoted argument; give it instead of a file, or together with a URL",
     )
-    parser.add_argument("--vllm-version", metavar="V", help="e.g. 0.11.2; default: the image's tag")
+    parser.add_argument("--vllm-version", metavar="V", help="vLLM version, e.g. 0.11.2 (default: the image's tag)")
     parser.add_argument(
         "--gpu", metavar="NAME:GiB", type=given_gpu, help="the GPU, e.g. H100:80; default: the GPU of the node selector"
     )
@@ -107,7 +108,7 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
         raise InputError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
     if addresses:
         if len(addresses) < len(options.files):
-            raise InputError("files and addresses together; allowed: one or the other")
+            raise InputError("files and addresses together; give one or the other")
         found = [
             one for address in addresses for one in running.read(address, options.args or (), options.gpu, thresholds)
         ]

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         choices=PROFILES,
         default=PROFILES[0],
-        help="literal applies the guides' thresholds without this project's extra conditions (default: default)",
+        help="literal: apply the guides' thresholds without this project's extra conditions (default: default)",
     )
     parser.add_argument(
         "--source",

@@ -86,10 +86,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="layers that speculative decoding (MTP, EAGLE) adds",
     )
     spread.add_argument("--disable-hybrid-kv-cache-manager", action="store_true")
-    spread.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    spread.add_argument("--enforce-eager", action="store_true", help="compute without CUDA graphs")
     for name in ("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"):
         spread.add_argument(name, type=whole, metavar="N")
-    spread.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="default: vLLM's, 0.92")
+    spread.add_argument(
+        "--gpu-memory-utilization",
+        type=_share,
+        metavar="SHARE",
+        help="share of GPU memory that vLLM reserves (default: 0.92, as in vLLM)",
+    )
     memory = parser.add_argument_group("memory of one GPU")
     memory.add_argument(
         "--gpu-memory", type=_size, metavar="SIZE", help="memory of one GPU; the output then says whether the load fits"
@@ -218,12 +223,12 @@ def _lengths(shape: ModelShape, limit: int | None) -> list[int]:
 def _load(options: argparse.Namespace) -> RequestLoad | None:
     if options.traffic is not None:
         if options.prompt is not None or options.output is not None:
-            raise InputError("--traffic: not together with --prompt and --output; allowed: one or the other")
+            raise InputError("--traffic: not together with --prompt and --output; give one or the other")
         from kvpressure.toolbox.traffic import from_file
 
         return from_file(options.traffic)
     if (options.prompt is None) != (options.output is None):
-        raise InputError("--prompt and --output: only one was given; allowed: both or none")
+        raise InputError("--prompt and --output: only one was given; give both or none")
     return None if options.prompt is None else load.stated(options.prompt, options.output)
 
 

@@ -34,8 +34,8 @@ def adopt(wanted: Iterable[str], where: str) -> None:
         found = [kind.adopt(name) for kind in _KINDS]  # one name may be offered as several kinds
         if not any(found):
             raise InputError(
-                f"{where}: no installed package offers an engine, source, signal or condition {name!r}; "
-                "allowed: one that does"
+                f"{where}: no installed package offers an engine, source, signal or condition {name!r}; install a"
+                " package that does"
             )
 
 

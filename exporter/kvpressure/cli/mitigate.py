@@ -36,9 +36,9 @@ be used.
 
 
 _NUMBERS = (
-    ("max-num-seqs", "in force"),
-    ("max-num-batched-tokens", "in force"),
-    ("max-model-len", "in force"),
+    ("max-num-seqs", "max_num_seqs in force"),
+    ("max-num-batched-tokens", "max_num_batched_tokens in force"),
+    ("max-model-len", "max_model_len in force"),
     ("running", "requests running at once"),
     ("capacity-tokens", "tokens that the KV cache holds"),
     ("prompt", "tokens of a long prompt (95th percentile)"),
@@ -63,9 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stated.add_argument("--verdict", choices=VERDICTS, help="assume this verdict instead of measuring it")
     for name, text in _NUMBERS:
         stated.add_argument(f"--{name}", type=_whole, metavar="N", help=text)
-    stated.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="in force")
+    stated.add_argument(
+        "--gpu-memory-utilization", type=_share, metavar="SHARE", help="gpu_memory_utilization in force"
+    )
     stated.add_argument("--kv-pool-gib", type=_positive, metavar="GIB", help="KV pool on one GPU, from vLLM's log")
-    stated.add_argument("--vllm-version", metavar="V")
+    stated.add_argument("--vllm-version", metavar="V", help="vLLM version, e.g. 0.11.2")
     stated.add_argument("--out-of-memory", action="store_true", help="assume that GPU memory allocations fail")
     stated.add_argument("--preempting", action="store_true", help="assume that requests are preempted")
     output = parser.add_argument_group("output")
@@ -73,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--manifest",
         metavar="FILE",
-        help="workload to patch (kubectl get deploy NAME -o yaml), - = standard input; not needed with -n",
+        help="file with the workload to patch (kubectl get deploy NAME -o yaml; - = standard input); not needed"
+        " with -n",
     )
     output.add_argument(
         "--container",
@@ -154,7 +157,7 @@ def _engines(
 ) -> tuple[list[EngineView], str]:
     if options.verdict:
         if inputs.given(options) or any((options.pod, options.model, options.selector, options.workload)):
-            raise InputError("--verdict: not together with a server or a recording; allowed: one or the other")
+            raise InputError("--verdict: not together with a server or a recording; give one or the other")
         return [given.engine_from(_given(options, server), thresholds)], ""
     needless = next((name for name in _STATED if getattr(options, name)), None)
     if needless is not None:
@@ -224,8 +227,8 @@ def _print(
     if options.format in ("patch", "helm"):
         if not plan.values:
             raise InputError(
-                f"--format {options.format}: there is no value to set ({engine.verdict}); allowed: --format text"
-                " says why"
+                f"--format {options.format}: there is no value to set ({engine.verdict}); --format text prints the"
+                " reason"
             )
         print(
             mitigation_report.as_patch(plan, server, applies)
@@ -250,7 +253,7 @@ def _workload(engine: EngineView, server: ServerContainer | None) -> str:
 
 def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:
     if inputs.given(options) or options.verdict:
-        raise InputError("--verify: not together with another input; allowed: --verify URL")
+        raise InputError("--verify: not together with another input; give only --verify URL")
     target = fetch.target_of(options.verify, "--verify")
     if options.args:
         from dataclasses import replace

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache-dtype", default="auto", metavar="DTYPE", help="KV cache dtype, for the expected KV bytes per token"
     )
-    parser.add_argument("--api-key-file", metavar="FILE", help="bearer token for /v1")
+    parser.add_argument("--api-key-file", metavar="FILE", help="file with the bearer token for /v1")
     parser.add_argument("--thresholds", metavar="FILE")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
@@ -124,8 +124,8 @@ def _probe(
         busy = probe.busy()
         if busy is not None and not options.force:
             raise InputError(
-                f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; allowed: an idle"
-                " server, or --force"
+                f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; choose an idle"
+                " server, or add --force"
             )
         for result in probe.run(plan):
             results.append(result)
@@ -181,8 +181,8 @@ def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> 
     asks = [ask for stage in plan for ask in stage.asks]
     if not asks:
         raise InputError(
-            f"the limits allow no request: {'; '.join(stage.note for stage in plan)}; allowed: larger"
-            " --max-requests and --max-tokens"
+            f"the limits allow no request: {'; '.join(stage.note for stage in plan)}; raise --max-requests and"
+            " --max-tokens"
         )
     said = f"{len(asks)} requests with {sum(ask.total for ask in asks)} tokens in all will be sent to {target.name}"
     if options.yes:

@@ -75,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         default=None,
         metavar="N",
-        help=f"number of files that a directory keeps, the newest (default {DEFAULT_KEEP}); in all at"
-        " most N times --max-size",
+        help=f"how many of the newest files a directory keeps (default {DEFAULT_KEEP}); together at most N times"
+        " --max-size",
     )
     names = [name for name in settings.options() if not name.startswith(("web.", "record"))]
     settings.add_arguments(parser, only=names)

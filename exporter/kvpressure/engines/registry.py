@@ -63,7 +63,7 @@ def dialect(name: str) -> EngineDialect:
 def add(found: EngineDialect) -> None:
     """Add a dialect, or replace an added one. Raises ``InputError`` for a built-in name."""
     if found.name in BUILT_IN:
-        raise InputError(f"engine {found.name!r} is built in; allowed: another name")
+        raise InputError(f"engine {found.name!r} is built in; give the engine another name")
     _added[found.name] = found
     _forget_tables()
 

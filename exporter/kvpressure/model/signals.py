@@ -14,21 +14,24 @@ from typing import Final
 from kvpressure.model.frozen import frozen
 from kvpressure.model.metrics import ENGINE, Metric, gauge, published, publishes, quantiles
 
-_NO_KV: Final = "the engine has no KV usage gauge, or it stays 0 while requests are running"
+_NO_KV: Final = "the engine has no KV usage gauge, or the gauge stays 0 while requests are running"
 _WARMUP: Final = "too few samples in the window"
-_NO_SCOPE: Final = "the scope is unknown"
+_NO_SCOPE: Final = "the memory of this scope is unknown"
 _BATCH: Final = quantiles(
     "effective_batch_size", "Quantiles of the number of running requests, over the last minute.", absent=_WARMUP
 )
 _BATCH_SAMPLES: Final = Metric(
-    "batch_size_samples", "histogram", "Samples of requests_running, one for each scrape of the engine.", ENGINE
+    "batch_size_samples",
+    "histogram",
+    "Histogram of requests_running, with one sample for each scrape of the engine.",
+    ENGINE,
 )
 _BY_REASON: Final = gauge(
     "requests_waiting_by_reason",
     "Requests waiting, by reason: capacity (no free KV blocks or batch slots) or deferred (waiting for something"
     " else).",
     "reason",
-    absent="the engine does not report reasons",
+    absent="the engine does not report why requests wait",
 )
 _TOKENS: Final = gauge("tokens_per_second", "Token throughput over the last 30 s.", "kind")
 _REQUEST_TOKENS: Final = quantiles(
@@ -38,13 +41,23 @@ _LATENCY: Final = quantiles(
     "latency_seconds",
     "Latency quantiles over the last minute, computed from bucket differences.",
     "phase",
-    absent="no finished observation in the window",
+    absent="nothing was observed in the window",
 )
 _FACTOR: Final = gauge(
     "score_factor", "Factors of memory_high_compute_low_score.", "factor", absent="the factor is unknown"
 )
-_RESERVED: Final = gauge("memory_reserved_bytes", "Reserved bytes by scope.", "scope", absent=_NO_SCOPE)
-_ALLOCATED: Final = gauge("memory_allocated_bytes", "Allocated bytes by scope.", "scope", absent=_NO_SCOPE)
+_RESERVED: Final = gauge(
+    "memory_reserved_bytes",
+    "Reserved memory, by scope: allocator (torch), kv_pool (whole KV pool), kv_block (KV blocks in use).",
+    "scope",
+    absent=_NO_SCOPE,
+)
+_ALLOCATED: Final = gauge(
+    "memory_allocated_bytes",
+    "Allocated memory, by scope: allocator (torch), kv_pool (KV blocks in use), kv_block (tokens in them).",
+    "scope",
+    absent=_NO_SCOPE,
+)
 _ALLOCATOR_FAILURES: Final = Metric(
     "allocator_failures_total",
     "counter",
@@ -54,7 +67,7 @@ _ALLOCATOR_FAILURES: Final = Metric(
 )
 _FRAGMENTATION: Final = gauge(
     "fragmentation_bytes",
-    "Reserved minus allocated, by scope: allocator (torch, plugin only), kv_pool "
+    "Reserved minus allocated memory, by scope: allocator (torch, plugin only), kv_pool "
     "(pool minus used), kv_block (waste inside blocks, estimate).",
     "scope",
     absent=_NO_SCOPE,
@@ -74,7 +87,11 @@ class KvSignals:
 
     kv_recorded: bool | None = None  # False = gauge missing, or constantly 0 while requests run
     kv_used_ratio: float | None = published(
-        gauge("kv_cache_used_ratio", "KV blocks in use, 0-1; evictable prefix blocks count as free.", absent=_NO_KV)
+        gauge(
+            "kv_cache_used_ratio",
+            "Share of KV blocks in use, 0-1; evictable prefix blocks count as free.",
+            absent=_NO_KV,
+        )
     )
     kv_used_ratio_max: float | None = published(
         gauge("kv_cache_used_ratio_max", "Maximum of kv_cache_used_ratio over the last 60 s of samples.", absent=_NO_KV)
@@ -85,7 +102,7 @@ class KvSignals:
         gauge(
             "kv_cache_capacity_tokens",
             "KV capacity in tokens.",
-            absent="not in cache_config_info and not derivable from blocks (hybrid models)",
+            absent="the capacity is not in cache_config_info and cannot be computed from blocks (hybrid models)",
         )
     )
     kv_used_tokens: float | None = published(
@@ -106,14 +123,14 @@ class KvSignals:
             "kv_overcommit_ratio",
             "Token demand that the arriving load can reach within the limits, divided by KV capacity. Above 1, the"
             " limits admit more than the KV cache holds.",
-            absent="request lengths or KV capacity unknown",
+            absent="request lengths or the KV capacity are unknown",
         )
     )
     preemption_rate: float | None = published(
         gauge(
             "preemption_rate",
             "Preemptions per second over the last minute: the larger of the counted and the inferred number. Inferred:"
-            " running requests fall and waiting requests rise by as much, while no request finishes.",
+            " running requests fall and waiting requests rise by the same number, while no request finishes.",
         )
     )
     preemptions_counted: float | None = None  # by the counter in the last 60 s
@@ -126,7 +143,7 @@ class KvSignals:
         gauge(
             "recomputed_tokens_estimate_rate",
             "Tokens recomputed per second after preemptions (estimate: preemptions times mean request length).",
-            absent="no preemption rate or no request lengths",
+            absent="the preemption rate or the request lengths are unknown",
         )
     )
     prefix_hit_ratio: float | None = published(
@@ -144,7 +161,7 @@ class BatchSignals:
         gauge(
             "effective_batch_size_mean",
             "Mean number of decoding requests: rate of the inter-token latency sum (Little's law).",
-            absent="no inter-token histogram",
+            absent="the engine has no histogram of inter-token latency",
         )
     )
     batch_p50: float | None = published(_BATCH, "0.5")
@@ -155,7 +172,7 @@ class BatchSignals:
             "batch_collapse_ratio",
             "Missing share of the possible batch, 0-1: 1 minus p95 batch size divided by possible batch. The possible"
             " batch is the number of requests in flight that are not deferred, but at most the limit.",
-            absent="no demand",
+            absent="no request is in flight that could run",
         )
     )
     step_seconds: float | None = None  # mean inter-token latency over the last 30 s
@@ -179,7 +196,11 @@ class LoadSignals:
     # Of a server that exchanges KV blocks with others; "" = unknown role
     kv_role: str | None = None
     in_flight: float | None = published(
-        gauge("requests_in_flight", "Running plus waiting.", absent="the engine does not report one of them")
+        gauge(
+            "requests_in_flight",
+            "Requests running plus requests waiting.",
+            absent="the engine does not report running or waiting requests",
+        )
     )
     limits: Mapping[str, float] = published(
         gauge(
@@ -195,7 +216,7 @@ class LoadSignals:
         gauge(
             "concurrency_ratio",
             "Requests in flight divided by the smallest known limit on running requests.",
-            absent="no limit known",
+            absent="no limit on running requests is known",
         )
     )
     running_at_limit: bool | None = None  # in most of the recent samples
@@ -242,7 +263,7 @@ class ContextSignals:
     bimodal_prompts: bool | None = published(
         gauge(
             "prompt_lengths_bimodal",
-            "1 if requests with short and with long prompts share this server.",
+            "1 if this server gets both short and long prompts.",
             absent=_WARMUP,
         )
     )
@@ -279,7 +300,7 @@ class LatencySignals:
     slow_ratios: Mapping[str, float] = published(
         gauge(
             "latency_slow_baseline_ratio",
-            "latency_baseline_ratio of the same phases.",
+            "latency_baseline_ratio of each phase that latency_slow_seconds shows.",
             "phase",
             absent="latency_slow_seconds is absent, or there is no baseline yet",
         ),
@@ -330,7 +351,8 @@ class RequestSignals:
         gauge(
             "requests_failed_ratio",
             "Share of requests that failed over the last 5 minutes, 0-1: refused by a queue limit, answered with 5xx,"
-            " or ended with error. Only the largest of the three counts is used, because one request may be in all.",
+            " or ended with error. Only the largest of the three counts is used, because one request may be in all"
+            " three.",
             absent="fewer than failed_min_per_second requests fail",
         )
     )
@@ -402,7 +424,8 @@ class MemorySignals:
             "Device memory by component, per GPU: weights, kv_pool, activations (peak), graphs, context "
             "(what a worker holds outside torch: driver context, NCCL, libraries), other.",
             "component",
-            absent="not in the start-up log; context needs per-process memory from the driver, and the plugin",
+            absent="the component is not in the start-up log; component context needs the plugin, and per-process"
+            " memory from the driver",
         ),
         default=dict,
     )

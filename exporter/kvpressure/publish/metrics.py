@@ -21,13 +21,13 @@ def _m(name: str, kind: Kind, help: str, labels: tuple[str, ...] = (), absent: s
     return Metric(name, kind, help, labels, absent)
 
 
-_SPLIT = "on a GPU split by MIG or into partitions that report it themselves"
+_SPLIT = "on a GPU that is split by MIG, or into partitions that report their own memory"
 
 METRICS: Final[tuple[Metric, ...]] = (
     # --- device ---------------------------------------------------------------------------------------------
     _m("gpu_info", "info", "Identity of a GPU; value is always 1.", (*GPU, "name", "driver")),
     _m("gpu_up", "gauge", "1 if the GPU answered the last reading, 0 if a known GPU could not be read.", GPU),
-    _m("gpu_memory_total_bytes", "gauge", "Device memory.", GPU, f"unified-memory GPUs report none; {_SPLIT}"),
+    _m("gpu_memory_total_bytes", "gauge", "Total device memory.", GPU, f"on a unified-memory GPU; {_SPLIT}"),
     _m(
         "gpu_memory_used_bytes",
         "gauge",
@@ -40,14 +40,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         "Device memory reserved by the driver and firmware.",
         GPU,
-        f"only reported by the second NVML memory structure; {_SPLIT}",
+        f"the driver lacks NVML's second memory structure; {_SPLIT}",
     ),
     _m(
         "gpu_memory_used_ratio",
         "gauge",
         "Used share of device memory, 0-1. High values do not show KV pressure: engines preallocate the KV pool.",
         GPU,
-        "on a GPU split by MIG or into partitions",
+        "on a GPU that is split by MIG or into partitions",
     ),
     _m(
         "gpu_memory_demand_ratio",
@@ -55,8 +55,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Share of device memory in real use, 0-1: used memory minus the unused part of the KV pools on this GPU."
         " On a GPU without an engine: all used memory.",
         GPU,
-        "an engine's KV pool on this GPU is unknown, because its size is unknown, or the engine is not scraped or on"
-        " another node",
+        "an engine on this GPU has a KV pool of unknown size, is not scraped, or is on another node",
     ),
     _m(
         "gpu_utilization_ratio",
@@ -82,7 +81,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "gpu_process_memory_bytes",
         "gauge",
-        "Device memory of processes on this GPU by owning pod; an empty pod label is a process outside every pod.",
+        "Device memory of processes on this GPU by owning pod; an empty pod label means processes that belong to no"
+        " pod.",
         (*GPU, "namespace", "pod"),
         "the driver does not report per-process memory",
     ),
@@ -95,8 +95,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "worker_gpu_info",
         "info",
-        "GPU of a worker pod whose engine is on another node. kvpressure_engine_group_info shows the engine, with the"
-        " same group.",
+        "GPU of a worker pod whose engine is on another node. The series of kvpressure_engine_group_info with the"
+        " same group shows the engine.",
         ("uuid", "namespace", "pod", "group"),
         "the engine is on the same node",
     ),
@@ -143,7 +143,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         '1 if at least three of the five conditions of the guide "KV Cache Diagnostics" hold.',
         ENGINE,
-        "conditions that are unknown could decide it",
+        "the conditions that are unknown could decide the result",
     ),
     _m("requests_finished_total", "counter", "Finished requests by reason.", (*ENGINE, "reason")),
     _m(
@@ -175,7 +175,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         "Number behind a reason for the verdict; docs/verdict-rows.md describes each reason.",
         (*ENGINE, "reason"),
-        "it does not support the verdict, or is unknown",
+        "the reason does not support the verdict, or the number is unknown",
     ),
     _m(
         "kv_cache_exhaustion_ahead_seconds",
@@ -198,8 +198,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "State set: 1 for the stage of KV pressure; all 0 without pressure.",
         (*ENGINE, "stage"),
     ),
-    _m("condition", "gauge", "Named condition, 1 true or 0 false.", (*ENGINE, "condition"), "unknown"),
-    _m("limit", "gauge", "Limit in force.", (*ENGINE, "limit"), "unknown"),
+    _m("condition", "gauge", "Named condition, 1 true or 0 false.", (*ENGINE, "condition"), "the condition is unknown"),
+    _m("limit", "gauge", "Value of a limit in force.", (*ENGINE, "limit"), "the limit is unknown"),
     _m(
         "limit_explicit",
         "gauge",
@@ -210,9 +210,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "limit_recommended",
         "gauge",
-        "Value to set, computed for this engine.",
+        "Value to set for a limit, computed for this engine.",
         (*ENGINE, "limit"),
-        "not enough data to compute it",
+        "there is no value to recommend, or too little data to compute it",
     ),
     # --- service-level objectives ---------------------------------------------------------------------------
     _m(
@@ -249,7 +249,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Latency up to which requests count as good: the engine's largest histogram bucket bound that is not above the"
         " objective.",
         (*ENGINE, "objective"),
-        "the objective is not set, or is availability",
+        "the objective is not set, or the objective is availability",
     ),
     # --- the pod around the engine --------------------------------------------------------------------------
     _m("container_restarts_total", "counter", "Restarts of the container.", CONTAINER),
@@ -290,7 +290,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _m("source_last_success_timestamp_seconds", "gauge", "Time of the source's last success.", ("source",)),
     _m("source_duration_seconds", "gauge", "Duration of the source's last reading.", ("source",)),
-    _m("source_errors_total", "counter", "Failed readings by reason.", ("source", "reason")),
+    _m("source_errors_total", "counter", "Failed readings of a source, by reason.", ("source", "reason")),
     _m(
         "isolated_failures_total",
         "counter",
@@ -332,7 +332,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         "Time of the flight recorder's last write.",
         (),
-        "nothing written yet",
+        "nothing has been written yet",
     ),
     _m("recorder_errors_total", "counter", "Ticks that the flight recorder failed to record, by reason.", ("reason",)),
     _m(

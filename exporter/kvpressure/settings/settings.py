@@ -86,7 +86,10 @@ class Settings:
     )
     telemetry_path: str = option("web.telemetry-path", TELEMETRY_PATH, "/metrics", "Path of the metrics endpoint.")
     web_config_file: Path | None = option(
-        "web.config.file", FILE, None, "exporter-toolkit web configuration: TLS, client certificates, basic auth."
+        "web.config.file",
+        FILE,
+        None,
+        "Web configuration file in the format of exporter-toolkit: TLS, client certificates, basic auth.",
     )
     health_addresses: tuple[ListenAddress, ...] = option(
         "web.health-listen-address",
@@ -146,7 +149,7 @@ class Settings:
     )
     engine_max_targets: int = option("engine.max-targets", COUNT, 64, "Maximum number of engines to scrape.")
     engine_timeout_seconds: float = option(
-        "engine.timeout", SECONDS, 3.0, "Timeout of one scrape of an engine, in total."
+        "engine.timeout", SECONDS, 3.0, "Time limit for one whole scrape of an engine."
     )
     engine_pace: str = option(
         "engine.pace",
@@ -175,7 +178,7 @@ class Settings:
         "Source of AMD readings: driver files (sysfs), AMD's library (amdsmi), or files first and the library for gaps"
         " (auto).",
     )
-    host_sys: Path = option("host.sys", DIRECTORY, Path("/sys"), "The host's sysfs.")
+    host_sys: Path = option("host.sys", DIRECTORY, Path("/sys"), "Directory of the host's sysfs.")
     kube_selector: str | None = option("kube.selector", TEXT, None, "Label selector of the pods to watch.", shown="all")
     kube_namespaces: tuple[str, ...] = option(
         "kube.namespaces",
@@ -192,13 +195,13 @@ class Settings:
         "kube.token-file",
         ANY_PATH,
         Path("/var/run/secrets/kubernetes.io/serviceaccount/token"),
-        "Token for the API server; read again for every request.",
+        "File with the token for the API server; the file is read again for every request.",
     )
     kube_ca_file: Path = option(
         "kube.ca-file",
         ANY_PATH,
         Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"),
-        "Certificates to trust for the API server.",
+        "File with the certificates to trust for the API server.",
     )
     kube_engine_tls: str = option(
         "kube.engine-tls",
@@ -210,7 +213,7 @@ class Settings:
         "kubelet.socket",
         ANY_PATH,
         Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
-        "The kubelet's PodResources socket.",
+        "Path of the kubelet's PodResources socket.",
     )
     kubelet_resources: tuple[str, ...] = option(
         "kubelet.resources",
@@ -221,9 +224,11 @@ class Settings:
         shown=" ".join(_gpu_resources()),
         repeat=True,
     )
-    host_proc: Path = option("host.proc", ANY_PATH, Path("/proc"), "The host's /proc.")
-    host_cgroup: Path = option("host.cgroup", ANY_PATH, Path("/sys/fs/cgroup"), "The host's cgroup v2 tree.")
-    host_pod_logs: Path = option("host.pod-logs", ANY_PATH, Path("/var/log/pods"), "The host's log files of pods.")
+    host_proc: Path = option("host.proc", ANY_PATH, Path("/proc"), "Path of the host's /proc.")
+    host_cgroup: Path = option("host.cgroup", ANY_PATH, Path("/sys/fs/cgroup"), "Path of the host's cgroup v2 tree.")
+    host_pod_logs: Path = option(
+        "host.pod-logs", ANY_PATH, Path("/var/log/pods"), "Path of the log files of pods on the host."
+    )
     log_positions: Path | None = option(
         "log-positions", ANY_PATH, None, "File for the read positions in the pods' logs.", shown="not kept"
     )

@@ -122,7 +122,7 @@ class _NodeReader:
         for key, value in node.value:
             line = f"{self._path}:{key.start_mark.line + 1}"
             if not isinstance(key, yaml.ScalarNode):
-                raise YamlError(f"{line}: a key that is no text; allowed: plain keys")
+                raise YamlError(f"{line}: a key that is not text; allowed: plain keys")
             self._construct(key, line)  # refuses what YAML refuses: a key of another type that is none of it
             if key.value in children:
                 raise YamlError(f"{line}: {key.value!r} given twice; allowed: once")

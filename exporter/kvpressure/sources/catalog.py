@@ -102,7 +102,7 @@ register(
 register(
     SourceSpec(
         name="amd",
-        help="AMD GPUs through sysfs, or AMD SMI",
+        help="AMD GPUs, through sysfs or AMD SMI",
         factory=lazy("kvpressure.sources.gpu.amd.source", "AmdSource"),
         interval_seconds=1.0,
         deadline_seconds=5.0,

@@ -34,7 +34,7 @@ def with_values(
     if wrong:
         raise InputError(
             f"the command line {shlex.join(public_texts(argv))[:120]!r} is too complex to change"
-            f" {', '.join(wrong)} safely; allowed: a manifest that you edit by hand"
+            f" {', '.join(wrong)} safely; edit the manifest by hand"
         )
     return tuple(words)
 

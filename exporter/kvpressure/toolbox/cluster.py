@@ -122,7 +122,7 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
             "(kubectl get pods --show-labels)"
         )
     if len(members) > MAX_PODS:
-        raise InputError(f"{where}: {len(members)} engines; allowed: up to {MAX_PODS}, choose with -l or --pod")
+        raise InputError(f"{where}: {len(members)} engines; allowed: up to {MAX_PODS}; choose pods with -l or --pod")
     return members
 
 

@@ -23,7 +23,7 @@ def of_exporter(address: str) -> list[Mapping[str, Any]]:
     found = fetch.exporter_document(address).get("discovered")
     if not isinstance(found, list):
         raise InputError(
-            f"--exporter: {address} does not report which engines it discovered; allowed: an exporter of this release"
+            f"--exporter: {address} does not report which engines it discovered; update the exporter to this release"
         )
     return [mapping(entry) for entry in found]
 

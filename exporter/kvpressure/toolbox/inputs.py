@@ -53,22 +53,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vLLM servers ([NS/POD=]http://HOST:PORT[;args=...]), or one recording",
     )
     group = parser.add_argument_group("other inputs")
-    group.add_argument("--exporter", metavar="URL", help="a running exporter (default port 9846)")
+    group.add_argument("--exporter", metavar="URL", help="address of a running exporter (default port 9846)")
     group.add_argument(
         "--prometheus", metavar="URL", help="address of a Prometheus that scrapes vLLM, to diagnose a past incident"
     )
     group.add_argument(
-        "--since", type=duration, default=3600.0, metavar="T", help="how far back: 30m, 1h (default), up to 7d"
+        "--since", type=duration, default=3600.0, metavar="T", help="how far back to look: 30m, 1h (default), up to 7d"
     )
     group.add_argument(
-        "--namespace", "-n", metavar="NS", help="pods of this namespace, through kubectl; or a filter for --prometheus"
+        "--namespace",
+        "-n",
+        metavar="NS",
+        help="read pods of this namespace through kubectl; with --prometheus: only this namespace",
     )
     group.add_argument("--selector", "-l", metavar="LABELS", help="with -n: pods with these labels, e.g. app=vllm")
     group.add_argument("--workload", metavar="KIND/NAME", help="with -n: the pods of this workload, e.g. deploy/chat")
     group.add_argument("--pod", metavar="NAME", help="only this pod (--prometheus, --exporter, kubectl)")
     group.add_argument("--model", metavar="NAME", help="only this model (--prometheus, --exporter, recordings)")
-    group.add_argument("--context", metavar="NAME", help="kubectl context")
-    group.add_argument("--prometheus-token-file", metavar="FILE", help="bearer token for --prometheus")
+    group.add_argument("--context", metavar="NAME", help="kubectl context to use")
+    group.add_argument("--prometheus-token-file", metavar="FILE", help="file with the bearer token for --prometheus")
     parser.add_argument(
         "--args",
         metavar="ARGS",
@@ -148,7 +151,7 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
     if options.namespace and not options.prometheus:
         kinds.append("-n NAMESPACE")
     if len(kinds) > 1:
-        raise InputError(f"{' and '.join(kinds)}: allowed: one kind of input at a time")
+        raise InputError(f"{' and '.join(kinds)} cannot be combined; give one kind of input at a time")
     if not 5 <= options.seconds <= MAX_SECONDS:
         raise InputError(f"--seconds: {options.seconds:g}; allowed: 5 to {MAX_SECONDS:g}")
     if options.selector and not options.namespace:
@@ -200,7 +203,7 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     if len(targets) > live.MAX_TARGETS:
         raise InputError(f"{len(targets)} URLs; allowed: up to {live.MAX_TARGETS}")
     if len({target.name for target in targets}) < len(targets):
-        raise InputError("URL: the same server was given twice; allowed: each server once")
+        raise InputError("URL: the same server was given twice; give each server once")
     around = Around(versions=live.versions(targets), gpu=options.gpu)
     return FoundEngines(
         tuple(watch_and_judge(targets, around, options.seconds, thresholds)), _again(options.inputs), {}

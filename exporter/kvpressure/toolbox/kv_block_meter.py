@@ -100,8 +100,8 @@ def _cache(page: Scrape, where: str) -> Cache:
         count = None if tokens is None else len(page.engines) * (tokens // size)
     if count is None or size is None or count <= len(page.engines):
         raise InputError(
-            f"{where}: the metrics do not contain the size of the KV cache (cache_config_info); allowed: vLLM 0.5.5 or"
-            " later"
+            f"{where}: the metrics do not contain the size of the KV cache (cache_config_info); update to vLLM"
+            " 0.5.5 or later"
         )
     try:
         utilization = float(config.get("gpu_memory_utilization", ""))

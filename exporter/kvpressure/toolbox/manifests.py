@@ -83,7 +83,7 @@ def choose(servers: Sequence[ServerContainer], container: str | None, where: str
     places = [one.place for one in servers]
     listed = names if unique else places if len(set(places)) == len(places) else [one.title for one in servers]
     problem = f"{len(found)} vLLM containers" if found else f"no vLLM container {container!r:.80}"
-    raise InputError(f"{where}: {problem}; allowed: --container with one of {', '.join(listed[:8])}")
+    raise InputError(f"{where}: {problem}; choose one with --container: {', '.join(listed[:8])}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +341,10 @@ def _below(node: object, path: tuple[str | int, ...], depth: int, left: Iterator
     if depth == 0 or not isinstance(node, Mapping):
         return
     if next(left, None) is None:
-        raise InputError(f"a document of more than {_MAX_MAPPINGS} mappings, aliases written out; allowed: fewer")
+        raise InputError(
+            f"a document of more than {_MAX_MAPPINGS} mappings, aliases written out; split the file"
+            " into smaller documents"
+        )
     spec = node.get("spec")
     if isinstance(spec, Mapping) and any(isinstance(item, Mapping) for item in items(spec.get("containers"))):
         yield _Place(node, (*path, "spec", "containers"))

@@ -61,28 +61,29 @@ def _refuse(server: ServerContainer) -> None:
     """Raise where a patch would not reach vLLM, or would be overwritten."""
     if server.kind == "Pod":
         raise InputError(
-            f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that created the"
-            " pod"
+            f"{server.title}: the arguments of a running pod cannot be changed; name the workload that created the"
+            " pod instead"
         )
     if not server.argv:
         raise InputError(
-            f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; allowed: edit it"
-            " by hand"
+            f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; edit the"
+            " workload by hand"
         )
     if any(REDACTED in word or CUT in word for word in server.argv):
         raise InputError(
-            f"{server.title}: some values of the command line are redacted; allowed: the original manifest (--manifest)"
+            f"{server.title}: some values of the command line are redacted; give the original manifest (--manifest)"
         )
     hidden, seen = _hidden(server)
     if hidden:
         told = ", ".join(f"{name} from {server.variables.get(name, 'elsewhere')}" for name in hidden)
         raise InputError(
             f"{server.title}: a variable adds arguments ({told}), which a patch of the workload does not reach;"
-            " allowed: set the values there"
+            " set the values in that variable"
         )
     if not seen:
         raise InputError(
-            f"{server.title}: a script hides part of the command line{_elsewhere(server)}; allowed: edit it by hand"
+            f"{server.title}: a script hides part of the command line{_elsewhere(server)}; edit the command line by"
+            " hand"
         )
 
 

@@ -85,7 +85,7 @@ def _from_trace(path: Path) -> RequestLoad:
             f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording"
         ) from error
     if longest is None:
-        raise CapacityError(f"{path}: no requests; allowed: one request per line")
+        raise CapacityError(f"{path}: no requests; the file must have one request on each line")
     if longest not in sample:
         sample.append(longest)
     return RequestLoad(tuple(sample), burst_ratio=arrivals.burst_ratio())
@@ -135,7 +135,7 @@ def _rows(stream: IO[str], path: Path) -> Iterator[tuple[float | None, RequestLe
             if cells:
                 yield _row(dict(zip(header, cells, strict=False)), path, reader.line_num)
     except csv.Error as error:
-        raise CapacityError(f"{path}:{reader.line_num}: {error}; allowed: comma-separated values") from error
+        raise CapacityError(f"{path}:{reader.line_num}: {error}; the file must be valid CSV") from error
 
 
 def _chain(first: str, rest: Iterable[str]) -> Iterator[str]:
@@ -149,7 +149,9 @@ def _json(line: str, path: Path, number: int) -> Mapping[str, object]:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise CapacityError(f"{path}:{number}: not a JSON object; allowed: one request a line")
+        raise CapacityError(
+            f"{path}:{number}: not a JSON object; allowed: one JSON object on each line, one for each request"
+        )
     return {str(key).lower(): value for key, value in row.items()}
 
 

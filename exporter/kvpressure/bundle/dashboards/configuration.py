@@ -192,7 +192,7 @@ def _limits_over_time(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "max_num_seqs",
-            "Value in force, and the recommended value during KV pressure.",
+            "max_num_seqs in force, and the value recommended during KV pressure.",
             [
                 PanelQuery(engine("limit", 'limit="max_num_seqs"'), "{{pod}} in force"),
                 PanelQuery(

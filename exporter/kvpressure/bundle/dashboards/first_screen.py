@@ -244,7 +244,9 @@ def _why(site: DashboardContext) -> Json:
         about,
         [
             PanelQuery(
-                reasons_of_the_worst(), table=True, optional="no verdict needs action, or too many inputs are unknown"
+                reasons_of_the_worst(),
+                table=True,
+                optional="no verdict needs action, or too many inputs are unknown",
             )
         ],
         {"pod": "Pod", "Value": "Now", "reason": "Evidence"},

@@ -217,8 +217,8 @@ def _workloads(site: DashboardContext) -> Json:
     return table(
         site,
         "Replicas by workload",
-        'Workloads with the most missing pods. Column "Answer" counts pods whose engines all answer, "Pods" existing'
-        ' pods, and "Wanted" requested replicas (from kube-state-metrics).',
+        'Workloads with the most missing pods. Column "Answer" counts pods whose engines all answer. Column "Pods"'
+        ' counts existing pods. Column "Wanted" counts requested replicas (from kube-state-metrics).',
         [
             PanelQuery(f"{up} and on ({by}) {least}", table=True),
             PanelQuery(f"{pods} and on ({by}) {least}", table=True),
@@ -265,8 +265,8 @@ def _budget_left(site: DashboardContext) -> Json:
     return _by_objective(
         site,
         "Error budget of three days: share spent",
-        "Share of a three-day error budget spent in the last three days, or in less time if Prometheus"
-        " has less history.",
+        "Share of a three-day error budget that was spent in the last three days. The panel covers less time if"
+        " Prometheus has less history.",
         {"{{model_name}} {{objective}}": _burn_rate("3d")},
         "percentunit",
     )
@@ -387,7 +387,8 @@ def _unwatched(site: DashboardContext) -> Json:
     return table(
         site,
         "Nodes without an exporter",
-        "Ready nodes with GPUs or pods of a model where no exporter reports. The nodes come from kube-state-metrics.",
+        "Ready nodes on which no exporter reports. Each of them has GPUs or pods of a model. The list of nodes"
+        " comes from kube-state-metrics.",
         [
             PanelQuery(
                 f"topk({TOP}, node:kvpressure_expected:present{{{CLUSTER}}} unless on (cluster, node)"
@@ -407,7 +408,11 @@ def _throttled(site: DashboardContext) -> Json:
         site,
         "GPUs with reduced clocks",
         "GPUs whose clocks are reduced now, and the reason that the driver reports.",
-        [PanelQuery(throttled, table=True, optional="no clock is reduced, or the driver does not report it")],
+        [
+            PanelQuery(
+                throttled, table=True, optional="no clock is reduced, or the driver does not report reduced clocks"
+            )
+        ],
         {"uuid": "GPU", "reason": "Reason"},
     )
 
@@ -426,8 +431,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Internal failures of exporters",
-            "Internal failures per second, by what the exporter was processing. When a limit of the"
-            " exporter is reached, the panel also shows items cut from a scrape and web requests refused.",
+            "Internal failures per second, by what the exporter was processing. The panel also shows items left out"
+            " of a scrape, and web requests refused because of a limit.",
             [
                 PanelQuery(
                     some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
@@ -477,16 +482,16 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         _list(
             site,
             "Containers that look like an engine and are not scraped",
-            "Containers that have a GPU or look like an inference server, but have no metrics endpoint.",
+            "Containers without a metrics endpoint that have a GPU or look like an inference server.",
             "max by (cluster, namespace, pod, container, result)"
             f' (kvpressure_container_discovery_info{{{CONTAINER},result!="engine"}})',
             {"namespace": "Namespace", "pod": "Pod", "container": "Container", "result": "Why"},
-            f"all are scraped, or {NOT_A_POD}",
+            f"all such containers are scraped, or {NOT_A_POD}",
         ),
         _list(
             site,
             "Pods that opted out of alerts",
-            "Pods whose annotation or label kvpressure.io/alerts turns alerts off, or limits them to tickets.",
+            "Pods whose annotation or label kvpressure.io/alerts turns alerts off, or limits alerts to tickets.",
             f"max by (cluster, namespace, pod, alerts) (kvpressure_container_alerts_info{{{CONTAINER}}})",
             {"namespace": "Namespace", "pod": "Pod", "alerts": "Alerts"},
             "no pod opted out",
@@ -497,7 +502,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
             "Containers of engines that the kubelet reports as not ready.",
             f"max by (cluster, namespace, pod, container) (kvpressure_container_ready{{{CONTAINER}}}) == 0",
             {"namespace": "Namespace", "pod": "Pod", "container": "Container"},
-            f"all are ready, or {NOT_A_POD}",
+            f"all containers are ready, or {NOT_A_POD}",
         ),
     ):
         dashboard.add(panel, 8, 7)

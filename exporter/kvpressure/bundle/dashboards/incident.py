@@ -126,7 +126,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "Prompt tokens per second",
-            "Engines that compute the most prompt tokens.",
+            "Prompt tokens computed per second, on the engines that compute the most.",
             engine("tokens_per_second", 'kind="prompt"'),
             "short",
             neutral(),
@@ -134,7 +134,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "CPU throttled",
-            "Share of CFS periods in which the container was stopped.",
+            "Share of CFS periods in which the container was throttled.",
             f"max by (pod) (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})",
             ratio,
             steps(site, (ORANGE, "cpu_throttled_ratio")),
@@ -245,7 +245,8 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Waiting by reason",
-            "capacity: waiting for KV cache or for max_num_seqs. deferred: waiting for LoRA, grammar or remote KV.",
+            'Reason "capacity": requests wait for free KV cache or for max_num_seqs. Reason "deferred":'
+            " requests wait for LoRA, grammar or remote KV.",
             [PanelQuery(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
             "short",
             None,
@@ -288,7 +289,7 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            f"Extrapolated from the last {SLOPE_SECONDS:g} s.",
+            f"Extrapolated from KV cache usage over the last {SLOPE_SECONDS:g} s.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
@@ -349,7 +350,7 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Outside the engine",
-            "Mean time of a finished request in tokenizer, API server and network.",
+            "Mean time that a finished request spent in tokenizer, API server and network.",
             [PanelQuery(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
             "s",
             None,
@@ -390,7 +391,7 @@ def _compute(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Effective batch size",
-            "p95 of requests running, and the mean number of decoding requests.",
+            "p95 of the number of running requests, and the mean number of decoding requests.",
             [
                 PanelQuery(lines("effective_batch_size", 'quantile="0.95"'), "{{pod}} p95"),
                 PanelQuery(lines("effective_batch_size_mean"), "{{pod}} mean"),
@@ -407,7 +408,7 @@ def _compute(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "GPU activity",
-            "Utilization is the share of time in which some kernel ran, however little of the GPU it used. Tensor and"
+            "Utilization is the share of time in which a kernel ran, however little of the GPU it used. Tensor and"
             " DRAM activity are shown only where the GPU reports them.",
             [
                 PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
@@ -460,7 +461,7 @@ def _requests_and_pod(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Request shape, p95",
-            "Prompt and output tokens, and the max_tokens that clients ask for.",
+            "Prompt tokens and output tokens of a request, and the max_tokens that clients ask for.",
             [PanelQuery(lines("request_tokens", 'quantile="0.95"', by="kind"), "{{pod}} {{kind}}")],
             "short",
         ),

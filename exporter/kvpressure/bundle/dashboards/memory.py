@@ -250,7 +250,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            f"Extrapolated from the last {SLOPE_SECONDS:g} s.",
+            f"Extrapolated from KV cache usage over the last {SLOPE_SECONDS:g} s.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
@@ -405,8 +405,9 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Memory conditions that hold",
-            "Memory leak while idle, KV blocks held without load, fragmentation, more device memory used than"
-            " configured, host memory near its limit, container OOM-killed, or out of GPU memory.",
+            "Memory conditions of the engines over time: memory leak while idle, KV blocks held without load, or"
+            " fragmentation. Also: more device memory used than configured, host memory near its limit, container"
+            " OOM-killed, or out of GPU memory.",
             [
                 PanelQuery(
                     worst(
@@ -432,7 +433,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Driver events",
-            "XID events and ECC errors in the time shown.",
+            "XID events and ECC errors in the time range shown.",
             [
                 PanelQuery(
                     f"sum by (gpu, uuid, xid) (increase(kvpressure_gpu_xid_errors_total{{{GPU}}}[$__rate_interval]))",
@@ -478,7 +479,7 @@ def _score(site: DashboardContext, dashboard: Dashboard) -> None:
         states(
             site,
             "Evidence behind the compute factor",
-            "How GPU activity is known: by profiling counters, power or estimated FLOPs. NVML utilization is only weak"
+            "Source of GPU activity: profiling counters, power or estimated FLOPs. NVML utilization is only weak"
             " evidence.",
             [PanelQuery(level, "{{pod}} {{level}}")],
             texts(v1=("in use", "text")),

@@ -71,7 +71,7 @@ def _engines(site: DashboardContext) -> Json:
         ("vllm:num_requests_waiting", "Waiting", ""),
         (PRESENT, "Running", ""),
         (KV_CACHE, "KV cache", ""),
-        (PREEMPTIONS, "Preempted/s", "no preemption is counted by this release"),
+        (PREEMPTIONS, "Preempted/s", "this vLLM release does not count preemptions"),
         ("engine:vllm_ttft_seconds:p95", "TTFT p95", NO_FINISHED),
         ("engine:vllm_inter_token_seconds:p95", "Token p95", NO_FINISHED),
     )
@@ -79,7 +79,7 @@ def _engines(site: DashboardContext) -> Json:
     return table(
         site,
         "Engines",
-        "The KV cache is the largest scrape of the last minute. These metrics do not show why requests wait.",
+        "KV cache usage is the largest value scraped in the last minute. These metrics do not show why requests wait.",
         [PanelQuery(_longest_queues(_engine(metric)), table=True, optional=optional) for metric, _, optional in values],
         {"model_name": "Model", "pod": "Pod", "engine": "Engine"} | names,
         [
@@ -108,7 +108,7 @@ def _kv_cache(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "KV cache used",
-        "Largest scrape of the last minute. Peaks between two scrapes are missed.",
+        "Largest value scraped in the last minute. Peaks between two scrapes are missed.",
         [PanelQuery(some(_engine(KV_CACHE)), "{{pod}} {{engine}}")],
         "percentunit",
         steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
@@ -121,7 +121,7 @@ def _requests(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Requests: waiting, and running (dashed)",
-        "As vLLM's scheduler counts them.",
+        "Requests waiting and running, as vLLM's scheduler counts them.",
         [
             PanelQuery(some(_engine("vllm:num_requests_waiting")), "{{pod}} waiting"),
             PanelQuery(_longest_queues(_engine(PRESENT)), "{{pod}} running"),
@@ -136,8 +136,9 @@ def _preemptions(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Preemptions",
-        "Per second. vLLM counts one with the request's next token, so it may come minutes late.",
-        [PanelQuery(some(_engine(PREEMPTIONS)), "{{pod}}", optional="no preemption is counted by this release")],
+        "Preemptions per second. vLLM counts a preemption only with the request's next token, which may come"
+        " minutes later.",
+        [PanelQuery(some(_engine(PREEMPTIONS)), "{{pod}}", optional="this vLLM release does not count preemptions")],
         "short",
         alert="InferenceKVCachePressure",
     )
@@ -156,7 +157,7 @@ def _latency(site: DashboardContext, phase: str) -> Json:
     return timeseries(
         site,
         f"{title}, p95",
-        "Of requests in the last five minutes, by vLLM's buckets.",
+        "p95 of the last five minutes, computed from vLLM's histogram buckets.",
         [PanelQuery(some(_engine(recording)), "{{pod}}", optional=NO_FINISHED)],
         "s",
         steps(site, (ORANGE, threshold)),
@@ -172,7 +173,7 @@ def _tokens(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Tokens/s: generated, and prompt (dashed)",
-        "By pod. Prompt tokens include those that the prefix cache had.",
+        "Tokens per second, by pod. Prompt tokens include those found in the prefix cache.",
         [
             PanelQuery(_rate("vllm:generation_tokens_total", "namespace, pod"), "{{pod}} generated"),
             PanelQuery(_rate("vllm:prompt_tokens_total", "namespace, pod"), "{{pod}} prompt"),
@@ -187,7 +188,7 @@ def _finished(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Finished requests, by reason",
-        "Requests per second of all chosen engines.",
+        "Finished requests per second, over all chosen engines.",
         [PanelQuery(_rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}")],
         "reqps",
         alert="InferenceRequestsFailing",
@@ -198,7 +199,8 @@ def _failed(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Failed requests",
-        "Share of requests that end with an error or are answered with 5xx, the larger of the two.",
+        "Share of requests that fail. Two shares are measured, and the larger is shown: requests that end with an"
+        " error, and requests answered with 5xx.",
         [
             PanelQuery(
                 some(f"max by (cluster, namespace, pod) ({FAILED}{{{CONTAINER}}})"),

@@ -230,7 +230,8 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Waiting by reason",
-            "capacity: waiting for KV cache or for max_num_seqs. deferred: waiting for LoRA, grammar or remote KV.",
+            'Reason "capacity": requests wait for free KV cache or for max_num_seqs. Reason "deferred":'
+            " requests wait for LoRA, grammar or remote KV.",
             [PanelQuery(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
             "short",
             None,
@@ -364,7 +365,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
             timeseries(
                 site,
                 title,
-                "Quantiles over the last minute. Below the orange line, the alert is silent.",
+                "Quantiles over the last minute. The alert does not fire below the orange line.",
                 quantiles("latency_seconds", f'phase="{phase}"'),
                 "s",
                 steps(site, (ORANGE, floor)),
@@ -498,7 +499,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "GPU activity",
-            "Utilization is the share of time in which some kernel ran. SM, tensor and DRAM activity show which parts"
+            "Utilization is the share of time in which a kernel ran. SM, tensor and DRAM activity show which parts"
             " of the GPU were busy.",
             [
                 PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
@@ -540,7 +541,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         _of_dcgm(
             site,
             "Clock of the multiprocessors",
-            "Clock rate of the multiprocessors, which the driver lowers to limit power and heat.",
+            "Clock rate of the multiprocessors. The driver lowers this clock rate to limit power and heat.",
             "SM_CLOCK",
             "suffix:MHz",
         ),

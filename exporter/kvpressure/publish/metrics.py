@@ -218,7 +218,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_requests_total",
         "counter",
-        "Requests that count for a service-level objective: ttft, inter_token, e2e, availability.",
+        "Requests that count for a service-level objective (ttft, e2e, availability); for inter_token, tokens.",
         (*ENGINE, "objective"),
         "the objective is not set (thresholds objective_*_ratio)",
     ),

@@ -149,7 +149,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "running_of_limit": "7 of 256 running (from the arguments)",
     "runs": "7 requests running",
     "mean_queue": "mean 40 waiting, 7 running, queue time p95 4.2 s",
-    "waiting_mean": "40",
+    "waiting_mean": "5.8 requests on average",
     "deferred_where": "only vLLM 0.20 and later reports deferred requests",
     "age": "12",
     "readings": "30",

@@ -1061,7 +1061,9 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "running": lambda v: _some(v.s.load.running),
     "in_flight": lambda v: _some(v.s.load.in_flight),
     "readings": lambda v: "" if v.readings <= 1 else str(v.readings),
-    "waiting_mean": lambda v: f"{number(v.recent.waiting_mean, 1)} on average" if v.recent.waiting_mean else "",
+    "waiting_mean": lambda v: (
+        f"{number(v.recent.waiting_mean, 1)} requests on average" if v.recent.waiting_mean else ""
+    ),
     "last_preemptions": lambda v: number(v.s.kv.preemptions_recently),
     "silent": lambda v: number(v.s.kv.preemptions_inferred),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),

@@ -225,7 +225,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_good_requests_total",
         "counter",
-        "Requests that met the objective: in the buckets up to kvpressure_objective_bound_seconds, or without error.",
+        "Requests that met the objective: a latency up to kvpressure_objective_bound_seconds, for availability an answer.",
         (*ENGINE, "objective"),
         "the objective is not set",
     ),

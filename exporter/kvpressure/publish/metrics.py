@@ -225,7 +225,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_good_requests_total",
         "counter",
-        "Requests that met the objective: a latency up to kvpressure_objective_bound_seconds, for availability an answer.",
+        "Requests that met the objective: a latency up to kvpressure_objective_bound_seconds, or for availability an"
+        " answer.",
         (*ENGINE, "objective"),
         "the objective is not set",
     ),

@@ -52,9 +52,8 @@ def cut() -> list[str]:
     assert abs(told(HALF)["time"]) <= 3
     return [
         f"a limit 25 % below the number of running requests, {told(QUARTER)['left']} of {told(QUARTER)['before']}"
-        " preemptions remained.",
-        f"a limit 50 % below the number of running requests, {told(HALF)['left']} of {told(HALF)['before']}"
-        " preemptions remained",
+        " preemptions remained;",
+        f"50 % below, {told(HALF)['left']} of {told(HALF)['before']} remained",
     ]
 
 

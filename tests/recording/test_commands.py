@@ -99,7 +99,7 @@ def test_replay_text_shows_changes_and_a_summary(capsys: pytest.CaptureFixture[s
     assert main(["replay", str(KV03)]) == 0
     shown = capsys.readouterr().out
     assert "-> kv_pressure (saturated)" in shown
-    assert "    for: KV cache" in shown
+    assert "    for: the KV cache is full" in shown
     assert shown.splitlines()[-1].startswith("inference/vllm-kv03 Llama-3.1-8B engine 0: ")
 
 

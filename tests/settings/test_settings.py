@@ -254,7 +254,7 @@ class TestMistakes:
             ("web:\n  max-request: 2\n", ":2: unknown key 'web.max-request'; did you mean web.max-requests?"),
             ("- a\n", ":1: the file is not a mapping; allowed: keys and values"),
             ("a: b: c\n", ":1: not valid YAML: mapping values are not allowed here"),
-            ("? [a]\n: b\n", ":1: a key that is no text"),
+            ("? [a]\n: b\n", ":1: a key that is not text"),
             (b"\xff\xfe\x00", ": not valid YAML: not text in UTF-8"),
             ("a: &a [*a]\n", ""),
             ("config: other.yaml\n", ":1: unknown key 'config'"),

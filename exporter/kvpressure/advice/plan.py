@@ -34,8 +34,8 @@ MEASURED: Final = {
     "caps": "24 preemptions instead of 40; all engine steps together took 57 % less time; 60 of 72 requests admitted",
     "limit": "with half the configured max_num_seqs, all 40 preemptions remained",
     "cut": (
-        "with a limit 25 % below the number of running requests, 28 of 40 preemptions remained. With a limit 50 % below"
-        " the number of running requests, 5 of 40 preemptions remained"
+        "with a limit 25 % below the number of running requests, 28 of 40 preemptions remained;"
+        " 50 % below, 5 of 40 remained"
     ),
     "pool": "a KV pool 30 % smaller caused 50 preemptions instead of 40; all engine steps together took 18 % more time",
     "watermark": "5 preemptions instead of 40; all engine steps together took 5 % less time",
@@ -272,6 +272,17 @@ def _cost_of(caps: Caps) -> str:
     )
 
 
+def _cut_short(engine: PlanInput, caps: Caps) -> str:
+    """The engine's own way to limit outputs, as a further sentence; "" if it has none."""
+    flag = dialect(engine.engine.dialect).flag("override_generation_config")
+    if not flag:
+        return ""
+    return (
+        f". With {flag} '{{\"max_new_tokens\": {caps.output_tokens}}}', the engine cuts long outputs short instead of"
+        " rejecting requests"
+    )
+
+
 def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     lower = (
         caps.long_asked is not None and caps.long_outputs is not None and caps.long_asked > caps.long_outputs + ROUNDING
@@ -318,8 +329,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
         "Cap input and output tokens at the edge",
         "do",
         f"{said}. Caps at the edge take effect at once, need no restart, and shorten the queue for all other requests.",
-        f"{_cost_of(caps)}. With --override-generation-config '{{\"max_new_tokens\": {caps.output_tokens}}}', vLLM cuts"
-        " long outputs short instead of rejecting requests",
+        _cost_of(caps) + _cut_short(engine, caps),
         MEASURED["caps"],
     )
 

@@ -252,7 +252,7 @@ def _grouped(
         if any(pages[i] != page for i in members) or (largest / page).denominator != 1:
             raise CapacityError(
                 "the KV cache cannot be computed: the layers' cache page sizes are not multiples of one another; read "
-                "the label kv_cache_size_tokens of vllm:cache_config_info from the server's metrics"
+                "the label kv_cache_size_tokens in the server's metrics instead"
             )
         number = ceil(len(members) / size)
         groups += [

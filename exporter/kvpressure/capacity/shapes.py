@@ -225,7 +225,7 @@ def _attending(fields: _Fields, count: int) -> tuple[frozenset[int] | None, int]
 def _not_computed(fields: _Fields, sign: str) -> CapacityError:
     return CapacityError(
         f"{fields.where}: {sign}: layers with a recurrent or unknown state are not computed; "
-        "read the label kv_cache_size_tokens of vllm:cache_config_info from the server's metrics"
+        "read the label kv_cache_size_tokens in the server's metrics instead"
     )
 
 

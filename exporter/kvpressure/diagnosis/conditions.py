@@ -301,8 +301,7 @@ BUILT_IN_CONDITIONS: Final = (
         lambda m: _baseline_too_high(m.s, m.utilization, m.t),
         "device memory used {device}: above the limit of {baseline_from} for gpu_memory_utilization {utilization}",
         "device memory as configured{device_now} (limit {baseline_from} for gpu_memory_utilization {utilization})",
-        "device memory compared with gpu_memory_utilization: unknown (no GPU mapped to this pod, or no"
-        " gpu_memory_utilization)",
+        "whether device memory is used as configured: unknown (no GPU mapped to this pod, or no configured share)",
         "InferenceBaselineTooHigh",
     ),
     Declared(

@@ -408,8 +408,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "waits_for_blocks",
-        "the server exchanges KV blocks with others",
-        "the server exchanges no KV blocks",
+        "the server exchanges KV blocks with other servers",
+        "the server exchanges no KV blocks with other servers",
         lambda v: v.s.load.waits_for_blocks,
     ),
     Fact(

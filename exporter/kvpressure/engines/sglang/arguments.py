@@ -30,7 +30,15 @@ _NORMAL: Final[Mapping[str, str]] = {
     "pp": "pipeline_parallel_size",
     "dp": "data_parallel_size",
 }
-NO_FLAG: Final = frozenset({"watermark", "max_num_active_seqs", "kv_cache_memory_bytes", "num_gpu_blocks_override"})
+NO_FLAG: Final = frozenset(
+    {
+        "watermark",
+        "max_num_active_seqs",
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
+        "override_generation_config",
+    }
+)
 _TEXTS: Final = frozenset(  # options whose values are names, types or modes
     [
         "attention_backend",

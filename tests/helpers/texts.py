@@ -584,11 +584,13 @@ def declarations() -> Iterator[Text]:
         yield from (Text(f"setting {one.name}", one.help) for one in members)
     for entry in builtin().entries():
         yield Text(f"threshold {entry.name}", f"{entry.reason}\n\n{entry.change}\n\n{entry.source}")
-    for name in (*FACTS, *BUILT_IN):
-        for value in ("true", "false", "unknown"):
-            yield Text(f"evidence {name} {value}", re.sub(r"\{(\w+)\}", _filled, _declared(f"evidence {name} {value}")))
+    for kind, names in (("evidence", FACTS), ("condition", BUILT_IN)):
+        for where in (f"{kind} {name} {value}" for name in names for value in _VALUE):
+            yield Text(where, re.sub(r"\{(\w+)\}", _filled, _declared(where)))
 
 
+_VALUE: Final[Mapping[str, bool | None]] = {"true": True, "false": False, "unknown": None}
+_DECLARED: Final = ("evidence ", "condition ")
 _ABSENT: Final = {  # numbers that a value goes without
     "true": frozenset({"readings"}),
     "false": frozenset({"running", "in_flight", "rates", "waiting_mean", "held", "oom_seen", "scrape_error"}),
@@ -762,12 +764,12 @@ def read() -> Iterator[tuple[str, str]]:
     for text in itertools.chain(pages(), dashboards(), declarations(), rules()):
         if text.where.startswith("setting ") or text.where in _NOT_FOR_USERS:
             continue  # a setting is read as the option of a command
-        if text.where.startswith("evidence ") and "{" in _declared(text.where):
+        if text.where.startswith(_DECLARED) and "{" in _declared(text.where):
             continue  # read with the numbers of a recording
         prose = re.sub(r"^(?:\||#).*$", "", text.text, flags=re.M)
         prose = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"\1", prose)  # names stay as they are written
         prose = prose.replace("**", "")
-        whole = text.where.endswith(".summary") or text.where.startswith("evidence ")
+        whole = text.where.endswith(".summary") or text.where.startswith(_DECLARED)
         for one in sentences(prose, WHOLE):
             one = re.sub(r"^\d+\. ", "", one)
             if re.search(r"\{\w+\}", one) and text.kind == "page":
@@ -794,14 +796,13 @@ def _heading(where: str) -> str:
 
 
 def _declared(where: str) -> str:
-    """A sentence of evidence as it is declared, for ``evidence NAME VALUE``."""
-    _, name, value = where.split()
-    if name in FACTS:
-        values = {"true": True, "false": False, "unknown": None}
-        absent = _ABSENT.get(value, frozenset[str]())
-        return FACTS[name].sentence(values[value], Asked(lambda number: "" if number in absent else f"{{{number}}}"))
-    found: str = getattr(of(name), value)
-    return found
+    """A sentence as it is declared, for ``evidence FACT VALUE`` and ``condition NAME VALUE``."""
+    kind, name, value = where.split()
+    if kind == "condition":
+        found: str = getattr(of(name), value)
+        return found
+    absent = _ABSENT.get(value, frozenset[str]())
+    return FACTS[name].sentence(_VALUE[value], Asked(lambda number: "" if number in absent else f"{{{number}}}"))
 
 
 def options_of_commands() -> Iterator[tuple[str, str, str]]:

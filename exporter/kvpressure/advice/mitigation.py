@@ -10,7 +10,7 @@ from typing import Final
 
 from kvpressure.advice.plan import MitigationStep, PlanInput, pressure_plan
 from kvpressure.advice.triage import is_pod
-from kvpressure.advice.wording import named, number_text, percent_text, reason_text, seconds_text
+from kvpressure.advice.wording import capital, named, number_text, percent_text, reason_text, seconds_text
 from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -87,7 +87,7 @@ def _action(step: MitigationStep) -> Action:
         "if it stays": f"{IF_IT_STAYS}{step.title[:1].lower()}{step.title[1:]}",
         "not here": f"{NOT_NOW}{step.title[:1].lower()}{step.title[1:]}",
     }[step.advice]
-    text = f"{step.text[:1].upper()}{step.text[1:]}" + ("" if step.text.endswith(".") else ".")
+    text = capital(step.text) + ("" if step.text.endswith(".") else ".")
     return Action(
         title,
         text

@@ -12,7 +12,7 @@ from math import ceil, floor
 from typing import Final, Literal
 
 from kvpressure.advice.limits import at_once
-from kvpressure.advice.wording import named, number_text, percent_text, seconds_text
+from kvpressure.advice.wording import capital, named, number_text, percent_text, seconds_text
 from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
@@ -418,7 +418,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     result = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
         said += f". Halving {called} from {value_text(limit.value)} would have no effect"
-        result = f"{MEASURED['limit']}. {result[:1].upper()}{result[1:]}"
+        result = f"{MEASURED['limit']}. {capital(result)}"
     return MitigationStep(
         title,
         "do",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvpressure.advice.wording import (
+    capital,
     clock_text,
     counted,
     named,
@@ -205,8 +206,7 @@ def _log(case: _TriagedEngine) -> TriageStep:
     own = dialect(case.engine.dialect).words
     answers = [_counted("Allocation failures in the last 10 minutes", failures, own)]
     if case.engine.diagnosis.conditions.get("gpu_out_of_memory"):
-        text = case.engine.diagnosis.evidence["gpu_out_of_memory"].text
-        answers.append(f"{text[:1].upper()}{text[1:]}.")
+        answers.append(f"{capital(case.engine.diagnosis.evidence['gpu_out_of_memory'].text)}.")
     if others:
         answers.append(_counted("Other notable log lines", others, own))
     return TriageStep(4, "Allocation failures in the log?", "bad" if failures else "fine", tuple(answers), command)

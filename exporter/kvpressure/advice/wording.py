@@ -71,6 +71,11 @@ def named(name: str, text: str) -> str:
     return f"{name}: unknown" if text in (UNKNOWN, "unknown") else f"{name} {text}"
 
 
+def capital(text: str) -> str:
+    """``text`` with a capital at its beginning."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def words(name: str | None) -> str:
     """A name in words: ``kv_pressure`` -> ``KV pressure``."""
     if name is None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from kvpressure.diagnosis import oom
 from kvpressure.diagnosis.evaluate import Finding, Grade
+from kvpressure.diagnosis.facts import forms, prefix_collapsed
 from kvpressure.extension_points import offered
 from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import Signals
@@ -224,14 +225,6 @@ def _gpu_fault(m: Moment) -> bool | None:
     return down
 
 
-def prefix_collapsed(s: Signals, t: Thresholds) -> bool | None:
-    """Whether the prefix cache hits about a third or less (``hit_ratio_collapsed_ratio``) of its usual share."""
-    now, usual = s.kv.prefix_hit_ratio_recent, s.kv.prefix_hit_ratio_usual
-    if now is None or usual is None:
-        return None
-    return usual >= t["hit_ratio_usual_ratio"] and now <= t["hit_ratio_collapsed_ratio"] * usual
-
-
 def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
     """Whether the container restarts repeatedly; unknown where restarts from before the exporter started may decide."""
     host, many = s.host, t["crash_loop_restarts"]
@@ -282,9 +275,7 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "prefix_cache_collapsed",
         lambda m: prefix_collapsed(m.s, m.t),
-        "prefix cache hits collapsed: hit ratio {hits} in the last 30 s, best in 15 minutes {usual_hits}",
-        "prefix cache hits did not collapse: hit ratio {hits} in the last 30 s, best in 15 minutes {usual_hits}",
-        "whether prefix cache hits collapsed: unknown (too few prompts looked up, or caching off)",
+        *forms("prefix_cache_collapsed"),
         "InferenceTimeToFirstTokenHigh",
     ),
     Declared(

@@ -12,7 +12,6 @@ from math import inf
 from typing import Final
 
 from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.conditions import prefix_collapsed
 from kvpressure.diagnosis.gpu_facts import GpuFacts
 from kvpressure.diagnosis.numbers import NOT_KNOWN, number, percent
 from kvpressure.engines.registry import dialect
@@ -98,7 +97,7 @@ class Gathered(Mapping[str, Evidence]):
 
     def __getitem__(self, name: str) -> Evidence:
         value, fact = self.facts[name], BY_NAME[name]
-        return Evidence(name, value, partial(fact.sentence, value, _numbers(self._view)))
+        return Evidence(name, value, partial(_sentence, fact, value, self._view))
 
     def __iter__(self) -> Iterator[str]:
         return iter(BY_NAME)
@@ -112,6 +111,10 @@ class Gathered(Mapping[str, Evidence]):
         """
         fact = text[1:-1] if text.startswith("{") and text.endswith("}") else ""
         return self[fact].text if fact in BY_NAME else text.format_map(_numbers(self._view))
+
+
+def _sentence(fact: Fact, value: bool | None, view: View) -> str:
+    return fact.sentence(value, _numbers(view))
 
 
 def least(value: float | None, at_least: float) -> bool | None:
@@ -311,6 +314,14 @@ def _seen_or(v: View, found: bool) -> bool | None:
 
 def _allocation(v: View) -> int:
     return sum(v.s.events.get(name, 0) for name in ALLOCATION_EVENTS)
+
+
+def prefix_collapsed(s: Signals, t: Thresholds) -> bool | None:
+    """Whether the prefix cache hits about a third or less (``hit_ratio_collapsed_ratio``) of its usual share."""
+    now, usual = s.kv.prefix_hit_ratio_recent, s.kv.prefix_hit_ratio_usual
+    if now is None or usual is None:
+        return None
+    return usual >= t["hit_ratio_usual_ratio"] and now <= t["hit_ratio_collapsed_ratio"] * usual
 
 
 def _held_for_others(v: View) -> bool | None:
@@ -894,6 +905,12 @@ def clause(name: str, holds: bool, levels: Mapping[str, str]) -> str:
     return (BY_NAME[name].title if holds else BY_NAME[name].denied).format_map(levels)
 
 
+def forms(name: str) -> tuple[str, str, str]:
+    """A fact's sentences for true, false and unknown, with the names of numbers in braces."""
+    fact, unfilled = BY_NAME[name], Asked(lambda number: f"{{{number}}}")
+    return fact.sentence(True, unfilled), fact.sentence(False, unfilled), fact.sentence(None, unfilled)
+
+
 def _cached(v: View) -> str:
     computed, prompt = _computed(v), v.s.throughput.prompt_tokens_per_second
     if computed is None and prompt is not None:
@@ -1040,7 +1057,6 @@ def _preemption_counts(v: View) -> str:
 
 _WORDS: Final = frozenset({"max_num_seqs", "preempted", "preemptions"})  # an engine may have its own
 _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
-    "engine": lambda v: dialect(v.s.dialect).title,
     "deferred_where": _deferred_where,
     "kv": lambda v: percent(v.s.kv.kv_used_ratio),
     "kv_full": lambda v: percent(_level(v, "kv_full_ratio")),
@@ -1053,7 +1069,6 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "mean_blocked": lambda v: _held_up(v, v.s.context.prompt_mean),
     "running_of_limit": _running_of_limit,
     "reached": _reached,
-    "runs": _runs,
     "queue": _queue_text,
     "rates": lambda v: "" if v.s.progress.tokens_flow is False else _rates(v),
     "prefill_rates": _rates,
@@ -1074,7 +1089,6 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
     "mean_queue": _mean_queue,
     "limit": lambda v: number(v.s.load.max_num_seqs),
-    "limit_source": lambda v: limit_source(v.s.load.max_num_seqs_source),
     "age": lambda v: number(v.s.progress.fresh_seconds),
     "failing": _failing,
     "page_error": lambda v: f": {_scrape_error(v)}" if v.s.progress.page_error else "",
@@ -1099,19 +1113,11 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
 }
 
 
-def levels(t: Thresholds) -> Asked:
-    """Thresholds by name, as printed, and words as the default engine has them."""
-    return Asked(lambda name: dialect("").called(name) if name in _WORDS else t.entry(name).text)
+def levels(t: Thresholds, engine: str = "") -> Asked:
+    """Thresholds by name, as printed, and words as the engine has them ("" = the default engine)."""
+    return Asked(lambda name: dialect(engine).called(name) if name in _WORDS else t.entry(name).text)
 
 
 def _numbers(view: View) -> Asked:
-    named = dialect(view.s.dialect)
-    return Asked(
-        lambda name: (
-            _NUMBERS[name](view)
-            if name in _NUMBERS
-            else named.called(name)
-            if name in _WORDS
-            else view.t.entry(name).text
-        )
-    )
+    others = levels(view.t, view.s.dialect)
+    return Asked(lambda name: _NUMBERS[name](view) if name in _NUMBERS else others[name])

@@ -68,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-size",
         default=None,
         metavar="SIZE",
-        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB). At this size, recording to a"
-        " single file ends, and a directory gets a new file",
+        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB). If --out is a directory, the"
+        " next file begins at this size; if --out is a file, recording ends",
     )
     parser.add_argument(
         "--keep",

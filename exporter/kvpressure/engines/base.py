@@ -135,6 +135,8 @@ class EngineDialect:
     """The server's version, from an image's name and tag."""
     environment: tuple[str, ...] = ()
     """Prefixes of the variables that the server reads."""
+    processes: Callable[[EngineArgs, int], int | None] = lambda *_: None
+    """Busy processes of a server on so many GPUs of one host, each of which needs a CPU core; None = unknown."""
     default_port: int = 8000
     default_path: str = "/metrics"
     port_names: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The guide "Preventing KV Cache Pressure", item by item, checked against a deployment.
+"""The guide "Preventing KV Cache Pressure", item by item, checked against a deployment, and what its container needs.
 
 ``cannot see`` is a result of its own: a manifest does not show whether anybody tests with long prompts. Where the
 evidence qualifies a documented value, ``why`` says so.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import floor
+from math import ceil, floor, inf
 from typing import Final, Literal
 
+from kvpressure.advice.wording import bytes_text, duration_text
 from kvpressure.capacity import kvbytes, models, plan, weights
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel
@@ -20,6 +21,7 @@ from kvpressure.engines.base import EngineDialect, Known
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.toolbox.host_settings import DEFAULT_SHARED_BYTES, SHARED_MEMORY, HostSettings
 from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.manifests import ServerContainer, Surroundings
 
@@ -230,6 +232,7 @@ _SIGNALS: Final = "5 signals"
 _TRAFFIC: Final = "6 prompt and traffic shape"
 _EXPLICIT: Final = "7 explicit and reviewable"
 _LOAD: Final = "8 realistic load"
+_CONTAINER: Final = "container (not in the guide)"
 _NOW: Final = "right now"
 
 _WHY_REQUESTS: Final = "long or unbounded prompts are the most common trigger of KV cache explosions"
@@ -672,6 +675,114 @@ def _load(_s: Subject) -> Iterator[Item]:
         yield _unseen(name, _LOAD, text, why, advice)
 
 
+# --- the container: no item of the guide -------------------------------------------------------------------
+
+_ELSEWHERE: Final = "in this object; the runtime's configuration may have one"
+_PROCESSES_WHY: Final = "a server whose processes share too few CPU cores leaves its GPU idle"
+_SHARED_WHY: Final = "the processes of several GPUs exchange data through /dev/shm"
+_SHARED_BYTES: Final = 1 << 30  # as in KServe's configurations for vLLM; vLLM's own examples give 2 GiB
+_START_WHY: Final = "a probe that gives up before the model is loaded restarts the server without end"
+# Fastest: Python's imports and the start of the processes take about 20 s (vLLM's issue 15225), weights come from the
+# page cache. Slowest: 5 min for compilation and warm-up (issue 44881), weights come over a network of 1.6 Gbit/s.
+_FASTEST_START: Final = (20.0, 10e9)  # seconds, bytes/s
+_SLOWEST_START: Final = (300.0, 0.2e9)
+
+
+def _container(s: Subject) -> Iterator[Item]:
+    host = s.server.host
+    if host is not None:
+        yield _cpu(s, host)
+        yield _shared_memory(s, host)
+        yield _start(s, host)
+
+
+def _gpus(s: Subject, host: HostSettings) -> int | None:
+    """GPUs of the container; None if neither its resources nor its arguments give their number."""
+    if host.gpus is not None:
+        return host.gpus
+    engine = s.args.engine_gpus
+    return None if engine is None else engine * (s.args.integer("data_parallel_size_local") or 1)
+
+
+def _cpu(s: Subject, host: HostSettings) -> Item:
+    gpus, limit = _gpus(s, host), host.cpu_limit
+    needed = None if gpus is None else s.dialect.processes(s.args, gpus)
+    result: Result = "pass"
+    if limit is None:
+        found = f"no CPU limit {_ELSEWHERE}" if host.partial else "no CPU limit"
+        result = "cannot see" if host.partial else "pass"
+    elif needed is None:
+        result, found = "cannot see", f"CPU limit {limit:g}; number of processes unknown"
+    else:
+        result, found = "pass" if limit >= needed else "fail", f"CPU limit {limit:g}; {needed} processes"
+    return Item(
+        "cpu_limit",
+        _CONTAINER,
+        "the CPU limit is at least one core for each process",
+        result,
+        _PROCESSES_WHY,
+        found,
+        f"resources.limits.cpu of {needed} or more, or no CPU limit" if result == "fail" else "",
+    )
+
+
+def _shared_memory(s: Subject, host: HostSettings) -> Item:
+    gpus, size = _gpus(s, host), host.shared_bytes
+    result: Result
+    if gpus == 1:
+        result, found = "pass", "one GPU: not needed"
+    elif size is None and host.partial:
+        result, found = "cannot see", f"no volume {_ELSEWHERE}"
+    elif gpus is None:
+        result, found = "cannot see", "number of GPUs unknown"
+    else:
+        size = DEFAULT_SHARED_BYTES if size is None else size
+        result = "pass" if size >= _SHARED_BYTES else "fail"
+        limit = "without a limit of its own" if size == inf else bytes_text(size)
+        found = f"{SHARED_MEMORY} {limit}{' (default)' if host.shared_bytes is None else ''}, {gpus} GPUs"
+    return Item(
+        "shared_memory",
+        _CONTAINER,
+        f"{SHARED_MEMORY} is large enough for several GPUs",
+        result,
+        _SHARED_WHY,
+        found,
+        "" if result == "pass" else f"an emptyDir with medium: Memory and sizeLimit 2Gi, mounted at {SHARED_MEMORY}",
+    )
+
+
+def _start(s: Subject, host: HostSettings) -> Item:
+    seconds = host.start_seconds
+    size = weights.estimated(s.shape) if s.shape is not None else None
+    fastest, slowest = (fixed + (size or 0) / rate for fixed, rate in (_FASTEST_START, _SLOWEST_START))
+    result: Result = "cannot see"
+    if host.partial and host.start_probe != "startupProbe":  # a startup probe elsewhere suspends a liveness probe
+        found = f"no startup probe {_ELSEWHERE}"
+    elif seconds is None:
+        result, found = "pass", "no startup or liveness probe"
+    else:
+        found = f"{host.start_probe} restarts the server after {duration_text(seconds)}"
+        if seconds < fastest:
+            result = "fail"
+        elif size and seconds >= slowest:
+            result = "pass"
+        found += (
+            f"; a start takes between {duration_text(fastest)} and {duration_text(slowest)} (estimate)"
+            if size
+            else "; model size unknown"
+        )
+    advised = f"a startupProbe with periodSeconds 10 and failureThreshold {ceil(slowest / 10)}"
+    return Item(
+        "start_time",
+        _CONTAINER,
+        "probes leave enough time to load the model",
+        result,
+        _START_WHY,
+        found,
+        "" if result == "pass" else advised if size else f"{advised} or more; measure how long a start takes",
+    )
+
+
 def _which_are_set(s: Subject, results: Mapping[str, Result]) -> str:
     """The limits that are not set, not accepted or not visible."""
     parts = (
@@ -698,5 +809,6 @@ _SECTIONS: Final[tuple[Callable[[Subject], Iterator[Item]], ...]] = (
     _traffic,
     _reviewable,
     _load,
+    _container,
     _now,
 )

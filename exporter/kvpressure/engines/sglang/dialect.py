@@ -16,6 +16,7 @@ SGLANG: Final = EngineDialect(
     of_image=arguments.of_image,
     takes_words=arguments.takes_words,
     image_version=arguments.image_version,
+    processes=lambda _, gpus: 2 + gpus,  # HTTP server with tokenizer, detokenizer, a scheduler for each GPU
     environment=("SGLANG_", "SGL_"),
     default_port=30000,
     port_names=("sglang",),

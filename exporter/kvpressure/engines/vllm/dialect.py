@@ -18,10 +18,19 @@ from kvpressure.engines.vllm import (
     pods,
     public,
 )
+from kvpressure.model.arguments import EngineArgs
 
 
 def _default_limits(version: str | None, gpu_name: str | None, gpu_bytes: float | None) -> Mapping[str, float]:
     return arguments.default_limits(version, gpu_name, gpu_bytes)
+
+
+def _processes(args: EngineArgs, gpus: int) -> int:
+    """API servers, engine cores, a worker for each GPU, and the coordinator of several engines (vLLM's documentation,
+    "Architecture Overview" and "Optimization and Tuning").
+    """
+    engines = min(args.integer("data_parallel_size_local") or args.data_parallel_size or 1, gpus)
+    return (args.integer("api_server_count") or engines) + engines + gpus + (engines > 1)
 
 
 VLLM: Final = EngineDialect(
@@ -34,6 +43,7 @@ VLLM: Final = EngineDialect(
     host=pods.host,
     takes_words=pods.takes_words,
     image_version=pods.image_version,
+    processes=_processes,
     environment=("VLLM_", "DYN_SYSTEM_PORT", "NIM_SERVER_PORT"),
     default_port=8000,
     port_names=("vllm",),

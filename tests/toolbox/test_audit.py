@@ -169,10 +169,10 @@ def test_without_a_usual_request_no_concurrency_is_recommended(capsys: pytest.Ca
     served = [f"--args=vllm serve meta-llama/Llama-3.1-8B {args}", "--gpu", "H100:80", "--vllm-version", "0.11.2"]
     main(["audit", *served, "--all"])
     text = capsys.readouterr().out
-    assert "give --context TOKENS (prompt and output of a usual request), and a value is computed" in text
+    assert "give --context TOKENS (prompt plus output of a usual request) to compute a value" in text
     assert not re.search(r"set: --max-num-seqs \d", text)
     main(["audit", *served, "--context", "3000", "--all"])
-    assert re.search(r"set: --max-num-seqs [1-9]\d+ \(what fits at gpu-memory-utilization 0.7", capsys.readouterr().out)
+    assert re.search(r"set: --max-num-seqs [1-9]\d+ \(fits at gpu-memory-utilization 0.7", capsys.readouterr().out)
 
 
 def test_version_and_gpu_decide_the_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -568,14 +568,14 @@ def test_a_token_budget_below_max_num_seqs_fails(capsys: pytest.CaptureFixture[s
 
 def test_a_usual_request_beyond_the_context_is_counted_as_it_can_be(capsys: pytest.CaptureFixture[str]) -> None:
     found = item_of(capsys, "concurrency_from_memory", "--max-num-seqs 1 --max-model-len 8000", "--context", "99999")
-    assert "of 8000 tokens (99999 are more than max_model_len)" in found["found"]
+    assert "of 8000 tokens (--context 99999 is above max_model_len)" in found["found"]
 
 
 @pytest.mark.parametrize("more", [["--gpu", "X:1"], ["--gpu", "X:1", "--context", "100"]])
 def test_a_gpu_that_holds_no_request_fails(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
     found = item_of(capsys, "concurrency_from_memory", "--max-num-seqs 1", *more)
     assert found["result"] == "fail"
-    assert "vLLM does not start where not one fits" in found["found"]
+    assert "vLLM does not start unless one fits" in found["found"]
     assert found["set"].startswith("a smaller --max-model-len, a larger GPU")
 
 

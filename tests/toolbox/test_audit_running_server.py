@@ -55,7 +55,7 @@ def test_stated_arguments_are_held_against_the_measured_cache(capsys: pytest.Cap
         _, server = audit(capsys, vllm.url, "--args=--max-num-seqs 64 --max-model-len 4000", "--context", "1000")
         assert item(server, "max_num_seqs_explicit")["result"] == "pass"
         found = item(server, "concurrency_from_memory")
-        assert (found["result"], found["set"]) == ("fail", "--max-num-seqs 16 (what fits in the KV cache as it is)")
+        assert (found["result"], found["set"]) == ("fail", "--max-num-seqs 16 (fits in the KV cache as it is)")
         _, server = audit(capsys, vllm.url, "--args=--max-num-seqs 16 --max-model-len 4000", "--context", "1000")
         assert item(server, "concurrency_from_memory")["result"] == "pass"
 

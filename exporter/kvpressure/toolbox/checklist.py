@@ -235,7 +235,7 @@ _LOAD: Final = "8 realistic load"
 _CONTAINER: Final = "container (not in the guide)"
 _NOW: Final = "right now"
 
-_WHY_REQUESTS: Final = "long or unbounded prompts are the most common trigger of KV cache explosions"
+_WHY_REQUESTS: Final = "long or unbounded prompts are the most common cause of KV cache pressure"
 
 
 def _requests(s: Subject) -> Iterator[Item]:
@@ -251,8 +251,8 @@ def _requests(s: Subject) -> Iterator[Item]:
         "max input tokens enforced",
         "pass" if limit else "fail" if full else "cannot see",
         _WHY_REQUESTS,
-        limit or (f"no {s.flag('max_model_len')}: the model's whole context is open" if full else "not seen"),
-        "" if limit else f"{s.flag('max_model_len')} {_length(s)}; and a body limit at the gateway",
+        limit or (f"no {s.flag('max_model_len')}: prompts may use the model's whole context" if full else "not seen"),
+        "" if limit else f"{s.flag('max_model_len')} {_length(s)}, and a limit on the request body at the gateway",
     )
     cap = _output_cap(args)
     found = edge.output_limit or (f"--override-generation-config max_new_tokens {cap}" if cap else None)
@@ -262,7 +262,7 @@ def _requests(s: Subject) -> Iterator[Item]:
         "max output tokens enforced for every request",
         "pass" if found else "cannot see",
         "a request without max_tokens may fill the whole context",
-        found or f"none {edge.place}; the gateway may have one",
+        found or f"no limit {edge.place}; the gateway may have one",
         "" if found else "--override-generation-config '{\"max_new_tokens\": 1024}', or a cap at the gateway",
     )
     truncates = "truncate_prompt_tokens" in json.dumps(dict(args.values))
@@ -274,8 +274,7 @@ def _requests(s: Subject) -> Iterator[Item]:
         "a truncated prompt gives a wrong answer without an error",
         "truncate_prompt_tokens is set"
         if truncates
-        else "vLLM rejects prompts above the context length with 400 "
-        "(max_new_tokens, though, shortens answers silently)",
+        else "vLLM rejects prompts above the context length with HTTP 400 (max_new_tokens shortens outputs silently)",
         "no truncate_prompt_tokens" if truncates else "",
     )
     bound = edge.timeout or found
@@ -290,7 +289,7 @@ def _requests(s: Subject) -> Iterator[Item]:
     )
 
 
-_NO_CONTEXT: Final = "give --context TOKENS (prompt and output of a usual request), and a value is computed"
+_NO_CONTEXT: Final = "give --context TOKENS (prompt plus output of a usual request) to compute a value"
 
 
 def _output_cap(args: EngineArgs) -> int | None:
@@ -330,13 +329,13 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     if fitting and s.context is None:  # a request of the model's whole context is no measure of usual ones
         advice = f"{s.flag('max_num_seqs')} N; {_NO_CONTEXT}"
     elif fitting:
-        advice = f"{s.flag('max_num_seqs')} {fitting} (what fits {at})"
+        advice = f"{s.flag('max_num_seqs')} {fitting} (fits {at})"
     elif known:
         advice = f"a smaller {s.flag('max_model_len')}, a larger GPU or more GPUs: not one request of this length fits"
     else:
         advice = (
-            f"{s.flag('max_num_seqs')} N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output"
-            " TOKENS"
+            f"{s.flag('max_num_seqs')} N; compute N with kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS"
+            " --output TOKENS"
         )
     result = _explicit(s, "max_num_seqs")
     yield Item(
@@ -365,8 +364,8 @@ def _apart(s: Subject) -> Item:
             why,
             "short and long requests share this server"
             if s.seen.bimodal_prompts
-            else "the requests of the last minutes are of one kind",
-            "a deployment of their own for long prompts" if s.seen.bimodal_prompts else "",
+            else "prompt lengths of the last minutes form one group",
+            "a separate deployment for long prompts" if s.seen.bimodal_prompts else "",
         )
     lengths = {other.args.max_model_len for other in s.siblings if other.args.model == s.args.model} | {
         s.args.max_model_len
@@ -380,13 +379,13 @@ def _apart(s: Subject) -> Item:
         why,
         f"deployments of the same model with max_model_len {sorted(n for n in lengths if n)}"
         if apart
-        else "one deployment of this model; see the exporter's prompt_lengths_bimodal for its traffic",
+        else "one deployment of this model; the condition prompt_lengths_bimodal of the exporter shows mixed traffic",
     )
 
 
 def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
     name, text = "concurrency_from_memory", "concurrency is derived from GPU memory"
-    why = "more replicas do not fix the pressure inside each replica"
+    why = "more replicas do not reduce the pressure inside each replica"
     refused = _refused(s)
     if refused is not None and s.seen is None:
         return Item(
@@ -419,14 +418,15 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             advice,
         )
     said = (
-        f"{seqs:g} admitted; about {room.capacity_tokens:,d} tokens fit: {room.full_length:.1f} requests of full length"
+        f"max_num_seqs {seqs:g}; the KV cache holds about {room.capacity_tokens:,d} tokens: {room.full_length:.1f}"
+        " requests of max_model_len"
     )
     if room.full_length < 1 and s.seen is None:
-        return Item(name, _CONCURRENCY, text, "fail", why, f"{said}; vLLM does not start where not one fits", advice)
+        return Item(name, _CONCURRENCY, text, "fail", why, f"{said}; vLLM does not start unless one fits", advice)
     if room.stated is not None and s.context is not None:
         most = s.limit("max_model_len") or s.context
         said += f", {room.stated} of {min(s.context, most):.0f} tokens" + (
-            f" ({s.context} are more than max_model_len)" if s.context > most else ""
+            f" (--context {s.context} is above max_model_len)" if s.context > most else ""
         )
         ok = seqs <= room.stated
         return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice)
@@ -437,7 +437,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
         text,
         "pass" if ok else "cannot see",
         why,
-        said + ("" if ok else "; the usual length decides (--context TOKENS)"),
+        said + ("" if ok else "; the length of a usual request decides (--context TOKENS)"),
         "" if ok else _NO_CONTEXT,
     )
 
@@ -453,8 +453,8 @@ def _batching(s: Subject) -> Iterator[Item]:
         _BATCHING,
         "max-num-batched-tokens is explicitly set",
         result,
-        "it bounds the tokens of one step: the peak of activations and how long a prompt holds up decoding "
-        "(what the cache holds is bounded by max_num_seqs)",
+        "it bounds peak activation memory and how long a prompt delays decoding; KV cache usage is bounded by"
+        " max_num_seqs",
         found,
         "" if result == "pass" else f"{s.flag('max_num_batched_tokens')} {best:.0f}",
     )
@@ -462,7 +462,7 @@ def _batching(s: Subject) -> Iterator[Item]:
         "batching_tested",
         _BATCHING,
         "batching limits are tested under peak prompt sizes",
-        "the limit that holds on average fails at the peak",
+        "a limit that is sufficient on average may fail at the peak",
         "kvpressure probe, or a load test with the longest prompts",
     )
     seen = s.around.rules
@@ -471,9 +471,9 @@ def _batching(s: Subject) -> Iterator[Item]:
         _BATCHING,
         "batch effectiveness is monitored (p95, p99)",
         "pass" if seen else "cannot see",
-        "a collapsing batch is the first sign",
+        "a collapsing batch is the first sign of KV cache pressure",
         seen or f"no kvpressure rules {s.around.place}",
-        "" if seen else "kvpressure_effective_batch_size: deploy the exporter and its rules",
+        "" if seen else "deploy the exporter and its rules, which watch kvpressure_effective_batch_size",
     )
 
 
@@ -482,11 +482,11 @@ def _memory(s: Subject) -> Iterator[Item]:
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     why = (
         '"Preventing KV Cache Pressure": allocator overhead and fragmentation crash a GPU before its memory is full.'
-        " The price: a smaller share is a smaller KV pool, so size the load with kvpressure capacity first"
+        " A lower value makes the KV pool smaller, so check with kvpressure capacity first that the load fits"
     )
     found = s.found("gpu_memory_utilization")
     if s.args.kv_cache_memory_bytes is not None:
-        found += f"; {s.flag('kv_cache_memory_bytes')} sets the pool outright and overrides it"
+        found += f"; {s.flag('kv_cache_memory_bytes')} sets the pool's size and overrides it"
     result: Result = "cannot see" if share is None else "pass" if share <= usual else "fail"
     if share is None and _explicit(s, "gpu_memory_utilization") == "fail":
         result = "fail"
@@ -517,18 +517,18 @@ def _memory(s: Subject) -> Iterator[Item]:
         "headroom_validated",
         _MEMORY,
         "headroom is validated under peak traffic",
-        "an average shows no peak",
-        "kvpressure_kv_cache_used_ratio_max and kvpressure_gpu_memory_demand_ratio at the busiest hour",
+        "an average hides the peak",
+        "check kvpressure_kv_cache_used_ratio_max and kvpressure_gpu_memory_demand_ratio in the busiest hour",
     )
 
 
 def _signals(s: Subject) -> Iterator[Item]:
     off = s.args.values.get("disable_log_stats") == "True"
     scraped = s.around.monitor or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
-    why = "KV cache pressure presents as memory high and compute low; GPU utilization alone is misleading"
+    why = "under KV cache pressure, memory is high and compute is low; GPU utilization alone is misleading"
     engine: Result = "fail" if off else "pass" if scraped else "cannot see"
     found = (
-        "--disable-log-stats: vLLM then serves no series at all"
+        "--disable-log-stats: vLLM publishes no metrics"
         if off
         else scraped or f"no scrape configuration {s.around.place}"
     )
@@ -577,16 +577,20 @@ def _traffic(s: Subject) -> Iterator[Item]:
             else "--disable-log-stats"
             if off
             else f"no scrape configuration {s.around.place}",
-            "" if result == "pass" else "scrape vLLM; kvpressure_request_tokens",
+            "" if result == "pass" else "scrape vLLM, or deploy the exporter (kvpressure_request_tokens)",
         )
     yield _bursts(s, why)
     yield _unseen(
-        "rag_chunks", _TRAFFIC, "RAG chunk sizes are bounded", why, "a bound in the application that builds the prompts"
+        "rag_chunks",
+        _TRAFFIC,
+        "RAG chunk sizes are bounded",
+        why,
+        "bound them in the application that builds the prompts",
     )
 
 
 def _bursts(s: Subject, why: str) -> Item:
-    text, advice = "bursty traffic patterns are identified", "kvpressure_arrival_burst_ratio over a week"
+    text, advice = "bursty traffic patterns are identified", "check kvpressure_arrival_burst_ratio over a week"
     ratio = s.seen.bursts if s.seen is not None else None
     if ratio is None:
         return _unseen("bursts", _TRAFFIC, text, why, advice)
@@ -597,7 +601,7 @@ def _bursts(s: Subject, why: str) -> Item:
         text,
         "pass" if watched else "cannot see",
         why,
-        f"busiest ten seconds {ratio:.1f} times the mean" + (" now; the exporter tracks it" if watched else ""),
+        f"arrivals in the busiest 10 s: {ratio:.1f} × the mean" + ("; the exporter tracks it" if watched else ""),
         "" if watched else advice,
     )
 
@@ -611,9 +615,9 @@ def _now(s: Subject) -> Iterator[Item]:
             _NOW,
             f"no {name.replace('_', ' ')}",
             result,
-            "a failure that happens now points at a missing limit",
-            "not seen" if value is None else "holds now" if value else "does not hold",
-            "kvpressure diagnose tells more" if value else "",
+            "a condition that holds now points to a missing limit",
+            "unknown" if value is None else "holds now" if value else "does not hold",
+            "run kvpressure diagnose" if value else "",
         )
 
 
@@ -629,7 +633,7 @@ def _reviewable(s: Subject) -> Iterator[Item]:
             ", ".join(f"{s.flag(name)} (did you mean {s.flag(meant)}?)" for name, meant in misspelt.items()),
             ", ".join(s.flag(meant) for meant in misspelt.values()),
         )
-    why = "limits that nobody wrote down are rediscovered during incidents"
+    why = "limits that are not written down are rediscovered during incidents"
     for name, text, limits in (
         ("token_limits_documented", "token limits are documented", ("max_model_len",)),
         (
@@ -650,26 +654,26 @@ def _reviewable(s: Subject) -> Iterator[Item]:
             result,
             why,
             _which_are_set(s, results),
-            "" if result == "pass" else "write them into the manifest, also where the default is meant",
+            "" if result == "pass" else "set them in the manifest, even to their defaults",
         )
     yield _unseen(
         "reviewed",
         _EXPLICIT,
         "limits are reviewed before production rollout",
         why,
-        "kvpressure audit in the pipeline (--format junit)",
+        "run kvpressure audit in CI (--format junit)",
     )
 
 
 def _load(_s: Subject) -> Iterator[Item]:
-    why = "most KV cache failures only appear under realistic traffic"
+    why = "most KV cache failures appear only under realistic traffic"
     for name, text, advice in (
-        ("load_long_prompts", "load tests include long prompts", "kvpressure probe step 4, or your own load test"),
-        ("load_bursts", "load tests include burst scenarios", "kvpressure probe step 3, or your own load test"),
+        ("load_long_prompts", "load tests include long prompts", "step 4 of kvpressure probe, or your own load test"),
+        ("load_bursts", "load tests include burst scenarios", "step 3 of kvpressure probe, or your own load test"),
         (
             "load_kv_observed",
             "KV cache behaviour is observed during tests",
-            "kvpressure record during the test, replay after it",
+            "run kvpressure record during the test, and kvpressure replay after it",
         ),
     ):
         yield _unseen(name, _LOAD, text, why, advice)
@@ -797,7 +801,7 @@ def _which_are_set(s: Subject, results: Mapping[str, Result]) -> str:
 
 
 def _unseen(name: str, section: str, text: str, why: str, advice: str) -> Item:
-    return Item(name, section, text, "cannot see", why, "not visible here", advice)
+    return Item(name, section, text, "cannot see", why, "cannot be seen from here", advice)
 
 
 _SECTIONS: Final[tuple[Callable[[Subject], Iterator[Item]], ...]] = (

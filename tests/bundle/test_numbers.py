@@ -34,7 +34,7 @@ PROSE_TEXT = re.compile(
     r"503s|about 1-|XIDs [\d, ]+ are|--since=2h|tail -n 50|^\d+\. |Prometheus"
     r" 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
     r"|over (?:both )?\d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]|\b[01] where"
-    r"|is above 0|is below 1\b|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
+    r"|is above 0(?!\.?\d)|is below 1\b|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
     re.MULTILINE,
 )
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.

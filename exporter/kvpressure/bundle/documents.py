@@ -26,17 +26,17 @@ MATRIX_FILE: Final = Path(__file__).with_name("matrix.json")
 """Result of ``make rule-matrix``: which releases of other programs accept the bundle."""
 
 SURVIVORS: Final[Mapping[str, str]] = {
-    "InferenceAllocationFailure": "engines of one pod have numbers of their own, whatever their models",
+    "InferenceAllocationFailure": "each engine of a pod has its own number, even if the models differ",
     "InferenceEngineStalled": (
-        "the generated tests end before a low-confidence stall has lasted long enough to page; the labelled situations "
-        "of a stall judge it"
+        "the generated tests end before a low-confidence stall has lasted long enough to page; the labelled stall "
+        "situations test it"
     ),
     "KvpressureScrapeIntervalTooLong": (
-        "the generated tests scrape once an evaluation; the labelled situations at 150 s and 300 s judge it"
+        "the generated tests scrape once an evaluation; the labelled situations at 150 s and 300 s test it"
     ),
-    "gpu_pod:kvpressure_memory_high:ratio": "the join only leaves out early what the next join leaves out too",
+    "gpu_pod:kvpressure_memory_high:ratio": "the join only removes early what the next join removes anyway",
     "node:kvpressure_expected:present": (
-        "the join only leaves out early what the next join, on workloads, leaves out too"
+        "the join only removes early what the next join, on workloads, removes anyway"
     ),
 }
 """Rules of which faults go unnoticed by their own tests, and why."""

@@ -90,6 +90,7 @@ EXPRESSIONS = {
     "increase.sizes[1::2]": "sizes and counts in turns",
     "number(v.s.host.api_cpu_cores, 2)": "decimals shown",
     "number(seconds, 2)": "decimals shown",
+    "number(v.s.throughput.throughput_trend_ratio, 2)": "decimals shown",
 }
 
 

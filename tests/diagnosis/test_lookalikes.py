@@ -99,7 +99,7 @@ def test_cached_prompts_take_no_prefill(told):
     }
     said = play(60, gpus=(0.7,), **cached, **told)
     assert said.last.evidence["prefill_dominates"].value is False
-    assert "450 of the prompt's computed" in said.last.evidence["prefill_dominates"].text
+    assert "450 prompt tokens/s computed" in said.last.evidence["prefill_dominates"].text
     assert "compute_bound" not in said.said(5)
     assert play(60, gpus=(0.7,), **cached).last.evidence["prefill_dominates"].value is True, (
         "nothing is told of the cache"

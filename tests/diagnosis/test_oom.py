@@ -65,7 +65,7 @@ def told(*lines: str) -> str:
         (
             FRAGMENTED,
             (
-                "the log shows that GPU memory ran out: 1 time in the last 10 minutes; last: tried to allocate"
+                "the log shows that GPU memory ran out: once in the last 10 minutes; last: tried to allocate"
                 " 1.16 GiB,"
                 " 21.8 MiB free on the device, capacity 79.1 GiB, 70.0 GiB allocated by PyTorch, 1.50 GiB of it in"
                 " private pools, 3.21 GiB reserved by PyTorch but unallocated (probably fragmented: 2 GB or more lie in"
@@ -75,7 +75,7 @@ def told(*lines: str) -> str:
         (
             FULL,
             (
-                "the log shows that GPU memory ran out: 1 time in the last 10 minutes; last: tried to allocate"
+                "the log shows that GPU memory ran out: once in the last 10 minutes; last: tried to allocate"
                 " 50.0 MiB,"
                 " 21.8 MiB free on the device, capacity 23.6 GiB, 22.9 GiB allocated by PyTorch, 275 MiB reserved"
                 " by PyTorch but unallocated"
@@ -84,13 +84,13 @@ def told(*lines: str) -> str:
         (
             OLD,
             (
-                "the log shows that GPU memory ran out: 1 time in the last 10 minutes; last: tried to allocate"
+                "the log shows that GPU memory ran out: once in the last 10 minutes; last: tried to allocate"
                 " 20.0 MiB,"
                 " 12.5 MiB free on the device, capacity 10.8 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by"
                 " PyTorch but unallocated (probably fragmented: 2 GB or more lie in pieces)"
             ),
         ),
-        (BARE, "the log shows that GPU memory ran out: 1 time in the last 10 minutes, without numbers"),
+        (BARE, "the log shows that GPU memory ran out: once in the last 10 minutes, without numbers"),
     ],
     ids=["fragmented", "full", "torch 2.0", "no figures"],
 )
@@ -163,5 +163,5 @@ def test_fragmentation_is_probable_from_the_documented_two_gigabytes_on(held: fl
 )
 def test_no_text_breaks_it(noise: str, parts: list[str]) -> None:
     assert told("CUDA out of memory. " + noise.replace("\n", " ") + "".join(parts)).startswith(
-        "the log shows that GPU memory ran out: 1 time"
+        "the log shows that GPU memory ran out: once"
     )

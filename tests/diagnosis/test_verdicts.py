@@ -110,10 +110,10 @@ def test_reached_limit_with_room_is_concurrency_limited():
 @pytest.mark.parametrize(
     ("running", "said"),
     [
-        (256.0, "max_num_seqs is reached: 256 of 256 running (from the arguments)"),
+        (256.0, "max_num_seqs is reached: 256 of 256 running (limit set in the arguments)"),
         (
             0.0,
-            "max_num_seqs is reached: in most of the last 15 s; now 0 of 256 running (from the arguments)",
+            "max_num_seqs is reached: for most of the last 15 s, but now 0 of 256 running (limit set in the arguments)",
         ),
     ],
 )

@@ -302,7 +302,9 @@ class TestPlan:
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
         assert "39 requests need at most 32448 of 42416 tokens of KV capacity" in made.actions[0].text
-        assert made.actions[1].text.startswith("Present max_num_seqs: 128 (from the arguments). Set max_num_seqs 39: ")
+        assert made.actions[1].text.startswith(
+            "Present max_num_seqs: 128 (set in the arguments). Set max_num_seqs 39: "
+        )
         assert 'The guide "Emergency Mitigation" cuts max_num_seqs by 25 % to 50 %.' in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])
         assert not any(action.commands for action in made.actions if action.title.startswith("Not now: "))

@@ -12,7 +12,8 @@ from math import inf
 from typing import Final
 
 from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.gpu_facts import GpuFacts
+from kvpressure.diagnosis.gpu_facts import NO_GPU, GpuFacts
+from kvpressure.diagnosis.logic import listed
 from kvpressure.diagnosis.numbers import NOT_KNOWN, number, percent
 from kvpressure.engines.registry import dialect
 from kvpressure.model import reasons
@@ -214,12 +215,14 @@ def _queue(v: View) -> bool | None:
 
 
 def _short(v: View) -> bool | None:
-    """Whether few requests wait, and only briefly, as between two steps of a busy engine. ``None`` without queue
+    """Whether no request waits, or few and only briefly, as between two steps of a busy engine. ``None`` without queue
     times.
     """
     seconds, running, mean = v.s.latency.queue.get("0.95"), v.s.load.running, v.recent.waiting_mean
     if running is None or mean is None:
         return None
+    if mean == 0:
+        return True
     if mean >= v.t["calm_queue_ratio"] * running:
         return False
     return None if seconds is None else seconds < v.t["queue_short_seconds"]
@@ -331,11 +334,19 @@ def _held_for_others(v: View) -> bool | None:
     return held and (load.running or 0.0) < v.t["host_min_requests"]
 
 
+_NO_PROGRESS_KNOWN: Final = "no requests in flight, or no token counters"
+_NO_CGROUP: Final = "the container's cgroup was not read"
 _LIMIT_SOURCES: Final = {
-    "args": "from the arguments",
+    "args": "set in the arguments",
     "log": "from the start-up log",
     "default": "the default",
     "observed": "inferred",
+}
+_LIMIT_NOTES: Final = {
+    "args": "limit set in the arguments",
+    "log": "limit from the start-up log",
+    "default": "default limit",
+    "observed": "inferred limit",
 }
 
 FACTS: Final[tuple[Fact, ...]] = (
@@ -347,6 +358,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _peak_at("kv_full_ratio"),
         "{level} (full at {kv_full})",
         "{kv_why}",
+        "KV cache usage",
     ),
     Fact(
         "kv_near_full",
@@ -355,6 +367,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _peak_at("kv_near_full_ratio"),
         "{level} (threshold {kv_near})",
         "{kv_why}",
+        "KV cache usage",
     ),
     Fact(
         "kv_near_full_now",
@@ -363,6 +376,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: least(v.s.kv.kv_used_ratio, _level(v, "kv_near_full_ratio")),
         "{kv} (threshold {kv_near})",
         "{kv_why}",
+        "KV cache usage",
     ),
     Fact(
         "kv_warm",
@@ -371,12 +385,14 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: least(v.s.kv.kv_used_ratio_recent_max, v.t["kv_warm_ratio"]),
         "{level}",
         "{kv_why}",
+        "KV cache usage",
     ),
     Fact(
         "kv_rising",
         "KV cache usage is rising",
         "KV cache usage is not rising",
         lambda v: None if v.s.kv.kv_slope_per_second is None else v.s.kv.kv_slope_per_second > 0,
+        why="too few samples of KV cache usage",
     ),
     Fact(
         "kv_held_idle",
@@ -384,22 +400,23 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no KV blocks are held without requests",
         _held_idle,
         "{held}",
+        "{held_missing}",
     ),
     Fact(
         "head_of_line_blocked",
         "a prompt of p95 length is too long for the free KV cache",
-        "no prompt of p95 length is kept waiting by the KV cache",
+        "the KV cache does not keep a prompt of p95 length waiting",
         lambda v: _blocked(v, _long_prompt(v.s)),
         "{long_blocked}",
-        "{free_and_prompts}",
+        "{long_missing}",
     ),
     Fact(
         "mean_prompt_blocked",
         "a prompt of average length is too long for the free KV cache",
-        "no prompt of average length is kept waiting by the KV cache",
+        "the KV cache does not keep a prompt of average length waiting",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         "{mean_blocked}",
-        "{free_and_prompts}",
+        "{mean_missing}",
     ),
     Fact(
         "any_prompt_fits",
@@ -407,7 +424,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the next prompt may not fit into the KV cache",
         _any_fits,
         "{free_and_prompts}",
-        "{free_and_prompts}",
+        "{fit_missing}",
     ),
     Fact(
         "prefix_cache_collapsed",
@@ -415,20 +432,21 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prefix cache hits did not collapse",
         lambda v: prefix_collapsed(v.s, v.t),
         "hit ratio {hits} in the last 30 s, best in 15 minutes {usual_hits}",
-        "too few prompts looked up, or caching off",
+        "too few prompts looked up, or prefix caching is off",
     ),
     Fact(
         "waits_for_blocks",
         "the server exchanges KV blocks with other servers",
         "the server exchanges no KV blocks with other servers",
         lambda v: v.s.load.waits_for_blocks,
+        question="exchange of KV blocks with other servers",
     ),
     Fact(
         "blocks_held_for_others",
         "KV blocks may be held until another server has pulled them",
         "no KV blocks are held for another server",
         _held_for_others,
-        question="whether KV blocks are held for another server",
+        question="KV blocks held for another server",
     ),
     # --- preemptions
     Fact(
@@ -437,7 +455,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "fewer than {preemptions_min} requests were {preempted} in the last minute",
         _preempting,
         "{preemption_counts}",
-        "no counter, and no queue movement seen",
+        "no counter, and no queue movement to infer them from",
+        "{preemptions} in the last minute",
     ),
     Fact(
         "preempting_now",
@@ -445,6 +464,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "fewer than {preemptions_min} requests were {preempted} in the last {recent_window_seconds} s",
         lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
         "{recent_preemptions}",
+        question="{preemptions} in the last {recent_window_seconds} s",
     ),
     Fact(
         "preempted_recently",
@@ -452,22 +472,24 @@ FACTS: Final[tuple[Fact, ...]] = (
         "fewer than {preemptions_min} requests were {preempted} in the last 30 s",
         lambda v: least(v.s.kv.preemptions_recently, v.t["preemptions_min"]),
         "{last_preemptions}",
+        question="{preemptions} in the last 30 s",
     ),
     Fact(
         "preemptions_borne_out",
-        "the counter confirms the {preemptions}",
-        "the counter does not confirm the {preemptions}",
+        "the engine's counter shows {preemptions}",
+        "the engine's counter shows fewer than {preemptions_min} {preemptions}",
         lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
         "{preemption_counts}",
         "the metrics endpoint has no such counter",
+        "{preemptions} by the engine's counter",
     ),
     Fact(
         "preempting_much",
-        "each running request is {preempted} {thrashing_preemptions_per_running_minute} or more times a minute",
-        "each running request is {preempted} fewer than {thrashing_preemptions_per_running_minute} times a minute",
+        "{preemptions} per running request reach {thrashing_preemptions_per_running_minute} a minute",
+        "{preemptions} per running request are below {thrashing_preemptions_per_running_minute} a minute",
         lambda v: least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"]),
         "{per_running} on average",
-        question="how often each running request is {preempted}",
+        question="{preemptions} per running request",
     ),
     Fact(
         "running_falls_waiting_rises",
@@ -475,6 +497,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "fewer than {preemptions_min} requests moved from running back to waiting",
         lambda v: least(v.s.kv.preemptions_inferred, v.t["preemptions_min"]),
         "{silent} in the last minute",
+        question="whether requests moved from running back to waiting",
     ),
     # --- the sequence limit
     Fact(
@@ -483,7 +506,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} is not reached",
         lambda v: v.s.load.running_at_limit,
         "{reached}",
-        "{running_of_limit}",
+        "{limit_missing}",
     ),
     Fact(
         "running_at_limit_now",
@@ -491,38 +514,39 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} is not reached now",
         lambda v: v.s.load.running_at_limit_now,
         "{running_of_limit}",
-        "{running_of_limit}",
+        "{limit_missing}",
     ),
     Fact(
         "limit_is_stated",
-        "{max_num_seqs} was read from arguments or log",
-        "{max_num_seqs} was not read from arguments or log",
+        "{max_num_seqs} was read from the arguments or the log",
+        "{max_num_seqs} was not read from the arguments or the log",
         _source_is("args", "log"),
-        "{limit}",
-        question="where {max_num_seqs} comes from",
+        "its value is {limit}",
+        question="source of {max_num_seqs}",
     ),
     Fact(
         "limit_is_default",
         "{max_num_seqs} is the version's default",
         "{max_num_seqs} is not the version's default",
         _source_is("default"),
-        "{limit}",
-        question="where {max_num_seqs} comes from",
+        "its value is {limit}",
+        question="source of {max_num_seqs}",
     ),
     Fact(
         "limit_is_observed",
         "{max_num_seqs} is inferred from a constant number of running requests",
         "{max_num_seqs} is not inferred from the number of running requests",
         _source_is("observed"),
-        "{limit}",
-        question="where {max_num_seqs} comes from",
+        "its value is {limit}",
+        question="source of {max_num_seqs}",
     ),
     Fact(
         "running_plateau",
-        "the number of running requests is constant",
-        "the number of running requests varies",
+        "a queue builds up while the number of running requests stays constant and KV blocks are free",
+        "no queue builds up while the number of running requests stays constant and KV blocks are free",
         lambda v: v.s.load.running_plateau,
-        "{running}",
+        "{running_now}",
+        question="running requests",
     ),
     Fact(
         "something_runs",
@@ -530,6 +554,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no request is running",
         lambda v: None if v.s.load.running is None else v.s.load.running > 0,
         "{running}",
+        question="running requests",
     ),
     Fact(
         "several_run",
@@ -537,24 +562,48 @@ FACTS: Final[tuple[Fact, ...]] = (
         "fewer than {host_min_requests} requests are running",
         lambda v: least(v.s.load.running, v.t["host_min_requests"]),
         "{running}",
+        question="running requests",
     ),
     # --- the queue
-    Fact("queue_present", "requests are waiting", "no queue has built up", _queue, "{queue}"),
+    Fact(
+        "queue_present",
+        "requests are waiting",
+        "no queue has built up",
+        _queue,
+        "{queue}",
+        question="waiting requests",
+    ),
     Fact(
         "waiting_now",
         "requests are waiting now",
         "no request is waiting now",
         lambda v: None if v.s.load.waiting is None else v.s.load.waiting > 0,
         "{queue}",
+        question="waiting requests",
     ),
-    Fact("many_wait_now", "many requests are waiting now", "few or no requests are waiting now", _many_wait, "{queue}"),
-    Fact("queue_short", "the queue is short", "the queue is long or slow", _short, "{mean_queue}", "{queue}"),
+    Fact(
+        "many_wait_now",
+        "many requests are waiting now",
+        "few or no requests are waiting now",
+        _many_wait,
+        "{queue}",
+        "{many_missing}",
+    ),
+    Fact(
+        "queue_short",
+        "the queue is short",
+        "the queue is long or slow",
+        _short,
+        "{mean_queue}",
+        "{short_missing}",
+    ),
     Fact(
         "waited_recently",
         "requests waited in the last {recent_window_seconds} s",
         "no request waited in the last {recent_window_seconds} s",
         lambda v: None if v.recent.waiting_share is None else v.recent.waiting_share > 0,
         "{waiting_mean}",
+        question="waiting requests in the last {recent_window_seconds} s",
     ),
     Fact(
         "queue_for_capacity",
@@ -562,7 +611,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no request is waiting for capacity",
         _for_capacity,
         "{queue}",
-        "{queue}",
+        "{capacity_missing}",
     ),
     Fact(
         "queue_for_capacity_now",
@@ -570,7 +619,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no request is waiting for capacity now",
         _capacity_now,
         "{queue}",
-        "{queue}",
+        "{capacity_missing}",
     ),
     Fact(
         "deferred_fill_limit",
@@ -578,7 +627,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "running and deferred requests together are below {max_num_seqs}",
         _deferred_fill,
         "{queue}, {max_num_seqs} {limit}",
-        "{deferred_where}",
+        "{deferred_missing}",
     ),
     # --- metrics and progress
     Fact(
@@ -595,13 +644,15 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the last scrape succeeded",
         lambda v: None if v.s.progress.pages_failing is None else v.s.progress.pages_failing > 0,
         "{scrape_error}",
+        question="result of the last scrape",
     ),
     Fact(
         "first_reading",
-        "there was only one scrape so far",
-        "there were several scrapes",
+        "there has been only one scrape so far",
+        "there have been several scrapes",
         lambda v: v.readings <= 1,
         "{readings}",
+        question="number of scrapes",
     ),
     Fact(
         "work_present",
@@ -609,6 +660,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no requests are in flight",
         lambda v: v.s.progress.work_present,
         "{in_flight}",
+        question="requests in flight",
     ),
     Fact(
         "tokens_flow",
@@ -620,18 +672,19 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "tokens_recently",
-        "tokens were produced just now",
-        "no token was produced just now",
+        "tokens were produced in the last {lately_seconds} s",
+        "no token was produced in the last {lately_seconds} s",
         lambda v: v.s.progress.tokens_recently,
+        why="no second scrape, or no token counters",
     ),
     Fact(
         "no_progress",
         "requests made no progress for {no_progress_seconds} s",
         "requests made progress in the last {no_progress_seconds} s",
         _stuck("no_progress_seconds"),
-        "last token, finished request or step with output {stuck} s ago",
-        "no requests in flight, or no token counters",
-        question="whether requests make progress",
+        "last progress {stuck} s ago",
+        _NO_PROGRESS_KNOWN,
+        question="progress of requests",
     ),
     Fact(
         "no_progress_long",
@@ -639,7 +692,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "requests made progress in the last {stalled_seconds} s",
         _stuck("stalled_seconds"),
         "last progress {stuck} s ago",
-        question="whether requests make progress",
+        _NO_PROGRESS_KNOWN,
+        question="progress of requests",
     ),
     Fact(
         "no_progress_very_long",
@@ -647,7 +701,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "requests made progress in the last {prefill_patience_seconds} s",
         _stuck("prefill_patience_seconds"),
         "last progress {stuck} s ago",
-        question="whether requests make progress",
+        _NO_PROGRESS_KNOWN,
+        question="progress of requests",
     ),
     Fact(
         "gauges_still",
@@ -655,13 +710,15 @@ FACTS: Final[tuple[Fact, ...]] = (
         "gauges or counters are moving",
         lambda v: least(v.s.progress.seconds_still, v.t["no_progress_seconds"]),
         "last movement {still_seconds} s ago",
-        question="whether gauges are moving",
+        _NO_PROGRESS_KNOWN,
+        question="movement of gauges and counters",
     ),
     Fact(
         "ever_produced",
         "the process has produced tokens since its start",
         "the process has produced no token since its start",
         lambda v: v.s.progress.ever_produced,
+        question="tokens since the start of the process",
     ),
     Fact(
         "prompt_at_once",
@@ -676,46 +733,52 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prefill usually takes less than the time since the last progress",
         _prefill_usual,
         "usually {usual_prefill} s, last progress {stuck} s ago",
-        "no first token yet",
-        question="how long prefill usually takes",
+        "no requests in flight, or no first token yet",
+        question="usual prefill time",
     ),
     Fact(
         "http_answers",
         "the API server has answered requests since the last output",
         "the API server has answered no request since the last output",
         lambda v: v.s.progress.http_moved,
+        question="requests answered since the last output",
     ),
     Fact(
         "clients_gone",
         "most clients have closed their connections since the last output",
-        "clients have kept their connections since the last output",
+        "most clients have kept their connections since the last output",
         lambda v: v.s.progress.connections_dropped,
+        question="client connections since the last output",
     ),
     Fact(
         "clients_came",
         "clients have connected, or the queue has grown, since the last output",
         "no clients have connected since the last output, and the queue has not grown",
         lambda v: v.s.progress.clients_came,
+        question="new client connections since the last output",
     ),
     Fact(
         "finishing",
         "requests finished in the last {flow_window_seconds} s",
         "no request finished in the last {flow_window_seconds} s",
         lambda v: v.s.progress.finished_flow,
+        question="finished requests in the last {flow_window_seconds} s",
     ),
     Fact(
         "prompts_looked_up",
         "prompts were admitted in the last {flow_window_seconds} s",
         "no prompt was admitted in the last {flow_window_seconds} s",
         lambda v: v.s.progress.queries_flow,
-        why="no prefix-cache counters",
+        why="no second scrape, or no prefix cache counters",
+        question="prompts admitted in the last {flow_window_seconds} s",
     ),
     Fact(
         "prompts_just_now",
-        "prompts were admitted just now",
-        "no prompt was admitted just now",
+        "prompts were admitted in the last {lately_seconds} s",
+        "no prompt was admitted in the last {lately_seconds} s",
         lambda v: v.s.progress.queries_recently,
-        why="no prefix-cache counters",
+        why="no second scrape, or no prefix cache counters",
+        question="prompts admitted in the last {lately_seconds} s",
     ),
     Fact(
         "tokens_trickle",
@@ -723,7 +786,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "running requests get tokens",
         _trickle,
         "{per_request} tokens/s each",
-        question="how many tokens each running request gets",
+        question="output tokens per running request",
     ),
     Fact(
         "prefill_dominates",
@@ -731,15 +794,15 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prefill does not dominate",
         _prefill,
         "{prefill_rates}{cached}",
-        "{prefill_rates}{cached}",
+        "{prefill_missing}",
     ),
     Fact(
         "engine_asleep",
-        "the engine is asleep (weights offloaded)",
+        "the engine is asleep (sleep mode)",
         "the engine is awake",
         lambda v: v.s.progress.asleep,
         why="the metrics endpoint does not show sleep mode",
-        question="whether the engine is asleep",
+        question="sleep mode",
     ),
     # --- the GPU
     Fact(
@@ -760,11 +823,12 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gpu_works",
-        "GPU units are busy or power is high",
-        "GPU units are not busy and power is not high",
+        "GPU cores or GPU memory are busy, or power is high",
+        "GPU cores and GPU memory are not busy, and power is not high",
         lambda v: v.gpu.works,
         "{gpu}",
         "{gpu_known}",
+        "whether the GPU works hard",
     ),
     Fact(
         "gpu_computes",
@@ -788,20 +852,23 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no GPU activity is readable",
         "GPU activity is readable",
         lambda v: v.gpu.unseen,
-        question="whether GPU activity is readable",
+        question="GPU activity",
     ),
     Fact(
         "gpu_of_others",
         "other pods use the GPU too",
         "no other pod uses the GPU",
         lambda v: _seen_or(v, v.s.compute.gpus_of_others),
+        why=NO_GPU,
+        question="other pods on the GPU",
     ),
     Fact(
         "gpu_shared",
         "the GPU's activity may come from another engine or pod",
         "the GPU's activity comes from this engine alone",
         lambda v: _seen_or(v, v.s.compute.gpus_shared or v.s.compute.gpus_of_others),
-        question="whether another engine or pod uses the GPU",
+        why=NO_GPU,
+        question="other engines and pods on the GPU",
     ),
     # --- the host
     Fact(
@@ -809,8 +876,9 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the CPU is throttled",
         "the CPU is not throttled",
         lambda v: least(v.s.host.cpu_throttled_ratio, v.t["cpu_throttled_ratio"]),
-        "{throttled} of its CFS periods",
-        "no container cgroup read",
+        "in {throttled} of its CFS periods",
+        _NO_CGROUP,
+        "CPU throttling",
     ),
     Fact(
         "cpu_throttled_mostly",
@@ -818,7 +886,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "most CPU periods are not throttled",
         lambda v: least(v.s.host.cpu_throttled_ratio, v.t["cpu_throttled_most_ratio"]),
         "{throttled}",
-        "no container cgroup read",
+        _NO_CGROUP,
+        "CPU throttling",
     ),
     Fact(
         "cpu_contended",
@@ -826,7 +895,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "there is no CPU contention",
         lambda v: least(v.s.host.cpu_pressure_ratio, v.t["cpu_pressure_ratio"]),
         "processes waited for a CPU {contended} of the time",
-        "no pressure reading of the container",
+        "the container's CPU pressure was not read",
+        "CPU contention",
     ),
     Fact(
         "cpu_saturated",
@@ -834,7 +904,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the CPU is below its limit",
         lambda v: least(v.s.host.cpu_used_ratio, v.t["cpu_saturated_ratio"]),
         "{cpu_used} of the limit used",
-        "the container has no CPU limit, or CPU use was not read",
+        "the container has no CPU limit, or its CPU use was not read",
+        "CPU use against the limit",
     ),
     Fact(
         "api_server_saturated",
@@ -842,6 +913,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the API server uses less than a core",
         lambda v: least(v.s.host.api_cpu_cores, v.t["api_cpu_cores"]),
         "{api_cores} cores",
+        question="CPU use of the API server",
     ),
     # --- what users feel
     Fact(
@@ -850,7 +922,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "requests spend little of their time outside the engine",
         lambda v: least(v.s.latency.outside_engine_share, v.t["outside_engine_share_ratio"]),
         "{outside}",
-        "latency histograms missing",
+        "no latency histograms",
+        "time of requests outside the engine",
     ),
     Fact(
         "latency_multiplied",
@@ -859,33 +932,35 @@ FACTS: Final[tuple[Fact, ...]] = (
         _multiplied,
         "{worst_phase} p95 {worst_ratio} ×",
         "no baseline yet, or too few requests",
-        question="latency against its baseline",
+        question="latency compared with its baseline",
     ),
     Fact(
         "steps_slower",
-        "steps take at least {steps_slower_ratio} × as long as the fastest steps of the same batch size",
-        "steps take less than {steps_slower_ratio} × as long as the fastest steps of the same batch size",
+        "steps take at least {steps_slower_ratio} × as long as the fastest steps of a similar batch size",
+        "steps take less than {steps_slower_ratio} × as long as the fastest steps of a similar batch size",
         lambda v: least(v.s.batch.step_ratio, v.t["steps_slower_ratio"]),
         "{step_ratio} ×",
-        question="step time against the fastest steps",
+        why="no earlier steps of a similar batch size",
+        question="step time compared with the fastest steps",
     ),
     Fact(
         "throughput_fell",
-        "throughput fell to {throughput_collapsed_ratio} × its best recent minute or less",
-        "throughput is above {throughput_collapsed_ratio} × its best recent minute",
+        "throughput is at most {throughput_collapsed_ratio} × that of the best recent minute",
+        "throughput is above {throughput_collapsed_ratio} × that of the best recent minute",
         _fell,
-        "now {trend}",
+        "now {trend} ×",
         "less than two minutes of comparable load",
-        question="whether throughput fell",
+        question="throughput compared with the best recent minute",
     ),
     # --- the log
     Fact(
         "allocation_failure_logged",
-        "the log shows an allocation failure",
-        "the log shows no allocation failure",
+        "the log of the last 10 minutes shows allocation failures",
+        "the log of the last 10 minutes shows no allocation failure",
         lambda v: _allocation(v) > 0 if v.s.events_known else None,
-        "{allocations} in the last 10 minutes",
+        "{allocations}",
         "no log read",
+        "allocation failures",
     ),
     Fact(
         "gpu_out_of_memory",
@@ -894,6 +969,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: oom.happened(v.s),
         "{oom_seen}",
         "no log read",
+        oom.QUESTION,
     ),
 )
 FINDERS: Final = {fact.name: fact.find for fact in FACTS}
@@ -911,13 +987,68 @@ def forms(name: str) -> tuple[str, str, str]:
     return fact.sentence(True, unfilled), fact.sentence(False, unfilled), fact.sentence(None, unfilled)
 
 
+def _missing(*inputs: tuple[str, object]) -> str:
+    """Which of these inputs are unknown; "" if all are known."""
+    absent = [name for name, value in inputs if value is None]
+    return f"missing: {listed(absent)}" if absent else ""
+
+
+def _fit_missing(v: View, prompt: float | None, *others: tuple[str, object]) -> str:
+    """Which inputs are missing to judge whether a prompt of ``prompt`` tokens fits."""
+    kv = v.s.kv
+    return _missing(
+        ("KV cache usage", kv.kv_used_ratio_recent_max),
+        ("KV capacity", kv.kv_capacity_tokens),
+        ("prompt lengths", prompt),
+        *others,
+    )
+
+
+def _blocked_missing(v: View, prompt: float | None) -> str:
+    return _fit_missing(v, prompt, ("waiting requests", v.recent.waiting_share))
+
+
+def _longest_known(s: Signals) -> float | None:
+    """Length of a long prompt, or the largest that the server allows."""
+    long = _long_prompt(s)
+    return s.context.context_limit if long is None else long
+
+
+def _limit_missing(v: View) -> str:
+    load = v.s.load
+    limit = dialect(v.s.dialect).called("max_num_seqs")
+    return _missing(("running requests", load.running), (limit, load.max_num_seqs))
+
+
+def _short_missing(v: View) -> str:
+    return _missing(
+        ("running requests", v.s.load.running),
+        ("waiting requests", v.recent.waiting_mean),
+        ("queue time", v.s.latency.queue.get("0.95")),
+    )
+
+
+def _capacity_missing(v: View) -> str:
+    """Why it is unknown whether requests wait for capacity."""
+    if v.s.load.waiting is None or v.recent.waiting_share is None:
+        return _missing(("waiting requests", None))
+    return _deferred_where(v)
+
+
+def _deferred_missing(v: View) -> str:
+    load = v.s.load
+    return _deferred_where(v) if load.waiting_deferred is None else _missing(("running requests", load.running))
+
+
+def _prefill_missing(v: View) -> str:
+    rates = v.s.throughput
+    prompts = "prompt tokens/s" if rates.prompt_tokens_per_second is None else "prompt tokens/s computed by this server"
+    return _missing((prompts, _computed(v)), ("output tokens/s", rates.generation_tokens_per_second))
+
+
 def _cached(v: View) -> str:
     computed, prompt = _computed(v), v.s.throughput.prompt_tokens_per_second
-    if computed is None and prompt is not None:
-        return "; share computed here: unknown"
-    if computed == prompt:
-        return ""
-    return f"; {number(computed)} of the prompt's computed, the rest was cached"
+    return "" if computed == prompt else f"; {number(computed)} prompt tokens/s computed, the rest cached"
 
 
 def _scrape_error(v: View) -> str:
@@ -938,7 +1069,7 @@ def _some(value: float | None) -> str:
     return number(value) if value else ""
 
 
-def _known(*parts: tuple[str, float | None], otherwise: str) -> str:
+def _known(*parts: tuple[str, float | None], otherwise: str = "") -> str:
     """The parts whose number is known, each with its number in place of ``#``; ``otherwise`` if none is."""
     return ", ".join(text.replace("#", number(value)) for text, value in parts if value is not None) or otherwise
 
@@ -949,45 +1080,34 @@ def _usage(v: View) -> str:
 
 
 def _free_and_prompts(v: View) -> str:
-    """Tokens free at the recent peak, and prompt lengths in tokens."""
+    """Tokens free at the recent peak, and prompt lengths in tokens, as far as known."""
     context = v.s.context
-    free = _known(("# tokens free", _free(v.s)), otherwise="free tokens: unknown")
+    free = _known(("# tokens free", _free(v.s)))
     prompts = _known(
         ("mean prompt # tokens", context.prompt_mean),
-        ("p95 # tokens", context.prompt_quantiles.get("0.95")),
-        otherwise="prompt length: unknown",
+        ("p95 prompt # tokens", context.prompt_quantiles.get("0.95")),
+        (f"{dialect(v.s.dialect).called('max_model_len')} #", context.context_limit),
     )
-    longest = (
-        ""
-        if context.context_limit is None
-        else f", {dialect(v.s.dialect).called('max_model_len')} {number(context.context_limit)}"
-    )
-    return f"{free}; {prompts}{longest}"
+    return "; ".join(filter(None, (free, prompts)))
+
+
+def _limit_note(v: View) -> str:
+    """Where the limit was read, in brackets; "" if that is unknown."""
+    source = v.s.load.max_num_seqs_source
+    return f" ({_LIMIT_NOTES.get(source, source)})" if source else ""
 
 
 def _running_of_limit(v: View) -> str:
-    load, limit = v.s.load, dialect(v.s.dialect).called("max_num_seqs")
-    if load.max_num_seqs is None:
-        return f"{_runs(v)}; {limit}: unknown"
-    where = f" ({limit_source(load.max_num_seqs_source)})" if load.max_num_seqs_source else ""
-    if load.running is None:
-        return f"running requests: unknown; {limit} {number(load.max_num_seqs)}{where}"
-    return f"{number(load.running)} of {number(load.max_num_seqs)} running{where}"
+    load = v.s.load
+    return f"{number(load.running)} of {number(load.max_num_seqs)} running{_limit_note(v)}"
 
 
 def _reached(v: View) -> str:
     """As ``_running_of_limit``, and over what time the limit was reached where it no longer is."""
     if not v.s.load.running_at_limit or v.s.load.running_at_limit_now is not False:
         return _running_of_limit(v)
-    return f"in most of the last {number(v.t['recent_window_seconds'])} s; now {_running_of_limit(v)}"
-
-
-def _free_if_known(v: View) -> str:
-    """Tokens free at the recent peak, and prompt lengths if they are known; "" if the free tokens are unknown."""
-    free = _free(v.s)
-    if free is None:
-        return ""
-    return f" ({number(free)} tokens free)" if v.s.context.prompt_mean is None else f" ({_free_and_prompts(v)})"
+    window = number(v.t["recent_window_seconds"])
+    return f"for most of the last {window} s, but now {_running_of_limit(v)}"
 
 
 def _held_up(v: View, prompt: float | None) -> str:
@@ -995,12 +1115,10 @@ def _held_up(v: View, prompt: float | None) -> str:
     if _blocked(v, prompt) is not False:
         return _free_and_prompts(v)
     if not _can_block(v):
-        why = "KV cache usage is too low for that"
-    elif v.recent.waiting_share != 1.0:
-        why = "the queue was empty at times"
-    else:
-        why = "the prompt fits into the free KV cache"
-    return f"{why}{_free_if_known(v)}"
+        return f"KV cache usage is below {percent(v.t['kv_head_of_line_ratio'])}"
+    if v.recent.waiting_share != 1.0:
+        return f"the queue was empty at times in the last {number(v.t['recent_window_seconds'])} s"
+    return f"it fits ({_free_and_prompts(v)})"
 
 
 def limit_source(source: str | None) -> str:
@@ -1008,20 +1126,16 @@ def limit_source(source: str | None) -> str:
     return _LIMIT_SOURCES.get(source, source) if source else "source: unknown"
 
 
-def _runs(v: View) -> str:
-    return _known(("# requests running", v.s.load.running), otherwise="running requests: unknown")
-
-
 def _queue_text(v: View) -> str:
     load = v.s.load
-    text = _known(("# waiting", load.waiting), ("# running", load.running), otherwise="waiting requests: unknown")
-    return text + ("" if load.waiting_deferred is None else f" ({number(load.waiting_deferred)} deferred)")
+    deferred = "" if load.waiting_deferred is None else f" ({number(load.waiting_deferred)} of them deferred)"
+    return _known((f"# waiting{deferred}", load.waiting), ("# running", load.running))
 
 
 def _mean_queue(v: View) -> str:
     seconds = v.s.latency.queue.get("0.95")
-    time = "queue time: unknown" if seconds is None else f"queue time p95 {number(seconds, 2)} s"
-    return f"mean {number(v.recent.waiting_mean, 1)} waiting, {number(v.s.load.running)} running, {time}"
+    time = "" if seconds is None else f", p95 queue time {number(seconds, 2)} s"
+    return f"{number(v.recent.waiting_mean, 1)} waiting on average, {number(v.s.load.running)} running{time}"
 
 
 def _rates(v: View) -> str:
@@ -1037,7 +1151,7 @@ def _deferred_where(v: View) -> str:
     engine = dialect(v.s.dialect)
     since = engine.deferred_since
     return (
-        f"only {engine.title} {since} and later reports deferred requests"
+        f"{engine.title} reports deferred requests only in {since} and later"
         if since
         else "the metrics endpoint does not show deferred requests"
     )
@@ -1058,10 +1172,22 @@ def _preemption_counts(v: View) -> str:
 _WORDS: Final = frozenset({"max_num_seqs", "preempted", "preemptions"})  # an engine may have its own
 _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "deferred_where": _deferred_where,
+    "deferred_missing": _deferred_missing,
+    "capacity_missing": _capacity_missing,
+    "fit_missing": lambda v: _fit_missing(v, _longest_known(v.s)),
+    "long_missing": lambda v: _blocked_missing(v, _long_prompt(v.s)),
+    "mean_missing": lambda v: _blocked_missing(v, v.s.context.prompt_mean),
+    "held_missing": lambda v: _missing(
+        ("requests in flight", v.s.progress.work_present), ("KV cache usage", v.s.kv.kv_used_ratio)
+    ),
+    "limit_missing": _limit_missing,
+    "many_missing": lambda v: _missing(("waiting requests", v.s.load.waiting), ("running requests", v.s.load.running)),
+    "short_missing": _short_missing,
+    "prefill_missing": _prefill_missing,
     "kv": lambda v: percent(v.s.kv.kv_used_ratio),
     "kv_full": lambda v: percent(_level(v, "kv_full_ratio")),
     "kv_near": lambda v: percent(_level(v, "kv_near_full_ratio")),
-    "kv_why": lambda v: "this engine does not report it" if v.s.kv.kv_recorded is False else "not read yet",
+    "kv_why": lambda v: "the engine does not report it" if v.s.kv.kv_recorded is False else "not read yet",
     "level": _usage,
     "held": lambda v: f"{percent(v.s.kv.kv_used_ratio)} of the KV cache" if _held_idle(v) else "",
     "free_and_prompts": _free_and_prompts,
@@ -1074,11 +1200,10 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "prefill_rates": _rates,
     "preemption_counts": _preemption_counts,
     "running": lambda v: _some(v.s.load.running),
+    "running_now": lambda v: f"{number(v.s.load.running)} running",
     "in_flight": lambda v: _some(v.s.load.in_flight),
     "readings": lambda v: "" if v.readings <= 1 else str(v.readings),
-    "waiting_mean": lambda v: (
-        f"{number(v.recent.waiting_mean, 1)} requests on average" if v.recent.waiting_mean else ""
-    ),
+    "waiting_mean": lambda v: f"{number(v.recent.waiting_mean, 1)} on average" if v.recent.waiting_mean else "",
     "last_preemptions": lambda v: number(v.s.kv.preemptions_recently),
     "silent": lambda v: number(v.s.kv.preemptions_inferred),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
@@ -1106,10 +1231,10 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "outside": lambda v: percent(v.s.latency.outside_engine_share),
     "worst_phase": lambda v: (_worst_ratio(v) or (NOT_KNOWN, 0.0))[0],
     "worst_ratio": lambda v: number((_worst_ratio(v) or ("", None))[1], 1),
-    "trend": lambda v: percent(v.s.throughput.throughput_trend_ratio),
+    "trend": lambda v: number(v.s.throughput.throughput_trend_ratio, 2),
     "scrape_error": _scrape_error,
     "oom_seen": _oom_seen,
-    "allocations": lambda v: str(_allocation(v)),
+    "allocations": lambda v: str(_allocation(v) or ""),
 }
 
 

@@ -8,7 +8,7 @@ from kvpressure.diagnosis.numbers import percent
 from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals
 from kvpressure.settings.thresholds import Thresholds
 
-_NONE: Final = "no GPU mapped to this pod, or none readable"
+NO_GPU: Final = "no GPU mapped to this pod, or none readable"
 
 
 class GpuFacts:
@@ -43,7 +43,7 @@ class GpuFacts:
     def known(self) -> str:
         """The numbers that do not suffice to decide, or why there are none."""
         text = self.text()
-        return text if text.startswith(_NONE) else f"only {text} is known"
+        return text if text.startswith(NO_GPU) else f"only {text} is known"
 
     def text(self) -> str:
         """The activity numbers in words."""
@@ -110,7 +110,7 @@ def _text(gpu: ComputeSignals) -> str:
         (gpu.estimated_peak_ratio, "estimated work {} of the GPU's peak"),
     )
     text = ", ".join(form.format(percent(value)) for value, form in parts if value is not None)
-    return text or _NONE
+    return text or NO_GPU
 
 
 def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:

@@ -14,6 +14,7 @@ from kvpressure.settings.thresholds import Thresholds
 
 TRUE: Final = "the log shows that GPU memory ran out"
 FALSE: Final = "the log does not show that GPU memory ran out"
+QUESTION: Final = "GPU memory errors in the log"
 """Parts of the sentences of the fact and the condition ``gpu_out_of_memory``."""
 
 OOM_EVENTS: Final = ("cuda_oom", "warmup_oom", "load_oom")
@@ -42,9 +43,9 @@ def happened(s: Signals) -> bool | None:
 
 
 def times(s: Signals) -> str:
-    """Number of such lines: "3 times"."""
+    """Number of such lines: "once", "3 times"."""
     lines = count(s) or 0
-    return f"{lines} time{'' if lines == 1 else 's'}"
+    return "once" if lines == 1 else f"{lines} times"
 
 
 def figures(s: Signals, t: Thresholds) -> str:

@@ -12,8 +12,9 @@ _CODE = re.compile(r"^( *)(```|~~~).*?^\1\2[^\n]*$", re.M | re.S)
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 _INLINE = re.compile(r"``[^`]+``|`[^`\n]+`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z«\"(*0-9])")
-WHOLE = re.compile(r"(?<=[.!?])\s+(?=[A-Z«\"(*0-9])")
+# A sentence may begin with a name in lower case, such as vLLM or p95.
+WHOLE = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!\.\.\.)\s+")
+_END = re.compile(rf"{WHOLE.pattern}|(?<=[:;])\s+(?=[A-Z«\"(*0-9])")
 _BLOCK = re.compile(r"\n\s*\n|\n(?= *(?:[*+-]|\d+\.) )|\n(?=#)|\n(?=\|)|(?<=\|)\s*\n")
 
 

@@ -129,6 +129,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "failing": "",
     "rates": "1 539 prompt tokens/s, 252 output tokens/s",
     "worst_phase": "time to first token",
+    "log_window": "10 minutes",
     "oom": "out of GPU memory 1 time in the log of the last 10 minutes",
     "ended": "OOMKilled, exit code 137, 2 min ago",
     "restarts": "4 restarts in half an hour",
@@ -774,7 +775,7 @@ def read() -> Iterator[tuple[str, str]]:
             one = re.sub(r"^\d+\. ", "", one)
             if re.search(r"\{\w+\}", one) and text.kind == "page":
                 continue  # a runbook's; the alert's summary has it with its values
-            if whole or (re.match(r"[A-Z\d\"'(-]", one) and one.endswith((".", "?", "!"))):
+            if whole or (re.match(r"[\w\"'(-]", one) and one.endswith((".", "?", "!"))):
                 yield f"{_heading(text.where)}{one}", text.where
     for command, option, text in options_of_commands():
         yield f"{option}: {text}", f"{command} --help"

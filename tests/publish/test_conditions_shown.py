@@ -51,7 +51,7 @@ SAID = {
         "1.4 GiB of it in split blocks (thresholds 1.9 GiB and 25 %)",
         "fragmentation_warning_bytes",
     ),
-    "baseline_too_high": ("used 99 %: above the limit of 98 %", "gpu_memory_utilization 90 %", "baseline_full_ratio"),
+    "baseline_too_high": ("used 99 %: more than the 98 % that", "gpu_memory_utilization 90 %", "baseline_full_ratio"),
     "host_memory_near_limit": ("used 95 % of its limit", "near the limit at 90 %", "host_memory_limit_ratio"),
     "host_oom_killed": ("OOMKilled, exit code 137", "4 restarts in half an hour", None),
     "gpu_out_of_memory": ("3 times", "the log shows", None),

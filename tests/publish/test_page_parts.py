@@ -164,7 +164,7 @@ class TestTriage:
         engine = replace(engine, diagnosis=replace(engine.diagnosis, documented_signature=signature))
         step = self.step(3, engine)
         assert step.finding == finding
-        assert '93 % (sign of pressure above 85 %, documented in "KV Cache Diagnostics")' in step.answers[0]
+        assert '93 % (above 85 % is a sign of pressure, documented in "KV Cache Diagnostics")' in step.answers[0]
 
     def test_4_log(self) -> None:
         assert self.step(4, engine_with()).finding == "unknown"
@@ -322,7 +322,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("role", "said"),
         [
-            (None, "kvpressure computes the value only for a confident verdict kv_pressure"),
+            (None, "kvpressure computes the value only if the verdict is kv_pressure, with high confidence"),
             ("kv_producer", "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"),
         ],
     )

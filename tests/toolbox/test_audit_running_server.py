@@ -100,7 +100,7 @@ def test_an_exporter_tells_traffic_and_conditions(
     ("arguments", "said"),
     [
         (["{dead}"], "connection refused"),
-        (["{dead}", "-"], "files and addresses together"),
+        (["{dead}", "-"], "files and addresses cannot be combined"),
         (["http://"], "URL: "),
         (["{other}"], "no engine metrics"),
         (["{empty}"], "has found no engine yet"),

@@ -228,7 +228,7 @@ def test_a_command_line_completes_a_stated_verdict(capsys: pytest.CaptureFixture
 def test_what_is_not_computed_asks_for_nothing_that_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     _, document = mitigate(capsys, str(FIXTURES / "recordings/vllm-cpu/c_steady.jsonl.gz"), "--anyway")
     said = step(document, "max_num_seqs")["text"]
-    assert "kvpressure computes the value only for a confident verdict kv_pressure" in said
+    assert "kvpressure computes the value only if the verdict is kv_pressure, with high confidence" in said
     assert "--running" not in said
     assert "--max-num-batched-tokens to have" not in step(document, "batched-tokens")["text"]
 

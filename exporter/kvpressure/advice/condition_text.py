@@ -9,6 +9,7 @@ from typing import Final
 from kvpressure.advice.wording import UNKNOWN, bytes_text, counted, number_text, percent_text, seconds_text
 from kvpressure.diagnosis import conditions, oom
 from kvpressure.diagnosis.conditions import baseline_limit
+from kvpressure.diagnosis.numbers import minutes
 from kvpressure.model.state import EngineState
 from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import Thresholds
@@ -107,6 +108,7 @@ _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
     "restarts": lambda e, _t: f"{counted(e.signals.host.restarts_recent, 'restart')} in half an hour",
     "loop_from": lambda _e, t: number_text(t["crash_loop_restarts"]),
     "oom_times": lambda e, _t: oom.times(e.signals),
+    "log_window": lambda _e, t: minutes(t["log_window_seconds"]),
     "faults": lambda e, _t: number_text(e.signals.gpu_faults or e.signals.kernel_faults),
     "still": lambda e, _t: seconds_text(e.signals.progress.seconds_still),
     "still_from": lambda _e, t: seconds_text(t["no_progress_seconds"]),

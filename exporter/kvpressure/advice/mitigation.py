@@ -141,7 +141,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     fits = s.load.limits.get("kv_capacity")
     peak = named("KV cache peak", percent_text(s.kv.kv_used_ratio_max))
     text = (
-        f"{named(called('max_num_seqs') + ' is reached: now', now)}. "
+        f"{called('max_num_seqs')} is reached. {named('Present value', now)}. "
         + ("" if s.kv.kv_used_ratio_max is None else "The KV cache is not full. ")
         + f"{peak}."
     )

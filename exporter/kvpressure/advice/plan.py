@@ -381,7 +381,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         elif engine.signals.load.kv_role == "kv_producer":
             why = "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"
         else:
-            why = "kvpressure computes the value only for a confident verdict kv_pressure"
+            why = "kvpressure computes the value only if the verdict is kv_pressure, with high confidence"
         return MitigationStep(
             title,
             "if it stays",
@@ -409,7 +409,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     elif fits is not None:
         said += f". The KV cache holds about {fits:.0f} requests of the present length"
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
-            said += ", probably fewer because no request has finished yet"
+            said += "; no request has finished yet, so they may still grow, and fewer may fit"
     if least < limit.recommended:
         said += (
             f". If requests are still being {_called(engine, 'preempted')}, lower {called} to {least}:"
@@ -524,7 +524,7 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
         lost = ", and ".join(f"{percent_text(share - target)} with {target:g}" for target in lower_ones)
-        return f"share of GPU memory that the KV pool loses with a lower {called}: {lost}"
+        return f"the KV pool loses {lost}"
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)

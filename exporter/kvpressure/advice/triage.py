@@ -18,6 +18,7 @@ from kvpressure.advice.wording import (
     seconds_text,
     words,
 )
+from kvpressure.diagnosis.numbers import minutes
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.readings import EngineKey
@@ -166,14 +167,16 @@ def _signature(case: _TriagedEngine) -> TriageStep:
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
         (
-            f"{named('GPU memory used', percent_text(used))} (sign of pressure above"
-            f" {percent_text(t['signature_memory_ratio'])}, {t.entry('signature_memory_ratio').cited})."
-            f" {named('Required memory', percent_text(needed))} (used memory without free KV blocks; warning at"
+            f"{named('GPU memory used', percent_text(used))} (above"
+            f" {percent_text(t['signature_memory_ratio'])} is a sign of pressure,"
+            f" {t.entry('signature_memory_ratio').cited})."
+            f" {named('Required memory', percent_text(needed))} (used memory minus free KV blocks; warning at"
             f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
         ),
         (
-            f"{named('GPU utilization', percent_text(busy))} (with traffic, sign of pressure below"
-            f" {percent_text(t['signature_utilization_ratio'])}, {t.entry('signature_utilization_ratio').cited})."
+            f"{named('GPU utilization', percent_text(busy))} (below"
+            f" {percent_text(t['signature_utilization_ratio'])} with traffic is a sign of pressure,"
+            f" {t.entry('signature_utilization_ratio').cited})."
         ),
     )
     conditions = case.engine.diagnosis.documented_signature
@@ -201,10 +204,11 @@ def _log(case: _TriagedEngine) -> TriageStep:
             ("Unknown: the container's log is not available.",),
             command,
         )
+    window = minutes(case.thresholds["log_window_seconds"])
     failures = {name: count for name, count in s.events.items() if name in ALLOCATION_EVENTS}
     others = {name: count for name, count in s.events.items() if name in NOTABLE_EVENTS}
     own = dialect(case.engine.dialect).words
-    answers = [_counted("Allocation failures in the last 10 minutes", failures, own)]
+    answers = [_counted(f"Allocation failures in the last {window}", failures, own)]
     if case.engine.diagnosis.conditions.get("gpu_out_of_memory"):
         answers.append(f"{capital(case.engine.diagnosis.evidence['gpu_out_of_memory'].text)}.")
     if others:
@@ -339,8 +343,9 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
     answers = (
         (
             f"{named('Effective batch p95', number_text(s.batch.batch_p95))},"
-            f" {named('mean', number_text(s.batch.batch_mean))} (with traffic, sign of pressure at"
-            f" {number_text(t['signature_batch_size'])} or less, {t.entry('signature_batch_size').cited})."
+            f" {named('mean', number_text(s.batch.batch_mean))} (p95 of"
+            f" {number_text(t['signature_batch_size'])} or less with traffic is a sign of pressure,"
+            f" {t.entry('signature_batch_size').cited})."
         ),
         (
             f"{named('Requests running', number_text(s.load.running))},"

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--demanding",
         action="store_true",
-        help="the load is long-context or bursty: require the lower gpu_memory_utilization for such load",
+        help="the load is long-context or bursty; require the lower gpu_memory_utilization that such load needs",
     )
     parser.add_argument("--all", action="store_true", help="give reasons for every item, not only for failures")
     parser.add_argument("--thresholds", metavar="FILE", help="file with thresholds to use instead of the built-in ones")
@@ -108,7 +108,7 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
         raise InputError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
     if addresses:
         if len(addresses) < len(options.files):
-            raise InputError("files and addresses together; give one or the other")
+            raise InputError("files and addresses cannot be combined; give one or the other")
         found = [
             one for address in addresses for one in running.read(address, options.args or (), options.gpu, thresholds)
         ]

@@ -77,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(error)) from error
     except (SpecError, ArithmeticError) as error:  # thresholds that are allowed each, and make no rules together
         raise InputError(
-            f"no rules can be made with these thresholds: {error}; allowed: the values that"
-            " docs/thresholds.md describes"
+            f"these thresholds make no usable rules: {error}; allowed: the values that docs/thresholds.md describes"
         ) from error
     except OSError as error:
         raise InputError(f"{error.filename or directory}: {error.strerror or error}") from error

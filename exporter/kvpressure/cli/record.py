@@ -44,7 +44,7 @@ examples:
 
 Judge it later with kvpressure replay or kvpressure diagnose.
 
-Exit status: 0 recorded, 1 --max-size was reached before --for was over or nothing could be read, 2 the settings cannot be used, 3 recording stopped because of an error.
+Exit status: 0 recorded; 1 nothing could be read, or --max-size was reached before the end of --for; 2 the settings cannot be used; 3 recording stopped because of an error.
 """  # noqa: E501
 
 
@@ -178,7 +178,7 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadC
         return FATAL_STATUS  # the recorder has logged why
     if monitor.fatal is not None:
         print(
-            f"kvpressure record: stopped: a source works again only in a new process ({monitor.fatal});"
+            f"kvpressure record: stopped: a source can recover only in a new process ({monitor.fatal});"
             " start kvpressure record again",
             file=sys.stderr,
         )

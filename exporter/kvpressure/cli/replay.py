@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("text", "json"),
         default=None,
-        help="text: what changed when and why (default); json: one line per engine and tick",
+        help="text: what changed, when, and why (default); json: one line per engine and tick",
     )
     parser.add_argument(
         "--openmetrics",

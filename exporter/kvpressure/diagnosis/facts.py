@@ -14,7 +14,7 @@ from typing import Final
 from kvpressure.diagnosis import oom
 from kvpressure.diagnosis.gpu_facts import NO_GPU, GpuFacts
 from kvpressure.diagnosis.logic import listed
-from kvpressure.diagnosis.numbers import NOT_KNOWN, number, percent
+from kvpressure.diagnosis.numbers import NOT_KNOWN, minutes, number, percent
 from kvpressure.engines.registry import dialect
 from kvpressure.model import reasons
 from kvpressure.model.frozen import frozen
@@ -420,7 +420,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "any_prompt_fits",
-        "any prompt fits into the KV cache",
+        "every prompt fits into the KV cache",
         "the next prompt may not fit into the KV cache",
         _any_fits,
         "{free_and_prompts}",
@@ -542,8 +542,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "running_plateau",
-        "a queue builds up while the number of running requests stays constant and KV blocks are free",
-        "no queue builds up while the number of running requests stays constant and KV blocks are free",
+        "a queue builds up behind a constant number of running requests, although KV blocks are free",
+        "no queue builds up behind a constant number of running requests with KV blocks free",
         lambda v: v.s.load.running_plateau,
         "{running_now}",
         question="running requests",
@@ -679,7 +679,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress",
-        "requests made no progress for {no_progress_seconds} s",
+        "requests have made no progress for at least {no_progress_seconds} s",
         "requests made progress in the last {no_progress_seconds} s",
         _stuck("no_progress_seconds"),
         "last progress {stuck} s ago",
@@ -688,7 +688,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress_long",
-        "requests made no progress for {stalled_seconds} s",
+        "requests have made no progress for at least {stalled_seconds} s",
         "requests made progress in the last {stalled_seconds} s",
         _stuck("stalled_seconds"),
         "last progress {stuck} s ago",
@@ -697,7 +697,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress_very_long",
-        "requests made no progress for {prefill_patience_seconds} s",
+        "requests have made no progress for at least {prefill_patience_seconds} s",
         "requests made progress in the last {prefill_patience_seconds} s",
         _stuck("prefill_patience_seconds"),
         "last progress {stuck} s ago",
@@ -729,10 +729,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prefill_usual",
-        "prefill usually takes longer than the time since the last progress",
-        "prefill usually takes less than the time since the last progress",
+        "the last progress is no longer ago than a prefill usually takes",
+        "the last progress is longer ago than a prefill usually takes",
         _prefill_usual,
-        "usually {usual_prefill} s, last progress {stuck} s ago",
+        "{stuck} s (a prefill usually takes {usual_prefill} s)",
         "no requests in flight, or no first token yet",
         question="usual prefill time",
     ),
@@ -828,7 +828,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: v.gpu.works,
         "{gpu}",
         "{gpu_known}",
-        "whether the GPU works hard",
+        "whether GPU cores or GPU memory are busy",
     ),
     Fact(
         "gpu_computes",
@@ -883,7 +883,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "cpu_throttled_mostly",
         "most CPU periods are throttled",
-        "most CPU periods are not throttled",
+        "fewer than half of the CPU periods are throttled",
         lambda v: least(v.s.host.cpu_throttled_ratio, v.t["cpu_throttled_most_ratio"]),
         "{throttled}",
         _NO_CGROUP,
@@ -955,8 +955,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     # --- the log
     Fact(
         "allocation_failure_logged",
-        "the log of the last 10 minutes shows allocation failures",
-        "the log of the last 10 minutes shows no allocation failure",
+        "the log shows recent allocation failures",
+        "the log shows no recent allocation failure",
         lambda v: _allocation(v) > 0 if v.s.events_known else None,
         "{allocations}",
         "no log read",
@@ -1157,8 +1157,14 @@ def _deferred_where(v: View) -> str:
     )
 
 
+def _log_window(v: View) -> str:
+    return minutes(v.t["log_window_seconds"])
+
+
 def _oom_seen(v: View) -> str:
-    return f"{oom.times(v.s)} in the last 10 minutes{oom.figures(v.s, v.t)}" if oom.happened(v.s) else ""
+    if not oom.happened(v.s):
+        return ""
+    return f"{oom.times(v.s)} in the last {_log_window(v)}{oom.figures(v.s, v.t)}"
 
 
 def _preemption_counts(v: View) -> str:
@@ -1234,7 +1240,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "trend": lambda v: number(v.s.throughput.throughput_trend_ratio, 2),
     "scrape_error": _scrape_error,
     "oom_seen": _oom_seen,
-    "allocations": lambda v: str(_allocation(v) or ""),
+    "allocations": lambda v: f"{_allocation(v)} in the last {_log_window(v)}",
 }
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 NOT_KNOWN: Final = "unknown"
 PERCENT: Final = 100
+MINUTE: Final = 60
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -20,3 +21,8 @@ def number(value: float | None, digits: int = 0) -> str:
 def percent(value: float | None) -> str:
     """A ratio as a whole percentage."""
     return NOT_KNOWN if value is None else f"{value * PERCENT:.0f} %"
+
+
+def minutes(seconds: float) -> str:
+    """A window in whole minutes: 600 -> ``10 minutes``."""
+    return f"{seconds / MINUTE:.0f} minutes"

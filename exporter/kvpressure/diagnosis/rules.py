@@ -18,7 +18,7 @@ CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LI
 _KV: Final = ("kv_full", "KV usage")
 _LIMIT: Final = (
     "running_at_limit",
-    "{max_num_seqs} (known from the arguments, the start-up log, or version and GPU)",
+    "{max_num_seqs} (needs the arguments, the start-up log, or version and GPU)",
 )
 _GPU: Final = ("gpu_saturated", "GPU activity")
 _THROTTLED: Final = ("cpu_throttled", "CPU throttling of the container")

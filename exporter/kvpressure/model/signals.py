@@ -121,8 +121,8 @@ class KvSignals:
     kv_overcommit_ratio: float | None = published(
         gauge(
             "kv_overcommit_ratio",
-            "Token demand that the arriving load can reach within the limits, divided by KV capacity. Above 1, the"
-            " limits admit more than the KV cache holds.",
+            "KV tokens that the arriving load can need within the limits, divided by KV capacity. Above 1, the limits"
+            " admit more than the KV cache holds.",
             absent="request lengths or the KV capacity are unknown",
         )
     )
@@ -326,8 +326,8 @@ class ThroughputSignals:
     throughput_trend_ratio: float | None = published(
         gauge(
             "throughput_trend_ratio",
-            "Generation throughput of the last minute divided by that of the best minute of the last 15 with similar or"
-            " lower demand.",
+            "Generation throughput of the last minute, divided by the best one-minute throughput of the last 15"
+            " minutes at similar or lower demand.",
             absent="too little history, or demand fell",
         )
     )
@@ -490,7 +490,8 @@ class ComputeSignals:
     activity_level: str = published(
         gauge(
             "score_evidence_level",
-            "1 for the level of evidence behind the score's compute factor: profiling, power, estimated_flops, "
+            "1 for the level of evidence behind the compute factor of memory_high_compute_low_score: profiling, power,"
+            " estimated_flops, "
             "utilization_weak, none.",
             "level",
         ),

@@ -167,13 +167,14 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "engine_trouble",
         "gauge",
-        "Sort key of engines, higher is worse: rank of the verdict (1 idle, 8 stalled) plus a fraction for the queue.",
+        "Sort key of engines, higher is worse: rank of the verdict (1 idle to 8 stalled) plus a fraction that grows"
+        " with the queue.",
         ENGINE,
     ),
     _m(
         "verdict_reason",
         "gauge",
-        "Number behind a reason for the verdict; docs/verdict-rows.md describes each reason.",
+        "Measured value behind a reason for the verdict; docs/verdict-rows.md describes each reason.",
         (*ENGINE, "reason"),
         "the reason does not support the verdict, or the number is unknown",
     ),
@@ -187,7 +188,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "wait_seconds",
         "gauge",
-        "How long requests wait. Without a baseline: the larger p95 of queue time and time to first token."
+        "How long requests wait. Without a baseline: p95 queue time or p95 time to first token, whichever is longer."
         " With too few finished requests for a p95: requests waiting divided by the finish rate over 5 minutes.",
         ENGINE,
         "no request waits long, the queue does not move, or a baseline can be used",
@@ -225,8 +226,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_good_requests_total",
         "counter",
-        "Requests that met the objective: a latency up to kvpressure_objective_bound_seconds, or for availability an"
-        " answer.",
+        "Requests that met the objective: their latency is at most kvpressure_objective_bound_seconds or, for"
+        " availability, they got an answer.",
         (*ENGINE, "objective"),
         "the objective is not set",
     ),
@@ -264,20 +265,25 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "container_alerts_info",
         "info",
-        "Highest severity of alerts for the pod: off or ticket, from its annotation or label kvpressure.io/alerts.",
+        "Highest alert severity that the pod allows, from its annotation or label kvpressure.io/alerts: off or ticket.",
         (*CONTAINER, "alerts"),
         "the pod has no such annotation or label",
     ),
-    _m("container_cpu_throttled_ratio", "gauge", "CFS periods throttled over the last minute, 0-1.", CONTAINER),
+    _m(
+        "container_cpu_throttled_ratio",
+        "gauge",
+        "Share of CFS periods that were throttled over the last minute, 0-1.",
+        CONTAINER,
+    ),
     _m("container_cpu_used_ratio", "gauge", "CPU used divided by the CPU limit over the last minute.", CONTAINER),
     _m("container_memory_used_ratio", "gauge", "Working set divided by the memory limit.", CONTAINER),
     _m("log_events_total", "counter", "Events recognised in the container's log.", (*CONTAINER, "event")),
     _m(
         "container_discovery_info",
         "gauge",
-        "Containers that have a GPU or look like an inference server; always 1. The result is engine (scraped),"
-        " no_target (an engine that is not scraped) or not_engine. The reason is"
-        " how an engine was recognised, or why it is not scraped.",
+        "Containers that have a GPU or look like an inference server; always 1. Label result: engine"
+        " (scraped), no_target (an engine that is not scraped) or not_engine. Label reason: how the engine was"
+        " recognised, or why it is not scraped.",
         (*CONTAINER, "result", "reason"),
     ),
     _m("node_condition", "gauge", "Condition of this node, 1 true or 0 false.", ("condition",)),
@@ -313,8 +319,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items left out of the last scrape. Reason engines: more engines than this target's share of the 64 of a"
-        " node. Reason series: more series than a scrape or histogram may have. Reason plugin: 1 if the plugin's report"
+        "Items left out of the last scrape. Reason engines: more engines than this target's share of the"
+        " limit of 64 engines per node. Reason series: more series than a scrape or histogram may have. Reason plugin:"
+        " 1 if the plugin's report"
         " had too many lines. Reason new_engines: new engine names (64 are allowed at once, then one a"
         " minute). Reason collisions: several series for one value. Reason timestamps: samples more than two minutes"
         " before or after the scrape.",

@@ -103,7 +103,7 @@ class Settings:
         "web.max-requests",
         WHOLE,
         20,
-        "Maximum number of concurrent requests; a further request closes the slowest one. 0 = no limit.",
+        "Maximum number of concurrent requests; a new request above the maximum ends the slowest one. 0 = no limit.",
     )
     runbook_url: str | None = option(
         "web.runbook-url",
@@ -143,7 +143,8 @@ class Settings:
         "engine.model-configs",
         DIRECTORY,
         None,
-        "Directory with config.json files of further models, read at start: NAME.json, NAME/config.json, or a Hugging"
+        "Directory with config.json files of models that kvpressure does not know, read at start: NAME.json,"
+        " NAME/config.json, or a Hugging"
         " Face cache.",
         shown="none",
     )

@@ -58,9 +58,7 @@ def read(
 def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[ServerContainer, Surroundings, Seen]]:
     views = engine_views(document)
     if not views:
-        raise InputError(
-            f"{address}: the exporter has found no engine yet; try again when the exporter has found an engine"
-        )
+        raise InputError(f"{address}: the exporter has found no engine yet; try again later")
     said = f"kvpressure exporter at {address}"
     around = Surroundings(
         monitor=said, gpu_exporter=said if items(document.get("gpus")) else None, place="from the exporter"

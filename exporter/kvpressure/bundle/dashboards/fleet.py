@@ -241,7 +241,7 @@ def _replicas_up(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Engines that answer, by model",
-        "Number of engines that answer. Where a line ends, no engine of that model answers any more.",
+        "Where a line ends, no engine of that model answers any more.",
         [PanelQuery(_largest(_by_model("model:kvpressure_engines:count")), "{{namespace}}/{{model_name}}")],
         "short",
         alert="InferenceModelDown",
@@ -456,7 +456,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Flight recorders",
-            "Number of flight recorders that keep up, their failures per second, and ticks missing in"
+            "Number of flight recorders that keep up, their failures per second, and ticks per second that are missing"
+            " in"
             " recordings per second.",
             [
                 PanelQuery(
@@ -482,11 +483,11 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         _list(
             site,
             "Containers that look like an engine and are not scraped",
-            "Containers without a metrics endpoint that have a GPU or look like an inference server.",
+            "Containers that have a GPU or look like an inference server, but are not scraped.",
             "max by (cluster, namespace, pod, container, result)"
             f' (kvpressure_container_discovery_info{{{CONTAINER},result!="engine"}})',
             {"namespace": "Namespace", "pod": "Pod", "container": "Container", "result": "Why"},
-            f"all such containers are scraped, or {NOT_A_POD}",
+            f"no such container is found, or {NOT_A_POD}",
         ),
         _list(
             site,

@@ -117,7 +117,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "Latency against baseline",
-            "Highest p95 latency of all phases, divided by the engine's own baseline. 1 is normal.",
+            "Highest ratio of p95 latency to the engine's own baseline, over all phases. 1 is normal.",
             engine("latency_baseline_ratio", by="phase"),
             "none",
             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),

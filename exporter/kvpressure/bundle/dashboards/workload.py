@@ -104,7 +104,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Latency vs baseline",
-            "Highest p95 latency of all phases, divided by the engine's own baseline.",
+            "Highest ratio of p95 latency to the engine's own baseline, over all phases.",
             f"max({engine('latency_baseline_ratio', by='phase')})",
             "none",
             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
@@ -182,7 +182,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         heatmap(
             site,
             "Requests running",
-            "How often each number of running requests was sampled, over all chosen engines.",
+            "Distribution of the number of running requests, over all samples of the chosen engines.",
             PanelQuery(
                 f"sum by (le) (increase(kvpressure_batch_size_samples_bucket{{{ENGINE}}}[$__rate_interval]))",
                 "{{le}}",
@@ -344,7 +344,7 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
                 PanelQuery(
                     worst(engine("prompt_lengths_bimodal") + " == 1"),
                     "{{pod}} {{engine}}",
-                    optional="no engine serves short and long prompts",
+                    optional="no engine serves both short and long prompts",
                 )
             ],
             texts(v1=("mixed", ORANGE)),
@@ -541,7 +541,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         _of_dcgm(
             site,
             "Clock of the multiprocessors",
-            "Clock rate of the multiprocessors. The driver lowers this clock rate to limit power and heat.",
+            "The driver lowers this clock rate to limit power and heat.",
             "SM_CLOCK",
             "suffix:MHz",
         ),

@@ -26,7 +26,7 @@ def sentences(markdown: str, end: re.Pattern[str] = _END) -> Iterator[str]:
     for block in _BLOCK.split(text):
         for cell in re.split(r"\||<br>", block) if block.lstrip().startswith("|") else [block]:
             for sentence in end.split(" ".join(cell.split())):
-                found = sentence.strip(" *#>-")
+                found = re.sub(r"^[ *#>]*(?:- +)?|[ *#>]+$", "", sentence)
                 if re.search(r"[a-z]", found):
                     yield found
 

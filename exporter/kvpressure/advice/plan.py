@@ -523,7 +523,7 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
         return "the KV pool shrinks by the amount of freed GPU memory"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        lost = ", and ".join(f"{percent_text(share - target)} with {target:g}" for target in lower_ones)
+        lost = ", and ".join(f"{percent_text(share - target)} of GPU memory with {target:g}" for target in lower_ones)
         return f"the KV pool loses {lost}"
     told = []
     for target in lower_ones:

@@ -729,10 +729,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prefill_usual",
-        "the last progress is no longer ago than a prefill usually takes",
-        "the last progress is longer ago than a prefill usually takes",
+        "the time since the last progress is normal for a prefill",
+        "the time since the last progress is too long for a prefill",
         _prefill_usual,
-        "{stuck} s (a prefill usually takes {usual_prefill} s)",
+        "{stuck} s (usual prefill {usual_prefill} s)",
         "no requests in flight, or no first token yet",
         question="usual prefill time",
     ),

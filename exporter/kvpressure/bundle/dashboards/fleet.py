@@ -456,9 +456,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Flight recorders",
-            "Number of flight recorders that keep up, their failures per second, and ticks per second that are missing"
-            " in"
-            " recordings per second.",
+            "Number of flight recorders that keep up. Per second: their failures, and the ticks missing in recordings.",
             [
                 PanelQuery(
                     some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER

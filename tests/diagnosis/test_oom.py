@@ -67,9 +67,8 @@ def told(*lines: str) -> str:
             (
                 "the log shows that GPU memory ran out: once in the last 10 minutes; last: tried to allocate"
                 " 1.16 GiB,"
-                " 21.8 MiB free on the device, capacity 79.1 GiB, 70.0 GiB allocated by PyTorch, 1.50 GiB of it in"
-                " private pools, 3.21 GiB reserved by PyTorch but unallocated (probably fragmented: 2 GB or more lie in"
-                " pieces)"
+                " 21.8 MiB free on the GPU, 79.1 GiB in all; PyTorch: 70.0 GiB allocated, 1.50 GiB of it in"
+                " private pools, 3.21 GiB reserved but unallocated (probably fragmented: 2 GB or more lie in pieces)"
             ),
         ),
         (
@@ -77,8 +76,8 @@ def told(*lines: str) -> str:
             (
                 "the log shows that GPU memory ran out: once in the last 10 minutes; last: tried to allocate"
                 " 50.0 MiB,"
-                " 21.8 MiB free on the device, capacity 23.6 GiB, 22.9 GiB allocated by PyTorch, 275 MiB reserved"
-                " by PyTorch but unallocated"
+                " 21.8 MiB free on the GPU, 23.6 GiB in all; PyTorch: 22.9 GiB allocated, 275 MiB reserved"
+                " but unallocated"
             ),
         ),
         (
@@ -86,8 +85,8 @@ def told(*lines: str) -> str:
             (
                 "the log shows that GPU memory ran out: once in the last 10 minutes; last: tried to allocate"
                 " 20.0 MiB,"
-                " 12.5 MiB free on the device, capacity 10.8 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by"
-                " PyTorch but unallocated (probably fragmented: 2 GB or more lie in pieces)"
+                " 12.5 MiB free on the GPU, 10.8 GiB in all; PyTorch: 7.50 GiB allocated, 2.25 GiB reserved"
+                " but unallocated (probably fragmented: 2 GB or more lie in pieces)"
             ),
         ),
         (BARE, "the log shows that GPU memory ran out: once in the last 10 minutes, without numbers"),

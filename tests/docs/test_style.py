@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "gather",
-    [texts.pages, texts.rules, texts.declarations, texts.helps, texts.dashboards, texts.messages, texts.rendered],
+    [texts.pages, texts.rules, texts.declarations, texts.helps, texts.dashboards, texts.messages],
     ids=lambda gather: gather.__name__,
 )
 def test_texts(gather: Callable[[], Iterator[Text]]) -> None:

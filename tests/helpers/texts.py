@@ -722,7 +722,7 @@ def rendered(files: int = 14) -> Iterator[Text]:
     """Evidence, conditions, triage and mitigation of recorded engines: each sentence with its numbers, and each
     engine's page once.
 
-    ``files`` recordings are taken evenly from all folders, and of each the first states of every verdict.
+    ``files`` recordings are taken evenly from all folders.
     """
     small = [path for path in sorted(RECORDINGS.rglob("*.jsonl.gz")) if path.stat().st_size <= 60_000]
     for path in small[:: max(1, len(small) // files)]:
@@ -730,13 +730,14 @@ def rendered(files: int = 14) -> Iterator[Text]:
 
 
 def of_recording(path: Path) -> Iterator[Text]:
-    """What the engines of one recording are described with."""
+    """What the engines of one recording are described with: once for each verdict, grade and set of true conditions."""
     pipeline, t, seen = Pipeline(builtin()), builtin(), Counter[Any]()
     with Reader(path, on_problem=lambda _: None) as reader:
-        for snapshot in itertools.islice(reader, 300):
+        for snapshot in reader:
             state = pipeline.observe(snapshot)
             for engine in state.engines:
-                kind = (engine.diagnosis.verdict, engine.diagnosis.grade, engine.up)
+                true = tuple(name for name, value in engine.diagnosis.conditions.items() if value)
+                kind = (engine.diagnosis.verdict, engine.diagnosis.grade, engine.up, true)
                 if seen[kind] < 1:
                     yield from _engine(path, engine, state, t)
                 seen[kind] += 1
@@ -751,7 +752,7 @@ def _engine(path: Path, engine: Any, state: State, t: Any) -> Iterator[Text]:
         made.summary,
         *(part for action in made.actions for part in (action.title, action.text)),
     ]
-    where = f"{path.parent.name}/{path.stem.partition('.')[0]} {engine.diagnosis.verdict}"
+    where = f"{path.parent.name}/{path.name.removesuffix('.jsonl.gz')} {engine.diagnosis.verdict}"
     yield from (Text(where, part, "rendered") for part in parts)
     html = render_page(replace(state, engines=(engine,)), "node-1", "/metrics", ViewContext(t))
     shown = re.sub(r"<(script|style|svg|head|code|pre).*?</\1>", "", html, flags=re.S)

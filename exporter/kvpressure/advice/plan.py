@@ -585,18 +585,19 @@ def _watermark(engine: PlanInput) -> MitigationStep:
 def _more_memory(engine: PlanInput) -> MitigationStep:
     share, flag = engine.engine.limit("gpu_memory_utilization").value, dialect(engine.engine.dialect).flag
     cost = "fp8 needs an accuracy test; tensor parallelism and replicas need more GPUs"
+    raised = "Use "
     ways = [
         f"{flag('kv_cache_dtype')} fp8 (half the bytes per token, if model and GPU support it)",
         "more GPUs (tensor parallel)",
         "or more replicas",
     ]
     if share is not None and share < 0.9:
-        ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share:g}; no failed allocation was found)")
+        raised = f"Raise {flag('gpu_memory_utilization')} (now {share:g}; no failed allocation was found). Or use "
         cost += "; a higher share takes memory that allocation peaks may need"
     return MitigationStep(
         'Add KV memory (not in "Emergency Mitigation")',
         "if it stays",
-        "KV memory is the bottleneck. Use " + ", ".join(ways),
+        f"KV memory is the bottleneck. {raised}" + ", ".join(ways),
         cost,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -21,7 +21,7 @@ from kvpressure.advice.wording import (
 from kvpressure.diagnosis.numbers import minutes
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
-from kvpressure.model.readings import EngineKey
+from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.state import ContainerState, EngineState, State
 from kvpressure.settings.thresholds import Thresholds
 
@@ -104,10 +104,18 @@ def gravest(*findings: Finding) -> Finding:
 _ORDER: Final[tuple[Finding, ...]] = ("bad", "look", "fine")
 
 
+def _gpus_text(gpus: Sequence[GpuReading]) -> str:
+    """GPUs by their index, those of one name together: ``GPU 0, 1 (NVIDIA H100)``."""
+    by_name: dict[str, list[str]] = {}
+    for gpu in gpus:
+        by_name.setdefault(gpu.name or gpu.vendor, []).append(str(gpu.index))
+    return ", ".join(f"GPU {', '.join(indices)} ({name})" for name, indices in by_name.items())
+
+
 def _pods(case: _TriagedEngine) -> TriageStep:
     engine, held = case.engine, case.container
     gpus = [gpu.reading for gpu in case.state.gpus if gpu.reading.uuid in engine.gpus]
-    on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU: unknown"
+    on = _gpus_text(gpus) or "GPU: unknown"
     if engine.group:
         on += f"; GPUs that {engine.group} has on other nodes are not included"
     ready = held.reading.ready if held else None

@@ -36,10 +36,11 @@ class Diagnoser:
         found = decide(TABLES, evidence.facts)
         finding = self._settled.observe(s.time, found, t)
         supporting, opposing = self._for_and_against(finding, found, evidence.facts)
-        documented = signature.conditions(s, t)
+        now = s if evidence.facts["page_fresh"] is True else s.without_metrics()
+        documented = signature.conditions(now, t)
         is_met = signature.met(documented)
-        held = self._held.observe(s.time, s.progress.work_present, s.kv.kv_used_ratio, t)
-        ahead = self._ahead.observe(s, finding.verdict, t)
+        held = self._held.observe(now.time, now.progress.work_present, now.kv.kv_used_ratio, t)
+        ahead = self._ahead.observe(now, finding.verdict, t)
         return Diagnosis(
             verdict=finding.verdict,
             confidence=finding.confidence,
@@ -53,10 +54,10 @@ class Diagnoser:
             row=finding.row,
             grade=finding.grade.name.lower(),
             runner_up=finding.runner_up,
-            conditions=conditions.evaluate(conditions.Moment(s, finding, held, ahead, utilization, is_met, t)),
+            conditions=conditions.evaluate(conditions.Moment(now, finding, held, ahead, utilization, is_met, t)),
             documented_signature=documented,
             documented_signature_met=is_met,
-            signature_note=signature.note(s, finding.verdict, is_met),
+            signature_note=signature.note(now, finding.verdict, is_met),
         )
 
     def _for_and_against(

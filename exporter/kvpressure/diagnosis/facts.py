@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from math import inf
 from typing import Final
 
 from kvpressure.diagnosis import oom
@@ -258,7 +257,9 @@ def _deferred_fill(v: View) -> bool | None:
     load = v.s.load
     if not load.waiting_deferred:
         return None if load.waiting_deferred is None else False
-    return None if load.running is None else least(load.running + load.waiting_deferred, load.max_num_seqs or inf)
+    if load.running is None or load.max_num_seqs is None:
+        return None
+    return load.running + load.waiting_deferred >= load.max_num_seqs
 
 
 def _prefill(v: View) -> bool | None:
@@ -626,7 +627,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "running and deferred requests together reach {max_num_seqs}",
         "running and deferred requests together are below {max_num_seqs}",
         _deferred_fill,
-        "{queue}, {max_num_seqs} {limit}",
+        "{queue}{of_limit}",
         "{deferred_missing}",
     ),
     # --- metrics and progress
@@ -1036,8 +1037,9 @@ def _capacity_missing(v: View) -> str:
 
 
 def _deferred_missing(v: View) -> str:
-    load = v.s.load
-    return _deferred_where(v) if load.waiting_deferred is None else _missing(("running requests", load.running))
+    if v.s.load.waiting_deferred is None:
+        return _deferred_where(v)
+    return _limit_missing(v)
 
 
 def _prefill_missing(v: View) -> str:
@@ -1132,6 +1134,11 @@ def _queue_text(v: View) -> str:
     return _known((f"# waiting{deferred}", load.waiting), ("# running", load.running))
 
 
+def _of_limit(v: View) -> str:
+    limit = v.s.load.max_num_seqs
+    return "" if limit is None else f", {dialect(v.s.dialect).called('max_num_seqs')} {number(limit)}"
+
+
 def _mean_queue(v: View) -> str:
     seconds = v.s.latency.queue.get("0.95")
     time = "" if seconds is None else f", p95 queue time {number(seconds, 2)} s"
@@ -1220,6 +1227,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
     "mean_queue": _mean_queue,
     "limit": lambda v: number(v.s.load.max_num_seqs),
+    "of_limit": _of_limit,
     "age": lambda v: number(v.s.progress.fresh_seconds),
     "failing": _failing,
     "page_error": lambda v: f": {_scrape_error(v)}" if v.s.progress.page_error else "",

@@ -22,12 +22,12 @@ _GB: Final = 10**9
 _MIB: Final = 2**20
 _GIB: Final = 2**30
 _PARTS: Final = (
-    ("requested_bytes", "tried to allocate {}"),
-    ("free_bytes", "{} free on the device"),
-    ("total_bytes", "capacity {}"),
-    ("allocated_bytes", "{} allocated by PyTorch"),
-    ("private_pool_bytes", "{} of it in private pools"),
-    ("reserved_unallocated_bytes", "{} reserved by PyTorch but unallocated"),
+    (("requested_bytes", "tried to allocate {}"), ("free_bytes", "{} free on the GPU"), ("total_bytes", "{} in all")),
+    (
+        ("allocated_bytes", "{} allocated"),
+        ("private_pool_bytes", "{} of it in private pools"),
+        ("reserved_unallocated_bytes", "{} reserved but unallocated"),
+    ),
 )
 
 
@@ -50,8 +50,10 @@ def times(s: Signals) -> str:
 
 def figures(s: Signals, t: Thresholds) -> str:
     """Allocator numbers of the last error that has some, as the end of a sentence."""
-    told = [form.format(_size(s.oom[name])) for name, form in _PARTS if name in s.oom]
-    found = f"; last: {', '.join(told)}" if told else ", without numbers"
+    device, torch = (
+        ", ".join(form.format(_size(s.oom[name])) for name, form in part if name in s.oom) for part in _PARTS
+    )
+    found = (f"; last: {device}" if device else "") + (f"; PyTorch: {torch}" if torch else "") or ", without numbers"
     if fragmented(s.oom, t):
         found += f" (probably fragmented: {t['fragmentation_warning_bytes'] / _GB:.0f} GB or more lie in pieces)"
     return found

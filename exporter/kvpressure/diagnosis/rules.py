@@ -27,9 +27,7 @@ _TOKENS: Final = ("tokens_flow", "token counters")
 _WORK: Final = ("work_present", "running and waiting requests")
 _QUEUE: Final = ("queue_present", "waiting requests")
 
-_UNSORTED: Final = (
-    "how many of the waiting requests wait for a LoRA slot or for KV blocks from elsewhere ({deferred_where})"
-)
+_UNSORTED: Final = "why requests wait: for KV cache, a LoRA slot or remote KV blocks ({deferred_where})"
 _DEFERRED: Final = "what the deferred requests wait for: LoRA slots, a grammar, or KV blocks from elsewhere"
 
 
@@ -180,16 +178,16 @@ NO_PROGRESS: Final = Verdict(
                 | (yes("gpu_idle") & yes("clients_gone") & unsure("http_answers"))
             ),
             GUESS,
-            "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be"
-            " left over from aborted requests",
+            "whether requests are in flight: no gauge moves and clients seem to be gone, so gauges may be left over"
+            " from aborted requests",
             verdict="unknown",
         ),
         Row(
             "stalled or left-over gauges",
             yes("gauges_still") & unsure("clients_came") & ((no("waiting_now") & _gpu_silent) | _unseen_load),
             DOUBTFUL,
-            "whether requests are really there: only gauges that no longer move show them, so these may be left over"
-            " from aborted requests",
+            "whether requests are in flight: only gauges that no longer move show them, and these may be left over from"
+            " aborted requests",
         ),
         Row("stalled, seen", yes("queue_present") | yes("gpu_idle"), STRONG),
         Row("stalled", ALWAYS, LIKELY),

@@ -534,6 +534,23 @@ class Signals:
     dialect: str = ""  # the name of the engine's inference server in ``engines.registry``; "" = unknown
     extra: tuple[object, ...] = ()  # groups that were added to the registry (``signals.registry``)
 
+    def without_metrics(self) -> Signals:
+        """What is known while the engine's metrics are not: its GPUs, its container, its log and the scrapes."""
+        return Signals(
+            time=self.time,
+            dialect=self.dialect,
+            host=self.host,
+            progress=self.progress,
+            memory=MemorySignals(
+                device_used_ratio=self.memory.device_used_ratio, own_used_ratio=self.memory.own_used_ratio
+            ),
+            events=self.events,
+            events_known=self.events_known,
+            oom=self.oom,
+            gpu_faults=self.gpu_faults,
+            kernel_faults=self.kernel_faults,
+        )
+
     def groups(self) -> Iterator[object]:
         """Every group of signals, in fixed order, extensions last."""
         yield from (getattr(self, name) for name in _GROUP_NAMES)

@@ -269,7 +269,7 @@ class Pipeline:
     def _conclude(self, now: float, subject: _GatheredEngine, demand: _GpuDemand) -> EngineState:
         """Third phase: the engine's state; one without values when some stage failed."""
         track = subject.track
-        found = self._concluded(now, subject, demand)
+        found = self._concluded(subject, demand)
         if not isinstance(found, Failure):
             track.failed_since = None
             return found
@@ -281,14 +281,14 @@ class Pipeline:
         )
         return replace(without, group=page.group if page else "")
 
-    def _concluded(self, now: float, subject: _GatheredEngine, demand: _GpuDemand) -> EngineState | Failure:
+    def _concluded(self, subject: _GatheredEngine, demand: _GpuDemand) -> EngineState | Failure:
         track, gathered = subject.track, subject.gathered
         if isinstance(gathered, Failure):
             return gathered
         signals = self._guarded(SIGNALS, track, partial(self._signals, track, gathered, demand))
         if isinstance(signals, Failure):
             return signals
-        work = partial(self._engine_state, now, track, signals, gathered.limits, subject.gpus)
+        work = partial(self._engine_state, track, signals, gathered.limits, subject.gpus)
         return self._guarded(DIAGNOSIS, track, work)
 
     def _signals(self, track: EngineTrack, gathered: _FirstPhase, demand: _GpuDemand) -> Signals:
@@ -412,7 +412,6 @@ class Pipeline:
 
     def _engine_state(
         self,
-        now: float,
         track: EngineTrack,
         signals: Signals,
         found_limits: Mapping[str, EffectiveLimit],
@@ -437,17 +436,7 @@ class Pipeline:
             group=page.group if page else "",
             reading=tracker.reading if up else None,
             counters=track.counters if up else {},
-            signals=signals
-            if up
-            else Signals(
-                time=now,
-                dialect=signals.dialect,
-                host=signals.host,
-                progress=signals.progress,
-                events=signals.events,
-                events_known=signals.events_known,
-                oom=signals.oom,
-            ),
+            signals=signals if up else signals.without_metrics(),
             diagnosis=diagnosis,
             limits=self._limits(track, signals, diagnosis, found_limits),
             objectives=objectives(tracker.reading, track.counters, self._thresholds) if up and tracker.reading else (),

@@ -62,6 +62,11 @@ class PageEngine:
         return tuple(one for one in self.standings if one.value)
 
     @property
+    def others(self) -> tuple[Standing, ...]:
+        """The conditions that are false or unknown."""
+        return tuple(one for one in self.standings if not one.value)
+
+    @property
     def calm(self) -> bool:
         """Whether nobody has to look at it now: healthy or idle, and no condition holds."""
         return self.state.diagnosis.verdict in CALM and not self.holding

@@ -142,7 +142,7 @@ helm install kvpressure deploy/helm/kvpressure -n kvpressure --create-namespace 
 helm test kvpressure -n kvpressure --logs
 ```
 
-`docs/deploy.md` explains installing and links platforms, permissions and scraping. Examples are in `ci/`:
+`docs/deploy.md` explains the installation. Examples are in `ci/`:
 {examples}.
 
 ## Values

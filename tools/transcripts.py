@@ -39,7 +39,7 @@ SHOWN: Final = (
     ),
     (
         "Audit of a command line",
-        "Failed items come first. `--all` adds the reasons of the other items.",
+        "Failed items come first. `--all` also gives reasons for the items that did not fail.",
         "audit --args='vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64' --vllm-version 0.11.2 --gpu L40S:48",
     ),
     (

@@ -168,7 +168,7 @@ def render_rows(t: Thresholds) -> str:
 def _reasons(t: Thresholds) -> Iterator[str]:
     levels = {entry.name: words(entry) for entry in t.entries()}
     yield "\n## Numbers behind a verdict\n"
-    yield "`kvpressure_verdict_reason` by its label `reason`: present while the verdict and its fact hold.\n"
+    yield "`kvpressure_verdict_reason` has one series for each reason, while the verdict and the reason's fact hold.\n"
     yield "| reason | verdicts | what the number is |\n|---|---|---|"
     for reason in sorted(REASONS, key=lambda one: one.name):
         verdicts = ", ".join(f"`{name}`" for name in reason.verdicts)

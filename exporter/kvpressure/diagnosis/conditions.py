@@ -291,7 +291,8 @@ BUILT_IN_CONDITIONS: Final = (
         "baseline_too_high",
         lambda m: _baseline_too_high(m.s, m.utilization, m.t),
         "device memory used {device}: more than the {baseline_from} that gpu_memory_utilization {utilization} allows",
-        "device memory as configured{device_now} (at most {baseline_from} with gpu_memory_utilization {utilization})",
+        "device memory use is as configured{device_now} (with gpu_memory_utilization {utilization}, up to"
+        " {baseline_from} is expected)",
         "whether device memory is used as configured: unknown (no GPU mapped to this pod, or no configured share)",
         "InferenceBaselineTooHigh",
     ),

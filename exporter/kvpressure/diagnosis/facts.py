@@ -543,8 +543,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "running_plateau",
-        "a queue builds up behind a constant number of running requests, although KV blocks are free",
-        "no queue builds up behind a constant number of running requests with KV blocks free",
+        "running requests stay at a constant number while a queue builds up and KV blocks are free",
+        "no sign of a hidden limit on running requests",
         lambda v: v.s.load.running_plateau,
         "{running_now}",
         question="running requests",

@@ -490,7 +490,8 @@ class ComputeSignals:
     activity_level: str = published(
         gauge(
             "score_evidence_level",
-            "1 for the level of evidence behind the compute factor of memory_high_compute_low_score: profiling, power,"
+            "1 for the kind of evidence that the compute factor of memory_high_compute_low_score uses: profiling,"
+            " power,"
             " estimated_flops, "
             "utilization_weak, none.",
             "level",

@@ -319,8 +319,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items left out of the last scrape. Reason engines: more engines than this target's share of the"
-        " limit of 64 engines per node. Reason series: more series than a scrape or histogram may have. Reason plugin:"
+        "Items left out of the last scrape. Reason engines: the target has more engines than its share of the"
+        " node's limit of 64. Reason series: more series than a scrape or histogram may have. Reason plugin:"
         " 1 if the plugin's report"
         " had too many lines. Reason new_engines: new engine names (64 are allowed at once, then one a"
         " minute). Reason collisions: several series for one value. Reason timestamps: samples more than two minutes"

@@ -70,6 +70,18 @@ def test_a_hybrid_model_says_that_it_is_not_linear(capsys: pytest.CaptureFixture
     assert as_json(capsys, "gemma-3-27b")["linear"] is False
 
 
+def test_each_number_of_requests_says_for_which_utilization(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--prompt", "p50=1000,p95=4000,p100=9000", "--output", 500, "--concurrency", 40)
+    _, out, _ = run(capsys, "llama-3.1-8b", "--gpu-memory", "80GB", *load)
+    assert "capacity at gpu_memory_utilization 0.92: 162 concurrent requests of this load; required: 40" in out
+    assert "requests of this load that fit 99 % of the time at gpu_memory_utilization 0.6" in out
+
+
+def test_without_a_load_nothing_is_said_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "llama-3.1-8b", "--gpu-memory", "80GB")
+    assert out.splitlines()[-1] == "the server can start"
+
+
 def test_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(
         capsys,
@@ -158,7 +170,7 @@ def test_what_is_short_has_the_unit_of_the_table(capsys: pytest.CaptureFixture[s
 
 
 def test_a_worksheet_that_fits_nothing_has_no_negative_requests(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ("--gpu-memory", "80", "--context", "8192", "--concurrency", "10")
+    sizes = ("--gpu-memory", "80GB", "--context", "8192", "--concurrency", "10")
     status, out, _ = run(capsys, "llama_70b", "--worksheet", *sizes)
     assert status == 1
     assert re.search(r"GB on one GPU:\n(?:.*\n)*  most concurrent requests +0\n", out)
@@ -203,10 +215,10 @@ def test_measured_parts_are_used(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["memory"]["pool"]["bytes"] == 24_000_000_000
     assert found["memory"]["outside_bytes"] == 31_000_000_000
     assert found["memory"]["weights"]["origin"] == "given"
-    eager = as_json(capsys, "llama-3.1-8b", "--gpu-memory", 80, "--max-model-len", 8192, "--enforce-eager")
+    eager = as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GB", "--max-model-len", 8192, "--enforce-eager")
     assert eager["memory"]["graphs"]["bytes"] == 0
     assert (
-        as_json(capsys, "llama-3.1-8b", "--gpu-memory", 80, "--max-model-len", 8192, "--kv-cache-memory", "2GiB")[
+        as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GB", "--max-model-len", 8192, "--kv-cache-memory", "2GiB")[
             "memory"
         ]["pool"]["bytes"]
         == 2**31
@@ -230,7 +242,7 @@ def test_a_models_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 
 
 def test_without_the_longest_request_no_context_is_recommended(capsys: pytest.CaptureFixture[str]) -> None:
-    load = ("llama-3.1-8b", "--gpu-memory", "80", "--prompt", "p50=400,p95=960", "--output", "200")
+    load = ("llama-3.1-8b", "--gpu-memory", "80GB", "--prompt", "p50=400,p95=960", "--output", "200")
     assert as_json(capsys, *load)["recommended"]["max_model_len"]["value"] is None
     _, out, _ = run(capsys, *load)
     assert re.search(r"--max-model-len +unknown +lengths are known up to p95 only", out)
@@ -250,18 +262,18 @@ def test_traffic_from_a_recording_and_a_trace(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, "llama_70b", "--worksheet", "--gpu-memory", 80, "--tp", 4, "--context", 1024)
+    found = as_json(capsys, "llama_70b", "--worksheet", "--gpu-memory", "80GB", "--tp", 4, "--context", 1024)
     assert found["memory_audit"]["available_for_kv_cache"] == 41.5
     assert found["worksheet"]["available_per_gpu"] == 41.0
     status, out, _ = run(
-        capsys, "llama_70b", "--worksheet", "--gpu-memory", 80, "--tp", 4, "--context", 8192, "--concurrency", 10
+        capsys, "llama_70b", "--worksheet", "--gpu-memory", "80GB", "--tp", 4, "--context", 8192, "--concurrency", 10
     )
     assert status == 1
     assert "51.20" in out
     assert "-10.20" in out
     assert "41.5 GB are left for KV" in out
-    assert as_json(capsys, "llama-2-70b", "--worksheet", "--gpu-memory", 80, "--tp", 4, "--context", 1024) == found
-    _, out, _ = run(capsys, "mine", "--worksheet", "--gpu-memory", 80)
+    assert as_json(capsys, "llama-2-70b", "--worksheet", "--gpu-memory", "80GB", "--tp", 4, "--context", 1024) == found
+    _, out, _ = run(capsys, "mine", "--worksheet", "--gpu-memory", "80GB")
     assert "not in the guide" in out
 
 
@@ -275,42 +287,50 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
         (("llama-3-8b", "--dcp", "2"), "decode-context parallel 2; allowed: a divisor"),
         (("llama-3-8b", "--pp", "64"), "pipeline parallel 64; allowed: up to the 32 layers"),
         (("llama-3-8b", "--kv-cache-dtype", "int2"), "cache dtype 'int2'; allowed: auto"),
-        (("llama-3-8b", "--gpu-memory", "80 bananas"), "--gpu-memory: '80 bananas'; allowed: a size like 80GiB"),
+        (
+            ("llama-3-8b", "--gpu-memory", "80 bananas"),
+            "--gpu-memory: '80 bananas'; allowed: a size with its unit, e.g. 80GiB",
+        ),
+        (("llama-3-8b", "--gpu-memory", "80"), "--gpu-memory: '80'; allowed: a size with its unit, e.g. 80GiB or 80GB"),
         (("llama-3-8b", "--gpu-memory", "0"), "allowed: a size"),
+        (("llama-3-8b", "--gpu-memory", "80GB", "--concurrency", "5"), "--concurrency: needs the load: --prompt and"),
         (("llama-3-8b", "--gpu-memory-utilization", "1.5"), "allowed: above 0 and up to 1"),
         (("llama-3-8b", "--concurrency", "5"), "--concurrency: needs --gpu-memory"),
         (("llama-3-8b", "--prompt", "5"), "--prompt and --output: only one was given"),
-        (("llama-3-8b", "--prompt", "5", "--output", "x", "--gpu-memory", "80"), "--output: 'x'; allowed"),
+        (("llama-3-8b", "--prompt", "5", "--output", "x", "--gpu-memory", "80GB"), "--output: 'x'; allowed"),
         (("llama-3-8b", "--prompt", "5", "--output", "5"), "--prompt: needs --gpu-memory"),
         (("llama-3-8b", "--prompt", "5", "--output", "5", "--traffic", "x"), "--traffic: not together with"),
-        (("llama-3-8b", "--traffic", "/nonexistent", "--gpu-memory", "80"), "/nonexistent: No such file"),
+        (("llama-3-8b", "--traffic", "/nonexistent", "--gpu-memory", "80GB"), "/nonexistent: No such file"),
         (("llama_70b", "--worksheet"), "--worksheet: needs --gpu-memory"),
         (
-            ("llama-3-8b", "--thresholds", "/nonexistent", "--gpu-memory", "80", "--prompt", "5", "--output", "5"),
+            ("llama-3-8b", "--thresholds", "/nonexistent", "--gpu-memory", "80GB", "--prompt", "5", "--output", "5"),
             "/nonexistent",
         ),
         (("llama-3-8b", "--bogus"), "--bogus"),
-        (("llama_7b", "--worksheet", "--gpu-memory", "80", "--prompt", "5"), "--prompt: not with --worksheet"),
+        (("llama_7b", "--worksheet", "--gpu-memory", "80GB", "--prompt", "5"), "--prompt: not with --worksheet"),
         (
-            ("llama_7b", "--worksheet", "--gpu-memory", "80", "--context", "5", "--context", "6"),
+            ("llama_7b", "--worksheet", "--gpu-memory", "80GB", "--context", "5", "--context", "6"),
             "--context: not with --worksheet",
         ),
-        (("llama_7b", "--worksheet", "--gpu-memory", "80", "--enforce-eager"), "--enforce-eager: not with --worksheet"),
         (
-            ("llama-3-8b", "--gpu-memory", "80", "--prompt", "0", "--output", "0"),
+            ("llama_7b", "--worksheet", "--gpu-memory", "80GB", "--enforce-eager"),
+            "--enforce-eager: not with --worksheet",
+        ),
+        (
+            ("llama-3-8b", "--gpu-memory", "80GB", "--prompt", "0", "--output", "0"),
             "--prompt and --output: no tokens in it",
         ),
         (("llama-3-8b", "--draft-layers", "1000000000"), "draft layers 1000000000; allowed: up to 2048"),
-        (("llama-3-8b", "--weights", "5"), "--weights: needs --gpu-memory"),
+        (("llama-3-8b", "--weights", "5GB"), "--weights: needs --gpu-memory"),
         (("llama-3-8b", "--cuda-graphs", "0"), "--cuda-graphs: needs --gpu-memory"),
         (("llama-3-8b", "--max-num-seqs", "5"), "--max-num-seqs: needs --gpu-memory"),
         (("llama-3-8b", "--enforce-eager"), "--enforce-eager: needs --gpu-memory"),
         (
-            ("llama-3-8b", "--gpu-memory", "80", "--max-num-seqs", "200", "--max-num-batched-tokens", "100"),
+            ("llama-3-8b", "--gpu-memory", "80GB", "--max-num-seqs", "200", "--max-num-batched-tokens", "100"),
             "200 is above max_num_batched_tokens 100",
         ),
         (("llama-3-8b", "--thresholds", "/nonexistent"), "/nonexistent"),
-        (("llama_70b", "--worksheet", "--gpu-memory", "80", "--thresholds", "/nonexistent"), "/nonexistent"),
+        (("llama_70b", "--worksheet", "--gpu-memory", "80GB", "--thresholds", "/nonexistent"), "/nonexistent"),
         (("llama-3-8b", "--tp", "3"), "tensor parallel 3: llama-3-8b has 32 attention heads; allowed: a divisor of 32"),
         (("llama-3-8b", "--tp", "64"), "tensor parallel 64: llama-3-8b has 32 attention heads"),
         (
@@ -345,29 +365,29 @@ def test_a_config_without_a_size_of_weights_asks_for_it(capsys: pytest.CaptureFi
 
 
 def test_parts_of_memory_may_be_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--cuda-graphs", "0", "--allocator-overhead", "0GiB")
+    found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80GB", "--cuda-graphs", "0", "--allocator-overhead", "0GiB")
     assert found["memory"]["graphs"] == found["memory"]["allocator"] == {"bytes": 0, "origin": "given"}
 
 
 def test_a_smaller_token_budget_bounds_the_default_of_max_num_seqs(capsys: pytest.CaptureFixture[str]) -> None:
     """As vLLM does it where nobody set max_num_seqs."""
-    found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--max-num-batched-tokens", "100")
+    found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80GB", "--max-num-batched-tokens", "100")
     assert (found["limits"]["max_num_seqs"], found["limits"]["max_num_batched_tokens"]) == (100, 100)
 
 
 def test_a_pool_larger_than_the_gpu_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--kv-cache-memory", "100GB", status=1)
+    found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80GB", "--kv-cache-memory", "100GB", status=1)
     assert "the GPU does not have enough memory" in found["problems"][0]
     assert found["warnings"] == []
 
 
 @pytest.mark.parametrize("more", [("--context", "100000"), ("--prompt", "100000", "--output", "5")])
 def test_requests_beyond_the_context_are_told(capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
-    warnings = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", *more)["warnings"]
+    warnings = as_json(capsys, "llama-3-8b", "--gpu-memory", "80GB", *more)["warnings"]
     assert any("are longer than max_model_len 8192" in warning for warning in warnings)
 
 
 def test_a_context_above_the_models_own_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    warnings = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--max-model-len", "100000")["warnings"]
+    warnings = as_json(capsys, "llama-3-8b", "--gpu-memory", "80GB", "--max-model-len", "100000")["warnings"]
     assert any("above the 8192 of the model's configuration" in warning for warning in warnings)
-    assert as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--max-model-len", "8192")["warnings"] == []
+    assert as_json(capsys, "llama-3-8b", "--gpu-memory", "80GB", "--max-model-len", "8192")["warnings"] == []

@@ -139,7 +139,7 @@ READING: dict[str, list[str]] = {
     "audit": ["audit", "{}"],
     "audit-model": ["audit", "--args=x", "--model-config", "{}"],
     "capacity": ["capacity", "{}"],
-    "traffic": ["capacity", "llama-3-8b", "--gpu-memory", "80", "--traffic", "{}"],
+    "traffic": ["capacity", "llama-3-8b", "--gpu-memory", "80GB", "--traffic", "{}"],
     "thresholds-audit": ["audit", "--args=x", "--thresholds", "{}"],
     "thresholds-diagnose": ["diagnose", "http://127.0.0.1:1", "--thresholds", "{}"],
     "thresholds-mitigate": ["mitigate", "--verdict", "idle", "--thresholds", "{}"],
@@ -282,8 +282,8 @@ def test_a_mistyped_option_points_at_help_or_at_the_nearest(
         ["mitigate", "{recording}"],
         ["mitigate", "--verdict", "idle"],
         ["audit", "--args=vllm serve x"],
-        ["capacity", "llama-3-8b", "--gpu-memory", "80"],
-        ["capacity", "llama_7b", "--worksheet", "--gpu-memory", "80"],
+        ["capacity", "llama-3-8b", "--gpu-memory", "80GB"],
+        ["capacity", "llama_7b", "--worksheet", "--gpu-memory", "80GB"],
     ],
 )
 def test_json_is_json(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], arguments: list[str]) -> None:

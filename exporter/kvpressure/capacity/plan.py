@@ -259,17 +259,17 @@ def recommend(
                 _model_len(length, shape, load),
                 Recommendation(tokens, budget),
                 Recommendation(utilization, why),
-                Recommendation(seqs, _seqs_reason(holds, cap)),
+                Recommendation(seqs, _seqs_reason(holds, cap, utilization)),
                 replace(found, limits=replace(limits, max_num_seqs=seqs)),
                 fits,
             )
     return None
 
 
-def _seqs_reason(holds: int, cap: int) -> str:
+def _seqs_reason(holds: int, cap: int, utilization: float) -> str:
     if holds > cap:
-        return f"the cache holds {holds}; more than vLLM's default or the token budget is of no use"
-    return "requests of this load that fit into the KV cache 99 % of the time"
+        return f"at {utilization:g} the cache holds {holds}; more than vLLM's default or the token budget is of no use"
+    return f"requests of this load that fit 99 % of the time at gpu_memory_utilization {utilization:g}"
 
 
 def _candidates(documented: float, default: float | None) -> Iterable[float]:

@@ -154,8 +154,14 @@ def _gpu(answer: CapacityAnswer) -> Iterator[str]:
     )
     if fit.requests is not None:
         need = "" if answer.needed is None else f"; required: {answer.needed:g}"
-        yield f"capacity: {fit.requests:,d} concurrent requests of this load{need}"
-    yield "fits" if not answer.problems else "does not fit: " + "; ".join(answer.problems)
+        at = f"at gpu_memory_utilization {audit.limits.gpu_memory_utilization:g}"
+        yield f"capacity {at}: {fit.requests:,d} concurrent requests of this load{need}"
+    compared = answer.load is not None or answer.needed is not None
+    yield (
+        ("fits" if compared else "the server can start")
+        if not answer.problems
+        else "does not fit: " + "; ".join(answer.problems)
+    )
     for warning in answer.warnings:
         yield f"but {warning}"
 

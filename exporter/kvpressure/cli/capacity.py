@@ -25,12 +25,11 @@ from kvpressure.settings.thresholds import load as load_thresholds
 from kvpressure.toolbox.terminal import show
 
 _UNITS: Final = {
-    "": 10**9,
     "B": 1,
     **{p + "B": 1000**n for n, p in enumerate("KMGT", 1)},
     **{p + "iB": 1024**n for n, p in enumerate("KMGT", 1)},
 }
-_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?i?B|)")
+_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?i?B)")
 
 _PARTS: Final = {
     "activations": "for activations",
@@ -60,10 +59,10 @@ examples:
   kvpressure capacity llama-3.1-8b --gpu-memory 24GiB --traffic trace.csv.gz --format json
   kvpressure capacity llama-3.1-70b --gpu-memory 80GiB --prompt 2000 --output 500 --concurrency 200 --sweep
       tensor-parallel sizes and KV cache dtypes side by side, with replicas and GPUs (--format markdown or csv)
-  kvpressure capacity llama_70b --worksheet --gpu-memory 80 --tp 4 --context 8192 --concurrency 10
+  kvpressure capacity llama_70b --worksheet --gpu-memory 80GB --tp 4 --context 8192 --concurrency 10
       the guides' own approximations
 
-Sizes are bytes on one GPU: 80GiB, 80GB; a bare number is GB. MODEL is a config.json, a model's directory, or a known name.
+Sizes are bytes on one GPU, with their unit: 80GiB or 80GB. MODEL is a config.json, a model's directory, or a known name.
 
 Exit status: 0 the load fits, or none was given; 1 the load does not fit; 2 the input cannot be used.
 
@@ -202,6 +201,8 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
         given,
         graphs=not options.enforce_eager,
     )
+    if options.concurrency and sent is None and not options.context:
+        raise InputError("--concurrency: needs the load: --prompt and --output, --traffic, or --context")
     fit = plan.fit(layout, found, sent)
     needed = float(options.concurrency) if options.concurrency else sent.in_flight if sent else None
     recommended = (
@@ -381,7 +382,7 @@ def _worksheet(options: argparse.Namespace) -> int:
     from kvpressure.capacity.worksheet import KV_GB_PER_TOKEN, guide_name, memory_audit, worksheet
 
     if options.gpu_memory is None:
-        raise InputError("--worksheet: needs --gpu-memory, e.g. 80")
+        raise InputError("--worksheet: needs --gpu-memory, e.g. 80GB")
     unused = _first_given(
         options,
         ("prompt", "output", "traffic", "max_model_len", *(name for name in _OF_A_GPU if name != "concurrency")),
@@ -464,5 +465,5 @@ def _size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     value = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a size like 80GiB, 80GB or 80 (GB)")
+        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a size with its unit, e.g. 80GiB or 80GB")
     return value

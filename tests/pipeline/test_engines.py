@@ -295,3 +295,19 @@ class TestGpus:
             )
         )
         assert state.engines[0].gpus == ("GPU-0",)
+
+
+@pytest.mark.parametrize(("restarted", "trend"), [(False, pytest.approx(0.0)), (True, None)])
+def test_a_new_process_is_not_compared_with_the_standstill_before_it(restarted: bool, trend: float | None) -> None:
+    """300 s of tokens, 70 s without any, then a scrape: of the same process, or of one that has just begun."""
+    pipeline = Pipeline()
+    for i in range(371):
+        tokens = 4000.0 + 400.0 * min(i, 300)
+        sample = page(1000.0 + i, running=4.0, start=900.0)
+        if i == 370 and restarted:
+            sample, tokens = page(1000.0 + i, running=4.0, start=1369.0), 0.0
+        reading = dataclasses.replace(
+            sample.engines[0], counters={r.GENERATION_TOKENS: tokens, r.PROMPT_TOKENS: tokens / 4}
+        )
+        state = after(pipeline, (dataclasses.replace(sample, engines=(reading,)),), (FIRST,))
+    assert state.engines[0].signals.throughput.throughput_trend_ratio == trend

@@ -109,6 +109,7 @@ class EngineTracker:
         start = page.page.get(r.PROCESS_START)
         if start is not None and self._process_start is not None and start != self._process_start:
             self._device.forget()
+            self._trend = Trend(self._thresholds)  # the minute before a restart produced nothing
             self.ever_positive = False
         self._process_start = start if start is not None else self._process_start
         sample = self.window.last

@@ -27,6 +27,11 @@ class Asked(dict[str, str]):
         return self._write(name)
 
 
+def grouped(value: float) -> str:
+    """A whole number with its thousands apart: ``1 107 712``."""
+    return f"{value:,.0f}".replace(",", " ")
+
+
 def visible(text: str) -> str:
     """``text`` on one line, with control characters as escapes."""
     return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))

@@ -42,7 +42,7 @@ def test_help_shows_examples() -> None:
 def test_bytes_per_token_of_a_known_model(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "llama-3.1-70b", "--tp", 4)
     assert status == 0
-    assert "KV bytes per token on each GPU: 81,920" in out
+    assert "KV bytes per token on each GPU: 81 920" in out
     assert "640.00 MiB" in out
     found = as_json(capsys, "llama-3.1-70b", "--tp", 4)
     assert found["kv_bytes_per_token_per_gpu"] == 81_920

@@ -127,10 +127,11 @@ def said_twice(text: Text) -> Iterator[Finding]:
 
 
 def mixed_units(text: Text) -> Iterator[Finding]:
-    """GB and GiB on one page. A quoted guide, and the size in a product's name, may use GB."""
+    """GB and GiB on one page. A quoted guide, a product's name and the value of an option may use GB."""
     own = "\n".join(
         line for line in text.text.splitlines() if not re.search(r"[“\"'].*GB.*[”\"']|Finding the KV Cache", line)
     )
+    own = re.sub(r"--[\w-]+ \S+", "", own)
     own = re.sub(r"\b\d+ GB (?:H100|A100|H200|L40S|MI\d+\w*)|(?:H100|A100|H200|L40S|MI\d+\w*)[ -]\d+ ?GB\b", "", own)
     if text.kind == "page" and re.search(r"\d ?GB\b", own) and re.search(r"\d ?GiB\b", own):
         found = re.findall(r".{0,30}\d ?GB\b.{0,20}", own)

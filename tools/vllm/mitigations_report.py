@@ -135,10 +135,10 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
     def told(name: str) -> str:
         result = by_name[name]
         return (
-            f"{result['preemptions']:.0f} preemptions instead of {base['preemptions']:.0f},"
-            f" {_thousands(result['recomputed'])} recomputed tokens instead of {_thousands(base['recomputed'])}. Engine"
-            f" time {_change(result['engine_seconds'], base['engine_seconds'])}, {result['waiting_mean']:.0f} waiting"
-            f" on average instead of {base['waiting_mean']:.0f}"
+            f"preemptions {base['preemptions']:.0f} → {result['preemptions']:.0f},"
+            f" recomputed tokens {_thousands(base['recomputed'])} → {_thousands(result['recomputed'])}, engine time"
+            f" {_change(result['engine_seconds'], base['engine_seconds'])}, mean queue {base['waiting_mean']:.0f} →"
+            f" {result['waiting_mean']:.0f}"
         )
 
     texts = {

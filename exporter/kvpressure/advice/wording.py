@@ -9,6 +9,7 @@ from typing import Final
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
 from kvpressure.model.reasons import in_words
+from kvpressure.printable import grouped
 
 UNKNOWN: Final = "–"
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -34,7 +35,7 @@ def number_text(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == int(value) or abs(value) >= 100:
-        return f"{value:,.0f}".replace(",", " ")
+        return grouped(value)
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}".rstrip("0").rstrip(".")
 
 

@@ -10,6 +10,7 @@ from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.load import RequestLoad
 from kvpressure.capacity.plan import Fit, GpuAudit, LimitPlan, Recommendation
 from kvpressure.capacity.shapes import ModelShape
+from kvpressure.printable import grouped
 
 _PARTS = (
     ("weights", "weights"),
@@ -116,7 +117,7 @@ def _model(answer: CapacityAnswer) -> Iterator[str]:
     ]
     yield f"{answer.shape.name}, KV cache {answer.cache_dtype}, {', '.join(spread) or 'one GPU'}"
     beyond = "" if answer.layout.uniform else " beyond the windows (not linear: see the table)"
-    yield f"KV bytes per token on each GPU: {answer.layout.bytes_per_token:,.0f}{beyond}"
+    yield f"KV bytes per token on each GPU: {grouped(answer.layout.bytes_per_token)}{beyond}"
     if answer.shape.recurrent_layers:
         yield (
             f"{answer.shape.recurrent_layers} layers keep a state of fixed size for each request instead of a KV cache:"
@@ -133,8 +134,8 @@ def _lengths(answer: CapacityAnswer) -> Iterator[str]:
     yield f"{'request, tokens':>16} {'on each GPU':>13}" + ("" if answer.fit is None else f" {'at once':>9}")
     for length in answer.lengths:
         many = answer.concurrent(length)
-        yield f"{length:16,d} {_size(answer.layout.request_bytes(length)):>13}" + (
-            "" if many is None else f" {many:9,d}"
+        yield f"{grouped(length):>16} {_size(answer.layout.request_bytes(length)):>13}" + (
+            "" if many is None else f" {grouped(many):>9}"
         )
 
 
@@ -149,13 +150,13 @@ def _gpu(answer: CapacityAnswer) -> Iterator[str]:
         yield f"  {text:26} {_size(part.bytes):>12}  {part.origin}"
     yield f"  {'left over':26} {_size(audit.outside):>12}"
     yield (
-        f"KV cache: {fit.pool_blocks:,d} blocks; as vLLM logs it {fit.capacity_tokens:,d} tokens, "
-        f"{fit.max_concurrency:.2f}x of {audit.limits.max_model_len:,d} tokens"
+        f"KV cache: {grouped(fit.pool_blocks)} blocks; as vLLM logs it {grouped(fit.capacity_tokens)} tokens, "
+        f"{fit.max_concurrency:.2f}x of {grouped(audit.limits.max_model_len)} tokens"
     )
     if fit.requests is not None:
         need = "" if answer.needed is None else f"; required: {answer.needed:g}"
         at = f"at gpu_memory_utilization {audit.limits.gpu_memory_utilization:g}"
-        yield f"capacity {at}: {fit.requests:,d} concurrent requests of this load{need}"
+        yield f"capacity {at}: {grouped(fit.requests)} concurrent requests of this load{need}"
     compared = answer.load is not None or answer.needed is not None
     yield (
         ("fits" if compared else "the server can start")

@@ -17,6 +17,7 @@ from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.load import RequestLoad
 from kvpressure.capacity.shapes import ModelShape
+from kvpressure.printable import grouped
 
 TENSOR_SIZES: Final = (1, 2, 4, 8)  # a node has up to eight GPUs
 DTYPES: Final = ("auto", "fp8")  # the model's own type, and the smaller one that every engine has
@@ -153,10 +154,10 @@ def as_json(q: Question, found: Sequence[Choice]) -> dict[str, Any]:
 
 
 def _title(q: Question) -> str:
-    of_load = "requests of this load" if q.load else f"requests of {q.length:,d} tokens"
+    of_load = "requests of this load" if q.load else f"requests of {grouped(q.length)} tokens"
     return (
         f"{q.shape.name} on GPUs of {q.gpu_bytes / 2**30:.1f} GiB, gpu_memory_utilization"
-        f" {q.limits.gpu_memory_utilization:g}, max_model_len {q.limits.max_model_len:,d}; "
+        f" {q.limits.gpu_memory_utilization:g}, max_model_len {grouped(q.limits.max_model_len)}; "
         + (of_load if q.needed is None else f"{q.needed:g} {of_load} at once")
     )
 
@@ -185,7 +186,7 @@ def _rows(q: Question, found: Sequence[Choice]) -> list[list[str]]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
+    return "" if value is None else grouped(value)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

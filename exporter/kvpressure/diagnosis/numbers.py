@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvpressure.printable import grouped
+
 NOT_KNOWN: Final = "unknown"
 PERCENT: Final = 100
 MINUTE: Final = 60
@@ -14,7 +16,7 @@ def number(value: float | None, digits: int = 0) -> str:
     if value is None:
         return NOT_KNOWN
     if abs(value) >= 1_000:
-        return f"{value:,.0f}".replace(",", " ")
+        return grouped(value)
     return f"{value:.{min(digits, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2)}f}"
 
 

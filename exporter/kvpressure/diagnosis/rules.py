@@ -200,8 +200,8 @@ NO_PROGRESS: Final = Verdict(
         " where the clients are gone: gauges may be left over"
     ),
     confident=(
-        "more than gauges that no longer move shows pending requests: an active GPU, clients that stay or come,"
-        " a queue that grew. Or few requests run and none waits"
+        "pending requests are certain: the GPU is active, clients stay or connect, or the queue grew. Or few requests"
+        " run and none waits"
     ),
 )
 
@@ -393,7 +393,7 @@ CONCURRENCY_LIMITED: Final = Verdict(
     against=_all_yes("kv_full", "gpu_starved"),
     missing=(_KV, _TOKENS),
     when="as many requests run as max_num_seqs allows, and a queue lasts",
-    confident="KV usage is known and below full, the queue is known not to be short, and the GPU is not at its peak",
+    confident="KV usage is known and below full, the queue is long or slow, and the GPU is not at its peak",
 )
 
 # --- the host ---------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def switches(engine: str = "") -> str:
 
 
 _SWITCHED_OFF: Final = {
-    "http_4xx": "HTTP 4xx response (another path, or the server's metrics are switched off",
+    "http_404": "HTTP 404 response (another path, or the server's metrics are switched off",
     "no_engine_metrics": "no engine metrics there (another service, or the server's metrics are switched off",
 }
 _CAPITAL: Final = {"kv": "KV", "gpu": "GPU", "cpu": "CPU", "oom": "OOM", "cuda": "CUDA", "api": "API"}

@@ -14,6 +14,7 @@ TLS: Final = "tls"
 # HTTP
 REDIRECT: Final = "redirect"
 UNAUTHORIZED: Final = "unauthorized"  # 401 and 403
+HTTP_404: Final = "http_404"
 HTTP_4XX: Final = "http_4xx"  # any other
 HTTP_5XX: Final = "http_5xx"
 BAD_ENCODING: Final = "bad_encoding"
@@ -64,7 +65,8 @@ _SHORT: Final = {
     TLS: "TLS error",
     REDIRECT: "redirected",
     UNAUTHORIZED: "login required (HTTP 401 or 403)",
-    HTTP_4XX: "HTTP 4xx response",
+    HTTP_404: "HTTP 404 response",
+    HTTP_4XX: "HTTP 4xx response, not 401, 403 or 404",
     HTTP_5XX: "HTTP 5xx response",
     BAD_TIMESTAMPS: "every sample is stamped more than two minutes before or after the scrape",
     NO_ENGINE_METRICS: "no engine metrics there",
@@ -91,6 +93,7 @@ REASONS: Final = (
     TLS,
     REDIRECT,
     UNAUTHORIZED,
+    HTTP_404,
     HTTP_4XX,
     HTTP_5XX,
     BAD_ENCODING,

@@ -64,7 +64,7 @@ _SCRAPES: Final = (
         "scrape the pod, not its route, or exempt the metrics path from the login",
     ),
     _meaning(
-        "redirect http_4xx",
+        "redirect http_404 http_4xx",
         "a proxy is in front of the engine, the metrics have another path, or the server's metrics are switched off",
         f"scrape the pod, not its route; start {_SWITCHES}",
     ),

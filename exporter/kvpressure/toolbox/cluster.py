@@ -16,7 +16,7 @@ from kvpressure.engines.registry import public_line, recognise, titles
 from kvpressure.errors import InputError
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.model.readings import LogLine, Scrape, Snapshot
-from kvpressure.model.reasons import HTTP_4XX, REFUSED, UNAUTHORIZED, UNREACHABLE
+from kvpressure.model.reasons import HTTP_404, REFUSED, UNAUTHORIZED, UNREACHABLE
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
@@ -348,4 +348,4 @@ def _reason(text: str) -> str:
         return REFUSED
     if "forbidden" in lower:
         return UNAUTHORIZED
-    return HTTP_4XX if "notfound" in lower or "not found" in lower else UNREACHABLE
+    return HTTP_404 if "notfound" in lower or "not found" in lower else UNREACHABLE

@@ -47,9 +47,9 @@ def test_a_server_without_metrics_is_named_and_still_asked() -> None:
 
 def test_a_refused_scrape_names_the_switch_of_the_server_that_is_there() -> None:
     off = (
-        "HTTP 4xx response (another path, or the server's metrics are switched off: start SGLang with --enable-metrics)"
+        "HTTP 404 response (another path, or the server's metrics are switched off: start SGLang with --enable-metrics)"
     )
-    assert reason_text("http_4xx", "sglang") == off
+    assert reason_text("http_404", "sglang") == off
     assert "--enable-metrics" not in reason_text("no_engine_metrics", "vllm")
-    for reason in ("http_4xx", "no_engine_metrics"):
+    for reason in ("http_404", "no_engine_metrics"):
         assert "vLLM without --disable-log-stats, SGLang with --enable-metrics" in reason_text(reason)

@@ -208,7 +208,7 @@ def test_after_any_failure_the_next_fetch_works():
         ("400 Bad", "http_4xx"),
         ("401 Who", "unauthorized"),
         ("403 No", "unauthorized"),
-        ("404 Not Found", "http_4xx"),
+        ("404 Not Found", "http_404"),
         ("429 Slow", "http_4xx"),
         ("500 Oops", "http_5xx"),
         ("503 Busy", "http_5xx"),

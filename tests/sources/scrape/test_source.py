@@ -125,7 +125,7 @@ def test_failures_are_pages_with_a_reason_and_do_not_touch_the_others(source_for
         errors = {page.target: page.error for page in reading.pages}
     assert errors == {
         good.url: None,
-        missing.url: "http_4xx",
+        missing.url: "http_404",
         html.url: "html",
         json.url: "json",
         bytes_.url: "invalid_utf8",

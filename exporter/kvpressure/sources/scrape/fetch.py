@@ -24,6 +24,7 @@ from kvpressure.model.reasons import (
     DNS,
     HTTP_4XX,
     HTTP_5XX,
+    HTTP_404,
     PROTOCOL,
     REASONS,
     REDIRECT,
@@ -277,6 +278,8 @@ def _check_status(status: int) -> None:
         return
     if status in (401, 403):
         raise SourceError(UNAUTHORIZED, f"status {status}")
+    if status == 404:
+        raise SourceError(HTTP_404, f"status {status}")
     reasons = {3: REDIRECT, 4: HTTP_4XX, 5: HTTP_5XX}
     raise SourceError(reasons.get(status // 100, PROTOCOL), f"status {status}")
 

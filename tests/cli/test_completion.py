@@ -35,6 +35,12 @@ def test_bash_completes_commands_and_flags(capsys: pytest.CaptureFixture[str]) -
     assert "--engine.target" in completed("kvpressure serve --engine.ta", capsys)
 
 
+def test_bash_completes_the_words_that_an_option_or_a_command_allows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert completed("kvpressure capacity --format ", capsys) == ["text", "json", "markdown", "csv"]
+    assert completed("kvpressure serve --log.format j", capsys) == ["json"]
+    assert completed("kvpressure completion ", capsys) == ["bash", "zsh", "fish"]
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_know_them_too(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = script(shell, capsys)

@@ -104,7 +104,8 @@ def load(path: Path, draft_layers: int = 0) -> ModelShape:
         raise CapacityError(f"{file}: not valid JSON ({error}); allowed: a model's config.json") from error
     if not isinstance(config, dict):
         raise CapacityError(f"{file}: no JSON object; allowed: a model's config.json")
-    return from_config(config, path.parent.name or "model" if file is path else path.name, str(file), draft_layers)
+    folder = file.resolve().parent.name
+    return from_config(config, folder if file.name == "config.json" else file.stem, str(file), draft_layers)
 
 
 def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_layers: int = 0) -> ModelShape:

@@ -25,6 +25,7 @@ TOTALS = {  # billions of parameters as published, where the name says something
     "kimi-k2": 1026,
     "kimi-k2.5": 1026,
     "kimi-k2.6": 1026,
+    "glm-4.5": 355,
     "glm-5": 744,
     "minimax-m2.5": 229,
     "llama-3.2-1b": 1.24,
@@ -41,7 +42,7 @@ ATTENTION = {key for key in CONFIGS if not named(key).recurrent_layers}
 def test_there_are_enough_and_each_has_its_source() -> None:
     assert len(CONFIGS) >= 80
     assert all(source.strip() for source in SOURCES.values())
-    assert len(CONFIGS.keys() - ATTENTION) == 9
+    assert len(CONFIGS.keys() - ATTENTION) == 10
 
 
 @pytest.mark.parametrize("key", sorted(ATTENTION))
@@ -59,6 +60,7 @@ def test_the_cache_of_each_can_be_computed(key: str) -> None:
     ("key", "layers", "recurrent", "per_token"),
     [
         ("qwen3.5-27b", 16, 48, 16 * 2 * 4 * 256 * 2),
+        ("qwen3-next-80b-a3b", 12, 36, 12 * 2 * 2 * 256 * 2),
         ("nemotron-3-nano-30b-a3b", 6, 23, 6 * 2 * 2 * 128 * 2),
         ("nemotron-h-56b", 10, 54, 10 * 2 * 8 * 128 * 2),
     ],
@@ -88,6 +90,9 @@ def test_llama_4_keeps_a_chunk_in_three_of_four_layers() -> None:
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout-17b-16e"),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b"),
         ("Qwen/Qwen3-4B-Thinking-2507", "qwen3-4b"),
+        ("Qwen/Qwen3-Next-80B-A3B-Thinking", "qwen3-next-80b-a3b"),
+        ("zai-org/GLM-4.5-FP8", "glm-4.5"),
+        ("zai-org/GLM-4.5-Air", None),
         ("Qwen/QwQ-32B-AWQ", "qwen2.5-32b"),
         ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),
         ("deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"),

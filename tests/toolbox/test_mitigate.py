@@ -318,6 +318,40 @@ def test_another_verdict_is_said_first(capsys: pytest.CaptureFixture[str]) -> No
     assert (status, document["applies"], document["set"]) == (1, False, {})
 
 
+@pytest.mark.parametrize(
+    ("verdict", "actions", "text"),
+    [
+        ("stalled", ["Save the evidence", "Restart the server"], "A restart destroys the evidence."),
+        (
+            "concurrency_limited",
+            ["Raise max_num_seqs", "Roll out and watch", "Or add replicas"],
+            "Present value: unknown",
+        ),
+        ("compute_bound", ["Find the client that sends the most prompt tokens"], "Requests waiting: unknown."),
+        ("host_bound", ["Give the container more CPU"], "CPU usage: unknown."),
+        ("unknown", ["watch longer"], "not enough data"),
+        ("healthy", ["if users still complain"], "queueing is short"),
+        ("idle", ["if users still complain"], "no requests running"),
+    ],
+)
+def test_a_stated_verdict_has_its_own_actions(
+    capsys: pytest.CaptureFixture[str], verdict: str, actions: list[str], text: str
+) -> None:
+    assert main(["mitigate", "--verdict", verdict]) == 1
+    said = capsys.readouterr().out
+    for number, action in enumerate(actions, 1):
+        assert f"\n  {number}. {action}" in said
+    assert text in said
+    _, document = mitigate(capsys, "--verdict", verdict)
+    assert [step[: len(action)] for step, action in zip(document["instead"], actions, strict=False)] == actions
+
+
+def test_a_recording_prints_what_each_other_action_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", str(FIXTURES / "recordings/incidents/HNG2.jsonl.gz")]) == 1
+    said = capsys.readouterr().out
+    assert "  1. Save the evidence\n     This takes a minute. A restart destroys the evidence.\n" in said
+
+
 def test_an_exporter_and_a_live_server(
     capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], serve_pod: Callable[..., tuple[Any, str]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any, Final
 
 from kvpressure import __version__
@@ -13,7 +14,7 @@ from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.mitigation_check import Outcome
-from kvpressure.toolbox.report import cause, next_steps, verdict_words
+from kvpressure.toolbox.report import actions_now, cause, next_steps, verdict_words
 
 PRESSURE: Final = "kv_pressure"
 
@@ -25,7 +26,10 @@ def not_pressure(engine: EngineView, again: str) -> list[str]:
         f"({cause(engine)}).",
         "The plan for KV pressure does not help here, and lower limits can make it worse. Instead:",
     ]
-    return lines + [f"  {number}. {step}" for number, step in enumerate(next_steps(engine, again), 1)]
+    texts = [action.text for action in actions_now(engine)]
+    for number, (step, text) in enumerate(zip_longest(next_steps(engine, again), texts), 1):
+        lines += [f"  {number}. {step}"] + ([f"     {text}"] if text else [])
+    return lines
 
 
 def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvpressure.advice import limits as advice
+from kvpressure.advice import mitigation
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import BatchSignals, ContextSignals, KvSignals, LoadSignals, MemorySignals, Signals
 from kvpressure.model.state import LIMITS, Diagnosis, EngineState, Evidence, Limit
@@ -82,7 +83,7 @@ def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
         ),
         limits={name: Limit(name, getattr(given, name), None, "given", recommended[name]) for name in LIMITS},
     )
-    return EngineView(engine, gpus)
+    return EngineView(engine, gpus, plan=mitigation.plan(engine, t))
 
 
 def _p95(value: float | None) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -48,6 +49,69 @@ def test_sarif(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     new = [result for result in run["results"] if "suppressions" not in result]
     assert [(one["ruleId"], one["level"]) for one in new] == [("max_num_seqs_explicit", "error")]
     assert len(run["results"]) > 1
+
+
+_TWO = """\
+# two servers
+apiVersion: v1
+kind: List
+items:
+- {kind: Service, metadata: {name: front}}
+- kind: Deployment
+  metadata: {name: chat}
+  spec: &spec
+    template:
+      spec:
+        containers:
+        - name: proxy
+          image: envoy
+        - name: vllm
+          image: vllm/vllm-openai:v0.11.2
+          args: [--model, llama]
+---
+kind: InferenceService
+metadata: {name: code}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: vllm}
+      args: [--model, llama]
+"""
+
+
+def locations(capsys: pytest.CaptureFixture[str], *options: str) -> set[str]:
+    _, text = audit(capsys, *options, "--format", "sarif")
+    (run,) = json.loads(text)["runs"]
+    return {json.dumps(location) for result in run["results"] for location in result["locations"]}
+
+
+def test_sarif_names_the_file_and_the_line_of_the_container(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my chat.yaml").write_text(_TWO)
+    wanted = {
+        json.dumps(
+            {
+                "physicalLocation": {"artifactLocation": {"uri": "my%20chat.yaml"}, "region": {"startLine": line}},
+                "logicalLocations": [{"fullyQualifiedName": title}],
+            }
+        )
+        for line, title in ((14, "deployment/chat:vllm"), (22, "inferenceservice/code:kserve-container"))
+    }
+    assert locations(capsys, "./my chat.yaml") == wanted
+    assert all(
+        f'"uri": "{(tmp_path / "my chat.yaml").as_uri()}"' in one
+        for one in locations(capsys, str(tmp_path / "my chat.yaml"))
+    )
+
+
+def test_sarif_without_a_file_has_no_physical_location(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert locations(capsys, BAD) == {json.dumps({"logicalLocations": [{"fullyQualifiedName": "args/vllm:vllm"}]})}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(_TWO.encode())))
+    assert not any("physicalLocation" in one for one in locations(capsys, "-"))
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"accepted": {"a": 1}}', '{"accepted": {"a": [1]}}'])

@@ -164,4 +164,4 @@ def _audited(subject: Subject) -> Audited:
         f" {used.name + f' {used.memory_bytes / 2**30:.3g} GiB' if used else 'unknown'}, model"
         f" {model or 'not named'}{'' if subject.shape else ' (shape unknown)'}"
     )
-    return Audited(subject.server.title, basis, tuple(checklist(subject)))
+    return Audited(subject.server.title, basis, tuple(checklist(subject)), subject.server.written)

@@ -98,7 +98,7 @@ def test_the_caps_let_what_runs_fit_together(capsys: pytest.CaptureFixture[str])
     _, kept = mitigate(capsys, *STATED, "--capacity-tokens", "40000")
     assert (kept["caps"]["input_tokens"], kept["caps"]["output_tokens"]) == (1000, 200)
     assert "can need" in kept["steps"][0]["text"]
-    assert "at most 5 % of prompts and 5 % of outputs exceed the caps" in kept["steps"][0]["cost"]
+    assert "by the p95 given, at most 5 % of prompts and 5 % of outputs exceed the caps" in kept["steps"][0]["cost"]
     _, document = mitigate(capsys, *STATED, "--capacity-tokens", "10000000")
     assert (document["caps"]["input_tokens"], document["caps"]["output_tokens"]) == (1024, 256)
 
@@ -297,6 +297,27 @@ def test_caps_that_cannot_fit_are_not_said_to(capsys: pytest.CaptureFixture[str]
     )
     said = step(document, "edge")["text"]
     assert "Even then 25 requests can need 64000 tokens" in said
+
+
+def test_what_is_given_is_not_said_to_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", *STATED, "--gpu-memory-utilization", "0.8"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("engine: KV PRESSURE, assumed; nothing was measured\n")
+    for words in ("confidence", "over 5 minutes", "requests seen", "was seen", "was found", "present length"):
+        assert words not in text
+    assert "(p95 as given, in tokens: prompts 1000, outputs 200)" in text
+    assert "below the 100 requests running at once as given." in text
+    assert "Failed allocations: unknown (no log read)." in text
+    assert "(now 0.8; failed allocations: unknown)" in text
+    assert "Unknown: crash loop, OOM kill, fragmented memory" in text
+    assert main(["mitigate", "--verdict", "kv_pressure"]) == 0
+    assert "No lengths were given (--prompt, --output), so these caps are examples" in capsys.readouterr().out
+    assert main(["mitigate", "--verdict", "stalled"]) == 1
+    assert capsys.readouterr().out.startswith("THIS IS NOT KV PRESSURE: STALLED, assumed; nothing was measured (")
+    _, document = mitigate(capsys, *STATED)
+    assert (document["confidence"], document["assumed"]) == (None, True)
+    _, document = mitigate(capsys, PRESSURE)
+    assert (document["confidence"] > 0.5, document["assumed"]) == (True, False)
 
 
 def test_without_a_server_a_value_is_unknown_and_no_dash(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,7 @@ PRESSURE: Final = "kv_pressure"
 def not_pressure(engine: EngineView, again: str) -> list[str]:
     """Introduction when the verdict is not KV pressure."""
     lines = [
-        f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, confidence {engine.diagnosis.confidence:.2f} "
-        f"({cause(engine)}).",
+        f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, {_how_sure(engine)} ({cause(engine)}).",
         "The plan for KV pressure does not help here, and lower limits can make it worse. Instead:",
     ]
     texts = [action.text for action in actions_now(engine)]
@@ -32,13 +31,14 @@ def not_pressure(engine: EngineView, again: str) -> list[str]:
     return lines
 
 
+def _how_sure(engine: EngineView) -> str:
+    return "assumed; nothing was measured" if engine.assumed else f"confidence {engine.diagnosis.confidence:.2f}"
+
+
 def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
     """The plan for a person."""
     lines = [
-        (
-            f"{engine.name}: {verdict_words(engine.verdict, engine.diagnosis.stage)}, confidence"
-            f" {engine.diagnosis.confidence:.2f}"
-        ),
+        f"{engine.name}: {verdict_words(engine.verdict, engine.diagnosis.stage)}, {_how_sure(engine)}",
         "",
         "Mitigation, in this order (nothing is applied automatically):",
     ]
@@ -67,7 +67,8 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
         **engine.identity,
         "verdict": engine.verdict,
         "stage": engine.diagnosis.stage,
-        "confidence": engine.diagnosis.confidence,
+        "confidence": None if engine.assumed else engine.diagnosis.confidence,
+        "assumed": engine.assumed,
         "cause": cause(engine),
         "applies": applies,
         "instead": [] if applies else list(next_steps(engine, again)),

@@ -79,11 +79,11 @@ def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
             None,
             0.0,
             evidence={"preempting": preempting},
-            conditions={"gpu_out_of_memory": given.out_of_memory},
+            conditions={"gpu_out_of_memory": given.out_of_memory or None},
         ),
         limits={name: Limit(name, getattr(given, name), None, "given", recommended[name]) for name in LIMITS},
     )
-    return EngineView(engine, gpus, plan=mitigation.plan(engine, t))
+    return EngineView(engine, gpus, plan=mitigation.plan(engine, t), assumed=True)
 
 
 def _p95(value: float | None) -> dict[str, float]:

@@ -75,11 +75,15 @@ def as_json(audited: Sequence[Audited]) -> dict[str, Any]:
                 "passed": server.count("pass"),
                 "cannot_see": server.count("cannot see"),
                 "accepted": server.count("accepted"),
-                "items": [asdict(item) for item in server.items],
+                "items": [_plain(item) for item in server.items],
             }
             for server in audited
         ],
     }
+
+
+def _plain(item: Item) -> dict[str, Any]:
+    return {name: value for name, value in asdict(item).items() if name != "stable"}
 
 
 def as_junit(audited: Sequence[Audited]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.mistakes import named_by
 from kvpressure.engines.registry import default, dialect, dialects, titles
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import GIB, EngineArgs
@@ -209,7 +210,7 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def from_command_line(argv: tuple[str, ...]) -> ServerContainer:
     """A server of which only the command line is known."""
-    one = next((one for one in dialects() if one.may_start(argv, {}) and one.names_server(argv)), default())
+    one = named_by(argv)
     return ServerContainer("args", "", one.name, one.name, argv, 0, one.read_command(argv).args, dialect=one.name)
 
 

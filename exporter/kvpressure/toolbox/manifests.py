@@ -61,6 +61,7 @@ class ServerContainer:
     ``command``; ``args``: parsed, without secrets. ``pointer``: path of the container in the document; ``env``:
     literal variables; ``variables``: where the others come from, in words; ``owner``: what manages the document;
     ``host``: settings of the pod template, None without one; ``written``: where it begins, None if not in a file.
+    ``appended``: ``argv`` follows the arguments of a KServe runtime, whose image or command starts the server.
     """
 
     kind: str
@@ -81,6 +82,7 @@ class ServerContainer:
     dialect: str = ""
     host: HostSettings | None = None
     written: FileLine | None = None
+    appended: bool = False
 
     @property
     def title(self) -> str:
@@ -338,6 +340,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                 _owner(metadata),
                 engine.dialect,
                 host_settings(spec, raw, partial=place.partial),
+                appended=place.single and not command,
             )
 
 

@@ -64,7 +64,7 @@ def _refuse(server: ServerContainer) -> None:
             f"{server.title}: the arguments of a running pod cannot be changed; name the workload that created the"
             " pod instead"
         )
-    if not server.argv:
+    if not server.argv and not server.appended:
         raise InputError(
             f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; edit the"
             " workload by hand"
@@ -80,7 +80,7 @@ def _refuse(server: ServerContainer) -> None:
             f"{server.title}: a variable adds arguments ({told}), which a patch of the workload does not reach;"
             " set the values in that variable"
         )
-    if not seen:
+    if not seen and not server.appended:
         raise InputError(
             f"{server.title}: a script hides part of the command line{_elsewhere(server)}; edit the command line by"
             " hand"
@@ -130,6 +130,11 @@ def notes(server: ServerContainer, values: Mapping[str, float]) -> Iterator[str]
         kind = server.owner.split()[0]
         yield f"managed by {server.owner}, which may undo the patch: change it there too" + (
             " (--format helm)" if kind == "Helm" else ""
+        )
+    if server.appended:
+        yield (
+            "KServe appends these arguments to those of the serving runtime; a runtime that starts the server from a"
+            " shell script ignores them"
         )
     if "config" in server.args.values:
         yield "options on the command line override the file of --config"

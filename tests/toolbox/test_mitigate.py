@@ -429,6 +429,39 @@ def test_the_patch_needs_the_manifest_of_one_workload(capsys: pytest.CaptureFixt
     assert "2 vLLM containers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "namespace", "args", "other"),
+    [
+        ("vllm-cpu", None, ["--model", "tiny"], False),
+        ("vllm-cpu", None, ["--model", "$(MODEL)"], False),
+        ("vllm-cpu", None, ["--model", "/models/x", "--served-model-name", "tiny"], False),
+        ("vllm", None, ["--model", "tiny"], False),
+        ("chat", None, ["--model", "tiny"], True),
+        ("vllm-cpu", None, ["--model", "meta-llama/Llama-3.1-8B"], True),
+        ("vllm-cpu", "other", ["--model", "tiny"], True),
+    ],
+)
+def test_a_manifest_of_another_server_is_noted(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    name: str,
+    namespace: str | None,
+    args: list[str],
+    other: bool,
+) -> None:
+    document = deployment(["--max-num-seqs", "64", *args])
+    document["metadata"] = {"name": name, **({"namespace": namespace} if namespace else {})}
+    file = tmp_path / "workload.yaml"
+    file.write_text(yaml.safe_dump(document))
+    words = "note: the manifest may belong to another server: it has deployment/"
+    assert main(["mitigate", PRESSURE, "--manifest", str(file)]) == 0
+    assert (words in capsys.readouterr().out) is other
+    assert main(["mitigate", PRESSURE, "--manifest", str(file), "--format", "patch"]) == 0
+    assert (f"# {words}" in capsys.readouterr().out) is other
+    _, found = mitigate(capsys, PRESSURE, "--manifest", str(file))
+    assert len(found["notes"]) == other
+
+
 def test_a_workload_with_two_servers_is_patched_where_container_says(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

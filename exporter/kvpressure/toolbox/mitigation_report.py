@@ -59,7 +59,7 @@ def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
     return "\n".join(lines)
 
 
-def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any]:
+def as_json(engine: EngineView, plan: PressurePlan, again: str, note: str = "") -> dict[str, Any]:
     """Plain JSON values."""
     applies = engine.verdict == PRESSURE
     return {
@@ -71,6 +71,7 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
         "assumed": engine.assumed,
         "cause": cause(engine),
         "applies": applies,
+        "notes": [note] if note else [],
         "instead": [] if applies else list(next_steps(engine, again)),
         "steps": [asdict(step) for step in plan.steps],
         "set": plan.values,
@@ -79,7 +80,7 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
     }
 
 
-def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool) -> str:
+def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool, note: str = "") -> str:
     """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when impossible."""
     import yaml
 
@@ -89,7 +90,7 @@ def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool) -> str:
         f"# {patches.command(server, kind)}",
         f"# then: {patches.rollout(server)}",
         "# sets " + " ".join(changed_flags.as_words(plan.values, plan.dialect)),
-        *(f"# note: {note}" for note in patches.notes(server, plan.values)),
+        *(f"# note: {one}" for one in filter(None, (note, *patches.notes(server, plan.values)))),
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
 

@@ -12,9 +12,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kvpressure.advice.triage import is_pod
 from kvpressure.engines.command import CUT
 from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
+from kvpressure.model.readings import EngineKey
 from kvpressure.redaction import REDACTED
 from kvpressure.toolbox import changed_flags
 from kvpressure.toolbox.manifests import ServerContainer
@@ -31,6 +33,7 @@ _BRINGS_ARGUMENTS: Final = (
     "MAX_NUM_BATCHED_TOKENS",
     "GPU_MEMORY_UTILIZATION",
 )  # how images name variables that become arguments
+_POD_PREFIX: Final = 40  # letters of a workload's name that the names of its pods have; Kubernetes cuts long ones
 _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
@@ -106,6 +109,23 @@ def _hidden(server: ServerContainer) -> tuple[list[str], bool]:
     ).args
     hidden = [name for index, name in enumerate(free) if f"hidden_{index}" in as_option.values]
     return hidden, as_value.complete or "config" in as_value.values
+
+
+def other_server(server: ServerContainer, key: EngineKey) -> str:
+    """A note where names show that an engine does not belong to a workload; "" = they may belong together."""
+    given = [server.args.values[name] for name in ("served_model_name", "model") if name in server.args.values]
+    pod = key.pod if is_pod(key) else ""
+    prefix = f"{server.name}-"[:_POD_PREFIX]
+    other_pod = pod and server.name and pod != server.name and not pod.startswith(prefix)
+    other_namespace = key.namespace and server.namespace and key.namespace != server.namespace
+    other_model = key.model_name and given and None not in given and key.model_name not in (*given, server.name)
+    if not (other_pod or other_namespace or other_model):
+        return ""
+    where = "/".join(part for part in (key.namespace, pod) if part) or "the engine"
+    return (
+        f"the manifest may belong to another server: it has {server.title} with model"
+        f" {next(filter(None, given), 'unknown')}; the plan is for {where} with model {key.model_name or 'unknown'}"
+    )
 
 
 def _elsewhere(server: ServerContainer) -> str:

@@ -25,6 +25,7 @@ from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.host_settings import HostSettings, host_settings
 from kvpressure.toolbox.live_pages import GivenGpu
 
+NO_ADDRESS: Final = "192.0.2.1"  # of the range for documentation: stands for the address of a pod that does not run
 MAX_BYTES: Final = 8 * 1024 * 1024
 _DEPTH: Final = 12  # how deep a pod template may lie in a document
 _MAX_MAPPINGS: Final = 50_000  # of a document that are looked at, aliases written out
@@ -197,7 +198,7 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         "name": str(metadata.get("name") or metadata.get("generateName") or "pod"),
         "uid": str(metadata.get("uid") or "template"),
     }
-    running = {"phase": "Running", "podIP": "192.0.2.1"}  # of the range for documentation, never used
+    running = {"phase": "Running", "podIP": NO_ADDRESS}
     if document.get("kind") == "Pod":
         yield {**document, "metadata": {**metadata, **named}, "status": {**running, **mapping(document.get("status"))}}
         return
@@ -296,7 +297,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
         kept = {name: value for name, value in annotations.items() if name == "kvpressure.io/container"}
         spec = {name: value for name, value in mapping(place.template.get("spec")).items() if name != "hostNetwork"}
         pod = read_pod(
-            {  # as if it ran: the address is of the range for documentation and never used
+            {  # as if it ran
                 "metadata": {
                     "namespace": str(metadata.get("namespace") or "default"),
                     "name": str(metadata.get("name") or default().name),
@@ -305,7 +306,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                     "labels": {**mapping(own.get("labels")), **_given_labels(document, place.pointer)},
                 },
                 "spec": spec,
-                "status": {"phase": "Running", "podIP": "192.0.2.1"},
+                "status": {"phase": "Running", "podIP": NO_ADDRESS},
             },
             Policy(template=True),
         )

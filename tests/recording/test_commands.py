@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from kvpressure.cli import main
+from kvpressure.model.readings import Snapshot
 from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Reader
+from kvpressure.recording.recorder import Recorder
 from tests.helpers.waiting import until
 from tests.recording.strategies import RECORDINGS, real_pages
 
@@ -152,12 +154,40 @@ def test_replay_refuses_in_one_line(arguments: list[str], says: str, capsys: pyt
     assert error.count("\n") == 1
 
 
-def test_a_recording_without_ticks_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_without_ticks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(Header().to_json() + "\n")
-    assert main(["replay", str(path)]) == 0
+    assert main(["replay", str(path)]) == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"{path}: no readable tick\n")
+    said = f"kvpressure replay: {path}: no readable tick; allowed: a recording with at least one tick\n"
+    assert (out, err) == ("", said)
+
+
+def test_a_recording_without_an_engine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.jsonl"
+    with Recorder(str(path), Header()) as recorder:
+        for second in range(3):
+            recorder.write(Snapshot(1e9 + second))
+    for form in ("text", "json"):
+        assert main(["replay", str(path), "--format", form]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert f"{path}: the recording contains no engine; allowed: a recording with" in err
+        assert err.count("\n") == 1
+    assert main(["diagnose", str(path)]) == 2
+    assert f"{path}: the recording contains no engine; allowed: a recording with" in capsys.readouterr().err
+    assert main(["replay", str(path), "--openmetrics", str(tmp_path / "series.txt")]) == 0  # GPUs and health remain
+
+
+def test_a_start_after_the_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    series = tmp_path / "series.txt"
+    for more in ([], ["--format", "json"], ["--openmetrics", str(series)]):
+        assert main(["replay", str(KV03), "--from", "100000", *more]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert f"--from: 100000 is after the end of {KV03}; allowed: up to " in err
+        assert err.count("\n") == 1
+    assert not series.exists()
 
 
 @pytest.mark.parametrize(

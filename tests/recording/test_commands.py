@@ -302,7 +302,7 @@ def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: P
     [
         ([], "required: --out"),
         (["--out", "/nowhere/r.jsonl"], "--out: /nowhere/r.jsonl: No such file or directory"),
-        (["--out", str(KV03)], "File exists"),
+        (["--out", str(KV03)], "File exists; allowed: a new file in an existing directory, or a directory of rotated"),
         (["--out", "x.jsonl", "--for", "soon"], "--for: 'soon' is not allowed; allowed: seconds"),
         (["--out", "x.jsonl", "--max-size", "1"], "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
         (["--out", "x.jsonl", "--keep", "0"], "--keep: '0' is not allowed; allowed: a whole number from 1"),
@@ -327,4 +327,13 @@ def test_a_recording_of_nothing_is_no_success(tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "nothing.jsonl"
     target = ["--engine.target", "http://127.0.0.1:9"]
     assert main(["record", *target, "--out", str(out), "--for", "2"]) == 1
-    assert "nothing was recorded" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nothing was recorded: no GPU could be read, and no engine could be scraped (http://" in said
+    assert "(http://127.0.0.1:9/metrics: connection refused)" in said
+
+
+def test_the_help_of_record_names_the_units_of_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["record", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--for TIME stop after this time: seconds from 0.01 to 86400, or a number with ms, s, m or h" in said

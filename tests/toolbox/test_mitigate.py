@@ -561,6 +561,8 @@ def test_a_changed_command_line_has_the_values_or_is_refused(words: list[str], v
 def test_edge_configuration_holds_the_caps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", *STATED, "--edge"]) == 0
     text = capsys.readouterr().out
+    assert text.startswith("--- Envoy Gateway ---\n")
+    assert "Mitigation, in this order" not in text
     assert "js_content limits.check" in text
     caps = Caps(1000, 200, known=True)
     limit, lua = yaml.safe_load_all(edge.envoy_gateway(caps))

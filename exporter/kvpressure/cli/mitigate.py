@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"largest share of requests that the caps may reject or cut short (default {MAX_REJECTED:g})",
     )
-    output.add_argument("--edge", action="store_true", help="print configuration for Envoy Gateway and nginx")
+    output.add_argument("--edge", action="store_true", help="print only configuration for Envoy Gateway and nginx")
     output.add_argument("--anyway", action="store_true", help="print the plan even if the verdict is not KV pressure")
     check = parser.add_argument_group("verification")
     check.add_argument("--verify", metavar="URL", help="watch this server for recovery instead of printing a plan")
@@ -245,7 +245,10 @@ def _print(
             print("(the plan nevertheless: --anyway)")
             return
         print()
-    show(mitigation_report.as_text(engine, plan, options.edge))
+    if options.edge:
+        print(mitigation_report.as_gateway_configuration(plan))
+    else:
+        show(mitigation_report.as_text(engine, plan))
 
 
 def _workload(engine: EngineView, server: ServerContainer | None) -> str:

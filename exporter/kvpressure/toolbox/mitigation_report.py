@@ -35,7 +35,15 @@ def _how_sure(engine: EngineView) -> str:
     return "assumed; nothing was measured" if engine.assumed else f"confidence {engine.diagnosis.confidence:.2f}"
 
 
-def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
+def as_gateway_configuration(plan: PressurePlan) -> str:
+    """The caps for Envoy Gateway and nginx."""
+    head = [] if plan.caps.known else ["# example caps: no request lengths are known"]
+    return "\n".join(
+        [*head, "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
+    )
+
+
+def as_text(engine: EngineView, plan: PressurePlan) -> str:
     """The plan for a person."""
     lines = [
         f"{engine.name}: {verdict_words(engine.verdict, engine.diagnosis.stage)}, {_how_sure(engine)}",
@@ -52,10 +60,7 @@ def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
         lines += [f"     $ {command}" for command in step.commands]
     if plan.values:
         lines += ["", "all together: " + " ".join(changed_flags.as_words(plan.values, plan.dialect))]
-    if edges:
-        lines += ["", "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
-    else:
-        lines += ["measured: docs/mitigations.md; ready configuration for Envoy Gateway and nginx: --edge"]
+    lines += ["measured: docs/mitigations.md; ready configuration for Envoy Gateway and nginx: --edge"]
     return "\n".join(lines)
 
 

@@ -399,7 +399,7 @@ def _apart(s: Subject) -> Item:
 
 def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
     name, text = "concurrency_from_memory", "concurrency is derived from GPU memory"
-    why = "more replicas do not reduce the pressure inside each replica"
+    why = "if more requests run than the KV cache holds, they are preempted and recomputed"
     refused = _refused(s)
     if refused is not None and s.seen is None:
         return Item(

@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from kvpressure.cli import main
+from kvpressure.model.readings import Snapshot
 from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Reader
+from kvpressure.recording.recorder import Recorder
 from tests.helpers.waiting import until
 from tests.recording.strategies import RECORDINGS, real_pages
 
@@ -152,12 +154,40 @@ def test_replay_refuses_in_one_line(arguments: list[str], says: str, capsys: pyt
     assert error.count("\n") == 1
 
 
-def test_a_recording_without_ticks_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_without_ticks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(Header().to_json() + "\n")
-    assert main(["replay", str(path)]) == 0
+    assert main(["replay", str(path)]) == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"{path}: no readable tick\n")
+    said = f"kvpressure replay: {path}: no readable tick; allowed: a recording with at least one tick\n"
+    assert (out, err) == ("", said)
+
+
+def test_a_recording_without_an_engine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.jsonl"
+    with Recorder(str(path), Header()) as recorder:
+        for second in range(3):
+            recorder.write(Snapshot(1e9 + second))
+    for form in ("text", "json"):
+        assert main(["replay", str(path), "--format", form]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert f"{path}: the recording contains no engine; allowed: a recording with" in err
+        assert err.count("\n") == 1
+    assert main(["diagnose", str(path)]) == 2
+    assert f"{path}: the recording contains no engine; allowed: a recording with" in capsys.readouterr().err
+    assert main(["replay", str(path), "--openmetrics", str(tmp_path / "series.txt")]) == 0  # GPUs and health remain
+
+
+def test_a_start_after_the_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    series = tmp_path / "series.txt"
+    for more in ([], ["--format", "json"], ["--openmetrics", str(series)]):
+        assert main(["replay", str(KV03), "--from", "100000", *more]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert f"--from: 100000 is after the end of {KV03}; allowed: up to " in err
+        assert err.count("\n") == 1
+    assert not series.exists()
 
 
 @pytest.mark.parametrize(
@@ -272,7 +302,7 @@ def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: P
     [
         ([], "required: --out"),
         (["--out", "/nowhere/r.jsonl"], "--out: /nowhere/r.jsonl: No such file or directory"),
-        (["--out", str(KV03)], "File exists"),
+        (["--out", str(KV03)], "File exists; allowed: a new file in an existing directory, or a directory of rotated"),
         (["--out", "x.jsonl", "--for", "soon"], "--for: 'soon' is not allowed; allowed: seconds"),
         (["--out", "x.jsonl", "--max-size", "1"], "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
         (["--out", "x.jsonl", "--keep", "0"], "--keep: '0' is not allowed; allowed: a whole number from 1"),
@@ -297,4 +327,13 @@ def test_a_recording_of_nothing_is_no_success(tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "nothing.jsonl"
     target = ["--engine.target", "http://127.0.0.1:9"]
     assert main(["record", *target, "--out", str(out), "--for", "2"]) == 1
-    assert "nothing was recorded" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nothing was recorded: no GPU could be read, and no engine could be scraped (http://" in said
+    assert "(http://127.0.0.1:9/metrics: connection refused)" in said
+
+
+def test_the_help_of_record_names_the_units_of_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["record", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--for TIME stop after this time: seconds from 0.01 to 86400, or a number with ms, s, m or h" in said

@@ -18,6 +18,9 @@ from kvpressure.demo.scenario import PODS
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.recording.reader import Reader
+from kvpressure.settings.thresholds import builtin
+from kvpressure.toolbox.common_problems import common_problems
+from kvpressure.toolbox.stated_engine import StatedEngine, engine_from
 from tests.toolbox.conftest import FIXTURES, FakeClock
 
 pytestmark = pytest.mark.live
@@ -62,6 +65,38 @@ def test_a_recording_of_pressure_is_bad_news_with_everything_in_the_answer(capsy
     }
     assert any("kvpressure mitigate" in step for step in engine["next_steps"])
     assert engine["verdict_seconds"]["kv_pressure"] > 60
+
+
+def test_memory_growth_is_unknown_without_an_idle_period(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = run_json(capsys, "diagnose", str(PRESSURE))
+    engine = document["engines"][0]
+    problem = next(one for one in engine["common_problems"] if one["name"] == "memory_grows_continuously")
+    assert engine["engine"]["conditions"]["memory_leak_idle"] is None
+    assert problem["present"] is None
+    assert (
+        problem["evidence"] == "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this pod)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("leak", "held", "present", "words"),
+    [
+        (None, False, None, "memory growth while idle: unknown"),
+        (None, True, True, "requests in flight (threshold"),
+        (True, True, True, "device memory grows by"),
+        (False, False, False, "no leak: device memory grows by"),
+        (False, None, False, "no leak: device memory grows by"),
+    ],
+)
+def test_memory_growth_follows_the_conditions(
+    leak: bool | None, held: bool | None, present: bool | None, words: str
+) -> None:
+    view = engine_from(StatedEngine("healthy"), builtin())
+    found = {"memory_leak_idle": leak, "kv_held_without_load": held}
+    view = replace(view, engine=replace(view.engine, diagnosis=replace(view.diagnosis, conditions=found)))
+    (problem, *_) = common_problems(view, None, builtin())
+    assert problem.present is present
+    assert words in problem.evidence
 
 
 def test_a_condition_that_holds_leads_to_its_runbook_under_every_verdict(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +270,7 @@ def dead_address() -> str:
         (["http://a", "--gpu", "H100"], "NAME:GiB"),
         (["http://a", "--gpu", "H100:0"], "NAME:GiB"),
         (["http://a", "--args='"], "closed quotes"),
+        (["http://a", "--args=--max-num-seqs"], "--max-num-seqs has no value; allowed: --max-num-seqs VALUE"),
         (["--prometheus", "prom:9090"], "not an address"),
         (["--prometheus", "http://p", "--since", "forever"], "duration"),
         (["--prometheus", "http://p", "--since", "8d"], "duration"),

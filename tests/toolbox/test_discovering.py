@@ -60,6 +60,15 @@ def test_a_running_exporter_answers_the_same_as_a_file(
     assert entries(capsys, "--exporter", address) == entries(capsys, "-f", str(PODS / name))
 
 
+def test_a_pod_that_does_not_run_has_no_address_yet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    container = {"name": "vllm", "image": "vllm/vllm-openai", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    spec = {"template": {"spec": {"containers": [container]}}}
+    file = written(tmp_path, {"kind": "Deployment", "metadata": {"name": "chat"}, "spec": spec})
+    assert entries(capsys, "-f", file)["vllm"]["address"] == "http://<pod IP>:8000/metrics"
+    assert main(["discover", "-f", file]) == 0
+    assert "  metrics: http://<pod IP>:8000/metrics\n" in capsys.readouterr().out
+
+
 def test_the_text_says_why_and_the_status_whether_something_is_not_scraped(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["discover", "-f", str(PODS / "aibrix/deployment.json")]) == 0
     assert "vllm-openai: engine (" in capsys.readouterr().out

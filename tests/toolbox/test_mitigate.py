@@ -98,7 +98,7 @@ def test_the_caps_let_what_runs_fit_together(capsys: pytest.CaptureFixture[str])
     _, kept = mitigate(capsys, *STATED, "--capacity-tokens", "40000")
     assert (kept["caps"]["input_tokens"], kept["caps"]["output_tokens"]) == (1000, 200)
     assert "can need" in kept["steps"][0]["text"]
-    assert "at most 5 % of prompts and 5 % of outputs exceed the caps" in kept["steps"][0]["cost"]
+    assert "by the p95 given, at most 5 % of prompts and 5 % of outputs exceed the caps" in kept["steps"][0]["cost"]
     _, document = mitigate(capsys, *STATED, "--capacity-tokens", "10000000")
     assert (document["caps"]["input_tokens"], document["caps"]["output_tokens"]) == (1024, 256)
 
@@ -299,6 +299,27 @@ def test_caps_that_cannot_fit_are_not_said_to(capsys: pytest.CaptureFixture[str]
     assert "Even then 25 requests can need 64000 tokens" in said
 
 
+def test_what_is_given_is_not_said_to_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", *STATED, "--gpu-memory-utilization", "0.8"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("engine: KV PRESSURE, assumed; nothing was measured\n")
+    for words in ("confidence", "over 5 minutes", "requests seen", "was seen", "was found", "present length"):
+        assert words not in text
+    assert "(p95 as given, in tokens: prompts 1000, outputs 200)" in text
+    assert "below the 100 requests running at once as given." in text
+    assert "Failed allocations: unknown (no log read)." in text
+    assert "(now 0.8; failed allocations: unknown)" in text
+    assert "Unknown: crash loop, OOM kill, fragmented memory" in text
+    assert main(["mitigate", "--verdict", "kv_pressure"]) == 0
+    assert "No lengths were given (--prompt, --output), so these caps are examples" in capsys.readouterr().out
+    assert main(["mitigate", "--verdict", "stalled"]) == 1
+    assert capsys.readouterr().out.startswith("THIS IS NOT KV PRESSURE: STALLED, assumed; nothing was measured (")
+    _, document = mitigate(capsys, *STATED)
+    assert (document["confidence"], document["assumed"]) == (None, True)
+    _, document = mitigate(capsys, PRESSURE)
+    assert (document["confidence"] > 0.5, document["assumed"]) == (True, False)
+
+
 def test_without_a_server_a_value_is_unknown_and_no_dash(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", "--verdict", "kv_pressure"]) == 0
     out = capsys.readouterr().out
@@ -316,6 +337,40 @@ def test_another_verdict_is_said_first(capsys: pytest.CaptureFixture[str]) -> No
     assert text.index("NOT KV PRESSURE") < text.index("Mitigation, in this order")
     status, document = mitigate(capsys, str(FIXTURES / "recordings/vllm-cpu/a_idle.jsonl.gz"))
     assert (status, document["applies"], document["set"]) == (1, False, {})
+
+
+@pytest.mark.parametrize(
+    ("verdict", "actions", "text"),
+    [
+        ("stalled", ["Save the evidence", "Restart the server"], "A restart destroys the evidence."),
+        (
+            "concurrency_limited",
+            ["Raise max_num_seqs", "Roll out and watch", "Or add replicas"],
+            "Present value: unknown",
+        ),
+        ("compute_bound", ["Find the client that sends the most prompt tokens"], "Requests waiting: unknown."),
+        ("host_bound", ["Give the container more CPU"], "CPU usage: unknown."),
+        ("unknown", ["watch longer"], "not enough data"),
+        ("healthy", ["if users still complain"], "queueing is short"),
+        ("idle", ["if users still complain"], "no requests running"),
+    ],
+)
+def test_a_stated_verdict_has_its_own_actions(
+    capsys: pytest.CaptureFixture[str], verdict: str, actions: list[str], text: str
+) -> None:
+    assert main(["mitigate", "--verdict", verdict]) == 1
+    said = capsys.readouterr().out
+    for number, action in enumerate(actions, 1):
+        assert f"\n  {number}. {action}" in said
+    assert text in said
+    _, document = mitigate(capsys, "--verdict", verdict)
+    assert [step[: len(action)] for step, action in zip(document["instead"], actions, strict=False)] == actions
+
+
+def test_a_recording_prints_what_each_other_action_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", str(FIXTURES / "recordings/incidents/HNG2.jsonl.gz")]) == 1
+    said = capsys.readouterr().out
+    assert "  1. Save the evidence\n     This takes a minute. A restart destroys the evidence.\n" in said
 
 
 def test_an_exporter_and_a_live_server(
@@ -372,6 +427,39 @@ def test_the_patch_needs_the_manifest_of_one_workload(capsys: pytest.CaptureFixt
     file.write_text(yaml.safe_dump_all([deployment(), deployment()]))
     assert main(["mitigate", *STATED, "--manifest", str(file), "--format", "patch"]) == 2
     assert "2 vLLM containers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "args", "other"),
+    [
+        ("vllm-cpu", None, ["--model", "tiny"], False),
+        ("vllm-cpu", None, ["--model", "$(MODEL)"], False),
+        ("vllm-cpu", None, ["--model", "/models/x", "--served-model-name", "tiny"], False),
+        ("vllm", None, ["--model", "tiny"], False),
+        ("chat", None, ["--model", "tiny"], True),
+        ("vllm-cpu", None, ["--model", "meta-llama/Llama-3.1-8B"], True),
+        ("vllm-cpu", "other", ["--model", "tiny"], True),
+    ],
+)
+def test_a_manifest_of_another_server_is_noted(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    name: str,
+    namespace: str | None,
+    args: list[str],
+    other: bool,
+) -> None:
+    document = deployment(["--max-num-seqs", "64", *args])
+    document["metadata"] = {"name": name, **({"namespace": namespace} if namespace else {})}
+    file = tmp_path / "workload.yaml"
+    file.write_text(yaml.safe_dump(document))
+    words = "note: the manifest may belong to another server: it has deployment/"
+    assert main(["mitigate", PRESSURE, "--manifest", str(file)]) == 0
+    assert (words in capsys.readouterr().out) is other
+    assert main(["mitigate", PRESSURE, "--manifest", str(file), "--format", "patch"]) == 0
+    assert (f"# {words}" in capsys.readouterr().out) is other
+    _, found = mitigate(capsys, PRESSURE, "--manifest", str(file))
+    assert len(found["notes"]) == other
 
 
 def test_a_workload_with_two_servers_is_patched_where_container_says(
@@ -473,6 +561,8 @@ def test_a_changed_command_line_has_the_values_or_is_refused(words: list[str], v
 def test_edge_configuration_holds_the_caps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", *STATED, "--edge"]) == 0
     text = capsys.readouterr().out
+    assert text.startswith("--- Envoy Gateway ---\n")
+    assert "Mitigation, in this order" not in text
     assert "js_content limits.check" in text
     caps = Caps(1000, 200, known=True)
     limit, lua = yaml.safe_load_all(edge.envoy_gateway(caps))

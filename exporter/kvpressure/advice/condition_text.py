@@ -35,6 +35,12 @@ def standings(engine: EngineState, t: Thresholds) -> tuple[Standing, ...]:
     )
 
 
+def standing(name: str, engine: EngineState, t: Thresholds) -> Standing:
+    """One condition of ``engine``; unknown where its diagnosis has none of this name."""
+    value = engine.diagnosis.conditions.get(name)
+    return Standing(name, value, _text(name, value, engine, t))
+
+
 def _text(name: str, value: bool | None, engine: EngineState, t: Thresholds) -> str:
     declared = conditions.of(name)
     form = declared.unknown if value is None else declared.true if value else declared.false

@@ -48,12 +48,13 @@ compares the figures.
 @dataclass(frozen=True, slots=True)
 class PlanInput:
     """Inputs of the plan. ``usual``: request lengths since the server started, used where none finished in the
-    window; ``gpu_bytes``: memory of each of its GPUs.
+    window; ``gpu_bytes``: memory of each of its GPUs; ``assumed``: verdict and values were given, nothing was read.
     """
 
     engine: EngineState
     usual: ContextSignals = field(default_factory=ContextSignals)
     gpu_bytes: tuple[float, ...] = ()
+    assumed: bool = False
 
     @property
     def signals(self) -> Signals:
@@ -263,11 +264,12 @@ def _example(max_model_len: float | None) -> Caps:
     return Caps(max(1, min(_EXAMPLE[0], most // 2)), max(1, min(_EXAMPLE[1], most // 4)), known=False)
 
 
-def _cost_of(caps: Caps) -> str:
+def _cost_of(caps: Caps, assumed: bool) -> str:
     if caps.long_prompts is None or caps.long_outputs is None:
         return "requests above the caps are rejected. Share of requests above the caps: unknown"
+    basis = "by the p95 given" if assumed else "of the requests seen"
     return (
-        f"of the requests seen, at most {percent_text(caps.long_prompts)} of prompts and"
+        f"{basis}, at most {percent_text(caps.long_prompts)} of prompts and"
         f" {percent_text(caps.long_outputs)} of outputs exceed the caps and are rejected or cut short"
     )
 
@@ -295,10 +297,8 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     )
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if not caps.known:
-        said += (
-            ". No finished request was seen, so these caps are examples: set them to the p95 lengths"
-            " in your gateway's log"
-        )
+        missing = "No lengths were given (--prompt, --output)" if engine.assumed else "No finished request was seen"
+        said += f". {missing}, so these caps are examples: set them to the p95 lengths in your gateway's log"
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
         said += (
@@ -313,7 +313,9 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     ]
     if p95:
         when = (
-            "p95 over 5 minutes"
+            "p95 as given,"
+            if engine.assumed
+            else "p95 over 5 minutes"
             if "0.95" in engine.signals.context.prompt_quantiles
             else "p95 since the server started"
         )
@@ -329,7 +331,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
         "Cap input and output tokens at the edge",
         "do",
         f"{said}. Caps at the edge take effect at once, need no restart, and shorten the queue for all other requests.",
-        _cost_of(caps) + _cut_short(engine, caps),
+        _cost_of(caps, engine.assumed) + _cut_short(engine, caps),
         MEASURED["caps"],
     )
 
@@ -393,7 +395,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     cut, least = 1 - limit.recommended / base, max(1, floor(base * (1 - high)))
     if least >= limit.recommended:
         least = max(1, floor(limit.recommended * (1 - high)))
-    of = "requests running at once"
+    of = "requests running at once" + (" as given" if engine.assumed else "")
     if measured is None:
         of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
     said = (
@@ -407,7 +409,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
                 "; if fewer run, this has no effect (give --running, or --capacity-tokens with --prompt and --output)"
             )
     elif fits is not None:
-        said += f". The KV cache holds about {fits:.0f} requests of the present length"
+        length = "this" if engine.assumed else "the present"
+        said += f". The KV cache holds about {fits:.0f} requests of {length} length"
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
             said += "; no request has finished yet, so they may still grow, and fewer may fit"
     if least < limit.recommended:
@@ -592,7 +595,9 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
         "or more replicas",
     ]
     if share is not None and share < 0.9:
-        raised = f"Raise {flag('gpu_memory_utilization')} (now {share:g}; no failed allocation was found). Or use "
+        unknown = engine.condition("gpu_out_of_memory") is None
+        failed = "failed allocations: unknown" if unknown else "no failed allocation was found"
+        raised = f"Raise {flag('gpu_memory_utilization')} (now {share:g}; {failed}). Or use "
         cost += "; a higher share takes memory that allocation peaks may need"
     return MitigationStep(
         'Add KV memory (not in "Emergency Mitigation")',
@@ -620,11 +625,15 @@ def _roll_out(workload: str) -> MitigationStep:
 
 
 def _restart(engine: PlanInput, workload: str) -> MitigationStep:
-    needed = bool(
-        engine.condition("crash_loop")
-        or engine.condition("allocator_fragmentation")
-        or engine.condition("host_oom_killed")
-    )
+    reasons = {
+        "crash_loop": "crash loop",
+        "host_oom_killed": "OOM kill",
+        "allocator_fragmentation": "fragmented memory",
+    }
+    needed = any(engine.condition(name) for name in reasons)
+    unseen = [words for name, words in reasons.items() if engine.condition(name) is None]
+    absent = [words for name, words in reasons.items() if engine.condition(name) is False]
+    found = [f"{said}: {', '.join(words)}" for said, words in (("Not found", absent), ("Unknown", unseen)) if words]
     return MitigationStep(
         "Controlled restart, only after the limits are lowered",
         "do" if needed else "not here",
@@ -632,7 +641,7 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
             "the server is in a crash loop, was OOM-killed, or its memory is fragmented; without lower limits the"
             " restart does not help for long"
             if needed
-            else "a restart is for crash loops, OOM kills and fragmented memory; none of them was found here"
+            else f"a restart is for crash loops, OOM kills and fragmented memory. {'. '.join(found)}"
         ),
         commands=(
             (f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}")

@@ -67,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--thresholds", metavar="FILE", help="file with thresholds to use instead of the built-in ones")
     parser.add_argument("--format", choices=("text", "json", "junit", "sarif"), default="text")
     parser.add_argument("--only-failures", action="store_true", help="list failures only (text)")
-    parser.add_argument("--baseline", metavar="FILE", help="failures in this file are accepted and do not count")
+    parser.add_argument(
+        "--baseline", metavar="FILE", help="failures in this file are accepted as found then; any other counts"
+    )
     parser.add_argument("--write-baseline", metavar="FILE", help="accept the present failures: write them to this file")
 
 
@@ -164,4 +166,4 @@ def _audited(subject: Subject) -> Audited:
         f" {used.name + f' {used.memory_bytes / 2**30:.3g} GiB' if used else 'unknown'}, model"
         f" {model or 'not named'}{'' if subject.shape else ' (shape unknown)'}"
     )
-    return Audited(subject.server.title, basis, tuple(checklist(subject)))
+    return Audited(subject.server.title, basis, tuple(checklist(subject)), subject.server.written)

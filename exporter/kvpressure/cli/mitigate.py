@@ -12,7 +12,7 @@ from kvpressure.errors import InputError
 from kvpressure.model.arguments import human_int, parse_version
 from kvpressure.model.state import VERDICTS
 from kvpressure.settings.thresholds import Thresholds, load
-from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitigation_report
+from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitigation_report, patches
 from kvpressure.toolbox import stated_engine as given
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"largest share of requests that the caps may reject or cut short (default {MAX_REJECTED:g})",
     )
-    output.add_argument("--edge", action="store_true", help="print configuration for Envoy Gateway and nginx")
+    output.add_argument("--edge", action="store_true", help="print only configuration for Envoy Gateway and nginx")
     output.add_argument("--anyway", action="store_true", help="print the plan even if the verdict is not KV pressure")
     check = parser.add_argument_group("verification")
     check.add_argument("--verify", metavar="URL", help="watch this server for recovery instead of printing a plan")
@@ -221,8 +221,9 @@ def _print(
 ) -> None:
     plan = pressure_plan(engine.plan_input, thresholds, _workload(engine, server), options.max_rejected)
     applies = engine.verdict == mitigation_report.PRESSURE
+    note = patches.other_server(server, engine.engine.key) if server is not None and options.manifest else ""
     if options.format == "json":
-        print(json.dumps(mitigation_report.as_json(engine, plan, again), indent=2))
+        print(json.dumps(mitigation_report.as_json(engine, plan, again, note), indent=2))
         return
     if options.format in ("patch", "helm"):
         if not plan.values:
@@ -231,18 +232,23 @@ def _print(
                 " reason"
             )
         print(
-            mitigation_report.as_patch(plan, server, applies)
+            mitigation_report.as_patch(plan, server, applies, note)
             if options.format == "patch" and server is not None
             else mitigation_report.as_helm(plan, applies)
         )
         return
+    if note:
+        show(f"note: {note}\n")
     if not applies:
         show("\n".join(mitigation_report.not_pressure(engine, again)))
         if not options.anyway:
             print("(the plan nevertheless: --anyway)")
             return
         print()
-    show(mitigation_report.as_text(engine, plan, options.edge))
+    if options.edge:
+        print(mitigation_report.as_gateway_configuration(plan))
+    else:
+        show(mitigation_report.as_text(engine, plan))
 
 
 def _workload(engine: EngineView, server: ServerContainer | None) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure import __version__
+from kvpressure.advice.wording import reason_text
 from kvpressure.capacity import own_models
 from kvpressure.errors import InputError
 from kvpressure.model.readings import Snapshot
@@ -33,6 +34,7 @@ from kvpressure.settings.kinds import COUNT, SECONDS, SIZE, Kind
 
 FATAL_STATUS: Final = 3
 _PROGRESS_SECONDS: Final = 1.0
+_SHOWN_ERRORS: Final = 3  # targets in one line
 _FILE_LIKE: Final = (".json", ".gz", ".txt", ".log", ".zst", ".bz2", ".xz", ".zip", ".csv")
 
 
@@ -61,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for",
         dest="seconds",
         default=None,
-        metavar="SECONDS",
-        help="stop after this time (default: stop on SIGINT or SIGTERM)",
+        metavar="TIME",
+        help=f"stop after this time: {SECONDS.allowed} (default: stop on SIGINT or SIGTERM)",
     )
     parser.add_argument(
         "--max-size",
@@ -94,7 +96,10 @@ def run(options: argparse.Namespace) -> int:
     try:
         recorder = Recorder(options.out, header, max_bytes=max_bytes, keep=keep)
     except OSError as error:
-        raise InputError(f"--out: {options.out}: {error.strerror or error}") from error
+        raise InputError(
+            f"--out: {options.out}: {error.strerror or error}; allowed: a new file in an existing directory, or a"
+            " directory of rotated files"
+        ) from error
     background = BackgroundRecorder(recorder)
     models = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
     shapes = own_models.read(chosen.engine_model_configs, models)
@@ -132,6 +137,7 @@ class _ReadCount:
     def __init__(self) -> None:
         self.ticks = self.scrapes = self.failed = 0
         self.empty = True  # no scrape and no GPU: the recording would be of nothing
+        self.errors: dict[str, str] = {}  # why the last scrape of each target failed
         self._shown = 0.0
 
     def __call__(self, snapshot: Snapshot, state: State) -> None:
@@ -140,6 +146,7 @@ class _ReadCount:
         self.scrapes += kept
         self.failed += len(snapshot.pages) - kept
         self.empty = self.empty and not kept and not snapshot.gpus
+        self.errors |= {page.target: reason_text(page.error) for page in snapshot.pages if page.error is not None}
         now = time.monotonic()
         if sys.stderr.isatty() and now - self._shown >= _PROGRESS_SECONDS:
             self._shown = now
@@ -184,8 +191,10 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadC
         )
         return FATAL_STATUS
     if progress.empty:
+        reasons = [f"{target}: {reason}" for target, reason in sorted(progress.errors.items())[:_SHOWN_ERRORS]]
         print(
-            "kvpressure record: nothing was recorded: no engine could be scraped and no GPU could be read",
+            "kvpressure record: nothing was recorded: no GPU could be read, and no engine could be scraped"
+            f" ({'; '.join(reasons) or 'none was found; name one with --engine.target'})",
             file=sys.stderr,
         )
         return 1

@@ -130,7 +130,9 @@ class _Damage:
 
 
 class _Replay:
-    """The recordings' ticks with their states, and whether each is shown."""
+    """The recordings' ticks with their states, and whether each is shown. ``seconds``: time of the last one since the
+    first; ``engines``: whether any had an engine.
+    """
 
     def __init__(self, readers: Sequence[Reader], pipeline: Pipeline, options: argparse.Namespace) -> None:
         self._readers = readers
@@ -139,6 +141,8 @@ class _Replay:
         self._to: float | None = options.end
         self._progress = sys.stderr.isatty() and not sys.stdout.isatty()
         self.number = 0
+        self.seconds = 0.0
+        self.engines = False
 
     def __iter__(self) -> Iterator[tuple[Snapshot, State, bool]]:
         first: float | None = None
@@ -146,10 +150,12 @@ class _Replay:
         for number, snapshot in enumerate(itertools.chain.from_iterable(self._readers), 1):
             self.number = number
             first = snapshot.time if first is None else first
-            t = snapshot.time - first
+            t = self.seconds = snapshot.time - first
             if self._to is not None and t > self._to:
                 break
-            yield snapshot, replace(self._pipeline.observe(snapshot), ticks=number), t >= self._from
+            state = replace(self._pipeline.observe(snapshot), ticks=number)
+            self.engines = self.engines or bool(state.engines)
+            yield snapshot, state, t >= self._from
             if self._progress and time.monotonic() - shown > 0.5:
                 shown = time.monotonic()
                 control(f"\r{number} ticks, {t:.0f} s of the recording", sys.stderr)
@@ -215,12 +221,28 @@ def _replay(options: argparse.Namespace, ticks: _Replay) -> None:
                 _print(json_line(snapshot.time, engine) for engine in state.engines)
             if series is not None and wanted:
                 series.add(snapshot.time, state)
-    if not ticks.number:
-        print(f"{', '.join(options.files)}: no readable tick", file=sys.stderr)
+        _refuse_nothing(options, ticks, engines_needed=form is not None)
     if timeline is not None:
         _print(timeline.summary())
     if series is not None:
         print(f"{options.openmetrics}: {series.samples} samples", file=sys.stderr)
+
+
+def _refuse_nothing(options: argparse.Namespace, ticks: _Replay, *, engines_needed: bool) -> None:
+    """Raise ``InputError`` where nothing could be shown."""
+    files = ", ".join(options.files)
+    if not ticks.number:
+        raise InputError(f"{files}: no readable tick; allowed: a recording with at least one tick")
+    if ticks.seconds < options.start:
+        raise InputError(
+            f"--from: {options.start:g} is after the end of {files}; allowed: up to {ticks.seconds:.0f} (its length in"
+            " seconds)"
+        )
+    if engines_needed and not ticks.engines:
+        raise InputError(
+            f"{files}: the recording contains no engine; allowed: a recording with at least one successful scrape of"
+            " an engine"
+        )
 
 
 def _print(lines: Iterator[str]) -> None:

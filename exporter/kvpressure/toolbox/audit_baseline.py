@@ -1,4 +1,6 @@
-"""Audit failures that a team has accepted: a JSON file of item names by server, so that CI fails on new ones only."""
+"""Audit failures that a team has accepted: a JSON file of items and their faults by server, so that CI fails on new
+ones only. An accepted item that is found with another fault fails again.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,12 @@ from kvpressure.toolbox.audit_report import Audited
 _ALLOWED: Final = "a file that --write-baseline wrote"
 
 
-def read(path: str) -> dict[str, frozenset[str]]:
-    """Accepted item names by server. Raises ``InputError``."""
+Accepted = Mapping[str, Mapping[str, str]]
+"""Faults by item name by server."""
+
+
+def read(path: str) -> Accepted:
+    """Accepted faults. Raises ``InputError``."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -23,17 +29,23 @@ def read(path: str) -> dict[str, frozenset[str]]:
     except ValueError as error:
         raise InputError(f"--baseline: {path}: not JSON; allowed: {_ALLOWED}") from error
     accepted = found.get("accepted") if isinstance(found, dict) else None
-    if not isinstance(accepted, dict) or not all(
-        isinstance(names, list) and all(isinstance(name, str) for name in names) for names in accepted.values()
+    servers = list(accepted.values()) if isinstance(accepted, dict) else [None]
+    if servers and all(isinstance(names, list) and all(isinstance(one, str) for one in names) for names in servers):
+        raise InputError(
+            f"--baseline: {path}: written by an earlier release, without the faults that were found; write it again"
+            " with --write-baseline"
+        )
+    if not all(
+        isinstance(faults, dict) and all(isinstance(fault, str) for fault in faults.values()) for faults in servers
     ):
-        raise InputError(f"--baseline: {path}: no item names by server in it; allowed: {_ALLOWED}")
-    return {server: frozenset(names) for server, names in accepted.items()}
+        raise InputError(f"--baseline: {path}: no faults by item and server in it; allowed: {_ALLOWED}")
+    return accepted if isinstance(accepted, dict) else {}
 
 
 def write(path: str, audited: Sequence[Audited]) -> None:
     """Write the present failures as accepted. Raises ``InputError``."""
     accepted = {
-        server.title: sorted(item.name for item in server.items if item.result in ("fail", "accepted"))
+        server.title: {item.name: item.fault for item in server.items if item.result in ("fail", "accepted")}
         for server in audited
     }
     try:
@@ -42,14 +54,14 @@ def write(path: str, audited: Sequence[Audited]) -> None:
         raise InputError(f"--write-baseline: {path}: {error.strerror}") from error
 
 
-def apply(audited: Sequence[Audited], accepted: Mapping[str, frozenset[str]]) -> list[Audited]:
-    """The audits with ``accepted`` in place of ``fail`` for items in the baseline."""
+def apply(audited: Sequence[Audited], accepted: Accepted) -> list[Audited]:
+    """The audits with ``accepted`` in place of ``fail`` for faults in the baseline."""
     return [
         replace(
             server,
             items=tuple(
                 replace(item, result="accepted")
-                if item.result == "fail" and item.name in accepted.get(server.title, ())
+                if item.result == "fail" and accepted.get(server.title, {}).get(item.name) == item.fault
                 else item
                 for item in server.items
             ),

@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from typing import Any, Final
+from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from kvpressure import __version__
 from kvpressure.toolbox.checklist import Item
+from kvpressure.toolbox.manifests import FileLine
 
 _MARKS: Final = {"pass": "pass", "fail": "FAIL", "cannot see": "?", "accepted": "(ok)"}
 _ILLEGAL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # what XML cannot carry
@@ -18,11 +21,14 @@ _ILLEGAL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uff
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """One server and its checklist; ``basis``: what determined the defaults."""
+    """One server and its checklist. ``basis``: what determined the defaults; ``written``: where its container begins,
+    None if not in a file.
+    """
 
     title: str
     basis: str
     items: tuple[Item, ...]
+    written: FileLine | None = None
 
     def count(self, result: str) -> int:
         """Number of items with this result."""
@@ -69,11 +75,15 @@ def as_json(audited: Sequence[Audited]) -> dict[str, Any]:
                 "passed": server.count("pass"),
                 "cannot_see": server.count("cannot see"),
                 "accepted": server.count("accepted"),
-                "items": [asdict(item) for item in server.items],
+                "items": [_plain(item) for item in server.items],
             }
             for server in audited
         ],
     }
+
+
+def _plain(item: Item) -> dict[str, Any]:
+    return {name: value for name, value in asdict(item).items() if name != "stable"}
 
 
 def as_junit(audited: Sequence[Audited]) -> str:
@@ -100,7 +110,7 @@ def as_sarif(audited: Sequence[Audited]) -> str:
             "message": {
                 "text": f"{server.title}: {item.text}: {item.found}" + (f". Set {item.set}" if item.set else "")
             },
-            "locations": [{"logicalLocations": [{"fullyQualifiedName": server.title}]}],
+            "locations": [{**_physical(server.written), "logicalLocations": [{"fullyQualifiedName": server.title}]}],
             **({"suppressions": [{"kind": "external"}]} if item.result == "accepted" else {}),
         }
         for server in audited
@@ -114,6 +124,15 @@ def as_sarif(audited: Sequence[Audited]) -> str:
     run = {"tool": {"driver": {"name": "kvpressure audit", "version": __version__, "rules": rules}}, "results": results}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _physical(written: FileLine | None) -> dict[str, Any]:
+    """The place in a file, without which GitHub refuses a result; empty if the server is in none."""
+    if written is None:
+        return {}
+    path = PurePath(written.path)
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": written.line}}}
 
 
 def _case(server: Audited, item: Item) -> list[str]:

@@ -30,7 +30,9 @@ Result = Literal["pass", "fail", "cannot see", "accepted"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the checklist. ``section``: the guide's; ``found`` and ``set``: values in words."""
+    """One line of the checklist. ``section``: the guide's; ``found`` and ``set``: values in words; ``stable``: what
+    identifies the fault where ``found`` changes by itself, "" = ``found``.
+    """
 
     name: str
     section: str
@@ -39,6 +41,12 @@ class Item:
     why: str
     found: str
     set: str = ""
+    stable: str = ""
+
+    @property
+    def fault(self) -> str:
+        """What was found, as a baseline accepts it."""
+        return self.stable or self.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,11 @@ class Subject:
     def dialect(self) -> EngineDialect:
         """Its inference server's dialect."""
         return dialect(self.server.dialect)
+
+    def fault(self, name: str) -> str:
+        """The value in force, without the release whose default it is; "" = unknown."""
+        value = self.limit(name)
+        return "" if value is None else f"{value:g}"
 
     def flag(self, name: str) -> str:
         """The flag of an argument."""
@@ -346,6 +359,7 @@ def _concurrency(s: Subject) -> Iterator[Item]:
         "concurrency multiplies KV usage, and vLLM's default does not depend on your requests",
         s.found("max_num_seqs"),
         "" if result == "pass" else advice,
+        s.fault("max_num_seqs"),
     )
     yield _derived(s, room, seqs, advice)
     yield _apart(s)
@@ -385,7 +399,7 @@ def _apart(s: Subject) -> Item:
 
 def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
     name, text = "concurrency_from_memory", "concurrency is derived from GPU memory"
-    why = "more replicas do not reduce the pressure inside each replica"
+    why = "if more requests run than the KV cache holds, they are preempted and recomputed"
     refused = _refused(s)
     if refused is not None and s.seen is None:
         return Item(
@@ -429,7 +443,8 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             f" (--context {s.context} is above max_model_len)" if s.context > most else ""
         )
         ok = seqs <= room.stated
-        return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice)
+        stable = "" if s.seen is None else f"max_num_seqs {seqs:g}"  # usual lengths change while it runs
+        return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice, stable)
     ok = seqs <= room.full_length
     return Item(
         name,
@@ -445,9 +460,10 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
 def _batching(s: Subject) -> Iterator[Item]:
     result, found = _explicit(s, "max_num_batched_tokens"), s.found("max_num_batched_tokens")
     tokens, seqs = s.args.max_num_batched_tokens, s.args.max_num_seqs
-    best = s.limit("max_num_batched_tokens") or 2048
+    best, stable = s.limit("max_num_batched_tokens") or 2048, s.fault("max_num_batched_tokens")
     if tokens is not None and seqs is not None and tokens < seqs:
-        result, best, found = "fail", max(2048, seqs), f"{found}; below max_num_seqs {seqs}: vLLM does not start"
+        result, best, stable = "fail", max(2048, seqs), ""
+        found = f"{found}; below max_num_seqs {seqs}: vLLM does not start"
     yield Item(
         "max_num_batched_tokens_explicit",
         _BATCHING,
@@ -457,6 +473,7 @@ def _batching(s: Subject) -> Iterator[Item]:
         " max_num_seqs",
         found,
         "" if result == "pass" else f"{s.flag('max_num_batched_tokens')} {best:.0f}",
+        stable,
     )
     yield _unseen(
         "batching_tested",
@@ -501,6 +518,7 @@ def _memory(s: Subject) -> Iterator[Item]:
         why,
         found,
         "" if result == "pass" else f"{s.flag('gpu_memory_utilization')} {usual:g}",
+        s.fault("gpu_memory_utilization"),
     )
     safe = share is not None and share <= lower and not hidden
     result = "pass" if safe else "fail" if s.demanding and share is not None and not hidden else "cannot see"
@@ -512,6 +530,7 @@ def _memory(s: Subject) -> Iterator[Item]:
         why,
         found + ("" if s.demanding or safe else "; load type unknown (--demanding)"),
         "" if safe else f"{s.flag('gpu_memory_utilization')} {lower:g} if it is",
+        s.fault("gpu_memory_utilization"),
     )
     yield _unseen(
         "headroom_validated",

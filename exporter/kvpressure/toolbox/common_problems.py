@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kvpressure.advice.condition_text import standing
 from kvpressure.advice.wording import bytes_text
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds
@@ -28,7 +29,7 @@ class CommonProblem:
 
 def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[CommonProblem]:
     """All four problems. ``events``: counted log events, None when no log was read."""
-    return [_grows(engine), _oom_with_few(engine, events, t), _fragmentation(engine), _baseline(engine)]
+    return [_grows(engine, t), _oom_with_few(engine, events, t), _fragmentation(engine), _baseline(engine)]
 
 
 def log_events(engine: EngineView) -> dict[str, int] | None:
@@ -42,24 +43,14 @@ def log_events(engine: EngineView) -> dict[str, int] | None:
     return merged if known else None
 
 
-def _grows(engine: EngineView) -> CommonProblem:
-    leak, held = engine.condition("memory_leak_idle"), engine.condition("kv_held_without_load")
-    growth = engine.signals.memory.idle_growth_bytes_per_hour
-    present = True if leak or held else None if leak is None and held is None else False
-    text = (
-        "KV blocks stay in use while no request is running"
-        if held
-        else f"idle memory grows by {bytes_text(growth)} per hour"
-        if growth is not None
-        else "the KV cache empties when no request is running"
-        if held is False
-        else "unknown: needs an idle period, and GPU memory or KV cache usage"
-    )
+def _grows(engine: EngineView, t: Thresholds) -> CommonProblem:
+    leak, held = (standing(name, engine.engine, t) for name in ("memory_leak_idle", "kv_held_without_load"))
+    shown = held if held.value and not leak.value else leak
     return CommonProblem(
         "memory_grows_continuously",
         "memory grows while the engine is idle",
-        present,
-        text,
+        shown.value,
+        shown.text,
         "a leak or an unbounded cache",
         "update vLLM, check what holds blocks (KV connector, aborted requests); "
         "a restart of the worker releases it now",

@@ -12,7 +12,7 @@ from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox.engine_view import mapping
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
-from kvpressure.toolbox.manifests import pod_documents
+from kvpressure.toolbox.manifests import NO_ADDRESS, pod_documents
 
 _SHOWN: Final = 8  # objects in one note
 _RESULTS: Final = {"engine": "engine", "no_target": "engine, not scraped", "not_engine": "not an engine"}
@@ -51,7 +51,12 @@ def of_files(paths: Sequence[str]) -> tuple[list[Mapping[str, Any]], str]:
         note = f"no pod template in {names}; the pods that its controller makes: kvpressure discover -n NAMESPACE"
         if not found.pods:
             raise InputError(f"{', '.join(paths)}: {note}")
-    return _of_pods(found.pods, Policy()), note
+    return [_unstarted(entry) for entry in _of_pods(found.pods, Policy())], note
+
+
+def _unstarted(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An entry of a file: a pod that does not run has no address yet."""
+    return {**entry, "address": str(entry["address"]).replace(f"//{NO_ADDRESS}:", "//<pod IP>:")}
 
 
 def _of_pods(documents: Iterable[Mapping[str, Any]], policy: Policy) -> list[Mapping[str, Any]]:

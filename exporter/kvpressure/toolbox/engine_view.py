@@ -31,7 +31,7 @@ def _no_entry() -> Mapping[str, Any]:
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """One engine. ``gpus`` and ``containers``: its own; ``usual``: its request lengths since the server started;
-    ``entry`` makes its JSON output.
+    ``entry`` makes its JSON output; ``assumed``: verdict and values were given, nothing was read.
     """
 
     engine: EngineState
@@ -41,6 +41,7 @@ class EngineView:
     plan: mitigation.MitigationPlan = field(default_factory=lambda: mitigation.MitigationPlan(""))
     usual: ContextSignals = field(default_factory=ContextSignals)
     entry: Callable[[], Mapping[str, Any]] = _no_entry
+    assumed: bool = False
 
     @property
     def name(self) -> str:
@@ -75,7 +76,7 @@ class EngineView:
     def plan_input(self) -> PlanInput:
         """Input of the plan for KV pressure."""
         sizes = tuple(float(gpu.memory_total_bytes) for gpu in self.gpus if gpu.memory_total_bytes is not None)
-        return PlanInput(self.engine, self.usual, sizes)
+        return PlanInput(self.engine, self.usual, sizes, self.assumed)
 
     def condition(self, name: str) -> bool | None:
         """Value of a condition beside the verdict; None = unknown."""

@@ -16,7 +16,7 @@ from kvpressure.advice.wording import reason_text
 from kvpressure.capacity import models
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
-from kvpressure.engines.registry import dialect
+from kvpressure.engines.mistakes import mistake
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import GIB
 from kvpressure.model.readings import Snapshot
@@ -26,7 +26,7 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
-from kvpressure.toolbox import fetch, manifests, prometheus
+from kvpressure.toolbox import fetch, prometheus
 from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.history import Case, FoundEngines, judge
@@ -118,16 +118,14 @@ def model_shape(text: str) -> ModelShape:
 
 
 def arguments(text: str) -> tuple[str, ...]:
-    """A command line as words; for argparse. A misspelt option is rejected, with the probable one."""
+    """A command line as words; for argparse. One that the server refuses is rejected."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r:.80}: {error}; allowed: a command line with closed quotes") from None
-    named = manifests.from_command_line(words)
-    server = dialect(named.dialect)
-    for name, meant in server.misspelt(named.args.explicit).items():
+    if (found := mistake(words)) is not None:
         raise argparse.ArgumentTypeError(
-            f"{server.flag(name)} is not an option of {server.title}; did you mean {server.flag(meant)}?"
+            f"{found.what}; did you mean {found.meant}?" if found.meant else f"{found.what}; allowed: {found.allowed}"
         )
     return words
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.mistakes import named_by
 from kvpressure.engines.registry import default, dialect, dialects, titles
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import GIB, EngineArgs
@@ -24,6 +25,7 @@ from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.host_settings import HostSettings, host_settings
 from kvpressure.toolbox.live_pages import GivenGpu
 
+NO_ADDRESS: Final = "192.0.2.1"  # of the range for documentation: stands for the address of a pod that does not run
 MAX_BYTES: Final = 8 * 1024 * 1024
 _DEPTH: Final = 12  # how deep a pod template may lie in a document
 _MAX_MAPPINGS: Final = 50_000  # of a document that are looked at, aliases written out
@@ -47,11 +49,20 @@ _READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 
 @dataclass(frozen=True, slots=True)
+class FileLine:
+    """A line of a file, counted from 1."""
+
+    path: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerContainer:
     """A vLLM container as it would run. ``argv``: its real command line, whose first ``command_length`` words are
     ``command``; ``args``: parsed, without secrets. ``pointer``: path of the container in the document; ``env``:
     literal variables; ``variables``: where the others come from, in words; ``owner``: what manages the document;
-    ``host``: settings of the pod template, None without one.
+    ``host``: settings of the pod template, None without one; ``written``: where it begins, None if not in a file.
+    ``appended``: ``argv`` follows the arguments of a KServe runtime, whose image or command starts the server.
     """
 
     kind: str
@@ -71,6 +82,8 @@ class ServerContainer:
     owner: str = ""
     dialect: str = ""
     host: HostSettings | None = None
+    written: FileLine | None = None
+    appended: bool = False
 
     @property
     def title(self) -> str:
@@ -133,9 +146,12 @@ def read_all(paths: Sequence[str]) -> Deployed:
     servers: list[ServerContainer] = []
     for path in paths:
         where = "standard input" if path == "-" else path
-        found = list(_documents(_text(path, where), where))
-        servers += [server for document in found for server in _servers(document, f"{where}: ")]
-        documents += found
+        for document, node in _documents(_text(path, where), where):
+            documents.append(document)
+            servers += [
+                server if path == "-" else replace(server, written=FileLine(path, _below_node(node, server.pointer)[1]))
+                for server in _servers(document, f"{where}: ")
+            ]
     where = ", ".join("standard input" if path == "-" else path for path in paths)
     if not servers:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
@@ -162,7 +178,7 @@ def pod_documents(paths: Iterable[str]) -> PodDocuments:
     opaque: list[str] = []
     for path in paths:
         where = "standard input" if path == "-" else path
-        for document in _documents(_text(path, where), where):
+        for document, _ in _documents(_text(path, where), where):
             found = list(_as_pods(document))
             pods += found
             if not found and _of_others(document):
@@ -182,7 +198,7 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         "name": str(metadata.get("name") or metadata.get("generateName") or "pod"),
         "uid": str(metadata.get("uid") or "template"),
     }
-    running = {"phase": "Running", "podIP": "192.0.2.1"}  # of the range for documentation, never used
+    running = {"phase": "Running", "podIP": NO_ADDRESS}
     if document.get("kind") == "Pod":
         yield {**document, "metadata": {**metadata, **named}, "status": {**running, **mapping(document.get("status"))}}
         return
@@ -197,7 +213,7 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def from_command_line(argv: tuple[str, ...]) -> ServerContainer:
     """A server of which only the command line is known."""
-    one = next((one for one in dialects() if one.may_start(argv, {}) and one.names_server(argv)), default())
+    one = named_by(argv)
     return ServerContainer("args", "", one.name, one.name, argv, 0, one.read_command(argv).args, dialect=one.name)
 
 
@@ -221,20 +237,28 @@ def _file(path: Path) -> bytes:
         return stream.read(MAX_BYTES + 1)
 
 
-def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
-    """Every object; lists are expanded."""
+def _documents(text: str, where: str) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """Every object with its node; lists are expanded."""
     import yaml
 
     try:
-        for document in yaml.load_all(text, Loader=bounded_loader()):  # the loader written in C dies of deep nesting
+        loader = bounded_loader()(text)  # the loader written in C dies of deep nesting
+        while loader.check_node():
+            node = loader.get_node()
+            document = loader.construct_document(node)
             if document is None:
                 continue
             if not isinstance(document, Mapping):
                 raise InputError(
                     f"{where}: a document is {type(document).__name__}, not a mapping; allowed: Kubernetes documents"
                 )
-            opened = items(document.get("items")) if str(document.get("kind", "")).endswith("List") else [document]
-            yield from (item for item in opened if isinstance(item, Mapping))
+            if not str(document.get("kind", "")).endswith("List"):
+                yield document, node
+                continue
+            listed = items(document.get("items"))
+            yield from (
+                (one, _below_node(node, ("items", at))[0]) for at, one in enumerate(listed) if isinstance(one, Mapping)
+            )
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
@@ -246,6 +270,19 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{where}: not valid YAML ({type(error).__name__}); allowed: Kubernetes documents") from error
+
+
+def _below_node(node: Any, path: Iterable[str | int]) -> tuple[Any, int]:
+    """(the node at ``path`` below ``node``, as far as there is one; the line of its key or item)."""
+    line = node.start_mark.line + 1
+    for step in path:
+        below = node.value if isinstance(node.value, list) else []
+        pairs = below if isinstance(step, str) else [(item, item) for item in below[step : step + 1]]
+        # of a key that is given twice, the last one counts
+        found = [pair for pair in pairs if isinstance(step, int) or pair[0].value == step]
+        key, node = found[-1] if found else (node, node)
+        line = key.start_mark.line + 1
+    return node, line
 
 
 # --- servers ----------------------------------------------------------------------------------------------
@@ -260,7 +297,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
         kept = {name: value for name, value in annotations.items() if name == "kvpressure.io/container"}
         spec = {name: value for name, value in mapping(place.template.get("spec")).items() if name != "hostNetwork"}
         pod = read_pod(
-            {  # as if it ran: the address is of the range for documentation and never used
+            {  # as if it ran
                 "metadata": {
                     "namespace": str(metadata.get("namespace") or "default"),
                     "name": str(metadata.get("name") or default().name),
@@ -269,7 +306,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                     "labels": {**mapping(own.get("labels")), **_given_labels(document, place.pointer)},
                 },
                 "spec": spec,
-                "status": {"phase": "Running", "podIP": "192.0.2.1"},
+                "status": {"phase": "Running", "podIP": NO_ADDRESS},
             },
             Policy(template=True),
         )
@@ -304,6 +341,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                 _owner(metadata),
                 engine.dialect,
                 host_settings(spec, raw, partial=place.partial),
+                appended=place.single and not command,
             )
 
 

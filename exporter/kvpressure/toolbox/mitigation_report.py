@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any, Final
 
 from kvpressure import __version__
@@ -13,7 +14,7 @@ from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.mitigation_check import Outcome
-from kvpressure.toolbox.report import cause, next_steps, verdict_words
+from kvpressure.toolbox.report import actions_now, cause, next_steps, verdict_words
 
 PRESSURE: Final = "kv_pressure"
 
@@ -21,20 +22,31 @@ PRESSURE: Final = "kv_pressure"
 def not_pressure(engine: EngineView, again: str) -> list[str]:
     """Introduction when the verdict is not KV pressure."""
     lines = [
-        f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, confidence {engine.diagnosis.confidence:.2f} "
-        f"({cause(engine)}).",
+        f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, {_how_sure(engine)} ({cause(engine)}).",
         "The plan for KV pressure does not help here, and lower limits can make it worse. Instead:",
     ]
-    return lines + [f"  {number}. {step}" for number, step in enumerate(next_steps(engine, again), 1)]
+    texts = [action.text for action in actions_now(engine)]
+    for number, (step, text) in enumerate(zip_longest(next_steps(engine, again), texts), 1):
+        lines += [f"  {number}. {step}"] + ([f"     {text}"] if text else [])
+    return lines
 
 
-def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
+def _how_sure(engine: EngineView) -> str:
+    return "assumed; nothing was measured" if engine.assumed else f"confidence {engine.diagnosis.confidence:.2f}"
+
+
+def as_gateway_configuration(plan: PressurePlan) -> str:
+    """The caps for Envoy Gateway and nginx."""
+    head = [] if plan.caps.known else ["# example caps: no request lengths are known"]
+    return "\n".join(
+        [*head, "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
+    )
+
+
+def as_text(engine: EngineView, plan: PressurePlan) -> str:
     """The plan for a person."""
     lines = [
-        (
-            f"{engine.name}: {verdict_words(engine.verdict, engine.diagnosis.stage)}, confidence"
-            f" {engine.diagnosis.confidence:.2f}"
-        ),
+        f"{engine.name}: {verdict_words(engine.verdict, engine.diagnosis.stage)}, {_how_sure(engine)}",
         "",
         "Mitigation, in this order (nothing is applied automatically):",
     ]
@@ -48,14 +60,11 @@ def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
         lines += [f"     $ {command}" for command in step.commands]
     if plan.values:
         lines += ["", "all together: " + " ".join(changed_flags.as_words(plan.values, plan.dialect))]
-    if edges:
-        lines += ["", "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
-    else:
-        lines += ["measured: docs/mitigations.md; ready configuration for Envoy Gateway and nginx: --edge"]
+    lines += ["measured: docs/mitigations.md; ready configuration for Envoy Gateway and nginx: --edge"]
     return "\n".join(lines)
 
 
-def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any]:
+def as_json(engine: EngineView, plan: PressurePlan, again: str, note: str = "") -> dict[str, Any]:
     """Plain JSON values."""
     applies = engine.verdict == PRESSURE
     return {
@@ -63,9 +72,11 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
         **engine.identity,
         "verdict": engine.verdict,
         "stage": engine.diagnosis.stage,
-        "confidence": engine.diagnosis.confidence,
+        "confidence": None if engine.assumed else engine.diagnosis.confidence,
+        "assumed": engine.assumed,
         "cause": cause(engine),
         "applies": applies,
+        "notes": [note] if note else [],
         "instead": [] if applies else list(next_steps(engine, again)),
         "steps": [asdict(step) for step in plan.steps],
         "set": plan.values,
@@ -74,7 +85,7 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
     }
 
 
-def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool) -> str:
+def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool, note: str = "") -> str:
     """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when impossible."""
     import yaml
 
@@ -84,7 +95,7 @@ def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool) -> str:
         f"# {patches.command(server, kind)}",
         f"# then: {patches.rollout(server)}",
         "# sets " + " ".join(changed_flags.as_words(plan.values, plan.dialect)),
-        *(f"# note: {note}" for note in patches.notes(server, plan.values)),
+        *(f"# note: {one}" for one in filter(None, (note, *patches.notes(server, plan.values)))),
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
 

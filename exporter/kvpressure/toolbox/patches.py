@@ -12,9 +12,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kvpressure.advice.triage import is_pod
 from kvpressure.engines.command import CUT
 from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
+from kvpressure.model.readings import EngineKey
 from kvpressure.redaction import REDACTED
 from kvpressure.toolbox import changed_flags
 from kvpressure.toolbox.manifests import ServerContainer
@@ -31,6 +33,7 @@ _BRINGS_ARGUMENTS: Final = (
     "MAX_NUM_BATCHED_TOKENS",
     "GPU_MEMORY_UTILIZATION",
 )  # how images name variables that become arguments
+_POD_PREFIX: Final = 40  # letters of a workload's name that the names of its pods have; Kubernetes cuts long ones
 _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
@@ -64,7 +67,7 @@ def _refuse(server: ServerContainer) -> None:
             f"{server.title}: the arguments of a running pod cannot be changed; name the workload that created the"
             " pod instead"
         )
-    if not server.argv:
+    if not server.argv and not server.appended:
         raise InputError(
             f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; edit the"
             " workload by hand"
@@ -80,7 +83,7 @@ def _refuse(server: ServerContainer) -> None:
             f"{server.title}: a variable adds arguments ({told}), which a patch of the workload does not reach;"
             " set the values in that variable"
         )
-    if not seen:
+    if not seen and not server.appended:
         raise InputError(
             f"{server.title}: a script hides part of the command line{_elsewhere(server)}; edit the command line by"
             " hand"
@@ -108,6 +111,23 @@ def _hidden(server: ServerContainer) -> tuple[list[str], bool]:
     return hidden, as_value.complete or "config" in as_value.values
 
 
+def other_server(server: ServerContainer, key: EngineKey) -> str:
+    """A note where names show that an engine does not belong to a workload; "" = they may belong together."""
+    given = [server.args.values[name] for name in ("served_model_name", "model") if name in server.args.values]
+    pod = key.pod if is_pod(key) else ""
+    prefix = f"{server.name}-"[:_POD_PREFIX]
+    other_pod = pod and server.name and pod != server.name and not pod.startswith(prefix)
+    other_namespace = key.namespace and server.namespace and key.namespace != server.namespace
+    other_model = key.model_name and given and None not in given and key.model_name not in (*given, server.name)
+    if not (other_pod or other_namespace or other_model):
+        return ""
+    where = "/".join(part for part in (key.namespace, pod) if part) or "the engine"
+    return (
+        f"the manifest may belong to another server: it has {server.title} with model"
+        f" {next(filter(None, given), 'unknown')}; the plan is for {where} with model {key.model_name or 'unknown'}"
+    )
+
+
 def _elsewhere(server: ServerContainer) -> str:
     """Variables that may contain arguments and where they are set; a patch of the arguments does not reach them."""
     used = shlex.join(server.argv)
@@ -130,6 +150,11 @@ def notes(server: ServerContainer, values: Mapping[str, float]) -> Iterator[str]
         kind = server.owner.split()[0]
         yield f"managed by {server.owner}, which may undo the patch: change it there too" + (
             " (--format helm)" if kind == "Helm" else ""
+        )
+    if server.appended:
+        yield (
+            "KServe appends these arguments to those of the serving runtime; a runtime that starts the server from a"
+            " shell script ignores them"
         )
     if "config" in server.args.values:
         yield "options on the command line override the file of --config"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.advice.mitigation import NOT_NOW
+from kvpressure.advice.mitigation import NOT_NOW, Action
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.bundle.values import RUNBOOKS
@@ -89,12 +89,16 @@ def _answer(case: Case, found: FoundEngines, thresholds: Thresholds) -> EngineAn
     )
 
 
+def actions_now(engine: EngineView) -> list[Action]:
+    """The plan's actions that apply now; to verify is a command here."""
+    return [action for action in engine.plan.actions if not action.title.startswith(("Verify", NOT_NOW))]
+
+
 def next_steps(engine: EngineView, again: str) -> Iterator[str]:
     """What to do now, one line per step: the plan, and the commands that go further."""
-    for action in engine.plan.actions:
+    for action in actions_now(engine):
         flags = " ".join(action.flags)
-        if not action.title.startswith(("Verify", NOT_NOW)):  # to verify is a command here
-            yield action.title + (f": {flags}" if flags else "")
+        yield action.title + (f": {flags}" if flags else "")
     for link in Links(RUNBOOKS).runbooks_for("", engine.true_conditions):
         of = [words(name) for name in engine.true_conditions if conditions.of(name).runbook == link.title]
         yield f"{' and '.join(of)}: {link.url}"

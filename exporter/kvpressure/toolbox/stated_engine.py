@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvpressure.advice import limits as advice
+from kvpressure.advice import mitigation
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import BatchSignals, ContextSignals, KvSignals, LoadSignals, MemorySignals, Signals
 from kvpressure.model.state import LIMITS, Diagnosis, EngineState, Evidence, Limit
@@ -78,11 +79,11 @@ def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
             None,
             0.0,
             evidence={"preempting": preempting},
-            conditions={"gpu_out_of_memory": given.out_of_memory},
+            conditions={"gpu_out_of_memory": given.out_of_memory or None},
         ),
         limits={name: Limit(name, getattr(given, name), None, "given", recommended[name]) for name in LIMITS},
     )
-    return EngineView(engine, gpus)
+    return EngineView(engine, gpus, plan=mitigation.plan(engine, t), assumed=True)
 
 
 def _p95(value: float | None) -> dict[str, float]:

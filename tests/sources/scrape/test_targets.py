@@ -87,6 +87,10 @@ def test_tls_policy_is_explicit(tmp_path):
         ("https://h;ca=/nowhere/ca.pem", "/nowhere/ca.pem", "file"),
         (f"https://h;ca={'x' * 300}", "xxx", "file"),
         ("h;args='open", "args", "quotes"),
+        ("h;args=--max-num-sqs 64", "--max-num-sqs is not an option of vLLM (did you mean --max-num-seqs?)", "vLLM"),
+        ("h;args=vllm serve x --max_model_lenn 64", "(did you mean --max-model-len?)", "vLLM"),
+        ("h;args=--max-num-seqs --enable-lora", "--max-num-seqs has no value", "--max-num-seqs VALUE"),
+        ("h;args=--max-num-seqs", "--max-num-seqs has no value", "--max-num-seqs VALUE"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(text, what, allowed):
@@ -95,6 +99,20 @@ def test_what_cannot_be_is_refused_in_one_line(text, what, allowed):
     assert what in caught.value.what
     assert allowed in caught.value.allowed
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "--an-option-of-a-later-release 3",
+        "--max-num-seqs $SEQS",
+        "--max-num-seqs=64",
+        "--no-enable-prefix-caching --enforce-eager",
+        "python -m sglang.launch_server --max-running-requests 64",
+    ],
+)
+def test_arguments_that_a_release_may_have_are_taken(args):
+    assert " ".join(parse_target(f"h;args={args}").args) == args
 
 
 @pytest.mark.parametrize(

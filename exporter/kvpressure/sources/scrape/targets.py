@@ -13,7 +13,8 @@ Keys:
 * ``gpus``: UUIDs, separated by commas, of the GPUs that the engine runs on.
 * ``tls``: ``verify`` (default) or ``insecure``; ``ca``: a file with the certificates to trust. For https only.
 * ``model-config``: the model's ``config.json``, its directory, or a published name, where ``args`` does not name it.
-* ``args``: the engine's command line, quoted as in a shell. Last, as it takes the rest of the option.
+* ``args``: the engine's command line, quoted as in a shell. Last, as it takes the rest of the option. Misspelt options
+  are refused.
 
 Example: ``prod/chat-0=http://10.0.0.5:8000;container=vllm;gpus=GPU-1f,GPU-2e;args=--max-num-seqs 64``.
 """
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
 
+from kvpressure.engines.mistakes import mistake
 from kvpressure.engines.registry import default
 from kvpressure.errors import InputError
 
@@ -194,8 +196,12 @@ def _split_args(text: str, value: str) -> tuple[str, ...]:
     import shlex
 
     try:
-        return tuple(shlex.split(value))
+        words = tuple(shlex.split(value))
     except ValueError as error:
         raise TargetError(
             f"target {text!r} has args that a shell could not split ({error})", "a command line with closed quotes"
         ) from None
+    if (found := mistake(words)) is not None:
+        meant = f" (did you mean {found.meant}?)" if found.meant else ""
+        raise TargetError(f"target {text!r}: {found.what}{meant}", found.allowed)
+    return words

@@ -36,3 +36,22 @@ def test_numbers_on_the_line_of_a_ratio_multiply_to_it(name: str) -> None:
                     assert len(re.findall(r"\d[\d .,]*", text)) == 1, "the ratio stands alone"
     assert counts > 10
     assert ratios > 10
+
+
+@pytest.mark.parametrize("name", ["incidents/KV01", "incidents/HNG2"])
+def test_batch_and_latency_are_not_fine_while_a_queue_grows_and_latency_is_unknown(name: str) -> None:
+    pipeline, t, seen = Pipeline(builtin()), builtin(), 0
+    with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
+        for snapshot in reader:
+            state = pipeline.observe(snapshot)
+            engine = state.engines[0]
+            found = steps(engine, state, t)[7]
+            if (
+                not (engine.signals.latency.ttft or engine.signals.latency.baseline_ratios)
+                and engine.signals.load.waiting
+            ):
+                seen += 1
+                long = engine.diagnosis.evidence["queue_short"].value is False
+                assert found.finding in (("look", "bad") if long else ("look", "bad", "unknown")), engine.signals.load
+            assert " mean 0 " not in " ".join(found.answers) or engine.signals.batch.batch_p95 == 0
+    assert seen > 5

@@ -27,6 +27,7 @@ from kvpressure.model.state import (
     ContainerState,
     Diagnosis,
     EngineState,
+    Evidence,
     Limit,
     State,
     TargetState,
@@ -245,6 +246,27 @@ class TestTriage:
         engine = engine_with(latency=latency, load=LoadSignals(waiting=93.0))
         calm = replace(engine.diagnosis, documented_signature={"batch_collapsed": False})
         assert self.step(8, replace(engine, diagnosis=calm)).finding == finding
+
+    @pytest.mark.parametrize(
+        ("verdict", "facts", "finding"),
+        [
+            ("stalled", {"no_progress": True, "queue_short": False}, "bad"),
+            ("unknown", {"no_progress": True, "queue_short": True}, "look"),
+            ("kv_pressure", {"no_progress": False, "queue_short": False}, "look"),
+            ("kv_pressure", {"no_progress": False, "queue_short": None}, "unknown"),
+            ("kv_pressure", {}, "unknown"),
+            ("healthy", {"no_progress": False, "queue_short": True}, "fine"),
+        ],
+    )
+    def test_8_without_latency_is_judged_by_queue_and_progress(
+        self, verdict: str, facts: dict[str, bool | None], finding: str
+    ) -> None:
+        engine = engine_with(verdict, load=LoadSignals(running=10.0, waiting=38.0))
+        evidence = {name: Evidence(name, value, f"{name} sentence") for name, value in facts.items()}
+        found = replace(engine.diagnosis, documented_signature={"batch_collapsed": False}, evidence=evidence)
+        step = self.step(8, replace(engine, diagnosis=found))
+        assert step.finding == finding
+        assert ("No_progress sentence." in step.answers) is (facts.get("no_progress") is True)
 
     @pytest.mark.parametrize("verdict", ["kv_pressure", "concurrency_limited", "host_bound", "stalled", "unknown"])
     def test_a_server_known_by_its_address_gets_commands_of_a_host(self, verdict: str) -> None:

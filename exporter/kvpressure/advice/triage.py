@@ -348,7 +348,9 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
     s, t, up = case.engine.signals, case.thresholds, case.engine.up
     worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
     batch = case.engine.diagnosis.documented_signature.get("batch_collapsed")
+    stuck = case.engine.diagnosis.evidence.get("no_progress")
     answers = (
+        *((f"{capital(stuck.text)}.",) if up and stuck is not None and stuck.value else ()),
         (
             f"{named('Effective batch p95', number_text(s.batch.batch_p95))},"
             f" {named('mean', number_text(s.batch.batch_mean))} (p95 of"
@@ -387,11 +389,12 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
             if worst[1] >= t["latency_rising_ratio"]
             else "fine"
         )
-    found += _users_wait(case, worst is not None)
+    waits = _users_wait(case, worst is not None)
+    finding = gravest(*found, *waits)
     return TriageStep(
         8,
         "Are batch size, latency and time per output token normal?",
-        gravest(*found) if up else "unknown",
+        "unknown" if not up or (finding == "fine" and "unknown" in waits) else finding,
         answers,
         f"curl -s {'localhost:8000/metrics' if case.has_pod else case.metrics_url} | grep -E"
         " 'running|waiting|time_per_output|inter_token'",
@@ -399,13 +402,23 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
 
 
 def _users_wait(case: _TriagedEngine, baseline: bool) -> list[Finding]:
-    """Findings on users' waiting times; without a baseline the thresholds of the latency alerts decide."""
-    latency, t = case.engine.signals.latency, case.thresholds
+    """Findings on users' waiting times; without a baseline the thresholds of the latency alerts decide, without
+    latency the queue.
+    """
+    latency, t, diagnosis = case.engine.signals.latency, case.thresholds, case.engine.diagnosis
+    known = {
+        name: diagnosis.evidence[name].value for name in ("no_progress", "queue_short") if name in diagnosis.evidence
+    }
     floors = (("ttft_floor_seconds", latency.ttft), ("queue_floor_seconds", latency.queue))
     waits = [(quantiles["0.95"], t[floor]) for floor, quantiles in floors if "0.95" in quantiles]
-    if any(wait >= t["wait_page_seconds"] for wait, _ in waits):
+    if diagnosis.verdict == "stalled" or any(wait >= t["wait_page_seconds"] for wait, _ in waits):
         return ["bad"]
-    return ["look"] if not baseline and any(wait >= floor for wait, floor in waits) else []
+    if known.get("no_progress") or (not baseline and any(wait >= floor for wait, floor in waits)):
+        return ["look"]
+    if baseline or waits:
+        return []
+    short = known.get("queue_short")
+    return ["unknown"] if short is None else [] if short else ["look"]
 
 
 def _pair(quantiles: Mapping[str, float]) -> str:

@@ -161,7 +161,7 @@ class BatchSignals:
         gauge(
             "effective_batch_size_mean",
             "Mean number of decoding requests: rate of the inter-token latency sum (Little's law).",
-            absent="the engine has no histogram of inter-token latency",
+            absent="no output token came in 30 s, or the engine has no histogram of inter-token latency",
         )
     )
     batch_p50: float | None = published(_BATCH, "0.5")

@@ -281,6 +281,25 @@ class TestTriage:
             assert [command for command in commands if "kubectl" in command] == []
             assert "curl -s http://10.0.0.5:8000/chat-0 | head" in commands
 
+    @pytest.mark.parametrize(
+        ("error", "title"),
+        [
+            ("refused", "Check that the server is running"),
+            ("timeout", "Check that the server is running"),
+            ("tgi", "Point the target at vLLM, SGLang or NIM servers"),
+            ("dcgm_exporter", "Point the target at the model servers"),
+            ("production_stack_router", "Point the target at the engine pods that its label server names"),
+            ("html", "Point the target at the metrics endpoint of an engine"),
+            ("empty", "Point the target at the metrics endpoint of an engine"),
+            ("no_engine_metrics", "Point the target at the metrics endpoint of an engine"),
+        ],
+    )
+    def test_the_first_action_for_another_program_is_another_target(self, error: str, title: str) -> None:
+        key = replace(full_engine().key, namespace="", pod="10.0.0.5:80")
+        (action,) = plan(replace(unknown_engine(up=False), key=key, error=error), T).actions
+        assert action.title == title
+        assert ("systemctl" in " ".join(action.commands)) is (error in ("refused", "timeout"))
+
     def test_what_was_not_seen_is_said_in_a_sentence(self) -> None:
         quiet = replace(full_engine(), signals=Signals(time=NOW))
         answers = [" ".join(step.answers) for step in steps(quiet, State(time=NOW), T)]

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvpressure.model.readings import Scrape, Snapshot
+from kvpressure.model.readings import EngineKey, Scrape, Snapshot
 from kvpressure.model.state import State, TargetState
 from kvpressure.runtime.changes import ChangeLog
 from kvpressure.runtime.logging import LineFormatter, with_fields
-from tests.publish.states import NOW, full_engine
+from tests.publish.states import NOW, full_engine, unknown_engine
 
 ENGINE = full_engine()
 HEALTHY = replace(ENGINE, diagnosis=replace(ENGINE.diagnosis, verdict="healthy", stage=None))
@@ -60,6 +60,21 @@ def test_engines_found_and_lost_and_their_verdicts_are_logged(caplog: pytest.Log
     trouble = lines[2]
     assert (trouble["level"], trouble["before"], trouble["verdict"]) == ("warning", "healthy", "kv_pressure")
     assert (trouble["stage"], trouble["confidence"]) == ("saturated", "0.90")
+
+
+def test_what_never_answered_as_an_engine_is_neither_found_nor_lost(caplog: pytest.LogCaptureFixture) -> None:
+    silent = replace(unknown_engine(up=False), key=EngineKey("", "10.0.0.5:8000", "", "0"))
+    assert logged(caplog, seen(silent), seen(silent), seen()) == []
+
+
+def test_an_engine_that_goes_down_is_not_found_again(caplog: pytest.LogCaptureFixture) -> None:
+    lines = logged(caplog, seen(HEALTHY), seen(unknown_engine(up=False)), seen(HEALTHY))
+    assert [(line["msg"], line.get("verdict", "")) for line in lines] == [
+        ("engine found", ""),
+        ("verdict changed", "healthy"),
+        ("verdict changed", "unknown"),
+        ("verdict changed", "healthy"),
+    ]
 
 
 def test_fields_are_pairs_of_their_own_in_logfmt() -> None:

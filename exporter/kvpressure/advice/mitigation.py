@@ -10,7 +10,15 @@ from typing import Final
 
 from kvpressure.advice.plan import MitigationStep, PlanInput, pressure_plan
 from kvpressure.advice.triage import is_pod
-from kvpressure.advice.wording import capital, named, number_text, percent_text, reason_text, seconds_text
+from kvpressure.advice.wording import (
+    capital,
+    named,
+    number_text,
+    other_place,
+    percent_text,
+    reason_text,
+    seconds_text,
+)
 from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -265,23 +273,27 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
 
 
+def _unscraped(engine: EngineState) -> Action:
+    """What to do first about a target that cannot be scraped."""
+    key, text = engine.key, f"{engine.target}: {reason_text(engine.error, engine.dialect)}."
+    pod = f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
+    instead = other_place(engine.error)
+    if instead:
+        look = f"kubectl describe {pod}" if is_pod(key) else f"curl -s {shlex.quote(engine.target)} | head"
+        return Action(f"Point the target at {instead}", text, commands=(look,))
+    return Action(
+        "Check that the pod is running" if is_pod(key) else "Check that the server is running",
+        text,
+        commands=(f"kubectl describe {pod}", f"kubectl logs {pod} --since=2h")
+        if is_pod(key)
+        else ("systemctl status '<unit>'", f"curl -sv {shlex.quote(engine.target)} -o /dev/null"),
+    )
+
+
 def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
     if not engine.up:
-        key = engine.key
-        pod = f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
-        return MitigationPlan(
-            "The engine's metrics cannot be scraped.",
-            (
-                Action(
-                    "Check that the pod is running" if is_pod(key) else "Check that the server is running",
-                    f"{engine.target}: {reason_text(engine.error, engine.dialect)}.",
-                    commands=(f"kubectl describe {pod}", f"kubectl logs {pod} --since=2h")
-                    if is_pod(key)
-                    else ("systemctl status '<unit>'", f"curl -sv {shlex.quote(engine.target)} -o /dev/null"),
-                ),
-            ),
-        )
+        return MitigationPlan("The engine's metrics cannot be scraped.", (_unscraped(engine),))
     missing = engine.diagnosis.missing
     return MitigationPlan(
         "Change nothing yet: the evidence is not sufficient.",

@@ -20,6 +20,7 @@ from kvpressure.model.signals import (
     LatencySignals,
     LoadSignals,
     MemorySignals,
+    ProgressSignals,
     Signals,
 )
 from kvpressure.model.state import (
@@ -316,6 +317,30 @@ class TestTriage:
 class TestPlan:
     def flags(self, made: MitigationPlan) -> list[str]:
         return [flag for action in made.actions for flag in action.flags]
+
+    @pytest.mark.parametrize(
+        ("stuck", "title", "runbooks"),
+        [
+            (8.0, "Wait 12 s for a verdict", ["InferenceEngineStalled"]),
+            (19.5, "Wait 1 s for a verdict", ["InferenceEngineStalled"]),
+            (40.0, "Check the triage steps", ["InferenceEngineStalled"]),
+            (0.0, "Check the triage steps", []),
+            (None, "Check the triage steps", []),
+        ],
+    )
+    def test_what_nobody_can_provide_is_not_asked_for(
+        self, stuck: float | None, title: str, runbooks: list[str]
+    ) -> None:
+        engine = engine_with("unknown", 0.4, progress=ProgressSignals(seconds_without_progress=stuck))
+        evidence = {"no_progress": Evidence("no_progress", stuck and stuck >= 8, "no progress")}
+        found = replace(engine.diagnosis, missing=("why it waits", "GPU activity"), inputs=("GPU activity",))
+        engine = replace(engine, diagnosis=replace(found, evidence=evidence))
+        assert [(action.title, action.text) for action in plan(engine, T).actions] == [
+            (title, "Still unknown: why it waits."),
+            ("Provide the missing inputs", "Inputs missing for a verdict: GPU activity."),
+        ]
+        (view,) = engine_views(State(time=NOW, engines=(engine,)), ViewContext())
+        assert [link.title for link in view.runbooks] == runbooks
 
     def test_kv_pressure_follows_the_guide_in_its_order_with_the_values_to_set(self) -> None:
         engine = replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import floor
+from math import ceil, floor
 from typing import Final
 
 from kvpressure.advice.plan import MitigationStep, PlanInput, pressure_plan
@@ -291,16 +291,26 @@ def _unscraped(engine: EngineState) -> Action:
 
 
 def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
-    del t
     if not engine.up:
         return MitigationPlan("The engine's metrics cannot be scraped.", (_unscraped(engine),))
-    missing = engine.diagnosis.missing
-    return MitigationPlan(
-        "Change nothing yet: the evidence is not sufficient.",
-        (Action("Provide the missing inputs", f"Inputs still missing for a verdict: {'; '.join(missing)}."),)
-        if missing
-        else (),
-    )
+    inputs, missing = engine.diagnosis.inputs, engine.diagnosis.missing
+    unsettled = [text for text in missing if text not in inputs]
+    actions = []
+    if unsettled:
+        actions.append(Action(_until_known(engine, t), f"Still unknown: {'; '.join(unsettled)}."))
+    if inputs:
+        actions.append(Action("Provide the missing inputs", f"Inputs missing for a verdict: {'; '.join(inputs)}."))
+    return MitigationPlan("Change nothing yet: the evidence is not sufficient.", tuple(actions))
+
+
+def _until_known(engine: EngineState, t: Thresholds) -> str:
+    """What to do while something is unknown that nobody can provide."""
+    stuck, first = engine.signals.progress.seconds_without_progress, engine.diagnosis.evidence.get("first_reading")
+    if first is not None and first.value:
+        return "Wait for the next scrape"
+    if stuck is not None and t["no_progress_seconds"] <= stuck < t["stalled_seconds"]:
+        return f"Wait {ceil(t['stalled_seconds'] - stuck)} s for a verdict"
+    return "Check the triage steps"
 
 
 _PLANS: Final[dict[str, Callable[[EngineState, Thresholds], MitigationPlan]]] = {

@@ -232,19 +232,7 @@ def _counted(title: str, events: Mapping[str, int], own: Mapping[str, str]) -> s
 def _requests(case: _TriagedEngine) -> TriageStep:
     s, t = case.engine.signals, case.thresholds
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
-    answers = (
-        *_sent(case),
-        (
-            f"{named('Requests in flight', number_text(s.load.in_flight))},"
-            f" {named('mean length', _length(shape.context_mean))},"
-            f" {named('KV capacity', _length(s.kv.kv_capacity_tokens))}."
-        ),
-        *(
-            []
-            if over is None
-            else [f"Highest token demand at the present load and limits: {_times(over)} the KV capacity."]
-        ),
-    )
+    answers = (*_sent(case), *_demand(case))
     marks = (
         (shape.context_spike_ratio, "context_spike_ratio"),
         (burst, "arrival_burst_ratio_high"),
@@ -253,6 +241,20 @@ def _requests(case: _TriagedEngine) -> TriageStep:
     found: list[Finding] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
     return TriageStep(
         5, "What is being sent?", gravest(*found), answers, "check the gateway's or the application's log"
+    )
+
+
+def _demand(case: _TriagedEngine) -> tuple[str, ...]:
+    """Requests in flight, and what the load can ask of the KV cache, with the factors of the ratio as far as known."""
+    s = case.engine.signals
+    in_flight, mean = named("Requests in flight", number_text(s.load.in_flight)), s.context.context_mean
+    capacity, over, reached = s.kv.kv_capacity_tokens, s.kv.kv_overcommit_ratio, s.kv.requests_reached
+    if over is None or mean is None or capacity is None or reached is None:
+        return (f"{in_flight}, {named('mean length', _length(mean))}, {named('KV capacity', _length(capacity))}.",)
+    return (
+        f"{in_flight}.",
+        f"Highest token demand at the present load and limits: {number_text(reached)} requests × {_length(mean)} ="
+        f" {_length(reached * mean)}, {_times(over)} the KV capacity of {_length(capacity)}.",
     )
 
 

@@ -126,6 +126,7 @@ class KvSignals:
             absent="request lengths or the KV capacity are unknown",
         )
     )
+    requests_reached: float | None = None  # that the load can run at once within the limits, behind the ratio above
     preemption_rate: float | None = published(
         gauge(
             "preemption_rate",

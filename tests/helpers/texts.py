@@ -179,6 +179,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "held_stretches": "2",
     "held_seconds": "60 s",
     "held_now": ": 2 % used, 0 requests in flight",
+    "movement": "gauges or counters are moving",
     "to_full": "42",
     "to_full_from": "60",
     "fragmented": "3.1 GiB",

@@ -279,6 +279,8 @@ class TestTriage:
             actions = plan(engine, T).actions
             commands += [command for action in actions for command in action.commands]
             assert [action.title for action in actions if "the pod" in action.title] == []
+            answers = [answer for step in steps(engine, State(time=NOW), T) for answer in step.answers]
+            assert [answer for answer in answers if "the pod" in answer or "container" in answer] == []
             assert [command for command in commands if "kubectl" in command] == []
             assert "curl -s http://10.0.0.5:8000/chat-0 | head" in commands
 

@@ -142,9 +142,8 @@ def _restarts(case: _TriagedEngine) -> TriageStep:
     held, host = case.container, case.engine.signals.host
     command = case.by_hand(f"kubectl describe {case.pod}", "systemctl status '<unit>', or docker ps --all")
     if held is None or held.reading.restarts is None:
-        return TriageStep(
-            2, "Restarts or OOMKills?", "unknown", ("Unknown: the pod's status is not available.",), command
-        )
+        why = "the pod's status is not available" if case.has_pod else "only Kubernetes reports restarts"
+        return TriageStep(2, "Restarts or OOMKills?", "unknown", (f"Unknown: {why}.",), command)
     reading, ended = held.reading, held.reading.last_termination
     recent = host.restarts_recent
     lately = (
@@ -209,7 +208,7 @@ def _log(case: _TriagedEngine) -> TriageStep:
             4,
             "Allocation failures in the log?",
             "unknown",
-            ("Unknown: the container's log is not available.",),
+            ("Unknown: no log is read.",),
             command,
         )
     window = minutes(case.thresholds["log_window_seconds"])

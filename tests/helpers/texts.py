@@ -548,7 +548,8 @@ def rules() -> Iterator[Text]:
 
 
 def _notified(text: str, alert: str) -> str:
-    """An annotation as a receiver shows it: every branch taken, every label and value filled in."""
+    """An annotation as a receiver shows it: the first of two branches, every label and value filled in."""
+    text = re.sub(r"\{\{ else \}\}.*?(?=\{\{ end \}\})", "", text)
     text = re.sub(
         r"\{\{ with \$labels\.(\w+) \}\}(.*?)\{\{ end \}\}",
         lambda found: found[2].replace("{{ . }}", _LABELS[found[1]]),

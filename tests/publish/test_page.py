@@ -134,7 +134,9 @@ def test_the_list_of_engines_says_down_as_the_headline_does() -> None:
 
 def test_an_empty_node_has_a_page() -> None:
     text = page(State(time=NOW)).text
-    assert "No engine found on this node. Name one with --engine.target, or check the Kubernetes source" in text
+    assert "No engine found on this node. Name one with --engine.target. " in text
+    text = page(State(time=NOW, health={"pods": SourceHealth("pods", True)})).text
+    assert "No engine found on this node. Name one with --engine.target, or check the Kubernetes source below." in text
     assert "No GPU found." in text
 
 

@@ -59,7 +59,7 @@ def test_engines_found_and_lost_and_their_verdicts_are_logged(caplog: pytest.Log
     assert {line["pod"] for line in lines} == {"chat-0"}
     trouble = lines[2]
     assert (trouble["level"], trouble["before"], trouble["verdict"]) == ("warning", "healthy", "kv_pressure")
-    assert (trouble["stage"], trouble["confidence"]) == ("saturated", "0.90")
+    assert (trouble["stage"], trouble["confidence"]) == ("saturated", 0.9)
 
 
 def test_what_never_answered_as_an_engine_is_neither_found_nor_lost(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,3 +82,10 @@ def test_fields_are_pairs_of_their_own_in_logfmt() -> None:
     record.__dict__.update(with_fields(target="http://a b", reason="refused", engine=""))
     line = LineFormatter("logfmt").format(record)
     assert line.endswith('msg="target down" target="http://a b" reason=refused')
+
+
+def test_a_number_is_a_number_in_json_also_where_it_is_zero() -> None:
+    record = logging.LogRecord("kvpressure.x", logging.INFO, "f.py", 1, "verdict changed", (), None)
+    record.__dict__.update(with_fields(confidence=0.0))
+    assert json.loads(LineFormatter("json").format(record))["confidence"] == 0.0
+    assert LineFormatter("logfmt").format(record).endswith("confidence=0.0")

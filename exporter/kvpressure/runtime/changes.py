@@ -61,7 +61,7 @@ def _verdict(before: EngineState | None, engine: EngineState) -> None:
             **_identity(engine),
             verdict=found.verdict,
             stage=found.stage or "",
-            confidence=f"{found.confidence:.2f}",
+            confidence=round(found.confidence, 2),
             before=before.diagnosis.verdict if before is not None else "",
         ),
     )

@@ -338,7 +338,7 @@ class TestPlan:
         found = replace(engine.diagnosis, missing=("why it waits", "GPU activity"), inputs=("GPU activity",))
         engine = replace(engine, diagnosis=replace(found, evidence=evidence))
         assert [(action.title, action.text) for action in plan(engine, T).actions] == [
-            (title, "Still unknown: why it waits."),
+            (title, "Not decided yet: why it waits."),
             ("Provide the missing inputs", "Inputs missing for a verdict: GPU activity."),
         ]
         (view,) = engine_views(State(time=NOW, engines=(engine,)), ViewContext())

@@ -297,7 +297,7 @@ def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     unsettled = [text for text in missing if text not in inputs]
     actions = []
     if unsettled:
-        actions.append(Action(_until_known(engine, t), f"Still unknown: {'; '.join(unsettled)}."))
+        actions.append(Action(_until_known(engine, t), f"Not decided yet: {'; '.join(unsettled)}."))
     if inputs:
         actions.append(Action("Provide the missing inputs", f"Inputs missing for a verdict: {'; '.join(inputs)}."))
     return MitigationPlan("Change nothing yet: the evidence is not sufficient.", tuple(actions))

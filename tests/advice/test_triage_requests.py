@@ -14,7 +14,8 @@ from tests.recording.test_incident_recordings import RECORDINGS
 
 pytestmark = pytest.mark.slow
 
-RATIO = r"([\d.]+) ×"
+RATIO = r"([\d.]+) × the"
+DEMAND = r": ([\d. ]+) requests × ([\d ]+) tokens = ([\d ]+) tokens, ([\d. ]+) × the KV capacity of ([\d ]+) tokens\.$"
 
 
 @pytest.mark.parametrize("name", ["vllm-cpu/d_kv_pressure", "vllm-cpu-fresh/long-outputs", "vllm-cpu-fresh/agents"])
@@ -29,10 +30,35 @@ def test_numbers_on_the_line_of_a_ratio_multiply_to_it(name: str) -> None:
                 if "Requests in flight" in text:
                     counts += 1
                     assert not re.search(RATIO, text), "requests, length and capacity are not the factors of a ratio"
-                if "KV capacity." in text and (found := re.search(RATIO, text)):
+                if found := re.search(DEMAND, text):
                     ratios += 1
                     assert demand is not None
-                    assert float(found[1]) == pytest.approx(demand, rel=0.06, abs=0.006)
-                    assert len(re.findall(r"\d[\d .,]*", text)) == 1, "the ratio stands alone"
+                    requests, length, tokens, ratio, capacity = (
+                        float(part.replace(" ", "")) for part in found.groups()
+                    )
+                    assert ratio == pytest.approx(demand, rel=0.06, abs=0.006)
+                    assert tokens == pytest.approx(requests * length, rel=0.06)
+                    assert ratio == pytest.approx(requests * length / capacity, rel=0.06, abs=0.006)
+                else:
+                    assert not re.search("KV capacity of", text)
     assert counts > 10
     assert ratios > 10
+
+
+@pytest.mark.parametrize("name", ["incidents/KV01"])
+def test_batch_and_latency_are_not_fine_while_a_queue_grows_and_latency_is_unknown(name: str) -> None:
+    pipeline, t, seen = Pipeline(builtin()), builtin(), 0
+    with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
+        for snapshot in reader:
+            state = pipeline.observe(snapshot)
+            engine = state.engines[0]
+            found = steps(engine, state, t)[7]
+            if (
+                not (engine.signals.latency.ttft or engine.signals.latency.baseline_ratios)
+                and engine.signals.load.waiting
+            ):
+                seen += 1
+                long = engine.diagnosis.evidence["queue_short"].value is False
+                assert found.finding in (("look", "bad") if long else ("look", "bad", "unknown")), engine.signals.load
+            assert " mean 0 " not in " ".join(found.answers) or engine.signals.batch.batch_p95 == 0
+    assert seen > 5

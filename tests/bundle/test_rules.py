@@ -156,6 +156,27 @@ def test_requests_above_their_limit_are_a_multiple_of_it_and_their_impact_is_nam
     assert not re.search(r"\bnone\b", impact, re.I)
 
 
+@pytest.mark.parametrize(
+    ("phase", "words"), [("ttft", "time to first token"), ("inter_token", "time per output token")]
+)
+def test_a_phase_is_named_in_words(rules: list[dict[str, Any]], tmp_path: Path, phase: str, words: str) -> None:
+    (slow,) = [rule for rule in rules if rule.get("alert") == "InferenceSlow"]
+    series = {"namespace": "n", "pod": "p", "model_name": "m", "phase": phase}
+    labels = ",".join(f'{name}="{value}"' for name, value in series.items())
+    alert = {"alert": "A", "expr": "up", "annotations": {"summary": slow["annotations"]["summary"]}}
+    (tmp_path / "rules.yaml").write_text(to_yaml({"groups": [{"name": "g", "rules": [alert]}]}))
+    fired = {"exp_labels": series, "exp_annotations": {"summary": f"n/p: p95 {words} of m is 7s"}}
+    check = {"eval_time": "1m", "alertname": "A", "exp_alerts": [fired]}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": f"up{{{labels}}}", "values": "7+0x5"}],
+        "alert_rule_test": [check],
+    }
+    (tmp_path / "test.yaml").write_text(to_yaml({"rule_files": ["rules.yaml"], "tests": [test]}))
+    result = promtool("test", "rules", tmp_path / "test.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant.endswith("-default")])
 def test_measured_values_have_three_digits_in_a_notification(trees: Trees, variant: str, tmp_path: Path) -> None:
     """Prometheus' own functions print four: "wait 34.73s", "7.158GB"."""

@@ -135,6 +135,26 @@ class TestServing:
         assert document["engines"][0]["pod"] == "chat-0"
         assert b"prod/chat-0" in ask(process.port, "/").body
 
+    @pytest.mark.parametrize(
+        ("arguments", "warned"),
+        [
+            ((), True),
+            (("--no-collector.engines", "--collector.procfs"), False),
+            (("--engine.target", "http://127.0.0.1:9"), False),
+            (("--collector.pods",), False),
+            (("--collector.demo",), False),
+        ],
+    )
+    def test_a_start_with_nothing_to_scrape_warns_once(
+        self, serve: Serve, arguments: tuple[str, ...], warned: bool
+    ) -> None:
+        process = serve(*QUIET, *LISTEN, *arguments)
+        until(lambda: ask(process.port, "/-/ready").status == 200 or "--collector.pods" in arguments)
+        lines = [line for line in process.lines if "no engines to scrape" in line]
+        assert [("level=warning" in line, "--engine.target http://HOST:PORT" in line) for line in lines] == (
+            [(True, True)] if warned else []
+        )
+
     def test_ready_comes_after_the_first_tick_and_healthy_at_once(self, serve: Serve) -> None:
         process = serve(*QUIET, *LISTEN)
         assert ask(process.port, "/-/healthy").status == 200

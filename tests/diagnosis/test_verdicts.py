@@ -246,7 +246,14 @@ def test_no_progress_is_suspicious_first_and_a_stall_later(stuck, verdict):
         "seconds_without_progress": stuck,
         "seconds_still": stuck,
     }
-    assert judge(**values).verdict == verdict
+    found = judge(**values)
+    assert found.verdict == verdict
+    if verdict in ("unknown", "stalled"):
+        assert found.inputs == ("GPU activity", "CPU use of the container"), "what can be given"
+    if verdict == "unknown":
+        text, *inputs = found.missing
+        assert tuple(inputs) == found.inputs
+        assert "a verdict follows after {stalled_seconds} s without progress" in text
 
 
 def test_waiting_with_an_empty_cache_and_nothing_running_is_a_stall():
@@ -382,6 +389,9 @@ OPTIONAL = st.one_of(st.none(), st.floats(0, 1))
 def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_evidence_of_it(values):
     found = judge(**values)
     assert found.verdict in VERDICTS
+    waiting = [] if values["waiting"] is None else [values["waiting"]] * 10
+    facts = Gathered(View(signals(**values), Recent(waiting), T, 10)).facts
+    assert not [name for name in found.supporting if facts[name] is None], "what is unknown is no evidence"
     assert 0 <= found.confidence <= 1
     assert (found.stage in STAGES) == (found.verdict == "kv_pressure")
     if found.verdict == "kv_pressure":

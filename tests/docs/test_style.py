@@ -109,7 +109,7 @@ def test_every_private_word_has_a_counterexample() -> None:
 def test_what_is_right_passes() -> None:
     right = (
         Text("x", "KV cache 98 % now, recent peak 99 % (full at 97 %)", "rendered"),
-        Text("x", "GPU activity: unknown (no GPU mapped to this pod)", "rendered"),
+        Text("x", "GPU activity: unknown (no GPU mapped to this engine)", "rendered"),
         Text("x", "296 576 tokens, 0.035 s, vLLM 0.32.0", "rendered"),
         Text("x", '# Page\n\n"KV Cache Diagnostics" has 80 %.\n\n' + "word " * 20 + "the documented 80 %.", "page"),
         Text("x", f"{PAGE}\n\n| a | 7 GiB |\n|---|---|\n| {PAGE} | 8 GiB |\n\n`curl http://x.example.com`", "page"),

@@ -179,6 +179,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "held_stretches": "2",
     "held_seconds": "60 s",
     "held_now": ": 2 % used, 0 requests in flight",
+    "movement": "gauges or counters are moving",
     "to_full": "42",
     "to_full_from": "60",
     "fragmented": "3.1 GiB",
@@ -547,7 +548,8 @@ def rules() -> Iterator[Text]:
 
 
 def _notified(text: str, alert: str) -> str:
-    """An annotation as a receiver shows it: every branch taken, every label and value filled in."""
+    """An annotation as a receiver shows it: the first of two branches, every label and value filled in."""
+    text = re.sub(r"\{\{ else \}\}.*?(?=\{\{ end \}\})", "", text)
     text = re.sub(
         r"\{\{ with \$labels\.(\w+) \}\}(.*?)\{\{ end \}\}",
         lambda found: found[2].replace("{{ . }}", _LABELS[found[1]]),

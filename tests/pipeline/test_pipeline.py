@@ -66,7 +66,11 @@ def test_an_engine_that_never_answered_is_listed_and_unknown():
     (engine,) = state.engines
     assert engine.key == EngineKey("inference", "chat-0", "chat", "0")
     assert (engine.up, engine.error, engine.diagnosis.verdict) == (False, "refused", "unknown")
-    assert engine.diagnosis.missing
+    assert tuple(engine.diagnosis.supporting) == (), "what is unknown is no evidence"
+    assert tuple(engine.diagnosis.missing) == (
+        "what the engine does now",
+        "whether the metrics are fresh: unknown (never scraped: connection refused)",
+    )
     assert engine.counters == {}
     assert engine.reading is None
 
@@ -132,7 +136,8 @@ def test_no_verdict_stands_over_an_engine_that_is_gone(verdict, gone, reason, sa
         "unknown",
         None,
     )
-    assert said in engine.diagnosis.missing[0]
+    assert said in engine.diagnosis.supporting[0]
+    assert tuple(engine.diagnosis.missing) == ("what the engine does now",)
     assert engine.signals.load.running is None
     assert feed(pipeline, [STANDING[verdict]], start=1021.0).engines[0].diagnosis.verdict == verdict, "back at once"
 

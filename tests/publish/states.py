@@ -104,6 +104,7 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
         supporting=("KV usage reached 99 %.",),
         opposing=("Few preemptions.",),
         missing=("the start-up log",),
+        inputs=("the start-up log",),
         conditions={name: index % 2 == 0 for index, name in enumerate(BUILT_IN)},
         documented_signature={name: index % 2 == 1 for index, name in enumerate(SIGNATURE_CONDITIONS)},
         documented_signature_met=False,

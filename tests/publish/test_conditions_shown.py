@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from kvpressure.advice.condition_text import standings
+from kvpressure.advice.wording import words
 from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.conditions import BUILT_IN
+from kvpressure.diagnosis.conditions import BUILT_IN, Moment, evaluate
+from kvpressure.diagnosis.evaluate import Finding, Grade
 from kvpressure.model.signals import HostSignals, KvSignals, LoadSignals, MemorySignals, ProgressSignals, Signals
 from kvpressure.model.state import EngineState, Evidence, Limit, State
 from kvpressure.pipeline.pipeline import Pipeline
@@ -112,6 +114,54 @@ def test_page_and_json_show_them() -> None:
         assert value in text
         assert threshold in text
         assert html.count(text) == 1, "among what is also true, and not again among the others"
+
+
+def test_what_does_not_hold_is_a_sentence_that_does_not_repeat_its_name() -> None:
+    engine = holding()
+    engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(BUILT_IN, False)))
+    html = render_page(State(time=NOW, engines=(engine,)), "node-1", "/metrics", ViewContext())
+    for one in standings(engine, T):
+        assert f"<strong>{words(one.name)}</strong>: {one.text}</li>" in html
+        assert not one.text.startswith(("no ", "not ")) or one.name in (
+            "kv_held_without_load",
+            "gpu_fault",
+            "metrics_frozen",
+        )
+    assert "too few for a crash loop (3 or more)" in html
+
+
+@pytest.mark.parametrize(
+    ("progress", "value", "text"),
+    [
+        (ProgressSignals(work_present=True, progressing=True, tokens_flow=None, seconds_still=0.0), None, "unknown"),
+        (
+            ProgressSignals(work_present=True, progressing=False, tokens_flow=False, seconds_still=3.0),
+            False,
+            "no gauge or counter has moved for 3.0 s (frozen at 8.0 s)",
+        ),
+        (
+            ProgressSignals(work_present=True, progressing=True, tokens_flow=True, seconds_still=0.0),
+            False,
+            "are moving",
+        ),
+        (ProgressSignals(work_present=False), False, "nothing has to move: no requests are in flight"),
+    ],
+)
+def test_gauges_are_said_to_move_only_where_that_was_seen(
+    progress: ProgressSignals, value: bool | None, text: str
+) -> None:
+    s = Signals(time=NOW, progress=progress)
+    moment = Moment(s, Finding("unknown", Grade.GUESS), None, None, None, None, T)
+    assert evaluate(moment)["metrics_frozen"] is value
+    engine = replace(full_engine(), signals=s)
+    engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"metrics_frozen": value}))
+    assert text in standings(engine, T)[0].text
+
+
+def test_one_request_is_one_request() -> None:
+    engine = replace(holding(), signals=replace(SIGNALS, load=LoadSignals(in_flight=1.0)))
+    engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"kv_held_without_load": False}))
+    assert standings(engine, T)[0].text.endswith("(KV cache 40 % used, 1 request in flight)")
 
 
 def test_what_is_not_known_has_no_numbers() -> None:

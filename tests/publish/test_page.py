@@ -124,9 +124,19 @@ def test_a_source_with_nothing_to_read_is_not_one_without_a_response() -> None:
         assert row in text
 
 
+def test_the_list_of_engines_says_down_as_the_headline_does() -> None:
+    server = replace(unknown_engine(up=False), key=EngineKey("", "127.0.0.1:8000", "", "0"))
+    text = page(State(time=NOW, engines=(server, full_engine()))).text
+    assert "127.0.0.1:8000 : down" in text
+    assert "–/127.0.0.1:8000" not in text
+    assert "prod/chat-0 : KV pressure" in text
+
+
 def test_an_empty_node_has_a_page() -> None:
     text = page(State(time=NOW)).text
-    assert "No engine found on this node. Name one with --engine.target, or check the Kubernetes source" in text
+    assert "No engine found on this node. Name one with --engine.target. " in text
+    text = page(State(time=NOW, health={"pods": SourceHealth("pods", True)})).text
+    assert "No engine found on this node. Name one with --engine.target, or check the Kubernetes source below." in text
     assert "No GPU found." in text
 
 

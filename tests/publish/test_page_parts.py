@@ -20,6 +20,7 @@ from kvpressure.model.signals import (
     LatencySignals,
     LoadSignals,
     MemorySignals,
+    ProgressSignals,
     Signals,
 )
 from kvpressure.model.state import (
@@ -27,6 +28,7 @@ from kvpressure.model.state import (
     ContainerState,
     Diagnosis,
     EngineState,
+    Evidence,
     Limit,
     State,
     TargetState,
@@ -246,6 +248,27 @@ class TestTriage:
         calm = replace(engine.diagnosis, documented_signature={"batch_collapsed": False})
         assert self.step(8, replace(engine, diagnosis=calm)).finding == finding
 
+    @pytest.mark.parametrize(
+        ("verdict", "facts", "finding"),
+        [
+            ("stalled", {"no_progress": True, "queue_short": False}, "bad"),
+            ("unknown", {"no_progress": True, "queue_short": True}, "look"),
+            ("kv_pressure", {"no_progress": False, "queue_short": False}, "look"),
+            ("kv_pressure", {"no_progress": False, "queue_short": None}, "unknown"),
+            ("kv_pressure", {}, "unknown"),
+            ("healthy", {"no_progress": False, "queue_short": True}, "fine"),
+        ],
+    )
+    def test_8_without_latency_is_judged_by_queue_and_progress(
+        self, verdict: str, facts: dict[str, bool | None], finding: str
+    ) -> None:
+        engine = engine_with(verdict, load=LoadSignals(running=10.0, waiting=38.0))
+        evidence = {name: Evidence(name, value, f"{name} sentence") for name, value in facts.items()}
+        found = replace(engine.diagnosis, documented_signature={"batch_collapsed": False}, evidence=evidence)
+        step = self.step(8, replace(engine, diagnosis=found))
+        assert step.finding == finding
+        assert ("No_progress sentence." in step.answers) is (facts.get("no_progress") is True)
+
     @pytest.mark.parametrize("verdict", ["kv_pressure", "concurrency_limited", "host_bound", "stalled", "unknown"])
     def test_a_server_known_by_its_address_gets_commands_of_a_host(self, verdict: str) -> None:
         for up in (True, False):
@@ -256,8 +279,29 @@ class TestTriage:
             actions = plan(engine, T).actions
             commands += [command for action in actions for command in action.commands]
             assert [action.title for action in actions if "the pod" in action.title] == []
+            answers = [answer for step in steps(engine, State(time=NOW), T) for answer in step.answers]
+            assert [answer for answer in answers if "the pod" in answer or "container" in answer] == []
             assert [command for command in commands if "kubectl" in command] == []
             assert "curl -s http://10.0.0.5:8000/chat-0 | head" in commands
+
+    @pytest.mark.parametrize(
+        ("error", "title"),
+        [
+            ("refused", "Check that the server is running"),
+            ("timeout", "Check that the server is running"),
+            ("tgi", "Point the target at vLLM, SGLang or NIM servers"),
+            ("dcgm_exporter", "Point the target at the model servers"),
+            ("production_stack_router", "Point the target at the engine pods that its label server names"),
+            ("html", "Point the target at the metrics endpoint of an engine"),
+            ("empty", "Point the target at the metrics endpoint of an engine"),
+            ("no_engine_metrics", "Point the target at the metrics endpoint of an engine"),
+        ],
+    )
+    def test_the_first_action_for_another_program_is_another_target(self, error: str, title: str) -> None:
+        key = replace(full_engine().key, namespace="", pod="10.0.0.5:80")
+        (action,) = plan(replace(unknown_engine(up=False), key=key, error=error), T).actions
+        assert action.title == title
+        assert ("systemctl" in " ".join(action.commands)) is (error in ("refused", "timeout"))
 
     def test_what_was_not_seen_is_said_in_a_sentence(self) -> None:
         quiet = replace(full_engine(), signals=Signals(time=NOW))
@@ -275,6 +319,30 @@ class TestTriage:
 class TestPlan:
     def flags(self, made: MitigationPlan) -> list[str]:
         return [flag for action in made.actions for flag in action.flags]
+
+    @pytest.mark.parametrize(
+        ("stuck", "title", "runbooks"),
+        [
+            (8.0, "Wait 12 s for a verdict", ["InferenceEngineStalled"]),
+            (19.5, "Wait 1 s for a verdict", ["InferenceEngineStalled"]),
+            (40.0, "Check the triage steps", ["InferenceEngineStalled"]),
+            (0.0, "Check the triage steps", []),
+            (None, "Check the triage steps", []),
+        ],
+    )
+    def test_what_nobody_can_provide_is_not_asked_for(
+        self, stuck: float | None, title: str, runbooks: list[str]
+    ) -> None:
+        engine = engine_with("unknown", 0.4, progress=ProgressSignals(seconds_without_progress=stuck))
+        evidence = {"no_progress": Evidence("no_progress", stuck and stuck >= 8, "no progress")}
+        found = replace(engine.diagnosis, missing=("why it waits", "GPU activity"), inputs=("GPU activity",))
+        engine = replace(engine, diagnosis=replace(found, evidence=evidence))
+        assert [(action.title, action.text) for action in plan(engine, T).actions] == [
+            (title, "Not decided yet: why it waits."),
+            ("Provide the missing inputs", "Inputs missing for a verdict: GPU activity."),
+        ]
+        (view,) = engine_views(State(time=NOW, engines=(engine,)), ViewContext())
+        assert [link.title for link in view.runbooks] == runbooks
 
     def test_kv_pressure_follows_the_guide_in_its_order_with_the_values_to_set(self) -> None:
         engine = replace(

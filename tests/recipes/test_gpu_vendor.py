@@ -17,7 +17,7 @@ from kvpressure.publish.reference import render_settings_reference
 from kvpressure.settings.settings import Settings
 from kvpressure.sources import catalog
 from kvpressure.sources.catalog import SourceSpec
-from kvpressure.sources.gpu.nvidia.hardware import others_only
+from kvpressure.sources.gpu.nvidia.hardware import none_here
 from kvpressure.sources.kubernetes.device_ids import from_plugin, is_gpu_driver
 from tests.recipes.installed import HERE, run, written_files
 
@@ -73,6 +73,5 @@ def test_a_node_of_that_vendor_misses_no_nvidia_driver(tmp_path: Path) -> None:
     device.mkdir(parents=True)
     (device / "class").write_text("0x120000\n")
     (device / "vendor").write_text("0x7070\n")
-    assert others_only(tmp_path)
-    catalog.remove("toy")
-    assert not others_only(tmp_path)
+    assert none_here(tmp_path)
+    assert not none_here(tmp_path, "toy")

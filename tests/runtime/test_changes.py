@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from kvpressure.model.readings import Scrape, Snapshot
+from kvpressure.model.readings import EngineKey, Scrape, Snapshot
 from kvpressure.model.state import State, TargetState
 from kvpressure.runtime.changes import ChangeLog
 from kvpressure.runtime.logging import LineFormatter, with_fields
-from tests.publish.states import NOW, full_engine
+from tests.publish.states import NOW, full_engine, unknown_engine
 
 ENGINE = full_engine()
 HEALTHY = replace(ENGINE, diagnosis=replace(ENGINE.diagnosis, verdict="healthy", stage=None))
@@ -59,7 +59,22 @@ def test_engines_found_and_lost_and_their_verdicts_are_logged(caplog: pytest.Log
     assert {line["pod"] for line in lines} == {"chat-0"}
     trouble = lines[2]
     assert (trouble["level"], trouble["before"], trouble["verdict"]) == ("warning", "healthy", "kv_pressure")
-    assert (trouble["stage"], trouble["confidence"]) == ("saturated", "0.90")
+    assert (trouble["stage"], trouble["confidence"]) == ("saturated", 0.9)
+
+
+def test_what_never_answered_as_an_engine_is_neither_found_nor_lost(caplog: pytest.LogCaptureFixture) -> None:
+    silent = replace(unknown_engine(up=False), key=EngineKey("", "10.0.0.5:8000", "", "0"))
+    assert logged(caplog, seen(silent), seen(silent), seen()) == []
+
+
+def test_an_engine_that_goes_down_is_not_found_again(caplog: pytest.LogCaptureFixture) -> None:
+    lines = logged(caplog, seen(HEALTHY), seen(unknown_engine(up=False)), seen(HEALTHY))
+    assert [(line["msg"], line.get("verdict", "")) for line in lines] == [
+        ("engine found", ""),
+        ("verdict changed", "healthy"),
+        ("verdict changed", "unknown"),
+        ("verdict changed", "healthy"),
+    ]
 
 
 def test_fields_are_pairs_of_their_own_in_logfmt() -> None:
@@ -67,3 +82,10 @@ def test_fields_are_pairs_of_their_own_in_logfmt() -> None:
     record.__dict__.update(with_fields(target="http://a b", reason="refused", engine=""))
     line = LineFormatter("logfmt").format(record)
     assert line.endswith('msg="target down" target="http://a b" reason=refused')
+
+
+def test_a_number_is_a_number_in_json_also_where_it_is_zero() -> None:
+    record = logging.LogRecord("kvpressure.x", logging.INFO, "f.py", 1, "verdict changed", (), None)
+    record.__dict__.update(with_fields(confidence=0.0))
+    assert json.loads(LineFormatter("json").format(record))["confidence"] == 0.0
+    assert LineFormatter("logfmt").format(record).endswith("confidence=0.0")

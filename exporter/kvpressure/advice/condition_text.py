@@ -72,8 +72,19 @@ def _held_now(engine: EngineState, _t: Thresholds) -> str:
     """KV usage and requests in flight, as far as known."""
     used, in_flight = engine.signals.kv.kv_used_ratio, engine.signals.load.in_flight
     parts = [] if used is None else [f"KV cache {percent_text(used)} used"]
-    parts += [] if in_flight is None else [f"{number_text(in_flight)} requests in flight"]
+    parts += [] if in_flight is None else [f"{counted(in_flight, 'request')} in flight"]
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def _movement(engine: EngineState, t: Thresholds) -> str:
+    """Whether gauges and counters move, where they are not frozen."""
+    progress = engine.signals.progress
+    if progress.work_present is False:
+        return "nothing has to move: no requests are in flight"
+    if progress.seconds_still:
+        frozen = seconds_text(t["no_progress_seconds"])
+        return f"no gauge or counter has moved for {seconds_text(progress.seconds_still)} (frozen at {frozen})"
+    return "gauges or counters are moving"
 
 
 def _baseline_from(engine: EngineState, t: Thresholds) -> str:
@@ -91,7 +102,7 @@ _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
     "leak": lambda e, _t: bytes_text(e.signals.memory.idle_growth_bytes_per_hour),
     "leak_from": lambda _e, t: bytes_text(t["memory_leak_bytes_per_hour"]),
     "kv": lambda e, _t: percent_text(e.signals.kv.kv_used_ratio),
-    "in_flight": lambda e, _t: number_text(e.signals.load.in_flight),
+    "in_flight": lambda e, _t: counted(e.signals.load.in_flight, "request"),
     "held_from": lambda _e, t: percent_text(t["kv_held_ratio"]),
     "held_stretches": lambda _e, t: number_text(t["kv_held_stretches"]),
     "held_seconds": lambda _e, t: seconds_text(t["kv_held_seconds"]),
@@ -116,6 +127,7 @@ _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
     "oom_times": lambda e, _t: oom.times(e.signals),
     "log_window": lambda _e, t: minutes(t["log_window_seconds"]),
     "faults": lambda e, _t: number_text(e.signals.gpu_faults or e.signals.kernel_faults),
+    "movement": _movement,
     "still": lambda e, _t: seconds_text(e.signals.progress.seconds_still),
     "still_from": lambda _e, t: seconds_text(t["no_progress_seconds"]),
 }

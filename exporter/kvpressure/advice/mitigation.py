@@ -5,12 +5,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import floor
+from math import ceil, floor
 from typing import Final
 
 from kvpressure.advice.plan import MitigationStep, PlanInput, pressure_plan
 from kvpressure.advice.triage import is_pod
-from kvpressure.advice.wording import capital, named, number_text, percent_text, reason_text, seconds_text
+from kvpressure.advice.wording import (
+    capital,
+    named,
+    number_text,
+    other_place,
+    percent_text,
+    reason_text,
+    seconds_text,
+)
 from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -265,30 +273,44 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
 
 
-def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
-    del t
-    if not engine.up:
-        key = engine.key
-        pod = f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
-        return MitigationPlan(
-            "The engine's metrics cannot be scraped.",
-            (
-                Action(
-                    "Check that the pod is running" if is_pod(key) else "Check that the server is running",
-                    f"{engine.target}: {reason_text(engine.error, engine.dialect)}.",
-                    commands=(f"kubectl describe {pod}", f"kubectl logs {pod} --since=2h")
-                    if is_pod(key)
-                    else ("systemctl status '<unit>'", f"curl -sv {shlex.quote(engine.target)} -o /dev/null"),
-                ),
-            ),
-        )
-    missing = engine.diagnosis.missing
-    return MitigationPlan(
-        "Change nothing yet: the evidence is not sufficient.",
-        (Action("Provide the missing inputs", f"Inputs still missing for a verdict: {'; '.join(missing)}."),)
-        if missing
-        else (),
+def _unscraped(engine: EngineState) -> Action:
+    """What to do first about a target that cannot be scraped."""
+    key, text = engine.key, f"{engine.target}: {reason_text(engine.error, engine.dialect)}."
+    pod = f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
+    instead = other_place(engine.error)
+    if instead:
+        look = f"kubectl describe {pod}" if is_pod(key) else f"curl -s {shlex.quote(engine.target)} | head"
+        return Action(f"Point the target at {instead}", text, commands=(look,))
+    return Action(
+        "Check that the pod is running" if is_pod(key) else "Check that the server is running",
+        text,
+        commands=(f"kubectl describe {pod}", f"kubectl logs {pod} --since=2h")
+        if is_pod(key)
+        else ("systemctl status '<unit>'", f"curl -sv {shlex.quote(engine.target)} -o /dev/null"),
     )
+
+
+def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
+    if not engine.up:
+        return MitigationPlan("The engine's metrics cannot be scraped.", (_unscraped(engine),))
+    inputs, missing = engine.diagnosis.inputs, engine.diagnosis.missing
+    unsettled = [text for text in missing if text not in inputs]
+    actions = []
+    if unsettled:
+        actions.append(Action(_until_known(engine, t), f"Not decided yet: {'; '.join(unsettled)}."))
+    if inputs:
+        actions.append(Action("Provide the missing inputs", f"Inputs missing for a verdict: {'; '.join(inputs)}."))
+    return MitigationPlan("Change nothing yet: the evidence is not sufficient.", tuple(actions))
+
+
+def _until_known(engine: EngineState, t: Thresholds) -> str:
+    """What to do while something is unknown that nobody can provide."""
+    stuck, first = engine.signals.progress.seconds_without_progress, engine.diagnosis.evidence.get("first_reading")
+    if first is not None and first.value:
+        return "Wait for the next scrape"
+    if stuck is not None and t["no_progress_seconds"] <= stuck < t["stalled_seconds"]:
+        return f"Wait {ceil(t['stalled_seconds'] - stuck)} s for a verdict"
+    return "Check the triage steps"
 
 
 _PLANS: Final[dict[str, Callable[[EngineState, Thresholds], MitigationPlan]]] = {

@@ -142,9 +142,8 @@ def _restarts(case: _TriagedEngine) -> TriageStep:
     held, host = case.container, case.engine.signals.host
     command = case.by_hand(f"kubectl describe {case.pod}", "systemctl status '<unit>', or docker ps --all")
     if held is None or held.reading.restarts is None:
-        return TriageStep(
-            2, "Restarts or OOMKills?", "unknown", ("Unknown: the pod's status is not available.",), command
-        )
+        why = "the pod's status is not available" if case.has_pod else "only Kubernetes reports restarts"
+        return TriageStep(2, "Restarts or OOMKills?", "unknown", (f"Unknown: {why}.",), command)
     reading, ended = held.reading, held.reading.last_termination
     recent = host.restarts_recent
     lately = (
@@ -209,7 +208,7 @@ def _log(case: _TriagedEngine) -> TriageStep:
             4,
             "Allocation failures in the log?",
             "unknown",
-            ("Unknown: the container's log is not available.",),
+            ("Unknown: no log is read.",),
             command,
         )
     window = minutes(case.thresholds["log_window_seconds"])
@@ -232,19 +231,7 @@ def _counted(title: str, events: Mapping[str, int], own: Mapping[str, str]) -> s
 def _requests(case: _TriagedEngine) -> TriageStep:
     s, t = case.engine.signals, case.thresholds
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
-    answers = (
-        *_sent(case),
-        (
-            f"{named('Requests in flight', number_text(s.load.in_flight))},"
-            f" {named('mean length', _length(shape.context_mean))},"
-            f" {named('KV capacity', _length(s.kv.kv_capacity_tokens))}."
-        ),
-        *(
-            []
-            if over is None
-            else [f"Highest token demand at the present load and limits: {_times(over)} the KV capacity."]
-        ),
-    )
+    answers = (*_sent(case), *_demand(case))
     marks = (
         (shape.context_spike_ratio, "context_spike_ratio"),
         (burst, "arrival_burst_ratio_high"),
@@ -253,6 +240,20 @@ def _requests(case: _TriagedEngine) -> TriageStep:
     found: list[Finding] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
     return TriageStep(
         5, "What is being sent?", gravest(*found), answers, "check the gateway's or the application's log"
+    )
+
+
+def _demand(case: _TriagedEngine) -> tuple[str, ...]:
+    """Requests in flight, and what the load can ask of the KV cache, with the factors of the ratio as far as known."""
+    s = case.engine.signals
+    in_flight, mean = named("Requests in flight", number_text(s.load.in_flight)), s.context.context_mean
+    capacity, over, reached = s.kv.kv_capacity_tokens, s.kv.kv_overcommit_ratio, s.kv.requests_reached
+    if over is None or mean is None or capacity is None or reached is None:
+        return (f"{in_flight}, {named('mean length', _length(mean))}, {named('KV capacity', _length(capacity))}.",)
+    return (
+        f"{in_flight}.",
+        f"Highest token demand at the present load and limits: {number_text(reached)} requests × {_length(mean)} ="
+        f" {_length(reached * mean)}, {_times(over)} the KV capacity of {_length(capacity)}.",
     )
 
 
@@ -348,7 +349,9 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
     s, t, up = case.engine.signals, case.thresholds, case.engine.up
     worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
     batch = case.engine.diagnosis.documented_signature.get("batch_collapsed")
+    stuck = case.engine.diagnosis.evidence.get("no_progress")
     answers = (
+        *((f"{capital(stuck.text)}.",) if up and stuck is not None and stuck.value else ()),
         (
             f"{named('Effective batch p95', number_text(s.batch.batch_p95))},"
             f" {named('mean', number_text(s.batch.batch_mean))} (p95 of"
@@ -387,11 +390,12 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
             if worst[1] >= t["latency_rising_ratio"]
             else "fine"
         )
-    found += _users_wait(case, worst is not None)
+    waits = _users_wait(case, worst is not None)
+    finding = gravest(*found, *waits)
     return TriageStep(
         8,
         "Are batch size, latency and time per output token normal?",
-        gravest(*found) if up else "unknown",
+        "unknown" if not up or (finding == "fine" and "unknown" in waits) else finding,
         answers,
         f"curl -s {'localhost:8000/metrics' if case.has_pod else case.metrics_url} | grep -E"
         " 'running|waiting|time_per_output|inter_token'",
@@ -399,13 +403,23 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
 
 
 def _users_wait(case: _TriagedEngine, baseline: bool) -> list[Finding]:
-    """Findings on users' waiting times; without a baseline the thresholds of the latency alerts decide."""
-    latency, t = case.engine.signals.latency, case.thresholds
+    """Findings on users' waiting times; without a baseline the thresholds of the latency alerts decide, without
+    latency the queue.
+    """
+    latency, t, diagnosis = case.engine.signals.latency, case.thresholds, case.engine.diagnosis
+    known = {
+        name: diagnosis.evidence[name].value for name in ("no_progress", "queue_short") if name in diagnosis.evidence
+    }
     floors = (("ttft_floor_seconds", latency.ttft), ("queue_floor_seconds", latency.queue))
     waits = [(quantiles["0.95"], t[floor]) for floor, quantiles in floors if "0.95" in quantiles]
-    if any(wait >= t["wait_page_seconds"] for wait, _ in waits):
+    if diagnosis.verdict == "stalled" or any(wait >= t["wait_page_seconds"] for wait, _ in waits):
         return ["bad"]
-    return ["look"] if not baseline and any(wait >= floor for wait, floor in waits) else []
+    if known.get("no_progress") or (not baseline and any(wait >= floor for wait, floor in waits)):
+        return ["look"]
+    if baseline or waits:
+        return []
+    short = known.get("queue_short")
+    return ["unknown"] if short is None else [] if short else ["look"]
 
 
 def _pair(quantiles: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
-from kvpressure.model.reasons import in_words
+from kvpressure.model.reasons import NOT_METRICS, in_words
 from kvpressure.printable import grouped
 
 UNKNOWN: Final = "–"
@@ -96,6 +96,14 @@ def reason_text(reason: str | None, engine: str = "") -> str:
     if reason in _SWITCHED_OFF:
         return f"{_SWITCHED_OFF[reason]}: start {switches(engine)})"
     return in_words(reason)
+
+
+def other_place(reason: str | None) -> str:
+    """What to scrape instead where something else answers at the target; "" where nothing does, or an engine."""
+    software = SOFTWARE.get(reason or "")
+    if software is not None:
+        return software.instead
+    return "the metrics endpoint of an engine" if reason in NOT_METRICS or reason in _SWITCHED_OFF else ""
 
 
 def switches(engine: str = "") -> str:

@@ -136,7 +136,8 @@ def title(alert: Alert) -> str:
     where = re.sub(
         r"\{\{ with [^}]*\}\}.*?\{\{ end \}\}", "", alert.levels[0].summary
     )  # optional sentence, where a label is set
-    text = re.sub(r"\{\{ \$labels\.(\w+)[^}]*\}\}", r"{\1}", where)
+    text = re.sub(r"\{\{ if eq \$labels[^}]*\}\}(.*?)\{\{ else \}\}(.*?)\{\{ end \}\}", r"\1 (or \2)", where)
+    text = re.sub(r"\{\{ \$labels\.(\w+)[^}]*\}\}", r"{\1}", text)
     return re.sub(r"\{\{ [^}]*\$value[^}]*\}\}", "{value}", text)
 
 

@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
         hung_up.follow((signal.SIGHUP,))
     with _signals() as signals:  # before anybody can connect: a flood of clients takes all descriptors
         _listen(server, chosen)
+        if not _finds_engines(chosen):
+            log.warning("no engines to scrape: set --engine.target http://HOST:PORT, or in Kubernetes --collector.pods")
         runtime.tune_gc()
         monitor.start()
         _wait(monitor, stopping, hung_up, signals)
@@ -118,6 +120,12 @@ def run(args: argparse.Namespace) -> int:
         return FATAL_STATUS
     log.info("stopped")
     return 0
+
+
+def _finds_engines(chosen: settings.Settings) -> bool:
+    """Whether a target or a source names engines, or none is wanted."""
+    on = {name for name, one in chosen.collectors.items() if one.enabled}
+    return bool(chosen.engine_targets) or "engines" not in on or bool(on & {"pods", "recording", "demo"})
 
 
 def _listen(server: Server, chosen: settings.Settings) -> None:

@@ -241,7 +241,9 @@ def _frozen(s: Signals, finding: Finding, t: Thresholds) -> bool | None:
     stuck = s.progress.seconds_without_progress
     if finding.verdict == "stalled" or (stuck is not None and stuck >= t["no_progress_seconds"]):
         return None
-    return False if s.progress.progressing is not None or s.progress.work_present is False else None
+    if s.progress.work_present is False:
+        return False
+    return None if s.progress.progressing is None or s.progress.tokens_flow is None else False  # nothing to compare yet
 
 
 BUILT_IN_CONDITIONS: Final = (
@@ -249,15 +251,15 @@ BUILT_IN_CONDITIONS: Final = (
         "memory_leak_idle",
         _leak,
         "device memory grows by {leak} an hour while idle (leak threshold {leak_from})",
-        "no leak: device memory grows by {leak} an hour while idle (leak threshold {leak_from})",
-        "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this pod)",
+        "device memory grows by {leak} an hour while idle, below the leak threshold of {leak_from}",
+        "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this engine)",
         "InferenceMemoryLeak",
         serious=True,
     ),
     Declared(
         "kv_held_without_load",
         lambda m: _held(m.s, m.held, m.t),
-        "KV cache {kv} used with {in_flight} requests in flight (threshold {held_from}, in {held_stretches} idle"
+        "KV cache {kv} used with {in_flight} in flight (threshold {held_from}, in {held_stretches} idle"
         " periods of {held_seconds})",
         "no KV blocks are held without requests{held_now}",
         "whether KV blocks are held without requests: unknown (no idle period yet)",
@@ -283,7 +285,7 @@ BUILT_IN_CONDITIONS: Final = (
         lambda m: fragmentation(m.s, m.t),
         "{fragmented} reserved but not allocated, {split} of it in split blocks (thresholds {fragmented_from} and"
         " {split_from})",
-        "not fragmented: {fragmented} reserved but not allocated (threshold {fragmented_from})",
+        "{fragmented} reserved but not allocated, so not fragmented (threshold {fragmented_from})",
         "allocator fragmentation: unknown (only the plugin inside vLLM reports it)",
         "InferenceMemoryFragmentation",
     ),
@@ -293,7 +295,7 @@ BUILT_IN_CONDITIONS: Final = (
         "device memory used {device}: more than the {baseline_from} that gpu_memory_utilization {utilization} allows",
         "device memory use is as configured{device_now} (with gpu_memory_utilization {utilization}, up to"
         " {baseline_from} is expected)",
-        "whether device memory is used as configured: unknown (no GPU mapped to this pod, or no configured share)",
+        "whether device memory is used as configured: unknown (no GPU mapped to this engine, or no configured share)",
         "InferenceBaselineTooHigh",
     ),
     Declared(
@@ -326,7 +328,7 @@ BUILT_IN_CONDITIONS: Final = (
         "crash_loop",
         lambda m: _crash_loop(m.s, m.t),
         "{restarts} (crash loop: {loop_from} or more)",
-        "no crash loop: {restarts} (crash loop: {loop_from} or more)",
+        "{restarts}, too few for a crash loop ({loop_from} or more)",
         "restarts in half an hour: unknown",
         "InferenceCrashLoop",
         serious=True,
@@ -336,7 +338,7 @@ BUILT_IN_CONDITIONS: Final = (
         _gpu_fault,
         "{faults} recent XID events or lost GPUs (threshold 1)",
         "no lost GPUs, and no recent XID events from the hardware or this engine",
-        "GPU faults: unknown (no GPU mapped to this pod, or only XID events that other programs may have caused)",
+        "GPU faults: unknown (no GPU mapped to this engine, or only XID events that other programs may have caused)",
         "GpuXidError",
         serious=True,
     ),
@@ -344,7 +346,7 @@ BUILT_IN_CONDITIONS: Final = (
         "metrics_frozen",
         lambda m: _frozen(m.s, m.finding, m.t),
         "no gauge or counter has moved for {still} (threshold {still_from})",
-        "gauges are moving",
+        "{movement}",
         "movement of gauges: unknown",
         "InferenceEngineStalled",
     ),

@@ -50,6 +50,7 @@ class Diagnoser:
             supporting=Sentences(lambda: tuple(evidence[name].text for name in supporting)),
             opposing=Sentences(lambda: tuple(evidence[name].text for name in opposing)),
             missing=Sentences(lambda: tuple(evidence.filled(text) for text in finding.missing)),
+            inputs=Sentences(lambda: tuple(evidence.filled(text) for text in finding.inputs)),
             reasons=reasons.numbers(finding.verdict, evidence.facts, s),
             row=finding.row,
             grade=finding.grade.name.lower(),

@@ -83,7 +83,7 @@ class Verdict:
 @frozen
 class Finding:
     """Result of the tables. ``supporting`` and ``opposing`` name facts; ``missing`` are texts, ``{fact}`` in them is
-    replaced by that fact's sentence.
+    replaced by that fact's sentence. ``inputs``: those of ``missing`` that a setting or a source can provide.
     """
 
     verdict: str
@@ -95,6 +95,7 @@ class Finding:
     missing: tuple[str, ...] = ()
     at_once: bool = False
     runner_up: str | None = None
+    inputs: tuple[str, ...] = ()
 
     @property
     def confidence(self) -> float:
@@ -123,16 +124,23 @@ def find(table: Verdict, facts: Facts) -> Finding | None:
     said = [text for text in (row.missing, *(one.missing for one in lowered)) if text]
     against = [leaf.name for leaf in table.against if leaf.test(facts)]
     against += [name for one in lowered for name in one.against if name not in against]
+    inputs = tuple(text for name, text in table.missing if facts[name] is None)
     return Finding(
         row.verdict or table.name,
         grade,
         f"{table.title}: {row.name}",
         _stage(table, facts) if (row.verdict or table.name) == "kv_pressure" else None,
-        tuple(leaf.name for leaf in table.supports if leaf.test(facts) and leaf.name not in against),
+        tuple(leaf.name for leaf in table.supports if _speaks(leaf, facts) and leaf.name not in against),
         tuple(against),
-        (*said, *(text for name, text in table.missing if facts[name] is None)),
+        (*said, *inputs),
         table.at_once,
+        inputs=inputs,
     )
+
+
+def _speaks(leaf: Condition, facts: Facts) -> bool:
+    """Whether a leaf holds by a known fact: an unknown one is no evidence."""
+    return facts[leaf.name] is not None and leaf.test(facts)
 
 
 def _stage(table: Verdict, facts: Facts) -> str | None:
@@ -173,4 +181,5 @@ def _with_runner_up(found: Finding, runner_up: str | None) -> Finding:
         found.missing,
         found.at_once,
         runner_up,
+        found.inputs,
     )

@@ -8,7 +8,7 @@ from kvpressure.diagnosis.numbers import percent
 from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals
 from kvpressure.settings.thresholds import Thresholds
 
-NO_GPU: Final = "no GPU mapped to this pod, or none readable"
+NO_GPU: Final = "no GPU mapped to this engine, or none readable"
 
 
 class GpuFacts:

@@ -71,8 +71,9 @@ NO_SCRAPE: Final = Verdict(
     "No fresh metrics",
     at_once=True,
     requires=unsure("page_fresh"),
-    rows=(Row("no scrape", ALWAYS, Grade.NOTHING, "{page_fresh}"),),
-    supports=(unsure("page_fresh"),),
+    rows=(Row("no scrape", ALWAYS, Grade.NOTHING, "what the engine does now"),),
+    supports=(no("page_fresh"),),
+    missing=(("page_fresh", "{page_fresh}"),),
     when="the last scrape is older than {stale_page_seconds} s, or scrapes fail",
 )
 
@@ -129,7 +130,13 @@ NO_PROGRESS: Final = Verdict(
     requires=yes("no_progress"),
     unless=(_computing,),
     rows=(
-        Row("suspicious", unsure("no_progress_long"), GUESS, "whether it moves again", verdict="unknown"),
+        Row(
+            "suspicious",
+            unsure("no_progress_long"),
+            GUESS,
+            "whether the engine has stopped (a verdict follows after {stalled_seconds} s without progress)",
+            verdict="unknown",
+        ),
         Row(
             "first request",
             no("ever_produced") & yes("something_runs") & unsure("no_progress_very_long"),
@@ -194,6 +201,7 @@ NO_PROGRESS: Final = Verdict(
     ),
     supports=_all_yes("no_progress", "work_present", "gpu_idle", "clients_came"),
     against=_all_yes("tokens_flow"),
+    missing=(_GPU, _CPU),
     when=(
         "requests are in flight, but there has been no progress for {stalled_seconds} s. `unknown` up to"
         " {prefill_patience_seconds} s for a first request, a single long step, or the usual prefill time. `unknown`"

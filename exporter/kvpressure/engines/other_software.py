@@ -19,14 +19,20 @@ LOOKED_AT: Final = 256 * 1024  # bytes searched
 
 @frozen
 class Software:
-    """``title`` with its article; ``advice``: what to do instead. ``begins``: prefixes of series names; ``contains``:
-    texts anywhere.
+    """``title`` with its article; ``instead``: what to scrape; ``note``: what to know before. ``begins``: prefixes of
+    series names; ``contains``: texts anywhere.
     """
 
     title: str
-    advice: str
+    instead: str
     begins: tuple[bytes, ...] = ()
     contains: tuple[bytes, ...] = ()
+    note: str = ""
+
+    @property
+    def advice(self) -> str:
+        """What to do, as a clause."""
+        return f"{self.note}; point at {self.instead}" if self.note else f"point at {self.instead}"
 
     def wrote(self, lines: bytes) -> bool:
         """Whether metrics are this software's; ``lines`` starts with a line feed."""
@@ -35,48 +41,49 @@ class Software:
         )
 
 
-_UNSUPPORTED: Final = "not supported; point at vLLM, SGLang or NIM servers"
+_ENGINES: Final = "vLLM, SGLang or NIM servers"
+_UNSUPPORTED: Final = "not supported"
 SOFTWARE: Final[Mapping[str, Software]] = {  # the more specific first
     "production_stack_router": Software(
         "the router of vLLM's production stack",
-        "point at the engine pods that its label server names",
+        "the engine pods that its label server names",
         (b"vllm:healthy_pods_total", b"vllm:current_qps"),
     ),
-    "vllm_router": Software("vllm-router", "point at its workers", (b"vllm_router_",)),
-    "sglang_router": Software("SGLang's router", "point at its workers", (b"smg_", b"sgl_router_")),
+    "vllm_router": Software("vllm-router", "the router's workers", (b"vllm_router_",)),
+    "sglang_router": Software("SGLang's router", "the router's workers", (b"smg_", b"sgl_router_")),
     "tensorrt_llm": Software(
-        "TensorRT-LLM", _UNSUPPORTED, (b"trtllm_", b"nv_trt_llm_"), (b'"iterLatencyMS"', b'"kvCacheStats"')
+        "TensorRT-LLM", _ENGINES, (b"trtllm_", b"nv_trt_llm_"), (b'"iterLatencyMS"', b'"kvCacheStats"'), _UNSUPPORTED
     ),
-    "tgi": Software("Hugging Face text-generation-inference", _UNSUPPORTED, (b"tgi_",)),
-    "llama_cpp": Software("llama.cpp", _UNSUPPORTED, (b"llamacpp:",)),
-    "lmdeploy": Software("LMDeploy", _UNSUPPORTED, (b"lmdeploy:",)),
+    "tgi": Software("Hugging Face text-generation-inference", _ENGINES, (b"tgi_",), note=_UNSUPPORTED),
+    "llama_cpp": Software("llama.cpp", _ENGINES, (b"llamacpp:",), note=_UNSUPPORTED),
+    "lmdeploy": Software("LMDeploy", _ENGINES, (b"lmdeploy:",), note=_UNSUPPORTED),
     "dynamo": Software(
         "an NVIDIA Dynamo component without an engine",
-        "point at the system port of the workers (DYN_SYSTEM_PORT)",
+        "the system port of the workers (DYN_SYSTEM_PORT)",
         (b"dynamo_frontend_", b"dynamo_component_", b"dynamo_planner_"),
     ),
-    "triton": Software("NVIDIA Triton without an LLM engine", _UNSUPPORTED, (b"nv_inference_", b"nv_gpu_")),
-    "litellm": Software("the LiteLLM proxy", "point at the servers that its label api_base names", (b"litellm_",)),
+    "triton": Software(
+        "NVIDIA Triton without an LLM engine", _ENGINES, (b"nv_inference_", b"nv_gpu_"), note=_UNSUPPORTED
+    ),
+    "litellm": Software("the LiteLLM proxy", "the servers that its label api_base names", (b"litellm_",)),
     "endpoint_picker": Software(
         "the endpoint picker of the Gateway API inference extension (llm-d)",
-        "point at the model server pods",
+        "the model server pods",
         (b"inference_pool_", b"inference_extension_", b"inference_model_", b"inference_objective_"),
     ),
-    "queue_proxy": Software(
-        "the queue proxy of Knative or KServe", "point at the model server's own port", (b"revision_",)
-    ),
+    "queue_proxy": Software("the queue proxy of Knative or KServe", "the model server's own port", (b"revision_",)),
     "dcgm_exporter": Software(
-        "the DCGM exporter", "point at the model servers; GPUs are read without it", (b"DCGM_FI_", b"DCGM_EXP_")
+        "the DCGM exporter", "the model servers", (b"DCGM_FI_", b"DCGM_EXP_"), note="GPUs are read without it"
     ),
     "node_exporter": Software(
-        "the node exporter", "point at the model servers", (b"node_exporter_", b"node_cpu_seconds", b"node_memory_")
+        "the node exporter", "the model servers", (b"node_exporter_", b"node_cpu_seconds", b"node_memory_")
     ),
-    "kvpressure": Software("a kvpressure exporter", "point at the model servers", (b"kvpressure_",)),
+    "kvpressure": Software("a kvpressure exporter", "the model servers", (b"kvpressure_",)),
     "service_mesh": Software(
-        "a service mesh proxy (Envoy or Istio)", "point at the model server's own port", (b"envoy_", b"istio_")
+        "a service mesh proxy (Envoy or Istio)", "the model server's own port", (b"envoy_", b"istio_")
     ),
     "ray": Software(
-        "Ray without an LLM engine on this node", "point at the Ray pods with GPUs that run the replicas", (b"ray_",)
+        "Ray without an LLM engine on this node", "the Ray pods with GPUs that run the replicas", (b"ray_",)
     ),
 }
 

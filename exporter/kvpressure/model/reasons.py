@@ -28,6 +28,8 @@ JSON: Final = "json"
 EMPTY: Final = "empty"
 BAD_TIMESTAMPS: Final = "bad_timestamps"  # every sample has a time of its own, of another moment
 NO_ENGINE_METRICS: Final = "no_engine_metrics"  # switched off, or software that is unknown
+NOT_METRICS: Final = (REDIRECT, BAD_ENCODING, PROTOCOL, INVALID_UTF8, HTML, JSON, EMPTY)
+"""Answers of a program that is probably no engine."""
 # Metrics of known software that is no engine; ``engines.other_software`` has what to do about each
 OTHER_SOFTWARE: Final = (
     "production_stack_router",

@@ -126,6 +126,7 @@ class KvSignals:
             absent="request lengths or the KV capacity are unknown",
         )
     )
+    requests_reached: float | None = None  # that the load can run at once within the limits, behind the ratio above
     preemption_rate: float | None = published(
         gauge(
             "preemption_rate",
@@ -161,7 +162,7 @@ class BatchSignals:
         gauge(
             "effective_batch_size_mean",
             "Mean number of decoding requests: rate of the inter-token latency sum (Little's law).",
-            absent="the engine has no histogram of inter-token latency",
+            absent="no output token came in 30 s, or the engine has no histogram of inter-token latency",
         )
     )
     batch_p50: float | None = published(_BATCH, "0.5")

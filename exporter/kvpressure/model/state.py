@@ -112,7 +112,8 @@ class Sentences(Sequence[str]):
 class Diagnosis:
     """The diagnosis of one engine.
 
-    ``supporting`` and ``opposing``: sentences for and against the verdict. ``missing``: what could not be read.
+    ``supporting`` and ``opposing``: sentences for and against the verdict. ``missing``: what is unknown; ``inputs``:
+    those of them that a setting or a source can provide.
     ``reasons``: the numbers behind it, by name (``diagnosis/reasons.py``). ``since``: when the verdict began.
     ``row``: line of ``docs/verdict-rows.md`` that gave it. ``grade``: how reliable it is. ``runner_up``: another
     verdict about as likely.
@@ -126,6 +127,7 @@ class Diagnosis:
     supporting: Sequence[str] = ()
     opposing: Sequence[str] = ()
     missing: Sequence[str] = ()
+    inputs: Sequence[str] = ()
     reasons: Mapping[str, float] = field(default_factory=dict)
     conditions: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature: Mapping[str, bool | None] = field(default_factory=dict)

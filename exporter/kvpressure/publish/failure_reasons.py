@@ -125,7 +125,7 @@ _GPUS: Final = (
     _meaning(
         "library_missing driver_missing",
         "no NVML or no driver in the container",
-        "set the runtime class; on a host without NVIDIA GPUs, `--no-collector.nvidia`",
+        "in Kubernetes, set the runtime class; on a host, install the driver with its NVML library",
         "platforms.md#no-pods-or-no-gpus-nvidias-runtime",
     ),
     _meaning(

@@ -30,7 +30,8 @@ class ChangeLog:
         for name in self._targets.keys() - {target.target for target in state.targets}:
             log.info("target removed", extra=with_fields(target=name))
         self._targets = {target.target: target.up for target in state.targets}
-        self._compare({engine.key: engine for engine in state.engines})
+        # One that has never answered is a target, not yet an engine.
+        self._compare({one.key: one for one in state.engines if one.up or one.key in self._engines})
 
     def _compare(self, engines: dict[EngineKey, EngineState]) -> None:
         for key in sorted(self._engines.keys() - engines.keys()):
@@ -60,7 +61,7 @@ def _verdict(before: EngineState | None, engine: EngineState) -> None:
             **_identity(engine),
             verdict=found.verdict,
             stage=found.stage or "",
-            confidence=f"{found.confidence:.2f}",
+            confidence=round(found.confidence, 2),
             before=before.diagnosis.verdict if before is not None else "",
         ),
     )

@@ -23,9 +23,9 @@ def configure(level: str, form: str) -> None:
 _FIELDS: Final = "kvpressure_fields"
 
 
-def with_fields(**fields: str) -> dict[str, dict[str, str]]:
-    """``extra`` of a logging call: fields beside the message; empty ones are left out."""
-    return {_FIELDS: {name: value for name, value in fields.items() if value}}
+def with_fields(**fields: str | float) -> dict[str, dict[str, str | float]]:
+    """``extra`` of a logging call: fields beside the message; empty ones are left out, numbers stay numbers in JSON."""
+    return {_FIELDS: {name: value for name, value in fields.items() if value != ""}}
 
 
 class LineFormatter(logging.Formatter):
@@ -53,6 +53,8 @@ class LineFormatter(logging.Formatter):
         return " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
 
 
-def _quoted(value: str) -> str:
+def _quoted(value: str | float) -> str:
+    if not isinstance(value, str):
+        return str(value)
     plain = value and value.isprintable() and not any(char in value for char in ' "=\\')
     return value if plain else json.dumps(value)

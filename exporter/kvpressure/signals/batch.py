@@ -115,14 +115,14 @@ def compute(
 
 
 def _mean_and_step(window: EngineWindow, seconds: float, preempting: bool) -> tuple[float | None, float | None]:
-    """Mean batch and mean step time in seconds; while requests are preempted, a batch of at most the mean of its
-    samples.
+    """Mean batch and mean step time in seconds, ``None`` where no token came; while requests are preempted, a batch of
+    at most the mean of its samples.
     """
     observed = window.observed(r.INTER_TOKEN, seconds)
     if observed is None:
         return None, None
     increase, span = observed
-    mean = None if increase.sum is None else increase.sum / span
+    mean = None if increase.sum is None or increase.count == 0 else increase.sum / span
     if preempting and mean is not None:
         sampled = window.gauge_values(r.RUNNING, seconds)
         mean = min(mean, sum(sampled) / len(sampled)) if sampled else None

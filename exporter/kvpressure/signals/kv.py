@@ -139,7 +139,7 @@ def compute(
     hits, usual_hits = hit_ratio.observe(window)
     running = window.gauge_values(r.RUNNING, MINUTE)
     mean_running = sum(running) / len(running) if running else None
-    context = shape.mean_context
+    context, reach = shape.mean_context, requests_reached(window, shape, max_num_seqs)
     usage = window.gauge(r.KV_USAGE) if recorded is not False else None
     peak = recent_max = rise = seconds = None
     if usage is not None:
@@ -156,7 +156,10 @@ def compute(
         kv_used_tokens=None if usage is None or capacity is None else usage * capacity,
         kv_slope_per_second=rise,
         kv_seconds_to_full=seconds,
-        kv_overcommit_ratio=overcommit(window, shape, capacity, max_num_seqs),
+        kv_overcommit_ratio=None
+        if reach is None or context is None or capacity is None
+        else reach * context / capacity,
+        requests_reached=reach,
         preemption_rate=rate,
         preemptions_counted=counted,
         preemptions_inferred=silent,
@@ -213,22 +216,17 @@ def _preemptions(
     return (counted[0] if counted else None), silent, rate, recent, within
 
 
-def overcommit(window: EngineWindow, shape: Shape, capacity: float | None, max_num_seqs: float | None) -> float | None:
-    """Tokens that the load can reach within the limits, divided by capacity.
+def requests_reached(window: EngineWindow, shape: Shape, max_num_seqs: float | None) -> float | None:
+    """Requests that the load can run at once within the limits; ``None`` without load.
 
-    Concurrency is what the load reaches (requests in flight, or arrival rate times service time), never max_num_seqs
-    itself: with its default nearly every configuration would be over-committed on paper.
+    It is what the load reaches (requests in flight, or arrival rate times service time), never max_num_seqs itself:
+    with its default nearly every configuration would be over-committed on paper.
     """
-    context = shape.mean_context
-    if capacity is None or context is None:
-        return None
     in_flight = window.in_flight(MINUTE)
     if not in_flight:
         return None
     reach = max(sum(in_flight) / len(in_flight), shape.arrivals_times_service or 0.0)
-    if max_num_seqs is not None:
-        reach = min(reach, max_num_seqs)
-    return reach * context / capacity
+    return reach if max_num_seqs is None else min(reach, max_num_seqs)
 
 
 def _hit_ratio(window: EngineWindow, seconds: float, least: float = 0.0) -> float | None:

@@ -89,7 +89,8 @@ class EngineView:
 
     def without(self, unseen: Sequence[str]) -> EngineView:
         """The same view, with ``unseen`` added to its missing inputs."""
-        diagnosis = replace(self.diagnosis, missing=(*self.diagnosis.missing, *unseen))
+        found = self.diagnosis
+        diagnosis = replace(found, missing=(*found.missing, *unseen), inputs=(*found.inputs, *unseen))
         return replace(self, engine=replace(self.engine, diagnosis=diagnosis))
 
     def as_json(self) -> dict[str, Any]:

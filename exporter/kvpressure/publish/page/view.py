@@ -86,9 +86,20 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
         plan=plan(engine, around.thresholds),
         history=dict(around.history.of(engine.key)),
         dashboard=around.links.dashboard("kvpressure-incident", engine.key),
-        runbooks=tuple(around.links.runbooks_for(diagnosis.verdict, holding)),
+        runbooks=tuple(around.links.runbooks_for(_explained(engine), holding)),
         standings=beside,
     )
+
+
+def _explained(engine: EngineState) -> str:
+    """The verdict whose runbook explains the engine: that of a stall where it may have begun, none where the verdict
+    is unknown although the engine is scraped.
+    """
+    found = engine.diagnosis
+    if found.verdict != UNKNOWN or not engine.up:
+        return found.verdict
+    stuck = found.evidence.get("no_progress")
+    return "stalled" if stuck is not None and stuck.value else ""
 
 
 def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Failure) -> PageEngine:

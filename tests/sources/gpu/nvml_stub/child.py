@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import threading
 import time
@@ -80,7 +81,8 @@ class Runner:
             self.source.close()
         if pynvml.nvmlLib is not None:
             pynvml.nvmlLib.nvml_stub_reset()
-        self.source = NvidiaSource(SimpleNamespace(**settings), clock=self.clock)
+        hidden = {"host_sys": os.devnull}  # this machine's own bus says nothing of the stub's GPUs
+        self.source = NvidiaSource(SimpleNamespace(**hidden | settings), clock=self.clock)
         return self.source
 
     def do(self, command: dict[str, Any]) -> Any:

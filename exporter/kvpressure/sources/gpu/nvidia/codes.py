@@ -23,7 +23,7 @@ GPU_NOT_FOUND: Final = "gpu_not_found"
 TIMEOUT: Final = "timeout"  # reported by NVML, or a call did not return
 INVALID_DATA: Final = "invalid_data"  # an impossible answer
 UNKNOWN: Final = "unknown"
-NO_DEVICES: Final = "no_devices"  # another vendor's node: normal
+NO_DEVICES: Final = "no_devices"  # a node without NVIDIA GPUs: normal
 
 REASON_BY_CODE: Final = MappingProxyType(
     {

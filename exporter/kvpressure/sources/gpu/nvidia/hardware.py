@@ -1,4 +1,4 @@
-"""GPU vendors of this node by the PCI bus, without a driver."""
+"""Whether this node has a vendor's GPUs, by the PCI bus and the kernel's modules, without the vendor's library."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from kvpressure.sources.catalog import registry
 DISPLAY_CLASSES: Final = ("0x03", "0x12")  # display controllers and processing accelerators
 
 
-def others_only(sysfs: Path, own: str = "nvidia") -> bool:
-    """True when this node certainly has only another vendor's GPUs (of a source in the catalog) and none of ``own``.
-
-    False when no GPU is visible: the bus may be hidden.
-    """
-    vendors, ids = _vendors(sysfs), _ids()
-    return ids[own] not in vendors and any(pci_id in vendors for pci_id in ids.values())
-
-
 def none_here(sysfs: Path, own: str = "nvidia") -> bool:
-    """True when the node's bus is readable and has no GPU of ``own``."""
-    return any((sysfs / "bus/pci/devices").glob("*")) and _ids()[own] not in _vendors(sysfs)
+    """True when this node has no GPU of ``own`` and its kernel driver is not loaded.
+
+    False when the bus shows no device at all: it may be hidden.
+    """
+    visible = any((sysfs / "bus/pci/devices").glob("*"))
+    return visible and _pci_id(own) not in _vendors(sysfs) and not (sysfs / "module" / own).exists()
 
 
-def _ids() -> dict[str, str]:
-    return {name: spec.gpus.pci_id for name, spec in registry().items() if spec.gpus is not None}
+def _pci_id(name: str) -> str | None:
+    gpus = registry()[name].gpus
+    return None if gpus is None else gpus.pci_id
 
 
 def _vendors(sysfs: Path) -> set[str]:

@@ -83,7 +83,7 @@ class NvidiaSource:
 
         Raises:
             SourceError: the library is down; it is tried again with back-off.
-            NothingHere: there is no driver, and the node has only another vendor's GPUs.
+            NothingHere: the node has neither an NVIDIA GPU nor its driver.
             FatalSourceError: only a new container can help.
         """
         with self._lock:
@@ -218,10 +218,10 @@ class NvidiaSource:
         self._queries.forget()
         self._queries.take_errors()  # the reason is counted by whoever gets the error
         self._open_again.failed(self._clock())
-        if reason in codes.NO_DRIVER and not self._worked and hardware.others_only(self._options.host_sys):
+        if reason in codes.NO_DRIVER and not self._worked and hardware.none_here(self._options.host_sys):
             reason = codes.NO_DEVICES
         elif reason != self._down_reason:
-            self._log_down(reason)
+            log.warning("NVML is down: %s", reason)
         self._down_reason = reason
         if reason == codes.LIBRARY_MISMATCH:
             return FatalSourceError(reason, "the driver was replaced; only a new container gets the new library")
@@ -230,13 +230,6 @@ class NvidiaSource:
         else:
             self._hopeless = 0
         return _error(reason)
-
-    def _log_down(self, reason: str) -> None:
-        """Log a warning; only information if the node has no NVIDIA GPU."""
-        if not self._worked and hardware.none_here(self._options.host_sys):
-            log.info("no NVIDIA GPU on this node (NVML: %s); --no-collector.nvidia stops looking for one", reason)
-        else:
-            log.warning("NVML is down: %s", reason)
 
     def _count_hopeless(self, reason: str) -> None:
         self._hopeless += 1

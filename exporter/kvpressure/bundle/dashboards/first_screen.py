@@ -73,8 +73,7 @@ FIRING: Final = (
     'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}'
 )
 
-AT_THE_EDGE: Final = "max_model_len"  # a gateway can enforce it
-MITIGATION_ORDER: Final = (AT_THE_EDGE, "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+MITIGATION_ORDER: Final = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 NO_LIMIT: Final = 'no limit change is recommended; if requests wait, see column "First action" above'
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
 
@@ -260,17 +259,17 @@ def _settings(site: DashboardContext) -> Json:
     now = f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"
     queries = [PanelQuery(_stepped(worst(expr)), table=True, optional=NO_LIMIT) for expr in (recommended, now)]
     overrides = [
-        column("Step", ("custom.width", 128)),
-        column("Limit", ("custom.width", 168)),
-        column("Now", ("custom.width", 60)),
-        column("Set to", ("custom.width", 62), ("thresholds", neutral()), COLORED),
+        column("Step", ("custom.width", 56)),
+        column("Limit", ("custom.width", 188)),
+        column("Now", ("custom.width", 64)),
+        column("Set to", ("custom.width", 74), ("thresholds", neutral()), COLORED),
     ]
     return table(
         site,
         "What to set",
-        "Limits to change, each with the value in force and the value to set, computed for each engine. Order of the"
-        " mitigation: cap tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization"
-        " down.",
+        "Limits to change, each with the value in force and the value to set, computed for each engine. Every limit is"
+        " an argument of the engine and takes effect after a restart. Order: cap tokens at the edge without a restart"
+        f" (in the engine: {MITIGATION_ORDER[0]}), then {', '.join(MITIGATION_ORDER[1:])}.",
         queries,
         {"pod": "Pod", "step": "Step", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"},
         overrides,
@@ -279,10 +278,9 @@ def _settings(site: DashboardContext) -> Json:
 
 
 def _stepped(expr: str) -> str:
-    """``expr`` with the label ``step``: the mitigation step of its limit, and whether it needs a restart."""
+    """``expr`` with the label ``step``: the mitigation step of its limit."""
     for step, limit in enumerate(MITIGATION_ORDER, 1):
-        cost = "no restart" if limit == AT_THE_EDGE else "restart"
-        expr = f'label_replace({expr}, "step", "{step}: {cost}", "limit", "{limit}")'
+        expr = f'label_replace({expr}, "step", "{step}", "limit", "{limit}")'
     return expr
 
 

@@ -73,6 +73,8 @@ BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == 
 SITE = DashboardContext(builtin(), BundleValues(), ALERTS)
 DASHBOARDS = render_dashboards(SITE)
 OPTIONAL = optional_queries(SITE)
+ADDRESS = "https://runbooks.internal"
+LINKED = render_dashboards(DashboardContext(builtin(), BundleValues(runbook_base_url=ADDRESS), ALERTS))
 
 every_dashboard = pytest.mark.parametrize("uid", sorted(DASHBOARDS))
 
@@ -217,12 +219,21 @@ def test_threshold_steps_are_thresholds(uid: str) -> None:
 
 
 @every_dashboard
-def test_runbook_links_resolve(uid: str) -> None:
-    for panel in panels(uid):
-        for link in panel["links"]:
-            assert link["url"].rsplit("/", 1)[1].removesuffix(".md") in ALERTS
-        named = re.findall(r"Alert: (\w+)\.", panel["description"])
-        assert len(named) == len(panel["links"]), panel["title"]
+def test_runbooks_are_linked_where_their_address_is_known_and_named_everywhere(uid: str) -> None:
+    linked = LINKED[uid]["panels"]
+    assert len(linked) == len(DASHBOARDS[uid]["panels"])
+    for without, panel in zip(DASHBOARDS[uid]["panels"], linked, strict=True):
+        named = re.findall(r"Alert: (\w+)\.", panel.get("description", ""))
+        assert [link["url"] for link in panel.get("links", [])] == [f"{ADDRESS}/{name}.md" for name in named]
+        assert set(named) <= ALERTS
+        assert without.get("links", []) == [], panel["title"]
+    assert [one["url"] for one in LINKED[uid]["links"] if one["type"] == "link"] == [f"{ADDRESS}/README.md"]
+
+
+@every_dashboard
+def test_no_dashboard_links_to_an_address_that_nobody_configured(uid: str) -> None:
+    addresses = re.findall(r'"url": "([^"]*)"', json.dumps(DASHBOARDS[uid]))
+    assert [one for one in addresses if one and not one.startswith("/d/")] == []
 
 
 @every_dashboard

@@ -27,6 +27,7 @@ from kvpressure.bundle.templating import context
 from kvpressure.bundle.templating import render as render_template
 from kvpressure.bundle.text import to_yaml
 from kvpressure.bundle.values import BundleValues
+from kvpressure.publish.links import RUNBOOK_FOLDER
 
 RULES: Final = "alerts/kvpressure-rules.yaml"
 VLLM_ONLY: Final = "alerts/kvpressure-vllm-only-rules.yaml"
@@ -47,7 +48,7 @@ STACK_NOTE: Final = (
     "An example for kube-prometheus-stack: put your receivers in place of the URLs. The operator adds a matcher on the"
     " namespace of\nthis object; install it where the engines are, or set alertmanagerConfigMatcherStrategy to None."
 )
-OWNED: Final = ("alerts", "dashboards", "docs/runbooks")
+OWNED: Final = ("alerts", "dashboards", RUNBOOK_FOLDER)
 """Directories with only generated files."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from pathlib import Path
 import pytest
 
 import kvpressure
-from kvpressure.bundle.render import OWNED, differences, render
+from kvpressure.bundle.render import OWNED, differences, render, without_dead_links, write
 from kvpressure.bundle.rules import SOURCES, Options, load_groups
 from kvpressure.bundle.spec import SpecError
 from kvpressure.cli import main
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.conftest import ROOT
+from tests.docs.test_documents import headings
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +31,32 @@ def test_another_process_gives_the_same_bytes(files: dict[str, str], tmp_path: P
         timeout=60,
     )
     written = [item for item in tmp_path.rglob("*") if item.is_file()]
-    assert {str(item.relative_to(tmp_path)): item.read_text() for item in written} == files
+    assert {str(item.relative_to(tmp_path)): item.read_text() for item in written} == without_dead_links(
+        files, tmp_path
+    )
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_link_of_a_bundle_in_an_empty_directory_leads_somewhere(source: str, tmp_path: Path) -> None:
+    write(render(Options(builtin(), source=source)), tmp_path)
+    for page in tmp_path.rglob("*.md"):
+        for file, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page}: {file}"
+            assert not anchor or anchor in headings(target), f"{page}: {file}#{anchor}"
+    assert "/runbooks/" in (tmp_path / "alerts/README.md").read_text(), "links within the bundle stay"
+    reasons = tmp_path / "docs/failure-reasons.md"
+    assert source != "kvpressure" or "values (docs/operations.md)" in reasons.read_text(), "pages elsewhere are named"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_readme_of_the_alerts_lists_the_files_beside_it(source: str, tmp_path: Path) -> None:
+    write(render(Options(builtin().override({"objective_ttft_ratio": 0.95}, "test"), source=source)), tmp_path)
+    beside = tmp_path / "alerts"
+    listed = set(re.findall(r"`([\w*/-]+\.(?:yaml|json))`(?=[^|]*\|[^|]*\|\n)", (beside / "README.md").read_text()))
+    found = {path for path in beside.rglob("*") if path.is_file() and path.name != "README.md"}
+    assert {path for pattern in listed for path in beside.glob(pattern)} == found
+    assert all(any(beside.glob(pattern)) for pattern in listed), listed
 
 
 def test_the_committed_bundle_is_what_would_be_generated(options: Options) -> None:

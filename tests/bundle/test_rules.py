@@ -232,6 +232,7 @@ def test_labels_and_annotations_are_complete(rules: list[dict[str, Any]]) -> Non
         assert rule["labels"]["kvpressure_family"] in FAMILIES
         assert (rule["labels"]["severity"] == "none") == (rule["alert"] == "KvpressureWatchdog")
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, "no link to a placeholder"
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{rule['alert']}.md"
         assert all(rule["annotations"].values())
         assert re.fullmatch(r"[A-Z][A-Za-z0-9]+", rule["alert"])
 

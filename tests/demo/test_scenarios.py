@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
 
 import pytest
+import yaml
+from benchmarks.alerts.engine import Episode, episodes, evaluate_each
+from benchmarks.alerts.series import Series
 
 from kvpressure.demo import alerting
 from kvpressure.demo.scenario import CHAT, CODE, MAIL, SCENARIOS, Scenario
@@ -60,6 +65,45 @@ def test_nothing_is_said_against_the_other_pods(scenario: Scenario) -> None:
     for tick, state in played(scenario.name):
         for pod in others:
             assert engine(state, pod).diagnosis.verdict in WELL, (tick, pod)
+
+
+@pytest.fixture(scope="module")
+def fired(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Sequence[Episode]]:
+    """What Prometheus fires about each scenario's pod, with the demo's waiting times, at one evaluation a second."""
+    rules = tmp_path_factory.mktemp("rules") / "rules.yaml"
+    rules.write_text(yaml.safe_dump(alerting.rules(alerting.factor(180, 1), 1), sort_keys=False), encoding="utf-8")
+    scraped = {name: Series() for name in SCENARIOS}
+    for name, series in scraped.items():
+        for tick, state in played(name):
+            series.add(replace(state, ticks=tick + 1))
+    found = evaluate_each(scraped, scrape_seconds=1, evaluation_seconds=1, rules=rules)
+    return {
+        name: episodes((one for one in active if one.labels.get("pod") == SCENARIOS[name].pod), 1)
+        for name, active in found.items()
+    }
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
+def test_the_rules_fire_what_a_scenario_expects_before_its_mitigation_and_end_it(
+    scenario: Scenario, fired: Mapping[str, Sequence[Episode]]
+) -> None:
+    assert scenario.alerts, "users are harmed: something has to fire"
+    begins = phases(scenario)
+    for alert in scenario.alerts:
+        found = [one for one in fired[scenario.name] if one.name == alert]
+        assert found, f"{alert} does not fire; fired: {sorted({one.name for one in fired[scenario.name]})}"
+        assert begins["incident"] < found[0].start < begins["mitigation"] - 10, (alert, found)
+        assert found[-1].end < 170, (alert, found)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
+def test_an_incident_whose_requests_wait_pages_somebody(
+    scenario: Scenario, fired: Mapping[str, Sequence[Episode]]
+) -> None:
+    pages = {one.name for one in fired[scenario.name] if one.pages}
+    assert pages & set(scenario.alerts) or scenario.name == "cpu_throttling", pages
 
 
 def test_two_runs_are_the_same() -> None:

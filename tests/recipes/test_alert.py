@@ -36,7 +36,7 @@ def test_two_files_make_an_alert(hand_written: list[Path]) -> None:
     rules = [rule for group in yaml.safe_load(files[RULES])["groups"] for rule in group["rules"]]
     (toy,) = [rule for rule in rules if rule.get("alert") == "ToyManyRequests"]
     assert toy["labels"]["severity"] == "warning"
-    assert toy["annotations"]["runbook_url"].endswith("/docs/runbooks/ToyManyRequests.md")
+    assert toy["annotations"]["runbook_url"] == "docs/runbooks/ToyManyRequests.md"
     assert "Put the toy away." in files["docs/runbooks/ToyManyRequests.md"]
     assert "[ToyManyRequests](runbooks/ToyManyRequests.md)" in files["docs/alerts.md"]
     assert "ToyManyRequests" in files["docs/runbooks/README.md"]

@@ -104,7 +104,9 @@ def test_a_condition_that_holds_leads_to_its_runbook_under_every_verdict(capsys:
     engine = document["engines"][0]
     runbook = "docs/runbooks/InferenceTimeToFirstTokenHigh.md"
     assert engine["verdict"] == "healthy"
-    assert any(step.startswith("prefix cache collapsed: ") and step.endswith(runbook) for step in engine["next_steps"])
+    assert any(
+        step.startswith("prefix cache collapsed: ") and step.endswith(f": {runbook}") for step in engine["next_steps"]
+    )
     assert "`prefix_cache_collapsed`" in (FIXTURES.parents[1] / runbook).read_text()
 
 

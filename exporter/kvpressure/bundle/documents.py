@@ -16,6 +16,7 @@ from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import number, span, words
 from kvpressure.bundle.verdicts_page import ROWS_PAGE, render_rows, render_verdicts
 from kvpressure.publish.failure_reasons import render_failure_reasons
+from kvpressure.publish.links import RUNBOOK_FOLDER
 from kvpressure.publish.reference import render_metrics_reference, render_settings_reference
 from kvpressure.settings.thresholds import Threshold
 
@@ -68,7 +69,7 @@ def pages(options: Options, groups: Sequence[RuleGroup], others: Sequence[Alert]
     found = {
         "docs/thresholds.md": _page("docs/thresholds.md.j2", variables | {"shown": shown}),
         "docs/alerts.md": _page("docs/alerts.md.j2", variables | _measured(rule_file(groups, options.values))),
-        "docs/runbooks/README.md": _page("docs/runbooks.md.j2", variables | {"others": others}),
+        f"{RUNBOOK_FOLDER}/README.md": _page("docs/runbooks.md.j2", variables | {"others": others}),
         "alerts/README.md": _page("docs/alerts-readme.md.j2", variables),
     }
     if options.source == "kvpressure":
@@ -85,7 +86,7 @@ def pages(options: Options, groups: Sequence[RuleGroup], others: Sequence[Alert]
 
 def runbook(alert: Alert) -> str:
     """Path of the alert's runbook."""
-    return f"docs/runbooks/{alert.name}.md"
+    return f"{RUNBOOK_FOLDER}/{alert.name}.md"
 
 
 def _page(template: str, variables: dict[str, Any]) -> str:

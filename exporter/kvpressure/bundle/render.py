@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from kvpressure.bundle.templating import context
 from kvpressure.bundle.templating import render as render_template
 from kvpressure.bundle.text import to_yaml
 from kvpressure.bundle.values import BundleValues
+from kvpressure.publish.links import RUNBOOK_FOLDER
 
 RULES: Final = "alerts/kvpressure-rules.yaml"
 VLLM_ONLY: Final = "alerts/kvpressure-vllm-only-rules.yaml"
@@ -47,7 +50,8 @@ STACK_NOTE: Final = (
     "An example for kube-prometheus-stack: put your receivers in place of the URLs. The operator adds a matcher on the"
     " namespace of\nthis object; install it where the engines are, or set alertmanagerConfigMatcherStrategy to None."
 )
-OWNED: Final = ("alerts", "dashboards", "docs/runbooks")
+_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+OWNED: Final = ("alerts", "dashboards", RUNBOOK_FOLDER)
 """Directories with only generated files."""
 
 
@@ -145,10 +149,24 @@ def _alertmanager(options: Options, alerts: frozenset[str]) -> Any:
 # --- comparing and writing ---------------------------------------------------------------------------------------
 
 
+def without_dead_links(files: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """``files`` for ``directory``: in pages, a link to what is neither among them nor there is its text alone."""
+
+    def linked(path: str, text: str) -> str:
+        def checked(link: re.Match[str]) -> str:
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link[2]))
+            there = "://" in link[2] or target in files or (directory / target).exists()
+            return link[0] if there else link[1]
+
+        return _LINK.sub(checked, text) if path.endswith(".md") else text
+
+    return {path: linked(path, text) for path, text in files.items()}
+
+
 def differences(files: Mapping[str, str], directory: Path) -> list[str]:
-    """One line for each file of ``directory`` that differs from ``files``, is missing or unknown."""
+    """One line for each file of ``directory`` that differs from what ``write`` writes, is missing or unknown."""
     found: list[str] = []
-    for path, text in files.items():
+    for path, text in without_dead_links(files, directory).items():
         target = directory / path
         if not target.is_file():
             found.append(f"{path}: missing")
@@ -159,9 +177,9 @@ def differences(files: Mapping[str, str], directory: Path) -> list[str]:
 
 
 def write(files: Mapping[str, str], directory: Path) -> list[str]:
-    """Write the changed files, remove nothing; returns the paths written. Raises ``OSError``."""
+    """Write the changed files, without dead links; remove nothing. Returns the paths written; raises ``OSError``."""
     written: list[str] = []
-    for path, text in files.items():
+    for path, text in without_dead_links(files, directory).items():
         target = directory / path
         if target.is_file() and target.read_text(encoding="utf-8", errors="replace") == text:
             continue

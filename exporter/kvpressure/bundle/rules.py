@@ -142,7 +142,7 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
     annotations = {
         "summary": level.summary,
         "description": level.description,
-        "runbook_url": f"{values.runbook_base_url}/{alert.name}.md",
+        "runbook_url": values.runbook(alert.name),
     }
     if not alert.dashboard or not values.dashboard_base_url:
         return annotations

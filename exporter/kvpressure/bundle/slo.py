@@ -51,7 +51,7 @@ def _sloth(name: str, target: float, thresholds: Thresholds, values: BundleValue
         "sli": {"events": {"errorQuery": _rate(_MISSED, name), "totalQuery": _rate(_TOTAL, name)}},
         "alerting": {
             "name": "InferenceObjectiveBurn",
-            "annotations": {"runbook_url": f"{values.runbook_base_url}/InferenceObjectiveBurn.md"},
+            "annotations": {"runbook_url": values.runbook("InferenceObjectiveBurn")},
             "pageAlert": {"labels": _labels("critical", page=True)},
             "ticketAlert": {"labels": _labels("warning", page=False)},
         },

@@ -6,17 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
 from kvpressure.errors import InputError
+from kvpressure.publish.links import RUNBOOK_FOLDER
 from kvpressure.settings import yaml_lines as yaml_nodes
-
-REPOSITORY: Final = "https://github.com/kvpressure/kvpressure"
-"""URL of the project."""
-
-RUNBOOKS: Final = f"{REPOSITORY}/blob/main/docs/runbooks"
-"""Base URL of runbooks, unless a site sets its own."""
 
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -31,14 +26,15 @@ class ValuesError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class BundleValues:
-    """Settings of a site. ``dashboard_base_url``: Grafana's URL; "": alerts have no ``dashboard_url``, because a
-    placeholder would be a dead link. ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert ->
+    """Settings of a site. ``runbook_base_url``: where the runbooks are served; "": alerts name the runbook's file.
+    ``dashboard_base_url``: Grafana's URL; "": alerts have no ``dashboard_url``. The project has no public address, and
+    a placeholder would be a dead link. ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert ->
     severity -> ``for`` in seconds. ``exclude``: alerts or families to leave out; ``include``: alerts that are off by
     default. ``labels``: added to every alert; ``alert_labels``: alert -> labels set on it (also severity and page).
     ``exporter_job``: part of the name of the exporter's scrape job.
     """
 
-    runbook_base_url: str = RUNBOOKS
+    runbook_base_url: str = ""
     dashboard_base_url: str = ""
     exporter_job: str = "kvpressure"
     thresholds: Mapping[str, Any] = field(default_factory=dict)
@@ -47,6 +43,10 @@ class BundleValues:
     include: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     alert_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def runbook(self, alert: str) -> str:
+        """URL of the alert's runbook, or its path in the bundle where no address is configured."""
+        return f"{self.runbook_base_url or RUNBOOK_FOLDER}/{alert}.md"
 
 
 def load(path: str | Path | None) -> BundleValues:

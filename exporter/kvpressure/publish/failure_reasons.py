@@ -316,5 +316,5 @@ def render_failure_reasons() -> str:
 
 
 def _line(row: Meaning) -> str:
-    more = f" ([more]({row.see}))" if row.see else ""
+    more = f" ([docs/{row.see.partition('#')[0]}]({row.see}))" if row.see else ""
     return f"| {', '.join(f'`{reason}`' for reason in row.reasons)} | {row.means} | {row.do}{more} |"

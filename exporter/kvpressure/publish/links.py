@@ -25,6 +25,9 @@ VERDICT_RUNBOOKS: Final = {
 }
 
 
+RUNBOOK_FOLDER: Final = "docs/runbooks"  # of the bundle, with a page NAME.md for each alert
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A title and its URL; "" when the site's address is not configured."""

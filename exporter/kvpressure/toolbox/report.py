@@ -10,11 +10,10 @@ from kvpressure import __version__
 from kvpressure.advice.mitigation import NOT_NOW, Action
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
-from kvpressure.bundle.values import RUNBOOKS
 from kvpressure.diagnosis import conditions
 from kvpressure.engines.registry import dialect
 from kvpressure.publish.engine_order import ORDER
-from kvpressure.publish.links import Links
+from kvpressure.publish.links import RUNBOOK_FOLDER, Links
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import CommonProblem, common_problems, log_events
@@ -99,7 +98,7 @@ def next_steps(engine: EngineView, again: str) -> Iterator[str]:
     for action in actions_now(engine):
         flags = " ".join(action.flags)
         yield action.title + (f": {flags}" if flags else "")
-    for link in Links(RUNBOOKS).runbooks_for("", engine.true_conditions):
+    for link in Links(RUNBOOK_FOLDER).runbooks_for("", engine.true_conditions):
         of = [words(name) for name in engine.true_conditions if conditions.of(name).runbook == link.title]
         yield f"{' and '.join(of)}: {link.url}"
     if engine.verdict == "kv_pressure":

@@ -44,9 +44,10 @@ class DashboardContext:
     values: BundleValues
     alerts: frozenset[str]
 
-    def runbook(self, alert: str) -> str:
-        """URL of the runbook of ``alert``."""
-        return f"{self.values.runbook_base_url}/{alert}.md"
+    def runbook_links(self, title: str, alert: str) -> list[Json]:
+        """A link to the runbook of ``alert``; empty where no address of runbooks is configured."""
+        known = self.values.runbook_base_url
+        return [{"title": title, "url": self.values.runbook(alert), "targetBlank": True}] if known else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,10 @@ class Dashboard:
             "time": {"from": "now-1h", "to": "now"},
             "timepicker": {},
             "annotations": {"list": [_firing_alerts(), *([_restarts()] if self.gpus else [])]},
-            "links": [_other_dashboards(), _link("Runbooks", f"{site.values.runbook_base_url}/README.md")],
+            "links": [
+                _other_dashboards(),
+                *(_link(link["title"], link["url"]) for link in site.runbook_links("Runbooks", "README")),
+            ],
             "templating": {"list": variables(self.source, self.gpus)},
             "panels": self.panels,
         }
@@ -341,10 +345,10 @@ def _panel(
     options: Json,
     overrides: Sequence[Json] = (),
 ) -> Json:
-    links = []
+    links: list[Json] = []
     if alert is not None and alert in site.alerts:
         about = f"{about}\n\nAlert: {alert}."
-        links = [{"title": f"Runbook {alert}", "url": site.runbook(alert), "targetBlank": True}]
+        links = site.runbook_links(f"Runbook {alert}", alert)
     optional = {query.model(index)["refId"]: query.optional for index, query in enumerate(queries) if query.optional}
     reasons = dict.fromkeys(optional.values())
     whole = len(reasons) == 1 and len(optional) == len(queries)

@@ -6,6 +6,7 @@ Everything above row ``SCREEN`` fits on 1600 x 900 without scrolling.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from kvpressure.bundle.dashboards.builder import (
@@ -36,7 +37,7 @@ from kvpressure.bundle.dashboards.builder import (
 from kvpressure.bundle.dashboards.ranking import lines, trouble, worst, worst_gpus
 from kvpressure.bundle.dashboards.reason_rows import reason_texts, reasons_of_the_worst
 from kvpressure.bundle.text import number
-from kvpressure.publish.links import VERDICT_RUNBOOKS
+from kvpressure.publish.links import RUNBOOK_FOLDER, VERDICT_RUNBOOKS
 
 SCREEN: Final = 20  # grid rows
 
@@ -73,8 +74,7 @@ FIRING: Final = (
     'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}'
 )
 
-AT_THE_EDGE: Final = "max_model_len"  # a gateway can enforce it
-MITIGATION_ORDER: Final = (AT_THE_EDGE, "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+MITIGATION_ORDER: Final = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 NO_LIMIT: Final = 'no limit change is recommended; if requests wait, see column "First action" above'
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
 
@@ -155,10 +155,10 @@ def _engines(site: DashboardContext) -> Json:
         "Value #I": "Signature",
     }
     about = (
-        "The engine in most trouble first, with its fullest GPU, its verdict and the first action (a click opens the"
-        ' runbook). Column "Memory" is required memory: an engine reserves its KV pool at start, so used memory is high'
-        ' with and without pressure. Column "Signature" follows the guide "KV Cache Diagnostics" and does not decide'
-        " the verdict. A click on a pod filters the whole dashboard."
+        "The engine in most trouble first, with its fullest GPU, its verdict and the first action. Runbooks are in"
+        f' {RUNBOOK_FOLDER}. Column "Memory" is required memory: an engine reserves its KV pool at start, so used'
+        ' memory is high with and without pressure. Column "Signature" follows the guide "KV Cache Diagnostics" and'
+        " does not decide the verdict. A click on a pod filters the whole dashboard."
     )
     return table(
         site,
@@ -192,7 +192,6 @@ def _engine_columns(site: DashboardContext) -> list[Json]:
     first = {UNSURE: (LOOK_FIRST, "text")} | {
         VERDICT_RUNBOOKS[verdict]: (text, "text") for verdict, text in FIRST_ACTIONS.items()
     }
-    runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     shown: dict[str, tuple[tuple[str, object], ...]] = {
         "Verdict": (
             ("mappings", texts(**VERDICTS)),
@@ -219,12 +218,18 @@ def _engine_columns(site: DashboardContext) -> list[Json]:
             _dashboard("kvpressure-workload", "Workload of this pod"),
         ),
         "Signature": (("mappings", texts(v0=("not met", "text"), v1=("met", YELLOW))), COLORED),
-        "First action": (("mappings", texts(**first)), ("links", [runbook])),
+        "First action": (("mappings", texts(**first)), *_runbook_of_the_row(site)),
     }
     return [
         *(column(name, ("custom.width", width), *shown.get(name, ())) for name, width in widths.items()),
         column("Pod", ("links", [drill("kvpressure-incident", "Only this pod", pod="${__value.raw}")])),
     ]
+
+
+def _runbook_of_the_row(site: DashboardContext) -> Sequence[tuple[str, object]]:
+    """Makes each value of a column a link to the runbook of that name, where an address is configured."""
+    links = site.runbook_links("Runbook", "${__value.raw}")
+    return [("links", links)] if links else []
 
 
 def _why(site: DashboardContext) -> Json:
@@ -260,17 +265,17 @@ def _settings(site: DashboardContext) -> Json:
     now = f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"
     queries = [PanelQuery(_stepped(worst(expr)), table=True, optional=NO_LIMIT) for expr in (recommended, now)]
     overrides = [
-        column("Step", ("custom.width", 128)),
-        column("Limit", ("custom.width", 168)),
-        column("Now", ("custom.width", 60)),
-        column("Set to", ("custom.width", 62), ("thresholds", neutral()), COLORED),
+        column("Step", ("custom.width", 56)),
+        column("Limit", ("custom.width", 188)),
+        column("Now", ("custom.width", 64)),
+        column("Set to", ("custom.width", 74), ("thresholds", neutral()), COLORED),
     ]
     return table(
         site,
         "What to set",
-        "Limits to change, each with the value in force and the value to set, computed for each engine. Order of the"
-        " mitigation: cap tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization"
-        " down.",
+        "Limits to change, each with the value in force and the value to set, computed for each engine. Every limit is"
+        " an argument of the engine and takes effect after a restart. Order: cap tokens at the edge without a restart"
+        f" (in the engine: {MITIGATION_ORDER[0]}), then {', '.join(MITIGATION_ORDER[1:])}.",
         queries,
         {"pod": "Pod", "step": "Step", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"},
         overrides,
@@ -279,26 +284,24 @@ def _settings(site: DashboardContext) -> Json:
 
 
 def _stepped(expr: str) -> str:
-    """``expr`` with the label ``step``: the mitigation step of its limit, and whether it needs a restart."""
+    """``expr`` with the label ``step``: the mitigation step of its limit."""
     for step, limit in enumerate(MITIGATION_ORDER, 1):
-        cost = "no restart" if limit == AT_THE_EDGE else "restart"
-        expr = f'label_replace({expr}, "step", "{step}: {cost}", "limit", "{limit}")'
+        expr = f'label_replace({expr}, "step", "{step}", "limit", "{limit}")'
     return expr
 
 
 def _fires(site: DashboardContext) -> Json:
     levels = texts(critical=("critical", RED), warning=("warning", ORANGE), info=("info", BLUE))
-    runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     overrides = [
-        column("Alert", ("custom.width", 204), ("links", [runbook])),
+        column("Alert", ("custom.width", 226), *_runbook_of_the_row(site)),
         column("Severity", ("custom.width", 70), ("mappings", levels), COLORED),
         column("Page", ("custom.width", 46), ("mappings", texts(true=("yes", RED), false=("no", "text"))), COLORED),
     ]
     return table(
         site,
         "What fires",
-        "Firing alerts of this bundle: about the chosen engines, about GPUs, and about the exporter. A click opens the"
-        " runbook.",
+        "Firing alerts of this bundle: about the chosen engines, about GPUs, and about the exporter. Each has its"
+        f" runbook in {RUNBOOK_FOLDER}.",
         [PanelQuery(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],
         {"alertname": "Alert", "severity": "Severity", "page": "Page", "pod": "Pod"},
         overrides,

@@ -103,6 +103,7 @@ def test_defaults_fail_with_the_values_found_and_to_set(capsys: pytest.CaptureFi
     assert items["gpu_memory_utilization"]["set"] == "--gpu-memory-utilization 0.7"
     assert items["input_limit"]["result"] == "fail"
     assert items["concurrency_from_memory"]["result"] == "fail"
+    assert "preempted" in items["concurrency_from_memory"]["why"]
     assert all(item["why"] and item["found"] for item in items.values())
 
 

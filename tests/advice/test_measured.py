@@ -15,8 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs/mitigations.md").read_text()
 
 def told(start: str) -> dict[str, int]:
     """Figures of the paragraph that begins so: preemptions, those before, and per cent of engine time."""
-    line = next(line for line in PAGE.splitlines() if start in line and "preemptions instead of" in line)
-    left, before = map(int, re.findall(r"(\d+) preemptions instead of (\d+)", line)[0])
+    line = next(line for line in PAGE.splitlines() if start in line and "preemptions " in line and "→" in line)
+    before, left = map(int, re.findall(r"preemptions (\d+) → (\d+)", line)[0])
     change = re.search(r"[Ee]ngine time (?:([+-]\d+)%|as before)", line)
     assert change is not None
     return {"left": left, "before": before, "time": int(change[1] or 0)}

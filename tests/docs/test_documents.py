@@ -121,6 +121,19 @@ def test_a_page_written_by_hand_stays_short(page: str) -> None:
     assert len(BY_HAND[page].split()) <= LONGEST
 
 
+def test_the_readme_alone_says_which_releases_are_tested() -> None:
+    names = [path.name for path in (ROOT / "tests/fixtures").rglob("*.prom*")]
+    for server, folder in (("vLLM", "vllm"), ("SGLang", "sglang")):
+        found = [name for name in names if re.match(rf"{folder}-\d", name)]
+        found += [path.name for path in (ROOT / f"tests/fixtures/{folder}").rglob("*.prom*")]
+        releases = sorted({tuple(map(int, one)) for name in found for one in re.findall(r"(\d+)\.(\d+)\.(\d+)", name)})
+        first, last = (".".join(map(str, one)) for one in (releases[0], releases[-1]))
+        (row,) = re.findall(rf"^\| {server} \| (.+) \|$", BY_HAND["README.md"], re.M)
+        assert f"metrics of {first} to {last} in tests" in row
+        elsewhere = {page for page, text in BY_HAND.items() if re.search(rf"{server} \d[\d.]* to \d", text)}
+        assert elsewhere == set()
+
+
 LONGEST = 800  # words of one page
 ALL_BY_HAND = 11_000  # words of all of them together; 21 400 once
 

@@ -14,6 +14,10 @@ from kvpressure.model.state import EngineState, State
 _SENTENCES: Final = 3  # of evidence that are printed with a verdict
 _MUTE_RECEIVERS: Final = ("heartbeat",)
 _WELL: Final = ("healthy", "idle")
+_UNREPORTED: Final = (
+    "ended, but Alertmanager sent no notification of that: the alert was inhibited, or the demo was over before the"
+    " next notification of its group"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ class Story:
                 for seen in self.verdicts
             ]
             for key, alert in self.alerts.items():
-                unreported = "still firing" if key in (still_active or ()) else "no notification of its end"
+                unreported = "still firing" if key in (still_active or ()) else _UNREPORTED
                 end = unreported if alert.cleared is None else f"cleared at {alert.cleared:.0f} s"
                 lines.append(
                     f"{alert.fired:4.0f} s  {alert.name} ({alert.severity}, to {alert.receiver}) {alert.pod}: {end}"

@@ -31,7 +31,8 @@ STRUCTURE = re.compile(
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
 PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
 PROSE_TEXT = re.compile(
-    r"503s|about 1-|XIDs [\d, ]+ are|--since=2h|tail -n 50|^\d+\. |Prometheus"
+    r"Operator below 0\.66|Prometheus below 2\.42|503s|about 1-"
+    r"|XIDs [\d, ]+ are|--since=2h|tail -n 50|^\d+\. |Prometheus"
     r" 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
     r"|over (?:both )?\d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]|\b[01] where"
     r"|is above 0(?!\.?\d)|is below 1\b|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
@@ -56,7 +57,7 @@ VERDICT_PAGE = re.compile(
 # to per minute, ratios to per cent, the steps of the mitigation, none counted as 0, what 1 and 0 mean,
 # and the fixed window of the slope of the KV cache (``SLOPE_SECONDS``).
 DASHBOARD_TEXT = re.compile(
-    r"\(1, |60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d: |vector\(0\)|1 is"
+    r"\(1, |60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d\"|vector\(0\)|1 is"
     r" normal|never 0|topk\(20, |^The 20 |1 minus p95 batch|Above 1, |last 15 s"
 )
 

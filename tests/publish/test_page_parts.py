@@ -369,7 +369,7 @@ class TestPlan:
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
-        assert "39 requests need at most 32448 of 42416 tokens of KV capacity" in made.actions[0].text
+        assert "39 requests at once need at most 32 448 tokens; the KV capacity is 42 416" in made.actions[0].text
         assert made.actions[1].text.startswith(
             "Present max_num_seqs: 128 (set in the arguments). Set max_num_seqs 39: "
         )

@@ -74,7 +74,7 @@ def test_memory_growth_is_unknown_without_an_idle_period(capsys: pytest.CaptureF
     assert engine["engine"]["conditions"]["memory_leak_idle"] is None
     assert problem["present"] is None
     assert (
-        problem["evidence"] == "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this pod)"
+        problem["evidence"] == "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this engine)"
     )
 
 
@@ -84,8 +84,8 @@ def test_memory_growth_is_unknown_without_an_idle_period(capsys: pytest.CaptureF
         (None, False, None, "memory growth while idle: unknown"),
         (None, True, True, "requests in flight (threshold"),
         (True, True, True, "device memory grows by"),
-        (False, False, False, "no leak: device memory grows by"),
-        (False, None, False, "no leak: device memory grows by"),
+        (False, False, False, "device memory grows by"),
+        (False, None, False, "device memory grows by"),
     ],
 )
 def test_memory_growth_follows_the_conditions(

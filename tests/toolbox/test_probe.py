@@ -70,8 +70,8 @@ def test_the_config_of_another_model_is_refused(capsys: pytest.CaptureFixture[st
         assert fake.requests == []
     assert status == 2
     said = capsys.readouterr().err
-    assert "28,672 bytes a token" in said
-    assert "which takes 131,072; allowed: --model-config llama-3.1-8b" in said
+    assert "28 672 bytes a token" in said
+    assert "which takes 131 072; allowed: --model-config llama-3.1-8b" in said
 
 
 def test_a_config_that_cannot_be_compared_is_noted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,6 +108,6 @@ def test_the_share_above_a_cap_follows_the_quantiles(cap: float, share: float) -
 def test_max_tokens_that_most_requests_exceed_are_lowered_and_not_rejected() -> None:
     asked = replace(SPREAD, max_tokens_quantiles={"0.5": 2048.0, "0.95": 4096.0, "0.99": 4096.0})
     engine = engine_from(StatedEngine("kv_pressure", running=12.0, capacity_tokens=8000.0), builtin()).engine
-    for context, text in ((asked, "instead of rejecting"), (SPREAD, "(HTTP 400)")):
+    for context, text in ((asked, "too many to reject"), (SPREAD, "(HTTP 400)")):
         found = replace(engine, signals=replace(engine.signals, context=context))
         assert text in pressure_plan(PlanInput(found), builtin(), "").steps[0].text

@@ -290,8 +290,8 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
         caps.long_asked is not None and caps.long_outputs is not None and caps.long_asked > caps.long_outputs + ROUNDING
     )
     said = f"reject prompts above {caps.input_tokens} tokens (HTTP 413) and " + (
-        f"lower max_tokens to at most {caps.output_tokens} instead of rejecting ({percent_text(caps.long_asked or 0.0)}"
-        " of requests ask for more)"
+        f"reduce a larger max_tokens to {caps.output_tokens} ({percent_text(caps.long_asked or 0.0)} of requests ask"
+        " for more, too many to reject)"
         if lower
         else f"require max_tokens of at most {caps.output_tokens} (HTTP 400)"
     )
@@ -302,12 +302,14 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
         said += (
-            f". Then {together:.0f} requests need at most {wanted:.0f} of {capacity:.0f} tokens of KV capacity"
+            f". Then {together:.0f} requests at once need at most {number_text(wanted)} tokens; the KV capacity is"
+            f" {number_text(capacity)}"
             if wanted <= capacity
-            else f". Even then {together:.0f} requests can need {wanted:.0f} tokens; the KV capacity is {capacity:.0f}"
+            else f". {together:.0f} requests at once can still need {number_text(wanted)} tokens; the KV capacity is"
+            f" {number_text(capacity)}"
         )
     p95 = [
-        f"{kind} {found['0.95']:.0f}"
+        f"{kind} {number_text(round(found['0.95']))}"
         for kind, found in (("prompts", engine.prompts), ("outputs", engine.outputs), ("max_tokens", engine.asked))
         if "0.95" in found
     ]
@@ -534,7 +536,9 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
         if left <= 0:
             told.append(f"with {called} {target:g}, no KV pool remains and the server does not start")
             continue
-        tokens = f" ({capacity * left / pool:.0f} of {capacity:.0f} tokens)" if capacity else ""
+        tokens = (
+            f" ({number_text(round(capacity * left / pool))} of {number_text(capacity)} tokens)" if capacity else ""
+        )
         told.append(
             f"with {called} {target:g}, the KV pool shrinks from {pool / 2**30:.1f} to {left / 2**30:.1f} GiB{tokens}"
         )

@@ -15,6 +15,7 @@ from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import human_int
+from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
@@ -147,8 +148,9 @@ def _compare(options: argparse.Namespace, target: Target, served: str, layout: C
     if own.bytes_per_token == layout.bytes_per_token:
         return ""
     raise InputError(
-        f"--model-config: {options.model_config!r:.100} takes {layout.bytes_per_token:,.0f} bytes a token, but "
-        f"{target.name} serves {served:.100}, which takes {own.bytes_per_token:,.0f}; allowed: --model-config {found}"
+        f"--model-config: {options.model_config!r:.100} takes {grouped(layout.bytes_per_token)} bytes a token, but "
+        f"{target.name} serves {served:.100}, which takes {grouped(own.bytes_per_token)};"
+        f" allowed: --model-config {found}"
     )
 
 

@@ -20,6 +20,7 @@ from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.base import EngineDialect, Known
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.host_settings import DEFAULT_SHARED_BYTES, SHARED_MEMORY, HostSettings
 from kvpressure.toolbox.live_pages import GivenGpu
@@ -432,8 +433,8 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             advice,
         )
     said = (
-        f"max_num_seqs {seqs:g}; the KV cache holds about {room.capacity_tokens:,d} tokens: {room.full_length:.1f}"
-        " requests of max_model_len"
+        f"max_num_seqs {seqs:g}; the KV cache holds about {grouped(room.capacity_tokens)} tokens:"
+        f" {room.full_length:.1f} requests of max_model_len"
     )
     if room.full_length < 1 and s.seen is None:
         return Item(name, _CONCURRENCY, text, "fail", why, f"{said}; vLLM does not start unless one fits", advice)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from kvpressure.capacity.kvbytes import CacheLayout
+from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.completions import Api, Completion, CompletionRequest
 from kvpressure.toolbox.kv_block_meter import BlockReading, Cache, Meter
@@ -278,8 +279,8 @@ class Probe:
                 ""
                 if found.bytes_per_token is None or found.expected_bytes_per_token is None
                 else (
-                    f", {found.bytes_per_token:,.0f} bytes a token on each GPU (formula"
-                    f" {found.expected_bytes_per_token:,.0f})"
+                    f", {grouped(found.bytes_per_token)} bytes a token on each GPU (formula"
+                    f" {grouped(found.expected_bytes_per_token)})"
                 )
             )
             + "; back to the baseline"

@@ -175,7 +175,7 @@ def _run(name: str, arguments: Sequence[str], description: str) -> int:
 
 def _help(commands: dict[str, str]) -> str:
     width = max(map(len, commands), default=0)
-    about = "Find out why vLLM or SGLang is slow: KV cache, batch limit, compute, host or a stall."
+    about = "Find out why an inference server is slow: KV cache, batch limit, compute, host or a stall."
     lines = ["usage: kvpressure COMMAND [options]", "", about, "", "commands:"]
     lines += [f"  {name:<{width}}  {text}" for name, text in commands.items()]
     lines += ["", "kvpressure COMMAND --help shows its options; kvpressure version prints the version."]

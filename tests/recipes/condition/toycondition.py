@@ -17,8 +17,8 @@ def all_waiting(moment: Moment) -> bool | None:
 ALL_WAITING = Declared(
     name="toy_all_waiting",
     find=all_waiting,
-    true="all {in_flight} requests in flight are waiting",
-    false="not all of the {in_flight} requests in flight are waiting",
+    true="all {in_flight} in flight are waiting",
+    false="not all of the {in_flight} in flight are waiting",
     unknown="whether all requests are waiting: unknown (no metrics of the queue)",
     runbook="InferenceQueueTimeHigh",
 )

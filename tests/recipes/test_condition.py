@@ -76,7 +76,7 @@ def test_each_value_is_published_and_has_its_sentence(gauges: dict[str, float], 
 @pytest.mark.usefixtures("_toy")
 def test_it_is_in_the_reference() -> None:
     row = next(line for line in render_metrics_reference().splitlines() if NAME in line)
-    assert "all ... requests in flight are waiting" in row
+    assert "all ... in flight are waiting" in row
     assert "(runbooks/InferenceQueueTimeHigh.md)" in row
 
 

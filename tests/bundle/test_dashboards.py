@@ -423,14 +423,15 @@ def test_the_first_action_is_the_pages_first_action_and_leads_to_the_runbook_of_
         engine = replace(full_engine(), diagnosis=Diagnosis(verdict, 1.0, None, 0.0))
         if verdict != "unknown":  # what is missing differs
             assert text.startswith(plan(engine, builtin()).actions[0].title), verdict
-    first = next(iter(first_screen().values()))
+    title = next(iter(first_screen()))
+    first = next(panel for panel in LINKED["kvpressure-incident"]["panels"] if panel["title"] == title)
     column = next(item for item in first["fieldConfig"]["overrides"] if item["matcher"]["options"] == "First action")
     properties = {item["id"]: item["value"] for item in column["properties"]}
     assert {key: option["text"] for key, option in properties["mappings"][0]["options"].items()} == {
         UNSURE: LOOK_FIRST,
         **{VERDICT_RUNBOOKS[verdict]: text for verdict, text in FIRST_ACTIONS.items()},
     }
-    assert properties["links"][0]["url"].endswith("/${__value.raw}.md")
+    assert [link["url"] for link in properties["links"]] == [f"{ADDRESS}/${{__value.raw}}.md"]
 
 
 def test_engines_are_ranked_as_on_the_page() -> None:

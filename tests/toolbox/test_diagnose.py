@@ -74,7 +74,8 @@ def test_memory_growth_is_unknown_without_an_idle_period(capsys: pytest.CaptureF
     assert engine["engine"]["conditions"]["memory_leak_idle"] is None
     assert problem["present"] is None
     assert (
-        problem["evidence"] == "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this engine)"
+        problem["evidence"]
+        == "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this engine)"
     )
 
 

@@ -302,8 +302,8 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Reserved minus allocated",
-            "Allocator: torch's caching allocator (needs the plugin). kv_pool: free KV blocks. kv_block: waste inside"
-            " blocks.",
+            'Line "allocator": memory that PyTorch keeps unused (needs the plugin). "kv_pool": free KV blocks.'
+            ' "kv_block": unused slots in occupied blocks.',
             [PanelQuery(lines("fragmentation_bytes", by="scope"), "{{pod}} {{scope}}")],
             "decbytes",
             steps(site, (ORANGE, "fragmentation_warning_bytes")),

@@ -362,7 +362,8 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Reserved minus allocated",
-            "kv_pool: free KV blocks. kv_block: waste inside blocks. allocator: torch.",
+            'Line "allocator": memory that PyTorch keeps unused. "kv_pool": free KV blocks. "kv_block": unused slots'
+            " in occupied blocks.",
             [
                 PanelQuery(lines("fragmentation_bytes", 'scope!="allocator"', by="scope"), "{{pod}} {{scope}}"),
                 PanelQuery(

@@ -53,7 +53,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gpu_memory_demand_ratio",
         "gauge",
         "Share of device memory in real use, 0-1: used memory minus the unused part of the KV pools on this GPU."
-        " On a GPU without an engine: all used memory.",
+        " On a GPU without an engine, all used memory counts.",
         GPU,
         "an engine on this GPU has a KV pool of unknown size, is not scraped, or is on another node",
     ),

@@ -406,7 +406,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "head_of_line_blocked",
         "a prompt of p95 length is too long for the free KV cache",
-        "the KV cache does not keep a prompt of p95 length waiting",
+        "no prompt of p95 length is waiting for KV cache",
         lambda v: _blocked(v, _long_prompt(v.s)),
         "{long_blocked}",
         "{long_missing}",
@@ -414,7 +414,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "mean_prompt_blocked",
         "a prompt of average length is too long for the free KV cache",
-        "the KV cache does not keep a prompt of average length waiting",
+        "no prompt of average length is waiting for KV cache",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         "{mean_blocked}",
         "{mean_missing}",
@@ -444,10 +444,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "blocks_held_for_others",
-        "KV blocks may be held until another server has pulled them",
-        "no KV blocks are held for another server",
+        "KV blocks may be held for a server that has yet to fetch them",
+        "no KV blocks are held for a server that has yet to fetch them",
         _held_for_others,
-        question="KV blocks held for another server",
+        question="KV blocks held for a server that has yet to fetch them",
     ),
     # --- preemptions
     Fact(
@@ -536,7 +536,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_observed",
         "{max_num_seqs} is inferred from a constant number of running requests",
-        "{max_num_seqs} is not inferred from the number of running requests",
+        "{max_num_seqs} is set or a default, not inferred from the number of running requests",
         _source_is("observed"),
         "its value is {limit}",
         question="source of {max_num_seqs}",

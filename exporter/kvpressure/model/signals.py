@@ -171,7 +171,7 @@ class BatchSignals:
     batch_collapse_ratio: float | None = published(
         gauge(
             "batch_collapse_ratio",
-            "Missing share of the possible batch, 0-1: 1 minus p95 batch size divided by possible batch. The possible"
+            "Unused share of the possible batch, 0-1: 1 - (p95 batch size / possible batch). The possible"
             " batch is the number of requests in flight that are not deferred, but at most the limit.",
             absent="no request is in flight that could run",
         )

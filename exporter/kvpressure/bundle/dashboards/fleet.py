@@ -253,7 +253,7 @@ def _burn(site: DashboardContext) -> Json:
         site,
         "Error budget: burn rate over an hour, and over six (dashed)",
         "Burn rate: at 2, the error budget is spent twice as fast as allowed. The alert fires only if the burn rate is"
-        " high over a long and a short window, such as six hours and thirty minutes.",
+        " high over both a long and a short window, such as six hours and half an hour.",
         {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
         steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),

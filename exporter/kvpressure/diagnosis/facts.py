@@ -559,7 +559,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "several_run",
-        "{host_min_requests} or more requests are running",
+        "several requests are running ({host_min_requests} or more)",
         "fewer than {host_min_requests} requests are running",
         lambda v: least(v.s.load.running, v.t["host_min_requests"]),
         "{running}",

@@ -749,7 +749,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "most clients have closed their connections since the last output",
         "most clients have kept their connections since the last output",
         lambda v: v.s.progress.connections_dropped,
-        question="client connections since the last output",
+        question="connections that clients closed since the last output",
     ),
     Fact(
         "clients_came",

@@ -319,12 +319,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items left out of the last scrape. Reason engines: the target has more engines than its share of the"
-        " node's limit of 64. Reason series: more series than a scrape or histogram may have. Reason plugin:"
-        " 1 if the plugin's report"
-        " had too many lines. Reason new_engines: new engine names (64 are allowed at once, then one a"
-        " minute). Reason collisions: several series for one value. Reason timestamps: samples more than two minutes"
-        " before or after the scrape.",
+        "Items left out of the last scrape, by reason. With reason engines, the target has more engines than its share"
+        " of the node's limit of 64. With reason series, a scrape or histogram has too many series. With reason plugin,"
+        " the plugin's report had too many lines (value 1). With reason new_engines, new engine names came too fast: 64"
+        " are allowed at once, then one a minute. With reason collisions, several series gave the same value. With"
+        " reason timestamps, samples were more than two minutes off.",
         ("target", "reason"),
         "nothing was left out",
     ),

@@ -536,7 +536,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_observed",
         "{max_num_seqs} is inferred from a constant number of running requests",
-        "{max_num_seqs} is set or a default, not inferred from the number of running requests",
+        "{max_num_seqs} was not inferred from running requests",
         _source_is("observed"),
         "its value is {limit}",
         question="source of {max_num_seqs}",

@@ -54,7 +54,7 @@ _RESERVED: Final = gauge(
 )
 _ALLOCATED: Final = gauge(
     "memory_allocated_bytes",
-    "Allocated memory, by scope: allocator (torch), kv_pool (KV blocks in use), kv_block (filled part of these blocks).",
+    "Allocated memory by scope: allocator (torch), kv_pool (KV blocks in use), kv_block (filled part of those blocks).",
     "scope",
     absent=_NO_SCOPE,
 )

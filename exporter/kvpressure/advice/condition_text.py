@@ -28,11 +28,7 @@ class Standing:
 
 def standings(engine: EngineState, t: Thresholds) -> tuple[Standing, ...]:
     """Every condition of ``engine`` except the documented signature, which is shown apart."""
-    return tuple(
-        Standing(name, value, _text(name, value, engine, t))
-        for name, value in engine.diagnosis.conditions.items()
-        if name != OWN_LINE
-    )
+    return tuple(standing(name, engine, t) for name in engine.diagnosis.conditions if name != OWN_LINE)
 
 
 def standing(name: str, engine: EngineState, t: Thresholds) -> Standing:

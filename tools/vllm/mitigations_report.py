@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvpressure.printable import grouped
+
 Result = dict[str, Any]
 
 
@@ -97,8 +99,8 @@ def _counts(result: Result) -> str:
     failed = sum(result["failed"].values())
     cells = [
         f"{result['preemptions']:.0f}",
-        _thousands(result["recomputed"]),
-        _thousands(result["steps"]),
+        grouped(result["recomputed"]),
+        grouped(result["steps"]),
         f"{result['decoding_mean']:.1f}",
         f"{result['running_max']:.0f}",
         f"{result['waiting_mean']:.0f}",
@@ -125,10 +127,6 @@ def _times(result: Result) -> str:
     return f"| {_setting(result)} | " + " | ".join(cells) + " |"
 
 
-def _thousands(value: float) -> str:
-    return f"{value:,.0f}".replace(",", " ")
-
-
 def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
     """One paragraph a step of the plan, in its order, for what was measured."""
 
@@ -136,7 +134,7 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
         result = by_name[name]
         return (
             f"preemptions {base['preemptions']:.0f} → {result['preemptions']:.0f},"
-            f" recomputed tokens {_thousands(base['recomputed'])} → {_thousands(result['recomputed'])}, engine time"
+            f" recomputed tokens {grouped(base['recomputed'])} → {grouped(result['recomputed'])}, engine time"
             f" {_change(result['engine_seconds'], base['engine_seconds'])}, mean queue {base['waiting_mean']:.0f} →"
             f" {result['waiting_mean']:.0f}"
         )

@@ -8,20 +8,8 @@ from typing import Final
 
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.registry import default, dialects
+from kvpressure.model.arguments import WITH_VALUE
 
-_WITH_VALUE: Final = (
-    "block_size",
-    "data_parallel_size",
-    "gpu_memory_utilization",
-    "kv_cache_dtype",
-    "kv_cache_memory_bytes",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "pipeline_parallel_size",
-    "served_model_name",
-    "tensor_parallel_size",
-)
 _NO_VALUE: Final = "True"  # how an option without a value is read
 
 
@@ -46,7 +34,7 @@ def mistake(argv: Sequence[str]) -> Mistake | None:
     for name, meant in server.misspelt(args.explicit).items():
         what = f"{server.flag(name)} is not an option of {server.title}"
         return Mistake(what, f"options of {server.title}", server.flag(meant))
-    for name in _WITH_VALUE:
+    for name in WITH_VALUE:
         if args.values.get(name) == _NO_VALUE:
             return Mistake(f"{server.flag(name)} has no value", f"{server.flag(name)} VALUE")
     return None

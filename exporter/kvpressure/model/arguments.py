@@ -15,6 +15,21 @@ from kvpressure.model import ceilings
 from kvpressure.model.frozen import frozen
 
 GIB: Final = 2**30
+WITH_VALUE: Final = (
+    "block_size",
+    "data_parallel_size",
+    "gpu_memory_utilization",
+    "kv_cache_dtype",
+    "kv_cache_memory_bytes",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "pipeline_parallel_size",
+    "served_model_name",
+    "tensor_parallel_size",
+    "watermark",
+)
+"""Common arguments that mean nothing without a value."""
 
 
 @frozen

@@ -91,6 +91,7 @@ def test_tls_policy_is_explicit(tmp_path):
         ("h;args=vllm serve x --max_model_lenn 64", "(did you mean --max-model-len?)", "vLLM"),
         ("h;args=--max-num-seqs --enable-lora", "--max-num-seqs has no value", "--max-num-seqs VALUE"),
         ("h;args=--max-num-seqs", "--max-num-seqs has no value", "--max-num-seqs VALUE"),
+        ("h;args=--watermark --enable-lora", "--watermark has no value", "--watermark VALUE"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(text, what, allowed):

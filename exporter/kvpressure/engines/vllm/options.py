@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
+from kvpressure.model.arguments import WITH_VALUE
+
 # Source: ``vllm/engine/arg_utils.py`` and ``vllm/entrypoints/openai/cli_args.py`` of 0.7 and 0.11, and the start-up
 # lines of later releases. A release may have others, so a name that is missing here is not an error by itself.
 NAMES: Final = frozenset(
@@ -64,21 +66,11 @@ NAMES: Final = frozenset(
 _SORTED: Final = sorted(NAMES)
 # Options that decide advice; only these are worth a warning when misspelt.
 _DECIDING: Final = (
-    "block_size",
-    "data_parallel_size",
+    *WITH_VALUE,
     "enable_chunked_prefill",
     "enable_prefix_caching",
-    "gpu_memory_utilization",
-    "kv_cache_dtype",
-    "kv_cache_memory_bytes",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "max_num_seqs",
     "num_gpu_blocks_override",
     "override_generation_config",
-    "pipeline_parallel_size",
-    "served_model_name",
-    "tensor_parallel_size",
 )
 _CLOSE: Final = 0.85  # of difflib's ratio: one or two letters of a name
 

@@ -132,11 +132,6 @@ def _head(result: Result) -> Iterator[str]:
         " as delivered."
     )
     yield ""
-    yield (
-        "Contents: result · how it is measured · a fortnight · recordings that must be silent · incidents · without a"
-        " baseline · live"
-    )
-    yield ""
     yield "## Result"
     yield ""
     yield from (f"* {line}" for line in bars(result))

@@ -167,9 +167,7 @@ rule_files:
 
 Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts have the same names. For thresholds of your own, run
 `kvpressure bundle --source vllm --values site.yaml --out DIR`. `kvpressure bundle` also writes a PrometheusRule, runbooks, routes and the rules' unit tests.
-[alerts/kvpressure-vllm-only-dashboard.json](../alerts/kvpressure-vllm-only-dashboard.json) is a dashboard over vLLM's own metrics.
-
-Contents: alerts · what they cannot show · measured on the recordings
+[alerts/kvpressure-vllm-only-dashboard.json](../alerts/kvpressure-vllm-only-dashboard.json) is a dashboard for vLLM's own metrics.
 
 ## Alerts
 
@@ -191,7 +189,7 @@ steps that read `kvpressure_` metrics do not apply.
   A stall is reported only after a whole rate window without a token.
 * The engine's limits are unknown, so no values to set are recommended.
 * There is no baseline for each engine, so latency alerts have only absolute thresholds, and do not page.
-* Peaks of the KV cache between two scrapes are missed, and so are preemptions until vLLM counts them.
+* Peaks of the KV cache between two scrapes are missed. Preemptions show only when vLLM counts them.
 * Frozen metrics of an idle server look like a stall.
 
 The [exporter](deploy.md) on each node closes these gaps.

@@ -114,7 +114,7 @@ def test_traces_of_several_makers(tmp_path: Path, text: str, zipped: bool) -> No
         ("input_tokens,output_tokens\n1e12,2\n", ":2: input_tokens is '1e12'"),
         ("input_tokens,output_tokens\n7\n", ":2: no column"),
         ('{"input_tokens": 1, "output_tokens": 2}\n{\n', ":2: not a JSON object"),
-        ('{"format":"kvpressure-recording","version":1}\n', "no request finished"),
+        ('{"format":"kvpressure-recording","version":1}\n', "no finished requests with known lengths"),
         ('{"format":"kvpressure-recording","version":9}\n', "version"),
     ],
 )
@@ -265,7 +265,7 @@ def test_busy_engines_count_more(tmp_path: Path) -> None:
 
 def test_a_recording_in_which_nothing_finished_is_refused(tmp_path: Path) -> None:
     tick = {"100.0": 500, "+Inf": 500}
-    with pytest.raises(CapacityError, match="no request finished"):
+    with pytest.raises(CapacityError, match="no finished requests with known lengths"):
         recording(tmp_path / "r", page(0, tick, 1), page(5, tick, 1))
 
 

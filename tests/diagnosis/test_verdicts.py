@@ -358,7 +358,7 @@ def test_old_numbers_describe_another_moment(age, verdict):
 def test_unknown_says_what_is_missing():
     found = judge(fresh_seconds=0.0, samples=1)
     assert found.verdict == "unknown"
-    assert "a second scrape" in found.missing
+    assert "rates, which need a second scrape" in found.missing
     assert "KV usage" in found.missing
 
 

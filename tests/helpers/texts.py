@@ -96,6 +96,7 @@ _FIRING: Final = {  # values with which an alert fires, where the usual ones wou
     "GpuXidError": "79",
     "InferenceBatchCollapse": "2",
     "InferenceCapacityLost": "41%",
+    "InferenceGpuMemoryUtilizationHigh": "0.92",
     "InferenceKVCachePressure": "98%",
     "InferenceMemoryFragmentation": "2.9G",
     "InferenceTokenLatencyHigh": "820ms",
@@ -565,6 +566,8 @@ def _value(code: str, alert: str) -> str:
     if label is not None:
         name = label[1] or label[2]
         return "ValueError" if (alert, name) == ("KvpressureIsolatedFailure", "reason") else _LABELS.get(name, "7")
+    if "first" in code:  # a recommended limit, for which the rule asks Prometheus
+        return "96" if "%.0f" in code else "0.7"
     if alert in _FIRING and (_FIRING[alert].endswith("ms") is ("humanizeDuration" in code)):
         return _FIRING[alert]
     forms = {

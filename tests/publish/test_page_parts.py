@@ -338,7 +338,7 @@ class TestPlan:
         found = replace(engine.diagnosis, missing=("why it waits", "GPU activity"), inputs=("GPU activity",))
         engine = replace(engine, diagnosis=replace(found, evidence=evidence))
         assert [(action.title, action.text) for action in plan(engine, T).actions] == [
-            (title, "Not decided yet: why it waits."),
+            (title, "Evidence still missing: why it waits."),
             ("Provide the missing inputs", "Inputs missing for a verdict: GPU activity."),
         ]
         (view,) = engine_views(State(time=NOW, engines=(engine,)), ViewContext())
@@ -371,7 +371,7 @@ class TestPlan:
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
         assert "39 requests at once need at most 32 448 tokens; the KV capacity is 42 416" in made.actions[0].text
         assert made.actions[1].text.startswith(
-            "Present max_num_seqs: 128 (set in the arguments). Set max_num_seqs 39: "
+            "Present max_num_seqs: 128 (set in the arguments). Set max_num_seqs to 39: "
         )
         assert 'The guide "Emergency Mitigation" cuts max_num_seqs by 25 % to 50 %.' in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])

@@ -293,7 +293,7 @@ def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: P
     with record("--out", str(out), "--for", "60", "--max-size", "64KiB", "--engine.target", engine) as process:
         _, error = process.communicate(timeout=30)
     assert process.returncode == 1, error
-    assert "has reached 65536 bytes; --max-size allows more" in error
+    assert "has reached 65536 bytes; give a larger --max-size to record more" in error
     assert out.stat().st_size <= 65536
 
 

@@ -411,10 +411,10 @@ def test_documents_that_cannot_be_used(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "expected one input to audit"),
+        ([], "nothing to audit; allowed: FILE..., - (standard input), URL, or --args="),
         (["/nowhere.yaml"], "/nowhere.yaml: No such file"),
         (["/tmp"], "/tmp: Is a directory"),
-        (["-", "--args=x"], "expected one input to audit"),
+        (["-", "--args=x"], "both files and --args were given; allowed: FILE..."),
         (["--args=x", "--vllm-version", "latest"], "a version like"),
         (["--args=x", "--gpu", "H100"], "NAME:GiB"),
         (["--args=x", "--model-config", "no-such-model"], "neither a file nor a known model"),

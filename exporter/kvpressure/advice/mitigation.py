@@ -189,7 +189,8 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 " Throttle the heaviest client at the gateway, or move that client to a separate deployment.",
             ),
             Action(
-                "Add replicas", f"{named('Requests waiting', number_text(s.load.waiting))}. More GPUs share the load."
+                "Add replicas",
+                f"{named('Requests waiting', number_text(s.load.waiting))}. More GPUs would share the load.",
             ),
             Action(
                 "Leave the engine's limits as they are",
@@ -252,7 +253,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
         (
             Action(
                 "Save the evidence",
-                "This takes a minute. A restart destroys the evidence.",
+                "Saving the evidence takes a minute. A restart destroys it.",
                 commands=(
                     f"kubectl logs {pod} --since=2h > stalled.log",
                     f"kubectl exec {pod} -- sh -c '{stacks}' > stacks.txt",
@@ -297,7 +298,7 @@ def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     unsettled = [text for text in missing if text not in inputs]
     actions = []
     if unsettled:
-        actions.append(Action(_until_known(engine, t), f"Not decided yet: {'; '.join(unsettled)}."))
+        actions.append(Action(_until_known(engine, t), f"Evidence still missing: {'; '.join(unsettled)}."))
     if inputs:
         actions.append(Action("Provide the missing inputs", f"Inputs missing for a verdict: {'; '.join(inputs)}."))
     return MitigationPlan("Change nothing yet: the evidence is not sufficient.", tuple(actions))

@@ -401,7 +401,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if measured is None:
         of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
     said = (
-        f"{now}. Set {called} {limit.recommended:.0f}: {percent_text(max(0.0, cut))} below the {base:.0f} {of}."
+        f"{now}. Set {called} to {limit.recommended:.0f}: {percent_text(max(0.0, cut))} below the {base:.0f} {of}."
         f' The guide "Emergency Mitigation" cuts {called} by {percent_text(low)} to {percent_text(high)}'
     )
     if measured is None:
@@ -569,7 +569,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
     title = f'Set {flag or "a watermark"} (not in "Emergency Mitigation")'
-    lost = f"requests are being {one.called('preempted')} and recomputed; a watermark keeps KV cache free"
+    lost = f"requests are being {one.called('preempted')} and recomputed. A watermark keeps KV cache free"
     measured = MEASURED["watermark"]
     cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission, so fewer requests run at once"
     if not flag:
@@ -582,7 +582,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
         return MitigationStep(
             title,
             "if it stays",
-            f"{flag} {WATERMARK:g}: {lost}. Needs {one.title} {first} or later",
+            f"{lost}. Set {flag} {WATERMARK:g} ({one.title} {first} or later)",
             cost,
             measured,
         )

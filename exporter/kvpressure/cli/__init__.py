@@ -27,9 +27,9 @@ from kvpressure.renames import nearest, renamed
 COMMANDS: Final = {
     "serve": "run the exporter",
     "discover": (
-        "list the containers of a node, a namespace or a file, with the engine that each runs, or why none is scraped"
+        "list the containers of a node, a namespace or a file: the engine that each runs, or why it is not scraped"
     ),
-    "diagnose": "find what limits an engine, or the engines of this node",
+    "diagnose": "find what limits one engine, or each engine of this node",
     "record": "record scrapes and readings in a file, for a later diagnosis",
     "replay": "diagnose a recording",
     "bundle": "write alert rules, runbooks, dashboards and reference documents",

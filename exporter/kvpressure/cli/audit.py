@@ -66,9 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="give reasons for every item, not only for failures")
     parser.add_argument("--thresholds", metavar="FILE", help="file with thresholds to use instead of the built-in ones")
     parser.add_argument("--format", choices=("text", "json", "junit", "sarif"), default="text")
-    parser.add_argument("--only-failures", action="store_true", help="list failures only (text)")
+    parser.add_argument("--only-failures", action="store_true", help="list failures only (with --format text)")
     parser.add_argument(
-        "--baseline", metavar="FILE", help="failures in this file are accepted as found then; any other counts"
+        "--baseline",
+        metavar="FILE",
+        help="failures in this file are accepted as long as they stay the same; all others count",
     )
     parser.add_argument("--write-baseline", metavar="FILE", help="accept the present failures: write them to this file")
 
@@ -130,7 +132,8 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
 
 def _read(options: argparse.Namespace) -> Deployed:
     if bool(options.files) == bool(options.args):
-        raise InputError("expected one input to audit; allowed: FILE..., -, URL or --args='vllm serve ...'")
+        found = "both files and --args were given" if options.files else "nothing to audit"
+        raise InputError(f"{found}; allowed: FILE..., - (standard input), URL, or --args='vllm serve ...'")
     return Deployed((manifests.from_command_line(options.args),)) if options.args else manifests.read_all(options.files)
 
 

@@ -148,7 +148,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--thresholds", metavar="FILE", help="file with thresholds to use instead of the built-in ones")
     parser.add_argument(
-        "--format", choices=("text", "json", "markdown", "csv"), default="text", help="markdown and csv: with --sweep"
+        "--format",
+        choices=("text", "json", "markdown", "csv"),
+        default="text",
+        help="output format; markdown and csv need --sweep",
     )
 
 

@@ -162,7 +162,7 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, st
     names = [str(item.get("id")) for item in served if item.get("id")]
     if wanted is None and not names:
         hint = " and --api-key-file" if key is None else ""
-        raise InputError(f"{target.name}: /v1/models lists no model; name it with --model NAME{hint}")
+        raise InputError(f"{target.name}: /v1/models lists no model; name the model with --model NAME{hint}")
     if wanted is not None and names and wanted not in names:
         raise InputError(f"--model: {wanted!r:.100} is not served; allowed: {', '.join(names[:8])}")
     chosen = wanted or names[0]
@@ -183,7 +183,7 @@ def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> 
     asks = [ask for stage in plan for ask in stage.asks]
     if not asks:
         raise InputError(
-            f"the limits allow no request: {'; '.join(stage.note for stage in plan)}; raise --max-requests and"
+            f"the limits are too low for a probe: {'; '.join(stage.note for stage in plan)}; raise --max-requests and"
             " --max-tokens"
         )
     said = f"{len(asks)} requests with {sum(ask.total for ask in asks)} tokens in all will be sent to {target.name}"

@@ -179,7 +179,7 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadC
     dropped = f", {lost} ticks not written" if lost else ""
     print(f"{recorder.path}: {progress}{dropped}", file=sys.stderr)
     if isinstance(background.error, RecordingFull):
-        print(f"kvpressure record: {background.error}; --max-size allows more", file=sys.stderr)
+        print(f"kvpressure record: {background.error}; give a larger --max-size to record more", file=sys.stderr)
         return 0 if seconds is None else 1
     if background.error is not None:
         return FATAL_STATUS  # the recorder has logged why
@@ -194,7 +194,7 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadC
         reasons = [f"{target}: {reason}" for target, reason in sorted(progress.errors.items())[:_SHOWN_ERRORS]]
         print(
             "kvpressure record: nothing was recorded: no GPU could be read, and no engine could be scraped"
-            f" ({'; '.join(reasons) or 'none was found; name one with --engine.target'})",
+            f" ({'; '.join(reasons) or 'no engine was found; name one with --engine.target'})",
             file=sys.stderr,
         )
         return 1

@@ -295,13 +295,13 @@ BUILT_IN_CONDITIONS: Final = (
         "device memory used {device}: more than the {baseline_from} that gpu_memory_utilization {utilization} allows",
         "device memory use is as configured{device_now} (with gpu_memory_utilization {utilization}, up to"
         " {baseline_from} is expected)",
-        "whether device memory is used as configured: unknown (no GPU mapped to this engine, or no configured share)",
+        "whether device memory is used as configured: unknown (no GPU mapped to this engine, or no memory share set)",
         "InferenceBaselineTooHigh",
     ),
     Declared(
         "host_memory_near_limit",
         _near_limit,
-        "container memory used {host_memory} of its limit (near the limit at {host_memory_from})",
+        "container memory is near its limit: {host_memory} used (near the limit at {host_memory_from})",
         "container memory is not near its limit: {host_memory} used (near the limit at {host_memory_from})",
         "container memory: unknown (the container has no memory limit, or memory was not read)",
         "InferenceHostMemoryNearLimit",

@@ -629,7 +629,7 @@ UNDECIDED: Final = Verdict(
             "what limits the batch: it is constant below {max_num_seqs} and the KV cache is not full, so the arguments"
             " may be outdated",
         ),
-        Row("first scrape", yes("first_reading"), GUESS, "a second scrape"),
+        Row("first scrape", yes("first_reading"), GUESS, "rates, which need a second scrape"),
         Row("no rule applies", ALWAYS, GUESS),
     ),
     supports=_all_yes("queue_present", "work_present", "kv_near_full"),

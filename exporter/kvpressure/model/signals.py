@@ -35,7 +35,10 @@ _BY_REASON: Final = gauge(
 )
 _TOKENS: Final = gauge("tokens_per_second", "Token throughput over the last 30 s.", "kind")
 _REQUEST_TOKENS: Final = quantiles(
-    "request_tokens", "Quantiles of prompt, output and max_tokens per request over 5 minutes.", "kind", absent=_WARMUP
+    "request_tokens",
+    "Quantiles of prompt tokens, output tokens and max_tokens per request over 5 minutes.",
+    "kind",
+    absent=_WARMUP,
 )
 _LATENCY: Final = quantiles(
     "latency_seconds",
@@ -121,7 +124,8 @@ class KvSignals:
     kv_overcommit_ratio: float | None = published(
         gauge(
             "kv_overcommit_ratio",
-            "KV tokens that the arriving load can need within the limits, divided by KV capacity. Above 1, the limits"
+            "KV tokens that the present load can need at most, within the engine's limits, divided by KV capacity."
+            " Above 1, the limits"
             " admit more than the KV cache holds.",
             absent="request lengths or the KV capacity are unknown",
         )
@@ -130,8 +134,9 @@ class KvSignals:
     preemption_rate: float | None = published(
         gauge(
             "preemption_rate",
-            "Preemptions per second over the last minute: the larger of the counted and the inferred number. Inferred:"
-            " running requests fall and waiting requests rise by the same number, while no request finishes.",
+            "Preemptions per second over the last minute: the larger of the counted and the inferred number. A"
+            " preemption"
+            " is inferred if a request moves from running to waiting while no request finishes.",
         )
     )
     preemptions_counted: float | None = None  # by the counter in the last 60 s
@@ -148,7 +153,7 @@ class KvSignals:
         )
     )
     prefix_hit_ratio: float | None = published(
-        gauge("prefix_cache_hit_ratio", "Prefix-cache hits per query over the last 5 minutes.")
+        gauge("prefix_cache_hit_ratio", "Prefix-cache hits divided by lookups over the last 5 minutes.")
     )
     prefix_hit_ratio_recent: float | None = None  # over the last half minute
     prefix_hit_ratio_usual: float | None = None  # highest half minute of the last quarter of an hour
@@ -172,7 +177,8 @@ class BatchSignals:
         gauge(
             "batch_collapse_ratio",
             "Unused share of the possible batch, 0-1: 1 - (p95 batch size / possible batch). The possible"
-            " batch is the number of requests in flight that are not deferred, but at most the limit.",
+            " batch is the number of requests in flight that are not deferred, but at most the limit on running"
+            " requests.",
             absent="no request is in flight that could run",
         )
     )
@@ -290,8 +296,9 @@ class LatencySignals:
     slow_p95: Mapping[str, float] = published(
         gauge(
             "latency_slow_seconds",
-            "p95 latency at or above the threshold of its phase (ttft_floor_seconds, inter_token_floor_seconds, "
-            "queue_floor_seconds). If the time to first token is at least latency_critical_ratio times its"
+            "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
+            " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at least"
+            " latency_critical_ratio times its"
             " baseline, ttft_objective_seconds is the threshold.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
@@ -344,7 +351,7 @@ class RequestSignals:
     requests_finished_per_second: float | None = published(
         gauge(
             "requests_finished_per_second",
-            "Requests per second that finished over the last 5 minutes, except those that ended with abort or error.",
+            "Requests finished per second over the last 5 minutes, without those that ended with abort or error.",
             absent="finished requests are not counted",
         )
     )

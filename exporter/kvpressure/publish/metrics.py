@@ -188,8 +188,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "wait_seconds",
         "gauge",
-        "How long requests wait. Without a baseline: p95 queue time or p95 time to first token, whichever is longer."
-        " With too few finished requests for a p95: requests waiting divided by the finish rate over 5 minutes.",
+        "Waiting time on an engine without a baseline: p95 queue time or p95 time to first token, whichever is longer."
+        " If too few requests finish for a p95, it is the number of requests waiting divided by the finish rate over"
+        " 5 minutes.",
         ENGINE,
         "no request waits long, the queue does not move, or a baseline can be used",
     ),
@@ -319,11 +320,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items left out of the last scrape, by reason. With reason engines, the target has more engines than its share"
-        " of the node's limit of 64. With reason series, a scrape or histogram has too many series. With reason plugin,"
-        " the plugin's report had too many lines (value 1). With reason new_engines, new engine names came too fast: 64"
-        " are allowed at once, then one a minute. With reason collisions, several series gave the same value. With"
-        " reason timestamps, samples were more than two minutes off.",
+        'Items left out of the last scrape, by reason. Reason "engines": the target has more engines than its share of'
+        ' the node\'s limit of 64. Reason "series": a scrape or histogram has too many series. Reason "plugin": the'
+        ' plugin\'s report had too many lines (value 1). Reason "new_engines": new engine names came too fast; 64 are'
+        ' allowed at once, then one a minute. Reason "collisions": several series claimed the same metric of the same'
+        ' engine. Reason "timestamps": the time of a sample differed from the node\'s clock by more than two minutes.',
         ("target", "reason"),
         "nothing was left out",
     ),

@@ -58,7 +58,7 @@ def render_metrics_reference() -> str:
         "",
         "## Conditions",
         "",
-        "Values of the label `condition` of `kvpressure_condition`. Each ... is a number.",
+        "Values of the label `condition` of `kvpressure_condition`. Each ... replaces a number.",
         "",
         "| condition | is 1 when | runbook |",
         "|---|---|---|",

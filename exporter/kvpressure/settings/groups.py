@@ -35,7 +35,7 @@ PACE: Final = SettingsGroup("pace of the sources", "interval and deadline of eac
 GROUPS: Final = (
     SettingsGroup(
         "common",
-        "settings of most installations",
+        "settings that most installations need",
         (
             "engine.target",
             "web.listen-address",

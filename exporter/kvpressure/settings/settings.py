@@ -231,14 +231,14 @@ class Settings:
         "host.pod-logs", ANY_PATH, Path("/var/log/pods"), "Path of the log files of pods on the host."
     )
     log_positions: Path | None = option(
-        "log-positions", ANY_PATH, None, "File for the read positions in the pods' logs.", shown="not kept"
+        "log-positions", ANY_PATH, None, "File for the read positions in the pods' logs.", shown="none"
     )
     record_directory: Path | None = option(
         "record.directory",
         ANY_PATH,
         None,
         "Directory for a rotating recording of all readings (flight recorder).",
-        shown="not kept",
+        shown="none",
     )
     record_max_bytes: int = option(
         "record.max-size", SIZE, 64 * 2**20, "Maximum size of one recording file.", shown="64MiB"

@@ -23,8 +23,8 @@ def of_exporter(address: str) -> list[Mapping[str, Any]]:
     found = fetch.exporter_document(address).get("discovered")
     if not isinstance(found, list):
         raise InputError(
-            f"--exporter: {address} does not report which engines it discovered; update the exporter to the release of"
-            " this command"
+            f"--exporter: {address} does not report which engines it discovered; update the exporter to the same"
+            " release as this command"
         )
     return [mapping(entry) for entry in found]
 

@@ -85,7 +85,8 @@ def from_recording(path: Path) -> RequestLoad:
             requests += [RequestLengths(p, o, max(1, o) * prompt.count) for p in sent for o in answers]
     if not requests:
         raise CapacityError(
-            f"{path}: no request finished in this recording; allowed: a recording with request length histograms"
+            f"{path}: the recording has no finished requests with known lengths; allowed: a recording of an engine"
+            " that publishes histograms of them"
         )
     in_flight.sort()
     at = min(len(in_flight) - 1, int(_IN_FLIGHT_QUANTILE * len(in_flight)))

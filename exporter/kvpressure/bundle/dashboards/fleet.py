@@ -456,7 +456,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Flight recorders",
-            "Number of flight recorders that keep up. Per second: their failures, and the ticks missing in recordings.",
+            "Number of flight recorders that keep up. Also, per second: failures of recorders, and ticks missing"
+            " from recordings.",
             [
                 PanelQuery(
                     some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER

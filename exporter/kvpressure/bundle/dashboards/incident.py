@@ -350,7 +350,7 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Outside the engine",
-            "Mean time that a finished request spent in tokenizer, API server and network.",
+            "Mean time that a finished request spent in the tokenizer, the API server and the network.",
             [PanelQuery(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
             "s",
             None,

@@ -78,7 +78,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Highest token demand at the present load and limits, divided by KV capacity. Above 1, the KV cache can"
+            "KV tokens that the present load can need at most, divided by KV capacity. Above 1, the KV cache can"
             " become too small for the load.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
@@ -263,7 +263,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Overcommit",
-            "Highest token demand at the present load and limits, divided by KV capacity.",
+            "KV tokens that the present load can need at most, divided by KV capacity.",
             [PanelQuery(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
@@ -408,7 +408,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
             "Memory conditions that hold",
             "Memory conditions of the engines over time: memory leak while idle, KV blocks held without load, or"
             " fragmentation. Also: more device memory used than configured, host memory near its limit, container"
-            " OOM-killed, or out of GPU memory.",
+            " OOM-killed, or engine out of GPU memory.",
             [
                 PanelQuery(
                     worst(

@@ -198,8 +198,8 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Missing batch",
-            "How far the p95 batch size is below the number of requests that could run. Deferred requests, and"
-            " requests above the limit on running requests, could not run.",
+            "How far the p95 batch size is below the number of requests that could run. Not counted: deferred"
+            " requests, and requests above the limit on running requests.",
             [PanelQuery(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
@@ -365,7 +365,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
             timeseries(
                 site,
                 title,
-                "Quantiles over the last minute. The alert does not fire below the orange line.",
+                f"Quantiles over the last minute. {alert} does not fire below the orange line.",
                 quantiles("latency_seconds", f'phase="{phase}"'),
                 "s",
                 steps(site, (ORANGE, floor)),
@@ -391,7 +391,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Outside the engine",
-            "Mean time that a finished request spent in tokenizer, API server and network.",
+            "Mean time that a finished request spent in the tokenizer, the API server and the network.",
             [PanelQuery(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
             "s",
             None,

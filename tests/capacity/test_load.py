@@ -128,7 +128,7 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, text: str, message
 def test_a_missing_or_damaged_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CapacityError, match="No such file"):
         from_file(tmp_path / "none")
-    with pytest.raises(CapacityError, match="allowed: a trace or a recording"):
+    with pytest.raises(CapacityError, match="give a complete trace or recording"):
         from_file(tmp_path)
     whole = gzip.compress(b"input_tokens,output_tokens\n" + b"1,2\n" * 100_000)
     (tmp_path / "cut").write_bytes(whole[: len(whole) // 2])

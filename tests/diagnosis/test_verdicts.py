@@ -108,19 +108,22 @@ def test_reached_limit_with_room_is_concurrency_limited():
 
 
 @pytest.mark.parametrize(
-    ("running", "said"),
+    ("before", "running", "said"),
     [
-        (256.0, "max_num_seqs is reached: 256 of 256 running (limit set in the arguments)"),
+        (True, 256.0, "was reached for most of the last 15 s: now 256 of 256 running (limit set in the arguments)"),
+        (True, 0.0, "was reached for most of the last 15 s: now 0 of 256 running (limit set in the arguments)"),
+        (False, 7.0, "is not reached: 7 of 256 running (limit set in the arguments)"),
         (
-            0.0,
-            "max_num_seqs is reached: for most of the last 15 s, but now 0 of 256 running (limit set in the arguments)",
+            False,
+            256.0,
+            "is not reached: 256 of 256 running (limit set in the arguments) now, but not for most of the last 15 s",
         ),
     ],
 )
-def test_a_limit_that_was_reached_until_now_is_said_so(running, said):
-    values = PRESSURE | {"running": running, "running_at_limit": True, "running_at_limit_now": running == 256.0}
+def test_a_limit_that_was_reached_until_now_is_said_so(before, running, said):
+    values = PRESSURE | {"running": running, "running_at_limit": before, "running_at_limit_now": running == 256.0}
     facts = Gathered(View(signals(**values), Recent([]), T, 10))
-    assert facts["running_at_limit"].text == said
+    assert facts["running_at_limit"].text == f"max_num_seqs {said}"
 
 
 def test_reached_limit_with_a_full_cache_and_no_preemption_is_still_the_limit():

@@ -363,7 +363,7 @@ class TestPlan:
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
             "Not now: lower gpu-memory-utilization to 0.7, then 0.6",
-            'If KV pressure persists: add KV memory (not in "Emergency Mitigation")',
+            'If KV pressure persists: add KV memory (a step beyond the guide "Emergency Mitigation")',
             "Apply and watch the rollout",
             "Not now: controlled restart, only after the limits are lowered",
             "Verify",

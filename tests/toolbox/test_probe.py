@@ -235,4 +235,4 @@ def test_models_and_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         assert "status 401" in steps[2]["text"]
         assert probe(capsys, fake, "--api-key-file", str(key))[0] == 0
         assert main(["probe", fake.url, "--yes", "--max-tokens", "10"]) == 2
-        assert "the limits allow no request" in capsys.readouterr().err
+        assert "the limits are too low for a probe" in capsys.readouterr().err

@@ -556,7 +556,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
     spike = engine.signals.context.context_spike_ratio
     if engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"]):
         yield MitigationStep(
-            'Split long-context traffic off (not in "Emergency Mitigation")',
+            'Split long-context traffic off (a step beyond the guide "Emergency Mitigation")',
             "if it stays",
             "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a"
             f" small {_called(engine, 'max_num_seqs')}",
@@ -568,7 +568,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     one = dialect(engine.engine.dialect)
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
-    title = f'Set {flag or "a watermark"} (not in "Emergency Mitigation")'
+    title = f'Set {flag or "a watermark"} (a step beyond the guide "Emergency Mitigation")'
     lost = f"requests are being {one.called('preempted')} and recomputed. A watermark keeps KV cache free"
     measured = MEASURED["watermark"]
     cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission, so fewer requests run at once"
@@ -604,7 +604,7 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
         raised = f"Raise {flag('gpu_memory_utilization')} (now {share:g}; {failed}). Or use "
         cost += "; a higher share takes memory that allocation peaks may need"
     return MitigationStep(
-        'Add KV memory (not in "Emergency Mitigation")',
+        'Add KV memory (a step beyond the guide "Emergency Mitigation")',
         "if it stays",
         f"KV memory is the bottleneck. {raised}" + ", ".join(ways),
         cost,

@@ -503,11 +503,12 @@ FACTS: Final[tuple[Fact, ...]] = (
     # --- the sequence limit
     Fact(
         "running_at_limit",
-        "{max_num_seqs} is reached",
+        "{max_num_seqs} was reached for most of the last {recent_window_seconds} s",
         "{max_num_seqs} is not reached",
         lambda v: v.s.load.running_at_limit,
         "{reached}",
         "{limit_missing}",
+        question="whether {max_num_seqs} is reached",
     ),
     Fact(
         "running_at_limit_now",
@@ -536,7 +537,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_observed",
         "{max_num_seqs} is inferred from a constant number of running requests",
-        "{max_num_seqs} was not inferred from running requests",
+        "{max_num_seqs} is known, not inferred from running requests",
         _source_is("observed"),
         "its value is {limit}",
         question="source of {max_num_seqs}",
@@ -1105,11 +1106,13 @@ def _running_of_limit(v: View) -> str:
 
 
 def _reached(v: View) -> str:
-    """As ``_running_of_limit``, and over what time the limit was reached where it no longer is."""
-    if not v.s.load.running_at_limit or v.s.load.running_at_limit_now is not False:
-        return _running_of_limit(v)
-    window = number(v.t["recent_window_seconds"])
-    return f"for most of the last {window} s, but now {_running_of_limit(v)}"
+    """As ``_running_of_limit``; if the limit is reached now, but was not for most of the window, that too."""
+    now = _running_of_limit(v)
+    if v.s.load.running_at_limit:
+        return f"now {now}"
+    if not v.s.load.running_at_limit_now:
+        return now
+    return f"{now} now, but not for most of the last {number(v.t['recent_window_seconds'])} s"
 
 
 def _held_up(v: View, prompt: float | None) -> str:

@@ -61,7 +61,7 @@ def _first_line(path: Path) -> str:
             return stream.readline(_MAX_LINE)
     except (OSError, EOFError) as error:
         raise CapacityError(
-            f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording"
+            f"{path}: {getattr(error, 'strerror', None) or error}; give a complete trace or recording"
         ) from error
 
 
@@ -82,7 +82,7 @@ def _from_trace(path: Path) -> RequestLoad:
                     sample, stride = sample[::2], stride * 2
     except (OSError, EOFError) as error:
         raise CapacityError(
-            f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording"
+            f"{path}: {getattr(error, 'strerror', None) or error}; give a complete trace or recording"
         ) from error
     if longest is None:
         raise CapacityError(f"{path}: no requests; the file must have one request on each line")

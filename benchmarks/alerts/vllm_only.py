@@ -196,7 +196,7 @@ The [exporter](deploy.md) on each node closes these gaps.
 
 ## Measured on the recordings
 
-The vLLM series of the recorded incidents, scraped every 15 s, are evaluated by `promtool` with this file. The [alert proof](alert-proof.md)
+`promtool` evaluates this file on the vLLM series of the recorded incidents, scraped every 15 s. The [alert proof](alert-proof.md)
 says which incidents should page, and which alerts of the full rules page on them.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}

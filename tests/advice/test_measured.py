@@ -51,9 +51,8 @@ def cut() -> list[str]:
     assert abs(told(QUARTER)["time"]) <= 3  # so the plan claims no effect on engine time
     assert abs(told(HALF)["time"]) <= 3
     return [
-        f"a limit 25 % below the number of running requests, {told(QUARTER)['left']} of {told(QUARTER)['before']}"
-        " preemptions remained;",
-        f"50 % below, {told(HALF)['left']} of {told(HALF)['before']} remained",
+        f"{told(QUARTER)['left']} preemptions instead of {told(QUARTER)['before']} with a limit 25 % below the number",
+        f"; {told(HALF)['left']} instead of {told(HALF)['before']} with a limit 50 % below",
     ]
 
 

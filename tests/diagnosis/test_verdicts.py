@@ -110,8 +110,12 @@ def test_reached_limit_with_room_is_concurrency_limited():
 @pytest.mark.parametrize(
     ("before", "running", "said"),
     [
-        (True, 256.0, "was reached for most of the last 15 s: now 256 of 256 running (limit set in the arguments)"),
-        (True, 0.0, "was reached for most of the last 15 s: now 0 of 256 running (limit set in the arguments)"),
+        (True, 256.0, "was reached for most of the last 15 s: 256 of 256 running (limit set in the arguments)"),
+        (
+            True,
+            0.0,
+            "was reached for most of the last 15 s: not now, 0 of 256 running (limit set in the arguments)",
+        ),
         (False, 7.0, "is not reached: 7 of 256 running (limit set in the arguments)"),
         (
             False,

@@ -34,8 +34,8 @@ MEASURED: Final = {
     "caps": "24 preemptions instead of 40; all engine steps together took 57 % less time; 60 of 72 requests admitted",
     "limit": "with half the configured max_num_seqs, all 40 preemptions remained",
     "cut": (
-        "with a limit 25 % below the number of running requests, 28 of 40 preemptions remained;"
-        " 50 % below, 5 of 40 remained"
+        "28 preemptions instead of 40 with a limit 25 % below the number of running requests;"
+        " 5 instead of 40 with a limit 50 % below it"
     ),
     "pool": "a KV pool 30 % smaller caused 50 preemptions instead of 40; all engine steps together took 18 % more time",
     "watermark": "5 preemptions instead of 40; all engine steps together took 5 % less time",

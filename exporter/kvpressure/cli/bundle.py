@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(error)) from error
     except (SpecError, ArithmeticError) as error:  # thresholds that are allowed each, and make no rules together
         raise InputError(
-            f"these thresholds make no usable rules: {error}; allowed: the values that docs/thresholds.md describes"
+            f"no valid rules can be generated with these thresholds: {error}; use values that docs/thresholds.md allows"
         ) from error
     except OSError as error:
         raise InputError(f"{error.filename or directory}: {error.strerror or error}") from error

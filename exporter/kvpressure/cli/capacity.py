@@ -128,7 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     sent.add_argument("--concurrency", type=whole, metavar="N", help="requests that must fit at once")
     sent.add_argument("--prompt", metavar="TOKENS", help="prompt length, or quantiles: p50=1000,p95=4000,p100=9000")
-    sent.add_argument("--output", metavar="TOKENS", help="output length, or quantiles")
+    sent.add_argument("--output", metavar="TOKENS", help="output length, or quantiles as in --prompt")
     sent.add_argument(
         "--traffic",
         type=Path,

@@ -724,10 +724,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompt_at_once",
-        "the last admitted prompt may be computed in one long step",
-        "no prompt is being computed in one long step",
+        "the last admitted prompt may be computed in one long prefill step",
+        "no long prefill step is running",
         lambda v: v.s.progress.prompt_at_once,
-        question="whether a prompt is being computed in one long step",
+        question="whether a long prefill step is running",
     ),
     Fact(
         "prefill_usual",
@@ -1106,13 +1106,13 @@ def _running_of_limit(v: View) -> str:
 
 
 def _reached(v: View) -> str:
-    """As ``_running_of_limit``; if the limit is reached now, but was not for most of the window, that too."""
-    now = _running_of_limit(v)
-    if v.s.load.running_at_limit:
-        return f"now {now}"
-    if not v.s.load.running_at_limit_now:
-        return now
-    return f"{now} now, but not for most of the last {number(v.t['recent_window_seconds'])} s"
+    """As ``_running_of_limit``; where the present differs from most of the window, that too."""
+    now, lately, at_limit_now = _running_of_limit(v), v.s.load.running_at_limit, v.s.load.running_at_limit_now
+    if lately and at_limit_now is False:
+        return f"not now, {now}"
+    if lately is False and at_limit_now:
+        return f"{now} now, but not for most of the last {number(v.t['recent_window_seconds'])} s"
+    return now
 
 
 def _held_up(v: View, prompt: float | None) -> str:

@@ -372,7 +372,7 @@ def _users(site: DashboardContext, dashboard: Dashboard) -> None:
                     ),
                     f"{{{{pod}}}} {shown}{{{{reason}}}}",
                     optional=why,
-                    part=f"Curves of {kind} requests",
+                    part=f"The curves for {kind} requests",
                 )
                 for kind, shown, why in (
                     ("finished", "", "no request finished"),

@@ -481,7 +481,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
                     ),
                     "{{pod}} " + shown,
                     optional=why,
-                    part=f"Curves of {kind} requests",
+                    part=f"The curves for {kind} requests",
                 )
                 for kind, shown, why in (
                     ("finished", "{{reason}}", "no request finished"),
@@ -508,7 +508,7 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
                         worst_gpus(gpu(f"gpu_{unit}_activity_ratio")),
                         f"GPU {{{{gpu}}}} {unit}",
                         optional=NO_GPM,
-                        part="Curves of SM, tensor and DRAM activity",
+                        part="The curves for SM, tensor and DRAM activity",
                     )
                     for unit in ("sm", "tensor", "dram")
                 ),

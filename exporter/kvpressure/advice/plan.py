@@ -28,6 +28,7 @@ _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
 ROUNDING: Final = 1e-9
 MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of outputs
+_BEYOND_GUIDE: Final = '(a step beyond the guide "Emergency Mitigation")'
 _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
@@ -556,7 +557,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
     spike = engine.signals.context.context_spike_ratio
     if engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"]):
         yield MitigationStep(
-            'Split long-context traffic off (a step beyond the guide "Emergency Mitigation")',
+            f"Split long-context traffic off {_BEYOND_GUIDE}",
             "if it stays",
             "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a"
             f" small {_called(engine, 'max_num_seqs')}",
@@ -568,7 +569,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     one = dialect(engine.engine.dialect)
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
-    title = f'Set {flag or "a watermark"} (a step beyond the guide "Emergency Mitigation")'
+    title = f"Set {flag or 'a watermark'} {_BEYOND_GUIDE}"
     lost = f"requests are being {one.called('preempted')} and recomputed. A watermark keeps KV cache free"
     measured = MEASURED["watermark"]
     cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission, so fewer requests run at once"
@@ -604,7 +605,7 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
         raised = f"Raise {flag('gpu_memory_utilization')} (now {share:g}; {failed}). Or use "
         cost += "; a higher share takes memory that allocation peaks may need"
     return MitigationStep(
-        'Add KV memory (a step beyond the guide "Emergency Mitigation")',
+        f"Add KV memory {_BEYOND_GUIDE}",
         "if it stays",
         f"KV memory is the bottleneck. {raised}" + ", ".join(ways),
         cost,

@@ -724,10 +724,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompt_at_once",
-        "the last admitted prompt may be computed in one long prefill step",
-        "no long prefill step is running",
+        "the last admitted prompt may be computed in a single step",
+        "no whole prompt is being computed in a single step",
         lambda v: v.s.progress.prompt_at_once,
-        question="whether a long prefill step is running",
+        question="whether a whole prompt is being computed in a single step",
     ),
     Fact(
         "prefill_usual",

@@ -125,8 +125,7 @@ class KvSignals:
         gauge(
             "kv_overcommit_ratio",
             "KV tokens that the present load can need at most, within the engine's limits, divided by KV capacity."
-            " Above 1, the limits"
-            " admit more than the KV cache holds.",
+            " Above 1, the limits admit more than the KV cache holds.",
             absent="request lengths or the KV capacity are unknown",
         )
     )
@@ -135,8 +134,7 @@ class KvSignals:
         gauge(
             "preemption_rate",
             "Preemptions per second over the last minute: the larger of the counted and the inferred number. A"
-            " preemption"
-            " is inferred if a request moves from running to waiting while no request finishes.",
+            " preemption is inferred if a request moves from running to waiting while no request finishes.",
         )
     )
     preemptions_counted: float | None = None  # by the counter in the last 60 s
@@ -298,8 +296,7 @@ class LatencySignals:
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
             " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at least"
-            " latency_critical_ratio times its"
-            " baseline, ttft_objective_seconds is the threshold.",
+            " latency_critical_ratio times its baseline, ttft_objective_seconds is the threshold.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),

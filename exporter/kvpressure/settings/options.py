@@ -71,11 +71,13 @@ def option(
 
 
 def _default_text(default: object) -> str:
+    if default is None or default == ():
+        return "none"
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, tuple):
         return " ".join(str(item) for item in default)
-    return "" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def shown(raw: object) -> str:

@@ -110,7 +110,6 @@ class Settings:
         PAGES_URL,
         None,
         "Base address of the runbooks, for links on the triage page.",
-        shown="none",
     )
     allowed_hosts: tuple[str, ...] = option(
         "web.allowed-hosts",
@@ -120,14 +119,12 @@ class Settings:
         " names below it. Addresses, names without a dot, *.svc, cluster.local and the node's name are always allowed."
         " Repeat for several.",
         repeat=True,
-        shown="none",
     )
     dashboard_url: str | None = option(
         "web.dashboard-url",
         PAGES_URL,
         None,
         "Base address of Grafana, for links to the dashboards on the triage page.",
-        shown="none",
     )
     interval_seconds: float = option(
         "interval", SECONDS, 1.0, "Time between two ticks, each of which publishes a new state."
@@ -146,7 +143,6 @@ class Settings:
         "Directory with config.json files of models that kvpressure does not know, read at start: NAME.json,"
         " NAME/config.json, or a Hugging"
         " Face cache.",
-        shown="none",
     )
     engine_max_targets: int = option("engine.max-targets", COUNT, 64, "Maximum number of engines to scrape.")
     engine_timeout_seconds: float = option(
@@ -160,7 +156,7 @@ class Settings:
         " that interval.",
     )
     plugin_directory: Path | None = option(
-        "plugin.directory", ANY_PATH, None, "Directory with the reports of the plugin inside vLLM.", shown="none"
+        "plugin.directory", ANY_PATH, None, "Directory with the reports of the plugin inside vLLM."
     )
     nvidia_mig: bool = option("nvidia.mig", BOOL, True, "Read the MIG instances of a GPU.")
     nvidia_gpm: bool = option(
@@ -231,20 +227,19 @@ class Settings:
         "host.pod-logs", ANY_PATH, Path("/var/log/pods"), "Path of the log files of pods on the host."
     )
     log_positions: Path | None = option(
-        "log-positions", ANY_PATH, None, "File for the read positions in the pods' logs.", shown="none"
+        "log-positions", ANY_PATH, None, "File for the read positions in the pods' logs."
     )
     record_directory: Path | None = option(
         "record.directory",
         ANY_PATH,
         None,
         "Directory for a rotating recording of all readings (flight recorder).",
-        shown="none",
     )
     record_max_bytes: int = option(
         "record.max-size", SIZE, 64 * 2**20, "Maximum size of one recording file.", shown="64MiB"
     )
     record_keep: int = option("record.keep", COUNT, 8, "Number of recording files to keep.")
-    recording_file: Path | None = option("recording.file", FILE, None, "Recording to play back.", shown="none")
+    recording_file: Path | None = option("recording.file", FILE, None, "Recording to play back.")
     thresholds: Thresholds = option(
         "thresholds",
         THRESHOLDS_FILE,

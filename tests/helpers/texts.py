@@ -420,7 +420,9 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
     },
     "capacity/load.py": {"where": "--prompt", "text": "p95=12x"},
     "capacity/plan.py": {"name": "my-model"},
-    "cli/bundle.py": {"error": "the group kv_pressure has no rule"},
+    "cli/bundle.py": {
+        "error": "InferenceBatchCollapse: test input 'kvpressure_batch_ratio': '>= -1' is not understood"
+    },
     "cli/capacity.py": {"flag": "--max-num-seqs"},
     "cli/demo.py": {"error": _IN_USE, "flag": "--for", "text": "12x", "low": "60", "high": "86400"},
     "cli/discover.py": {"flag": "context"},

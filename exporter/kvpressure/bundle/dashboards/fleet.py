@@ -160,7 +160,7 @@ def _verdicts(site: DashboardContext) -> Json:
     return timeseries(
         site,
         "Engines by verdict",
-        "Number of engines with each verdict.",
+        "How many engines were healthy, stalled, under KV pressure and so on at each moment.",
         [PanelQuery(f"topk({TOP}, sum by (verdict) ({engine('verdict', by='verdict')}) > 0)", "{{verdict}}")],
         "short",
         overrides=colors,

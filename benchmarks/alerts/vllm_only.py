@@ -125,7 +125,7 @@ def page(found: Sequence[Row], quiet: Mapping[str, Sequence[Episode]]) -> str:
     noise = sum(bool(ones) for ones in quiet.values())
     shown = [line(row) for row in found if row.full or row.fired]
     return TEXT.format(
-        alerts=_alerts(),
+        alerts=alerts_table(),
         fires=fires,
         paged=paged,
         percent=round(100 * fires / paged),
@@ -138,7 +138,8 @@ def page(found: Sequence[Row], quiet: Mapping[str, Sequence[Episode]]) -> str:
     )
 
 
-def _alerts() -> str:
+def alerts_table() -> str:
+    """Rows of the table of alerts, as the rules are generated today."""
     options = Options(builtin(), source="vllm")
     return "\n".join(
         f"| [{alert.name}](runbooks/{alert.name}.md) | {', '.join(map(_level, alert.levels))} | {alert.choice} |"

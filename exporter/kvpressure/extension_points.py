@@ -30,7 +30,8 @@ def offered(kind: str, name: str, wanted: type[T]) -> T | None:
         found = point.load()
     except Exception as error:  # code of another package
         raise InputError(
-            f"{what} does not load: {error}; install a release of its package that supports this release of kvpressure"
+            f"{what} of an extension package does not load: {error}; install a release of that package that supports"
+            " this release of kvpressure"
         ) from error
     if not isinstance(found, wanted) or getattr(found, "name", None) != name:
         raise InputError(f"{what} is no {wanted.__name__} of that name; correct the entry point of the package")

@@ -110,24 +110,20 @@ def test_reached_limit_with_room_is_concurrency_limited():
 @pytest.mark.parametrize(
     ("before", "running", "said"),
     [
-        (True, 256.0, "was reached for most of the last 15 s: 256 of 256 running (limit set in the arguments)"),
-        (
-            True,
-            0.0,
-            "was reached for most of the last 15 s: not now, 0 of 256 running (limit set in the arguments)",
-        ),
-        (False, 7.0, "is not reached: 7 of 256 running (limit set in the arguments)"),
+        (True, 256.0, "for most of the last 15 s: 256 of 256 running now (limit set in the arguments)"),
+        (True, 0.0, "for most of the last 15 s: 0 of 256 running now (limit set in the arguments)"),
+        (False, 7.0, "only briefly or not at all in the last 15 s: 7 of 256 running now (limit set in the arguments)"),
         (
             False,
             256.0,
-            "is not reached: 256 of 256 running (limit set in the arguments) now, but not for most of the last 15 s",
+            "only briefly or not at all in the last 15 s: 256 of 256 running now (limit set in the arguments)",
         ),
     ],
 )
 def test_a_limit_that_was_reached_until_now_is_said_so(before, running, said):
     values = PRESSURE | {"running": running, "running_at_limit": before, "running_at_limit_now": running == 256.0}
     facts = Gathered(View(signals(**values), Recent([]), T, 10))
-    assert facts["running_at_limit"].text == f"max_num_seqs {said}"
+    assert facts["running_at_limit"].text == f"max_num_seqs was reached {said}"
 
 
 def test_reached_limit_with_a_full_cache_and_no_preemption_is_still_the_limit():

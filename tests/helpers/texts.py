@@ -139,7 +139,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "hits": "12 %",
     "usual_hits": "71 %",
     "max_num_seqs": "max_num_seqs",
-    "limit": "256",
+    "limit_of_source": "256 is the default",
     "running_of_limit": "7 of 256 running (from the arguments)",
     "mean_queue": "mean 40 waiting, 7 running, queue time p95 4.2 s",
     "waiting_mean": "5.8 requests on average",
@@ -219,6 +219,7 @@ _VALUES: Final = {  # by the name of what is filled into a message
     "titles": "vLLM or SGLang",
     **_LABELS,
     **_FILLED,
+    "limit": "256",
     "where": "values.yaml",
     "path": "incident.jsonl.gz",
     "file": "config.json",
@@ -404,7 +405,6 @@ _OF_ITS_FILE: Final = frozenset(
     }
 )
 _IN_USE: Final = "127.0.0.1:9846: address already in use"
-_NO_RECORDING: Final = "incident.txt:1: not a header of a recording"
 _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expression -> what it holds there
     "capacity/kvbytes.py": {
         "', '.join(CACHE_DTYPES)": "auto, bfloat16, fp8",
@@ -423,7 +423,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
     "cli/bundle.py": {
         "error": "InferenceBatchCollapse: test input 'kvpressure_batch_ratio': '>= -1' is not understood"
     },
-    "cli/capacity.py": {"flag": "--max-num-seqs"},
+    "cli/capacity.py": {"flag": "--max-num-seqs", "options.max_num_seqs": "8 192"},
     "cli/demo.py": {"error": _IN_USE, "flag": "--for", "text": "12x", "low": "60", "high": "86400"},
     "cli/discover.py": {"flag": "context"},
     "cli/mitigate.py": {"flag": "--container", "name": "chat/llama-0", "join": "chat/llama-1"},
@@ -474,7 +474,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
         "join": "sh -c 'vllm serve $MODEL $ARGS'",
     },
     "toolbox/inputs.py": {
-        "error": _NO_RECORDING,
+        "error": "./chat: Permission denied",
         "address": "http://10.0.0.7:9846",
         "server.flag(name)": "--max-nun-seqs",
         "server.flag(meant)": "--max-num-seqs",
@@ -513,7 +513,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
         "text": "12x",
     },
     "toolbox/workload.py": {
-        "name": "deploy/chat",
+        "name": "chat",
         "title": "deploy/chat",
         "pod": "llama-0",
         "error": "kubectl: forbidden",

@@ -529,8 +529,8 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
         return "the KV pool shrinks by the amount of freed GPU memory"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        lost = ", and ".join(f"{percent_text(share - target)} of GPU memory with {target:g}" for target in lower_ones)
-        return f"the KV pool loses {lost}"
+        each = (f"{percent_text(share - target)} of GPU memory with {called} {target:g}" for target in lower_ones)
+        return f"the KV pool loses {', and '.join(each)}"
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)
@@ -661,7 +661,7 @@ def _verify(engine: PlanInput) -> MitigationStep:
     now = (
         f"Now: {named('KV cache peak', percent_text(engine.signals.kv.kv_used_ratio_max))},"
         f" {named('requests waiting', number_text(engine.signals.load.waiting))},"
-        f" {named('batch p95', number_text(engine.signals.batch.batch_p95))},"
+        f" {named('batch size p95', number_text(engine.signals.batch.batch_p95))},"
         f" {named('time per output token p95', seconds_text(token))}"
     )
     return MitigationStep(

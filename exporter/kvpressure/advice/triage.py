@@ -353,7 +353,7 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
     answers = (
         *((f"{capital(stuck.text)}.",) if up and stuck is not None and stuck.value else ()),
         (
-            f"{named('Effective batch p95', number_text(s.batch.batch_p95))},"
+            f"{named('Batch size p95', number_text(s.batch.batch_p95))},"
             f" {named('mean', number_text(s.batch.batch_mean))} (p95 of"
             f" {number_text(t['signature_batch_size'])} or less with traffic is a sign of pressure,"
             f" {t.entry('signature_batch_size').cited})."

@@ -406,7 +406,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "head_of_line_blocked",
         "a prompt of p95 length is too long for the free KV cache",
-        "no prompt of p95 length is waiting for KV cache",
+        "prompts of p95 length are not blocked by a lack of KV cache",
         lambda v: _blocked(v, _long_prompt(v.s)),
         "{long_blocked}",
         "{long_missing}",
@@ -414,7 +414,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "mean_prompt_blocked",
         "a prompt of average length is too long for the free KV cache",
-        "no prompt of average length is waiting for KV cache",
+        "prompts of average length are not blocked by a lack of KV cache",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         "{mean_blocked}",
         "{mean_missing}",
@@ -504,9 +504,9 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "running_at_limit",
         "{max_num_seqs} was reached for most of the last {recent_window_seconds} s",
-        "{max_num_seqs} is not reached",
+        "{max_num_seqs} was reached only briefly or not at all in the last {recent_window_seconds} s",
         lambda v: v.s.load.running_at_limit,
-        "{reached}",
+        "{running_of_limit}",
         "{limit_missing}",
         question="whether {max_num_seqs} is reached",
     ),
@@ -523,7 +523,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} was read from the arguments or the log",
         "{max_num_seqs} was not read from the arguments or the log",
         _source_is("args", "log"),
-        "its value is {limit}",
+        "{limit_of_source}",
         question="source of {max_num_seqs}",
     ),
     Fact(
@@ -531,7 +531,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} is the version's default",
         "{max_num_seqs} is not the version's default",
         _source_is("default"),
-        "its value is {limit}",
+        "{limit_of_source}",
         question="source of {max_num_seqs}",
     ),
     Fact(
@@ -539,7 +539,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} is inferred from a constant number of running requests",
         "{max_num_seqs} is known, not inferred from running requests",
         _source_is("observed"),
-        "its value is {limit}",
+        "{limit_of_source}",
         question="source of {max_num_seqs}",
     ),
     Fact(
@@ -724,8 +724,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompt_at_once",
-        "the last admitted prompt may be computed in a single step",
-        "no whole prompt is being computed in a single step",
+        "the last admitted prompt may still be in prefill, all of it in a single step",
+        "no prefill of a whole prompt in a single step is under way",
         lambda v: v.s.progress.prompt_at_once,
         question="whether a whole prompt is being computed in a single step",
     ),
@@ -1102,17 +1102,7 @@ def _limit_note(v: View) -> str:
 
 def _running_of_limit(v: View) -> str:
     load = v.s.load
-    return f"{number(load.running)} of {number(load.max_num_seqs)} running{_limit_note(v)}"
-
-
-def _reached(v: View) -> str:
-    """As ``_running_of_limit``; where the present differs from most of the window, that too."""
-    now, lately, at_limit_now = _running_of_limit(v), v.s.load.running_at_limit, v.s.load.running_at_limit_now
-    if lately and at_limit_now is False:
-        return f"not now, {now}"
-    if lately is False and at_limit_now:
-        return f"{now} now, but not for most of the last {number(v.t['recent_window_seconds'])} s"
-    return now
+    return f"{number(load.running)} of {number(load.max_num_seqs)} running now{_limit_note(v)}"
 
 
 def _held_up(v: View, prompt: float | None) -> str:
@@ -1123,7 +1113,7 @@ def _held_up(v: View, prompt: float | None) -> str:
         return f"KV cache usage is below {percent(v.t['kv_head_of_line_ratio'])}"
     if v.recent.waiting_share != 1.0:
         return f"the queue was empty at times in the last {number(v.t['recent_window_seconds'])} s"
-    return f"it fits ({_free_and_prompts(v)})"
+    return f"they fit ({_free_and_prompts(v)})"
 
 
 def limit_source(source: str | None) -> str:
@@ -1210,7 +1200,6 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "long_blocked": lambda v: _held_up(v, _long_prompt(v.s)),
     "mean_blocked": lambda v: _held_up(v, v.s.context.prompt_mean),
     "running_of_limit": _running_of_limit,
-    "reached": _reached,
     "queue": _queue_text,
     "rates": lambda v: "" if v.s.progress.tokens_flow is False else _rates(v),
     "prefill_rates": _rates,
@@ -1229,7 +1218,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "per_request": lambda v: number(v.s.throughput.generation_tokens_per_running, 1),
     "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
     "mean_queue": _mean_queue,
-    "limit": lambda v: number(v.s.load.max_num_seqs),
+    "limit_of_source": lambda v: f"{number(v.s.load.max_num_seqs)} is {limit_source(v.s.load.max_num_seqs_source)}",
     "of_limit": _of_limit,
     "age": lambda v: number(v.s.progress.fresh_seconds),
     "failing": _failing,

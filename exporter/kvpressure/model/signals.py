@@ -164,7 +164,7 @@ class BatchSignals:
     batch_mean: float | None = published(
         gauge(
             "effective_batch_size_mean",
-            "Mean number of decoding requests: rate of the inter-token latency sum (Little's law).",
+            "Mean number of decoding requests, calculated from the rate of the inter-token latency sum (Little's law).",
             absent="no output token came in 30 s, or the engine has no histogram of inter-token latency",
         )
     )
@@ -295,8 +295,8 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
-            " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at least"
-            " latency_critical_ratio times its baseline, ttft_objective_seconds is the threshold.",
+            " inter_token_floor_seconds, queue_floor_seconds). For a time to first token of at"
+            " least latency_critical_ratio times its baseline, the threshold is ttft_objective_seconds instead.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
@@ -305,7 +305,8 @@ class LatencySignals:
     slow_ratios: Mapping[str, float] = published(
         gauge(
             "latency_slow_baseline_ratio",
-            "latency_baseline_ratio of each phase that latency_slow_seconds shows.",
+            "How many times its baseline a latency is (latency_baseline_ratio), for the phases in"
+            " latency_slow_seconds.",
             "phase",
             absent="latency_slow_seconds is absent, or there is no baseline yet",
         ),

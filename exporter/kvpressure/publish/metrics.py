@@ -235,7 +235,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_missed_requests_total",
         "counter",
-        "Requests that missed the objective: counted minus good requests, for tools that need a counter of errors.",
+        "Requests that missed the objective (all counted requests minus the good ones), for tools that need a"
+        " counter of errors.",
         (*ENGINE, "objective"),
         "the objective is not set",
     ),
@@ -320,11 +321,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        'Items left out of the last scrape, by reason. Reason "engines": the target has more engines than its share of'
-        ' the node\'s limit of 64. Reason "series": a scrape or histogram has too many series. Reason "plugin": the'
-        ' plugin\'s report had too many lines (value 1). Reason "new_engines": new engine names came too fast; 64 are'
-        ' allowed at once, then one a minute. Reason "collisions": several series claimed the same metric of the same'
-        ' engine. Reason "timestamps": the time of a sample differed from the node\'s clock by more than two minutes.',
+        'Items left out of the last scrape, by reason. Reason "engines": at most 64 engines are read on a node,'
+        ' and the target has more than its share of them. Reason "series": a scrape or histogram has too many'
+        ' series. Reason "plugin": the plugin\'s report had too many lines (value 1). Reason "new_engines": new'
+        ' engine names came too fast; 64 are allowed at once, then one a minute. Reason "collisions": several'
+        ' series claimed the same metric of the same engine. Reason "timestamps": the time of a sample differed'
+        " from the node's clock by more than two minutes.",
         ("target", "reason"),
         "nothing was left out",
     ),

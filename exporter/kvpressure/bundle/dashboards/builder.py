@@ -355,7 +355,7 @@ def _panel(
     for why in reasons:
         either = why.replace(", or ", ", or if ")  # the reason alone, without "if", is the text of an empty panel
         parts = " and ".join(dict.fromkeys(query.part for query in queries if query.optional == why))
-        verb = "are" if " and " in parts or parts.startswith("Curves") else "is"
+        verb = "are" if " and " in parts or "curves" in parts else "is"
         about = f"{about}\n\n{'Empty' if whole else f'{parts} {verb} empty'} if {either}."
     if len(optional) == len(queries) and kind != "stat":  # a tile has no room for a sentence
         defaults["noValue"] = next(iter(optional.values()))

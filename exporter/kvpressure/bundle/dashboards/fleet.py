@@ -313,8 +313,8 @@ def _objectives(site: DashboardContext) -> Json:
     return table(
         site,
         "Objectives",
-        "Required share of requests, and the latency up to which a request counts as good. The latency is the largest"
-        " bound of the engine's histogram buckets that does not exceed the objective.",
+        "Required share of requests, and the latency up to which a request counts as good: the objective, rounded"
+        " down to a bucket bound of the engine's histogram.",
         [
             PanelQuery(highest("target_ratio"), table=True, optional=NO_OBJECTIVE),
             PanelQuery(highest("bound_seconds"), table=True, optional=NO_OBJECTIVE),
@@ -339,8 +339,8 @@ def _nodes(site: DashboardContext) -> Json:
     return table(
         site,
         "Fullest nodes",
-        'One row for each node, the node with the fullest GPU first. Column "Fullest GPU" is required memory as a share'
-        " of device memory.",
+        'One row for each node, the node with the fullest GPU first. Column "Fullest GPU" is how much of'
+        " its memory is really in use (required memory).",
         [
             PanelQuery(ranked, table=True),
             PanelQuery(f"sum by (cluster, node) ({up}) and on (cluster, node) {ranked}", table=True),

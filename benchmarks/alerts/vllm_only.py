@@ -189,7 +189,7 @@ steps that read `kvpressure_` metrics do not apply.
 * A stall is not detected if the server publishes no token counters. If scrapes fail, the model counts as down after the waiting time of InferenceModelDown.
   A stall is reported only after a whole rate window without a token.
 * The engine's limits are unknown, so no values to set are recommended.
-* There is no baseline for each engine, so latency alerts have only absolute thresholds, and do not page.
+* Engines have no baselines of their own, so latency alerts have only absolute thresholds, and do not page.
 * Peaks of the KV cache between two scrapes are missed. Preemptions show only when vLLM counts them.
 * Frozen metrics of an idle server look like a stall.
 

@@ -36,7 +36,7 @@ def caps() -> list[str]:
     found, cells = told(CAPS), row("prompts above the plan")
     finished, refused = map(int, cells[-2:])
     return [
-        f"{found['left']} preemptions instead of {found['before']}",
+        f"preemptions fell from {found['before']} to {found['left']}",
         f"all engine steps together took {-found['time']} % less time",
         f"{finished} of {finished + refused} requests",
     ]
@@ -50,22 +50,23 @@ def limit() -> list[str]:
 def cut() -> list[str]:
     assert abs(told(QUARTER)["time"]) <= 3  # so the plan claims no effect on engine time
     assert abs(told(HALF)["time"]) <= 3
+    assert told(HALF)["before"] == told(QUARTER)["before"]
     return [
-        f"{told(QUARTER)['left']} preemptions instead of {told(QUARTER)['before']} with a limit 25 % below the number",
-        f"; {told(HALF)['left']} instead of {told(HALF)['before']} with a limit 50 % below",
+        f"fell from {told(QUARTER)['before']} to {told(QUARTER)['left']} with a limit 25 % below the number",
+        f", and to {told(HALF)['left']} with a limit 50 % below",
     ]
 
 
 def pool() -> list[str]:
     return [
         f"all engine steps together took {told(POOL)['time']} % more time",
-        f"{told(POOL)['left']} preemptions instead of {told(POOL)['before']}",
+        f"preemptions rose from {told(POOL)['before']} to {told(POOL)['left']}",
     ]
 
 
 def watermark() -> list[str]:
     return [
-        f"{told(WATERMARK)['left']} preemptions instead of {told(WATERMARK)['before']}",
+        f"preemptions fell from {told(WATERMARK)['before']} to {told(WATERMARK)['left']}",
         f"all engine steps together took {-told(WATERMARK)['time']} % less time",
     ]
 

@@ -408,8 +408,7 @@ _IN_USE: Final = "127.0.0.1:9846: address already in use"
 _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expression -> what it holds there
     "capacity/kvbytes.py": {
         "', '.join(CACHE_DTYPES)": "auto, bfloat16, fp8",
-        "', '.join(_MLA_PLAIN)": "auto, bfloat16",
-        "', '.join(_MLA_ONLY)": "fp8_ds_mla",
+        "', '.join((*_MLA_PLAIN, *_MLA_ONLY))": "auto, bfloat16, fp8_ds_mla",
         "', '.join(_HEAD_BYTES)": "auto, bfloat16, fp8",
         "cache_dtype": "int4",
         "heads // kv_heads": "4",
@@ -445,6 +444,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
         "near": "--engine.target",
         "prog": "kvpressure diagnose",
     },
+    "demo/requests.py": {"self.max_num_seqs": "16 384"},
     "demo/prometheus_stack.py": {"error": "connection refused"},
     "extension_points.py": {"what": "the engine triton", "error": "No module named 'triton'"},
     "engines/registry.py": {"name": "vllm"},

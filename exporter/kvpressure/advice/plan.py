@@ -32,14 +32,16 @@ _BEYOND_GUIDE: Final = '(a step beyond the guide "Emergency Mitigation")'
 _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
-    "caps": "24 preemptions instead of 40; all engine steps together took 57 % less time; 60 of 72 requests admitted",
+    "caps": "preemptions fell from 40 to 24; all engine steps together took 57 % less time; only 60 of 72 requests"
+    " were admitted",
     "limit": "with half the configured max_num_seqs, all 40 preemptions remained",
     "cut": (
-        "28 preemptions instead of 40 with a limit 25 % below the number of running requests;"
-        " 5 instead of 40 with a limit 50 % below it"
+        "preemptions fell from 40 to 28 with a limit 25 % below the number of running requests,"
+        " and to 5 with a limit 50 % below it"
     ),
-    "pool": "a KV pool 30 % smaller caused 50 preemptions instead of 40; all engine steps together took 18 % more time",
-    "watermark": "5 preemptions instead of 40; all engine steps together took 5 % less time",
+    "pool": "with a KV pool 30 % smaller, preemptions rose from 40 to 50; all engine steps together took 18 % more"
+    " time",
+    "watermark": "preemptions fell from 40 to 5; all engine steps together took 5 % less time",
 }
 """Effect of each step on the same overload of a real vLLM, from ``docs/mitigations.md``; a test
 compares the figures.

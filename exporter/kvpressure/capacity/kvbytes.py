@@ -118,10 +118,10 @@ def layer_bytes(layer: Layer, tensor_parallel: int, cache_dtype: str, model_byte
             return Fraction(_MLA_ONLY[cache_dtype])
         if cache_dtype not in _MLA_PLAIN:
             raise CapacityError(
-                f"cache dtype {cache_dtype}: not for MLA; allowed: {', '.join(_MLA_PLAIN)}, {', '.join(_MLA_ONLY)}"
+                f"cache dtype {cache_dtype} is not for models with MLA; allowed: {', '.join((*_MLA_PLAIN, *_MLA_ONLY))}"
             )
     elif cache_dtype in _MLA_ONLY:
-        raise CapacityError(f"cache dtype {cache_dtype}: only for MLA; allowed: {', '.join(_HEAD_BYTES)}")
+        raise CapacityError(f"cache dtype {cache_dtype} is only for models with MLA; allowed: {', '.join(_HEAD_BYTES)}")
     heads = max(1, layer.kv_heads // tensor_parallel)
     return heads * _HEAD_BYTES[cache_dtype](layer.head_size_k, layer.head_size_v, model_bytes)
 

@@ -724,7 +724,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompt_at_once",
-        "the last admitted prompt may still be in prefill, all of it in a single step",
+        "the last admitted prompt may still be in its prefill step, which computes a whole prompt",
         "no prefill of a whole prompt in a single step is under way",
         lambda v: v.s.progress.prompt_at_once,
         question="whether a whole prompt is being computed in a single step",
@@ -740,8 +740,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "http_answers",
-        "the API server has answered requests since the last output",
-        "the API server has answered no request since the last output",
+        "the engine's API server has answered requests since the last output",
+        "the engine's API server has answered no request since the last output",
         lambda v: v.s.progress.http_moved,
         question="requests answered since the last output",
     ),
@@ -911,11 +911,11 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "api_server_saturated",
-        "the API server uses a whole core",
-        "the API server uses less than a core",
+        "the engine's API server uses a whole core",
+        "the engine's API server uses less than a core",
         lambda v: least(v.s.host.api_cpu_cores, v.t["api_cpu_cores"]),
         "{api_cores} cores",
-        question="CPU use of the API server",
+        question="CPU use of the engine's API server",
     ),
     # --- what users feel
     Fact(

@@ -469,7 +469,7 @@ HOST_BOUND: Final = Verdict(
             & unsure("gpu_saturated")
             & unsure("kv_near_full"),
             DOUBTFUL,
-            "what takes the time outside the engine: the API server, tokenization, the network, or clients that read"
+            "what takes the time outside the engine: its API server, tokenization, the network, or clients that read"
             " slowly",
         ),
         Row(

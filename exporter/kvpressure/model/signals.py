@@ -305,7 +305,7 @@ class LatencySignals:
     slow_ratios: Mapping[str, float] = published(
         gauge(
             "latency_slow_baseline_ratio",
-            "How many times its baseline a latency is (latency_baseline_ratio), for the phases in"
+            "Latency as a multiple of its baseline (latency_baseline_ratio), only for the phases in"
             " latency_slow_seconds.",
             "phase",
             absent="latency_slow_seconds is absent, or there is no baseline yet",
@@ -315,7 +315,7 @@ class LatencySignals:
     outside_engine_seconds: float | None = published(
         gauge(
             "outside_engine_seconds",
-            "Mean time per finished request outside the engine: tokenizer, API server, network.",
+            "Mean time per finished request outside the engine: tokenizer, the engine's API server, network.",
             absent="no finished request in the window",
         )
     )

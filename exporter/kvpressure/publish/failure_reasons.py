@@ -50,7 +50,7 @@ _SCRAPES: Final = (
     _meaning(
         "timeout",
         "no complete answer in time; the verdict uses this as evidence",
-        "check the CPU of the API server: it is busy or hangs",
+        "check the CPU of the engine's API server: it is busy or hangs",
     ),
     _meaning(
         "dns tls",
@@ -174,8 +174,8 @@ _KUBERNETES: Final = (
     ),
     _meaning(
         "api_unreachable api_timeout api_tls api_throttled api_gone api_error api_bad_answer api_not_found",
-        "the API server fails; targets are kept, restarts and OOMKilled are absent",
-        "check the API server",
+        "the Kubernetes API server fails; targets are kept, restarts and OOMKilled are absent",
+        "check the Kubernetes API server",
     ),
     _unscraped("no_pod_ip", "wait until the pod runs"),
     _unscraped("port_not_declared", "declare the port in `ports`"),

@@ -220,7 +220,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_requests_total",
         "counter",
-        "Requests that count for a service-level objective (ttft, e2e, availability); for inter_token, tokens.",
+        "What counts for a service-level objective: requests (ttft, e2e, availability) or tokens (inter_token).",
         (*ENGINE, "objective"),
         "the objective is not set (thresholds objective_*_ratio)",
     ),
@@ -267,7 +267,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "container_alerts_info",
         "info",
-        "Highest alert severity that the pod allows, from its annotation or label kvpressure.io/alerts: off or ticket.",
+        "The pod's annotation or label kvpressure.io/alerts: off (no alerts) or ticket (alerts, but no pages).",
         (*CONTAINER, "alerts"),
         "the pod has no such annotation or label",
     ),
@@ -321,12 +321,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        'Items left out of the last scrape, by reason. Reason "engines": at most 64 engines are read on a node,'
-        ' and the target has more than its share of them. Reason "series": a scrape or histogram has too many'
-        ' series. Reason "plugin": the plugin\'s report had too many lines (value 1). Reason "new_engines": new'
-        ' engine names came too fast; 64 are allowed at once, then one a minute. Reason "collisions": several'
-        ' series claimed the same metric of the same engine. Reason "timestamps": the time of a sample differed'
-        " from the node's clock by more than two minutes.",
+        'Items left out of the last scrape, by reason. Reason "engines": all targets share the node\'s limit of 64'
+        ' engines, and the target has more than its share. Reason "series": a scrape or histogram has too many'
+        ' series. Reason "plugin": the plugin\'s report had too many lines; the value is then 1. Reason'
+        ' "new_engines": new engine names came too fast; 64 are allowed at once, then one a minute. Reason'
+        ' "collisions": several series claimed the same metric of the same engine. Reason "timestamps": the time'
+        " of a sample differed",
         ("target", "reason"),
         "nothing was left out",
     ),

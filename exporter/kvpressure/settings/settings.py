@@ -186,19 +186,19 @@ class Settings:
         repeat=True,
     )
     kube_api_url: str | None = option(
-        "kube.api-url", API_URL, None, "Address of the API server.", shown="this cluster's"
+        "kube.api-url", API_URL, None, "Address of the Kubernetes API server.", shown="this cluster's"
     )
     kube_token_file: Path = option(
         "kube.token-file",
         ANY_PATH,
         Path("/var/run/secrets/kubernetes.io/serviceaccount/token"),
-        "File with the token for the API server; the file is read again for every request.",
+        "File with the token for the Kubernetes API server; the file is read again for every request.",
     )
     kube_ca_file: Path = option(
         "kube.ca-file",
         ANY_PATH,
         Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"),
-        "File with the certificates to trust for the API server.",
+        "File with the certificates to trust for the Kubernetes API server.",
     )
     kube_engine_tls: str = option(
         "kube.engine-tls",

@@ -147,7 +147,7 @@ register(
 register(
     SourceSpec(
         name="pods",
-        help="engines among the pods of this node, from the API server",
+        help="engines among the pods of this node, from the Kubernetes API server",
         factory=lazy("kvpressure.sources.kubernetes.pods", "PodsSource"),
         default=False,
         interval_seconds=2.0,
@@ -158,7 +158,7 @@ register(
 register(
     SourceSpec(
         name="node",
-        help="conditions of this node, from the API server",
+        help="conditions of this node, from the Kubernetes API server",
         factory=lazy("kvpressure.sources.kubernetes.node", "NodeSource"),
         default=False,
         interval_seconds=30.0,
@@ -203,7 +203,7 @@ register(
     SourceSpec(
         name="plugin",
         settings=("plugin.",),
-        help="reports of the plugin inside vLLM: torch's allocator and every step's batch, from files",
+        help="files in which the plugin inside vLLM reports torch's allocator and the batch of every step",
         factory=lazy("kvpressure.sources.plugin_reports", "PluginSource"),
         default=False,
         interval_seconds=1.0,

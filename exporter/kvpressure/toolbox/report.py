@@ -25,7 +25,7 @@ CAUSES: Final = {
     "kv_pressure": "the KV cache is full; requests are queueing for it or being {preempted}",
     "concurrency_limited": "{max_num_seqs} is reached; the KV cache is not full",
     "compute_bound": "prefill or decode saturates the GPU; the KV cache is not the limit",
-    "host_bound": "the GPU waits for the host: CPU, tokenizer, API server or network",
+    "host_bound": "the GPU waits for the host: CPU, tokenizer, the engine's API server or network",
     "stalled": "requests are pending but no tokens are being produced",
     "healthy": "tokens are being produced and queueing is short",
     "idle": "no requests running or waiting",

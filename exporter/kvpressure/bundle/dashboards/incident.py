@@ -302,8 +302,8 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Reserved minus allocated",
-            'Line "allocator": memory that PyTorch keeps unused (needs the plugin). "kv_pool": free KV blocks.'
-            ' "kv_block": unused slots in occupied blocks.',
+            'Lines: "allocator" is memory that PyTorch keeps unused (needs the plugin), "kv_pool" is free KV blocks,'
+            ' and "kv_block" is unused slots in occupied blocks.',
             [PanelQuery(lines("fragmentation_bytes", by="scope"), "{{pod}} {{scope}}")],
             "decbytes",
             steps(site, (ORANGE, "fragmentation_warning_bytes")),

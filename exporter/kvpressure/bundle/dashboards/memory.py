@@ -362,8 +362,8 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Reserved minus allocated",
-            'Line "allocator": memory that PyTorch keeps unused. "kv_pool": free KV blocks. "kv_block": unused slots'
-            " in occupied blocks.",
+            'Lines: "allocator" is memory that PyTorch keeps unused, "kv_pool" is free KV blocks, and "kv_block" is'
+            " unused slots in occupied blocks.",
             [
                 PanelQuery(lines("fragmentation_bytes", 'scope!="allocator"', by="scope"), "{{pod}} {{scope}}"),
                 PanelQuery(

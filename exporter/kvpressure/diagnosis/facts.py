@@ -725,7 +725,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "prompt_at_once",
         "the last admitted prompt may still be in its prefill step, which computes a whole prompt",
-        "no prefill of a whole prompt in a single step is under way",
+        "no prompt is being computed whole in a single step",
         lambda v: v.s.progress.prompt_at_once,
         question="whether a whole prompt is being computed in a single step",
     ),

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--selector", "-l", metavar="LABELS", help="with -n: pods with these labels, e.g. app=vllm")
     group.add_argument("--workload", metavar="KIND/NAME", help="with -n: the pods of this workload, e.g. deploy/chat")
-    group.add_argument("--pod", metavar="NAME", help="only this pod (--prometheus, --exporter, kubectl)")
+    group.add_argument("--pod", metavar="NAME", help="only this pod, with --prometheus, --exporter or kubectl")
     group.add_argument("--model", metavar="NAME", help="only this model, with --prometheus, --exporter or a recording")
     group.add_argument("--context", metavar="NAME", help="kubectl context to use")
     group.add_argument("--prometheus-token-file", metavar="FILE", help="file with the bearer token for --prometheus")

@@ -130,8 +130,8 @@ def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[st
         )
     if len(result) > MAX_SERVERS:
         raise InputError(
-            f"--prometheus: {len(result)} servers match; allowed: up to {MAX_SERVERS}; choose servers with --pod"
-            " or --model"
+            f"--prometheus: {len(result)} inference servers match; allowed: up to {MAX_SERVERS}; choose servers"
+            " with --pod or --model"
         )
     return sorted(result, key=lambda item: sorted(item.items()))
 

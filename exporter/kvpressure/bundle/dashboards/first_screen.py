@@ -156,9 +156,9 @@ def _engines(site: DashboardContext) -> Json:
     }
     about = (
         "The engine in most trouble first, with its fullest GPU, its verdict and the first action. Runbooks are in"
-        f' {RUNBOOK_FOLDER}. Column "Memory" is required memory: an engine reserves its KV pool at start, so used'
-        ' memory is high with and without pressure. Column "Signature" follows the guide "KV Cache Diagnostics" and'
-        " does not decide the verdict. A click on a pod filters the whole dashboard."
+        f' {RUNBOOK_FOLDER}. Column "Memory" shows required memory, not used memory: an engine reserves its KV pool'
+        ' at start, so used memory is high with and without pressure. Column "Signature" follows'
+        ' the guide "KV Cache Diagnostics" and does not decide the verdict. Click a pod to filter the whole dashboard.'
     )
     return table(
         site,

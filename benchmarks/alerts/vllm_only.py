@@ -190,7 +190,7 @@ steps that read `kvpressure_` metrics do not apply.
   A stall is reported only after a whole rate window without a token.
 * The engine's limits are unknown, so no values to set are recommended.
 * Engines have no baselines of their own, so latency alerts have only absolute thresholds, and do not page.
-* Peaks of the KV cache between two scrapes are missed. Preemptions show only when vLLM counts them.
+* Peaks of the KV cache between two scrapes are missed. Preemptions are visible only if vLLM counts them.
 * Frozen metrics of an idle server look like a stall.
 
 The [exporter](deploy.md) on each node closes these gaps.

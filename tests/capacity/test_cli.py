@@ -293,7 +293,10 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("llama-3-8b", "--gpu-memory", "80"), "--gpu-memory: '80'; allowed: a size with its unit, e.g. 80GiB or 80GB"),
         (("llama-3-8b", "--gpu-memory", "0"), "allowed: a size"),
-        (("llama-3-8b", "--gpu-memory", "80GB", "--concurrency", "5"), "--concurrency: needs the load: --prompt and"),
+        (
+            ("llama-3-8b", "--gpu-memory", "80GB", "--concurrency", "5"),
+            "--concurrency: needs a load; allowed: --prompt with",
+        ),
         (("llama-3-8b", "--gpu-memory-utilization", "1.5"), "allowed: above 0 and up to 1"),
         (("llama-3-8b", "--concurrency", "5"), "--concurrency: needs --gpu-memory"),
         (("llama-3-8b", "--prompt", "5"), "--prompt and --output: only one was given"),

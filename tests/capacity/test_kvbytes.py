@@ -181,9 +181,9 @@ def test_keys_and_values_of_different_size() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "text"),
     [
-        ("llama-3-8b", "fp8_ds_mla", "only for MLA"),
-        ("deepseek-v3", "nvfp4", "not for MLA"),
-        ("deepseek-v3", "int8_per_token_head", "not for MLA"),
+        ("llama-3-8b", "fp8_ds_mla", "only for models with MLA"),
+        ("deepseek-v3", "nvfp4", "not for models with MLA"),
+        ("deepseek-v3", "int8_per_token_head", "not for models with MLA"),
         ("llama-3-8b", "int3", "allowed: auto"),
     ],
 )

@@ -268,7 +268,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
             ),
             Action(
                 "Verify on this page",
-                "After the restart, the verdict is no longer stalled within a minute of the first requests.",
+                "Within a minute of the first requests after the restart, another verdict should replace stalled.",
             ),
         ),
     )

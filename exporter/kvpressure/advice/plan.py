@@ -531,8 +531,8 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
         return "the KV pool shrinks by the amount of freed GPU memory"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        each = (f"{percent_text(share - target)} of GPU memory with {called} {target:g}" for target in lower_ones)
-        return f"the KV pool loses {', and '.join(each)}"
+        each = (f"with {called} {target:g}, by {percent_text(share - target)} of GPU memory" for target in lower_ones)
+        return f"the KV pool shrinks: {'; '.join(each)}"
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)
@@ -571,8 +571,11 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     one = dialect(engine.engine.dialect)
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
-    title = f"Set {flag or 'a watermark'} {_BEYOND_GUIDE}"
-    lost = f"requests are being {one.called('preempted')} and recomputed. A watermark keeps KV cache free"
+    title = f"Set {f'{flag} {WATERMARK:g}' if flag else 'a watermark'} {_BEYOND_GUIDE}"
+    lost = (
+        f"requests are being {one.called('preempted')} and recomputed. A watermark reserves some KV cache for running"
+        " requests"
+    )
     measured = MEASURED["watermark"]
     cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission, so fewer requests run at once"
     if not flag:
@@ -585,7 +588,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
         return MitigationStep(
             title,
             "if it stays",
-            f"{lost}. Set {flag} {WATERMARK:g} ({one.title} {first} or later)",
+            f"{lost}. {flag} needs {one.title} {first} or later",
             cost,
             measured,
         )

@@ -285,5 +285,5 @@ def _changes(t: Thresholds) -> Iterator[str]:
     yield (
         f"If scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart, one scrape is enough for a"
         " new verdict; the rows *to unknown* and *from kv_pressure while a queue remains* still apply. While"
-        " another verdict is being confirmed, a published verdict `idle` or `healthy` is graded doubtful at most."
+        " another verdict is being confirmed, a published verdict `idle` or `healthy` has at most the grade *doubtful*."
     )

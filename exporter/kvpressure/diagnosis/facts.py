@@ -398,7 +398,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "kv_held_idle",
         "KV blocks are held without requests",
-        "no KV blocks are held without requests",
+        "the KV blocks in use are not leftovers of an idle engine",
         _held_idle,
         "{held}",
         "{held_missing}",
@@ -725,7 +725,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "prompt_at_once",
         "the last admitted prompt may still be in its prefill step, which computes a whole prompt",
-        "no prompt is being computed whole in a single step",
+        "at present, no single step is computing a whole prompt",
         lambda v: v.s.progress.prompt_at_once,
         question="whether a whole prompt is being computed in a single step",
     ),

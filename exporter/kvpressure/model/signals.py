@@ -496,10 +496,8 @@ class ComputeSignals:
     activity_level: str = published(
         gauge(
             "score_evidence_level",
-            "1 for the kind of evidence that the compute factor of memory_high_compute_low_score uses: profiling,"
-            " power,"
-            " estimated_flops, "
-            "utilization_weak, none.",
+            "Evidence behind memory_high_compute_low_score: the series of the level in use is 1, the others are 0."
+            " Levels: profiling, power, estimated_flops, utilization_weak, none.",
             "level",
         ),
         default=NO_ACTIVITY,

@@ -220,7 +220,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_requests_total",
         "counter",
-        "What counts for a service-level objective: requests (ttft, e2e, availability) or tokens (inter_token).",
+        "Requests (ttft, e2e, availability) or tokens (inter_token) that count for a service-level objective.",
         (*ENGINE, "objective"),
         "the objective is not set (thresholds objective_*_ratio)",
     ),
@@ -321,12 +321,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        'Items left out of the last scrape, by reason. Reason "engines": all targets share the node\'s limit of 64'
-        ' engines, and the target has more than its share. Reason "series": a scrape or histogram has too many'
-        ' series. Reason "plugin": the plugin\'s report had too many lines; the value is then 1. Reason'
-        ' "new_engines": new engine names came too fast; 64 are allowed at once, then one a minute. Reason'
-        ' "collisions": several series claimed the same metric of the same engine. Reason "timestamps": the time'
-        " of a sample differed",
+        'What the exporter left out of the last scrape of the target, by reason. Reason "engines": all targets'
+        ' share the node\'s limit of 64 engines, and the target has more than its share. Reason "series": a scrape'
+        ' or histogram has too many series. Reason "plugin": the plugin\'s report had too many lines; the value is'
+        ' then 1. Reason "new_engines": new engine names came too fast; 64 are allowed at once, then one a minute.'
+        ' Reason "collisions": several series claimed the same metric of the same engine. Reason "timestamps": the'
+        " time",
         ("target", "reason"),
         "nothing was left out",
     ),

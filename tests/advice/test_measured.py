@@ -44,7 +44,7 @@ def caps() -> list[str]:
 
 def limit() -> list[str]:
     assert told(LIMIT)["left"] == told(LIMIT)["before"]
-    return [f"all {told(LIMIT)['before']} preemptions remained"]
+    return [f"prevented none of {told(LIMIT)['before']} preemptions"]
 
 
 def cut() -> list[str]:

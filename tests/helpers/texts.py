@@ -419,9 +419,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
     },
     "capacity/load.py": {"where": "--prompt", "text": "p95=12x"},
     "capacity/plan.py": {"name": "my-model"},
-    "cli/bundle.py": {
-        "error": "InferenceBatchCollapse: test input 'kvpressure_batch_ratio': '>= -1' is not understood"
-    },
+    "cli/bundle.py": {"error": "InferenceBatchCollapse: the test value '>= -1' of kvpressure_batch_ratio is not valid"},
     "cli/capacity.py": {"flag": "--max-num-seqs", "options.max_num_seqs": "8 192"},
     "cli/demo.py": {"error": _IN_USE, "flag": "--for", "text": "12x", "low": "60", "high": "86400"},
     "cli/discover.py": {"flag": "context"},
@@ -460,6 +458,8 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
     "signals/registry.py": {"name": "queue_age", "error": "no metric is declared", "join": "kvpressure_engine_up"},
     "sources/kubernetes/grpc_call.py": {"path": "/var/lib/kubelet/pod-resources/kubelet.sock"},
     "sources/scrape/targets.py": {
+        "url": "10.0.0.5:port",
+        "cause": "Port could not be cast to integer value as 'port'",
         "text": "'10.0.0.5 :8000;tls=maybe;args=--model \"llama'",
         "policy": "maybe",
         "error": "no closing quotation",

@@ -18,6 +18,7 @@ from kvpressure.publish.reference import ENGINE_SERIES, GPU_SERIES, render_metri
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.groups import GROUPS, PACE, group_of
 from kvpressure.settings.settings import options
+from kvpressure.settings.thresholds import builtin
 
 TESTS = Path(__file__).parents[1]
 RECORDINGS, GOLDEN = TESTS / "fixtures/recordings", TESTS / "golden"
@@ -35,6 +36,14 @@ def test_every_metric_has_one_row() -> None:
     assert sorted(row.split("`")[1] for row in rows) == sorted(metric.full_name for metric in METRICS)
     for row in rows:
         assert len(re.split(r"(?<!\\)\|", row)) == 7, row
+
+
+def test_every_declared_text_ends_as_a_sentence() -> None:
+    """A text of several string literals is easily cut short."""
+    texts = {metric.name: metric.help for metric in METRICS}
+    texts |= {name: option.help for name, option in options().items()}
+    texts |= {entry.name: entry.reason for entry in builtin().entries()}
+    assert [name for name, text in texts.items() if not text.endswith(".")] == []
 
 
 def test_the_series_of_an_engine_and_a_gpu_are_stated_as_they_are() -> None:

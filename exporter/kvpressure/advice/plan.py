@@ -34,7 +34,7 @@ _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 MEASURED: Final = {
     "caps": "preemptions fell from 40 to 24; all engine steps together took 57 % less time; only 60 of 72 requests"
     " were admitted",
-    "limit": "with half the configured max_num_seqs, all 40 preemptions remained",
+    "limit": "halving the configured max_num_seqs prevented none of 40 preemptions",
     "cut": (
         "preemptions fell from 40 to 28 with a limit 25 % below the number of running requests,"
         " and to 5 with a limit 50 % below it"

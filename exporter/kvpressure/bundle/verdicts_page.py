@@ -284,6 +284,7 @@ def _changes(t: Thresholds) -> Iterator[str]:
     yield ""
     yield (
         f"If scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart, one scrape is enough for a"
-        " new verdict; the rows *to unknown* and *from kv_pressure while a queue remains* still apply. While"
-        " another verdict is being confirmed, a published verdict `idle` or `healthy` has at most the grade *doubtful*."
+        " new verdict; the rows *to unknown* and *from kv_pressure while a queue remains* still apply. If"
+        " the published verdict is `idle` or `healthy` while another is being confirmed, its grade is at most"
+        " *doubtful*."
     )

@@ -444,10 +444,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "blocks_held_for_others",
-        "KV blocks may be held for a server that has yet to fetch them",
-        "no KV blocks are held for a server that has yet to fetch them",
+        "finished prompts may hold KV blocks until a decode server fetches them",
+        "no finished prompt holds KV blocks for a decode server",
         _held_for_others,
-        question="KV blocks held for a server that has yet to fetch them",
+        question="whether finished prompts hold KV blocks for a decode server",
     ),
     # --- preemptions
     Fact(
@@ -506,7 +506,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} was reached for most of the last {recent_window_seconds} s",
         "{max_num_seqs} was reached only briefly or not at all in the last {recent_window_seconds} s",
         lambda v: v.s.load.running_at_limit,
-        "{running_of_limit}",
+        "now {running_of_limit}",
         "{limit_missing}",
         question="whether {max_num_seqs} is reached",
     ),
@@ -724,10 +724,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompt_at_once",
-        "the last admitted prompt may still be in its prefill step, which computes a whole prompt",
-        "at present, no single step is computing a whole prompt",
+        "a one-step prefill of the last admitted prompt may be under way",
+        "no one-step prefill of a whole prompt is under way",
         lambda v: v.s.progress.prompt_at_once,
-        question="whether a whole prompt is being computed in a single step",
+        question="whether a one-step prefill of a whole prompt is under way",
     ),
     Fact(
         "prefill_usual",
@@ -743,7 +743,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the engine's API server has answered requests since the last output",
         "the engine's API server has answered no request since the last output",
         lambda v: v.s.progress.http_moved,
-        question="requests answered since the last output",
+        question="answers of the engine's API server since the last output",
     ),
     Fact(
         "clients_gone",
@@ -761,7 +761,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "finishing",
-        "requests finished in the last {flow_window_seconds} s",
+        "some requests finished in the last {flow_window_seconds} s",
         "no request finished in the last {flow_window_seconds} s",
         lambda v: v.s.progress.finished_flow,
         question="finished requests in the last {flow_window_seconds} s",
@@ -1102,7 +1102,7 @@ def _limit_note(v: View) -> str:
 
 def _running_of_limit(v: View) -> str:
     load = v.s.load
-    return f"{number(load.running)} of {number(load.max_num_seqs)} running now{_limit_note(v)}"
+    return f"{number(load.running)} of {number(load.max_num_seqs)} running{_limit_note(v)}"
 
 
 def _held_up(v: View, prompt: float | None) -> str:

@@ -296,7 +296,7 @@ class LatencySignals:
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
             " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at least"
-            " latency_critical_ratio times its baseline, ttft_objective_seconds replaces ttft_floor_seconds.",
+            " latency_critical_ratio times its baseline, its threshold is ttft_objective_seconds.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
@@ -305,8 +305,8 @@ class LatencySignals:
     slow_ratios: Mapping[str, float] = published(
         gauge(
             "latency_slow_baseline_ratio",
-            "Latency as a multiple of its baseline (latency_baseline_ratio), only for the phases in"
-            " latency_slow_seconds.",
+            "Latency as a multiple of its baseline (latency_baseline_ratio), only for phases with a"
+            " latency_slow_seconds series.",
             "phase",
             absent="latency_slow_seconds is absent, or there is no baseline yet",
         ),

@@ -86,7 +86,7 @@ def from_recording(path: Path) -> RequestLoad:
     if not requests:
         raise CapacityError(
             f"{path}: the recording has no finished requests with known lengths; allowed: a recording of an engine"
-            " that publishes histograms of them"
+            " that publishes histograms of request lengths"
         )
     in_flight.sort()
     at = min(len(in_flight) - 1, int(_IN_FLIGHT_QUANTILE * len(in_flight)))

@@ -158,8 +158,8 @@ def _parse_url(text: str, url: str) -> tuple[str, str, int, str]:
         port = parts.port
     except TargetError:
         raise
-    except ValueError as error:
-        raise TargetError(f"target {text!r} has no usable address ({error})", ADDRESSES) from None
+    except ValueError as cause:
+        raise TargetError(f"target {url!r} has no usable address ({cause})", ADDRESSES) from None
     if port is None:
         port = DEFAULT_PORT if bare else 443 if parts.scheme == "https" else 80
     path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH

@@ -51,7 +51,7 @@ SHOWN: Final = (
 _HEAD: Final = """\
 # Transcripts
 
-Written by `python -m tools.transcripts` from recordings in this repository, with the output of this version.
+Written by `python -m tools.transcripts`, which runs these commands on recordings in this repository.
 Run the commands in a terminal to see colours. `make live-transcripts` runs them against a real vLLM on this machine.
 """
 

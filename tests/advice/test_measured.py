@@ -52,8 +52,8 @@ def cut() -> list[str]:
     assert abs(told(HALF)["time"]) <= 3
     assert told(HALF)["before"] == told(QUARTER)["before"]
     return [
-        f"fell from {told(QUARTER)['before']} to {told(QUARTER)['left']} with a limit 25 % below the number",
-        f", and to {told(HALF)['left']} with a limit 50 % below",
+        f"fell from {told(QUARTER)['before']} to {told(QUARTER)['left']} with max_num_seqs 25 % below the number",
+        f", and to {told(HALF)['left']} with max_num_seqs 50 % below",
     ]
 
 

@@ -110,13 +110,13 @@ def test_reached_limit_with_room_is_concurrency_limited():
 @pytest.mark.parametrize(
     ("before", "running", "said"),
     [
-        (True, 256.0, "for most of the last 15 s: now 256 of 256 running (limit set in the arguments)"),
-        (True, 0.0, "for most of the last 15 s: now 0 of 256 running (limit set in the arguments)"),
-        (False, 7.0, "only briefly or not at all in the last 15 s: now 7 of 256 running (limit set in the arguments)"),
+        (True, 256.0, "for most of the last 15 s: limit 256 (set in the arguments), 256 running now"),
+        (True, 0.0, "for most of the last 15 s: limit 256 (set in the arguments), 0 running now"),
+        (False, 7.0, "only briefly or not at all in the last 15 s: limit 256 (set in the arguments), 7 running now"),
         (
             False,
             256.0,
-            "only briefly or not at all in the last 15 s: now 256 of 256 running (limit set in the arguments)",
+            "only briefly or not at all in the last 15 s: limit 256 (set in the arguments), 256 running now",
         ),
     ],
 )

@@ -362,10 +362,10 @@ class TestPlan:
             "Cap input and output tokens at the edge",
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
-            "Not now: lower gpu-memory-utilization to 0.7, then 0.6",
+            "Does not help now: lower gpu-memory-utilization to 0.7, then 0.6",
             'If KV pressure persists: add KV memory (a step beyond the guide "Emergency Mitigation")',
             "Apply and watch the rollout",
-            "Not now: controlled restart, only after the limits are lowered",
+            "Does not help now: controlled restart, only after the limits are lowered",
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
@@ -375,7 +375,7 @@ class TestPlan:
         )
         assert 'The guide "Emergency Mitigation" cuts max_num_seqs by 25 % to 50 %.' in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])
-        assert not any(action.commands for action in made.actions if action.title.startswith("Not now: "))
+        assert not any(action.commands for action in made.actions if action.title.startswith("Does not help now: "))
 
     def test_memory_share_and_restart_come_only_when_they_help(self) -> None:
         limits = {"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.92, True, "args", 0.7)}

@@ -302,7 +302,10 @@ def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: P
     [
         ([], "required: --out"),
         (["--out", "/nowhere/r.jsonl"], "--out: /nowhere/r.jsonl: No such file or directory"),
-        (["--out", str(KV03)], "File exists; allowed: a new file in an existing directory, or a directory of rotated"),
+        (
+            ["--out", str(KV03)],
+            "File exists; give a new file in an existing directory that can be written, or a directory",
+        ),
         (["--out", "x.jsonl", "--for", "soon"], "--for: 'soon' is not allowed; allowed: seconds"),
         (["--out", "x.jsonl", "--max-size", "1"], "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
         (["--out", "x.jsonl", "--keep", "0"], "--keep: '0' is not allowed; allowed: a whole number from 1"),

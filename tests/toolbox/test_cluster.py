@@ -233,10 +233,10 @@ def test_several_pods_and_one_that_is_pending(
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ('{"items": []}', "0 pods, none runs vLLM"),
+        ('{"items": []}', "no pod runs vLLM"),
         ("not json", "not JSON"),
-        ("[]", "none runs vLLM"),
-        ('{"items": [1, {"metadata": 3}]}', "none runs vLLM"),
+        ("[]", "no pod runs vLLM"),
+        ('{"items": [1, {"metadata": 3}]}', "runs vLLM"),
         (Exception('Error from server (Forbidden): pods is forbidden: User "me"'), "pods is forbidden"),
     ],
 )

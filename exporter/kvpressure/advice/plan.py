@@ -36,8 +36,8 @@ MEASURED: Final = {
     " were admitted",
     "limit": "halving the configured max_num_seqs prevented none of 40 preemptions",
     "cut": (
-        "preemptions fell from 40 to 28 with a limit 25 % below the number of running requests,"
-        " and to 5 with a limit 50 % below it"
+        "preemptions fell from 40 to 28 with max_num_seqs 25 % below the number of running requests,"
+        " and to 5 with max_num_seqs 50 % below it"
     ),
     "pool": "with a KV pool 30 % smaller, preemptions rose from 40 to 50; all engine steps together took 18 % more"
     " time",
@@ -388,7 +388,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         elif engine.signals.load.kv_role == "kv_producer":
             why = "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"
         else:
-            why = "kvpressure computes the value only if the verdict is kv_pressure, with high confidence"
+            why = "a value is computed only for the verdict kv_pressure with high confidence"
         return MitigationStep(
             title,
             "if it stays",
@@ -421,7 +421,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if least < limit.recommended:
         said += (
             f". If requests are still being {_called(engine, 'preempted')}, lower {called} to {least}:"
-            " mixed request lengths need the larger cut"
+            " mixed request lengths need a larger cut"
         )
     result = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
@@ -453,7 +453,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
             + (
                 f"not below {least:g}"
                 if small
-                else f"halve the value, but not below {least_of}"
+                else f"set half of it, but not less than {least_of}"
                 + ("" if limit.value is not None else ". kvpressure mitigate computes the new value if you give --args")
             ),
             cost,
@@ -531,8 +531,8 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
         return "the KV pool shrinks by the amount of freed GPU memory"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        each = (f"with {called} {target:g}, by {percent_text(share - target)} of GPU memory" for target in lower_ones)
-        return f"the KV pool shrinks: {'; '.join(each)}"
+        each = (f"by {percent_text(share - target)} of GPU memory with {called} {target:g}" for target in lower_ones)
+        return f"the KV pool shrinks {', or '.join(each)} (now {share:g})"
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)

@@ -149,9 +149,13 @@ def _restarts(case: _TriagedEngine) -> TriageStep:
     lately = (
         "in the last 30 minutes: unknown"
         if recent is None
-        else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} in the last 30 minutes"
+        else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last 30 minutes"
     )
-    answers = [f"{counted(reading.restarts, 'restart')} in all; {lately}." if reading.restarts else "0 restarts."]
+    answers = [
+        f"{counted(reading.restarts, 'restart')} since the pod was created; {lately}."
+        if reading.restarts
+        else "0 restarts."
+    ]
     finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
     if ended is not None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
@@ -275,12 +279,16 @@ def _sent(case: _TriagedEngine) -> tuple[str, ...]:
             else "p95 of request lengths over 5 minutes: unknown."
         ),
         f"Longest request: {_length(shape.context_max_5m)}"
-        + ("." if spike is None else f", {_times(spike)} the mean (spike at {_times(t['context_spike_ratio'])})."),
+        + (
+            "."
+            if spike is None
+            else f", {_times(spike)} the mean (counts as a spike from {_times(t['context_spike_ratio'])})."
+        ),
         (
             "Arrival bursts: unknown."
             if burst is None
             else (
-                f"Busiest 10 s: {_times(burst)} the mean arrival rate (burst at"
+                f"Busiest 10 s: {_times(burst)} the mean arrival rate (counts as a burst from"
                 f" {_times(t['arrival_burst_ratio_high'])})."
             )
         ),

@@ -157,7 +157,11 @@ def render_rows(t: Thresholds) -> str:
     lines = [_ROWS_INTRO]
     for table in rules.TABLES:
         if table is rules.TABLES[rules.DEFERRED_HOST]:
-            lines += ["", f"If every waiting request is deferred, *{table.title}* (below) is evaluated first."]
+            lines += [
+                "",
+                f"If every waiting request is deferred, the table *{table.title}* (below) is evaluated before this"
+                " one.",
+            ]
             continue
         lines += _table(table, shown, t)
     lines += _named(t)
@@ -284,7 +288,6 @@ def _changes(t: Thresholds) -> Iterator[str]:
     yield ""
     yield (
         f"If scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart, one scrape is enough for a"
-        " new verdict; the rows *to unknown* and *from kv_pressure while a queue remains* still apply. If"
-        " the published verdict is `idle` or `healthy` while another is being confirmed, its grade is at most"
-        " *doubtful*."
+        " new verdict; the rows *to unknown* and *from kv_pressure while a queue remains* still apply. While"
+        " another verdict is being confirmed, a published `idle` or `healthy` has at most the grade *doubtful*."
     )

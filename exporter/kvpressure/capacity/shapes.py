@@ -97,7 +97,7 @@ def load(path: Path, draft_layers: int = 0) -> ModelShape:
             raise CapacityError(f"{file}: larger than {_MAX_CONFIG_BYTES} bytes; allowed: a model's config.json")
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CapacityError(f"{file}: {error.strerror or error}; allowed: a model's config.json") from error
+        raise CapacityError(f"{file}: {error.strerror or error}; give a model's config.json") from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, CapacityError):
             raise

@@ -205,7 +205,7 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
         graphs=not options.enforce_eager,
     )
     if options.concurrency and sent is None and not options.context:
-        raise InputError("--concurrency: needs a load; allowed: --prompt with --output, or --traffic, or --context")
+        raise InputError("--concurrency: the load is missing; give --traffic, --context, or both --prompt and --output")
     fit = plan.fit(layout, found, sent)
     needed = float(options.concurrency) if options.concurrency else sent.in_flight if sent else None
     recommended = (

@@ -97,8 +97,8 @@ def run(options: argparse.Namespace) -> int:
         recorder = Recorder(options.out, header, max_bytes=max_bytes, keep=keep)
     except OSError as error:
         raise InputError(
-            f"--out: {options.out}: {error.strerror or error}; allowed: a new file in an existing directory, or a"
-            " directory of rotated files"
+            f"--out: {options.out}: {error.strerror or error}; give a new file in an existing directory that can be"
+            " written, or a directory for rotated files"
         ) from error
     background = BackgroundRecorder(recorder)
     models = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}

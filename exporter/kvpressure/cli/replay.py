@@ -169,7 +169,7 @@ def _writing(out: str) -> Iterator[None]:
         yield
     except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: a name like "/" or ""
         raise InputError(
-            f"--openmetrics: {out}: {getattr(error, 'strerror', None) or error}; allowed: a file that can be written"
+            f"--openmetrics: {out}: {getattr(error, 'strerror', None) or error}; give a file that can be written"
         ) from error
 
 

@@ -165,8 +165,8 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
         )
     except OSError as error:
         raise InputError(
-            f"--record.directory: {error.filename}: {error.strerror or error}; allowed: a directory "
-            "this process may write to"
+            f"--record.directory: {error.filename}: {error.strerror or error}; give a directory "
+            "that this process may write to"
         ) from error
     return BackgroundRecorder(recorder)
 

@@ -338,7 +338,8 @@ BUILT_IN_CONDITIONS: Final = (
         _gpu_fault,
         "{faults} recent XID events or lost GPUs (threshold 1)",
         "no lost GPUs, and no recent XID events from the hardware or this engine",
-        "GPU faults: unknown (no GPU mapped to this engine, or only XID events that other programs may have caused)",
+        "GPU faults: unknown (this engine has no mapped GPU, or its GPU reports only XID events that other programs"
+        " may have caused)",
         "GpuXidError",
         serious=True,
     ),

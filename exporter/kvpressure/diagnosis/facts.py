@@ -344,10 +344,10 @@ _LIMIT_SOURCES: Final = {
     "observed": "inferred",
 }
 _LIMIT_NOTES: Final = {
-    "args": "limit set in the arguments",
-    "log": "limit from the start-up log",
-    "default": "default limit",
-    "observed": "inferred limit",
+    "args": "set in the arguments",
+    "log": "from the start-up log",
+    "default": "the default",
+    "observed": "inferred",
 }
 
 FACTS: Final[tuple[Fact, ...]] = (
@@ -398,7 +398,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "kv_held_idle",
         "KV blocks are held without requests",
-        "the KV blocks in use are not leftovers of an idle engine",
+        "requests explain the KV blocks in use",
         _held_idle,
         "{held}",
         "{held_missing}",
@@ -477,8 +477,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "preemptions_borne_out",
-        "the engine's counter shows {preemptions}",
-        "the engine's counter shows fewer than {preemptions_min} {preemptions}",
+        "the engine itself counted {preemptions}",
+        "the engine itself counted fewer than {preemptions_min} {preemptions}",
         lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
         "{preemption_counts}",
         "the metrics endpoint has no such counter",
@@ -489,7 +489,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{preemptions} per running request reach {thrashing_preemptions_per_running_minute} a minute",
         "{preemptions} per running request are below {thrashing_preemptions_per_running_minute} a minute",
         lambda v: least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"]),
-        "{per_running} on average",
+        "{per_running} a minute on average",
         question="{preemptions} per running request",
     ),
     Fact(
@@ -506,7 +506,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} was reached for most of the last {recent_window_seconds} s",
         "{max_num_seqs} was reached only briefly or not at all in the last {recent_window_seconds} s",
         lambda v: v.s.load.running_at_limit,
-        "now {running_of_limit}",
+        "{running_of_limit}",
         "{limit_missing}",
         question="whether {max_num_seqs} is reached",
     ),
@@ -520,24 +520,24 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "limit_is_stated",
-        "{max_num_seqs} was read from the arguments or the log",
-        "{max_num_seqs} was not read from the arguments or the log",
+        "{max_num_seqs} is stated by the engine",
+        "{max_num_seqs} is in neither the arguments nor the log",
         _source_is("args", "log"),
         "{limit_of_source}",
         question="source of {max_num_seqs}",
     ),
     Fact(
         "limit_is_default",
-        "{max_num_seqs} is the version's default",
-        "{max_num_seqs} is not the version's default",
+        "{max_num_seqs} is left at its default",
+        "{max_num_seqs} is not left at its default",
         _source_is("default"),
-        "{limit_of_source}",
+        "{limit_unless_default}",
         question="source of {max_num_seqs}",
     ),
     Fact(
         "limit_is_observed",
         "{max_num_seqs} is inferred from a constant number of running requests",
-        "{max_num_seqs} is known, not inferred from running requests",
+        "{max_num_seqs} is not inferred from running requests",
         _source_is("observed"),
         "{limit_of_source}",
         question="source of {max_num_seqs}",
@@ -724,10 +724,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompt_at_once",
-        "a one-step prefill of the last admitted prompt may be under way",
-        "no one-step prefill of a whole prompt is under way",
+        "a step may be prefilling the whole last admitted prompt at once",
+        "no step is prefilling a whole prompt at once",
         lambda v: v.s.progress.prompt_at_once,
-        question="whether a one-step prefill of a whole prompt is under way",
+        question="whether a step is prefilling a whole prompt at once",
     ),
     Fact(
         "prefill_usual",
@@ -740,10 +740,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "http_answers",
-        "the engine's API server has answered requests since the last output",
-        "the engine's API server has answered no request since the last output",
+        "the engine's API server answered HTTP requests since the last token",
+        "the engine's API server answered no HTTP request since the last token",
         lambda v: v.s.progress.http_moved,
-        question="answers of the engine's API server since the last output",
+        question="whether the engine's API server answered HTTP requests since the last token",
     ),
     Fact(
         "clients_gone",
@@ -925,7 +925,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: least(v.s.latency.outside_engine_share, v.t["outside_engine_share_ratio"]),
         "{outside}",
         "no latency histograms",
-        "time of requests outside the engine",
+        "time that requests spend outside the engine",
     ),
     Fact(
         "latency_multiplied",
@@ -1100,9 +1100,16 @@ def _limit_note(v: View) -> str:
     return f" ({_LIMIT_NOTES.get(source, source)})" if source else ""
 
 
+def _limit_unless_default(v: View) -> str:
+    """The limit, and where it was read; a default alone, because the claim says so."""
+    load = v.s.load
+    stated = number(load.max_num_seqs)
+    return stated if load.max_num_seqs_source == "default" else f"{stated} is {limit_source(load.max_num_seqs_source)}"
+
+
 def _running_of_limit(v: View) -> str:
     load = v.s.load
-    return f"{number(load.running)} of {number(load.max_num_seqs)} running{_limit_note(v)}"
+    return f"limit {number(load.max_num_seqs)}{_limit_note(v)}, {number(load.running)} running now"
 
 
 def _held_up(v: View, prompt: float | None) -> str:
@@ -1218,6 +1225,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "per_request": lambda v: number(v.s.throughput.generation_tokens_per_running, 1),
     "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
     "mean_queue": _mean_queue,
+    "limit_unless_default": _limit_unless_default,
     "limit_of_source": lambda v: f"{number(v.s.load.max_num_seqs)} is {limit_source(v.s.load.max_num_seqs_source)}",
     "of_limit": _of_limit,
     "age": lambda v: number(v.s.progress.fresh_seconds),

@@ -175,7 +175,7 @@ class BatchSignals:
         gauge(
             "batch_collapse_ratio",
             "Unused share of the possible batch, 0-1: 1 - (p95 batch size / possible batch). The possible"
-            " batch is the number of requests in flight that are not deferred, but at most the limit on running"
+            " batch is the smaller of two numbers: requests in flight that are not deferred, and the limit on running"
             " requests.",
             absent="no request is in flight that could run",
         )
@@ -295,8 +295,8 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
-            " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at least"
-            " latency_critical_ratio times its baseline, its threshold is ttft_objective_seconds.",
+            " inter_token_floor_seconds, queue_floor_seconds). A time to first token of at least"
+            " latency_critical_ratio times its baseline already counts as slow from ttft_objective_seconds.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),

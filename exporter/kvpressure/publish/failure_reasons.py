@@ -304,7 +304,7 @@ def render_failure_reasons() -> str:
         "",
         "Generated from `exporter/kvpressure/publish/failure_reasons.py`. The triage page shows the same advice.",
         "",
-        "A failed reading is absent, and its reason is counted: for an engine in `kvpressure_target_errors_total`, for",
+        "A failed reading is absent, and its reason is counted: in `kvpressure_target_errors_total` for an engine, in",
         "a source in `kvpressure_source_errors_total`. Refused web requests are counted in",
         "`kvpressure_web_refused_total`.",
     ]

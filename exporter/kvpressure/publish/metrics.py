@@ -250,8 +250,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_bound_seconds",
         "gauge",
-        "Latency up to which requests count as good: the engine's largest histogram bucket bound that is not above the"
-        " objective.",
+        "Requests up to this latency count as good: the objective, rounded down to a bucket bound of the"
+        " engine's latency histogram.",
         (*ENGINE, "objective"),
         "the objective is not set, or the objective is availability",
     ),
@@ -321,12 +321,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        'What the exporter left out of the last scrape of the target, by reason. Reason "engines": all targets'
-        ' share the node\'s limit of 64 engines, and the target has more than its share. Reason "series": a scrape'
-        ' or histogram has too many series. Reason "plugin": the plugin\'s report had too many lines; the value is'
-        ' then 1. Reason "new_engines": new engine names came too fast; 64 are allowed at once, then one a minute.'
-        ' Reason "collisions": several series claimed the same metric of the same engine. Reason "timestamps": the'
-        " time of a sample differed from the node's clock by more than two minutes.",
+        "Number of items that the exporter did not use from its last scrape of the target, by reason. Reason"
+        ' "engines": all targets share the node\'s limit of 64 engines, and the target has more than its share.'
+        ' Reason "series": a scrape or histogram has too many series. Reason "plugin": the plugin\'s report had'
+        ' too many lines; the value is then 1. Reason "new_engines": new engine names came too fast; 64 are'
+        ' allowed at once, then one a minute. Reason "collisions": several series claimed the same metric of the'
+        ' same engine. Reason "timestamps": the time of a sample differed from the node\'s clock by more than two'
+        " minutes.",
         ("target", "reason"),
         "nothing was left out",
     ),

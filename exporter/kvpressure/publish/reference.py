@@ -47,8 +47,8 @@ def render_metrics_reference() -> str:
             " container log). A GPU has"
         ),
         (
-            f"{GPU_SERIES} series without profiling (an H100), and twice as many with profiling, partitions, driver"
-            " events and pods on it."
+            f"{GPU_SERIES} series without profiling, and twice as many with profiling, partitions, driver events and"
+            " pods on it (counted on an H100)."
         ),
     ]
     for title, _ in _SECTIONS:

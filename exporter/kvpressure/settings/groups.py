@@ -51,7 +51,7 @@ GROUPS: Final = (
     SettingsGroup("GPUs", "how GPUs are read", ("nvidia.", "gpu.amd.", "host.sys")),
     SettingsGroup(
         "Kubernetes",
-        "how to find this node's pods, their GPUs, logs and cgroups",
+        "how this node's pods are found, with their GPUs, logs and cgroups",
         ("kube.", "kubelet.", "host.", "log-positions"),
     ),
     SettingsGroup("web server", "addresses, TLS and links", ("web.",)),

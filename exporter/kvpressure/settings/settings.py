@@ -152,7 +152,8 @@ class Settings:
         "engine.pace",
         one_of("adaptive", "fixed"),
         "adaptive",
-        "adaptive: scrape calm engines less often than every collector.engines.interval; fixed: scrape every engine at"
+        "How often engines are scraped. fixed: once per collector.engines.interval; adaptive: calm engines less"
+        " often than"
         " that interval.",
     )
     plugin_directory: Path | None = option(

@@ -19,7 +19,9 @@ def read(path: str | None, option: str) -> str | None:
         with Path(path).open("rb") as stream:
             text = stream.read(MAX_BYTES + 1).decode("ascii").strip()
     except OSError as error:
-        raise InputError(f"{option}: {path}: {error.strerror or error}; {allowed}") from error
+        raise InputError(
+            f"{option}: {path}: {error.strerror or error}; give a text file with the secret and nothing else"
+        ) from error
     except UnicodeDecodeError:
         text = ""
     if not text or len(text) > MAX_BYTES or any(char <= " " for char in text):

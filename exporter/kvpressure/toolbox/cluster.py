@@ -118,8 +118,8 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
     ]
     if not members:
         raise InputError(
-            f"{where}: {len(documents)} pods, none runs {titles()}; allowed: a namespace and labels of engine pods "
-            "(kubectl get pods --show-labels)"
+            f"{where}: no pod runs {titles()} (pods found: {len(documents)}); give a namespace or labels of engine pods"
+            " (kubectl get pods --show-labels)"
         )
     if len(members) > MAX_PODS:
         raise InputError(f"{where}: {len(members)} engines; allowed: up to {MAX_PODS}; choose pods with -l or --pod")

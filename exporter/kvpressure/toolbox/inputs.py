@@ -68,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--selector", "-l", metavar="LABELS", help="with -n: pods with these labels, e.g. app=vllm")
     group.add_argument("--workload", metavar="KIND/NAME", help="with -n: the pods of this workload, e.g. deploy/chat")
-    group.add_argument("--pod", metavar="NAME", help="only this pod, with --prometheus, --exporter or kubectl")
+    group.add_argument(
+        "--pod", metavar="NAME", help="only this pod of those found through --prometheus, --exporter or kubectl"
+    )
     group.add_argument("--model", metavar="NAME", help="only this model, with --prometheus, --exporter or a recording")
     group.add_argument("--context", metavar="NAME", help="kubectl context to use")
     group.add_argument("--prometheus-token-file", metavar="FILE", help="file with the bearer token for --prometheus")
@@ -186,7 +188,7 @@ def _is_file(text: str) -> bool:
         if path.is_dir():
             raise InputError(f"{text}: a directory; allowed: a recording or an address")
     except OSError as error:
-        raise InputError(f"{text!r:.100}: {error.strerror}; allowed: a recording or an address") from error
+        raise InputError(f"{text!r:.100}: {error.strerror}; give a recording or an address") from error
     looks = text.endswith((".gz", ".jsonl", ".json")) or text.startswith(("/", "./", "../", "~"))
     return path.is_file() or looks
 
@@ -259,7 +261,7 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
                 on_state=lambda state: progress.show(f"{path}: t={state.time:.0f}"),
             )
     except RecordingError as error:
-        raise InputError(f"{error}; allowed: a recording (kvpressure record), or an address") from error
+        raise InputError(f"{error}; give a recording (kvpressure record), or an address") from error
     if not cases:
         raise InputError(
             f"{path}: the recording contains no engine; allowed: a recording with at least one"

@@ -222,7 +222,8 @@ def _text(path: str, where: str) -> str:
         raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == "-" else _file(Path(path))
     except OSError as error:
         raise InputError(
-            f"{where}: {error.strerror or error}; allowed: a file with Kubernetes documents, or -"
+            f"{where}: {error.strerror or error}; give a readable file with Kubernetes documents, or - for standard"
+            " input"
         ) from error
     if len(raw) > MAX_BYTES:
         raise InputError(f"{where}: larger than the limit of {MAX_BYTES} bytes")

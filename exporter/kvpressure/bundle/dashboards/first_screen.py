@@ -274,8 +274,9 @@ def _settings(site: DashboardContext) -> Json:
         site,
         "What to set",
         "Limits to change, each with the value in force and the value to set, computed for each engine. Every limit is"
-        " an argument of the engine and takes effect after a restart. First cap tokens at the edge (no restart) or with"
-        f" {MITIGATION_ORDER[0]} (restart). Then set {', '.join(MITIGATION_ORDER[1:-1])} and {MITIGATION_ORDER[-1]}.",
+        " an argument of the engine and takes effect after a restart. First cap the tokens of a request: at the edge"
+        f" (no restart) or with {MITIGATION_ORDER[0]} (restart). Then set {', '.join(MITIGATION_ORDER[1:-1])} and"
+        f" {MITIGATION_ORDER[-1]}.",
         queries,
         {"pod": "Pod", "step": "Step", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"},
         overrides,

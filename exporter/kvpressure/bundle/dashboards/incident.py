@@ -259,7 +259,8 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "In flight against the limits",
-            "Requests in flight, and the limits on running requests by source. The smallest limit applies.",
+            "Requests in flight, and the limits on running requests: one line for each source of a limit. The"
+            " smallest limit applies.",
             [
                 PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
                 PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),

@@ -213,7 +213,8 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "In flight against the limits",
-            "Requests in flight, and the limits on running requests by source. The smallest limit applies.",
+            "Requests in flight, and the limits on running requests: one line for each source of a limit. The"
+            " smallest limit applies.",
             [
                 PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
                 PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
@@ -279,8 +280,9 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
             heatmap(
                 site,
                 f"{title}, distribution",
-                f"Requests by {counted}, over all pods of the chosen model (the model in most trouble if several are"
-                " chosen). Two bands mean two groups of requests: short and long.",
+                f"Requests by {counted}, over all pods of the chosen model. If several models are chosen, the one in"
+                " most"
+                " trouble is shown. Two bands mean two groups of requests: short and long.",
                 PanelQuery(
                     f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""",  # noqa: E501
                     "{{le}}",
@@ -404,7 +406,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Length of streams",
-            "End-to-end time of finished requests over five minutes.",
+            "End-to-end time of the requests that finished in the last five minutes.",
             quantiles("stream_seconds"),
             "s",
             overrides=[MEDIAN_DASHED],
@@ -416,8 +418,9 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Prefill and decode time, p95",
-            "Latency of finished requests of the chosen model (the model in most trouble if several are chosen), from"
-            " vLLM's buckets.",
+            "Latency of finished requests of the chosen model, from vLLM's buckets. If several models are chosen,"
+            " the one"
+            " in most trouble is shown.",
             [
                 PanelQuery(_p95(f"request_{phase}_time_seconds"), phase, optional=VLLM_BUCKETS)
                 for phase in ("prefill", "decode")

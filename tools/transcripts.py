@@ -24,7 +24,7 @@ SHOWN: Final = (
     ),
     (
         "KV pressure: mitigate",
-        "The plan has values for the server in the recording.",
+        "The values of the plan are for the server in the recording.",
         f"mitigate {_RECORDED}/d_kv_pressure.jsonl.gz",
     ),
     (

@@ -191,14 +191,14 @@ steps that read `kvpressure_` metrics do not apply.
 * The engine's limits are unknown, so no values to set are recommended.
 * Engines have no baselines of their own, so latency alerts have only absolute thresholds, and do not page.
 * Peaks of the KV cache between two scrapes are missed. Preemptions are visible only if vLLM counts them.
-* An idle server looks stalled if its metrics froze while requests were running.
+* If the metrics of a server freeze while requests are running, it looks stalled even when it is idle.
 
 The [exporter](deploy.md) on each node closes these gaps.
 
 ## Measured on the recordings
 
 `promtool` evaluates the rules file on the vLLM series of the recorded incidents, scraped every 15 s. The [alert proof](alert-proof.md)
-says which incidents should page, and which alerts of the full rules page on them.
+says which incidents should page somebody, and which alerts of the full set of rules do so.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
 * missed: {missed}

@@ -302,7 +302,7 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
         (("llama-3-8b", "--prompt", "5"), "--prompt and --output: only one was given"),
         (("llama-3-8b", "--prompt", "5", "--output", "x", "--gpu-memory", "80GB"), "--output: 'x'; allowed"),
         (("llama-3-8b", "--prompt", "5", "--output", "5"), "--prompt: needs --gpu-memory"),
-        (("llama-3-8b", "--prompt", "5", "--output", "5", "--traffic", "x"), "--traffic: not together with"),
+        (("llama-3-8b", "--prompt", "5", "--output", "5", "--traffic", "x"), "--traffic cannot be combined with"),
         (("llama-3-8b", "--traffic", "/nonexistent", "--gpu-memory", "80GB"), "/nonexistent: No such file"),
         (("llama_70b", "--worksheet"), "--worksheet: needs --gpu-memory"),
         (

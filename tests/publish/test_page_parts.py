@@ -148,7 +148,11 @@ class TestTriage:
         least = self.step(
             2, engine_with(host=HostSignals(restarts_recent=1.0, restarts_all_known=False)), self.container(restarts=17)
         )
-        assert (least.finding, "at least 1 in the last 30 minutes" in least.answers[0]) == ("look", True)
+        assert (least.finding, "in the last 30 minutes: at least 1)" in least.answers[0]) == ("look", True)
+        whole = self.step(
+            2, engine_with(host=HostSignals(restarts_recent=1.0, restarts_all_known=False)), self.container(restarts=1)
+        )
+        assert "1 restart since the pod was created (in the last 30 minutes: 1)." in whole.answers[0]
 
     @pytest.mark.parametrize(
         ("high", "low", "demand", "finding"),
@@ -166,7 +170,7 @@ class TestTriage:
         engine = replace(engine, diagnosis=replace(engine.diagnosis, documented_signature=signature))
         step = self.step(3, engine)
         assert step.finding == finding
-        assert '93 % (above 85 % is a sign of pressure, documented in "KV Cache Diagnostics")' in step.answers[0]
+        assert '93 %. Above 85 %, it is a sign of pressure (documented in "KV Cache Diagnostics").' in step.answers[0]
 
     def test_4_log(self) -> None:
         assert self.step(4, engine_with()).finding == "unknown"
@@ -365,7 +369,7 @@ class TestPlan:
             "Does not help now: lower gpu-memory-utilization to 0.7, then 0.6",
             'If KV pressure persists: add KV memory (a step beyond the guide "Emergency Mitigation")',
             "Apply and watch the rollout",
-            "Does not help now: controlled restart, only after the limits are lowered",
+            "Does not help now: controlled restart after the limits are lowered",
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
@@ -382,7 +386,7 @@ class TestPlan:
         engine = replace(engine_with(), limits=limits)
         engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"crash_loop": True}))
         titles = [action.title for action in plan(engine, T).actions]
-        assert titles.index("Controlled restart, only after the limits are lowered") > titles.index(
+        assert titles.index("Controlled restart after the limits are lowered") > titles.index(
             "Apply and watch the rollout"
         )
         assert self.flags(plan(engine, T)) == ["--gpu-memory-utilization 0.7"]
@@ -390,7 +394,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("role", "said"),
         [
-            (None, "kvpressure computes the value only if the verdict is kv_pressure, with high confidence"),
+            (None, "a value is computed only if the verdict is kv_pressure with high confidence"),
             ("kv_producer", "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"),
         ],
     )

@@ -388,7 +388,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         elif engine.signals.load.kv_role == "kv_producer":
             why = "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"
         else:
-            why = "a value is computed only for the verdict kv_pressure with high confidence"
+            why = "a value is computed only if the verdict is kv_pressure with high confidence"
         return MitigationStep(
             title,
             "if it stays",
@@ -453,7 +453,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
             + (
                 f"not below {least:g}"
                 if small
-                else f"set half of it, but not less than {least_of}"
+                else f"halve it, but not below {least_of}"
                 + ("" if limit.value is not None else ". kvpressure mitigate computes the new value if you give --args")
             ),
             cost,
@@ -645,7 +645,7 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
     absent = [words for name, words in reasons.items() if engine.condition(name) is False]
     found = [f"{said}: {', '.join(words)}" for said, words in (("Not found", absent), ("Unknown", unseen)) if words]
     return MitigationStep(
-        "Controlled restart, only after the limits are lowered",
+        "Controlled restart after the limits are lowered",
         "do" if needed else "not here",
         (
             "the server is in a crash loop, was OOM-killed, or its memory is fragmented; without lower limits the"

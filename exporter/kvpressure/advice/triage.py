@@ -144,18 +144,10 @@ def _restarts(case: _TriagedEngine) -> TriageStep:
     if held is None or held.reading.restarts is None:
         why = "the pod's status is not available" if case.has_pod else "only Kubernetes reports restarts"
         return TriageStep(2, "Restarts or OOMKills?", "unknown", (f"Unknown: {why}.",), command)
-    reading, ended = held.reading, held.reading.last_termination
-    recent = host.restarts_recent
-    lately = (
-        "in the last 30 minutes: unknown"
-        if recent is None
-        else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last 30 minutes"
-    )
-    answers = [
-        f"{counted(reading.restarts, 'restart')} since the pod was created; {lately}."
-        if reading.restarts
-        else "0 restarts."
-    ]
+    restarts, ended, recent = held.reading.restarts, held.reading.last_termination, host.restarts_recent
+    least = "" if host.restarts_all_known or (recent or 0.0) >= restarts else "at least "
+    lately = f"in the last 30 minutes: {'unknown' if recent is None else least + number_text(recent)}"
+    answers = [f"{counted(restarts, 'restart')} since the pod was created ({lately})." if restarts else "0 restarts."]
     finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
     if ended is not None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
@@ -178,16 +170,16 @@ def _signature(case: _TriagedEngine) -> TriageStep:
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
         (
-            f"{named('GPU memory used', percent_text(used))} (above"
-            f" {percent_text(t['signature_memory_ratio'])} is a sign of pressure,"
-            f" {t.entry('signature_memory_ratio').cited})."
+            f"{named('GPU memory used', percent_text(used))}. Above"
+            f" {percent_text(t['signature_memory_ratio'])}, it is a sign of pressure"
+            f" ({t.entry('signature_memory_ratio').cited})."
             f" {named('Required memory', percent_text(needed))} (used memory minus free KV blocks; warning at"
             f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
         ),
         (
-            f"{named('GPU utilization', percent_text(busy))} (below"
-            f" {percent_text(t['signature_utilization_ratio'])} with traffic is a sign of pressure,"
-            f" {t.entry('signature_utilization_ratio').cited})."
+            f"{named('GPU utilization', percent_text(busy))}. Below"
+            f" {percent_text(t['signature_utilization_ratio'])} with traffic, it is a sign of pressure"
+            f" ({t.entry('signature_utilization_ratio').cited})."
         ),
     )
     conditions = case.engine.diagnosis.documented_signature
@@ -362,9 +354,9 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
         *((f"{capital(stuck.text)}.",) if up and stuck is not None and stuck.value else ()),
         (
             f"{named('Batch size p95', number_text(s.batch.batch_p95))},"
-            f" {named('mean', number_text(s.batch.batch_mean))} (p95 of"
-            f" {number_text(t['signature_batch_size'])} or less with traffic is a sign of pressure,"
-            f" {t.entry('signature_batch_size').cited})."
+            f" {named('mean', number_text(s.batch.batch_mean))}. A p95 of"
+            f" {number_text(t['signature_batch_size'])} or less with traffic is a sign of pressure"
+            f" ({t.entry('signature_batch_size').cited})."
         ),
         (
             f"{named('Requests running', number_text(s.load.running))},"

@@ -287,7 +287,7 @@ def _sent(options: argparse.Namespace) -> RequestLoad | None:
 def _load(options: argparse.Namespace) -> RequestLoad | None:
     if options.traffic is not None:
         if options.prompt is not None or options.output is not None:
-            raise InputError("--traffic: not together with --prompt and --output; give one or the other")
+            raise InputError("--traffic cannot be combined with --prompt and --output; remove one of them")
         from kvpressure.toolbox.traffic import from_file
 
         return from_file(options.traffic)

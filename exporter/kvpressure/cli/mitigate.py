@@ -157,7 +157,7 @@ def _engines(
 ) -> tuple[list[EngineView], str]:
     if options.verdict:
         if inputs.given(options) or any((options.pod, options.model, options.selector, options.workload)):
-            raise InputError("--verdict: not together with a server or a recording; give one or the other")
+            raise InputError("--verdict cannot be combined with a server or a recording; remove one of them")
         return [given.engine_from(_given(options, server), thresholds)], ""
     needless = next((name for name in _STATED if getattr(options, name)), None)
     if needless is not None:

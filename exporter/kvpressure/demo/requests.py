@@ -46,8 +46,8 @@ class EngineConfig:
             )
         if not 0 < self.max_num_seqs <= self.max_num_batched_tokens:
             raise SimulationError(
-                f"max_num_seqs {self.max_num_seqs} must be positive and at most max_num_batched_tokens "
-                f"{self.max_num_batched_tokens}"
+                f"max_num_seqs is {self.max_num_seqs}; allowed: from 1 to max_num_batched_tokens "
+                f"({self.max_num_batched_tokens})"
             )
 
 

@@ -520,7 +520,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "limit_is_stated",
-        "{max_num_seqs} is stated by the engine",
+        "{max_num_seqs} is read, not assumed",
         "{max_num_seqs} is in neither the arguments nor the log",
         _source_is("args", "log"),
         "{limit_of_source}",
@@ -528,8 +528,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "limit_is_default",
-        "{max_num_seqs} is left at its default",
-        "{max_num_seqs} is not left at its default",
+        "the default of {max_num_seqs} is in use",
+        "the default of {max_num_seqs} is not in use",
         _source_is("default"),
         "{limit_unless_default}",
         question="source of {max_num_seqs}",
@@ -681,7 +681,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress",
-        "requests have made no progress for at least {no_progress_seconds} s",
+        "requests have made no progress for {no_progress_seconds} s or longer",
         "requests made progress in the last {no_progress_seconds} s",
         _stuck("no_progress_seconds"),
         "last progress {stuck} s ago",
@@ -690,7 +690,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress_long",
-        "requests have made no progress for at least {stalled_seconds} s",
+        "requests have made no progress for {stalled_seconds} s or longer",
         "requests made progress in the last {stalled_seconds} s",
         _stuck("stalled_seconds"),
         "last progress {stuck} s ago",
@@ -699,7 +699,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress_very_long",
-        "requests have made no progress for at least {prefill_patience_seconds} s",
+        "requests have made no progress for {prefill_patience_seconds} s or longer",
         "requests made progress in the last {prefill_patience_seconds} s",
         _stuck("prefill_patience_seconds"),
         "last progress {stuck} s ago",
@@ -724,10 +724,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompt_at_once",
-        "a step may be prefilling the whole last admitted prompt at once",
-        "no step is prefilling a whole prompt at once",
+        "the engine may be prefilling the last admitted prompt in one step",
+        "the engine is not prefilling a whole prompt in one step",
         lambda v: v.s.progress.prompt_at_once,
-        question="whether a step is prefilling a whole prompt at once",
+        question="whether the engine is prefilling a whole prompt in one step",
     ),
     Fact(
         "prefill_usual",

@@ -295,8 +295,8 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
-            " inter_token_floor_seconds, queue_floor_seconds). A time to first token of at least"
-            " latency_critical_ratio times its baseline already counts as slow from ttft_objective_seconds.",
+            " inter_token_floor_seconds, queue_floor_seconds). For a time to first token of at least"
+            " latency_critical_ratio times its baseline, the lower ttft_objective_seconds is used instead.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
@@ -333,7 +333,7 @@ class ThroughputSignals:
         gauge(
             "throughput_trend_ratio",
             "Generation throughput of the last minute, divided by the best one-minute throughput of the last 15"
-            " minutes at similar or lower demand.",
+            " minutes, of times with no more demand than now.",
             absent="too little history, or demand fell",
         )
     )
@@ -496,7 +496,7 @@ class ComputeSignals:
     activity_level: str = published(
         gauge(
             "score_evidence_level",
-            "Evidence behind memory_high_compute_low_score: the series of the level in use is 1, the others are 0."
+            "Level of the evidence behind memory_high_compute_low_score: its series is 1, the others are 0."
             " Levels: profiling, power, estimated_flops, utilization_weak, none.",
             "level",
         ),

@@ -189,7 +189,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "wait_seconds",
         "gauge",
         "Waiting time on an engine without a baseline: p95 queue time or p95 time to first token, whichever is longer."
-        " If too few requests finish for a p95, it is the number of requests waiting divided by the finish rate over"
+        " If too few requests finish for a p95, the value is requests waiting divided by the finish rate over"
         " 5 minutes.",
         ENGINE,
         "no request waits long, the queue does not move, or a baseline can be used",
@@ -303,8 +303,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "isolated_failures_total",
         "counter",
-        "Internal failures of the exporter on one engine, GPU, container, target, source or node, by stage (take_in,"
-        " signals, diagnosis, publish, page, json) and reason. The failed item has no values; all other items are"
+        "Internal failures of the exporter that affected one item only (kind: engine, GPU, container, target, source or"
+        " node), by stage (take_in, signals, diagnosis, publish, page, json) and reason. The failed item has no"
+        " values; all other items are"
         " complete.",
         ("kind", "name", "stage", "reason"),
         "nothing has failed",

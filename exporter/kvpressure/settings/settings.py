@@ -103,7 +103,7 @@ class Settings:
         "web.max-requests",
         WHOLE,
         20,
-        "Maximum number of concurrent requests; a new request above the maximum ends the slowest one. 0 = no limit.",
+        "Maximum number of concurrent requests. If one more arrives, the exporter aborts the slowest. 0 = no limit.",
     )
     runbook_url: str | None = option(
         "web.runbook-url",

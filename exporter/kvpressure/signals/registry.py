@@ -62,6 +62,7 @@ def adopt(name: str) -> bool:
         register(found)
     except ValueError as error:
         raise InputError(
-            f"signal {name!r} cannot be used: {error}; allowed: a dataclass with fields that declare new metrics"
+            f"signal {name!r} cannot be used: {error}; allowed: a dataclass whose fields declare metrics that no"
+            " other signal declares"
         ) from error
     return True

@@ -71,8 +71,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "gpu_memory_utilization",
-            "Largest share of device memory that an engine reserves. Yellow: at least the recommended maximum for long"
-            " contexts. Orange: at least the recommended maximum.",
+            "Largest share of device memory that an engine reserves. Yellow: the share recommended for long contexts is"
+            " reached or exceeded. Orange: the usually recommended share is reached or exceeded.",
             "max(" + engine("limit", 'limit="gpu_memory_utilization"') + ")",
             "none",
             steps(

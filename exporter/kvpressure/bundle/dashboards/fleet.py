@@ -339,8 +339,8 @@ def _nodes(site: DashboardContext) -> Json:
     return table(
         site,
         "Fullest nodes",
-        'One row for each node, the node with the fullest GPU first. Column "Fullest GPU" is how much of'
-        " its memory is really in use (required memory).",
+        'One row for each node, the node with the fullest GPU first. Column "Fullest GPU" shows'
+        " the share of memory that is really in use (required memory) on that GPU.",
         [
             PanelQuery(ranked, table=True),
             PanelQuery(f"sum by (cluster, node) ({up}) and on (cluster, node) {ranked}", table=True),

@@ -125,7 +125,9 @@ class WebConfigFile:
         try:
             config = parse(path)
             if weaker := _weaker(self._config, config):
-                raise WebConfigError(f"{path}: {weaker} was removed; restart the exporter if that is intended")
+                raise WebConfigError(
+                    f"{path}: {weaker} was removed from the file, and stays in force until the exporter is restarted"
+                )
             self._config = config
         except WebConfigError as error:
             if str(error) != self._problem:

@@ -186,19 +186,19 @@ steps that read `kvpressure_` metrics do not apply.
 * GPU memory in real use is unknown: vLLM reserves its pool at start and publishes no device memory.
 * Host starvation is not detected: vLLM's metrics do not include CPU throttling, memory limits or node pressure.
 * The cause of a crash is unknown: the rules see no OOMKilled, exit codes, XID errors or log lines. A restart is seen only when the new process publishes its counters.
-* A stall is not detected if the server publishes no token counters. If scrapes fail, the model counts as down after the waiting time of InferenceModelDown.
+* A stall is not detected if the server publishes no token counters. If scrapes fail, InferenceModelDown fires instead.
   A stall is reported only after a whole rate window without a token.
-* The engine's limits are unknown, so no values to set are recommended.
+* The engine's limits are unknown, so the rules recommend no values for them.
 * Engines have no baselines of their own, so latency alerts have only absolute thresholds, and do not page.
 * Peaks of the KV cache between two scrapes are missed. Preemptions are visible only if vLLM counts them.
-* If the metrics of a server freeze while requests are running, it looks stalled even when it is idle.
+* If the metrics of a server freeze while requests are running, it still looks stalled after these requests have finished.
 
 The [exporter](deploy.md) on each node closes these gaps.
 
 ## Measured on the recordings
 
 `promtool` evaluates the rules file on the vLLM series of the recorded incidents, scraped every 15 s. The [alert proof](alert-proof.md)
-says which incidents should page somebody, and which alerts of the full set of rules do so.
+lists the incidents that should page somebody, and the alerts of the full set of rules that page for them.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
 * missed: {missed}

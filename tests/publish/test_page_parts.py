@@ -170,7 +170,10 @@ class TestTriage:
         engine = replace(engine, diagnosis=replace(engine.diagnosis, documented_signature=signature))
         step = self.step(3, engine)
         assert step.finding == finding
-        assert '93 %. Above 85 %, it is a sign of pressure (documented in "KV Cache Diagnostics").' in step.answers[0]
+        assert (
+            '93 %. Used memory above 85 % is a sign of pressure (documented in "KV Cache Diagnostics").'
+            in step.answers[0]
+        )
 
     def test_4_log(self) -> None:
         assert self.step(4, engine_with()).finding == "unknown"
@@ -178,8 +181,8 @@ class TestTriage:
         failed = self.step(4, engine_with(events_known=True, events={"cuda_oom": 2, "engine_dead": 1}))
         assert failed.finding == "bad"
         assert failed.answers == (
-            "Allocation failures in the last 10 minutes: 2 × CUDA OOM.",
-            "Other notable log lines: 1 × engine dead.",
+            "Allocation failures in the last 10 minutes: CUDA OOM (2 ×).",
+            "Other notable log lines: engine dead (1 ×).",
         )
 
     def test_5_requests(self) -> None:
@@ -366,10 +369,10 @@ class TestPlan:
             "Cap input and output tokens at the edge",
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
-            "Does not help now: lower gpu-memory-utilization to 0.7, then 0.6",
+            "Skip for now: lower gpu-memory-utilization to 0.7, then 0.6",
             'If KV pressure persists: add KV memory (a step beyond the guide "Emergency Mitigation")',
             "Apply and watch the rollout",
-            "Does not help now: controlled restart after the limits are lowered",
+            "Skip for now: controlled restart after the limits are lowered",
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
@@ -379,7 +382,7 @@ class TestPlan:
         )
         assert 'The guide "Emergency Mitigation" cuts max_num_seqs by 25 % to 50 %.' in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])
-        assert not any(action.commands for action in made.actions if action.title.startswith("Does not help now: "))
+        assert not any(action.commands for action in made.actions if action.title.startswith("Skip for now: "))
 
     def test_memory_share_and_restart_come_only_when_they_help(self) -> None:
         limits = {"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.92, True, "args", 0.7)}

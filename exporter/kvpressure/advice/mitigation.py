@@ -25,7 +25,7 @@ from kvpressure.model.arguments import value_text
 from kvpressure.model.state import EngineState
 from kvpressure.settings.thresholds import Thresholds
 
-NOT_NOW: Final = "Does not help now: "  # begins the title of an action that does not help at present
+NOT_NOW: Final = "Skip for now: "  # begins the title of an action that does not help at present
 IF_IT_STAYS: Final = "If KV pressure persists: "
 
 

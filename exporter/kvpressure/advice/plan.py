@@ -446,6 +446,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     value = limit.recommended
     if value is None:
         small = limit.value is not None and limit.value <= least
+        look_up = "look it up in the start-up log, then " if limit.value is None else ""
         return MitigationStep(
             title,
             "not here" if small else "if it stays",
@@ -453,7 +454,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
             + (
                 f"not below {least:g}"
                 if small
-                else f"halve it, but not below {least_of}"
+                else f"{look_up}halve it, but not below {least_of}"
                 + ("" if limit.value is not None else ". kvpressure mitigate computes the new value if you give --args")
             ),
             cost,

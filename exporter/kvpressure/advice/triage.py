@@ -170,15 +170,15 @@ def _signature(case: _TriagedEngine) -> TriageStep:
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
         (
-            f"{named('GPU memory used', percent_text(used))}. Above"
-            f" {percent_text(t['signature_memory_ratio'])}, it is a sign of pressure"
+            f"{named('GPU memory used', percent_text(used))}. Used memory above"
+            f" {percent_text(t['signature_memory_ratio'])} is a sign of pressure"
             f" ({t.entry('signature_memory_ratio').cited})."
             f" {named('Required memory', percent_text(needed))} (used memory minus free KV blocks; warning at"
             f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
         ),
         (
-            f"{named('GPU utilization', percent_text(busy))}. Below"
-            f" {percent_text(t['signature_utilization_ratio'])} with traffic, it is a sign of pressure"
+            f"{named('GPU utilization', percent_text(busy))}. With traffic, utilization below"
+            f" {percent_text(t['signature_utilization_ratio'])} is a sign of pressure"
             f" ({t.entry('signature_utilization_ratio').cited})."
         ),
     )
@@ -220,7 +220,7 @@ def _log(case: _TriagedEngine) -> TriageStep:
 
 
 def _counted(title: str, events: Mapping[str, int], own: Mapping[str, str]) -> str:
-    lines = (f"{count} × {own.get(name) or words(name)}" for name, count in events.items())
+    lines = (f"{own.get(name) or words(name)} ({count} ×)" for name, count in events.items())
     return f"{title}: {', '.join(lines) or 'none'}."
 
 
@@ -354,8 +354,8 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
         *((f"{capital(stuck.text)}.",) if up and stuck is not None and stuck.value else ()),
         (
             f"{named('Batch size p95', number_text(s.batch.batch_p95))},"
-            f" {named('mean', number_text(s.batch.batch_mean))}. A p95 of"
-            f" {number_text(t['signature_batch_size'])} or less with traffic is a sign of pressure"
+            f" {named('mean', number_text(s.batch.batch_mean))}. With traffic, a p95 batch"
+            f" size of {number_text(t['signature_batch_size'])} or less is a sign of pressure"
             f" ({t.entry('signature_batch_size').cited})."
         ),
         (

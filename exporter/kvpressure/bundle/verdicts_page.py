@@ -172,7 +172,7 @@ def render_rows(t: Thresholds) -> str:
 def _reasons(t: Thresholds) -> Iterator[str]:
     levels = {entry.name: words(entry) for entry in t.entries()}
     yield "\n## Numbers behind a verdict\n"
-    yield "`kvpressure_verdict_reason` has one series for each reason of the verdict that is true now.\n"
+    yield "`kvpressure_verdict_reason` has one series for each reason of the current verdict.\n"
     yield "| reason | verdicts | what the number is |\n|---|---|---|"
     for reason in sorted(REASONS, key=lambda one: one.name):
         verdicts = ", ".join(f"`{name}`" for name in reason.verdicts)
@@ -288,6 +288,6 @@ def _changes(t: Thresholds) -> Iterator[str]:
     yield ""
     yield (
         f"If scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart, one scrape is enough for a"
-        " new verdict; the rows *to unknown* and *from kv_pressure while a queue remains* still apply. While"
+        " new verdict, except in the rows *to unknown* and *from kv_pressure while a queue remains*. While"
         " another verdict is being confirmed, a published `idle` or `healthy` has at most the grade *doubtful*."
     )

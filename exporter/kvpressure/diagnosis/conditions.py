@@ -261,7 +261,7 @@ BUILT_IN_CONDITIONS: Final = (
         lambda m: _held(m.s, m.held, m.t),
         "KV cache {kv} used with {in_flight} in flight (threshold {held_from}, in {held_stretches} idle"
         " periods of {held_seconds})",
-        "requests explain the KV blocks in use{held_now}",
+        "the requests in flight account for the KV blocks in use{held_now}",
         "whether KV blocks are held without requests: unknown (no idle period yet)",
         "InferenceKVHeldWithoutLoad",
         serious=True,
@@ -301,8 +301,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "host_memory_near_limit",
         _near_limit,
-        "container memory is near its limit: {host_memory} used (near the limit at {host_memory_from})",
-        "container memory is not near its limit: {host_memory} used (near the limit at {host_memory_from})",
+        "container memory is near its limit: {host_memory} used (threshold {host_memory_from})",
+        "container memory is not near its limit: {host_memory} used (threshold {host_memory_from})",
         "container memory: unknown (the container has no memory limit, or memory was not read)",
         "InferenceHostMemoryNearLimit",
     ),

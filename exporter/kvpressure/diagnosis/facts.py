@@ -335,7 +335,7 @@ def _held_for_others(v: View) -> bool | None:
     return held and (load.running or 0.0) < v.t["host_min_requests"]
 
 
-_NO_PROGRESS_KNOWN: Final = "no requests in flight, or no token counters"
+_NO_PROGRESS_KNOWN: Final = "no requests in flight, or the engine publishes no token counters"
 _NO_CGROUP: Final = "the container's cgroup was not read"
 _LIMIT_SOURCES: Final = {
     "args": "set in the arguments",
@@ -398,7 +398,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "kv_held_idle",
         "KV blocks are held without requests",
-        "requests explain the KV blocks in use",
+        "the requests in flight account for the KV blocks in use",
         _held_idle,
         "{held}",
         "{held_missing}",
@@ -444,10 +444,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "blocks_held_for_others",
-        "finished prompts may hold KV blocks until a decode server fetches them",
-        "no finished prompt holds KV blocks for a decode server",
+        "KV blocks may be held by prompts that a decode server has yet to fetch",
+        "no KV blocks are held by prompts that a decode server has yet to fetch",
         _held_for_others,
-        question="whether finished prompts hold KV blocks for a decode server",
+        question="whether KV blocks are held by prompts that a decode server has yet to fetch",
     ),
     # --- preemptions
     Fact(
@@ -480,7 +480,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the engine itself counted {preemptions}",
         "the engine itself counted fewer than {preemptions_min} {preemptions}",
         lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
-        "{preemption_counts}",
+        "{preemptions_counted}",
         "the metrics endpoint has no such counter",
         "{preemptions} by the engine's counter",
     ),
@@ -520,7 +520,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "limit_is_stated",
-        "{max_num_seqs} is read, not assumed",
+        "{max_num_seqs} is set explicitly",
         "{max_num_seqs} is in neither the arguments nor the log",
         _source_is("args", "log"),
         "{limit_of_source}",
@@ -713,7 +713,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: least(v.s.progress.seconds_still, v.t["no_progress_seconds"]),
         "last movement {still_seconds} s ago",
         _NO_PROGRESS_KNOWN,
-        question="movement of gauges and counters",
+        question="whether gauges and counters are still changing",
     ),
     Fact(
         "ever_produced",
@@ -747,10 +747,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "clients_gone",
-        "most clients have closed their connections since the last output",
+        "most clients have closed their connections since the last token",
         "most clients have kept their connections since the last output",
         lambda v: v.s.progress.connections_dropped,
-        question="connections that clients closed since the last output",
+        question="connections that clients closed since the last token",
     ),
     Fact(
         "clients_came",
@@ -1218,6 +1218,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "waiting_mean": lambda v: f"{number(v.recent.waiting_mean, 1)} on average" if v.recent.waiting_mean else "",
     "last_preemptions": lambda v: number(v.s.kv.preemptions_recently),
     "silent": lambda v: number(v.s.kv.preemptions_inferred),
+    "preemptions_counted": lambda v: number(v.s.kv.preemptions_counted),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
     "per_running": lambda v: number(v.s.kv.preemptions_per_running_minute, 1),
     "hits": lambda v: percent(v.s.kv.prefix_hit_ratio_recent),

@@ -43,7 +43,7 @@ class GpuFacts:
     def known(self) -> str:
         """The numbers that do not suffice to decide, or why there are none."""
         text = self.text()
-        return text if text.startswith(NO_GPU) else f"not visible in {text}"
+        return text if text.startswith(NO_GPU) else f"{text} does not show it"
 
     def text(self) -> str:
         """The activity numbers in words."""

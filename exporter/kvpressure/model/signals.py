@@ -70,8 +70,8 @@ _ALLOCATOR_FAILURES: Final = Metric(
 )
 _FRAGMENTATION: Final = gauge(
     "fragmentation_bytes",
-    "Reserved minus allocated memory, by scope: allocator (torch, plugin only), kv_pool "
-    "(pool minus used), kv_block (waste inside blocks, estimate).",
+    "Reserved minus allocated memory. Scope allocator: what PyTorch keeps (needs the plugin); kv_pool: the unused part"
+    " of the KV pool; kv_block: estimated waste inside KV blocks.",
     "scope",
     absent=_NO_SCOPE,
 )
@@ -124,7 +124,8 @@ class KvSignals:
     kv_overcommit_ratio: float | None = published(
         gauge(
             "kv_overcommit_ratio",
-            "KV tokens that the present load can need at most, within the engine's limits, divided by KV capacity."
+            "Largest number of KV tokens that the present load can need within the engine's limits, divided by KV"
+            " capacity."
             " Above 1, the limits admit more than the KV cache holds.",
             absent="request lengths or the KV capacity are unknown",
         )
@@ -295,8 +296,8 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
-            " inter_token_floor_seconds, queue_floor_seconds). For a time to first token of at least"
-            " latency_critical_ratio times its baseline, the lower ttft_objective_seconds is used instead.",
+            " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at least"
+            " latency_critical_ratio times its baseline, its threshold is ttft_objective_seconds instead.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
@@ -333,7 +334,7 @@ class ThroughputSignals:
         gauge(
             "throughput_trend_ratio",
             "Generation throughput of the last minute, divided by the best one-minute throughput of the last 15"
-            " minutes, of times with no more demand than now.",
+            " minutes. Minutes with more demand than now are left out.",
             absent="too little history, or demand fell",
         )
     )

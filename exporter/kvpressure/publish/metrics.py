@@ -134,7 +134,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "documented_signature",
         "gauge",
-        'Condition of the KV-pressure signature, 1 or 0, exactly as the guide "KV Cache Diagnostics" states it.',
+        'For each condition of KV pressure that the guide "KV Cache Diagnostics" states: 1 if it holds, 0 if not.',
         (*ENGINE, "condition"),
         "the condition cannot be evaluated",
     ),

@@ -140,7 +140,7 @@ class Settings:
         "engine.model-configs",
         DIRECTORY,
         None,
-        "Directory with config.json files of models that kvpressure does not know, read at start: NAME.json,"
+        "Directory with config.json files of models that kvpressure does not know (read at start). Files: NAME.json,"
         " NAME/config.json, or a Hugging"
         " Face cache.",
     )

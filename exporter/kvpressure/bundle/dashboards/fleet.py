@@ -456,7 +456,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Flight recorders",
-            "Number of flight recorders that keep up. Also, per second: failures of recorders, and ticks missing"
+            "Number of flight recorders that record every tick. Also, per second: failures of recorders, and ticks"
+            " missing"
             " from recordings.",
             [
                 PanelQuery(

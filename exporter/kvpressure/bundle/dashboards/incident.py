@@ -205,7 +205,7 @@ def _reasons(site: DashboardContext) -> Json:
 def _signature(site: DashboardContext) -> Json:
     about = (
         'Shows when each condition of the signature holds, exactly as stated in the guide "KV Cache Diagnostics".'
-        " The signature does not replace the verdict: device memory is high even on a healthy engine, and"
+        " The signature does not replace the verdict: device memory is high even on a healthy engine, and GPU"
         " utilization can stay high under KV pressure."
     )
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": YELLOW}))]

@@ -78,7 +78,8 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "KV tokens that the present load can need at most, divided by KV capacity. Above 1, the KV cache can"
+            "Largest number of KV tokens that the present load can need, divided by KV capacity. Above 1, the KV"
+            " cache can"
             " become too small for the load.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
@@ -263,7 +264,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Overcommit",
-            "KV tokens that the present load can need at most, divided by KV capacity.",
+            "Largest number of KV tokens that the present load can need, divided by KV capacity.",
             [PanelQuery(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),

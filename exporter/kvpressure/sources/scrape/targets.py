@@ -186,7 +186,10 @@ def _verify(text: str, scheme: str, options: Mapping[str, str]) -> bool:
     if policy not in ("verify", "insecure"):
         raise TargetError(f"target {text!r} has the unknown option tls={policy}", "tls=verify, tls=insecure")
     if scheme != "https" and ("tls" in options or "ca" in options):
-        raise TargetError(f"target {text!r} has tls or ca without https", "tls and ca with an https URL")
+        raise TargetError(
+            f"target {text!r} has tls= or ca=, but its address does not start with https://",
+            "tls and ca with an https URL",
+        )
     if "ca" in options and not os.path.isfile(options["ca"]):  # noqa: PTH113 - Path raises for a name that is too long
         raise TargetError(f"target {text!r} names the certificate file {options['ca']!r}", "an existing file")
     return policy == "verify"

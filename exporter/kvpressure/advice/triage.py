@@ -177,7 +177,7 @@ def _signature(case: _TriagedEngine) -> TriageStep:
             f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
         ),
         (
-            f"{named('GPU utilization', percent_text(busy))}. With traffic, utilization below"
+            f"{named('GPU utilization', percent_text(busy))}. With traffic, GPU utilization below"
             f" {percent_text(t['signature_utilization_ratio'])} is a sign of pressure"
             f" ({t.entry('signature_utilization_ratio').cited})."
         ),

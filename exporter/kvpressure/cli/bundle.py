@@ -77,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(error)) from error
     except (SpecError, ArithmeticError) as error:  # thresholds that are allowed each, and make no rules together
         raise InputError(
-            f"no valid rules can be generated with these thresholds ({error}); use values closer to the"
-            " defaults in docs/thresholds.md"
+            f"these thresholds give no valid rules ({error}); use values closer to the defaults in docs/thresholds.md"
         ) from error
     except OSError as error:
         raise InputError(f"{error.filename or directory}: {error.strerror or error}") from error

@@ -70,7 +70,8 @@ _ALLOCATOR_FAILURES: Final = Metric(
 )
 _FRAGMENTATION: Final = gauge(
     "fragmentation_bytes",
-    "Reserved minus allocated memory. Scope allocator: what PyTorch keeps (needs the plugin); kv_pool: the unused part"
+    "Reserved minus allocated memory. Scope allocator: memory that PyTorch reserved and no tensor uses (needs the"
+    " plugin); kv_pool: the unused part"
     " of the KV pool; kv_block: estimated waste inside KV blocks.",
     "scope",
     absent=_NO_SCOPE,

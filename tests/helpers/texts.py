@@ -420,7 +420,9 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
     },
     "capacity/load.py": {"where": "--prompt", "part": "p95=12x", "text": "p95=4000,p50=1000"},
     "capacity/plan.py": {"name": "my-model"},
-    "cli/bundle.py": {"error": "InferenceBatchCollapse needs kvpressure_batch_ratio >= -1, which no test can check"},
+    "cli/bundle.py": {
+        "error": "InferenceBatchCollapse would get the condition kvpressure_batch_ratio >= -1, which cannot be tested"
+    },
     "cli/capacity.py": {"flag": "--max-num-seqs", "options.max_num_seqs": "8 192"},
     "cli/demo.py": {"error": _IN_USE, "flag": "--for", "text": "12x", "low": "60", "high": "86400"},
     "cli/discover.py": {"flag": "context"},

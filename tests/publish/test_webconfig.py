@@ -190,7 +190,10 @@ class TestReload:
         assert ask(port).status == 401
         web.write_text(left)
         assert ask(port).status == 401
-        assert "basic_auth_users was removed; restart the exporter" in caplog.text
+        assert (
+            "basic_auth_users was removed from the file, and stays in force until the exporter is restarted"
+            in caplog.text
+        )
 
     def test_a_file_without_its_certificate_opens_nothing(
         self, start: Start, tmp_path: Path, certificates: Certificates, caplog: pytest.LogCaptureFixture

@@ -315,7 +315,7 @@ def _case(name: str, item: Mapping[str, Any], labels: tuple[str, ...]) -> TestCa
 def _input(name: str, series: str, text: str) -> Input:
     head, body = _SERIES.fullmatch(series), _INPUT.fullmatch(str(text))
     if head is None or body is None:
-        raise SpecError(f"{name} needs {series} {text}, which no test can check")
+        raise SpecError(f"{name} would get the condition {series} {text}, which cannot be tested")
     labels = dict(_LABEL.findall(head["labels"] or ""))
     return Input(
         head["metric"],

@@ -298,7 +298,8 @@ class LatencySignals:
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
             " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at least"
-            " latency_critical_ratio times its baseline, its threshold is ttft_objective_seconds instead.",
+            " latency_critical_ratio times its baseline, the threshold is ttft_objective_seconds in place of"
+            " ttft_floor_seconds.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),

@@ -15,7 +15,10 @@ from tests.recording.test_incident_recordings import RECORDINGS
 pytestmark = pytest.mark.slow
 
 RATIO = r"([\d.]+) × the"
-DEMAND = r": ([\d. ]+) requests × ([\d ]+) tokens = ([\d ]+) tokens, ([\d. ]+) × the KV capacity of ([\d ]+) tokens\.$"
+DEMAND = (
+    r": ([\d. ]+) requests × ([\d ]+) tokens = ([\d ]+) tokens\."
+    r" That is ([\d. ]+) × the KV capacity of ([\d ]+) tokens\.$"
+)
 
 
 @pytest.mark.parametrize("name", ["vllm-cpu/d_kv_pressure", "vllm-cpu-fresh/long-outputs", "vllm-cpu-fresh/agents"])

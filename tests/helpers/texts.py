@@ -420,9 +420,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
     },
     "capacity/load.py": {"where": "--prompt", "part": "p95=12x", "text": "p95=4000,p50=1000"},
     "capacity/plan.py": {"name": "my-model"},
-    "cli/bundle.py": {
-        "error": "InferenceBatchCollapse would get the condition kvpressure_batch_ratio >= -1, which cannot be tested"
-    },
+    "cli/bundle.py": {"error": "division by zero"},
     "cli/capacity.py": {"flag": "--max-num-seqs", "options.max_num_seqs": "8 192"},
     "cli/demo.py": {"error": _IN_USE, "flag": "--for", "text": "12x", "low": "60", "high": "86400"},
     "cli/discover.py": {"flag": "context"},
@@ -464,7 +462,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
         "url": "10.0.0.5:port",
         "cause": "Port could not be cast to integer value as 'port'",
         "text": "'10.0.0.5:8000;tls=skip-verify;args=--model llama'",
-        "policy": "maybe",
+        "policy": "skip-verify",
         "error": "no closing quotation",
         "name": "10.0.0.5:port/",
     },

@@ -58,7 +58,7 @@ SAID = {
         "fragmentation_warning_bytes",
     ),
     "baseline_too_high": ("used 99 %: more than the 98 % that", "gpu_memory_utilization 90 %", "baseline_full_ratio"),
-    "host_memory_near_limit": ("near its limit: 95 % used", "near the limit at 90 %", "host_memory_limit_ratio"),
+    "host_memory_near_limit": ("near its limit: 95 % used", "threshold 90 %", "host_memory_limit_ratio"),
     "host_oom_killed": ("OOMKilled, exit code 137", "4 restarts in half an hour", None),
     "gpu_out_of_memory": ("3 times", "the log shows", None),
     "crash_loop": ("4 restarts in half an hour", "crash loop: 3 or more", "crash_loop_restarts"),
@@ -144,7 +144,11 @@ def test_what_does_not_hold_is_a_sentence_that_does_not_repeat_its_name() -> Non
             False,
             "are moving",
         ),
-        (ProgressSignals(work_present=False), False, "gauges and counters need not move: no requests are in flight"),
+        (
+            ProgressSignals(work_present=False),
+            False,
+            "unchanged gauges and counters are normal: no requests are in flight",
+        ),
     ],
 )
 def test_gauges_are_said_to_move_only_where_that_was_seen(

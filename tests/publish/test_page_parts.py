@@ -369,10 +369,10 @@ class TestPlan:
             "Cap input and output tokens at the edge",
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
-            "Skip for now: lower gpu-memory-utilization to 0.7, then 0.6",
+            'Skip for now: "Lower gpu-memory-utilization to 0.7, then 0.6"',
             'If KV pressure persists: add KV memory (a step beyond the guide "Emergency Mitigation")',
             "Apply and watch the rollout",
-            "Skip for now: controlled restart after the limits are lowered",
+            'Skip for now: "Controlled restart after the limits are lowered"',
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
@@ -397,7 +397,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("role", "said"),
         [
-            (None, "a value is computed only if the verdict is kv_pressure with high confidence"),
+            (None, "the value to set is computed only if the verdict is kv_pressure with high confidence"),
             ("kv_producer", "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"),
         ],
     )

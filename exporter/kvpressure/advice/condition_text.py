@@ -76,7 +76,7 @@ def _movement(engine: EngineState, t: Thresholds) -> str:
     """Whether gauges and counters move, where they are not frozen."""
     progress = engine.signals.progress
     if progress.work_present is False:
-        return "gauges and counters need not move: no requests are in flight"
+        return "unchanged gauges and counters are normal: no requests are in flight"
     if progress.seconds_still:
         frozen = seconds_text(t["no_progress_seconds"])
         return f"no gauge or counter has moved for {seconds_text(progress.seconds_still)} (frozen at {frozen})"

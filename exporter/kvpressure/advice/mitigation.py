@@ -93,7 +93,7 @@ def _action(step: MitigationStep) -> Action:
     title = {
         "do": step.title,
         "if it stays": f"{IF_IT_STAYS}{step.title[:1].lower()}{step.title[1:]}",
-        "not here": f"{NOT_NOW}{step.title[:1].lower()}{step.title[1:]}",
+        "not here": f'{NOT_NOW}"{step.title}"',
     }[step.advice]
     text = capital(step.text) + ("" if step.text.endswith(".") else ".")
     return Action(

@@ -173,7 +173,7 @@ def _signature(case: _TriagedEngine) -> TriageStep:
             f"{named('GPU memory used', percent_text(used))}. Used memory above"
             f" {percent_text(t['signature_memory_ratio'])} is a sign of pressure"
             f" ({t.entry('signature_memory_ratio').cited})."
-            f" {named('Required memory', percent_text(needed))} (used memory minus free KV blocks; warning at"
+            f" {named('Required memory', percent_text(needed))}. It is used memory minus free KV blocks (warning at"
             f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
         ),
         (
@@ -249,7 +249,7 @@ def _demand(case: _TriagedEngine) -> tuple[str, ...]:
     return (
         f"{in_flight}.",
         f"Highest token demand at the present load and limits: {number_text(reached)} requests × {_length(mean)} ="
-        f" {_length(reached * mean)}, {_times(over)} the KV capacity of {_length(capacity)}.",
+        f" {_length(reached * mean)}. That is {_times(over)} the KV capacity of {_length(capacity)}.",
     )
 
 

@@ -21,7 +21,7 @@ examples:
   kvpressure bundle --out plain --source dcgm                    # without this exporter
   kvpressure bundle --out plain --source vllm                    # over vLLM's own metrics alone
 
-Exit status: 0 written, or nothing differs; 1 --check found a difference; 2 the input cannot be used.
+Exit status: 0 done, or nothing differs; 1 --check found a difference; 2 the input cannot be used.
 """
 
 

@@ -444,10 +444,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "blocks_held_for_others",
-        "KV blocks may be held by prompts that a decode server has yet to fetch",
-        "no KV blocks are held by prompts that a decode server has yet to fetch",
+        "KV blocks of finished prompts may be waiting for a decode server to fetch them",
+        "no KV blocks of finished prompts are waiting for a decode server to fetch them",
         _held_for_others,
-        question="whether KV blocks are held by prompts that a decode server has yet to fetch",
+        question="whether KV blocks of finished prompts are waiting for a decode server to fetch them",
     ),
     # --- preemptions
     Fact(

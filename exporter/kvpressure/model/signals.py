@@ -308,7 +308,7 @@ class LatencySignals:
     slow_ratios: Mapping[str, float] = published(
         gauge(
             "latency_slow_baseline_ratio",
-            "Latency as a multiple of its baseline (latency_baseline_ratio), only for phases with a"
+            "Same as latency_baseline_ratio (latency as a multiple of its baseline), but only for phases that have a"
             " latency_slow_seconds series.",
             "phase",
             absent="latency_slow_seconds is absent, or there is no baseline yet",
@@ -336,7 +336,7 @@ class ThroughputSignals:
         gauge(
             "throughput_trend_ratio",
             "Generation throughput of the last minute, divided by the best one-minute throughput of the last 15"
-            " minutes. Minutes with more demand than now are left out.",
+            " minutes. Minutes with more demand than now are not compared.",
             absent="too little history, or demand fell",
         )
     )

@@ -62,7 +62,6 @@ def adopt(name: str) -> bool:
         register(found)
     except ValueError as error:
         raise InputError(
-            f"signal {name!r} cannot be used: {error}; allowed: a dataclass whose fields declare metrics that no"
-            " other signal declares"
+            f"signal {name!r} cannot be used: {error}; allowed: a dataclass whose fields declare metrics of their own"
         ) from error
     return True

@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the server's command line, quoted: --args='--max-num-seqs 64'",
     )
     parser.add_argument(
-        "--gpu", metavar="NAME:GiB", type=given_gpu, help="the GPU, e.g. H100:80, on which vLLM's defaults depend"
+        "--gpu", metavar="NAME:GiB", type=given_gpu, help="the GPU, e.g. H100:80; some of vLLM's defaults depend on it"
     )
     parser.add_argument(
         "--seconds",

@@ -198,7 +198,7 @@ The [exporter](deploy.md) on each node closes these gaps.
 ## Measured on the recordings
 
 `promtool` evaluates the rules file on the vLLM series of the recorded incidents, scraped every 15 s. The [alert proof](alert-proof.md)
-shows for each incident whether it should page somebody, and which of the full rules fire.
+shows for each incident whether it should page somebody, and which of the exporter's rules fire.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
 * missed: {missed}

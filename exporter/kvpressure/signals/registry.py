@@ -62,6 +62,6 @@ def adopt(name: str) -> bool:
         register(found)
     except ValueError as error:
         raise InputError(
-            f"signal {name!r} cannot be used: {error}; allowed: a dataclass whose fields declare metrics of their own"
+            f"signal {name!r} cannot be used: {error}; a signal is a dataclass whose fields declare its metrics"
         ) from error
     return True

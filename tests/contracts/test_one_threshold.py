@@ -65,7 +65,7 @@ CASES = [
         ),
         5,
         ("look", "fine"),
-        ("spike at 2 ×", "spike at 4 ×"),
+        ("a spike from 2 ×", "a spike from 4 ×"),
         "InferenceContextLengthSpike",
         r"spike_ratio > {}(?!\d)",
         "Context spike",

@@ -438,7 +438,7 @@ def test_a_starved_cpu_lengthens_steps_and_time_outside_the_engine() -> None:
 def test_what_vllm_refuses_at_start_is_refused() -> None:
     with pytest.raises(SimulationError, match="estimated maximum model length is 240"):
         SimulatedEngine(replace(SMALL, kv_pool_tokens=256), START)
-    with pytest.raises(SimulationError, match="at most max_num_batched_tokens"):
+    with pytest.raises(SimulationError, match="from 1 to max_num_batched_tokens"):
         SimulatedEngine(replace(SMALL, max_num_seqs=65), START)
 
 

@@ -397,7 +397,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("role", "said"),
         [
-            (None, "the value to set is computed only if the verdict is kv_pressure with high confidence"),
+            (None, "The value to set is computed only if the verdict is kv_pressure with high confidence"),
             ("kv_producer", "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"),
         ],
     )

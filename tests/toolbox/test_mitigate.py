@@ -228,7 +228,7 @@ def test_a_command_line_completes_a_stated_verdict(capsys: pytest.CaptureFixture
 def test_what_is_not_computed_asks_for_nothing_that_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     _, document = mitigate(capsys, str(FIXTURES / "recordings/vllm-cpu/c_steady.jsonl.gz"), "--anyway")
     said = step(document, "max_num_seqs")["text"]
-    assert "kvpressure computes the value only if the verdict is kv_pressure, with high confidence" in said
+    assert "The value to set is computed only if the verdict is kv_pressure with high confidence" in said
     assert "--running" not in said
     assert "--max-num-batched-tokens to have" not in step(document, "batched-tokens")["text"]
 
@@ -656,7 +656,7 @@ def test_recovery_during_the_watch(
     ("arguments", "said"),
     [
         (["--verdict", "slow"], "--verdict: 'slow' is not allowed; allowed: idle, "),
-        (["--verdict", "kv_pressure", "http://a"], "one or the other"),
+        (["--verdict", "kv_pressure", "http://a"], "remove one of them"),
         ([*STATED, "--max-num-seqs", "0"], "whole number of 1 or more"),
         ([*STATED, "--gpu-memory-utilization", "1.5"], "above 0 and up to 1"),
         ([*STATED, "--vllm-version", "new"], "a version like"),

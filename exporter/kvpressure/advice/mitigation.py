@@ -216,7 +216,7 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
         (
             Action(
                 "Give the container more CPU",
-                f"{named('CFS periods throttled', percent_text(host.cpu_throttled_ratio))} (high at"
+                f"{named('CFS periods throttled', percent_text(host.cpu_throttled_ratio))} (threshold"
                 f" {percent_text(t['cpu_throttled_ratio'])}). {cpu}."
                 f" {named('GPU utilization', percent_text(engine.signals.compute.gpu_utilization))}. Raise or remove"
                 " resources.limits.cpu.",

@@ -388,7 +388,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         elif engine.signals.load.kv_role == "kv_producer":
             why = "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"
         else:
-            why = "the value to set is computed only if the verdict is kv_pressure with high confidence"
+            why = "The value to set is computed only if the verdict is kv_pressure with high confidence"
         return MitigationStep(
             title,
             "if it stays",

@@ -41,7 +41,7 @@ def test_sentences_about_an_sglang_engine_have_no_word_of_vllm() -> None:
         "being retracted",
         "Lower max_running_requests",
         "lower chunked-prefill-size",
-        "lower mem-fraction-static",
+        "Lower mem-fraction-static",
     ):
         assert word in everything, word
 

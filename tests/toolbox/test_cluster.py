@@ -233,7 +233,7 @@ def test_several_pods_and_one_that_is_pending(
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ('{"items": []}', "no pod runs vLLM"),
+        ('{"items": []}', "no pod runs vLLM or SGLang (pods found: 0)"),
         ("not json", "not JSON"),
         ("[]", "no pod runs vLLM"),
         ('{"items": [1, {"metadata": 3}]}', "runs vLLM"),

@@ -343,12 +343,6 @@ _LIMIT_SOURCES: Final = {
     "default": "the default",
     "observed": "inferred",
 }
-_LIMIT_NOTES: Final = {
-    "args": "set in the arguments",
-    "log": "from the start-up log",
-    "default": "the default",
-    "observed": "inferred",
-}
 
 FACTS: Final[tuple[Fact, ...]] = (
     # --- the KV cache
@@ -1097,14 +1091,16 @@ def _free_and_prompts(v: View) -> str:
 def _limit_note(v: View) -> str:
     """Where the limit was read, in brackets; "" if that is unknown."""
     source = v.s.load.max_num_seqs_source
-    return f" ({_LIMIT_NOTES.get(source, source)})" if source else ""
+    return f" ({limit_source(source)})" if source else ""
+
+
+def _limit_of_source(v: View) -> str:
+    return f"{number(v.s.load.max_num_seqs)} is {limit_source(v.s.load.max_num_seqs_source)}"
 
 
 def _limit_unless_default(v: View) -> str:
-    """The limit, and where it was read; a default alone, because the claim says so."""
-    load = v.s.load
-    stated = number(load.max_num_seqs)
-    return stated if load.max_num_seqs_source == "default" else f"{stated} is {limit_source(load.max_num_seqs_source)}"
+    """As ``_limit_of_source``; a default alone, because the claim says that it is one."""
+    return number(v.s.load.max_num_seqs) if v.s.load.max_num_seqs_source == "default" else _limit_of_source(v)
 
 
 def _running_of_limit(v: View) -> str:
@@ -1227,7 +1223,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
     "mean_queue": _mean_queue,
     "limit_unless_default": _limit_unless_default,
-    "limit_of_source": lambda v: f"{number(v.s.load.max_num_seqs)} is {limit_source(v.s.load.max_num_seqs_source)}",
+    "limit_of_source": _limit_of_source,
     "of_limit": _of_limit,
     "age": lambda v: number(v.s.progress.fresh_seconds),
     "failing": _failing,

@@ -14,16 +14,14 @@ def read(path: str | None, option: str) -> str | None:
     """The stripped text; None when no file was named. Raises ``InputError``, which never contains the text."""
     if path is None:
         return None
-    allowed = "allowed: a text file with the secret and nothing else"
+    wanted = "a text file with the secret and nothing else"
     try:
         with Path(path).open("rb") as stream:
             text = stream.read(MAX_BYTES + 1).decode("ascii").strip()
     except OSError as error:
-        raise InputError(
-            f"{option}: {path}: {error.strerror or error}; give a text file with the secret and nothing else"
-        ) from error
+        raise InputError(f"{option}: {path}: {error.strerror or error}; give {wanted}") from error
     except UnicodeDecodeError:
         text = ""
     if not text or len(text) > MAX_BYTES or any(char <= " " for char in text):
-        raise InputError(f"{option}: {path}: no single line of printable characters; {allowed}")
+        raise InputError(f"{option}: {path}: no single line of printable characters; allowed: {wanted}")
     return text

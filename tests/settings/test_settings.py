@@ -187,7 +187,7 @@ class TestMistakes:
             ),
             (
                 ["--thresholds", "/no/such"],
-                "--thresholds: /no/such: No such file or directory; allowed: a file of lines",
+                "--thresholds: /no/such: No such file or directory; give a readable YAML file",
             ),
             (["--engine.target", "ftp://x"], "--engine.target: "),
             (["--engine.max-targets", "0"], "--engine.max-targets: '0' is not allowed; allowed: a whole number from 1"),

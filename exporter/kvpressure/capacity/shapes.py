@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from kvpressure.capacity.errors import CapacityError
+from kvpressure.errors import refused_file
 
 Kind = Literal["full", "sliding", "chunked", "mla", "indexer"]
 
@@ -97,7 +98,7 @@ def load(path: Path, draft_layers: int = 0) -> ModelShape:
             raise CapacityError(f"{file}: larger than {_MAX_CONFIG_BYTES} bytes; allowed: a model's config.json")
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CapacityError(f"{file}: {error.strerror or error}; give a model's config.json") from error
+        raise CapacityError(refused_file(str(file), error, "a model's config.json")) from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, CapacityError):
             raise

@@ -10,7 +10,7 @@ from kvpressure.bundle import values
 from kvpressure.bundle.render import differences, render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options
 from kvpressure.bundle.spec import SpecError
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, refused_file
 from kvpressure.settings import thresholds
 
 _EXAMPLES: Final = """\
@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
             f"these thresholds give no valid rules ({error}); use values closer to the defaults in docs/thresholds.md"
         ) from error
     except OSError as error:
-        raise InputError(f"{error.filename or directory}: {error.strerror or error}") from error
+        where = f"--out: {error.filename or directory}"
+        raise InputError(refused_file(where, error, "a directory that can be written")) from error
     for line in found:
         print(line)
     return 1 if found else 0

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvpressure import __version__
 from kvpressure.advice.wording import reason_text
 from kvpressure.capacity import own_models
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, refused_file
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
@@ -96,10 +96,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         recorder = Recorder(options.out, header, max_bytes=max_bytes, keep=keep)
     except OSError as error:
-        raise InputError(
-            f"--out: {options.out}: {error.strerror or error}; give a new file in an existing directory that can be"
-            " written, or a directory for rotated files"
-        ) from error
+        give = "a new file in an existing directory that can be written, or a directory for rotated files"
+        raise InputError(refused_file(f"--out: {options.out}", error, give)) from error
     background = BackgroundRecorder(recorder)
     models = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
     shapes = own_models.read(chosen.engine_model_configs, models)
@@ -119,7 +117,9 @@ def _check_name(out: str) -> None:
     ``incident.json``.
     """
     if not out or (out.endswith(_FILE_LIKE) and not out.endswith((".jsonl", ".jsonl.gz")) and not Path(out).is_dir()):
-        raise InputError(f"--out: {out!r:.100}; allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory")
+        raise InputError(
+            f"--out: {out!r:.100} is not allowed; allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory"
+        )
 
 
 def _value(kind: Kind, raw: str | None, where: str) -> Any:

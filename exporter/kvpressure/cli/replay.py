@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, refused_file
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.printable import control
-from kvpressure.recording.format import RecordingError
 from kvpressure.recording.openmetrics import OpenMetricsWriter
 from kvpressure.recording.reader import Reader, ReadProblem
 from kvpressure.recording.timeline import Timeline, json_line
@@ -96,15 +95,14 @@ def run(options: argparse.Namespace) -> int:
     """Replay. Raises ``InputError`` when recording, thresholds or output are unusable."""
     if options.end is not None and options.end < options.start:
         raise InputError(f"--to: {options.end:g} is before --from; allowed: {options.start:g} or more")
-    try:
-        with contextlib.ExitStack() as stack:
-            readers = [
-                stack.enter_context(Reader(file, on_problem=stack.enter_context(_Damage(file)).report))
-                for file in options.files
-            ]
-            _replay(options, _Replay(readers, Pipeline(load(options.thresholds)), options))
-    except RecordingError as error:
-        raise InputError(str(error)) from error
+    if "" in options.files:
+        raise InputError("an empty name; allowed: a recording")
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(Reader(file, on_problem=stack.enter_context(_Damage(file)).report))
+            for file in options.files
+        ]
+        _replay(options, _Replay(readers, Pipeline(load(options.thresholds)), options))
     return 0
 
 
@@ -168,9 +166,7 @@ def _writing(out: str) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: a name like "/" or ""
-        raise InputError(
-            f"--openmetrics: {out}: {getattr(error, 'strerror', None) or error}; give a file that can be written"
-        ) from error
+        raise InputError(refused_file(f"--openmetrics: {out}", error, "a file that can be written")) from error
 
 
 class _OpenMetricsFile:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
 from kvpressure.capacity import own_models
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, refused_file
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.links import Links
 from kvpressure.publish.page.view import ViewContext
@@ -164,10 +164,8 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
             f"{chosen.record_directory}/", header, max_bytes=chosen.record_max_bytes, keep=chosen.record_keep
         )
     except OSError as error:
-        raise InputError(
-            f"--record.directory: {error.filename}: {error.strerror or error}; give a directory "
-            "that this process may write to"
-        ) from error
+        give = "a directory that this process may write to"
+        raise InputError(refused_file(f"--record.directory: {error.filename}", error, give)) from error
     return BackgroundRecorder(recorder)
 
 

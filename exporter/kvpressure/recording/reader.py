@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, cast
 
+from kvpressure.errors import refused_file
 from kvpressure.model.readings import Scrape, Snapshot
 from kvpressure.model.reasons import DNS, REASONS, REFUSED, RESET, TIMEOUT, UNREACHABLE
 from kvpressure.recording.fields import MalformedTick
@@ -57,7 +58,9 @@ class Reader:
         try:
             self._stream = _open(self.path)
         except OSError as error:
-            raise RecordingError(f"{path}: {error.strerror or error}") from error
+            raise RecordingError(
+                refused_file(str(path), error, "a recording (kvpressure record writes one)")
+            ) from error
         try:
             self.header: Header = header_from_json(self._first_line(), str(path))
         except BaseException:
@@ -89,7 +92,7 @@ class Reader:
         try:
             line = self._read_line()
         except (EOFError, OSError, zlib.error) as error:
-            raise RecordingError(f"{self.path}: damaged: {error}") from error
+            raise RecordingError(f"{self.path}: damaged: {error}; give a complete recording") from error
         return line or b""
 
     def _next_line(self) -> bytes | None:

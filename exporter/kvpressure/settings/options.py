@@ -48,7 +48,7 @@ class Option:
             return self.kind.parse(raw)
         except ValueError as error:
             detail = " ".join(str(error).split()) or f"{shown(raw)} is not allowed"
-            allowed = "" if "; allowed: " in detail else f"; allowed: {self.kind.allowed}"
+            allowed = "" if "; allowed: " in detail or "; give " in detail else f"; allowed: {self.kind.allowed}"
             raise SettingsError(f"{where}: {detail}{allowed}") from error
 
 

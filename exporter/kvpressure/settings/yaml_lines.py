@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, refused_file
 
 if TYPE_CHECKING:
     import yaml
@@ -78,7 +78,7 @@ def read(path: str | Path) -> YamlNode:
             return YamlNode({}, f"{path}:1", {})
         return _NodeReader(str(path), loader).node(root)
     except OSError as error:
-        raise YamlError(f"{short_path(path)}: {error.strerror or error}") from error
+        raise YamlError(refused_file(short_path(path), error, "a readable YAML file")) from error
     except RecursionError as error:
         raise YamlError(f"{path}: nested too deep") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

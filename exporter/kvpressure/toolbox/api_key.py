@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, refused_file
 
 MAX_BYTES: Final = 64 * 1024
 
@@ -19,7 +19,7 @@ def read(path: str | None, option: str) -> str | None:
         with Path(path).open("rb") as stream:
             text = stream.read(MAX_BYTES + 1).decode("ascii").strip()
     except OSError as error:
-        raise InputError(f"{option}: {path}: {error.strerror or error}; give {wanted}") from error
+        raise InputError(refused_file(f"{option}: {path}", error, wanted)) from error
     except UnicodeDecodeError:
         text = ""
     if not text or len(text) > MAX_BYTES or any(char <= " " for char in text):

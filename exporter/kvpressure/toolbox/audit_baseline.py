@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, refused_file
 from kvpressure.toolbox.audit_report import Audited
 
 _ALLOWED: Final = "a file that --write-baseline wrote"
@@ -25,7 +25,7 @@ def read(path: str) -> Accepted:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"--baseline: {path}: {error.strerror}") from error
+        raise InputError(refused_file(f"--baseline: {path}", error, _ALLOWED)) from error
     except ValueError as error:
         raise InputError(f"--baseline: {path}: not JSON; allowed: {_ALLOWED}") from error
     accepted = found.get("accepted") if isinstance(found, dict) else None
@@ -51,7 +51,7 @@ def write(path: str, audited: Sequence[Audited]) -> None:
     try:
         Path(path).write_text(json.dumps({"accepted": accepted}, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InputError(f"--write-baseline: {path}: {error.strerror}") from error
+        raise InputError(refused_file(f"--write-baseline: {path}", error, "a file that can be written")) from error
 
 
 def apply(audited: Sequence[Audited], accepted: Accepted) -> list[Audited]:

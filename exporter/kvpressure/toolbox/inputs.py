@@ -17,11 +17,10 @@ from kvpressure.capacity import models
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.mistakes import mistake
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, refused_file
 from kvpressure.model.arguments import GIB
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
-from kvpressure.recording.format import RecordingError
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
@@ -188,7 +187,7 @@ def _is_file(text: str) -> bool:
         if path.is_dir():
             raise InputError(f"{text}: a directory; allowed: a recording or an address")
     except OSError as error:
-        raise InputError(f"{text!r:.100}: {error.strerror}; give a recording or an address") from error
+        raise InputError(refused_file(f"{text!r:.100}", error, "a recording or an address")) from error
     looks = text.endswith((".gz", ".jsonl", ".json")) or text.startswith(("/", "./", "../", "~"))
     return path.is_file() or looks
 
@@ -247,21 +246,16 @@ def _unless_silent(snapshots: Iterable[Snapshot]) -> Iterator[Snapshot]:
 
 def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     problems: list[str] = []
-    try:
-        with (
-            ProgressLine() as progress,
-            Reader(
-                path, on_problem=lambda problem: problems.append(f"{path}:{problem.line}: {problem.text}")
-            ) as reader,
-        ):
-            cases = judge(
-                reader,
-                thresholds,
-                worst=True,
-                on_state=lambda state: progress.show(f"{path}: t={state.time:.0f}"),
-            )
-    except RecordingError as error:
-        raise InputError(f"{error}; give a recording (kvpressure record), or an address") from error
+    with (
+        ProgressLine() as progress,
+        Reader(path, on_problem=lambda problem: problems.append(f"{path}:{problem.line}: {problem.text}")) as reader,
+    ):
+        cases = judge(
+            reader,
+            thresholds,
+            worst=True,
+            on_state=lambda state: progress.show(f"{path}: t={state.time:.0f}"),
+        )
     if not cases:
         raise InputError(
             f"{path}: the recording contains no engine; allowed: a recording with at least one"

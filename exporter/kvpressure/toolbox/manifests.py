@@ -17,7 +17,7 @@ from typing import Any, Final
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.mistakes import named_by
 from kvpressure.engines.registry import default, dialect, dialects, titles
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, refused_file
 from kvpressure.model.arguments import GIB, EngineArgs
 from kvpressure.settings.yaml_lines import bounded_loader
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
@@ -221,10 +221,8 @@ def _text(path: str, where: str) -> str:
     try:
         raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == "-" else _file(Path(path))
     except OSError as error:
-        raise InputError(
-            f"{where}: {error.strerror or error}; give a readable file with Kubernetes documents, or - for standard"
-            " input"
-        ) from error
+        give = "a readable file with Kubernetes documents, or - for standard input"
+        raise InputError(refused_file(where, error, give)) from error
     if len(raw) > MAX_BYTES:
         raise InputError(f"{where}: larger than the limit of {MAX_BYTES} bytes")
     try:

@@ -13,6 +13,7 @@ from typing import IO, Final
 
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.load import BURST_SECONDS, MAX_LENGTH, MAX_SAMPLES, RequestLengths, RequestLoad
+from kvpressure.errors import refused_file
 from kvpressure.toolbox.recorded_traffic import from_recording
 
 _PROMPT_KEYS: Final = (
@@ -60,9 +61,7 @@ def _first_line(path: Path) -> str:
         with _open(path) as stream:
             return stream.readline(_MAX_LINE)
     except (OSError, EOFError) as error:
-        raise CapacityError(
-            f"{path}: {getattr(error, 'strerror', None) or error}; give a complete trace or recording"
-        ) from error
+        raise CapacityError(refused_file(str(path), error, "a complete trace or recording")) from error
 
 
 def _from_trace(path: Path) -> RequestLoad:
@@ -81,9 +80,7 @@ def _from_trace(path: Path) -> RequestLoad:
                 if len(sample) >= 2 * MAX_SAMPLES:
                     sample, stride = sample[::2], stride * 2
     except (OSError, EOFError) as error:
-        raise CapacityError(
-            f"{path}: {getattr(error, 'strerror', None) or error}; give a complete trace or recording"
-        ) from error
+        raise CapacityError(refused_file(str(path), error, "a complete trace or recording")) from error
     if longest is None:
         raise CapacityError(f"{path}: no requests; the file must have one request on each line")
     if longest not in sample:

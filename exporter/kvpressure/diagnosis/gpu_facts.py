@@ -84,7 +84,7 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
             gpu.tensor_activity >= t["tensor_busy_ratio"] or _at_least(gpu.dram_activity, t["dram_busy_ratio"]),
         )
     used, power, work = gpu.gpu_utilization, gpu.power_ratio, gpu.estimated_peak_ratio
-    busiest_gpu = used if gpu.gpu_utilization_high is None else gpu.gpu_utilization_high
+    busiest_gpu = _highest(gpu)
     starved = None if busiest_gpu is None else busiest_gpu < t["gpu_starved_ratio"]
     if used is None and (_at_least(power, t["power_starved_ratio"]) or _at_least(work, t["gpu_starved_ratio"])):
         starved = False
@@ -114,13 +114,15 @@ def _text(gpu: ComputeSignals) -> str:
 
 
 def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
-    """Whether the GPU works hard: by busy units, power or vLLM's estimate, not by utilization (a duty cycle)."""
+    """Whether the GPU works hard: by busy units, power or vLLM's estimate. Utilization (a duty cycle) can only deny
+    it.
+    """
     if gpu.activity_level == PROFILING:
         parts = ((gpu.tensor_activity, "tensor_busy_ratio"), (gpu.dram_activity, "dram_busy_ratio"))
     else:
         parts = ((gpu.power_ratio, "power_prefill_ratio"), (gpu.estimated_peak_ratio, "dram_busy_ratio"))
     known = [value >= t[least] for value, least in parts if value is not None]
-    return any(known) if known else None
+    return any(known) if known else _denied(gpu, min(t["tensor_busy_ratio"], t["dram_busy_ratio"]))
 
 
 def _computes(gpu: ComputeSignals, t: Thresholds) -> bool | None:
@@ -129,4 +131,18 @@ def _computes(gpu: ComputeSignals, t: Thresholds) -> bool | None:
     """
     if gpu.activity_level == PROFILING:
         return None if gpu.tensor_activity is None else gpu.tensor_activity >= t["tensor_busy_ratio"]
-    return None if gpu.power_ratio is None else gpu.power_ratio >= t["power_prefill_ratio"]
+    return (
+        _denied(gpu, t["tensor_busy_ratio"]) if gpu.power_ratio is None else gpu.power_ratio >= t["power_prefill_ratio"]
+    )
+
+
+def _denied(gpu: ComputeSignals, busy: float) -> bool | None:
+    """False if kernels ran for too little of the time to keep any unit busy for the share ``busy`` of it, else
+    unknown.
+    """
+    highest = _highest(gpu)
+    return False if highest is not None and highest < busy else None
+
+
+def _highest(gpu: ComputeSignals) -> float | None:
+    return gpu.gpu_utilization if gpu.gpu_utilization_high is None else gpu.gpu_utilization_high

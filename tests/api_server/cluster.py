@@ -170,7 +170,7 @@ class Cluster:
             return False
 
     def compact(self) -> int:
-        """Let etcd forget every version but the present one, and return it."""
+        """Let etcd forget every version but the current one, and return it."""
         revision = int(self._etcd("kv/range", {"key": base64.b64encode(b"\0").decode()})["header"]["revision"])
         self._etcd("kv/compaction", {"revision": revision, "physical": True})
         return revision

@@ -254,7 +254,7 @@ _VALUES: Final = {  # by the name of what is filled into a message
     "needed": "40",
     "length": "1 024",
     "least": "1",
-    "now": "present max_num_seqs: 128 (from the arguments)",
+    "now": "current max_num_seqs: 128 (from the arguments)",
     "recommended": "64",
     "input_tokens": "2 048",
     "output_tokens": "512",

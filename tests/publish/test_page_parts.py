@@ -378,7 +378,7 @@ class TestPlan:
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
         assert "39 requests at once need at most 32 448 tokens; the KV capacity is 42 416" in made.actions[0].text
         assert made.actions[1].text.startswith(
-            "Present max_num_seqs: 128 (set in the arguments). Set max_num_seqs to 39: "
+            "Current max_num_seqs: 128 (set in the arguments). Set max_num_seqs to 39: "
         )
         assert 'The guide "Emergency Mitigation" cuts max_num_seqs by 25 % to 50 %.' in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])
@@ -429,7 +429,7 @@ class TestPlan:
             engine = replace(engine, limits={"max_num_seqs": Limit("max_num_seqs", 24.0, True, "args", raised)})
             made = plan(engine, T)
             assert self.flags(made) == expected
-            assert ("The KV cache holds about 77 requests of the present length" in made.actions[0].text) is (
+            assert ("The KV cache holds about 77 requests of the current length" in made.actions[0].text) is (
                 raised is not None
             )
 

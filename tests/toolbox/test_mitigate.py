@@ -303,7 +303,7 @@ def test_what_is_given_is_not_said_to_be_measured(capsys: pytest.CaptureFixture[
     assert main(["mitigate", *STATED, "--gpu-memory-utilization", "0.8"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("engine: KV PRESSURE, assumed; nothing was measured\n")
-    for words in ("confidence", "over 5 minutes", "requests seen", "was seen", "was found", "present length"):
+    for words in ("confidence", "over 5 minutes", "requests seen", "was seen", "was found", "current length"):
         assert words not in text
     assert "(p95 as given, in tokens: prompts 1 000, outputs 200)" in text
     assert "below the 100 requests running at once as given." in text
@@ -323,7 +323,7 @@ def test_what_is_given_is_not_said_to_be_measured(capsys: pytest.CaptureFixture[
 def test_without_a_server_a_value_is_unknown_and_no_dash(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", "--verdict", "kv_pressure"]) == 0
     out = capsys.readouterr().out
-    assert "present max_num_seqs: unknown" in out
+    assert "current max_num_seqs: unknown" in out
     assert not re.search(r"[–—]|(?:now|force:|above|of) -(?:\s|$)|\bNone\b|\bnan\b", out, re.M)
 
 
@@ -346,7 +346,7 @@ def test_another_verdict_is_said_first(capsys: pytest.CaptureFixture[str]) -> No
         (
             "concurrency_limited",
             ["Raise max_num_seqs", "Roll out and watch", "Or add replicas"],
-            "Present value: unknown",
+            "Current value: unknown",
         ),
         ("compute_bound", ["Find the client that sends the most prompt tokens"], "Requests waiting: unknown."),
         ("host_bound", ["Give the container more CPU"], "CPU usage: unknown."),

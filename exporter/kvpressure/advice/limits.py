@@ -11,7 +11,7 @@ from kvpressure.settings.thresholds import Thresholds
 
 def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
     """Recommended ``max_num_seqs``, or ``None``. Under KV pressure a cut: 25-50 % (documented) of the concurrency
-    reached, sized by what the cache holds at the present request lengths; none if one request runs. Where the limit
+    reached, sized by what the cache holds at the current request lengths; none if one request runs. Where the limit
     binds, a raise: to what the cache holds, at most doubled.
     """
     if verdict == "concurrency_limited":
@@ -47,7 +47,7 @@ def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
 
 
 def max_num_batched_tokens(current: float | None, verdict: str, t: Thresholds) -> float | None:
-    """Half of the present token budget, at least the floor; ``None`` without KV pressure or a known budget."""
+    """Half of the current token budget, at least the floor; ``None`` without KV pressure or a known budget."""
     least = t["max_num_batched_tokens_floor"]
     if verdict != "kv_pressure" or current is None or current <= least:
         return None
@@ -73,7 +73,7 @@ def gpu_memory_utilization(
 
 def max_model_len(longest: float | None, current: float | None, verdict: str, t: Thresholds) -> float | None:
     """The ``longest`` request in tokens (of the last hour, ``diagnosis.longest_request``) plus a margin, under KV
-    pressure and where the present limit is larger; else ``None``.
+    pressure and where the current limit is larger; else ``None``.
     """
     if verdict != "kv_pressure" or current is None or longest is None:
         return None

@@ -48,7 +48,7 @@ class MitigationPlan:
 
 
 def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
-    """The plan for the present verdict; without confidence, its summary says to check first."""
+    """The plan for the current verdict; without confidence, its summary says to check first."""
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
     found = _PLANS.get(verdict)
     if found is None:
@@ -149,13 +149,13 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     fits = s.load.limits.get("kv_capacity")
     peak = named("KV cache peak", percent_text(s.kv.kv_used_ratio_max))
     text = (
-        f"{called('max_num_seqs')} is reached. {named('Present value', now)}. "
+        f"{called('max_num_seqs')} is reached. {named('Current value', now)}. "
         + ("" if s.kv.kv_used_ratio_max is None else "The KV cache is not full. ")
         + f"{peak}."
     )
     if flag and fits is not None:
         text += (
-            f" The KV cache holds about {number_text(floor(fits))} requests of the present length. In each step, raise"
+            f" The KV cache holds about {number_text(floor(fits))} requests of the current length. In each step, raise"
             f" {called('max_num_seqs')} to at most twice its value, then watch {called('preemptions')}."
         )
     return MitigationPlan(

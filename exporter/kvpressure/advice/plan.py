@@ -357,8 +357,8 @@ def _now(engine: PlanInput, name: str) -> str:
     limit = engine.engine.limit(name)
     called = _called(engine, name)
     if limit.value is None:
-        return f"present {called}: unknown"
-    return f"present {called}: {value_text(limit.value)} ({limit_source(limit.source)})"
+        return f"current {called}: unknown"
+    return f"current {called}: {value_text(limit.value)} ({limit_source(limit.source)})"
 
 
 def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:

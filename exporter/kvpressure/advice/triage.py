@@ -248,7 +248,7 @@ def _demand(case: _TriagedEngine) -> tuple[str, ...]:
         return (f"{in_flight}, {named('mean length', _length(mean))}, {named('KV capacity', _length(capacity))}.",)
     return (
         f"{in_flight}.",
-        f"Highest token demand at the present load and limits: {number_text(reached)} requests × {_length(mean)} ="
+        f"Highest token demand at the current load and limits: {number_text(reached)} requests × {_length(mean)} ="
         f" {_length(reached * mean)}. That is {_times(over)} the KV capacity of {_length(capacity)}.",
     )
 

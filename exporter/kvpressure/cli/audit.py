@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="failures in this file are accepted as long as they stay the same; all others count",
     )
-    parser.add_argument("--write-baseline", metavar="FILE", help="accept the present failures: write them to this file")
+    parser.add_argument("--write-baseline", metavar="FILE", help="accept the current failures: write them to this file")
 
 
 def _tokens(text: str) -> int:

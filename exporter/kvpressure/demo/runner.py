@@ -110,7 +110,7 @@ class _Screen:
             print(text, flush=True)
 
     def status(self, text: str, due: bool) -> None:
-        """Print the present state; ``due`` = print a line even without a terminal."""
+        """Print the current state; ``due`` = print a line even without a terminal."""
         if self._live:
             with self._lock:
                 self._erase()

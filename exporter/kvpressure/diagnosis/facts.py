@@ -392,7 +392,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "kv_held_idle",
         "KV blocks are held without requests",
-        "the requests in flight account for the KV blocks in use",
+        "no KV blocks are held without requests",
         _held_idle,
         "{held}",
         "{held_missing}",

@@ -151,7 +151,7 @@ REASONS: Final = (
         ("concurrency_limited",),
         ("running_at_limit",),
         lambda s: s.load.limits.get("kv_capacity"),
-        "requests of the present length would fit into the KV cache",
+        "requests of the current length would fit into the KV cache",
     ),
     Reason(
         "gpu_waits",

@@ -118,14 +118,14 @@ class KvSignals:
     kv_seconds_to_full: float | None = published(
         gauge(
             "kv_cache_seconds_to_full",
-            "Time until the cache is full if usage keeps rising at the present rate.",
+            "Time until the cache is full if usage keeps rising at the current rate.",
             absent="KV usage is not rising",
         )
     )
     kv_overcommit_ratio: float | None = published(
         gauge(
             "kv_overcommit_ratio",
-            "Largest number of KV tokens that the present load can need within the engine's limits, divided by KV"
+            "Largest number of KV tokens that the current load can need within the engine's limits, divided by KV"
             " capacity."
             " Above 1, the limits admit more than the KV cache holds.",
             absent="request lengths or the KV capacity are unknown",
@@ -499,8 +499,8 @@ class ComputeSignals:
     activity_level: str = published(
         gauge(
             "score_evidence_level",
-            "Level of the evidence behind memory_high_compute_low_score: its series is 1, the others are 0."
-            " Levels: profiling, power, estimated_flops, utilization_weak, none.",
+            "Level of the evidence behind memory_high_compute_low_score: 1 for the level in force, 0 for the"
+            " other levels. Levels: profiling, power, estimated_flops, utilization_weak, none.",
             "level",
         ),
         default=NO_ACTIVITY,

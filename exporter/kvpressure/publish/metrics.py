@@ -95,8 +95,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "worker_gpu_info",
         "info",
-        "GPU of a worker pod whose engine is on another node. The series of kvpressure_engine_group_info with the"
-        " same group shows the engine.",
+        "GPU of a worker pod whose engine is on another node. The engine is the one of kvpressure_engine_group_info"
+        " with the same value of the label group.",
         ("uuid", "namespace", "pod", "group"),
         "the engine is on the same node",
     ),
@@ -155,15 +155,15 @@ METRICS: Final[tuple[Metric, ...]] = (
     # --- what the signals publish ---------------------------------------------------------------------------
     *metrics_of(GROUPS),
     # --- diagnosis ------------------------------------------------------------------------------------------
-    _m("verdict", "gauge", "State set: 1 for the present verdict.", (*ENGINE, "verdict")),
+    _m("verdict", "gauge", "State set: 1 for the current verdict.", (*ENGINE, "verdict")),
     _m(
         "verdict_confidence",
         "gauge",
-        "Confidence of the present verdict, 0-1; 0.7 and above counts as confident. One series for each engine: its "
+        "Confidence of the current verdict, 0-1; 0.7 and above counts as confident. One series for each engine: its "
         "labels are the verdict and the stage of KV pressure (empty without pressure).",
         (*ENGINE, "verdict", "stage"),
     ),
-    _m("verdict_since_timestamp_seconds", "gauge", "Time at which the present verdict began.", ENGINE),
+    _m("verdict_since_timestamp_seconds", "gauge", "Time at which the current verdict began.", ENGINE),
     _m(
         "engine_trouble",
         "gauge",

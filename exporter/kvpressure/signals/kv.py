@@ -181,7 +181,7 @@ def full_from(name: str, watermark: float | None, t: Thresholds) -> float:
 
 
 def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | None:
-    """Seconds until the cache is full at the present slope; ``None`` below the warm threshold, when not rising, or
+    """Seconds until the cache is full at the current slope; ``None`` below the warm threshold, when not rising, or
     beyond the forecast horizon.
     """
     if rise is None or rise <= t["kv_rise_min_per_second"] or usage < t["kv_warm_ratio"]:

@@ -43,7 +43,7 @@ def read(path: str) -> Accepted:
 
 
 def write(path: str, audited: Sequence[Audited]) -> None:
-    """Write the present failures as accepted. Raises ``InputError``."""
+    """Write the current failures as accepted. Raises ``InputError``."""
     accepted = {
         server.title: {item.name: item.fault for item in server.items if item.result in ("fail", "accepted")}
         for server in audited

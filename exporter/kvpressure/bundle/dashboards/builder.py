@@ -52,7 +52,7 @@ class DashboardContext:
 
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
-    """One PromQL query of a panel. ``now``: present values; ``table``: the same as a table; ``heat``: buckets over
+    """One PromQL query of a panel. ``now``: current values; ``table``: the same as a table; ``heat``: buckets over
     time. ``optional``: why it may return nothing on a healthy system, e.g. "every GPU answers"; ``part``: what the
     panel then lacks, if it shows more. A table names the column itself.
     """
@@ -401,7 +401,7 @@ def extreme(
     legend: str = "{{pod}}",
     pick: str = "topk",
 ) -> Json:
-    """A tile with the largest (``pick`` bottomk: smallest) present value of ``expr``, named by ``legend``."""
+    """A tile with the largest (``pick`` bottomk: smallest) current value of ``expr``, named by ``legend``."""
     return _stat(
         site,
         title,
@@ -513,7 +513,7 @@ def table(
     alert: str | None = None,
     order: str = "",
 ) -> Json:
-    """A paged table of present values; queries are merged on their common labels. ``columns``: field -> heading, in
+    """A paged table of current values; queries are merged on their common labels. ``columns``: field -> heading, in
     this order; other fields are hidden. ``sort``: heading of the column sorted by largest value; ``order``: field
     sorted by smallest. Unknown values are a dash.
     """

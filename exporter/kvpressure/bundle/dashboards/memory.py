@@ -68,7 +68,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Full in",
-            "Shortest time until a KV cache is full at the present rate.",
+            "Shortest time until a KV cache is full at the current rate.",
             f"min({engine('kv_cache_seconds_to_full')})",
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
@@ -78,7 +78,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Largest number of KV tokens that the present load can need, divided by KV capacity. Above 1, the KV"
+            "Largest number of KV tokens that the current load can need, divided by KV capacity. Above 1, the KV"
             " cache can"
             " become too small for the load.",
             f"max({engine('kv_overcommit_ratio')})",
@@ -264,7 +264,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Overcommit",
-            "Largest number of KV tokens that the present load can need, divided by KV capacity.",
+            "Largest number of KV tokens that the current load can need, divided by KV capacity.",
             [PanelQuery(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),

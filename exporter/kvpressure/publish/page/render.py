@@ -192,7 +192,7 @@ class _Parts:
 
 
 def _charts(view: PageEngine, around: ViewContext) -> list[Chart]:
-    """The engine's charts; without history, of the present values."""
+    """The engine's charts; without history, of the current values."""
     t, signals = around.thresholds, view.state.signals
     limit, lost = signals.load.max_num_seqs, dialect(view.state.dialect).called("preemptions")
     rows: tuple[tuple[str, str, float | None, dict[str, Any], Any], ...] = (

@@ -103,7 +103,7 @@ class _Connection:
     socket: socket.socket
     peer: str  # IP address
     door: _Door
-    since: float  # when the present phase began, or bytes last moved in an answer
+    since: float  # when the current phase began, or bytes last moved in an answer
     task: asyncio.Task[None] | None = None
     opened: bool = False  # from then on the loop's transport owns the socket
     answering: bool = False

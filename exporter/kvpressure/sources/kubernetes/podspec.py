@@ -633,7 +633,7 @@ def _alerts(pod: _Raw) -> str | None:
 
 
 def _termination(pod: _Raw, status: Mapping[str, Any]) -> Termination | None:
-    """The container's last termination: the present one, else the previous, else the pod's eviction."""
+    """The container's last termination: the current one, else the previous, else the pod's eviction."""
     for part in ("state", "lastState"):
         ended = _dict(_dict(status.get(part)).get("terminated"))
         if ended:

@@ -30,7 +30,7 @@ def offered(kind: str, name: str, wanted: type[T]) -> T | None:
         found = point.load()
     except Exception as error:  # code of another package
         raise InputError(
-            f"{what} of an extension package does not load: {error}; install a release of that package that supports"
+            f"{what} of an extension package cannot be loaded: {error}; install a release of that package that supports"
             " this release of kvpressure"
         ) from error
     if not isinstance(found, wanted) or getattr(found, "name", None) != name:

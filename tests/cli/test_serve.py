@@ -248,7 +248,7 @@ class TestServing:
         assert process.child.wait(20) == 3
         until(
             lambda: (
-                "kvpressure serve: stopped: a source can recover only in a new process (library_mismatch: driver"
+                "kvpressure serve: stopped because a source needs a new process to recover (library_mismatch: driver"
                 " replaced); start kvpressure serve again\n" in process.lines
             )
         )

@@ -92,7 +92,7 @@ def test_one_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     (tmp_path / "broken-1.0.dist-info").mkdir()
     (tmp_path / "broken-1.0.dist-info/entry_points.txt").write_text("[kvpressure.signals]\nbroken = broken:SIGNAL\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(InputError, match=r"signal .broken. .+ does not load"):
+    with pytest.raises(InputError, match=r"signal .broken. .+ cannot be loaded"):
         registry.adopt("broken")
 
 

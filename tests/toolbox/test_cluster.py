@@ -254,4 +254,4 @@ def test_pods_that_cannot_be_had(
 def test_without_kubectl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["diagnose", "-n", "inference"]) == 2
-    assert "kubectl is not in PATH" in capsys.readouterr().err
+    assert "-n needs kubectl: not found in PATH" in capsys.readouterr().err

@@ -578,7 +578,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
         " requests"
     )
     measured = MEASURED["watermark"]
-    cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission, so fewer requests run at once"
+    cost = f"new requests leave the last {percent_text(WATERMARK)} of the KV cache free, so fewer requests run at once"
     if not flag:
         return MitigationStep(title, "not here", f"{one.title} has no such setting", cost)
     if version is not None and version < (parse_version(first) or version):

@@ -353,8 +353,8 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
     answers = (
         *((f"{capital(stuck.text)}.",) if up and stuck is not None and stuck.value else ()),
         (
-            f"{named('Batch size p95', number_text(s.batch.batch_p95))},"
-            f" {named('mean', number_text(s.batch.batch_mean))}. With traffic, a p95 batch"
+            f"{named('P95 batch size', number_text(s.batch.batch_p95))},"
+            f" {named('mean batch size', number_text(s.batch.batch_mean))}. With traffic, a p95 batch"
             f" size of {number_text(t['signature_batch_size'])} or less is a sign of pressure"
             f" ({t.entry('signature_batch_size').cited})."
         ),

@@ -89,7 +89,7 @@ def _lengths(text: str, where: str) -> tuple[Sequence[int], float]:
         points.append((float(match[1]) / 100, float(match[2])))
     if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(points)):
         raise CapacityError(
-            f"{where}: {text!r:.100}; allowed: quantiles in rising order, none shorter than the one before,"
+            f"{where}: {text!r:.100}; allowed: quantiles in rising order, with lengths that do not fall,"
             " such as p50=1000,p95=4000"
         )
     return from_quantiles(points), points[-1][0]

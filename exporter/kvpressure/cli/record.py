@@ -185,7 +185,7 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadC
         return FATAL_STATUS  # the recorder has logged why
     if monitor.fatal is not None:
         print(
-            f"kvpressure record: stopped: a source can recover only in a new process ({monitor.fatal});"
+            f"kvpressure record: stopped because a source needs a new process to recover ({monitor.fatal});"
             " start kvpressure record again",
             file=sys.stderr,
         )

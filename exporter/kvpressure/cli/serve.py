@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         recorder.close(timeout=2.0)
     if monitor.fatal is not None:
         print(
-            f"kvpressure serve: stopped: a source can recover only in a new process ({monitor.fatal});"
+            f"kvpressure serve: stopped because a source needs a new process to recover ({monitor.fatal});"
             " start kvpressure serve again",
             file=sys.stderr,
         )

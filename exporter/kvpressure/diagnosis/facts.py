@@ -531,7 +531,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_observed",
         "{max_num_seqs} is inferred from a constant number of running requests",
-        "{max_num_seqs} is not inferred from running requests",
+        "the value of {max_num_seqs} is not an estimate",
         _source_is("observed"),
         "{limit_of_source}",
         question="source of {max_num_seqs}",

@@ -70,9 +70,8 @@ _ALLOCATOR_FAILURES: Final = Metric(
 )
 _FRAGMENTATION: Final = gauge(
     "fragmentation_bytes",
-    "Reserved minus allocated memory. Scope allocator: memory that PyTorch reserved and no tensor uses (needs the"
-    " plugin); kv_pool: the unused part"
-    " of the KV pool; kv_block: estimated waste inside KV blocks.",
+    "Reserved minus allocated memory. Scopes: allocator (memory that PyTorch reserved and no tensor uses;"
+    " needs the plugin), kv_pool (unused part of the KV pool), kv_block (estimated waste inside KV blocks).",
     "scope",
     absent=_NO_SCOPE,
 )
@@ -263,7 +262,9 @@ class ContextSignals:
     max_tokens_quantiles: Mapping[str, float] = published(_REQUEST_TOKENS, "max_tokens", default=dict)
     stream_quantiles: Mapping[str, float] = published(
         quantiles(
-            "stream_seconds", "Quantiles of end-to-end duration of finished requests over 5 minutes.", absent=_WARMUP
+            "stream_seconds",
+            "Quantiles of end-to-end duration of requests finished in the last 5 minutes.",
+            absent=_WARMUP,
         ),
         default=dict,
     )
@@ -297,9 +298,9 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
-            " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at least"
-            " latency_critical_ratio times its baseline, the threshold is ttft_objective_seconds in place of"
-            " ttft_floor_seconds.",
+            " inter_token_floor_seconds, queue_floor_seconds). ttft_objective_seconds replaces"
+            " ttft_floor_seconds while the time to first token is at least latency_critical_ratio times its"
+            " baseline.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
@@ -336,7 +337,7 @@ class ThroughputSignals:
         gauge(
             "throughput_trend_ratio",
             "Generation throughput of the last minute, divided by the best one-minute throughput of the last 15"
-            " minutes. Minutes with more demand than now are not compared.",
+            " minutes. The best of these leaves out minutes with more demand than now.",
             absent="too little history, or demand fell",
         )
     )

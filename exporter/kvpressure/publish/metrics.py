@@ -323,7 +323,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "page_cut",
         "gauge",
         "Number of items that the exporter did not use from its last scrape of the target, by reason. Reason"
-        ' "engines": all targets share the node\'s limit of 64 engines, and the target has more than its share.'
+        ' "engines": the target has more engines than its share of the node\'s limit of 64.'
         ' Reason "series": a scrape or histogram has too many series. Reason "plugin": the plugin\'s report had'
         ' too many lines; the value is then 1. Reason "new_engines": new engine names came too fast; 64 are'
         ' allowed at once, then one a minute. Reason "collisions": several series claimed the same metric of the'

@@ -38,7 +38,7 @@ class Kubectl:
     def __init__(self, context: str | None = None) -> None:
         found = shutil.which("kubectl")
         if found is None:
-            raise InputError("-n: kubectl is not in PATH; install it, or give a URL instead")
+            raise InputError("-n needs kubectl: not found in PATH; install kubectl, or give a URL instead of -n")
         self._command = [found, *(["--context", context] if context else [])]
 
     def run(self, *arguments: str, limit: int = MAX_BYTES) -> str:

@@ -184,7 +184,7 @@ def _reasons(site: DashboardContext) -> Json:
     panel = states(
         site,
         "Reasons for the verdict",
-        'Evidence for the verdict of the engine in most trouble, over time. Panel "Why" shows the current numbers.',
+        'Evidence for the verdict of the engine in most trouble, over time. For the current values, see panel "Why".',
         [
             PanelQuery(
                 worst(there, 1),

@@ -112,7 +112,7 @@ def parse_target(text: str) -> Target:
         if key in options:
             raise TargetError(f"target {text!r} gives {key} twice", "each key once")
         options[key] = value
-    scheme, host, port, path = _parse_url(text, url.strip())
+    scheme, host, port, path = _parse_url(url.strip())
     target = Target(
         host,
         port,
@@ -146,11 +146,11 @@ def _options(text: str, rest: str) -> Iterator[tuple[str, str]]:
         yield key, value.strip()
 
 
-def _parse_url(text: str, url: str) -> tuple[str, str, int, str]:
+def _parse_url(url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port and path."""
     bare = "://" not in url
     if not url.isprintable() or " " in url:  # urlsplit would silently drop some of these
-        raise TargetError(f"target {text!r} has blanks or control characters in its address", ADDRESSES)
+        raise TargetError(f"the address {url!r} has blanks or control characters", ADDRESSES)
     try:
         parts = urlsplit(f"http://{url}" if bare else url)
         if parts.username is not None or parts.password is not None:

@@ -58,6 +58,7 @@ WRONG = {
             "it says it for sure",
             "one by the immediate sign",
             "share who waits",
+            "half of the present value",
             "requests that wait for it",
             "the stated load",
             "it stands beside the verdict",

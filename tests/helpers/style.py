@@ -43,6 +43,7 @@ WORDS: Final[tuple[tuple[str, str], ...]] = (  # a private word as a regular exp
     (r"\bno sign that\b|\bis no sign\b", "say what is known"),
     (r"\bfor sure\b|\bnot sure\b", "confident, low confidence"),
     (r"\bimmediate sign\b|\bsilent preemptions?\b", "preemptions inferred from queue movement"),
+    (r"\bthe present\b|\bpresent (?:value|limit|load|rate|verdict)s?\b", "current"),
     (r"\bwho waits?\b", "waiting requests"),
     (r"\brequests? that (?:runs?|waits?)(?! too)\b", "running requests, waiting requests"),
     (r"\bstated instead\b|\bthe stated (?:load|verdict)\b", "assumed, required"),

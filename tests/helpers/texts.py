@@ -460,8 +460,8 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
     "signals/registry.py": {"name": "queue_age", "error": "no metric is declared", "join": "kvpressure_engine_up"},
     "sources/kubernetes/grpc_call.py": {"path": "/var/lib/kubelet/pod-resources/kubelet.sock"},
     "sources/scrape/targets.py": {
-        "url": "10.0.0.5:port",
-        "cause": "Port could not be cast to integer value as 'port'",
+        "url": "'10.0.0.5: port'",
+        "cause": "Port could not be cast to integer value as ' port'",
         "text": "'10.0.0.5:8000;tls=skip-verify;args=--model llama'",
         "policy": "skip-verify",
         "error": "no closing quotation",

@@ -414,7 +414,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
                 "; if fewer run, this has no effect (give --running, or --capacity-tokens with --prompt and --output)"
             )
     elif fits is not None:
-        length = "this" if engine.assumed else "the present"
+        length = "this" if engine.assumed else "the current"
         said += f". The KV cache holds about {fits:.0f} requests of {length} length"
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
             said += "; no request has finished yet, so they may still grow, and fewer may fit"

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     if options.end is not None and options.end < options.start:
         raise InputError(f"--to: {options.end:g} is before --from; allowed: {options.start:g} or more")
     if "" in options.files:
-        raise InputError("an empty name; allowed: a recording")
+        raise InputError("an empty name was given; allowed: the path of a recording")
     with contextlib.ExitStack() as stack:
         readers = [
             stack.enter_context(Reader(file, on_problem=stack.enter_context(_Damage(file)).report))

@@ -261,7 +261,7 @@ BUILT_IN_CONDITIONS: Final = (
         lambda m: _held(m.s, m.held, m.t),
         "KV cache {kv} used with {in_flight} in flight (threshold {held_from}, in {held_stretches} idle"
         " periods of {held_seconds})",
-        "no KV blocks are held without requests{held_now}",
+        "KV blocks are in use only while requests are in flight{held_now}",
         "whether KV blocks are held without requests: unknown (no idle period yet)",
         "InferenceKVHeldWithoutLoad",
         serious=True,

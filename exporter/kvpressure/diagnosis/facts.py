@@ -392,7 +392,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "kv_held_idle",
         "KV blocks are held without requests",
-        "no KV blocks are held without requests",
+        "KV blocks are in use only while requests are in flight",
         _held_idle,
         "{held}",
         "{held_missing}",

@@ -149,14 +149,14 @@ NO_PROGRESS: Final = Verdict(
             "long step on a CPU",
             _one_step & yes("gpu_unseen") & yes("cpu_saturated"),
             GUESS,
-            "when the present step ends: the model seems to compute on the CPU, which is busy",
+            "when the current step ends: the model seems to compute on the CPU, which is busy",
             verdict="unknown",
         ),
         Row(
             "long step, a whole prompt",
             _one_step & yes("prompt_at_once") & unsure("gpu_idle"),
             GUESS,
-            "when the present step ends: a prompt was let in last, and it is computed as a whole",
+            "when the current step ends: a prompt was let in last, and it is computed as a whole",
             verdict="unknown",
         ),
         Row(

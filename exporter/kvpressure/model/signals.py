@@ -337,7 +337,7 @@ class ThroughputSignals:
         gauge(
             "throughput_trend_ratio",
             "Generation throughput of the last minute, divided by the best one-minute throughput of the last 15"
-            " minutes. The best of these leaves out minutes with more demand than now.",
+            " minutes. Minutes with more demand than now do not count for the best value.",
             absent="too little history, or demand fell",
         )
     )

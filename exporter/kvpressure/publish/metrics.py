@@ -95,8 +95,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "worker_gpu_info",
         "info",
-        "GPU of a worker pod whose engine is on another node. The engine is the one of kvpressure_engine_group_info"
-        " with the same value of the label group.",
+        "GPU of a worker pod whose engine is on another node. The series of kvpressure_engine_group_info whose"
+        " label group has the same value names the engine.",
         ("uuid", "namespace", "pod", "group"),
         "the engine is on the same node",
     ),

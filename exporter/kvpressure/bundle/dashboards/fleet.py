@@ -313,8 +313,8 @@ def _objectives(site: DashboardContext) -> Json:
     return table(
         site,
         "Objectives",
-        "Required share of good requests, and the latency up to which a request is good: the objective, rounded"
-        " down to a bucket bound of the engine's histogram.",
+        "Required share of good requests, and the latency up to which a request is good (the latency"
+        " objective, rounded down to a bucket bound of the engine's histogram).",
         [
             PanelQuery(highest("target_ratio"), table=True, optional=NO_OBJECTIVE),
             PanelQuery(highest("bound_seconds"), table=True, optional=NO_OBJECTIVE),

@@ -295,7 +295,7 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
         (("llama-3-8b", "--gpu-memory", "0"), "allowed: a size"),
         (
             ("llama-3-8b", "--gpu-memory", "80GB", "--concurrency", "5"),
-            "--concurrency: the load is missing; give --traffic",
+            "--concurrency also needs the lengths of the requests; give --traffic",
         ),
         (("llama-3-8b", "--gpu-memory-utilization", "1.5"), "allowed: above 0 and up to 1"),
         (("llama-3-8b", "--concurrency", "5"), "--concurrency: needs --gpu-memory"),

@@ -136,7 +136,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "recent_preemptions": "12",
     "preemptions_counted": "44",
     "per_running": "1.4",
-    "preemption_counts": "44 counted by vLLM, 0 inferred from queue movement",
+    "preemption_counts": "44 (counted by vLLM), 0 (inferred from queue movement)",
     "hits": "12 %",
     "usual_hits": "71 %",
     "max_num_seqs": "max_num_seqs",

@@ -28,7 +28,7 @@ _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
 ROUNDING: Final = 1e-9
 MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of outputs
-_BEYOND_GUIDE: Final = '(a step beyond the guide "Emergency Mitigation")'
+_BEYOND_GUIDE: Final = '(not a step of the guide "Emergency Mitigation")'
 _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
@@ -532,8 +532,9 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
         return "the KV pool shrinks by the amount of freed GPU memory"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        each = (f"by {percent_text(share - target)} of GPU memory with {called} {target:g}" for target in lower_ones)
-        return f"the KV pool shrinks {', or '.join(each)} (now {share:g})"
+        first, *rest = [(f"{target:g}", percent_text(share - target)) for target in lower_ones]
+        taken = f"lowering {called} from {share:g} to {first[0]} takes {first[1]} of GPU memory from the KV pool"
+        return taken + "".join(f"; lowering it to {target} takes {part}" for target, part in rest)
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)

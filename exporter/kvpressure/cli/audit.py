@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         metavar="FILE",
-        help="failures in this file are accepted as long as they stay the same; all others count",
+        help="failures listed in this file are accepted while they are unchanged; all others fail the audit",
     )
     parser.add_argument("--write-baseline", metavar="FILE", help="accept the current failures: write them to this file")
 
@@ -109,7 +109,7 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
     """Every server that was named. Raises ``InputError``."""
     addresses = [text for text in options.files if running.is_address(text)]
     if options.vllm_version and parse_version(options.vllm_version) is None:
-        raise InputError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
+        raise InputError(f"--vllm-version: {options.vllm_version!r:.50} is not allowed; allowed: a version like 0.11.2")
     if addresses:
         if len(addresses) < len(options.files):
             raise InputError("files and addresses cannot be combined; give one or the other")

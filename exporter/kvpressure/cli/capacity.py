@@ -205,7 +205,10 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
         graphs=not options.enforce_eager,
     )
     if options.concurrency and sent is None and not options.context:
-        raise InputError("--concurrency: the load is missing; give --traffic, --context, or both --prompt and --output")
+        raise InputError(
+            "--concurrency also needs the lengths of the requests; give --traffic, --context, or both --prompt and"
+            " --output"
+        )
     fit = plan.fit(layout, found, sent)
     needed = float(options.concurrency) if options.concurrency else sent.in_flight if sent else None
     recommended = (

@@ -90,4 +90,4 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(flag: str, value: float, low: float, high: float) -> None:
     if not (math.isfinite(value) and low <= value <= high):
-        raise InputError(f"{flag}: {value:g}; allowed: {low:g} to {high:g}")
+        raise InputError(f"{flag}: {value:g} is not allowed; allowed: {low:g} to {high:g}")

@@ -172,7 +172,7 @@ def _engines(
 def _given(options: argparse.Namespace, server: ServerContainer | None) -> given.StatedEngine:
     """The options, completed by the manifest."""
     if options.vllm_version and parse_version(options.vllm_version) is None:
-        raise InputError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
+        raise InputError(f"--vllm-version: {options.vllm_version!r:.50} is not allowed; allowed: a version like 0.11.2")
     args = server.args if server else manifests.from_command_line(options.args).args if options.args else None
     pool = options.kv_pool_gib
     return given.StatedEngine(

@@ -400,7 +400,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "head_of_line_blocked",
         "a prompt of p95 length is too long for the free KV cache",
-        "prompts of p95 length are not blocked by a lack of KV cache",
+        "prompts of p95 length do not wait for KV cache",
         lambda v: _blocked(v, _long_prompt(v.s)),
         "{long_blocked}",
         "{long_missing}",
@@ -408,7 +408,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "mean_prompt_blocked",
         "a prompt of average length is too long for the free KV cache",
-        "prompts of average length are not blocked by a lack of KV cache",
+        "prompts of average length do not wait for KV cache",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         "{mean_blocked}",
         "{mean_missing}",
@@ -531,7 +531,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_observed",
         "{max_num_seqs} is inferred from a constant number of running requests",
-        "the value of {max_num_seqs} is not an estimate",
+        "{max_num_seqs} is known",
         _source_is("observed"),
         "{limit_of_source}",
         question="source of {max_num_seqs}",
@@ -1172,8 +1172,8 @@ def _oom_seen(v: View) -> str:
 
 def _preemption_counts(v: View) -> str:
     return _known(
-        (f"# counted by {dialect(v.s.dialect).title}", v.s.kv.preemptions_counted),
-        ("# inferred from queue movement", v.s.kv.preemptions_inferred),
+        (f"# (counted by {dialect(v.s.dialect).title})", v.s.kv.preemptions_counted),
+        ("# (inferred from queue movement)", v.s.kv.preemptions_inferred),
         otherwise="number: unknown",
     )
 

@@ -298,9 +298,9 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
-            " inter_token_floor_seconds, queue_floor_seconds). ttft_objective_seconds replaces"
-            " ttft_floor_seconds while the time to first token is at least latency_critical_ratio times its"
-            " baseline.",
+            " inter_token_floor_seconds, queue_floor_seconds). While the time to first token is at"
+            " least latency_critical_ratio times its baseline, ttft_objective_seconds is used instead of"
+            " ttft_floor_seconds.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
@@ -360,7 +360,7 @@ class RequestSignals:
     requests_failed_ratio: float | None = published(
         gauge(
             "requests_failed_ratio",
-            "Share of requests that failed over the last 5 minutes, 0-1: refused by a queue limit, answered with 5xx,"
+            "Share (0-1) of requests that failed over the last 5 minutes: refused by a queue limit, answered with 5xx,"
             " or ended with error. Only the largest of the three counts is used, because one request may be in all"
             " three.",
             absent="fewer than failed_min_per_second requests fail",

@@ -95,8 +95,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "worker_gpu_info",
         "info",
-        "GPU of a worker pod whose engine is on another node. The series of kvpressure_engine_group_info whose"
-        " label group has the same value names the engine.",
+        "GPU of a worker pod whose engine is on another node. To find the engine, look up the series of"
+        ' kvpressure_engine_group_info with the same "group".',
         ("uuid", "namespace", "pod", "group"),
         "the engine is on the same node",
     ),
@@ -323,7 +323,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "page_cut",
         "gauge",
         "Number of items that the exporter did not use from its last scrape of the target, by reason. Reason"
-        ' "engines": the target has more engines than its share of the node\'s limit of 64.'
+        ' "engines": the node\'s targets have over 64 engines in all, and this target has more than its share.'
         ' Reason "series": a scrape or histogram has too many series. Reason "plugin": the plugin\'s report had'
         ' too many lines; the value is then 1. Reason "new_engines": new engine names came too fast; 64 are'
         ' allowed at once, then one a minute. Reason "collisions": several series claimed the same metric of the'

@@ -152,9 +152,8 @@ class Settings:
         "engine.pace",
         one_of("adaptive", "fixed"),
         "adaptive",
-        "How often engines are scraped. fixed: once per collector.engines.interval; adaptive: calm engines less"
-        " often than"
-        " that interval.",
+        "How often engines are scraped. fixed: once per collector.engines.interval; adaptive: the same,"
+        " but calm engines less often.",
     )
     plugin_directory: Path | None = option(
         "plugin.directory", ANY_PATH, None, "Directory with the reports of the plugin inside vLLM."

@@ -152,7 +152,7 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
     if len(kinds) > 1:
         raise InputError(f"{' and '.join(kinds)} cannot be combined; give one kind of input at a time")
     if not 5 <= options.seconds <= MAX_SECONDS:
-        raise InputError(f"--seconds: {options.seconds:g}; allowed: 5 to {MAX_SECONDS:g}")
+        raise InputError(f"--seconds: {options.seconds:g} is not allowed; allowed: 5 to {MAX_SECONDS:g}")
     if options.selector and not options.namespace:
         raise InputError("-l: needs -n NAMESPACE")
     if options.workload and (not options.namespace or options.prometheus or options.selector):

@@ -20,7 +20,7 @@ _DEPTH: Final = 4  # pod, ReplicaSet, Deployment, and what made that
 def of_name(kubectl: Kubectl, namespace: str, name: str) -> Mapping[str, Any]:
     """The object ``KIND/NAME``. Raises ``InputError``."""
     if _NAME.fullmatch(name) is None:
-        raise InputError(f"--workload: {name!r:.80}; allowed: KIND/NAME, e.g. deploy/chat")
+        raise InputError(f"--workload: {name!r:.80} is not allowed; allowed: KIND/NAME, e.g. deploy/chat")
     kind, _, rest = name.partition("/")
     try:
         return kubectl.object(kind, rest, namespace)

@@ -456,8 +456,8 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Flight recorders",
-            "Number of flight recorders that record every tick; per second, their failures and the ticks"
-            " missing from recordings.",
+            "Number of flight recorders that record every tick, their failures per second, and ticks per second that"
+            " are missing from recordings.",
             [
                 PanelQuery(
                     some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER

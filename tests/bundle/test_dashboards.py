@@ -223,7 +223,7 @@ def test_runbooks_are_linked_where_their_address_is_known_and_named_everywhere(u
     linked = LINKED[uid]["panels"]
     assert len(linked) == len(DASHBOARDS[uid]["panels"])
     for without, panel in zip(DASHBOARDS[uid]["panels"], linked, strict=True):
-        named = re.findall(r"Alert: (\w+)\.", panel.get("description", ""))
+        named = re.findall(r"The alert on these values is (\w+)\.", panel.get("description", ""))
         assert [link["url"] for link in panel.get("links", [])] == [f"{ADDRESS}/{name}.md" for name in named]
         assert set(named) <= ALERTS
         assert without.get("links", []) == [], panel["title"]
@@ -360,7 +360,9 @@ def test_request_shapes_are_read_from_what_vllm_serves() -> None:
     ],
 )
 def test_each_dashboard_explains_the_alerts_of_its_subject(uid: str, alerts: set[str]) -> None:
-    named = set(re.findall(r"Alert: (\w+)\.", " ".join(panel["description"] for panel in panels(uid))))
+    named = set(
+        re.findall(r"The alert on these values is (\w+)\.", " ".join(panel["description"] for panel in panels(uid)))
+    )
     assert alerts <= named, alerts - named
 
 

@@ -347,7 +347,7 @@ def _panel(
 ) -> Json:
     links: list[Json] = []
     if alert is not None and alert in site.alerts:
-        about = f"{about}\n\nAlert: {alert}."
+        about = f"{about}\n\nThe alert on these values is {alert}."
         links = site.runbook_links(f"Runbook {alert}", alert)
     optional = {query.model(index)["refId"]: query.optional for index, query in enumerate(queries) if query.optional}
     reasons = dict.fromkeys(optional.values())

@@ -167,7 +167,6 @@ def _engines(site: DashboardContext) -> Json:
         queries,
         columns,
         _engine_columns(site),
-        alert="InferenceKVCachePressure",
     )
 
 

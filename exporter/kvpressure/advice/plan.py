@@ -32,7 +32,7 @@ _BEYOND_GUIDE: Final = '(not a step of the guide "Emergency Mitigation")'
 _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
-    "caps": "preemptions fell from 40 to 24; all engine steps together took 57 % less time; only 60 of 72 requests"
+    "caps": "preemptions fell from 40 to 24; all engine steps together took 57 % less time, but only 60 of 72 requests"
     " were admitted",
     "limit": "halving the configured max_num_seqs prevented none of 40 preemptions",
     "cut": (

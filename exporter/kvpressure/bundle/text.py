@@ -72,9 +72,7 @@ def duration(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Seconds in words: 300 -> ``5 minutes``, 0.1 -> ``100 ms``."""
-    if 0 < seconds < 1:
-        return f"{number(seconds * 1000)} ms"
+    """Seconds in words: 300 -> ``5 minutes``."""
     for size, _, word in _SPANS:
         if seconds and seconds % size == 0:
             count = int(seconds) // size

@@ -40,6 +40,7 @@ from tests.bundle.promql import selectors, walk
 from tests.publish.states import full_engine, full_signals
 
 ALERTS = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
+NAMED = re.compile(r"The alert on these values is (\w+)\.")
 UNITS = {
     "percentunit",
     "short",
@@ -223,7 +224,7 @@ def test_runbooks_are_linked_where_their_address_is_known_and_named_everywhere(u
     linked = LINKED[uid]["panels"]
     assert len(linked) == len(DASHBOARDS[uid]["panels"])
     for without, panel in zip(DASHBOARDS[uid]["panels"], linked, strict=True):
-        named = re.findall(r"The alert on these values is (\w+)\.", panel.get("description", ""))
+        named = NAMED.findall(panel.get("description", ""))
         assert [link["url"] for link in panel.get("links", [])] == [f"{ADDRESS}/{name}.md" for name in named]
         assert set(named) <= ALERTS
         assert without.get("links", []) == [], panel["title"]
@@ -360,9 +361,7 @@ def test_request_shapes_are_read_from_what_vllm_serves() -> None:
     ],
 )
 def test_each_dashboard_explains_the_alerts_of_its_subject(uid: str, alerts: set[str]) -> None:
-    named = set(
-        re.findall(r"The alert on these values is (\w+)\.", " ".join(panel["description"] for panel in panels(uid)))
-    )
+    named = set(NAMED.findall(" ".join(panel["description"] for panel in panels(uid))))
     assert alerts <= named, alerts - named
 
 

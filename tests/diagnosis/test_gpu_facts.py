@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 
@@ -16,12 +17,8 @@ WEAK = ComputeSignals(activity_level="utilization_weak")
 Fact = Callable[[GpuFacts], bool | None]
 
 
-def computes(gpu: GpuFacts) -> bool | None:
-    return gpu.computes
-
-
-def works(gpu: GpuFacts) -> bool | None:
-    return gpu.works
+computes: Fact = attrgetter("computes")
+works: Fact = attrgetter("works")
 
 
 @pytest.mark.parametrize(

@@ -469,7 +469,7 @@ _VALUES_IN: Final[Mapping[str, Mapping[str, str]]] = {  # file -> name or expres
     },
     "toolbox/audit_running_server.py": {"address": "http://10.0.0.7:9846"},
     "toolbox/cluster.py": {"where": "-n chat", "count": "45", "len": "45", "error": "kubectl: forbidden"},
-    "toolbox/discovering.py": {"address": "http://10.0.0.7:9846", "error": "kubectl is not in PATH"},
+    "toolbox/discovering.py": {"address": "http://10.0.0.7:9846", "error": "kubectl: forbidden"},
     "toolbox/fetch.py": {"where": "--exporter: http://10.0.0.7:9846/api/v1/diagnosis", "why": "connection refused"},
     "toolbox/changed_flags.py": {
         "', '.join(wrong)": "--max-num-seqs",

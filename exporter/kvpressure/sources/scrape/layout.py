@@ -131,7 +131,7 @@ class _Buckets:
 class _Group:
     """All fields of one owner: an engine, a model (for series without an engine), a server, or the page.
 
-    Lists are ordered oldest spelling first, so that in a ``dict`` the newest current one wins.
+    Lists are ordered oldest spelling first, so that in a ``dict`` the newest present one wins.
     """
 
     def __init__(self) -> None:

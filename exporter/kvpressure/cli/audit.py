@@ -7,13 +7,12 @@ import json
 from collections.abc import Sequence
 
 from kvpressure.errors import InputError
-from kvpressure.model.arguments import parse_version
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import audit_baseline, audit_report, manifests
 from kvpressure.toolbox import audit_running_server as running
 from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
-from kvpressure.toolbox.inputs import arguments, given_gpu, model_shape
+from kvpressure.toolbox.inputs import arguments, check_version, given_gpu, model_shape
 from kvpressure.toolbox.manifests import Deployed, ServerContainer, Surroundings
 from kvpressure.toolbox.terminal import show
 
@@ -108,8 +107,7 @@ def _printed(audited: Sequence[Audited], options: argparse.Namespace) -> str:
 def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subject]:
     """Every server that was named. Raises ``InputError``."""
     addresses = [text for text in options.files if running.is_address(text)]
-    if options.vllm_version and parse_version(options.vllm_version) is None:
-        raise InputError(f"--vllm-version: {options.vllm_version!r:.50} is not allowed; allowed: a version like 0.11.2")
+    check_version(options.vllm_version)
     if addresses:
         if len(addresses) < len(options.files):
             raise InputError("files and addresses cannot be combined; give one or the other")

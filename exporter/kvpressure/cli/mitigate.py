@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
 from kvpressure.errors import InputError
-from kvpressure.model.arguments import human_int, parse_version
+from kvpressure.model.arguments import human_int
 from kvpressure.model.state import VERDICTS
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitigation_report, patches
@@ -171,8 +171,7 @@ def _engines(
 
 def _given(options: argparse.Namespace, server: ServerContainer | None) -> given.StatedEngine:
     """The options, completed by the manifest."""
-    if options.vllm_version and parse_version(options.vllm_version) is None:
-        raise InputError(f"--vllm-version: {options.vllm_version!r:.50} is not allowed; allowed: a version like 0.11.2")
+    inputs.check_version(options.vllm_version)
     args = server.args if server else manifests.from_command_line(options.args).args if options.args else None
     pool = options.kv_pool_gib
     return given.StatedEngine(

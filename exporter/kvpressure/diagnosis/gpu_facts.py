@@ -131,9 +131,9 @@ def _computes(gpu: ComputeSignals, t: Thresholds) -> bool | None:
     """
     if gpu.activity_level == PROFILING:
         return None if gpu.tensor_activity is None else gpu.tensor_activity >= t["tensor_busy_ratio"]
-    return (
-        _denied(gpu, t["tensor_busy_ratio"]) if gpu.power_ratio is None else gpu.power_ratio >= t["power_prefill_ratio"]
-    )
+    if gpu.power_ratio is None:
+        return _denied(gpu, t["tensor_busy_ratio"])
+    return gpu.power_ratio >= t["power_prefill_ratio"]
 
 
 def _denied(gpu: ComputeSignals, busy: float) -> bool | None:

@@ -118,7 +118,7 @@ def header_from_json(line: bytes, where: str) -> Header:
     try:
         return decode(Header, _HEADER, body, "header")
     except MalformedTick as error:
-        raise RecordingError(f"{where}:1: {error}") from error
+        raise RecordingError(f"{where}:1: {error}; give a recording (kvpressure record writes one)") from error
 
 
 # --- records: the fields of each reading, used in both directions --------------------------------------------------

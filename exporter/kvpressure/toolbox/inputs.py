@@ -18,7 +18,7 @@ from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.mistakes import mistake
 from kvpressure.errors import InputError, refused_file
-from kvpressure.model.arguments import GIB
+from kvpressure.model.arguments import GIB, parse_version
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
 from kvpressure.recording.reader import Reader
@@ -108,6 +108,12 @@ def given_gpu(text: str) -> GivenGpu:
     if found is None or not 0 < float(found[2]) <= 10_000:
         raise argparse.ArgumentTypeError(f"{text!r:.80}; allowed: NAME:GiB, e.g. H100:80")
     return GivenGpu(found[1].strip(), int(float(found[2]) * GIB))
+
+
+def check_version(text: str | None) -> None:
+    """Raise ``InputError`` for a ``--vllm-version`` that is no version."""
+    if text and parse_version(text) is None:
+        raise InputError(f"--vllm-version: {text!r:.50} is not allowed; allowed: a version like 0.11.2")
 
 
 def model_shape(text: str) -> ModelShape:

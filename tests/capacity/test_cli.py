@@ -282,16 +282,22 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("nonsense",), "'nonsense' is neither a file nor a known model; allowed:"),
         ((), "MODEL"),
-        (("llama-3-8b", "--tp", "0"), "--tensor-parallel-size: '0'; allowed: a whole number of 1 or more"),
+        (
+            ("llama-3-8b", "--tp", "0"),
+            "-size: '0' is not allowed; allowed: a whole number of 1 or more",
+        ),
         (("llama-3-8b", "--tp", "x"), "allowed: a whole number"),
-        (("llama-3-8b", "--dcp", "2"), "decode-context parallel 2; allowed: a divisor"),
-        (("llama-3-8b", "--pp", "64"), "pipeline parallel 64; allowed: up to the 32 layers"),
-        (("llama-3-8b", "--kv-cache-dtype", "int2"), "cache dtype 'int2'; allowed: auto"),
+        (("llama-3-8b", "--dcp", "2"), "decode-context parallel 2 is not allowed; allowed: a divisor"),
+        (("llama-3-8b", "--pp", "64"), "pipeline parallel 64 is not allowed; allowed: up to the 32 layers"),
+        (("llama-3-8b", "--kv-cache-dtype", "int2"), "cache dtype 'int2' is not allowed; allowed: auto"),
         (
             ("llama-3-8b", "--gpu-memory", "80 bananas"),
-            "--gpu-memory: '80 bananas'; allowed: a size with its unit, e.g. 80GiB",
+            "--gpu-memory: '80 bananas' is not allowed; allowed: a size with its unit, e.g. 80GiB",
         ),
-        (("llama-3-8b", "--gpu-memory", "80"), "--gpu-memory: '80'; allowed: a size with its unit, e.g. 80GiB or 80GB"),
+        (
+            ("llama-3-8b", "--gpu-memory", "80"),
+            "'80' is not allowed; allowed: a size with its unit, e.g. 80GiB or 80GB",
+        ),
         (("llama-3-8b", "--gpu-memory", "0"), "allowed: a size"),
         (
             ("llama-3-8b", "--gpu-memory", "80GB", "--concurrency", "5"),
@@ -326,7 +332,7 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
             ("llama-3-8b", "--gpu-memory", "80GB", "--prompt", "0", "--output", "0"),
             "--prompt and --output: no tokens in it",
         ),
-        (("llama-3-8b", "--draft-layers", "1000000000"), "draft layers 1000000000; allowed: up to 2048"),
+        (("llama-3-8b", "--draft-layers", "1000000000"), "draft layers 1000000000 is not allowed; allowed: up to 2048"),
         (("llama-3-8b", "--weights", "5GB"), "--weights: needs --gpu-memory"),
         (("llama-3-8b", "--cuda-graphs", "0"), "--cuda-graphs: needs --gpu-memory"),
         (("llama-3-8b", "--max-num-seqs", "5"), "--max-num-seqs: needs --gpu-memory"),

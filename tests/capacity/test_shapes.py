@@ -204,7 +204,7 @@ REFUSED = [
     ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "no window size"),
     ({**LLAMA, "attention_chunk_size": 8, "no_rope_layers": [1]}, "no_rope_layers"),
     ({**LLAMA, "block_configs": [{}]}, "block_configs"),
-    ({**LLAMA, "num_kv_shared_layers": 32}, "num_kv_shared_layers 32; allowed: fewer"),
+    ({**LLAMA, "num_kv_shared_layers": 32}, "num_kv_shared_layers 32 is not allowed; allowed: fewer"),
 ]
 
 

@@ -208,11 +208,11 @@ def test_prometheus_that_does_not_start_is_one_line(environment: dict[str, str],
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--for", "10"), "--for: 10 is not allowed; allowed: 60 to 86400"),
-        (("--for", "nan"), "--for: nan"),
-        (("--speed", "0"), "--speed: 0 is not allowed; allowed: 0.01 to 20"),
+        (("--for", "10"), "--for: '10' is not allowed; allowed: a number from 60 to 86400"),
+        (("--for", "nan"), "--for: 'nan' is not allowed"),
+        (("--speed", "0"), "--speed: '0' is not allowed; allowed: a number from 0.01 to 20"),
         (("--speed", "fast"), "--speed"),
-        (("--port", "70000"), "--port: 70000 is not allowed; allowed: 0 to 65535"),
+        (("--port", "70000"), "--port: '70000' is not allowed; allowed: a whole number from 0 to 65535"),
         (("--scenario", "fire"), "--scenario: 'fire' is not allowed; allowed: kv_pressure, "),
     ],
 )

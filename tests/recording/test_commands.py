@@ -137,8 +137,8 @@ def test_damage_is_reported_and_the_rest_replayed(tmp_path: Path, capsys: pytest
     ("arguments", "says"),
     [
         (["/nowhere"], "/nowhere: No such file or directory"),
-        ([str(KV03), "--from", "-1"], "'-1' is not a number of seconds; allowed: 0 or more"),
-        ([str(KV03), "--to", "nan"], "'nan' is not a number of seconds"),
+        ([str(KV03), "--from", "-1"], "--from: '-1' is not allowed; allowed: a number of 0 or more"),
+        ([str(KV03), "--to", "nan"], "--to: 'nan' is not allowed; allowed: a number of 0 or more"),
         ([str(KV03), "--from", "9", "--to", "8"], "--to: 8 is before --from; allowed: 9 or more"),
         ([str(KV03), "--openmetrics", "/nowhere/out"], "/nowhere/out: No such file or directory"),
         ([str(KV03), "--thresholds", "/nowhere"], "/nowhere: No such file or directory"),

@@ -269,7 +269,7 @@ def dead_address() -> str:
         (["-l", "app=vllm"], "needs -n"),
         (["http://a", "--seconds", "1"], "5 to 110"),
         (["http://a", "--seconds", "nan"], "5 to 110"),
-        (["http://a", "--seconds", "many"], "invalid float"),
+        (["http://a", "--seconds", "many"], "--seconds: 'many' is not allowed; allowed: a number from 5 to 110"),
         (["http://a", "--gpu", "H100"], "NAME:GiB"),
         (["http://a", "--gpu", "H100:0"], "NAME:GiB"),
         (["http://a", "--args='"], "closed quotes"),

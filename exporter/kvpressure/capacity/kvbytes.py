@@ -66,7 +66,7 @@ class Parallel:
             raise CapacityError("a parallel size is below 1; allowed: whole numbers of 1 or more")
         if self.tensor % self.decode_context:
             raise CapacityError(
-                f"decode-context parallel {self.decode_context}; allowed: a divisor of the tensor "
+                f"decode-context parallel {self.decode_context} is not allowed; allowed: a divisor of the tensor "
                 f"parallel size {self.tensor}"
             )
 
@@ -105,7 +105,7 @@ def layer_bytes(layer: Layer, tensor_parallel: int, cache_dtype: str, model_byte
     support.
     """
     if cache_dtype not in CACHE_DTYPES:
-        raise CapacityError(f"cache dtype {cache_dtype!r:.50}; allowed: {', '.join(CACHE_DTYPES)}")
+        raise CapacityError(f"cache dtype {cache_dtype!r:.50} is not allowed; allowed: {', '.join(CACHE_DTYPES)}")
     if layer.kind == "indexer":
         return Fraction(layer.head_size_k)
     if layer.kind == "mla":
@@ -214,7 +214,7 @@ def layout(
     kept like full attention. Raises ``CapacityError`` for a combination that vLLM refuses.
     """
     if block_size < 1:
-        raise CapacityError(f"block size {block_size}; allowed: a whole number of 1 or more")
+        raise CapacityError(f"block size {block_size} is not allowed; allowed: a whole number of 1 or more")
     refuse_parallel(shape, parallel)
     stages = _stages(shape.num_layers, parallel.pipeline)
     if hybrid_manager and parallel.decode_context > 1 and any(layer.window for layer in shape.layers):
@@ -265,7 +265,9 @@ def _grouped(
 def _stages(layers: int, pipeline: int) -> list[range]:
     """Layers of each pipeline stage: evenly, with the remainder in the stages before the last."""
     if pipeline > layers:
-        raise CapacityError(f"pipeline parallel {pipeline}; allowed: up to the {layers} layers of the model")
+        raise CapacityError(
+            f"pipeline parallel {pipeline} is not allowed; allowed: up to the {layers} layers of the model"
+        )
     sizes = [layers // pipeline] * pipeline
     for extra in range(layers % pipeline):
         sizes[-(extra + 2)] += 1

@@ -118,14 +118,16 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
     count = fields.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     for what, number in (("num_hidden_layers", count), ("draft layers", draft_layers)):
         if number > MAX_LAYERS:
-            raise CapacityError(f"{fields.where}: {what} {number}; allowed: up to {MAX_LAYERS}")
+            raise CapacityError(f"{fields.where}: {what} {number} is not allowed; allowed: up to {MAX_LAYERS}")
     per_layer = _mla_layers(fields) if fields.has("kv_lora_rank") and fields.has("qk_rope_head_dim") else None
     attending, recurrent = _attending(fields, count)
     kinds: Sequence[_KindWindow] = _kinds(fields, count) if attending is None else [("full", None)] * count
     plain = None if per_layer is not None else _attention(fields)
     shared = fields.optional("num_kv_shared_layers") or 0
     if shared >= count:
-        raise CapacityError(f"{fields.where}: num_kv_shared_layers {shared}; allowed: fewer than the {count} layers")
+        raise CapacityError(
+            f"{fields.where}: num_kv_shared_layers {shared} is not allowed; allowed: fewer than the {count} layers"
+        )
     layers: list[Layer] = []
     positions: list[int] = []
     for position in range(count - shared + draft_layers):

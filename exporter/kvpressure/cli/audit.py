@@ -14,6 +14,7 @@ from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
 from kvpressure.toolbox.inputs import arguments, check_version, given_gpu, model_shape
 from kvpressure.toolbox.manifests import Deployed, ServerContainer, Surroundings
+from kvpressure.toolbox.option_values import whole_number
 from kvpressure.toolbox.terminal import show
 
 _EXAMPLES = """\
@@ -55,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory, or a known name")
     parser.add_argument(
-        "--context", metavar="TOKENS", type=_tokens, help="length of a usual request (prompt plus output), in tokens"
+        "--context",
+        metavar="TOKENS",
+        type=whole_number(),
+        help="length of a usual request (prompt plus output), in tokens",
     )
     parser.add_argument(
         "--demanding",
@@ -72,12 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="failures listed in this file are accepted while they are unchanged; all others fail the audit",
     )
     parser.add_argument("--write-baseline", metavar="FILE", help="accept the current failures: write them to this file")
-
-
-def _tokens(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a whole number of 1 or more")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:

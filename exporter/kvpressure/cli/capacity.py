@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
@@ -19,9 +19,9 @@ from kvpressure.capacity.report import CapacityAnswer, as_json, as_text
 from kvpressure.capacity.rounding import context_limit
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
-from kvpressure.model.arguments import human_int
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.settings.thresholds import load as load_thresholds
+from kvpressure.toolbox.option_values import refused, share, whole_number
 from kvpressure.toolbox.terminal import show
 
 _UNITS: Final = {
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES + "\n".join(f"  {name}" for name in models.CONFIGS)
     parser.add_argument("model", metavar="MODEL", help="config.json, a model's directory, or a known name")
     spread = parser.add_argument_group("how it is run, as for vLLM")
-    whole = _at_least(1)
+    whole = whole_number(1)
     spread.add_argument("--tp", "--tensor-parallel-size", dest="tp", type=whole, default=1, metavar="N")
     spread.add_argument("--pp", "--pipeline-parallel-size", dest="pp", type=whole, default=1, metavar="N")
     spread.add_argument("--dcp", "--decode-context-parallel-size", dest="dcp", type=whole, default=1, metavar="N")
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spread.add_argument("--block-size", type=whole, default=kvbytes.DEFAULT_BLOCK_SIZE, metavar="N")
     spread.add_argument(
         "--draft-layers",
-        type=_at_least(0),
+        type=whole_number(0),
         default=0,
         metavar="N",
         help="layers that speculative decoding (MTP, EAGLE) adds",
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         spread.add_argument(name, type=whole, metavar="N")
     spread.add_argument(
         "--gpu-memory-utilization",
-        type=_share,
+        type=share,
         metavar="SHARE",
         help="share of GPU memory that vLLM reserves (default: 0.92, as in vLLM)",
     )
@@ -443,26 +443,6 @@ def _worksheet(options: argparse.Namespace) -> int:
 # --- values -------------------------------------------------------------------------------------------------------
 
 
-def _at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = human_int(text)
-        if value is None or not least <= value <= 10**9:
-            raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a whole number of {least} or more")
-        return value
-
-    return parse
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: above 0 and up to 1")
-    return value
-
-
 def _size_or_none(text: str) -> int:
     return 0 if re.fullmatch(r" *0+(\.0+)? *[KMGT]?i?B? *", text) else _size(text)
 
@@ -471,5 +451,5 @@ def _size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     value = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a size with its unit, e.g. 80GiB or 80GB")
+        raise refused(text, "a size with its unit, e.g. 80GiB or 80GB")
     return value

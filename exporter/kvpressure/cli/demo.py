@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import sys
 from typing import Final
 
 from kvpressure.demo.scenario import SCENARIOS
 from kvpressure.errors import InputError
+from kvpressure.toolbox.option_values import number, whole_number
 
 _LEAST_SECONDS: Final = 60.0  # less leaves no time to fill a cache and to empty the windows again
 _MOST_SECONDS: Final = 86_400.0
 _ENVIRONMENT_STATUS: Final = 3
+_LEAST_SPEED: Final = 0.01
 _MOST_SPEED: Final = 20.0  # beyond, a second of simulated time is too short for a scrape
 
 
@@ -40,20 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="seconds",
-        type=float,
+        type=number(_LEAST_SECONDS, _MOST_SECONDS),
         default=180.0,
         metavar="SECONDS",
         help=f"simulated time, {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} (default: 180)",
     )
     parser.add_argument(
         "--speed",
-        type=float,
+        type=number(_LEAST_SPEED, _MOST_SPEED),
         default=1.0,
         metavar="N",
-        help=f"simulated seconds per real second, above 0 up to {_MOST_SPEED:g} (default: 1)",
+        help=f"simulated seconds per real second, {_LEAST_SPEED:g} to {_MOST_SPEED:g} (default: 1)",
     )
     parser.add_argument(
-        "--port", type=int, default=0, metavar="PORT", help="port of the exporter on 127.0.0.1 (default: any free one)"
+        "--port",
+        type=whole_number(0, 65535),
+        default=0,
+        metavar="PORT",
+        help="port of the exporter on 127.0.0.1 (default: any free one)",
     )
     parser.add_argument(
         "--no-prometheus",
@@ -72,9 +77,6 @@ def run(args: argparse.Namespace) -> int:
     from kvpressure.demo.runner import run as play
     from kvpressure.publish.web.server import ListenError
 
-    _check("--for", args.seconds, _LEAST_SECONDS, _MOST_SECONDS)
-    _check("--speed", args.speed, 0.01, _MOST_SPEED)
-    _check("--port", args.port, 0, 65535)
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
     try:
         return play(DemoOptions(SCENARIOS[args.scenario], args.seconds, args.speed, args.prometheus, args.port))
@@ -86,8 +88,3 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return _ENVIRONMENT_STATUS
-
-
-def _check(flag: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        raise InputError(f"{flag}: {value:g} is not allowed; allowed: {low:g} to {high:g}")

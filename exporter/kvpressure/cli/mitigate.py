@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Callable
 
 from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
 from kvpressure.errors import InputError
-from kvpressure.model.arguments import human_int
 from kvpressure.model.state import VERDICTS
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitigation_report, patches
 from kvpressure.toolbox import stated_engine as given
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
+from kvpressure.toolbox.option_values import positive, share, whole_number
 from kvpressure.toolbox.terminal import show
 
 _EXAMPLES = """\
@@ -62,11 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stated = parser.add_argument_group("without a server")
     stated.add_argument("--verdict", choices=VERDICTS, help="assume this verdict instead of measuring it")
     for name, text in _NUMBERS:
-        stated.add_argument(f"--{name}", type=_whole, metavar="N", help=text)
-    stated.add_argument(
-        "--gpu-memory-utilization", type=_share, metavar="SHARE", help="gpu_memory_utilization in force"
-    )
-    stated.add_argument("--kv-pool-gib", type=_positive, metavar="GIB", help="KV pool on one GPU, from vLLM's log")
+        stated.add_argument(f"--{name}", type=whole_number(), metavar="N", help=text)
+    stated.add_argument("--gpu-memory-utilization", type=share, metavar="SHARE", help="gpu_memory_utilization in force")
+    stated.add_argument("--kv-pool-gib", type=positive, metavar="GIB", help="KV pool on one GPU, from vLLM's log")
     stated.add_argument("--vllm-version", metavar="V", help="vLLM version, e.g. 0.11.2")
     stated.add_argument("--out-of-memory", action="store_true", help="assume that GPU memory allocations fail")
     stated.add_argument("--preempting", action="store_true", help="assume that requests are preempted")
@@ -85,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument(
         "--max-rejected",
-        type=_share,
+        type=share,
         default=MAX_REJECTED,
         metavar="SHARE",
         help=f"largest share of requests that the caps may reject or cut short (default {MAX_REJECTED:g})",
@@ -95,35 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = parser.add_argument_group("verification")
     check.add_argument("--verify", metavar="URL", help="watch this server for recovery instead of printing a plan")
     check.add_argument(
-        "--verify-seconds", type=_positive, default=180.0, metavar="S", help="how long to watch (default 180)"
+        "--verify-seconds", type=positive, default=180.0, metavar="S", help="how long to watch (default 180)"
     )
-
-
-def _checked(parse: Callable[[str], float | None], allowed: str) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        value = parse(text)
-        if value is None:
-            raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: {allowed}")
-        return value
-
-    return read
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value < 1e9 else None
-
-
-_whole = _checked(
-    lambda text: float(value) if (value := human_int(text)) and value <= 10**9 else None, "a whole number of 1 or more"
-)
-_positive = _checked(_number, "a number above 0")
-_share = _checked(
-    lambda text: value if (value := _number(text)) is not None and value <= 1 else None, "above 0 and up to 1"
-)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,7 +14,6 @@ from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
-from kvpressure.model.arguments import human_int
 from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.sources.scrape.targets import Target
@@ -24,6 +23,7 @@ from kvpressure.toolbox.completions import Api
 from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.inputs import model_shape
 from kvpressure.toolbox.kv_block_meter import Meter
+from kvpressure.toolbox.option_values import whole_number
 from kvpressure.toolbox.probing import Budget, Probe, ProbeReport, Result, Stage
 from kvpressure.toolbox.progress import ProgressLine, bar
 
@@ -48,10 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     consent = parser.add_argument_group("consent and limits")
     consent.add_argument("--yes", action="store_true", help="send the requests without asking")
-    consent.add_argument("--max-requests", type=_whole, default=12, metavar="N", help="requests in all (default 12)")
+    consent.add_argument(
+        "--max-requests", type=whole_number(), default=12, metavar="N", help="requests in all (default 12)"
+    )
     consent.add_argument(
         "--max-tokens",
-        type=_whole,
+        type=whole_number(),
         default=50_000,
         metavar="N",
         help="tokens in all, prompts and outputs (default 50000)",
@@ -59,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     consent.add_argument(
         "--force", action="store_true", help="also run on a busy server; other traffic makes the numbers less exact"
     )
-    parser.add_argument("--output", type=_whole, default=64, metavar="N", help="tokens of each output (default 64)")
+    parser.add_argument(
+        "--output", type=whole_number(), default=64, metavar="N", help="tokens of each output (default 64)"
+    )
     parser.add_argument("--model", metavar="NAME", help="served model name (default: the first of /v1/models)")
     parser.add_argument(
         "--model-config",
@@ -67,7 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute the expected KV bytes per token from this model: config.json, its directory, or a known name",
     )
     parser.add_argument(
-        "--tp", type=_whole, default=1, metavar="N", help="tensor parallel size, for the expected KV bytes per token"
+        "--tp",
+        type=whole_number(),
+        default=1,
+        metavar="N",
+        help="tensor parallel size, for the expected KV bytes per token",
     )
     parser.add_argument(
         "--kv-cache-dtype", default="auto", metavar="DTYPE", help="KV cache dtype, for the expected KV bytes per token"
@@ -75,13 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key-file", metavar="FILE", help="file with the bearer token for /v1")
     parser.add_argument("--thresholds", metavar="FILE")
     parser.add_argument("--format", choices=("text", "json"), default="text")
-
-
-def _whole(text: str) -> int:
-    value = human_int(text)
-    if value is None or not 1 <= value <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a whole number of 1 or more")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from kvpressure.recording.openmetrics import OpenMetricsWriter
 from kvpressure.recording.reader import Reader, ReadProblem
 from kvpressure.recording.timeline import Timeline, json_line
 from kvpressure.settings.thresholds import load
+from kvpressure.toolbox.option_values import number
 
 _SHOWN_PROBLEMS: Final = 10
 
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="start",
-        type=_seconds,
+        type=number(0),
         default=0.0,
         metavar="S",
         help="show from S seconds after the beginning of the recording (values"
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         dest="end",
-        type=_seconds,
+        type=number(0),
         default=None,
         metavar="S",
         help="stop S seconds after the beginning of the recording",
@@ -79,16 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--thresholds", metavar="FILE", default=None, help="file with thresholds to use instead of the built-in ones"
     )
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds; allowed: 0 or more")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:
@@ -145,18 +136,18 @@ class _Replay:
     def __iter__(self) -> Iterator[tuple[Snapshot, State, bool]]:
         first: float | None = None
         shown = time.monotonic()
-        for number, snapshot in enumerate(itertools.chain.from_iterable(self._readers), 1):
-            self.number = number
+        for snapshot in itertools.chain.from_iterable(self._readers):
+            self.number += 1
             first = snapshot.time if first is None else first
             t = self.seconds = snapshot.time - first
             if self._to is not None and t > self._to:
                 break
-            state = replace(self._pipeline.observe(snapshot), ticks=number)
+            state = replace(self._pipeline.observe(snapshot), ticks=self.number)
             self.engines = self.engines or bool(state.engines)
             yield snapshot, state, t >= self._from
             if self._progress and time.monotonic() - shown > 0.5:
                 shown = time.monotonic()
-                control(f"\r{number} ticks, {t:.0f} s of the recording", sys.stderr)
+                control(f"\r{self.number} ticks, {t:.0f} s of the recording", sys.stderr)
         if self._progress:
             control("\r\033[K", sys.stderr)
 

@@ -46,10 +46,11 @@ class Option:
     def _one(self, raw: object, where: str) -> Any:
         try:
             return self.kind.parse(raw)
+        except InputError as error:  # says itself what is allowed
+            raise SettingsError(f"{where}: {error}") from error
         except ValueError as error:
             detail = " ".join(str(error).split()) or f"{shown(raw)} is not allowed"
-            allowed = "" if "; allowed: " in detail or "; give " in detail else f"; allowed: {self.kind.allowed}"
-            raise SettingsError(f"{where}: {detail}{allowed}") from error
+            raise SettingsError(f"{where}: {detail}; allowed: {self.kind.allowed}") from error
 
 
 def option(

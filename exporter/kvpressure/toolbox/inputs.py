@@ -30,6 +30,7 @@ from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.history import Case, FoundEngines, judge
 from kvpressure.toolbox.live_pages import Around, GivenGpu
+from kvpressure.toolbox.option_values import number, refused
 from kvpressure.toolbox.progress import ProgressLine, bar
 from kvpressure.toolbox.related_series import PodSeries
 
@@ -85,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=number(5, MAX_SECONDS),
         default=30.0,
         metavar="S",
         help=f"how long live servers are watched, 5 to {MAX_SECONDS:g} (default 30)",
@@ -98,7 +99,7 @@ def duration(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not 0 < seconds <= _MAX_SINCE:
-        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a duration like 30m or 1h, up to 7d")
+        raise refused(text, "a duration like 30m or 1h, up to 7d")
     return seconds
 
 
@@ -106,7 +107,7 @@ def given_gpu(text: str) -> GivenGpu:
     """``H100:80`` or ``A100:80GiB``; for argparse."""
     found = _GIVEN.fullmatch(text.strip())
     if found is None or not 0 < float(found[2]) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r:.80}; allowed: NAME:GiB, e.g. H100:80")
+        raise refused(text, "NAME:GiB, e.g. H100:80")
     return GivenGpu(found[1].strip(), int(float(found[2]) * GIB))
 
 
@@ -157,8 +158,6 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
         kinds.append("-n NAMESPACE")
     if len(kinds) > 1:
         raise InputError(f"{' and '.join(kinds)} cannot be combined; give one kind of input at a time")
-    if not 5 <= options.seconds <= MAX_SECONDS:
-        raise InputError(f"--seconds: {options.seconds:g} is not allowed; allowed: 5 to {MAX_SECONDS:g}")
     if options.selector and not options.namespace:
         raise InputError("-l: needs -n NAMESPACE")
     if options.workload and (not options.namespace or options.prometheus or options.selector):

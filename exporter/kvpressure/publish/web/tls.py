@@ -80,7 +80,7 @@ def _client_auth(context: ssl.SSLContext, values: Mapping[str, Any], directory: 
     if policy not in _CLIENT_AUTH:
         raise TlsError(
             "client_auth_type",
-            f"{policy!r}; allowed: {', '.join(filter(None, _CLIENT_AUTH))} "
+            f"{policy!r} is not allowed; allowed: {', '.join(filter(None, _CLIENT_AUTH))} "
             "(unverified client certificates are not supported)",
         )
     with _pem(values, "client_ca", directory, files) as authority:
@@ -103,7 +103,7 @@ def _versions(context: ssl.SSLContext, values: Mapping[str, Any]) -> None:
     lowest, highest = values.get("min_version") or "TLS12", values.get("max_version") or "TLS13"
     for key, value in (("min_version", lowest), ("max_version", highest)):
         if value not in _VERSIONS:
-            raise TlsError(key, f"{value!r}; allowed: {', '.join(_VERSIONS)} (older ones are not safe)")
+            raise TlsError(key, f"{value!r} is not allowed; allowed: {', '.join(_VERSIONS)} (older ones are not safe)")
     if _VERSIONS[lowest] > _VERSIONS[highest]:
         raise TlsError("min_version", f"{lowest} is above max_version {highest}")
     context.minimum_version, context.maximum_version = _VERSIONS[lowest], _VERSIONS[highest]
@@ -113,13 +113,13 @@ def _ciphers(context: ssl.SSLContext, values: Mapping[str, Any]) -> None:
     suites = _strings(values, "cipher_suites")
     for suite in suites:
         if suite not in _CIPHERS:
-            raise TlsError("cipher_suites", f"{suite!r}; allowed: {', '.join(_CIPHERS)}")
+            raise TlsError("cipher_suites", f"{suite!r} is not allowed; allowed: {', '.join(_CIPHERS)}")
     names = [_CIPHERS[suite] for suite in suites if _CIPHERS[suite]]
     if names:
         context.set_ciphers(":".join(names))
     prefer = values.get("prefer_server_cipher_suites", True)
     if not isinstance(prefer, bool):
-        raise TlsError("prefer_server_cipher_suites", f"{prefer!r}; allowed: true or false")
+        raise TlsError("prefer_server_cipher_suites", f"{prefer!r} is not allowed; allowed: true or false")
     if prefer:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
@@ -127,7 +127,9 @@ def _ciphers(context: ssl.SSLContext, values: Mapping[str, Any]) -> None:
     curves = _strings(values, "curve_preferences")
     if curves:
         if len(curves) > 1 or curves[0] not in _CURVES:
-            raise TlsError("curve_preferences", f"{', '.join(curves)}; allowed: one of {', '.join(_CURVES)}")
+            raise TlsError(
+                "curve_preferences", f"{', '.join(curves)!r} is not allowed; allowed: one of {', '.join(_CURVES)}"
+            )
         context.set_ecdh_curve(_CURVES[curves[0]])
 
 
@@ -136,7 +138,7 @@ def _strings(values: Mapping[str, Any], key: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise TlsError(key, f"{value!r}; allowed: a list of texts")
+        raise TlsError(key, f"{value!r} is not allowed; allowed: a list of texts")
     return value
 
 
@@ -150,7 +152,7 @@ def _pem(values: Mapping[str, Any], name: str, directory: Path, files: list[Path
     inline, file = values.get(name), values.get(f"{name}_file")
     for key, value in ((name, inline), (f"{name}_file", file)):
         if value is not None and not isinstance(value, str):
-            raise TlsError(key, f"{value!r}; allowed: text")
+            raise TlsError(key, f"{value!r} is not allowed; allowed: text")
     if inline and file:
         raise TlsError(name, f"given together with {name}_file; allowed: one of them")
     if inline:

@@ -215,7 +215,7 @@ def _users(nodes: Mapping[str, YamlNode]) -> dict[str, bytes]:
 def _headers(nodes: Mapping[str, YamlNode]) -> dict[str, str]:
     http2 = nodes.get("http2")
     if http2 is not None and not isinstance(http2.value, bool):
-        raise WebConfigError(f"{http2.where}: http2: {http2.value!r}; allowed: true or false")
+        raise WebConfigError(f"{http2.where}: http2: {http2.value!r} is not allowed; allowed: true or false")
     given = _children(nodes["headers"], "headers", tuple(_HEADERS)) if "headers" in nodes else {}
     headers: dict[str, str] = {}
     for name, node in given.items():
@@ -227,9 +227,8 @@ def _headers(nodes: Mapping[str, YamlNode]) -> dict[str, str]:
             or not value.isascii()
             or (value and allowed and value not in allowed)
         ):
-            raise WebConfigError(
-                f"{node.where}: header {name}: {value!r}; allowed: {' or '.join(allowed) or 'printable ASCII'}"
-            )
+            form = " or ".join(allowed) or "printable ASCII"
+            raise WebConfigError(f"{node.where}: header {name}: {value!r} is not allowed; allowed: {form}")
         if value:
             headers[name] = value
     return headers
@@ -243,11 +242,11 @@ def _rate(nodes: Mapping[str, YamlNode]) -> RateLimit | None:
         seconds = SECONDS.parse(interval.value)
     except ValueError:
         raise WebConfigError(
-            f"{interval.where}: rate_limit.interval: {interval.value!r}; allowed: {SECONDS.allowed}"
+            f"{interval.where}: rate_limit.interval: {interval.value!r} is not allowed; allowed: {SECONDS.allowed}"
         ) from None
-    if burst is None or isinstance(burst.value, bool) or not isinstance(burst.value, int) or burst.value < 1:
-        where = interval.where if burst is None else burst.where
-        raise WebConfigError(
-            f"{where}: rate_limit.burst: {burst.value if burst else None!r}; allowed: a whole number of at least 1"
-        )
+    allowed = "allowed: a whole number of 1 or more"
+    if burst is None:
+        raise WebConfigError(f"{interval.where}: rate_limit.burst is missing; {allowed}")
+    if isinstance(burst.value, bool) or not isinstance(burst.value, int) or burst.value < 1:
+        raise WebConfigError(f"{burst.where}: rate_limit.burst: {burst.value!r} is not allowed; {allowed}")
     return RateLimit(seconds, burst.value)

@@ -197,7 +197,7 @@ The [exporter](deploy.md) on each node closes these gaps.
 
 ## Measured on the recordings
 
-`promtool` evaluates the rules file on the vLLM series of the recorded incidents, scraped every 15 s. The [alert proof](alert-proof.md)
+`promtool` evaluates the rules file on the vLLM series of the recorded incidents, scraped every 15 s. [alert-proof.md](alert-proof.md)
 shows for each incident whether it should page somebody, and which of the exporter's rules fire.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
@@ -205,7 +205,7 @@ shows for each incident whether it should page somebody, and which of the export
 * fires on incidents where nothing should: {wrong}
 * recordings of servers without KV pressure on which something fires: {noise} of {quiet}
 
-The series come from published reports of the incidents, so some incidents lack metrics that a real server always has. Many recordings end with the crash, before InferenceModelDown can fire. No recording contains series of kube-state-metrics.
+The series come from published reports of the incidents, so some incidents lack metrics that a real server always has. Many recordings stop at the crash, before InferenceModelDown can fire. No recording contains series of kube-state-metrics.
 
 Every incident on which one of the two fires:
 

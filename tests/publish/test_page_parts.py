@@ -370,7 +370,7 @@ class TestPlan:
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
             'Skip for now: "Lower gpu-memory-utilization to 0.7, then 0.6"',
-            'If KV pressure persists: add KV memory (not a step of the guide "Emergency Mitigation")',
+            'If KV pressure persists: add KV memory (this step is not in the guide "Emergency Mitigation")',
             "Apply and watch the rollout",
             'Skip for now: "Controlled restart after the limits are lowered"',
             "Verify",

@@ -28,7 +28,7 @@ _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
 ROUNDING: Final = 1e-9
 MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of outputs
-_BEYOND_GUIDE: Final = '(not a step of the guide "Emergency Mitigation")'
+_BEYOND_GUIDE: Final = '(this step is not in the guide "Emergency Mitigation")'
 _FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {

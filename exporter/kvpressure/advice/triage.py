@@ -173,7 +173,8 @@ def _signature(case: _TriagedEngine) -> TriageStep:
             f"{named('GPU memory used', percent_text(used))}. Used memory above"
             f" {percent_text(t['signature_memory_ratio'])} is a sign of pressure"
             f" ({t.entry('signature_memory_ratio').cited})."
-            f" {named('Required memory', percent_text(needed))}. It is used memory minus free KV blocks (warning at"
+            f" {named('Required memory', percent_text(needed))}."
+            " Required memory means used memory minus free KV blocks (warning at"
             f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
         ),
         (

@@ -290,7 +290,9 @@ def _sent(options: argparse.Namespace) -> RequestLoad | None:
 def _load(options: argparse.Namespace) -> RequestLoad | None:
     if options.traffic is not None:
         if options.prompt is not None or options.output is not None:
-            raise InputError("--traffic cannot be combined with --prompt and --output; remove one of them")
+            raise InputError(
+                "--traffic cannot be combined with --prompt and --output; remove --traffic or the other two"
+            )
         from kvpressure.toolbox.traffic import from_file
 
         return from_file(options.traffic)

@@ -103,7 +103,7 @@ def render_settings_reference() -> str:
         ),
         "file given with `--config FILE` (or `KVPRESSURE_CONFIG`). In the file a name may be dotted",
         "(`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). To give a setting several values, repeat",
-        "the flag, put one value on each line in the environment, or write a list in the file.",
+        "the flag, write one value on each line of the environment variable, or write a list in the file.",
     ]
     for group, members in grouped(options().values()).items():
         lines += [

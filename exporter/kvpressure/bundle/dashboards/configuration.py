@@ -253,7 +253,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "CPU",
-            "Used share of the CPU limit, and share of CFS periods throttled. The API server sends no tokens"
+            "Used share of the CPU limit, and share of CFS periods throttled. vLLM's API server sends no tokens"
             " while its container is throttled.",
             [
                 PanelQuery(

@@ -379,7 +379,7 @@ def _nodes(site: DashboardContext) -> Json:
                 COLORED,
             )
         ],
-        alert="GpuLost",
+        alert="GpuMemoryHigh",
     )
 
 

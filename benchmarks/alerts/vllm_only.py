@@ -177,15 +177,15 @@ Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts hav
 {alerts}
 
 Both spellings of renamed metrics are read (`vllm:kv_cache_usage_perc` and `vllm:gpu_cache_usage_perc`; `vllm:inter_token_latency_seconds` and
-`vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](thresholds.md). Runbooks are those of the exporter's alerts; runbook
-steps that read `kvpressure_` metrics do not apply.
+`vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](thresholds.md). The runbooks are those of the exporter's alerts; skip
+steps that read `kvpressure_` metrics.
 
 ## What they cannot show
 
 * The cause of a queue (`max_num_seqs`, prefill, host or GPU) is unknown. The only cause that the rules report is a full KV cache.
 * GPU memory in real use is unknown: vLLM reserves its pool at start and publishes no device memory.
 * Host starvation is not detected: vLLM's metrics do not include CPU throttling, memory limits or node pressure.
-* The cause of a crash is unknown: the rules see no OOMKilled, exit codes, XID errors or log lines. A restart is seen only when the new process publishes its counters.
+* The cause of a crash stays unknown, because the rules have no exit codes, XID errors or log lines. A restart is seen only when the new process publishes its counters.
 * A stall is not detected if the server publishes no token counters. If scrapes fail, InferenceModelDown fires instead.
   A stall is reported only after a whole rate window without a token.
 * The engine's limits are unknown, so the rules recommend no values for them.

@@ -140,7 +140,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "hits": "12 %",
     "usual_hits": "71 %",
     "max_num_seqs": "max_num_seqs",
-    "limit_of_source": "256 is the default",
+    "limit_of_source": "256 (the default)",
     "limit_unless_default": "256",
     "running_of_limit": "limit 256 (set in the arguments), 7 running now",
     "mean_queue": "mean 40 waiting, 7 running, queue time p95 4.2 s",

@@ -12,7 +12,7 @@ from math import ceil, floor
 from typing import Final, Literal
 
 from kvpressure.advice.limits import at_once
-from kvpressure.advice.wording import capital, named, number_text, percent_text, seconds_text
+from kvpressure.advice.wording import named, number_text, percent_text, seconds_text
 from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
@@ -335,7 +335,8 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     return MitigationStep(
         "Cap input and output tokens at the edge",
         "do",
-        f"{said}. Caps at the edge take effect at once, need no restart, and shorten the queue for all other requests.",
+        f"{said}. Caps at the gateway take effect at once, need no restart, and shorten the queue for all other"
+        " requests.",
         _cost_of(caps, engine.assumed) + _cut_short(engine, caps),
         MEASURED["caps"],
     )
@@ -426,7 +427,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     result = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
         said += f". Halving {called} from {value_text(limit.value)} would have no effect"
-        result = f"{MEASURED['limit']}. {capital(result)}"
+        result = f"{MEASURED['limit']}. On the test server, {result}"
     return MitigationStep(
         title,
         "do",
@@ -645,7 +646,11 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
     needed = any(engine.condition(name) for name in reasons)
     unseen = [words for name, words in reasons.items() if engine.condition(name) is None]
     absent = [words for name, words in reasons.items() if engine.condition(name) is False]
-    found = [f"{said}: {', '.join(words)}" for said, words in (("Not found", absent), ("Unknown", unseen)) if words]
+    found = [
+        f"{said}: {', '.join(words)}"
+        for said, words in (("Not found", absent), ("Could not be checked", unseen))
+        if words
+    ]
     return MitigationStep(
         "Controlled restart after the limits are lowered",
         "do" if needed else "not here",

@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole,
         action="append",
         metavar="TOKENS",
-        help="compute for requests of this length (prompt plus output); repeat for several lengths",
+        help="length of a request (prompt plus output); repeat for several lengths",
     )
     sent.add_argument("--concurrency", type=whole, metavar="N", help="requests that must fit at once")
     sent.add_argument("--prompt", metavar="TOKENS", help="prompt length, or quantiles: p50=1000,p95=4000,p100=9000")
@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worksheet",
         action="store_true",
-        help="print the approximate formulas of the guides instead of kvpressure's own computation",
+        help='print the approximate formulas of "Finding the KV Cache Problem" instead of the exact ones',
     )
     parser.add_argument(
         "--sweep",

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--port: {error}; allowed: a free port") from error
     except StackError as error:
         print(
-            f"kvpressure demo: {error}; --no-prometheus runs the demo without Prometheus and Alertmanager",
+            f"kvpressure demo: {error}; give --no-prometheus to run the demo without Prometheus and Alertmanager",
             file=sys.stderr,
         )
         return _ENVIRONMENT_STATUS

@@ -77,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         default=None,
         metavar="N",
-        help=f"how many of the newest files a directory keeps (default {DEFAULT_KEEP}); together at most N times"
-        " --max-size",
+        help=f"how many of the newest files a directory keeps (default {DEFAULT_KEEP}); all files together at most N"
+        " times --max-size",
     )
     names = [name for name in settings.options() if not name.startswith(("web.", "record"))]
     settings.add_arguments(parser, only=names)

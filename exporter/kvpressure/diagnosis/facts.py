@@ -523,7 +523,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_default",
         "the default of {max_num_seqs} is in use",
-        "the default of {max_num_seqs} is not in use",
+        "{max_num_seqs} is not left at its default",
         _source_is("default"),
         "{limit_unless_default}",
         question="source of {max_num_seqs}",
@@ -1095,7 +1095,7 @@ def _limit_note(v: View) -> str:
 
 
 def _limit_of_source(v: View) -> str:
-    return f"{number(v.s.load.max_num_seqs)} is {limit_source(v.s.load.max_num_seqs_source)}"
+    return f"{number(v.s.load.max_num_seqs)}{_limit_note(v)}"
 
 
 def _limit_unless_default(v: View) -> str:

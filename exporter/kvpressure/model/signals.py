@@ -298,9 +298,8 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
-            " inter_token_floor_seconds, queue_floor_seconds). While the time to first token is at"
-            " least latency_critical_ratio times its baseline, ttft_objective_seconds is used instead of"
-            " ttft_floor_seconds.",
+            " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at"
+            " least latency_critical_ratio times its baseline, its threshold is ttft_objective_seconds.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
@@ -337,7 +336,7 @@ class ThroughputSignals:
         gauge(
             "throughput_trend_ratio",
             "Generation throughput of the last minute, divided by the best one-minute throughput of the last 15"
-            " minutes. Minutes with more demand than now do not count for the best value.",
+            " minutes. The best throughput is taken only from minutes with no more demand than now.",
             absent="too little history, or demand fell",
         )
     )

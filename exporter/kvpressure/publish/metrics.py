@@ -155,7 +155,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     # --- what the signals publish ---------------------------------------------------------------------------
     *metrics_of(GROUPS),
     # --- diagnosis ------------------------------------------------------------------------------------------
-    _m("verdict", "gauge", "State set: 1 for the current verdict.", (*ENGINE, "verdict")),
+    _m("verdict", "gauge", "1 for the current verdict, 0 for every other verdict (state set).", (*ENGINE, "verdict")),
     _m(
         "verdict_confidence",
         "gauge",
@@ -197,7 +197,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "pressure_stage",
         "gauge",
-        "State set: 1 for the stage of KV pressure; all 0 without pressure.",
+        "1 for the current stage of KV pressure, 0 for every other stage; all 0 without pressure (state set).",
         (*ENGINE, "stage"),
     ),
     _m("condition", "gauge", "Named condition, 1 true or 0 false.", (*ENGINE, "condition"), "the condition is unknown"),
@@ -322,7 +322,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Number of items that the exporter did not use from its last scrape of the target, by reason. Reason"
+        "Number of engines, series, lines or samples of the target's last scrape that the exporter did not use, by"
+        " reason. Reason"
         ' "engines": the node\'s targets have over 64 engines in all, and this target has more than its share.'
         ' Reason "series": a scrape or histogram has too many series. Reason "plugin": the plugin\'s report had'
         ' too many lines; the value is then 1. Reason "new_engines": new engine names came too fast; 64 are'

@@ -39,8 +39,8 @@ def render_metrics_reference() -> str:
         ),
         "each 0 or 1. The usual `process_*` metrics describe the exporter's own process.",
         "",
-        "Verdict and stage are state sets, not numbers, because verdicts have no order. A rule that selects one",
-        "verdict reads one series per engine.",
+        "Verdict and stage are state sets, not numbers, because verdicts have no order. A rule for one",
+        "verdict reads only one series of each engine.",
         "",
         (
             f"An engine has about {ENGINE_SERIES} series (recorded from vLLM 0.32 under pressure, without GPU and"
@@ -58,7 +58,7 @@ def render_metrics_reference() -> str:
         "",
         "## Conditions",
         "",
-        "Values of the label `condition` of `kvpressure_condition`. Each ... replaces a number.",
+        "The label `condition` of `kvpressure_condition` has these values. Each ... replaces a number.",
         "",
         "| condition | is 1 when | runbook |",
         "|---|---|---|",

@@ -30,7 +30,7 @@ class SettingsGroup:
         )
 
 
-ENGINES: Final = SettingsGroup("engines", "how inference servers are scraped", ("engine.", "plugin."))
+ENGINES: Final = SettingsGroup("engines", "scraping of inference servers", ("engine.", "plugin."))
 PACE: Final = SettingsGroup("pace of the sources", "interval and deadline of each source", ())
 GROUPS: Final = (
     SettingsGroup(

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pod", metavar="NAME", help="only this pod of those found through --prometheus, --exporter or kubectl"
     )
-    group.add_argument("--model", metavar="NAME", help="only this model, with --prometheus, --exporter or a recording")
+    group.add_argument("--model", metavar="NAME", help="only this model (for --prometheus, --exporter and recordings)")
     group.add_argument("--context", metavar="NAME", help="kubectl context to use")
     group.add_argument("--prometheus-token-file", metavar="FILE", help="file with the bearer token for --prometheus")
     parser.add_argument(

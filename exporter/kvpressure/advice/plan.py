@@ -335,7 +335,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     return MitigationStep(
         "Cap input and output tokens at the edge",
         "do",
-        f"{said}. Caps at the gateway take effect at once, need no restart, and shorten the queue for all other"
+        f"{said}. Token caps at the gateway take effect at once, need no restart, and shorten the queue for all other"
         " requests.",
         _cost_of(caps, engine.assumed) + _cut_short(engine, caps),
         MEASURED["caps"],

@@ -523,7 +523,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_default",
         "the default of {max_num_seqs} is in use",
-        "{max_num_seqs} is not left at its default",
+        "the value of {max_num_seqs} does not come from its default",
         _source_is("default"),
         "{limit_unless_default}",
         question="source of {max_num_seqs}",

@@ -141,7 +141,7 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "usual_hits": "71 %",
     "max_num_seqs": "max_num_seqs",
     "limit_of_source": "256 (the default)",
-    "limit_unless_default": "256",
+    "limit_unless_default": "the limit is 256",
     "running_of_limit": "limit 256 (set in the arguments), 7 running now",
     "mean_queue": "mean 40 waiting, 7 running, queue time p95 4.2 s",
     "waiting_mean": "5.8 requests on average",

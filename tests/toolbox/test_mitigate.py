@@ -309,7 +309,7 @@ def test_what_is_given_is_not_said_to_be_measured(capsys: pytest.CaptureFixture[
     assert "below the 100 requests running at once as given." in text
     assert "Failed allocations: unknown (no log read)." in text
     assert "(now 0.8; failed allocations: unknown)" in text
-    assert "Unknown: crash loop, OOM kill, fragmented memory" in text
+    assert "Could not be checked: crash loop, OOM kill, fragmented memory" in text
     assert main(["mitigate", "--verdict", "kv_pressure"]) == 0
     assert "No lengths were given (--prompt, --output), so these caps are examples" in capsys.readouterr().out
     assert main(["mitigate", "--verdict", "stalled"]) == 1

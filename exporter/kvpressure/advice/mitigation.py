@@ -180,7 +180,7 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
         f"{named('output tokens/s', number_text(_round(s.throughput.generation_tokens_per_second)))}"
     )
     return MitigationPlan(
-        "The GPU is saturated and the KV cache is not full: reduce the work per GPU, not the limits.",
+        "The GPU is saturated and the KV cache is not full: give each GPU less work; lower limits do not help.",
         (
             Action(
                 "Find the client that sends the most prompt tokens",

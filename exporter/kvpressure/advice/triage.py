@@ -250,7 +250,7 @@ def _demand(case: _TriagedEngine) -> tuple[str, ...]:
     return (
         f"{in_flight}.",
         f"Highest token demand at the current load and limits: {number_text(reached)} requests × {_length(mean)} ="
-        f" {_length(reached * mean)}. That is {_times(over)} the KV capacity of {_length(capacity)}.",
+        f" {_length(reached * mean)}. All together need {_times(over)} the KV capacity of {_length(capacity)}.",
     )
 
 
@@ -269,7 +269,7 @@ def _sent(case: _TriagedEngine) -> tuple[str, ...]:
             f" {named('max_tokens', _tokens(shape.max_tokens_quantiles))},"
             f" {named('duration', seconds_text(shape.stream_quantiles.get('0.95')))}."
             if any(lengths)
-            else "p95 of request lengths over 5 minutes: unknown."
+            else "p95 of request lengths in the last 5 minutes: unknown."
         ),
         f"Longest request: {_length(shape.context_max_5m)}"
         + (

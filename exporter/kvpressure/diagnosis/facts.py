@@ -523,7 +523,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_default",
         "the default of {max_num_seqs} is in use",
-        "the value of {max_num_seqs} does not come from its default",
+        "the default of {max_num_seqs} is not in use",
         _source_is("default"),
         "{limit_unless_default}",
         question="source of {max_num_seqs}",
@@ -1100,7 +1100,9 @@ def _limit_of_source(v: View) -> str:
 
 def _limit_unless_default(v: View) -> str:
     """As ``_limit_of_source``; a default alone, because the claim says that it is one."""
-    return number(v.s.load.max_num_seqs) if v.s.load.max_num_seqs_source == "default" else _limit_of_source(v)
+    if v.s.load.max_num_seqs_source == "default":
+        return number(v.s.load.max_num_seqs)
+    return f"the limit is {_limit_of_source(v)}"
 
 
 def _running_of_limit(v: View) -> str:

@@ -299,7 +299,7 @@ class LatencySignals:
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
             " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at"
-            " least latency_critical_ratio times its baseline, its threshold is ttft_objective_seconds.",
+            " least latency_critical_ratio times its baseline, ttft_objective_seconds is the threshold.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),
@@ -336,7 +336,7 @@ class ThroughputSignals:
         gauge(
             "throughput_trend_ratio",
             "Generation throughput of the last minute, divided by the best one-minute throughput of the last 15"
-            " minutes. The best throughput is taken only from minutes with no more demand than now.",
+            " minutes. Only minutes with at most the current demand count for the best throughput.",
             absent="too little history, or demand fell",
         )
     )

@@ -304,8 +304,8 @@ def render_failure_reasons() -> str:
         "",
         "Generated from `exporter/kvpressure/publish/failure_reasons.py`. The triage page shows the same advice.",
         "",
-        "A failed reading is absent. Its reason is counted in `kvpressure_target_errors_total` for an engine, and in",
-        "`kvpressure_source_errors_total` for a source. Refused web requests are counted in",
+        "A failed reading is absent. The reason of the failure is counted in `kvpressure_target_errors_total` for an",
+        "engine, and in `kvpressure_source_errors_total` for a source. Refused web requests are counted in",
         "`kvpressure_web_refused_total`.",
     ]
     for section in (SCRAPES, ANY, *SECTIONS, WEB):

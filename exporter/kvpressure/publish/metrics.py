@@ -326,7 +326,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         " reason. Reason"
         ' "engines": the node\'s targets have over 64 engines in all, and this target has more than its share.'
         ' Reason "series": a scrape or histogram has too many series. Reason "plugin": the plugin\'s report had'
-        ' too many lines; the value is then 1. Reason "new_engines": new engine names came too fast; 64 are'
+        ' too many lines; the value is always 1. Reason "new_engines": new engine names came too fast; 64 are'
         ' allowed at once, then one a minute. Reason "collisions": several series claimed the same metric of the'
         ' same engine. Reason "timestamps": the time of a sample differed from the node\'s clock by more than two'
         " minutes.",

@@ -40,7 +40,7 @@ def render_metrics_reference() -> str:
         "each 0 or 1. The usual `process_*` metrics describe the exporter's own process.",
         "",
         "Verdict and stage are state sets, not numbers, because verdicts have no order. A rule for one",
-        "verdict reads only one series of each engine.",
+        "verdict needs only one series of each engine.",
         "",
         (
             f"An engine has about {ENGINE_SERIES} series (recorded from vLLM 0.32 under pressure, without GPU and"

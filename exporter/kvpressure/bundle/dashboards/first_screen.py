@@ -325,7 +325,7 @@ def _graphs(site: DashboardContext) -> list[Json]:
         timeseries(
             site,
             "GPU memory: required, and used (dashed)",
-            "Required memory is used memory minus the unused part of the KV pool. The gap between the lines is the"
+            "Required memory means used memory minus the unused part of the KV pool. The gap between the lines is the"
             " unused part of the KV pool.",
             [
                 PanelQuery(

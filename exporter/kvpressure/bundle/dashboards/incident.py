@@ -81,7 +81,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
         extreme(
             site,
             "GPU memory required",
-            "Required memory is used memory minus the unused part of the KV pool. Used memory alone means little,"
+            "Required memory means used memory minus the unused part of the KV pool. Used memory alone means little,"
             " because the KV pool is reserved at start.",
             fullest_gpu("kvpressure_gpu_memory_demand_ratio"),
             ratio,

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 RATIO = r"([\d.]+) × the"
 DEMAND = (
     r": ([\d. ]+) requests × ([\d ]+) tokens = ([\d ]+) tokens\."
-    r" That is ([\d. ]+) × the KV capacity of ([\d ]+) tokens\.$"
+    r" The highest demand is ([\d. ]+) × the KV capacity of ([\d ]+) tokens\.$"
 )
 
 

@@ -250,7 +250,7 @@ def _demand(case: _TriagedEngine) -> tuple[str, ...]:
     return (
         f"{in_flight}.",
         f"Highest token demand at the current load and limits: {number_text(reached)} requests × {_length(mean)} ="
-        f" {_length(reached * mean)}. All together need {_times(over)} the KV capacity of {_length(capacity)}.",
+        f" {_length(reached * mean)}. The highest demand is {_times(over)} the KV capacity of {_length(capacity)}.",
     )
 
 

@@ -336,7 +336,7 @@ class ThroughputSignals:
         gauge(
             "throughput_trend_ratio",
             "Generation throughput of the last minute, divided by the best one-minute throughput of the last 15"
-            " minutes. Only minutes with at most the current demand count for the best throughput.",
+            " minutes. The best throughput is taken only from minutes whose demand was not above the current demand.",
             absent="too little history, or demand fell",
         )
     )

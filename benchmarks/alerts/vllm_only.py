@@ -177,7 +177,7 @@ Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts hav
 {alerts}
 
 Both spellings of renamed metrics are read (`vllm:kv_cache_usage_perc` and `vllm:gpu_cache_usage_perc`; `vllm:inter_token_latency_seconds` and
-`vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](thresholds.md). The runbooks are those of the exporter's alerts; skip
+`vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](thresholds.md). The alerts link to the runbooks of the exporter's alerts; without the exporter, skip
 steps that read `kvpressure_` metrics.
 
 ## What they cannot show

@@ -284,7 +284,7 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
         ((), "MODEL"),
         (
             ("llama-3-8b", "--tp", "0"),
-            "-size: '0' is not allowed; allowed: a whole number of 1 or more",
+            "-size: '0' is not allowed; allowed: a whole number from 1 to 1000000000",
         ),
         (("llama-3-8b", "--tp", "x"), "allowed: a whole number"),
         (("llama-3-8b", "--dcp", "2"), "decode-context parallel 2 is not allowed; allowed: a divisor"),

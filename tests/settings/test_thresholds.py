@@ -105,10 +105,13 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
         ("kv_full_ratio: 1" + "0" * 5000 + "\n", "/thresholds.yaml:1: not a value: Exceeds the limit"),
         ("kv_full_ratio: 2026-13-45\n", "/thresholds.yaml:1: not a value: month must be in 1..12"),
         ("a: [\n", "/thresholds.yaml:2: not valid YAML"),
+        ("a: " + "[" * 200, "/thresholds.yaml: nested too deep"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_file_line_name_value_and_what_is_allowed(tmp_path, text, message):
-    assert refused(tmp_path, text).startswith(message)
+    said = refused(tmp_path, text)
+    assert said.startswith(message)
+    assert "; allowed: " in said or "; did you mean " in said
 
 
 @pytest.mark.parametrize("name", ["confidence_idle", "verdict_enter_samples", "kv_warm_ratio"])

@@ -119,8 +119,8 @@ class _Damage:
 
 
 class _Replay:
-    """The recordings' ticks with their states, and whether each is shown. ``seconds``: time of the last one since the
-    first; ``engines``: whether any had an engine.
+    """The recordings' ticks with their states, and whether each is shown. ``number``: ticks so far; ``seconds``: time
+    of the last one since the first; ``engines``: whether any had an engine.
     """
 
     def __init__(self, readers: Sequence[Reader], pipeline: Pipeline, options: argparse.Namespace) -> None:

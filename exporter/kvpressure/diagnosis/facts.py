@@ -1099,7 +1099,7 @@ def _limit_of_source(v: View) -> str:
 
 
 def _limit_unless_default(v: View) -> str:
-    """As ``_limit_of_source``; a default alone, because the claim says that it is one."""
+    """A default alone, because the claim says that it is one; else the limit and where it was read."""
     if v.s.load.max_num_seqs_source == "default":
         return number(v.s.load.max_num_seqs)
     return f"the limit is {_limit_of_source(v)}"

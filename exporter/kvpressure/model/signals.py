@@ -298,8 +298,8 @@ class LatencySignals:
         gauge(
             "latency_slow_seconds",
             "p95 latency of each phase, while it is at or above its threshold: ttft_floor_seconds (at"
-            " latency_critical_ratio times the baseline: ttft_objective_seconds), inter_token_floor_seconds or"
-            " queue_floor_seconds.",
+            " latency_critical_ratio times the baseline or more: ttft_objective_seconds, if lower),"
+            " inter_token_floor_seconds or queue_floor_seconds.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),

@@ -19,6 +19,7 @@ MAX_NESTING: Final = 100  # brackets and braces that are open at once
 MAX_MERGED: Final = 100_000
 """Merged keys (`<<`) in a file of settings or manifests, written out. Beyond: one error line."""
 
+_ALLOWED: Final = 'allowed: YAML with lines "name: value"'
 _LONGEST_PATH: Final = 200  # in an error: the line stays one to read
 
 
@@ -80,12 +81,12 @@ def read(path: str | Path) -> YamlNode:
     except OSError as error:
         raise YamlError(refused_file(short_path(path), error, "a readable YAML file")) from error
     except RecursionError as error:
-        raise YamlError(f"{path}: nested too deep") from error
+        raise YamlError(f"{path}: nested too deep; {_ALLOWED}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "not text in UTF-8"
-        raise YamlError(f"{path}{line}: not valid YAML: {' '.join(str(problem).split())}") from error
+        raise YamlError(f"{path}{line}: not valid YAML: {' '.join(str(problem).split())}; {_ALLOWED}") from error
 
 
 class _NodeReader:
@@ -134,4 +135,4 @@ class _NodeReader:
         try:
             return self._loader.construct_object(node, deep=True)
         except ValueError as error:  # a date that does not exist, a number of thousands of digits
-            raise YamlError(f"{where}: not a value: {' '.join(str(error).split())[:80]}") from error
+            raise YamlError(f"{where}: not a value: {' '.join(str(error).split())[:80]}; {_ALLOWED}") from error

@@ -6,10 +6,11 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
+from typing import Final
 
 from kvpressure.model.arguments import human_int
 
-_BELOW = 1e9
+_MOST: Final = 10**9
 
 
 def refused(text: str, allowed: str) -> argparse.ArgumentTypeError:
@@ -17,14 +18,13 @@ def refused(text: str, allowed: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{text!r:.80} is not allowed; allowed: {allowed}")
 
 
-def whole_number(least: int = 1, most: int | None = None) -> Callable[[str], int]:
-    """A parser of whole numbers, also in the forms of vLLM (``8k``). Without ``most``, up to a thousand million."""
-    allowed = f"a whole number of {least} or more" if most is None else f"a whole number from {least} to {most}"
+def whole_number(least: int = 1, most: int = _MOST) -> Callable[[str], int]:
+    """A parser of whole numbers from ``least`` to ``most``, also in the forms of vLLM (``8k``)."""
 
     def parse(text: str) -> int:
         value = human_int(text)
-        if value is None or not least <= value <= (_BELOW if most is None else most):
-            raise refused(text, allowed)
+        if value is None or not least <= value <= most:
+            raise refused(text, f"a whole number from {least} to {most}")
         return value
 
     return parse
@@ -44,10 +44,10 @@ def number(least: float, most: float | None = None) -> Callable[[str], float]:
 
 
 def positive(text: str) -> float:
-    """A number above 0."""
+    """A number above 0 and up to a thousand million."""
     value = _number(text)
-    if not 0 < value < _BELOW:
-        raise refused(text, "a number above 0")
+    if not 0 < value <= _MOST:
+        raise refused(text, f"above 0 and up to {_MOST}")
     return value
 
 

@@ -418,7 +418,7 @@ def test_documents_that_cannot_be_used(
         (["--args=x", "--vllm-version", "latest"], "a version like"),
         (["--args=x", "--gpu", "H100"], "NAME:GiB"),
         (["--args=x", "--model-config", "no-such-model"], "neither a file nor a known model"),
-        (["--args=x", "--context", "0"], "1 or more"),
+        (["--args=x", "--context", "0"], "allowed: a whole number from 1 to 1000000000"),
         (["--args=x", "--format", "xml"], "--format: 'xml' is not allowed; allowed: text, json, junit, sarif"),
     ],
 )

@@ -657,7 +657,7 @@ def test_recovery_during_the_watch(
     [
         (["--verdict", "slow"], "--verdict: 'slow' is not allowed; allowed: idle, "),
         (["--verdict", "kv_pressure", "http://a"], "remove one of them"),
-        ([*STATED, "--max-num-seqs", "0"], "whole number of 1 or more"),
+        ([*STATED, "--max-num-seqs", "0"], "allowed: a whole number from 1 to 1000000000"),
         ([*STATED, "--gpu-memory-utilization", "1.5"], "above 0 and up to 1"),
         ([*STATED, "--vllm-version", "new"], "a version like"),
         ([*STATED, "--manifest", "/nowhere"], "/nowhere: No such file"),

@@ -201,8 +201,8 @@ def test_no_plan_exceeds_its_budget(
     [
         ([], "required"),
         (["ftp://x"], "scheme"),
-        (["http://x", "--max-requests", "0"], "1 or more"),
-        (["http://x", "--output", "few"], "1 or more"),
+        (["http://x", "--max-requests", "0"], "allowed: a whole number from 1 to 1000000000"),
+        (["http://x", "--output", "few"], "allowed: a whole number from 1 to 1000000000"),
         (["http://x", "--api-key-file", "/nowhere"], "/nowhere: No such file"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.cli import COMMANDS, main
-from kvpressure.toolbox.option_values import number, positive, share, whole_number
+from kvpressure.toolbox.option_values import above_zero, number, whole_number
 
 WRONG = "zz, z"
 
@@ -41,7 +41,9 @@ def test_a_wrong_value_is_refused_in_one_form(capsys: pytest.CaptureFixture[str]
 
 
 def test_there_are_such_options() -> None:
-    assert {"audit", "capacity", "demo", "diagnose", "mitigate", "probe", "replay"} <= {name for name, _ in _checked()}
+    assert {"audit", "capacity", "demo", "diagnose", "mitigate", "probe", "record", "replay"} <= {
+        name for name, _ in _checked()
+    }
 
 
 @pytest.mark.parametrize(
@@ -52,8 +54,8 @@ def test_there_are_such_options() -> None:
         (whole_number(0, 65535), ["0", "65535"], ["65536", "-1"]),
         (number(5, 110), ["5", "110", "5.5"], ["4.99", "110.01", "nan", "inf", "", "x"]),
         (number(0), ["0", "1e300"], ["-0.001", "inf", "nan"]),
-        (positive, ["0.001", "1e9"], ["0", "-1", "nan", "inf", "1.001e9"]),
-        (share, ["0.001", "1"], ["0", "1.001", "nan", "-0.5"]),
+        (above_zero(), ["0.001", "1e9"], ["0", "-1", "nan", "inf", "1.001e9"]),
+        (above_zero(1), ["0.001", "1"], ["0", "1.001", "nan", "-0.5"]),
     ],
 )
 def test_boundaries(parse: argparse._ActionType, accepted: list[str], refused: list[str]) -> None:

@@ -21,7 +21,7 @@ from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.settings.thresholds import load as load_thresholds
-from kvpressure.toolbox.option_values import refused, share, whole_number
+from kvpressure.toolbox.option_values import above_zero, refused, whole_number
 from kvpressure.toolbox.terminal import show
 
 _UNITS: Final = {
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES + "\n".join(f"  {name}" for name in models.CONFIGS)
     parser.add_argument("model", metavar="MODEL", help="config.json, a model's directory, or a known name")
     spread = parser.add_argument_group("how it is run, as for vLLM")
-    whole = whole_number(1)
+    whole = whole_number()
     spread.add_argument("--tp", "--tensor-parallel-size", dest="tp", type=whole, default=1, metavar="N")
     spread.add_argument("--pp", "--pipeline-parallel-size", dest="pp", type=whole, default=1, metavar="N")
     spread.add_argument("--dcp", "--decode-context-parallel-size", dest="dcp", type=whole, default=1, metavar="N")
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         spread.add_argument(name, type=whole, metavar="N")
     spread.add_argument(
         "--gpu-memory-utilization",
-        type=share,
+        type=above_zero(1),
         metavar="SHARE",
         help="share of GPU memory that vLLM reserves (default: 0.92, as in vLLM)",
     )

@@ -14,7 +14,7 @@ from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitig
 from kvpressure.toolbox import stated_engine as given
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
-from kvpressure.toolbox.option_values import positive, share, whole_number
+from kvpressure.toolbox.option_values import above_zero, whole_number
 from kvpressure.toolbox.terminal import show
 
 _EXAMPLES = """\
@@ -62,8 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stated.add_argument("--verdict", choices=VERDICTS, help="assume this verdict instead of measuring it")
     for name, text in _NUMBERS:
         stated.add_argument(f"--{name}", type=whole_number(), metavar="N", help=text)
-    stated.add_argument("--gpu-memory-utilization", type=share, metavar="SHARE", help="gpu_memory_utilization in force")
-    stated.add_argument("--kv-pool-gib", type=positive, metavar="GIB", help="KV pool on one GPU, from vLLM's log")
+    stated.add_argument(
+        "--gpu-memory-utilization", type=above_zero(1), metavar="SHARE", help="gpu_memory_utilization in force"
+    )
+    stated.add_argument("--kv-pool-gib", type=above_zero(), metavar="GIB", help="KV pool on one GPU, from vLLM's log")
     stated.add_argument("--vllm-version", metavar="V", help="vLLM version, e.g. 0.11.2")
     stated.add_argument("--out-of-memory", action="store_true", help="assume that GPU memory allocations fail")
     stated.add_argument("--preempting", action="store_true", help="assume that requests are preempted")
@@ -82,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument(
         "--max-rejected",
-        type=share,
+        type=above_zero(1),
         default=MAX_REJECTED,
         metavar="SHARE",
         help=f"largest share of requests that the caps may reject or cut short (default {MAX_REJECTED:g})",
@@ -92,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = parser.add_argument_group("verification")
     check.add_argument("--verify", metavar="URL", help="watch this server for recovery instead of printing a plan")
     check.add_argument(
-        "--verify-seconds", type=positive, default=180.0, metavar="S", help="how long to watch (default 180)"
+        "--verify-seconds", type=above_zero(), default=180.0, metavar="S", help="how long to watch (default 180)"
     )
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kvpressure import __version__
 from kvpressure.advice.wording import reason_text
@@ -30,7 +30,8 @@ from kvpressure.runtime.logging import configure
 from kvpressure.runtime.monitor import Monitor, build_sources
 from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings import settings
-from kvpressure.settings.kinds import COUNT, SECONDS, SIZE, Kind
+from kvpressure.settings.kinds import COUNT, SECONDS, SIZE
+from kvpressure.toolbox.option_values import of_kind
 
 FATAL_STATUS: Final = 3
 _PROGRESS_SECONDS: Final = 1.0
@@ -62,20 +63,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="seconds",
+        type=of_kind(SECONDS),
         default=None,
         metavar="TIME",
         help=f"stop after this time: {SECONDS.allowed} (default: stop on SIGINT or SIGTERM)",
     )
     parser.add_argument(
         "--max-size",
-        default=None,
+        type=of_kind(SIZE),
+        default=DEFAULT_MAX_BYTES,
         metavar="SIZE",
         help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB). If --out is a directory, the"
         " next file begins at this size; if --out is a file, recording ends",
     )
     parser.add_argument(
         "--keep",
-        default=None,
+        type=of_kind(COUNT),
+        default=DEFAULT_KEEP,
         metavar="N",
         help=f"how many of the newest files a directory keeps (default {DEFAULT_KEEP}); all files together at most N"
         " times --max-size",
@@ -86,15 +90,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Record. 0 = done, 1 = full before ``--for`` was over or nothing was read, 3 = the disk or a source failed."""
-    seconds: float | None = _value(SECONDS, options.seconds, "--for")
-    max_bytes: int = _value(SIZE, options.max_size, "--max-size") or DEFAULT_MAX_BYTES
-    keep: int = _value(COUNT, options.keep, "--keep") or DEFAULT_KEEP
+    seconds: float | None = options.seconds
     _check_name(options.out)
     chosen = replace(settings.from_args(options), keep_exposition=True)
     configure(chosen.log_level, chosen.log_format)
     header = Header(chosen.interval_seconds, chosen.node_name, f"kvpressure {__version__} record")
     try:
-        recorder = Recorder(options.out, header, max_bytes=max_bytes, keep=keep)
+        recorder = Recorder(options.out, header, max_bytes=options.max_size, keep=options.keep)
     except OSError as error:
         give = "a new file in an existing directory that can be written, or a directory for rotated files"
         raise InputError(refused_file(f"--out: {options.out}", error, give)) from error
@@ -120,15 +122,6 @@ def _check_name(out: str) -> None:
         raise InputError(
             f"--out: {out!r:.100} is not allowed; allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory"
         )
-
-
-def _value(kind: Kind, raw: str | None, where: str) -> Any:
-    if raw is None:
-        return None
-    try:
-        return kind.parse(raw)
-    except ValueError as error:
-        raise InputError(f"{where}: {raw!r} is not allowed; allowed: {kind.allowed}") from error
 
 
 class _ReadCount:

@@ -6,9 +6,10 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from kvpressure.model.arguments import human_int
+from kvpressure.settings.kinds import Kind
 
 _MOST: Final = 10**9
 
@@ -43,20 +44,28 @@ def number(least: float, most: float | None = None) -> Callable[[str], float]:
     return parse
 
 
-def positive(text: str) -> float:
-    """A number above 0 and up to a thousand million."""
-    value = _number(text)
-    if not 0 < value <= _MOST:
-        raise refused(text, f"above 0 and up to {_MOST}")
-    return value
+def above_zero(most: int = _MOST) -> Callable[[str], float]:
+    """A parser of numbers above 0 and up to ``most``."""
+
+    def parse(text: str) -> float:
+        value = _number(text)
+        if not 0 < value <= most:
+            raise refused(text, f"above 0 and up to {most}")
+        return value
+
+    return parse
 
 
-def share(text: str) -> float:
-    """A part of a whole, above 0 and at most 1."""
-    value = _number(text)
-    if not 0 < value <= 1:
-        raise refused(text, "above 0 and up to 1")
-    return value
+def of_kind(kind: Kind) -> Callable[[str], Any]:
+    """A parser of the values of a setting's kind."""
+
+    def parse(text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except ValueError:
+            raise refused(text, kind.allowed) from None
+
+    return parse
 
 
 def _number(text: str) -> float:

@@ -187,7 +187,7 @@ steps that read `kvpressure_` metrics.
 * Host starvation is not detected: vLLM's metrics do not include CPU throttling, memory limits or node pressure.
 * The cause of a crash stays unknown, because the rules have no exit codes, XID errors or log lines. A restart is seen only when the new process publishes its counters.
 * A stall is not detected if the server publishes no token counters. If scrapes fail, InferenceModelDown fires instead.
-  A stall is reported only after a whole rate window without a token.
+  A stall is reported only after 5 minutes with requests and without a token.
 * The engine's limits are unknown, so the rules recommend no values for them.
 * Engines have no baselines of their own, so latency alerts have only absolute thresholds, and do not page.
 * Peaks of the KV cache between two scrapes are missed. Preemptions are visible only if vLLM counts them.

@@ -6,19 +6,20 @@ import json
 import re
 import shutil
 import subprocess
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from kvpressure.bundle import documents
+from kvpressure.bundle import documents, spec
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
-from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, RuleGroup
+from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, Alert, AlertLevel, Input, RuleGroup
 from kvpressure.bundle.text import to_yaml, words
 from kvpressure.bundle.values import BundleValues
-from kvpressure.bundle.variants import EXTERNAL, metric_labels
+from kvpressure.bundle.variants import COMPARE, EXTERNAL, growing, identity, metric_labels, on_value, plain, series_name
 from kvpressure.publish.metrics import METRICS
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.promql import SCRAPE, metrics, result_labels, selectors, walk
@@ -103,6 +104,124 @@ def test_promtool_unit_tests_pass(trees: Trees, tmp_path: Path, variant: str, fa
     (tmp_path / "kvpressure-rules.yaml").write_text(to_yaml(rules))
     shutil.copy(trees[variant] / f"alerts/tests/{family}.yaml", tmp_path / "tests")
     result = promtool("test", "rules", tmp_path / f"tests/{family}.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+CLAIMED = re.compile(r"\b(?:for|over|in the last)(?: more than| the last)? (\d+) ?(s|second|minute|hour|day)s?\b", re.I)
+UNIT_SECONDS = {"s": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86400}
+
+
+def claimed_seconds(level: AlertLevel) -> int:
+    """The longest time of which the level's texts say that something lasted as long; 0 if they say none."""
+    found = CLAIMED.findall(f"{level.summary}. {level.description}")
+    return max((int(count) * UNIT_SECONDS[unit.lower()] for count, unit in found), default=0)
+
+
+OF_THE_MOMENT = "workload:kvpressure_replicas_wanted:max"
+"""InferenceCapacityLost compares with it "the current value", as its text says, and no average."""
+CLAIMS = {
+    (variant, group.name): [
+        (alert, level, case, claimed)
+        for alert in group.alerts
+        for level in alert.levels
+        if (claimed := claimed_seconds(level))
+        for case in level.cases
+        if case.fires and not any(item.metric == OF_THE_MOMENT for item in case.inputs)
+    ]
+    for variant, groups in GROUPS.items()
+    for group in groups
+    if (variant, group.name) in FAMILY_FILES
+}
+
+
+def since_birth(item: Input, step: float, length: int) -> str:
+    """Samples that let the alert fire from the first one on."""
+    if item.op in ("rate>", "rate>=", "flows"):
+        return growing(0, on_value(item) * step, length)
+    return plain(0 if item.op == "down" else on_value(item) if item.op in COMPARE else item.value, length)
+
+
+def young(alert: Alert, level: AlertLevel, case: spec.TestCase, claimed: int, step: float) -> dict[str, Any]:
+    """A promtool test in which all series but those that a recording remembers begin late, and the case with them."""
+    length = ceil((claimed + level.for_seconds) / step) + 20
+    before = length if any(item.metric in REMEMBERING for item in case.inputs) else 0
+    recorded = {item.name: item.labels for groups in GROUPS.values() for group in groups for item in group.recordings}
+    series = []
+    for item in case.inputs:
+        if item.op != "veto":
+            absent = 0 if item.metric in REMEMBERING else before
+            values = since_birth(item, step, before - absent + length)
+            name = series_name(item, identity(alert.subject, "young"), recorded)
+            series.append({"series": name, "values": f"_x{absent} {values}" if absent else values})
+    firing = f'count(ALERTS{{alertname="{alert.name}",severity="{level.severity}",alertstate="firing"}})'
+    moments = (
+        (before + ceil(claimed / step) - 1, []),
+        (before + ceil((claimed + level.for_seconds) / step) + 4, [{"labels": "{}", "value": 1}]),
+    )
+    return {
+        "name": f"{alert.name} {level.severity}",
+        "interval": f"{step:g}s",
+        "input_series": series,
+        "promql_expr_test": [
+            {"expr": firing, "eval_time": f"{at * step:g}s", "exp_samples": samples} for at, samples in moments
+        ],
+    }
+
+
+@pytest.mark.parametrize(("variant", "family"), [key for key, claims in CLAIMS.items() if claims])
+def test_what_a_text_says_of_a_time_is_true_of_younger_series(
+    trees: Trees, tmp_path: Path, variant: str, family: str
+) -> None:
+    """A range holds what there is of it: two samples a second apart are a rate over five minutes."""
+    (group,) = (group for group in GROUPS[variant] if group.name == family)
+    rules = load(trees[variant] / "alerts/kvpressure-rules.yaml")
+    wanted = ("kvpressure-recordings-", f"kvpressure-{family}")
+    (tmp_path / "rules.yaml").write_text(
+        to_yaml({"groups": [group for group in rules["groups"] if group["name"].startswith(wanted)]})
+    )
+    document = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": f"{group.interval:g}s",
+        "group_eval_order": [item["name"] for item in rules["groups"] if item["name"].startswith(wanted)],
+        "tests": [young(*claim, group.interval) for claim in CLAIMS[variant, family]],
+    }
+    (tmp_path / "test.yaml").write_text(to_yaml(document))
+    result = promtool("test", "rules", tmp_path / "test.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("days", "fires"), [(0.5, False), (1.2, True)])
+def test_a_model_without_traffic_was_watched_for_as_long_as_the_alert_says(
+    tmp_path: Path, days: float, fires: bool
+) -> None:
+    options = Options(builtin(), BundleValues(include=("InferenceNoTraffic",)))
+    step = int(builtin()["rules_slow_interval_seconds"])
+    busy = round(days * 86400 / step)
+    (tmp_path / "rules.yaml").write_text(to_yaml(rule_file(load_groups(options), options.values)))
+    document = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": f"{step}s",
+        "tests": [
+            {
+                "interval": f"{step}s",
+                "input_series": [
+                    {
+                        "series": 'model:kvpressure_requests_finished:rate{namespace="n",model_name="m",job="f"}',
+                        "values": f"5+0x{busy} 0+0x12",
+                    }
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": 'count(ALERTS{alertname="InferenceNoTraffic",alertstate="firing"})',
+                        "eval_time": f"{(busy + 10) * step}s",
+                        "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+                    }
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(to_yaml(document))
+    result = promtool("test", "rules", tmp_path / "test.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
 
 

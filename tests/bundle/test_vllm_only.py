@@ -103,6 +103,32 @@ def test_restarts_in_place_are_counted(tmp_path: Path, samples: str, expected: s
     assert {severity for name, severity in found if name == "InferenceCrashLoop"} == expected
 
 
+@pytest.mark.parametrize(
+    ("running", "tokens", "minute", "stalled"),
+    [
+        pytest.param("1+0x60", "0+0x60", 4, False, id="a new pod works on its first prompt"),
+        pytest.param("1+0x60", "0+0x60", 7, True, id="a new pod never answers"),
+        pytest.param("0+0x30 1+0x30", "500+0x60", 34, False, id="an idle pod works on a long prompt"),
+        pytest.param("0+0x30 1+0x30", "500+0x60", 38, True, id="an idle pod never answers"),
+        pytest.param("0+0x20 _x9 1+0x30", "500+0x20 _x9 0+0x30", 33, False, id="restarted idle, at its first prompt"),
+        pytest.param("0+0x20 _x9 1+0x30", "500+0x20 _x9 0+0x30", 38, True, id="restarted idle, never answers"),
+        pytest.param("1+0x60", "0+60x30 1800+0x30", 34, False, id="a long step after an answer"),
+        pytest.param("1+0x60", "0+60x30 1800+0x30", 38, True, id="stalled after an answer"),
+        pytest.param("1+0x32 _ 1+0x30", "0+60x30 1800+0x2 _ 1800+0x30", 38, True, id="stalled, and a scrape failed"),
+        pytest.param("1+0x33 0+0x1 1+0x30", "0+60x30 1800+0x34", 38, False, id="no request for a minute"),
+    ],
+)
+def test_a_stall_takes_as_long_as_the_text_says(
+    tmp_path: Path, running: str, tokens: str, minute: int, stalled: bool
+) -> None:
+    """Requests and silence for five minutes, also where the series or the request is younger."""
+    series = {
+        f'vllm:num_requests_running{{pod="{POD}",{ENGINE}}}': running,
+        f'vllm:generation_tokens_total{{pod="{POD}",{ENGINE}}}': tokens,
+    }
+    assert (("InferenceEngineStalled", "critical") in fired(tmp_path, series, minute)) == stalled
+
+
 def test_the_file_says_how_it_is_used_and_what_a_site_changes_is_in_it() -> None:
     values = BundleValues(
         exclude=("InferenceOOMKilled", "InferenceQueueTimeHigh", "pressure", "configuration"),

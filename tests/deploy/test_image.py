@@ -66,7 +66,7 @@ def test_the_base_can_be_pinned_by_digest_in_both_stages() -> None:
 def test_a_release_gives_every_argument_that_has_no_default_of_its_own() -> None:
     """Else a label of the published image says "unknown", and its base is whatever the tag points to that day."""
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
-    (build,) = [step for step in workflow["jobs"]["release"]["steps"] if "build-args" in step.get("with", {})]
+    (build,) = [step for step in workflow["jobs"]["build"]["steps"] if "build-args" in step.get("with", {})]
     given = {line.partition("=")[0] for line in build["with"]["build-args"].splitlines()}
     assert given == {*re.findall(r'^ARG (\w+)=(?:unknown|"")$', DOCKERFILE, re.MULTILINE), "VERSION"}
     assert build["with"]["platforms"] == "linux/amd64,linux/arm64"

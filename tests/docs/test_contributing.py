@@ -15,9 +15,13 @@ ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
+def jobs(path: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text())["jobs"]
+    return found
+
+
 def steps(path: Path) -> list[dict[str, Any]]:
-    jobs = yaml.safe_load(path.read_text())["jobs"].values()
-    return [step for job in jobs for step in job["steps"]]
+    return [step for job in jobs(path).values() for step in job["steps"]]
 
 
 class TestRecipes:
@@ -48,6 +52,27 @@ class TestWorkflows:
         assert used
         assert [name for name in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", name)] == []
         assert yaml.safe_load(path.read_text())["permissions"] == {}
+
+    @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+    def test_what_runs_the_repositorys_code_can_write_nothing(self, path: Path) -> None:
+        """A build runs what dependencies bring; only a job that runs none of it holds rights, behind its environment."""
+        for name, job in jobs(path).items():
+            rights = {right for right, access in job["permissions"].items() if access != "read"}
+            runs = " ".join(step.get("uses", "") + step.get("run", "") for step in job["steps"])
+            assert not rights or not re.search(r"checkout@|setup-\w+@|build-push|\b(?:python|pip|make|docker build)", runs)
+            assert bool(rights) == ("environment" in job), name
+
+    def test_everything_that_is_released_is_attested_or_signed_by_its_digest(self) -> None:
+        publish = jobs(ROOT / ".github/workflows/release.yml")["publish"]["steps"]
+        files = "files/*"
+        attested = [step.get("with", {}).get("subject-path") for step in publish].index(files)
+        runs = [step.get("run", "") for step in publish]
+        (released,) = (place for place, run in enumerate(runs) if "gh release create" in run)
+        assert attested < released
+        assert re.search(rf'"\$GITHUB_REF_NAME" {re.escape(files)} --', runs[released])
+        pushed = [run for run in runs if re.search(r"\b(?:skopeo copy|helm push|docker push)\b", run)]
+        assert len(pushed) == 2
+        assert all(re.search(r'cosign sign --yes "\S+@\$(\(cat )?digest', run) for run in pushed)
 
     def test_every_make_target_exists(self) -> None:
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

@@ -170,6 +170,7 @@ SWITCHED: Final[Json] = {
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     ],
     "networkPolicy.restrictEgress": False,
+    "networkPolicy.apiServerCIDRs": ["10.0.0.1/32", "fd00::1/128"],
     "networkPolicy.apiServerPorts": [8443],
     "networkPolicy.dnsPorts": ([53, 5353], {"targets": ["http://chat.inference.svc:8000"]}),
     "networkPolicy.extraEgress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}],
@@ -255,6 +256,10 @@ def test_the_schemas_notice_mistakes() -> None:
     [
         ({"nope": 1}, "nope"),
         ({"sources": {"podz": True}}, "podz"),
+        ({"sources": {"procfs": "yes"}}, "/sources/procfs"),
+        ({"sources": {"pods": False, "procfs": True, "cgroup": False, "logs": False}}, "sources.pods true"),
+        ({"networkPolicy": {"apiServerCIDRs": ["10.0.0.1"]}}, "/networkPolicy/apiServerCIDRs/0"),
+        ({"networkPolicy": {"apiServerCIDRs": ["api.internal/32"]}}, "/networkPolicy/apiServerCIDRs/0"),
         ({"thresholds": {"kv_fool_ratio": 0.9}}, "kv_fool_ratio"),
         ({"thresholds": {"kv_full_ratio": "high"}}, "/thresholds/kv_full_ratio"),
         ({"thresholds": {"kv_full_ratio": -1}}, "/thresholds/kv_full_ratio"),

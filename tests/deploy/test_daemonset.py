@@ -115,15 +115,52 @@ def test_only_its_own_scratch_directory_is_writable(values: Json) -> None:
 
 def test_each_source_brings_its_mount_and_nothing_else() -> None:
     everything = set().union(*HOST_SOURCES.values())
-    assert set(host_paths(pods()[0])) == everything
+    assert set(host_paths(pods({"sources": {"procfs": True}})[0])) == everything
     for source, mounts in HOST_SOURCES.items():
-        assert set(host_paths(pods({"sources": {source: False}})[0])) == everything - mounts
+        assert set(host_paths(pods({"sources": {"procfs": True, source: False}})[0])) == everything - mounts
     assert host_paths(pods(CASES["minimal-values"])[0]) == {}
+
+
+NODE_PROCFS_ALONE: Final = {
+    "sources": {"podresources": False, "cgroup": False, "logs": False},
+    "openshift": {"enabled": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "mounted"),
+    [
+        ({}, {"nvidia": False}),
+        (BOTH, {"nvidia": False, "amd": True}),
+        (BOTH | {"hostPID": True}, {"nvidia": True, "amd": True}),
+        (BOTH | {"sources": {"procfs": True}}, {"nvidia": True, "amd": True}),
+        (BOTH | {"sources": {"procfs": False}, "hostPID": True}, {"nvidia": False, "amd": False}),
+        (BOTH | {"sources": {"pods": False, "cgroup": False, "logs": False}}, {"nvidia": False, "amd": False}),
+        (NODE_PROCFS_ALONE, {"nvidia": False}),
+        (NODE_PROCFS_ALONE | {"hostPID": True}, {"nvidia": True}),
+        (NODE_PROCFS_ALONE | BOTH | {"nvidia": {"enabled": False}}, {"amd": True}),
+        (NODE_PROCFS_ALONE | {"amd": {"enabled": False}}, {"nvidia": False}),
+    ],
+)
+def test_the_hosts_proc_is_mounted_where_drivers_list_its_processes_and_nowhere_else(
+    values: Json, mounted: dict[str, bool], tmp_path: Path
+) -> None:
+    """It shows every command line of the node, and tells nothing of processes that no driver names."""
+    documents = render(values)
+    found, read = {}, {}
+    for daemonset in of_kind(documents, "DaemonSet"):
+        vendor = daemonset["metadata"]["labels"]["app.kubernetes.io/component"]
+        found[vendor] = "/proc" in host_paths(daemonset["spec"]["template"]["spec"]).values()
+        read[vendor] = load(documents, vendor, tmp_path).collectors["procfs"].enabled
+    assert found == read == mounted
+    for constraints in of_kind(documents, "SecurityContextConstraints"):
+        assert constraints["allowHostDirVolumePlugin"] is any(mounted.values())
 
 
 def test_a_source_is_told_where_its_mount_is(tmp_path: Path) -> None:
     """What the settings name lies in a mount; what is mounted is named."""
-    documents = render({"host": {"kubelet": "/opt/kubelet", "proc": "/p", "cgroup": "/c", "podLogs": "/l"}})
+    paths = {"kubelet": "/opt/kubelet", "proc": "/p", "cgroup": "/c", "podLogs": "/l"}
+    documents = render({"host": paths, "sources": {"procfs": True}})
     chosen = load(documents, "nvidia", tmp_path)
     named = {
         str(chosen.kubelet_socket.parent),
@@ -160,7 +197,8 @@ def test_the_exporter_takes_the_settings(values: Json, tmp_path: Path) -> None:
         chosen = load(documents, vendor, tmp_path)
         enabled = {name for name, collector in chosen.collectors.items() if collector.enabled}
         plugin = {"plugin"} if values.get("plugin", {}).get("volume") else set()
-        assert enabled == {vendor, "engines"} | plugin | {name for name, on in sources.items() if on}
+        wanted = sources | {"procfs": vendor == "amd" and sources["procfs"] == "auto"}
+        assert enabled == {vendor, "engines"} | plugin | {name for name, on in wanted.items() if on}
         (port,) = container_of(daemonset["spec"]["template"]["spec"])["ports"]
         assert [address.port for address in chosen.listen_addresses] == [port["containerPort"]]
         assert chosen.node_name == "node-1"

@@ -323,6 +323,16 @@ def test_the_network_policy_lets_out_what_the_names_of_targets_need(values: Json
     assert len(egress) == 2 + asks
 
 
+@pytest.mark.parametrize("addresses", [[], ["10.0.0.1/32"], ["192.0.2.0/28", "fd00::1/128"]])
+def test_the_network_policy_lets_out_to_the_api_server_and_not_to_the_internet(addresses: list[str]) -> None:
+    """Where its addresses are known; a rule without them allows its ports to any host."""
+    policy = {"enabled": True, "apiServerCIDRs": addresses, "apiServerPorts": [6443]}
+    api, engines = only(render({"networkPolicy": policy}), "NetworkPolicy")["spec"]["egress"]
+    to = {"to": [{"ipBlock": {"cidr": address}} for address in addresses]} if addresses else {}
+    assert api == {"ports": [{"protocol": "TCP", "port": 6443}], **to}
+    assert engines == {"to": [{"namespaceSelector": {}}]}
+
+
 def test_without_the_api_the_network_policy_does_not_allow_it() -> None:
     off = dict.fromkeys(("pods", "node", "procfs", "cgroup", "logs"), False)
     spec = only(render({"networkPolicy": {"enabled": True}, "sources": off}), "NetworkPolicy")["spec"]

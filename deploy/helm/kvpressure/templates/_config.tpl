@@ -8,13 +8,14 @@
 {{- end -}}
 {{- with $values.rules.runbookBaseUrl -}}{{- $_ := set $settings "web.runbook-url" . -}}{{- end -}}
 {{- with $values.rules.dashboardBaseUrl -}}{{- $_ := set $settings "web.dashboard-url" . -}}{{- end -}}
+{{- $readsProc := eq (include "kvpressure.readsProc" .) "true" -}}
 {{- range $name, $on := $values.sources -}}
-{{- $_ := set $settings (printf "collector.%s" $name) $on -}}
+{{- $_ := set $settings (printf "collector.%s" $name) (ternary $readsProc $on (eq $name "procfs")) -}}
 {{- end -}}
 {{- if $values.sources.podresources -}}
 {{- $_ := set $settings "kubelet.socket" "/host/pod-resources/kubelet.sock" -}}
 {{- end -}}
-{{- if $values.sources.procfs -}}
+{{- if $readsProc -}}
 {{- $_ := set $settings "host.proc" "/host/proc" -}}
 {{- end -}}
 {{- if $values.sources.cgroup -}}

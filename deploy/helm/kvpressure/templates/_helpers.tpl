@@ -58,12 +58,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or .Values.webConfigSecret .Values.listenAddress -}}health{{- else -}}metrics{{- end -}}
 {{- end -}}
 
+{{- /* "true" if the pods of one vendor mount the host's /proc. Without hostPID, NVIDIA's driver lists no process to look up. Input: root, vendor. */ -}}
+{{- define "kvpressure.readsProc" -}}
+{{- with .root.Values -}}
+{{- $listed := and .sources.pods (or .hostPID (eq $.vendor "amd")) -}}
+{{- if has (toString .sources.procfs) (ternary (list "true" "auto") (list "true") $listed) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* "true" if the pods see directories of the node. */ -}}
 {{- define "kvpressure.usesHost" -}}
 {{- $values := .Values -}}
 {{- $mounted := or $values.plugin.volume (and $values.nvidia.enabled $values.nvidia.driverRoot) -}}
-{{- range list "podresources" "procfs" "cgroup" "logs" -}}
+{{- range list "podresources" "cgroup" "logs" -}}
 {{- $mounted = or $mounted (index $values.sources .) -}}
+{{- end -}}
+{{- range list "nvidia" "amd" -}}
+{{- $mounted = or $mounted (and (index $values .).enabled (include "kvpressure.readsProc" (dict "root" $ "vendor" .))) -}}
 {{- end -}}
 {{- range concat $values.extraVolumes $values.nvidia.extraVolumes $values.amd.extraVolumes -}}
 {{- $mounted = or $mounted (hasKey . "hostPath") -}}
@@ -154,7 +165,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- if not .Values.sources.pods -}}
 {{- range list "procfs" "cgroup" "logs" -}}
-{{- if index $.Values.sources . -}}
+{{- if eq (index $.Values.sources . | toString) "true" -}}
 {{- fail (printf "sources.%s needs to know this node's pods; allowed: sources.pods true, or sources.%s false" . .) -}}
 {{- end -}}
 {{- end -}}

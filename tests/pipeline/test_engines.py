@@ -206,6 +206,88 @@ class TestOneAddressOfSeveralServers:
         assert state.engines[0].up
 
 
+def of_pod(name: str, at: Scrape) -> Scrape:
+    return dataclasses.replace(at, pod=name)
+
+
+class TestPodsThatAreReplaced:
+    """The history of an engine is that of its address and its pod's uid."""
+
+    @staticmethod
+    def tick(
+        pipeline: Pipeline, pages: Iterable[Scrape], pods: dict[str, str] | None, t: float, **more: object
+    ) -> State:
+        named = None if pods is None else {("inference", name): uid for name, uid in pods.items()}
+        return pipeline.observe(Snapshot(t, pages=tuple(pages), targets=(FIRST,), pods=named, **more))
+
+    @pytest.mark.parametrize("uids_known", [True, False])
+    def test_another_pod_at_the_address_leaves_nothing_of_the_one_before(self, uids_known: bool) -> None:
+        pipeline = Pipeline()
+        for i in range(20):
+            t, name = 1000.0 + i, f"chat-{i}"
+            pods = {name: f"uid-{i}"} if uids_known else None
+            state = self.tick(pipeline, (of_pod(name, page(t, start=900.0 + i)),), pods, t)
+            assert [engine.key.pod for engine in state.engines] == [name]
+
+    def test_a_pod_that_is_gone_is_forgotten_before_the_next_one_answers(self) -> None:
+        pipeline = Pipeline()
+        self.tick(pipeline, (of_pod("a", page(1000.0)),), {"a": "uid-a"}, 1000.0)
+        assert not self.tick(pipeline, (), {"b": "uid-b"}, 1001.0).engines
+        state = self.tick(pipeline, (of_pod("b", failed(1002.0)),), {"b": "uid-b"}, 1002.0)
+        assert [(engine.key.pod, engine.up, engine.error) for engine in state.engines] == [("b", False, "refused")]
+
+    @pytest.mark.parametrize(("uid", "kept"), [("uid-1", True), ("uid-2", False)])
+    def test_a_new_pod_of_the_same_name_begins_anew_and_a_restarted_container_does_not(
+        self, uid: str, kept: bool
+    ) -> None:
+        """As a StatefulSet makes one."""
+        pipeline = Pipeline()
+        for i in range(30):
+            t = 1000.0 + i
+            self.tick(pipeline, (page(t, start=900.0),), {"chat-0": "uid-1"}, t, logs=(POOL,) if i == 0 else ())
+        state = self.tick(pipeline, (page(1030.0, start=1029.0),), {"chat-0": uid}, 1030.0)
+        (engine,) = state.engines
+        assert engine.up
+        assert (engine.signals.memory.kv_pool_bytes is not None) is kept
+
+    def test_what_is_known_of_a_container_goes_with_its_pod(self) -> None:
+        pipeline = Pipeline()
+        oom = log_line("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory.")
+
+        def counted(state: State) -> dict[str, dict[str, int]]:
+            return {one.reading.pod: dict(one.log_events) for one in state.containers}
+
+        assert counted(self.tick(pipeline, (), {"chat-0": "1"}, 1000.0, logs=(oom,))) == {"chat-0": {"cuda_oom": 1}}
+        assert counted(self.tick(pipeline, (), None, 1001.0)) == {"chat-0": {"cuda_oom": 1}}, "pods are unknown"
+        assert counted(self.tick(pipeline, (), {"chat-0": "1"}, 1002.0)) == {"chat-0": {"cuda_oom": 1}}
+        assert counted(self.tick(pipeline, (), {"chat-0": "2"}, 1003.0)) == {}
+        assert counted(self.tick(pipeline, (), {"chat-0": "2"}, 1004.0, logs=(oom,))) == {"chat-0": {"cuda_oom": 1}}
+        assert counted(self.tick(pipeline, (), {}, 1005.0, logs=(oom,))) == {}, "its last words"
+
+    def test_a_pod_that_exists_and_does_not_answer_is_down(self) -> None:
+        pipeline = Pipeline()
+        self.tick(pipeline, (page(1000.0),), {"chat-0": "1"}, 1000.0)
+        for i in range(1, 30):
+            state = self.tick(pipeline, (failed(1000.0 + i),), {"chat-0": "1"}, 1000.0 + i)
+        assert [(engine.up, engine.error) for engine in state.engines] == [(False, "refused")]
+
+    def test_an_engine_named_by_hand_is_that_of_its_address(self) -> None:
+        """The node's pods say nothing of it."""
+        pipeline = Pipeline()
+        for i in range(5):
+            state = self.tick(pipeline, (page(1000.0 + i),), {"other": "1"}, 1000.0 + i)
+        state = self.tick(pipeline, (), {}, 1005.0)
+        assert [engine.signals.time - 1005.0 for engine in state.engines] == [0.0]
+        assert state.engines[0].up
+
+    def test_several_servers_behind_one_pod_say_nothing_of_the_next(self) -> None:
+        pipeline = Pipeline()
+        for i, start in enumerate((5.0, 4.0, 5.0)):
+            self.tick(pipeline, (page(1000.0 + i, start=start),), {"chat-0": "1"}, 1000.0 + i)
+        state = self.tick(pipeline, (page(1003.0, start=1003.0),), {"chat-0": "2"}, 1003.0)
+        assert [(engine.up, engine.error) for engine in state.engines] == [(True, None)]
+
+
 def gpu(number: int, used: int) -> GpuReading:
     return GpuReading(f"GPU-{number}", number, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=used * GIB)
 

@@ -351,6 +351,7 @@ class Snapshot:
     discovered: tuple[Discovered, ...] = ()
     health: Mapping[str, SourceHealth] = field(default_factory=dict)
     targets: tuple[str, ...] | None = None
+    pods: Mapping[tuple[str, str], str] | None = None  # (namespace, pod) of those with an engine -> uid
     process_pods: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # host pid -> (namespace, pod)
     expected_gpus: Mapping[str, int] = field(default_factory=dict)  # by vendor, unreadable ones included
 

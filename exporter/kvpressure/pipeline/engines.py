@@ -1,12 +1,13 @@
 """Which engine a scrape belongs to: the known engines, by the targets that named them.
 
 Two servers may use the same names, and one address may be answered by several servers in turn. Neither may be merged
-into one engine.
+into one engine. The history of an engine is that of its address and its pod: when another pod gets the address, or a
+pod of another uid the name, the history ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from kvpressure.model.isolation import ENGINE, TAKE_IN, Failure, Guard, engine_n
 from kvpressure.model.readings import PROCESS_START, EngineKey, EngineReading, Scrape
 from kvpressure.model.reasons import INTERNAL, SAME_SERVER, SEVERAL_SERVERS
 from kvpressure.model.state import TargetState
-from kvpressure.pipeline.tracks import EngineTrack
+from kvpressure.pipeline.tracks import EngineTrack, is_gone
 from kvpressure.settings.thresholds import Thresholds
 
 FORGET_SECONDS: Final = 300.0
@@ -29,6 +30,7 @@ class _KeptTarget:
 
     state: TargetState
     seen_t: float
+    pod: tuple[str, str, str | None] | None = None  # namespace, name and uid of the one whose page came last
     errors: dict[str, int] = field(default_factory=dict)
     start: float | None = None  # of the process whose page came last
     starts: dict[float, float] = field(
@@ -46,6 +48,7 @@ class Engines:
         self._tracks: dict[EngineKey, EngineTrack] = {}
         self._targets: dict[str, _KeptTarget] = {}
         self._known: Collection[str] | None = None
+        self.pods: Mapping[tuple[str, str], str] = {}  # as last known
 
     def __iter__(self) -> Iterator[EngineTrack]:
         return iter(self._tracks.values())
@@ -55,21 +58,23 @@ class Engines:
         """Scrape health of every target."""
         return tuple(target.state for target in self._targets.values())
 
-    def set_targets(self, targets: Collection[str] | None) -> None:
-        """Set the targets that are scraped now; ``None`` = unknown."""
+    def set_present(self, targets: Collection[str] | None, pods: Mapping[tuple[str, str], str] | None) -> None:
+        """Set the targets that are scraped now and the uids of the pods that exist (``None`` = unknown), and drop the
+        engines of pods that do not.
+        """
         self._known = None if targets is None else frozenset(targets)
+        if pods is not None:
+            self.pods = pods
+            self._drop(track for track in self if is_gone(track, track.pod, pods))
 
     def observe(self, now: float, page: Scrape, model_from_args: Callable[[Scrape], str]) -> None:
         """Give each engine of the scrape its reading; known engines without one count as failed."""
         page = self._of_one_server(now, page)
-        known = [
-            track
-            for track in self
-            if track.target == page.target and (track.key.namespace, track.key.pod) == (page.namespace, page.pod)
-        ]
+        at_address = [track for track in self if track.target == page.target]
+        known = [track for track in at_address if track.pod == (page.namespace, page.pod)]
+        self._drop(track for track in at_address if track not in known)
         if page.error == SAME_SERVER:
-            for track in known:
-                del self._tracks[track.key]
+            self._drop(known)
             return
         if page.error is not None or not page.engines:
             if not known:
@@ -93,7 +98,7 @@ class Engines:
         known = [track for track in self if track.target == page.target]
         if not known:
             key = EngineKey(page.namespace, page.pod, "", "0")
-            known = [self._tracks.setdefault(key, EngineTrack(key, page, self._thresholds, ("", "0")))]
+            known = [self._tracks.setdefault(key, self._begun(key, page, ("", "0")))]
         for track in known:
             track.begin_anew(now, failure)
         target = self._targets.setdefault(page.target, _KeptTarget(TargetState(page.target, False, None, 0), now))
@@ -112,12 +117,9 @@ class Engines:
         """Drop engines whose target was removed, at once, and those not seen for ``FORGET_SECONDS`` (or seen in what
         is now the future, after the clock stepped back).
         """
-        for key in [
-            key
-            for key, track in self._tracks.items()
-            if abs(now - track.seen_t) > FORGET_SECONDS or not self._is_read(track.target)
-        ]:
-            del self._tracks[key]
+        self._drop(
+            track for track in self if abs(now - track.seen_t) > FORGET_SECONDS or not self._is_read(track.target)
+        )
         alive = {track.target for track in self}
         for name in [
             name
@@ -130,6 +132,9 @@ class Engines:
         """The page, counted; failed when its address stands for several servers, or for one that is scraped already."""
         target = self._targets.setdefault(page.target, _KeptTarget(TargetState(page.target, True, None, 0), now))
         target.seen_t = now
+        pod = (page.namespace, page.pod, self.pods.get((page.namespace, page.pod)))
+        if target.pod != pod:  # the processes of another pod say nothing of this one's
+            target.pod, target.start, target.starts, target.returned_t = pod, None, {}, float("-inf")
         error = page.error or self._identity_conflict(now, page, target)
         if error is not None:
             target.errors[error] = target.errors.get(error, 0) + 1
@@ -177,8 +182,13 @@ class Engines:
                 other.key = self._disambiguate(now, key, other.target, apart, page)
                 self._tracks[other.key] = other
         if key not in self._tracks:
-            self._tracks[key] = EngineTrack(key, page, self._thresholds, named)
+            self._tracks[key] = self._begun(key, page, named)
         return self._tracks[key]
+
+    def _begun(self, key: EngineKey, page: Scrape, named: tuple[str, str]) -> EngineTrack:
+        track = EngineTrack(key, page, self._thresholds, named)
+        track.uid = self.pods.get(track.pod)
+        return track
 
     def _disambiguate(self, now: float, key: EngineKey, target: str, container: str, page: Scrape) -> EngineKey:
         """``key`` with what distinguishes ``target`` in its pod: the container's name, else the port, else the whole
@@ -212,15 +222,17 @@ class Engines:
     def _is_read(self, target: str) -> bool:
         return self._known is None or target in self._known
 
+    def _drop(self, tracks: Iterable[EngineTrack]) -> None:
+        for track in list(tracks):
+            del self._tracks[track.key]
+
     def _drop_missing(self, tracks: list[EngineTrack]) -> None:
         """Fail the engines that the page no longer has, and drop the oldest beyond the limit, because an endpoint may
         rename its engines at every scrape.
         """
-        for track in tracks:
-            if track.tracker.window.last is None:
-                del self._tracks[track.key]  # was only a name from the arguments until the page told the right one
+        # one without a reading was only a name from the arguments until the page told the right one
+        self._drop(track for track in tracks if track.tracker.window.last is None)
         gone = sorted((track for track in tracks if track.key in self._tracks), key=lambda track: track.seen_t)
         for track in gone:
             track.lose(ABSENT)
-        for track in gone[: -max(1, MAX_GONE_ENGINES // len(self._targets))]:
-            del self._tracks[track.key]
+        self._drop(gone[: -max(1, MAX_GONE_ENGINES // len(self._targets))])

@@ -45,7 +45,7 @@ from kvpressure.model.state import (
     gpu_without_values,
 )
 from kvpressure.pipeline.engines import FORGET_SECONDS, Engines
-from kvpressure.pipeline.tracks import ContainerTrack, EngineTrack, GpuTrack
+from kvpressure.pipeline.tracks import ContainerTrack, EngineTrack, GpuTrack, is_gone
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import memory
 from kvpressure.signals.compute import GpuWindow
@@ -121,13 +121,14 @@ class Pipeline:
     def observe(self, snapshot: Snapshot) -> State:
         """Take one snapshot; return the state now."""
         now = snapshot.time
+        self._engines.set_present(snapshot.targets, snapshot.pods)
+        self._drop_containers_of_gone_pods(snapshot.pods)
         for gpu in snapshot.gpus:
             self._take_gpu(now, gpu)
         for reading in snapshot.containers:
             self._take_container(now, reading)
         for line in snapshot.logs:
             self._take_line(now, line)
-        self._engines.set_targets(snapshot.targets)
         for page in snapshot.pages:
             self._take_page(now, page)
         for stats in snapshot.steps:
@@ -199,6 +200,7 @@ class Pipeline:
     def _container(self, key: ContainerKey) -> ContainerTrack:
         if key not in self._containers:
             self._containers[key] = ContainerTrack(self._thresholds)
+            self._containers[key].uid = self._engines.pods.get(key[:2])
         return self._containers[key]
 
     def _gpu(self, uuid: str) -> GpuTrack:
@@ -227,12 +229,20 @@ class Pipeline:
         for name in [name for name, held in self._containers.items() if abs(now - held.seen_t) > FORGET_SECONDS]:
             del self._containers[name]
 
+    def _drop_containers_of_gone_pods(self, pods: Mapping[tuple[str, str], str] | None) -> None:
+        if pods is not None:
+            self._containers = {
+                key: track
+                for key, track in self._containers.items()
+                if key[:2] in pods and not is_gone(track, key[:2], pods)
+            }
+
     # --- concluding -----------------------------------------------------------------------------------------
 
     def _gather(
         self, now: float, track: EngineTrack, snapshot: Snapshot, owners: Mapping[tuple[str, str], Sequence[GpuOwner]]
     ) -> _GatheredEngine:
-        held = owners.get((track.key.namespace, track.key.pod), ())
+        held = owners.get(track.pod, ())
         gpus = track.gpus or self._guarded(SIGNALS, track, partial(_gpus_of, track, held))
         if isinstance(gpus, Failure):
             return _GatheredEngine(track, (), gpus)
@@ -346,7 +356,7 @@ class Pipeline:
             args, limits = known.merged, engine.limits(known)
             features = engine.features(args, page.flavour, (*(last.gauges if last else ()), *page.page))
         seqs, length = limits.get("max_num_seqs"), limits.get("max_model_len")
-        pod = (track.key.namespace, track.key.pod)
+        pod = track.pod
         allocator = [rank for rank in snapshot.allocator if (rank.namespace, rank.pod) == pod]
         return EngineContext(
             now=now,
@@ -485,9 +495,13 @@ class Pipeline:
         return gpu_without_values(gpu, found) if isinstance(found, Failure) else found
 
     def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
-        """Containers read in this tick; one known only from its log, or whose source fails, has its log events only."""
+        """Containers read in this tick; one known only from its log, or whose source fails, has its log events only.
+        One of a pod that is gone has nothing, although its last lines may still come.
+        """
         states = []
         for key, track in self._containers.items():
+            if snapshot.pods is not None and key[:2] not in snapshot.pods:
+                continue
             found = (
                 track.failure
                 if track.failure is not None

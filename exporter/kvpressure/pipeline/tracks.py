@@ -1,4 +1,7 @@
-"""Tracks: the state kept of each container, GPU and engine between snapshots; all of it bounded."""
+"""Tracks: the state kept of each container, GPU and engine between snapshots; all of it bounded.
+
+A track of a container or an engine is of one pod, by its uid: a new pod of the same name begins anew.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,16 @@ MAX_EVENTS_KEPT: Final = 512  # of one kind
 _NO_FIGURES: Final[Mapping[str, float]] = {}
 
 
+def is_gone(track: ContainerTrack | EngineTrack, pod: tuple[str, str], pods: Mapping[tuple[str, str], str]) -> bool:
+    """Whether the pod (namespace, name) of a track is gone or has been replaced, by the uids of the pods that exist.
+
+    Never of an engine named by hand, whose pod is not among them.
+    """
+    uid = pods.get(pod)
+    track.uid = uid if track.uid is None else track.uid
+    return track.uid != uid
+
+
 class ContainerTrack:
     """A container: its window, its log events, and the facts of its start-up lines."""
 
@@ -35,6 +48,7 @@ class ContainerTrack:
         "logged",
         "seen_log",
         "seen_t",
+        "uid",
         "version",
         "window",
     )
@@ -49,6 +63,7 @@ class ContainerTrack:
         self.version: str | None = None  # the server's own word
         self._oom: tuple[float, Mapping[str, float]] | None = None  # when an out-of-memory text came, its figures
         self.seen_log = False
+        self.uid: str | None = None  # of its pod; None = not known yet
         self.seen_t = float("-inf")
         self.failure: Failure | None = None  # of the last reading or line
 
@@ -148,6 +163,7 @@ class EngineTrack:
         "seen_t",
         "target",
         "tracker",
+        "uid",
     )
 
     def __init__(self, key: EngineKey, page: Scrape, thresholds: Thresholds, named: tuple[str, str]) -> None:
@@ -159,6 +175,12 @@ class EngineTrack:
         self.failed_since: float | None = None  # since when it has been published without values
         self.target, self.container, self.gpus = page.target, page.container, page.gpus
         self.seen_t = page.time
+        self.uid: str | None = None  # of its pod; None = not known yet, or named by hand
+
+    @property
+    def pod(self) -> tuple[str, str]:
+        """Namespace and name of its pod."""
+        return self.key.namespace, self.key.pod
 
     def _begin(self) -> None:
         self.tracker = EngineTracker(self._thresholds)

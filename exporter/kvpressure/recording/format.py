@@ -4,7 +4,7 @@ A recording holds what was *read*, never what was concluded. The first line is t
 every key of a tick but ``t`` may be missing or null, and unknown keys are ignored. Keys are the field names of
 ``kvpressure.model.readings``; an engine page stands as ``exposition``, the raw text as scraped.
 
-Beyond the documented keys a tick may carry ``owners``, ``steps``, ``node_conditions``, ``targets``,
+Beyond the documented keys a tick may carry ``owners``, ``pods``, ``steps``, ``node_conditions``, ``targets``,
 ``process_pods``, ``expected_gpus`` and ``health``, and an engine
 ``t`` (when the page was fetched, if not at the tick's time), ``env``, ``version``, ``group`` and ``dialect`` (of a page
 that does not show it).
@@ -219,6 +219,7 @@ _HEALTH: Final = (
     Field("duration_seconds", read_level),
     Field("errors", read_counts, dict, default={}),
 )
+_POD: Final = fields(read_name, "namespace", "pod", "uid", required=True)
 #: The entries of each list in a tick, and of ``health`` by source.
 ENTRIES: Final = {
     "gpus": _GPU,
@@ -228,6 +229,7 @@ ENTRIES: Final = {
     "allocator": _ALLOCATOR,
     "steps": _STEPS,
     "owners": _OWNER,
+    "pods": _POD,
     "health": _HEALTH,
 }
 
@@ -291,6 +293,11 @@ def _page(entry: object, where: str, time: float, build: PageBuilder) -> Scrape:
     return replace(page, **known) if known else page
 
 
+def _pod(entry: object, where: str) -> tuple[tuple[str, str], str]:
+    """A pod's name with its uid."""
+    return decode(lambda namespace, pod, uid: ((namespace, pod), uid), _POD, entry, where)
+
+
 def _health(body: Mapping[str, Any]) -> dict[str, SourceHealth]:
     raw = body.get("health")
     if raw is None:
@@ -323,6 +330,7 @@ def tick_from_json(line: bytes, build: PageBuilder) -> Snapshot:
         node_conditions=_entries(body, "node_conditions", _node_condition),
         health=_health(body),
         targets=None if targets is None else read_names(targets),
+        pods=None if body.get("pods") is None else dict(_entries(body, "pods", _pod)),
         process_pods={} if body.get("process_pods") is None else read_pods(body["process_pods"]),
         expected_gpus={} if body.get("expected_gpus") is None else read_counts(body["expected_gpus"]),
     )
@@ -352,6 +360,8 @@ def tick_to_json(snapshot: Snapshot) -> str:
     body.update((name, entries) for name, entries in lists if entries)
     if snapshot.targets is not None:
         body["targets"] = list(snapshot.targets)
+    if snapshot.pods is not None:
+        body["pods"] = [{"namespace": name[0], "pod": name[1], "uid": uid} for name, uid in snapshot.pods.items()]
     if snapshot.process_pods:
         body["process_pods"] = {str(pid): list(pod) for pid, pod in snapshot.process_pods.items()}
     if snapshot.expected_gpus:

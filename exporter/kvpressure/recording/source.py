@@ -87,6 +87,7 @@ class RecordingSource:
             steps=tuple(map(self._moved_steps, last.steps)),
             node_conditions=last.node_conditions,
             targets=last.targets,
+            pods=last.pods,
         )
 
     def _moved_steps(self, stats: StepStats) -> StepStats:

@@ -247,9 +247,15 @@ def _snapshot(now: float, readings: Iterable[Reading], health: Mapping[str, Sour
         discovered=gathered("discovered"),
         health=health,
         targets=gathered("targets") if any(reading.targets is not None for reading in readings) else None,
+        pods=_pods(readings),
         process_pods={pid: pod for reading in readings for pid, pod in (reading.process_pods or {}).items()},
         expected_gpus={vendor: n for reading in readings for vendor, n in (reading.expected_gpus or {}).items()},
     )
+
+
+def _pods(readings: Iterable[Reading]) -> dict[tuple[str, str], str] | None:
+    named = [reading.pods for reading in readings if reading.pods is not None]
+    return {name: uid for pods in named for name, uid in pods.items()} if named else None
 
 
 def _close(source: Source) -> None:

@@ -49,7 +49,7 @@ class Reading:
 
     Partial failures are not exceptions: ``errors`` counts them by reason, and the rest is used. ``process_pods``:
     (namespace, pod) by host pid of processes on GPUs; ("", "") = in no pod. ``expected_gpus``: number of GPUs by
-    vendor, unreadable ones included.
+    vendor, unreadable ones included. ``pods``: uid by (namespace, pod) of every pod with an engine that exists.
     """
 
     gpus: tuple[GpuReading, ...] | None = None
@@ -62,6 +62,7 @@ class Reading:
     node_conditions: tuple[NodeCondition, ...] | None = None
     discovered: tuple[Discovered, ...] | None = None
     targets: tuple[str, ...] | None = None
+    pods: Mapping[tuple[str, str], str] | None = None
     expected_gpus: dict[str, int] | None = None
     process_pods: dict[int, tuple[str, str]] | None = None
     errors: dict[str, int] = field(default_factory=dict)

@@ -123,17 +123,22 @@ class Node:
         """The server behind a pod."""
         return self.servers[sum(name.encode()) % len(self.servers)]
 
-    def document(self, name: str, **fields: Any) -> dict[str, Any]:
-        """The API object of a pod whose page is served here."""
-        server = self.server(name)
+    def document(self, name: str, address_of: str = "", uid: str = "", **fields: Any) -> dict[str, Any]:
+        """The API object of a pod whose page is served here. ``address_of``: the name of a pod that has the same
+        address, as those on the host's network have after each other.
+        """
+        server = self.server(address_of or name)
         container = objects.container(ports=[{"containerPort": server.port}])
-        return objects.pod(
+        document = objects.pod(
             name,
             ip=server.address,
             containers=[container],
-            annotations={"prometheus.io/path": f"/{name}/metrics"},
+            annotations={"prometheus.io/path": f"/{address_of or name}/metrics"},
+            host_network=bool(address_of),
             **fields,
         )
+        document["metadata"]["uid"] = uid or document["metadata"]["uid"]
+        return document
 
     def add(self, name: str, devices: list[str] | None = None, pids: tuple[int, ...] = (), **fields: Any) -> None:
         """Create a pod with everything that a node has for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -171,6 +172,36 @@ def test_two_hundred_pods_come_and_go(node: Node) -> None:
     until(lambda: node.labels("gpu_pod_info", "pod") == set(node.pods), 20)
     until(lambda: node.labels("container_memory_used_ratio", "pod") == set(node.pods), 20)
     assert sizes[-1] - sizes[0] < 12 * 2**20, sizes
+
+
+@pytest.mark.fault(
+    "engines",
+    "a pod is replaced at the same address (host's network, an address used again, a StatefulSet)",
+    "the old pod's series end with it; the new pod begins anew",
+    "–",
+    "by itself",
+)
+def test_pods_that_are_replaced_at_one_address_leave_nothing_behind(node: Node) -> None:
+    """Each comes before the one before it goes, so that its address is scraped all the time."""
+    others = {"vllm-0", "vllm-1", "vllm-2"}
+    series = 0
+    for i in range(5):
+        node.add(f"hop-{i}", address_of="hop")
+        if i:
+            node.remove(f"hop-{i - 1}")
+        until(lambda i=i: node.value("engine_up", pod=f"hop-{i}") == 1)
+        page = node.scrape()
+        assert set(re.findall(r'pod="([^"]+)"', page)) == {*others, f"hop-{i}"}
+        series = series or page.count('pod="hop-')
+        assert page.count('pod="hop-') <= series
+    node.logs["hop-4"].write(OOM)
+    until(lambda: node.value("log_events_total", pod="hop-4", event="cuda_oom") == 1)
+    node.remove("hop-4")
+    node.add("hop-4", address_of="hop", uid="d3a1b2c4-0000-4000-8000-000000000001")
+    until(lambda: node.value("log_events_total", pod="hop-4", event="cuda_oom") is None)
+    until(lambda: node.value("engine_up", pod="hop-4") == 1)
+    node.remove("hop-4")
+    until(lambda: set(re.findall(r'pod="([^"]+)"', node.scrape())) == others)
 
 
 def rich(number: int, size: int, ours: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -214,6 +214,16 @@ def test_targets_can_be_replaced_while_it_runs(source_for):
     assert (first.connections, second.connections) == (1, 1)
 
 
+def test_another_pod_at_an_address_has_nothing_of_the_one_before(source_for):
+    """Not even its connection."""
+    with answering(PAGE) as server:
+        source = source_for()
+        for uid in ("u1", "u2", "u2"):
+            source.set_targets([replace(parse_target(f"ns/chat-0={server.url}"), uid=uid)])
+            assert [page.pod for page in source.read().pages] == ["chat-0"]
+        assert server.connections == 2
+
+
 def test_what_discovery_finds_is_read_beside_what_was_given(source_for):
     with answering(PAGE) as given, answering(PAGE) as found:
         shared = SharedDiscovery()

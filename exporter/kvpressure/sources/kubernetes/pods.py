@@ -157,7 +157,8 @@ class PodsSource:
             (engine.reading for pod in current for engine in pod.engines),
             key=lambda reading: (reading.namespace, reading.pod, reading.container),
         )
-        return Reading(containers=tuple(readings), discovered=discovered(current), errors=errors)
+        known = {(pod.namespace, pod.name): pod.uid for pod in self._shared.pods or () if pod.engines}
+        return Reading(containers=tuple(readings), discovered=discovered(current), pods=known, errors=errors)
 
     def close(self) -> None:
         """End the watches."""

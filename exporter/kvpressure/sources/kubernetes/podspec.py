@@ -193,7 +193,7 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
     ids = {_hex(item.get("containerID")): _text(item.get("name")) for item in everything}
     ids.pop("", None)
     static = _text(_dict(metadata.get("annotations")).get("kubernetes.io/config.hash"))
-    pod = _Raw(namespace, name, _dict(metadata.get("labels")), _dict(metadata.get("annotations")), spec, status)
+    pod = _Raw(namespace, name, uid, _dict(metadata.get("labels")), _dict(metadata.get("annotations")), spec, status)
     everyone = _found(pod, uid, metadata, command_lines or CommandLines())
     found, others = _engine_containers(pod, policy, everyone)
     annotated = _annotated(pod, found)
@@ -229,6 +229,7 @@ def _serving(group: PodGroup | None, engines: list[EngineContainer]) -> list[Eng
 class _Raw:
     namespace: str
     name: str
+    uid: str
     labels: Mapping[str, Any]
     annotations: Mapping[str, Any]
     spec: Mapping[str, Any]
@@ -581,6 +582,7 @@ def _target(
             verify=policy.verify_tls or not https,
             version=None if found.of_image is None else found.of_image.image_version(*_image(found.container)[1:]),
             dialect=found.engine.name if found.engine is not None else "",
+            uid=pod.uid,
         ), None
     except TargetError:
         return None, "bad_path"

@@ -202,6 +202,12 @@ class _FetchThreads:
                 self._jobs_open -= 1
 
 
+def _same_server(one: Target, other: Target) -> bool:
+    """Whether two targets with one address are the same pod's, as far as known, and trusted alike."""
+    alike = not (one.uid and other.uid) or one.uid == other.uid
+    return alike and (one.verify, one.ca) == (other.verify, other.ca)
+
+
 class EngineSource:
     """All targets of this node. ``read`` returns the scrapes finished since the last one.
 
@@ -236,8 +242,8 @@ class EngineSource:
         return tuple(feed.target for feed in self._feeds.values())
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """Scrape these from now on, the first of each name. Known ones keep their connection; the last ones beyond
-        the limit are not scraped.
+        """Scrape these from now on, the first of each name. Known ones of the same pod keep their connection and
+        state; the last ones beyond the limit are not scraped.
         """
         with self._lock:
             wanted: dict[str, Target] = {}
@@ -253,7 +259,7 @@ class EngineSource:
 
     def _feed(self, name: str, target: Target) -> _Feed:
         known = self._feeds.get(name)
-        if known is None or (known.target.verify, known.target.ca) != (target.verify, target.ca):
+        if known is None or not _same_server(known.target, target):
             return _Feed(
                 target, self._timeout, ScrapeInterval(self._interval) if self._adaptive else None, self._bounds
             )

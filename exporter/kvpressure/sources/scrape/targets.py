@@ -60,8 +60,8 @@ class Target:
 
     ``version``: the server's; ``dialect``: its name; both where discovery knows them. ``ca``: file of certificates to
     trust instead of the system's; ``verify`` False accepts any certificate. ``model_config``: a model's
-    ``config.json`` or name, "" = none. ``group``: as in ``Scrape``. Raises ``TargetError`` for an address that cannot
-    be requested.
+    ``config.json`` or name, "" = none. ``group``: as in ``Scrape``. ``uid``: of the pod, "" = named by hand. Raises
+    ``TargetError`` for an address that cannot be requested.
     """
 
     host: str
@@ -80,6 +80,7 @@ class Target:
     version: str | None = None
     dialect: str = ""
     group: str = ""
+    uid: str = ""
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):

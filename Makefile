@@ -105,7 +105,7 @@ bench-growth:    ## the same from 8 to 64 engines, and 64 GPU partitions (10 min
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.growth $(ARGS)
 
-bench-churn:     ## a simulated day of pods, engines and GPUs coming and going: is memory flat? (3 minutes)
+bench-churn:     ## a simulated day of pods, engines and GPUs coming and going: is memory flat? (3 minutes; ARGS="--live 10": pods replaced at one address beside a quiet node)
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.churn $(ARGS)
 

@@ -5,6 +5,10 @@ monitor's tick, the pipeline, and the pages that are served. Pods come and go ev
 restart, models change, GPUs move between pods, are lost and come back, and are split into MIG instances and joined
 again. Before and after it the node is calm for 40 minutes with eight fresh pods. Exit 1 when memory has grown since the
 first hour, or when the calm node publishes another number of series afterwards.
+
+``--live MINUTES`` instead: two real ``kvpressure serve`` side by side, each on a Kubernetes node of stubs with 8
+engines. On one of them a pod is replaced every four seconds at the same address. Exit 1 when, over the last half, that
+one needs over a tenth more CPU time or resident memory, or when it ends with other series.
 """
 
 from __future__ import annotations
@@ -14,11 +18,22 @@ import gzip
 import json
 import os
 import random
+import re
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from tests.helpers.waiting import until
+from tests.sources.gpu.nvml_stub import GIB, Gpu, build
+from tests.sources.kubernetes import node as kubernetes
+
+from benchmarks.node import cpu_seconds, rss_mib
 from kvpressure.engines.registry import log_line
 from kvpressure.model.readings import (
     ContainerReading,
@@ -40,7 +55,6 @@ from kvpressure.sources.scrape.memory_limits import ScrapeLimits
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
 PAGES: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "recordings" / "vllm-cpu" / "d_kv_pressure.jsonl.gz"
-GIB: Final = 2**30
 SLOTS: Final = 8
 CALM_SECONDS: Final = 2400.0  # what is remembered longest, a GPU's fault, counts for half an hour
 HOUR: Final = 3600.0
@@ -50,7 +64,16 @@ REMAP_SECONDS: Final = 600.0
 LOSS_SECONDS: Final = 3600.0
 SPLIT_SECONDS: Final = 1800.0
 GROWTH: Final = 1.03  # of the memory after the first hour: what an allocator moves up and down
-SOMETIMES: Final = (b"#", b"kvpressure_pressure_stage", b"kvpressure_verdict_reason")
+REPLACED_SECONDS: Final = 4.0  # at one address, on the live node
+MORE: Final = 1.1  # of what the live node without churn needs
+SCRAPED_ROUNDS: Final = 4
+SOMETIMES: Final = (
+    b"#",
+    b"kvpressure_pressure_stage",
+    b"kvpressure_verdict_reason",
+    b"kvpressure_kv_cache_seconds_to_full",
+    b"kvpressure_source_errors_total",
+)
 LINES: Final = (
     "INFO 01-01 00:00:00 [core.py:1] Engine core initialized",
     "torch.OutOfMemoryError: CUDA out of memory.",
@@ -254,12 +277,122 @@ def resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class EngineServer:
+    """A server of engine pages in another process."""
+
+    port: int
+    address: str = "127.0.0.1"
+
+    def close(self) -> None:
+        """It ends with its process."""
+
+
+class LiveNode(kubernetes.Node):
+    """Eight pods with a GPU each. The last one's address is handed on."""
+
+    def __init__(self, where: Path, library: Path, ports: list[int]) -> None:
+        super().__init__(where, library)
+        for server in self.servers:
+            server.close()
+        self._engines = {f"pod-{slot}": EngineServer(port) for slot, port in enumerate(ports)}
+        self.servers = []
+        self.gpus = [Gpu() for _ in ports]
+        self.patience_seconds = 120.0
+        self.replaced = 0
+
+    def server(self, name: str) -> Any:
+        """The engine behind a pod."""
+        return self._engines[name]
+
+    def populate(self) -> None:
+        """The eight pods."""
+        for slot in range(SLOTS - 1):
+            self.add(f"pod-{slot}", [kubernetes.uuid(slot)])
+        self._add_last()
+
+    def replace(self) -> None:
+        """The pod at the last address, by one with another name and uid; both exist for a moment."""
+        self.replaced += 1
+        self._add_last()
+        self.remove(f"last-{self.replaced - 1}")
+
+    def _add_last(self) -> None:
+        self.add(f"last-{self.replaced}", [kubernetes.uuid(SLOTS - 1)], address_of=f"pod-{SLOTS - 1}")
+
+    def pods_named(self) -> set[str]:
+        """Every pod that some series names."""
+        return set(re.findall(r'[{,]pod="([^"]+)"', self.scrape()))
+
+    def series(self) -> dict[str, int]:
+        """Published series by family, without those that only some verdicts have."""
+        lines = [line for line in self.scrape().splitlines() if not line.encode().startswith(SOMETIMES)]
+        names = [re.split(r"[{ ]", line)[0] for line in lines]
+        return {name: names.count(name) for name in names}
+
+
+@contextmanager
+def live_node(where: Path) -> Iterator[LiveNode]:
+    """A node whose exporter reads all its engines."""
+    where.mkdir()
+    command = [sys.executable, "-m", "benchmarks.engines", str(SLOTS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as engines:
+        assert engines.stdout is not None
+        try:
+            ports = [int(engines.stdout.readline()) for _ in range(SLOTS)]
+            with LiveNode(where, build(where / "driver"), ports) as node:
+                node.populate()
+                node.start()
+                until(lambda: sum(node.samples("engine_up").values()) == SLOTS, node.patience_seconds)
+                yield node
+        finally:
+            engines.terminate()
+
+
+def live(minutes: float) -> int:
+    """Run both nodes at once; print what each needs minute by minute and over the last half."""
+    kubernetes.TICK = "1"
+    rounds = int(60 * minutes / REPLACED_SECONDS)
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        nodes = [stack.enter_context(live_node(Path(directory) / name)) for name in ("quiet", "churned")]
+        quiet, churned = nodes
+        began, spent, sizes = time.monotonic(), [], []
+        for done in range(1, rounds + 1):
+            churned.replace()
+            if done % SCRAPED_ROUNDS == 0:
+                for node in nodes:
+                    node.scrape()
+            spent.append([cpu_seconds(node.exporter_pid) for node in nodes])
+            sizes.append([rss_mib(node.exporter_pid) for node in nodes])
+            if done * REPLACED_SECONDS % 60 < REPLACED_SECONDS:
+                each = (f"{s:.2f} s CPU, {mib:.1f} MiB" for s, mib in zip(spent[-1], sizes[-1], strict=True))
+                print(f"{done * REPLACED_SECONDS:4.0f} s: {' | '.join(each)}", flush=True)
+            time.sleep(max(0.0, began + done * REPLACED_SECONDS - time.monotonic()))
+        of_the_gone = churned.pods_named() - churned.pods.keys()
+        counts, usual = churned.series(), quiet.series()
+    more = {name: count - usual.get(name, 0) for name, count in counts.items() if count > usual.get(name, 0)}
+    print(
+        f"{churned.replaced} pods replaced, {len(of_the_gone)} gone and still named, series beyond quiet: {more}"
+    )
+    half = rounds // 2
+    needs = {
+        "CPU seconds": [last - first for first, last in zip(spent[half], spent[-1], strict=True)],
+        "resident MiB": [sum(column) / len(column) for column in zip(*sizes[half:], strict=True)],
+    }
+    for what, (calm, busy) in needs.items():
+        print(f"{what}, last half: {calm:.2f} quiet, {busy:.2f} churned, {busy / calm:.3f} x (at most {MORE} x)")
+    return int(bool(of_the_gone or more) or any(busy > MORE * calm for calm, busy in needs.values()))
+
+
 def main() -> int:
     """Print memory and series hour by hour, and whether both came back."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--live", type=float, metavar="MINUTES", help="pods replaced at one address, in real time")
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--step", type=float, default=10.0, help="seconds between two ticks")
     options = parser.parse_args()
+    if options.live:
+        return live(options.live)
     runtime.limit_malloc_arenas()
     node = Node(now=1_700_000_000.0, step=options.step)
     exporter = Exporter(node)

@@ -356,6 +356,7 @@ DOCUMENTS: dict[str, tuple[Callable[[str], object], int, tuple[Callable[[int], s
             entries("engines", '{"target": "t#", "args": ["vllm", "serve", "m"], "exposition": "vllm:a 1"}'),
             entries("allocator", '{"namespace": "n", "pod": "p", "rank": #}'),
             entries("targets", '"t#"'),
+            entries("pods", '{"namespace": "n", "pod": "p#", "uid": "u"}'),
             entries("later", "[[1]]"),
             lambda count: '"health": {' + ", ".join(f'"s{n}": {{"up": true}}' for n in range(count)) + "}",
             lambda count: '"process_pods": {' + ", ".join(f'"{n}": ["n", "p"]' for n in range(count)) + "}",

@@ -87,6 +87,7 @@ def test_every_key_of_a_tick_is_on_the_page() -> None:
         node_conditions=(NodeCondition("MemoryPressure", True),),
         health={"nvidia": SourceHealth("nvidia")},
         targets=("x",),
+        pods={("a", "b"): "uid"},
         process_pods={1: ("a", "b")},
         expected_gpus={"nvidia": 1},
     )

@@ -179,6 +179,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             for name, h in health.items()
         },
         targets=draw(st.none() | st.lists(_texts, max_size=2).map(tuple)),
+        pods=draw(st.none() | st.dictionaries(st.tuples(_texts, _texts), _texts, max_size=2)),
         process_pods=draw(st.dictionaries(st.integers(0, 2**22), st.tuples(_texts, _texts), max_size=2)),
         expected_gpus=draw(st.dictionaries(_texts, _count, max_size=2)),
     )

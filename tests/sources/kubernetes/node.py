@@ -263,6 +263,12 @@ class Node:
                 self._port = int(found[1])
 
     @property
+    def exporter_pid(self) -> int:
+        """Process id of the exporter."""
+        assert self._exporter is not None
+        return self._exporter.pid
+
+    @property
     def exporter_port(self) -> int:
         """Where the exporter listens."""
         return self._port

@@ -128,7 +128,9 @@ class TestTwoServersThatCallThemselvesAlike:
         assert [engine.signals.kv.kv_used_ratio_max for engine in state.engines] == [0.5, 0.5]
 
     def test_a_new_pod_of_the_same_name_is_the_same_engine(self) -> None:
-        """A StatefulSet's: it comes under another address, and what was learnt of the engine holds."""
+        """As long as nothing says that it is another one: it comes under another address, and what was learnt of the
+        engine holds.
+        """
         pipeline = Pipeline()
         after(pipeline, (page(1000.0, start=1.0),), targets=(FIRST,))
         state = after(pipeline, (page(1001.0, SECOND, start=2.0),), targets=(SECOND,))

@@ -174,6 +174,7 @@ def test_two_hundred_pods_come_and_go(node: Node) -> None:
     assert sizes[-1] - sizes[0] < 12 * 2**20, sizes
 
 
+@pytest.mark.attack("a pod replaced every few seconds at one address", "only the living have series, memory and CPU")
 @pytest.mark.fault(
     "engines",
     "a pod is replaced at the same address (host's network, an address used again, a StatefulSet)",

@@ -16,6 +16,7 @@ from kvpressure.sources.scrape.scanner import parse_scrape
 from kvpressure.sources.scrape.source import EngineSource, Fetcher
 from kvpressure.sources.scrape.targets import parse_target
 from tests.helpers.vllm_server import RawServer, answering, response, saying
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -215,12 +216,29 @@ def test_targets_can_be_replaced_while_it_runs(source_for):
 
 
 def test_another_pod_at_an_address_has_nothing_of_the_one_before(source_for):
-    """Not even its connection."""
+    """Not even its connection, nor a place among the engines that share the limits."""
     with answering(PAGE) as server:
         source = source_for()
+        alone = source._bounds.engines.allowed(object())
         for uid in ("u1", "u2", "u2"):
-            source.set_targets([replace(parse_target(f"ns/chat-0={server.url}"), uid=uid)])
-            assert [page.pod for page in source.read().pages] == ["chat-0"]
+            source.set_targets([replace(parse_target(f"ns/chat-{uid}={server.url}"), uid=uid)])
+            (page,) = source.read().pages
+            assert (page.pod, page.engines) == (f"chat-{uid}", parse_scrape(PAGE, target=page.target, time=0).engines)
+        assert server.connections == 2
+        source.set_targets([])
+        assert source._bounds.engines.allowed(object()) == alone
+
+
+def test_a_page_of_the_pod_before_is_not_returned_as_that_of_the_next(source_for):
+    """It hangs while its pod is replaced at its address."""
+    with saying(then="hang") as server:
+        source = source_for(engine_timeout_seconds=1, collectors=EVERY_SECOND)
+        target = parse_target(f"ns/chat-0={server.url}")
+        source.set_targets([replace(target, uid="u1")])
+        assert not source.read().pages
+        source.set_targets([replace(target, uid="u2", pod="chat-1")])
+        (page,) = until(lambda: source.read().pages, 10)
+        assert (page.pod, page.error) == ("chat-1", "timeout")
         assert server.connections == 2
 
 

@@ -371,9 +371,7 @@ def live(minutes: float) -> int:
         of_the_gone = churned.pods_named() - churned.pods.keys()
         counts, usual = churned.series(), quiet.series()
     more = {name: count - usual.get(name, 0) for name, count in counts.items() if count > usual.get(name, 0)}
-    print(
-        f"{churned.replaced} pods replaced, {len(of_the_gone)} gone and still named, series beyond quiet: {more}"
-    )
+    print(f"{churned.replaced} pods replaced, {len(of_the_gone)} gone and still named, series beyond quiet: {more}")
     half = rounds // 2
     needs = {
         "CPU seconds": [last - first for first, last in zip(spent[half], spent[-1], strict=True)],

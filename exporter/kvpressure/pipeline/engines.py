@@ -65,7 +65,7 @@ class Engines:
         self._known = None if targets is None else frozenset(targets)
         if pods is not None:
             self.pods = pods
-            self._drop(track for track in self if is_gone(track, track.pod, pods))
+            self._drop(track for track in self if is_gone(track, pods))
 
     def observe(self, now: float, page: Scrape, model_from_args: Callable[[Scrape], str]) -> None:
         """Give each engine of the scrape its reading; known engines without one count as failed."""

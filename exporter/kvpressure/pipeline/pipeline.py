@@ -199,8 +199,9 @@ class Pipeline:
 
     def _container(self, key: ContainerKey) -> ContainerTrack:
         if key not in self._containers:
-            self._containers[key] = ContainerTrack(self._thresholds)
-            self._containers[key].uid = self._engines.pods.get(key[:2])
+            namespace, pod, _ = key
+            self._containers[key] = track = ContainerTrack(self._thresholds, (namespace, pod))
+            track.uid = self._engines.pods.get(track.pod)
         return self._containers[key]
 
     def _gpu(self, uuid: str) -> GpuTrack:
@@ -232,9 +233,7 @@ class Pipeline:
     def _drop_containers_of_gone_pods(self, pods: Mapping[tuple[str, str], str] | None) -> None:
         if pods is not None:
             self._containers = {
-                key: track
-                for key, track in self._containers.items()
-                if key[:2] in pods and not is_gone(track, key[:2], pods)
+                key: track for key, track in self._containers.items() if track.pod in pods and not is_gone(track, pods)
             }
 
     # --- concluding -----------------------------------------------------------------------------------------
@@ -500,7 +499,7 @@ class Pipeline:
         """
         states = []
         for key, track in self._containers.items():
-            if snapshot.pods is not None and key[:2] not in snapshot.pods:
+            if snapshot.pods is not None and track.pod not in snapshot.pods:
                 continue
             found = (
                 track.failure

@@ -25,12 +25,11 @@ MAX_EVENTS_KEPT: Final = 512  # of one kind
 _NO_FIGURES: Final[Mapping[str, float]] = {}
 
 
-def is_gone(track: ContainerTrack | EngineTrack, pod: tuple[str, str], pods: Mapping[tuple[str, str], str]) -> bool:
-    """Whether the pod (namespace, name) of a track is gone or has been replaced, by the uids of the pods that exist.
-
-    Never of an engine named by hand, whose pod is not among them.
+def is_gone(track: ContainerTrack | EngineTrack, pods: Mapping[tuple[str, str], str]) -> bool:
+    """Whether the track's pod is gone or has been replaced, by the uids of the pods that exist; notes its uid when that
+    is first known. False for an engine named by hand, whose pod is not among them.
     """
-    uid = pods.get(pod)
+    uid = pods.get(track.pod)
     track.uid = uid if track.uid is None else track.uid
     return track.uid != uid
 
@@ -46,6 +45,7 @@ class ContainerTrack:
         "facts",
         "failure",
         "logged",
+        "pod",
         "seen_log",
         "seen_t",
         "uid",
@@ -53,7 +53,8 @@ class ContainerTrack:
         "window",
     )
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: Thresholds, pod: tuple[str, str]) -> None:
+        self.pod = pod  # namespace and name
         self.window = ContainerWindow()
         self.counts: dict[str, int] = {}
         self._log_window = thresholds["log_window_seconds"]

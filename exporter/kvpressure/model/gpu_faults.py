@@ -10,6 +10,9 @@ from kvpressure.model.readings import GpuReading
 LOST: Final = frozenset({"gpu_lost", "lost", "reset_required"})
 """``GpuReading.error`` of a device that is gone or needs a reset."""
 
+OTHER_XID: Final = 0
+"""In place of every number that is not in the driver's catalogue; counts as a hardware fault."""
+
 OF_APPLICATIONS: Final[Mapping[str, frozenset[int]]] = {"nvidia": frozenset({13, 31, 43, 45, 68, 109})}
 """Driver events by vendor that a program causes on a healthy GPU; all others count as hardware faults."""
 

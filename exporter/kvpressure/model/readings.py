@@ -87,8 +87,9 @@ class GpuReading:
     ``memory_used_bytes`` is total minus free, which means the same under both NVML memory structures.
     ``utilization_ratio`` is a duty cycle (some kernel was running). ``error`` is why the device could not be read
     (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None. A MIG instance has
-    ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU. ``xid_errors`` (by XID) and
-    ``ecc_errors`` (by kind) count driver events since start; ``xid_last_times`` is when each XID came last.
+    ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU. ``xid_errors`` (by XID, 0
+    = any other) and ``ecc_errors`` (by kind) count driver events since start; ``xid_last_times`` is when each XID came
+    last.
     """
 
     uuid: str

@@ -56,6 +56,7 @@ OTHER_SOFTWARE: Final = (
 SEVERAL_SERVERS: Final = "several_servers"
 SAME_SERVER: Final = "same_server"  # read under another address already
 # Ours
+TARGET_LIMIT: Final = "target_limit"  # not asked: more targets than allowed
 INTERNAL: Final = "internal"  # a bug in the exporter; its debug log has the traceback
 
 _SHORT: Final = {
@@ -76,6 +77,7 @@ _SHORT: Final = {
     JSON: "JSON instead of metrics",
     EMPTY: "empty response",
     TOO_LARGE: "response too large",
+    TARGET_LIMIT: "not scraped, because there are more targets than allowed",
     INTERNAL: "internal error of the exporter",
 }
 """Words for a sentence; other reasons are their name with spaces."""
@@ -111,5 +113,6 @@ REASONS: Final = (
     *OTHER_SOFTWARE,
     SEVERAL_SERVERS,
     SAME_SERVER,
+    TARGET_LIMIT,
     INTERNAL,
 )

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
 
 from kvpressure import __version__
+from kvpressure.model.gpu_faults import OTHER_XID
 from kvpressure.model.isolation import (
     CONTAINER,
     ENGINE,
@@ -173,12 +174,16 @@ def _add_gpu(out: Families, gpu: GpuState, reported_by_instances: frozenset[str]
     for reason in reading.throttle_reasons or ():
         out.add("gpu_throttled", (*labels, clean(reason)), 1)
     for xid, count in reading.xid_errors.items():
-        out.add("gpu_xid_errors_total", (*labels, str(xid)), count)
+        out.add("gpu_xid_errors_total", (*labels, _xid(xid)), count)
     for xid, time in reading.xid_last_times.items():
-        out.add("gpu_xid_last_timestamp_seconds", (*labels, str(xid)), time)
+        out.add("gpu_xid_last_timestamp_seconds", (*labels, _xid(xid)), time)
     out.each("gpu_ecc_errors_total", labels, reading.ecc_errors)
     for (namespace, pod), size in gpu.process_bytes.items():
         out.add("gpu_process_memory_bytes", (*labels, clean(namespace), clean(pod)), size)
+
+
+def _xid(number: int) -> str:
+    return "other" if number == OTHER_XID else str(number)
 
 
 def _add_gpu_counts(out: Families, state: State) -> None:

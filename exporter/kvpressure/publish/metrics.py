@@ -75,7 +75,12 @@ METRICS: Final[tuple[Metric, ...]] = (
         "1 while the driver reports clocks reduced for the reason in the label.",
         (*GPU, "reason"),
     ),
-    _m("gpu_xid_errors_total", "counter", "XID events since the exporter started.", (*GPU, "xid")),
+    _m(
+        "gpu_xid_errors_total",
+        "counter",
+        "XID events since the exporter started. other: numbers that NVIDIA's catalogue does not have.",
+        (*GPU, "xid"),
+    ),
     _m("gpu_xid_last_timestamp_seconds", "gauge", "Time of the last event with this XID.", (*GPU, "xid")),
     _m("gpu_ecc_errors_total", "counter", "ECC error events since the exporter started, by kind.", (*GPU, "kind")),
     _m(

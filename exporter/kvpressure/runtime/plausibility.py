@@ -76,6 +76,12 @@ def _each(items: tuple[T, ...] | None, clean: Any) -> tuple[T, ...] | None:
     return None if items is None else tuple(map(clean, items))
 
 
+def _made_visible(item: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The texts of ``item`` that have control characters, with these as escapes."""
+    texts = {name: getattr(item, name) for name in names}
+    return {name: visible(text) for name, text in texts.items() if text is not None and visible(text) != text}
+
+
 class _Refused:
     """Counts impossible values."""
 
@@ -93,7 +99,7 @@ class _Refused:
 
     def gpu(self, gpu: Any) -> Any:
         """``gpu`` without impossible values."""
-        more: dict[str, Any] = {}
+        more = _made_visible(gpu, ("name", "driver"))
         processes = tuple(self.cleaned(process, _PROCESS) for process in gpu.processes)
         if processes != gpu.processes:
             more["processes"] = processes
@@ -110,12 +116,7 @@ class _Refused:
         more: dict[str, Any] = {}
         ended = container.last_termination
         if ended is not None:
-            texts = (
-                {}
-                if ended.reason is None or visible(ended.reason) == ended.reason
-                else {"reason": visible(ended.reason)}
-            )
-            known = self.cleaned(ended, _TERMINATION, **texts)
+            known = self.cleaned(ended, _TERMINATION, **_made_visible(ended, ("reason",)))
             code = ended.exit_code
             if code is not None and not -ceilings.IDENTIFIER <= code <= ceilings.IDENTIFIER:
                 self.count += 1

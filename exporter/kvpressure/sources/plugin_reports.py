@@ -20,17 +20,19 @@ import json
 import os
 import re
 import stat
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kvpressure.model import ceilings
 from kvpressure.model.readings import AllocatorReading, StepStats
 from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.places import Place, Standing, admitted
 
 if TYPE_CHECKING:
     from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
@@ -124,46 +126,74 @@ class PluginSource:
     def read(self) -> Reading:
         """Read every file; unreadable ones are counted and skipped."""
         errors: Counter[str] = Counter()
-        wanted = {None, *self._shared.wanted}
-        found = [_listed(pod, path, errors) for pod, path in self._directories(errors)]
-        named = {one.pod for one in found}
+        standings = self._shared.standings()
+
+        def standing(pod: Place | None) -> Standing:
+            """The shared directory stands for the pods in it."""
+            return Standing.HAS_GPU if pod is None else standings.get(pod, Standing.NOT_KNOWN)
+
+        directories = [_listed(pod, path, errors) for pod, path in self._directories(standings, errors)]
+        named = {directory.pod for directory in directories}
+        kept, left_out = admitted(
+            ((directory.pod, file) for directory in directories for file in directory.files),
+            MAX_BYTES,
+            lambda entry: standing(entry[0]),
+            lambda entry: entry[0] or ("", ""),
+            lambda entry: entry[1].size,
+        )
+        errors[TOO_LARGE] += len({pod for pod, _ in left_out})
+        files: dict[Place | None, list[Path]] = defaultdict(list)
+        for pod, file in kept:
+            files[pod].append(file.path)
         allocator: list[AllocatorReading] = []
         steps: list[StepStats] = []
-        left, entries = MAX_BYTES, MAX_ENTRIES
-        for others, directory in _in_turn(found, wanted):
-            reports, used = _reports(directory, min(MAX_DIRECTORY_BYTES, left // others), errors)
-            left -= used
-            if directory.pod is None:
-                reports = [report for report in reports if (report.namespace, report.pod) not in named]
-            of_workers, of_engines = readings(reports)
-            counted = sum(len(stats.sizes) for stats in of_engines)
-            if counted > entries // others:
-                errors[TOO_LARGE] += 1
-                of_engines, counted = (), 0
-            entries -= counted
-            allocator += of_workers
-            steps += of_engines
-        return Reading(allocator=tuple(allocator), steps=tuple(steps), errors=dict(errors))
+        entries = MAX_ENTRIES
+        for _, pods in groupby(files, standing):
+            alike = list(pods)
+            for others, pod in zip(range(len(alike), 0, -1), alike, strict=True):
+                reports = _reports(files[pod], pod, errors)
+                if pod is None:
+                    reports = [report for report in reports if (report.namespace, report.pod) not in named]
+                of_workers, of_engines = readings(reports)
+                counted = sum(len(stats.sizes) for stats in of_engines)
+                if counted > entries // others:
+                    errors[TOO_LARGE] += 1
+                    of_engines, counted = (), 0
+                entries -= counted
+                allocator += of_workers
+                steps += of_engines
+        return Reading(
+            allocator=tuple(allocator),
+            steps=tuple(steps),
+            errors={reason: count for reason, count in errors.items() if count},
+        )
 
-    def _directories(self, errors: Counter[str]) -> Iterator[tuple[tuple[str, str] | None, Path]]:
-        """(pod named by the path or None, directory). Those of wanted pods are opened by name and come first, whether
-        or not they are among the listed names.
+    def _directories(
+        self, standings: Mapping[Place, Standing], errors: Counter[str]
+    ) -> Iterator[tuple[Place | None, Path]]:
+        """(pod named by the path or None, directory). Those of pods with a GPU or engine are opened by name, whether or
+        not they are among the listed names.
         """
         listed = self._names()
         yield None, self._root
         uids = {pod.uid: (pod.namespace, pod.name) for pod in self._shared.pods or ()}
         uid_of = {pod: uid for uid, pod in uids.items()}
-        wanted = [name for pod in self._shared.wanted for name in ("_".join(pod), uid_of.get(pod)) if name]
-        there = [name for name in wanted if "/" not in name and _is_directory(self._root / name)]
-        named = list(dict.fromkeys([*there, *(name for name in sorted(listed) if name in uids or "_" in name)]))
-        if len(named) > MAX_DIRECTORIES:
+        wanted = [pod for pod, standing in standings.items() if standing <= Standing.SERVES]
+        names = [name for pod in wanted for name in ("_".join(pod), uid_of.get(pod)) if name and "/" not in name]
+        there = [name for name in names if _is_directory(self._root / name)]
+        # neither namespaces nor pods have an underscore in their names
+        pods = {
+            name: uids[name] if name in uids else _of_name(name)
+            for name in (*there, *sorted(listed))
+            if name in uids or "_" in name
+        }
+        kept, left_out = admitted(
+            pods, MAX_DIRECTORIES, lambda name: standings.get(pods[name], Standing.NOT_KNOWN), lambda name: pods[name]
+        )
+        if left_out:
             errors[TOO_LARGE] += 1
-        for name in named[:MAX_DIRECTORIES]:
-            if name in uids:
-                yield uids[name], self._root / name / EMPTY_DIR
-            else:  # neither namespaces nor pods have an underscore in their names
-                namespace, pod = name.split("_", 1)
-                yield (namespace, pod), self._root / name
+        for name in kept:
+            yield pods[name], self._root / name / EMPTY_DIR if name in uids else self._root / name
 
     def _names(self) -> list[str]:
         """The directories among the root's first names. Raises ``SourceError`` if it is unreadable."""
@@ -179,21 +209,27 @@ class PluginSource:
         """Does nothing; no resource is held."""
 
 
+class _File(NamedTuple):
+    path: Path
+    size: int  # in bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """Files of one directory with their sizes in bytes. ``pod``: named by the path, None = not."""
+    """Files of one directory. ``pod``: named by the path, None = not."""
 
-    pod: tuple[str, str] | None
-    files: tuple[tuple[Path, int], ...]
-
-    @property
-    def bytes(self) -> int:
-        return sum(size for _, size in self.files)
+    pod: Place | None
+    files: tuple[_File, ...]
 
 
-def _listed(pod: tuple[str, str] | None, directory: Path, errors: Counter[str]) -> _Directory:
+def _of_name(name: str) -> Place:
+    namespace, _, pod = name.partition("_")
+    return namespace, pod
+
+
+def _listed(pod: Place | None, directory: Path, errors: Counter[str]) -> _Directory:
     """The reports among a directory's first names; no more are listed, because there may be millions."""
-    found: list[tuple[Path, int]] = []
+    found: list[_File] = []
     try:
         with os.scandir(directory) as entries:
             for seen, entry in enumerate(entries):
@@ -201,23 +237,17 @@ def _listed(pod: tuple[str, str] | None, directory: Path, errors: Counter[str]) 
                     errors[TOO_LARGE] += 1
                     break
                 if _NAME.fullmatch(entry.name):
-                    found.append((Path(entry.path), _size(entry)))
+                    found.append(_File(Path(entry.path), _size(entry)))
     except PermissionError:
         errors[NO_PERMISSION] += 1
     except OSError:
         pass  # a pod without the volume
-    if len(found) > MAX_FILES:
+    found.sort(key=lambda file: file.path.name)
+    ends = list(accumulate(file.size for file in found[:MAX_FILES]))
+    files = found[: bisect_right(ends, MAX_DIRECTORY_BYTES)]
+    if len(files) < len(found):
         errors[TOO_LARGE] += 1
-    return _Directory(pod, tuple(sorted(found, key=lambda file: file[0].name)[:MAX_FILES]))
-
-
-def _in_turn(found: list[_Directory], wanted: set[tuple[str, str] | None]) -> Iterator[tuple[int, _Directory]]:
-    """(number of directories that share the rest, directory): the shared one and those of wanted pods first, then the
-    others, each kind by size.
-    """
-    for of_wanted in (True, False):
-        alike = sorted((one for one in found if (one.pod in wanted) is of_wanted), key=lambda one: one.bytes)
-        yield from zip(range(len(alike), 0, -1), alike, strict=True)
+    return _Directory(pod, tuple(files))
 
 
 def _is_directory(path: Path) -> bool:
@@ -235,23 +265,19 @@ def _size(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _reports(directory: _Directory, allowed: int, errors: Counter[str]) -> tuple[list[PluginReport], int]:
-    """(fresh reports of a directory, bytes read); files beyond ``allowed`` bytes are not read."""
-    now, used = time(), 0
+def _reports(paths: Iterable[Path], pod: Place | None, errors: Counter[str]) -> list[PluginReport]:
+    """The fresh reports among the files of one directory."""
+    now = time()
     reports: list[PluginReport] = []
-    for path, size in directory.files:
-        if used + size > allowed:
-            errors[TOO_LARGE] += 1
-            break
-        used += size
+    for path in paths:
         try:
-            report = read_report(path, directory.pod)
+            report = read_report(path, pod)
         except SourceError as failure:
             errors[failure.reason] += 1
         else:
             if report is not None and abs(now - report.written) <= FRESH_SECONDS:
                 reports.append(report)
-    return reports, used
+    return reports
 
 
 def read_report(path: Path, pod: tuple[str, str] | None) -> PluginReport | None:

@@ -22,6 +22,7 @@ from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.host.log_files import ContainerLog, Entry, Position
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import Pod
+from kvpressure.sources.places import admitted
 
 REASONS: Final = (
     "no_log_directory",
@@ -41,7 +42,7 @@ READ_BYTES: Final = 1024 * 1024  # of all logs together, each read
 CONTAINER_BYTES: Final = 256 * 1024  # of one log, each read
 MAX_LINES: Final = 500  # recognised lines of one log that are passed on, each read
 MAX_CONTAINERS: Final = 128
-"""Containers whose logs are followed. Beyond: those of pods without a GPU are left out first.
+"""Containers whose logs are followed. Beyond: those of ended pods, then of pods without a GPU, are left out first.
 Shown as: `source_errors_total{source="logs"}`.
 """
 RECENT_SECONDS: Final = 600.0
@@ -118,14 +119,13 @@ class LogsSource:
             raise SourceError("no_log_directory", f"{self._root}: {error.strerror}") from error
 
     def _select(self, pods: Sequence[Pod], errors: Counter[str]) -> None:
-        """Follow the logs of present engines, those of pods with a GPU first, and of engines that have just gone once
-        more.
-        """
+        """Follow the logs of present engines, the best claims first, and of engines that have just gone once more."""
         there = {(pod.namespace, pod.name, pod.uid, engine.container): pod for pod in pods for engine in pod.engines}
-        owning = {(owner.namespace, owner.pod) for owner in self._shared.owners}
-        wanted = {key: there[key] for key in sorted(there, key=lambda key: key[:2] not in owning)[:MAX_CONTAINERS]}
-        if len(there) > len(wanted):
-            errors["too_many_containers"] += len(there) - len(wanted)
+        owning = self._shared.owning
+        kept, left_out = admitted(there, MAX_CONTAINERS, lambda key: there[key].standing(owning), lambda key: key[:2])
+        wanted = {key: there[key] for key in kept}
+        if left_out:
+            errors["too_many_containers"] += len(left_out)
         gone = {key for key in self._logs if key not in wanted}
         self._dialects = {key: self._dialects.get(key, "") for key in gone} | {
             (pod.namespace, pod.name, pod.uid, engine.container): engine.dialect

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.sources.scrape.targets import Target
 
 NAMED: Final = "annotation"
@@ -36,6 +37,7 @@ REASONS: Final[Mapping[str, str]] = {
 }
 """Why a container is not an engine."""
 
+TOO_MANY_PODS: Final = "too_many_pods"
 NO_TARGET: Final[Mapping[str, str]] = {
     "no_endpoint": "a worker of an engine that another pod serves",
     "not_running": "its pod is not running",
@@ -51,6 +53,8 @@ NO_TARGET: Final[Mapping[str, str]] = {
     "annotated_container_missing": "the annotation kvpressure.io/container names no container of the pod",
     "same_address": "another engine already has this address",
     "ranks_not_known": "the number of its data-parallel ranks is unknown",
+    TARGET_LIMIT: "the node has more metrics endpoints than the limit, and others have a better claim",
+    TOO_MANY_PODS: "the node has more pods than the limit, and others have a better claim",
 }
 """Why an engine is not scraped, or not on all of its ports."""
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvpressure.sources.places import Place, Standing
+
 if TYPE_CHECKING:
     from kvpressure.model.readings import GpuOwner, GpuReading, Snapshot
     from kvpressure.sources.kubernetes.pod import Pod
@@ -24,15 +26,26 @@ class SharedDiscovery:
         self.targets: tuple[Target, ...] = ()  # written by ``pods``, read by ``engines``
         self.gpus: tuple[GpuReading, ...] = ()  # written by ``observe``, read by ``podresources`` and ``procfs``
         self.owners: tuple[GpuOwner, ...] = ()  # written by ``observe``
-        self.wanted: tuple[tuple[str, str], ...] = ()  # written by ``observe``, read by ``plugin``
+        self.scraped: frozenset[Place] = frozenset()  # pods with an engine's page; written by ``observe``
+        self.unread: frozenset[str] = frozenset()  # targets beyond the limit; written by ``engines``, read by ``pods``
 
     def observe(self, snapshot: Snapshot, _state: object) -> None:
-        """Listener of the monitor: keep the newest known GPUs and owners, and the pods to read first where not all
-        can be (those with a GPU, then those with an engine).
-        """
+        """Listener of the monitor: keep the newest known GPUs and owners, and the pods with engines."""
         if snapshot.gpus:
             self.gpus = snapshot.gpus
         if snapshot.owners:
             self.owners = snapshot.owners
-        first = [(owner.namespace, owner.pod) for owner in self.owners]
-        self.wanted = tuple(dict.fromkeys([*first, *((page.namespace, page.pod) for page in snapshot.pages)]))
+        self.scraped = frozenset((page.namespace, page.pod) for page in snapshot.pages)
+
+    @property
+    def owning(self) -> frozenset[Place]:
+        """The pods that have a GPU."""
+        return frozenset((owner.namespace, owner.pod) for owner in self.owners)
+
+    def standings(self) -> dict[Place, Standing]:
+        """How good the claims of pods are now, by their names."""
+        owning = self.owning
+        found = {(pod.namespace, pod.name): pod.standing(owning) for pod in self.pods or ()}
+        for place in self.scraped:
+            found[place] = min(Standing.SERVES, found.get(place, Standing.SERVES))
+        return dict.fromkeys(owning, Standing.HAS_GPU) | found

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from kvpressure.model.readings import ContainerReading, Discovered
+from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.sources.kubernetes.discovery import OF_WORKERS, ContainerRow, PodGroup
+from kvpressure.sources.places import Place, Standing
 from kvpressure.sources.scrape.targets import Target
+
+ENDED_PHASES: Final = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,46 @@ class Pod:
     rows: tuple[ContainerRow, ...] = ()
     group: PodGroup | None = None
     cut: tuple[str, ...] = ()
+
+    def standing(self, owning: Collection[Place]) -> Standing:
+        """How good its claim to a place is; ``owning``: the pods that have a GPU."""
+        if self.phase in ENDED_PHASES:
+            return Standing.ENDED
+        if (self.namespace, self.name) in owning:
+            return Standing.HAS_GPU
+        if self.phase != "Running":
+            return Standing.WAITS
+        if any(any(row.gpus.values()) for row in self.rows):
+            return Standing.ASKS_GPU
+        return Standing.SERVES if self.engines else Standing.RUNS
+
+    def without(self, unread: Collection[str]) -> Pod:
+        """The pod with the reason in the rows of engines that have ``unread`` targets."""
+        read = {
+            engine.container: [target for target in engine.targets if target.name not in unread]
+            for engine in self.engines
+            if any(target.name in unread for target in engine.targets)
+        }
+        if not read:
+            return self
+        return replace(
+            self,
+            rows=tuple(
+                replace(
+                    row,
+                    target=next(iter(read[row.container]), None),
+                    ranks=max(0, len(read[row.container]) - 1),
+                    reason=row.reason or TARGET_LIMIT,
+                )
+                if row.container in read
+                else row
+                for row in self.rows
+            ),
+        )
+
+    def left_out(self, reason: str) -> Pod:
+        """The pod with no target of its engines, because of ``reason``."""
+        return replace(self, rows=tuple(replace(row, target=None, reason=reason) for row in self.rows if row.sign))
 
 
 def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:

@@ -18,7 +18,7 @@ from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.grpc_call import CallError, unary
-from kvpressure.sources.kubernetes.pod import Pod, groups_of_workers, leaders
+from kvpressure.sources.kubernetes.pod import ENDED_PHASES, Pod, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources_message import (
     ContainerResources,
     MessageError,
@@ -46,8 +46,6 @@ REASONS: Final = (
     "too_many_devices",
 )
 """Reasons of this source. ``unknown_device`` counts devices whose id matches no GPU that was read."""
-
-ENDED_PHASES: Final = ("Succeeded", "Failed")
 
 
 class PodResourcesSettings(Protocol):

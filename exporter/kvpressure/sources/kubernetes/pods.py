@@ -8,13 +8,14 @@ series are absent), but the engines are still scraped.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS, KubeApi, Watcher
 from kvpressure.sources.kubernetes.api import REASONS as KUBE_REASONS
+from kvpressure.sources.kubernetes.discovery import TOO_MANY_PODS
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import Pod, discovered
 from kvpressure.sources.kubernetes.podspec import (
@@ -26,18 +27,22 @@ from kvpressure.sources.kubernetes.podspec import (
     Policy,
     read_pod,
 )
+from kvpressure.sources.places import admitted
 from kvpressure.sources.scrape.targets import Target
 
 SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
 MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
-"""Pods of the node. Beyond: the rest is not seen. Shown as: `source_errors_total{source="pods"}`."""
+"""Pods of the node. Beyond: those without a GPU and ended ones are left out first; up to 64 with engines are listed.
+Shown as: `source_errors_total{source="pods",reason="too_many_pods"}`.
+"""
+MAX_LISTED: Final = 64  # pods with engines beyond MAX_PODS that are told by name
 
 COMMAND_CUT: Final = "command_cut"
 REASONS: Final = (
     *KUBE_REASONS,
     *(reason for reason in REFUSALS if reason != "no_endpoint"),
     COMMAND_CUT,
-    "too_many_pods",
+    TOO_MANY_PODS,
 )
 """Reasons of this source. Those of ``podspec.REFUSALS`` count once each: engines that cannot be scraped, or only in
 part, and containers that run another program. ``command_cut``: command lines too long to be read fully, once each.
@@ -70,6 +75,44 @@ def api_of(settings: PodsSettings) -> KubeApi:
     return KubeApi(settings.kube_api_url, settings.kube_token_file, settings.kube_ca_file)
 
 
+class _PodTable:
+    """Pods by uid. Beyond ``MAX_PODS`` those with the weakest claims are ``left_out``, which counts them, and the
+    strongest of these with engines are ``listed``.
+    """
+
+    def __init__(self, shared: SharedDiscovery) -> None:
+        self._shared = shared
+        self.pods: dict[str, Pod] = {}
+        self.listed: list[Pod] = []
+        self.left_out = 0
+
+    def put(self, pod: Pod) -> None:
+        """Add or replace a pod. What is too much leaves at the next ``shrink``, or with an eighth more at once."""
+        self.pods[pod.uid] = pod
+        if len(self.pods) > MAX_PODS + MAX_PODS // 8:
+            self.shrink()
+
+    def remove(self, uid: str) -> None:
+        """Remove a pod; one that is not there was left out."""
+        if self.pods.pop(uid, None) is None:
+            self.left_out = max(0, self.left_out - 1)
+            self.listed = [pod for pod in self.listed if pod.uid != uid]
+
+    def shrink(self) -> None:
+        """Leave out what is too much."""
+        if len(self.pods) <= MAX_PODS:
+            return
+        owning = self._shared.owning
+
+        def admit(pods: Iterable[Pod], room: int) -> tuple[list[Pod], list[Pod]]:
+            return admitted(pods, room, lambda pod: pod.standing(owning), lambda pod: (pod.namespace, pod.name))
+
+        kept, left_out = admit(self.pods.values(), MAX_PODS)
+        self.pods = {pod.uid: pod for pod in kept}
+        self.left_out += len(left_out)
+        self.listed, _ = admit([*self.listed, *(pod for pod in left_out if pod.engines)], MAX_LISTED)
+
+
 class _WatchedPods:
     """The pods of one watch; written by its watcher, read by the source."""
 
@@ -80,30 +123,33 @@ class _WatchedPods:
         parameters: Mapping[str, str],
         policy: Policy,
         backoff_seconds: tuple[float, float],
+        shared: SharedDiscovery,
     ) -> None:
         self._policy = policy
+        self._shared = shared
         self._lock = threading.Lock()
-        self._pods: dict[str, Pod] = {}
+        self._table = _PodTable(shared)
         self._command_lines = CommandLines()  # the watcher's thread only
-        self.dropped = 0
         self.watcher = Watcher(api, path, parameters, self._replace, self._change, backoff_seconds)
 
     def pods(self) -> list[Pod]:
         with self._lock:
-            return list(self._pods.values())
+            self._table.shrink()
+            return list(self._table.pods.values())
+
+    def left_out(self) -> tuple[int, list[Pod]]:
+        """How many pods are left out, and those of them that are listed."""
+        with self._lock:
+            return self._table.left_out, self._table.listed
 
     def _replace(self, items: Iterator[dict[str, Any]]) -> None:
-        pods: dict[str, Pod] = {}
-        dropped = 0
+        table = _PodTable(self._shared)
         for pod in map(self._read, items):  # nothing here holds an item while the next one is decoded
-            if pod is not None and (pod.uid in pods or len(pods) < MAX_PODS):
-                pods[pod.uid] = pod
-            else:
-                dropped += pod is not None
-        self._command_lines.keep(pods)
+            if pod is not None:
+                table.put(pod)
+        self._command_lines.keep(table.pods)
         with self._lock:
-            self.dropped = dropped
-            self._pods = pods
+            self._table = table
 
     def _read(self, item: dict[str, Any]) -> Pod | None:
         return read_pod(item, self._policy, self._command_lines)
@@ -115,12 +161,10 @@ class _WatchedPods:
         if kind == "DELETED":
             self._command_lines.forget(pod.uid)
         with self._lock:
-            if kind == "DELETED":
-                self._pods.pop(pod.uid, None)
-            elif pod.uid in self._pods or len(self._pods) < MAX_PODS:
-                self._pods[pod.uid] = pod
-            else:
-                self.dropped += 1
+            if kind != "ADDED":
+                self._table.remove(pod.uid)
+            if kind != "DELETED":
+                self._table.put(pod)
 
 
 class PodsSource:
@@ -138,7 +182,10 @@ class PodsSource:
         paths = [f"/api/v1/namespaces/{name}/pods" for name in settings.kube_namespaces] or ["/api/v1/pods"]
         policy = Policy(bool(settings.kube_selector), settings.kube_engine_tls == "verify")
         client = api or api_of(settings)
-        self._views = [_WatchedPods(client, path, parameters, policy, backoff_seconds) for path in dict.fromkeys(paths)]
+        self._views = [
+            _WatchedPods(client, path, parameters, policy, backoff_seconds, settings.shared)
+            for path in dict.fromkeys(paths)
+        ]
         self._started = False
         self._reported: set[tuple[str, str, str]] = set()
         self._colliding: set[tuple[str, str, str]] = set()
@@ -157,8 +204,10 @@ class PodsSource:
             (engine.reading for pod in current for engine in pod.engines),
             key=lambda reading: (reading.namespace, reading.pod, reading.container),
         )
-        known = {(pod.namespace, pod.name): pod.uid for pod in self._shared.pods or () if pod.engines}
-        return Reading(containers=tuple(readings), discovered=discovered(current), pods=known, errors=errors)
+        rows = [pod.without(self._shared.unread) for pod in current]
+        rows += [pod.left_out(TOO_MANY_PODS) for view in self._views for pod in view.left_out()[1]]
+        uids = {(pod.namespace, pod.name): pod.uid for pod in self._shared.pods or () if pod.engines}
+        return Reading(containers=tuple(readings), discovered=discovered(rows), pods=uids, errors=errors)
 
     def close(self) -> None:
         """End the watches."""
@@ -180,7 +229,8 @@ class PodsSource:
         self._shared.pods = tuple(pods)
         targets: dict[str, Target] = {}
         self._colliding = set()
-        for pod in pods:  # those on the host's network share its address
+        owning = self._shared.owning
+        for pod in sorted(pods, key=lambda pod: pod.standing(owning)):  # those on the host's network share its address
             for engine in pod.engines:
                 for target in engine.targets:
                     if targets.setdefault(target.name, target) is not target:
@@ -193,10 +243,9 @@ class PodsSource:
         for view in self._views:
             for reason, count in view.watcher.errors.copy().items():
                 totals[reason] = totals.get(reason, 0) + count
-            if view.dropped:
-                totals["too_many_pods"] = totals.get("too_many_pods", 0) + view.dropped
         new = {reason: count - self._counted.get(reason, 0) for reason, count in totals.items()}
         self._counted = totals
+        new[TOO_MANY_PODS] = sum(view.left_out()[0] for view in self._views)  # at every read, while it is so
         refused = {
             (engine.refusal, pod.uid, engine.container)
             for pod in self._shared.pods or ()

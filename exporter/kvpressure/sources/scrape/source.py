@@ -10,11 +10,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic, thread_time, time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvpressure.model.readings import PageText, Scrape
-from kvpressure.model.reasons import INTERNAL
+from kvpressure.model.reasons import INTERNAL, TARGET_LIMIT
 from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.places import Place, Standing, admitted
 from kvpressure.sources.plugin_metrics import FRESH_SECONDS, PluginMetrics, read_plugin_metrics
 from kvpressure.sources.scrape.fetch import Fetcher
 from kvpressure.sources.scrape.memory_limits import Reservation, ScrapeLimits
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 CUT_PLUGIN: Final = "plugin"  # too many lines of the plugin
 CUT_NEW_ENGINES: Final = "new_engines"  # too many new engine names
 WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for scrapes
-TARGET_LIMIT: Final = "target_limit"  # more targets than allowed; the last ones are not scraped
 
 log = logging.getLogger(__name__)
 
@@ -134,28 +134,32 @@ class _Feed:
         self.inside = (
             read_plugin_metrics(text, target.namespace, target.pod, time()) if text and lines and not crowded else None
         )
-        page = parse_scrape(
-            text,
-            target=target.name,
-            time=time(),
-            namespace=target.namespace,
-            pod=target.pod,
-            container=target.container,
-            gpus=target.gpus,
-            args=target.args,
-            env=target.env,
-            version=target.version,
-            dialect=target.dialect,
-            error=error,
-            duration_seconds=duration,
-            scanner=self._scanner,
-            keep_text=keep_text,
-        )
+        page = _scrape(target, text, error, duration_seconds=duration, scanner=self._scanner, keep_text=keep_text)
         bad_lines = page.bad_lines + (self.inside.bad_lines if self.inside else 0)
         engines, refused = self._new_engines.admit(page.engines, monotonic())
         cut = {CUT_PLUGIN: int(crowded), CUT_NEW_ENGINES: refused}
         cut = {**page.cut, **{reason: count for reason, count in cut.items() if count}}
-        return replace(page, bad_lines=bad_lines, engines=engines, cut=cut, group=target.group)
+        return replace(page, bad_lines=bad_lines, engines=engines, cut=cut)
+
+
+def _scrape(target: Target, text: PageText | None, error: str | None, **more: Any) -> Scrape:
+    """What the target answered, under its identity."""
+    page = parse_scrape(
+        text,
+        target=target.name,
+        time=time(),
+        namespace=target.namespace,
+        pod=target.pod,
+        container=target.container,
+        gpus=target.gpus,
+        args=target.args,
+        env=target.env,
+        version=target.version,
+        dialect=target.dialect,
+        error=error,
+        **more,
+    )
+    return replace(page, group=target.group)
 
 
 class _FetchThreads:
@@ -235,11 +239,12 @@ class EngineSource:
         self._bounds = ScrapeLimits()
         self._lock = threading.Lock()
         self._feeds: dict[str, _Feed] = {}
-        self._refused = 0
+        self._left_out: list[Target] = []  # the best claim first
         self._closed = False
         self._given = settings.engine_targets
         self._shared = settings.shared
         self._discovered: tuple[Target, ...] = ()
+        self._owning = self._shared.owning
         self.set_targets(self._given)
 
     @property
@@ -249,17 +254,30 @@ class EngineSource:
 
     def set_targets(self, targets: Iterable[Target]) -> None:
         """Scrape these from now on, the first of each name. Known ones of the same pod keep their connection and
-        state; the last ones beyond the limit are not scraped.
+        state. Beyond the limit those with the weakest claims are not scraped: the user's own come first, then those
+        of pods with a GPU.
         """
+        named, standings = {target.name for target in self._given}, self._shared.standings()
+
+        def place(target: Target) -> Place:
+            return ("", "") if target.name in named else (target.namespace, target.pod)
+
         with self._lock:
             wanted: dict[str, Target] = {}
             for target in () if self._closed else targets:
                 wanted.setdefault(target.name, target)
-            allowed = dict(list(wanted.items())[: self._max_targets])
-            feeds = {name: self._feed(name, target) for name, target in allowed.items()}
+            allowed, left_out = admitted(
+                wanted.values(),
+                self._max_targets,
+                lambda target: (
+                    Standing.NAMED if target.name in named else standings.get(place(target), Standing.NOT_KNOWN)
+                ),
+                place,
+            )
+            feeds = {target.name: self._feed(target.name, target) for target in allowed}
             gone = [feed for name, feed in self._feeds.items() if name not in feeds or feeds[name] is not feed]
-            self._feeds = feeds
-            self._refused = len(wanted) - len(allowed)
+            self._feeds, self._left_out = feeds, left_out
+            self._shared.unread = frozenset(target.name for target in left_out)
         for feed in gone:
             feed.close()
 
@@ -288,13 +306,16 @@ class EngineSource:
         awaited = {feed for feed in feeds.values() if feed.in_flight and not feed.late}
         pages = [page for feed, page in self._collect(awaited) if feeds.get(feed.target.name) is feed]
         errors = Counter(page.error for page in pages if page.error is not None)
-        if self._refused:
-            errors[TARGET_LIMIT] = self._refused
+        left_out = self._left_out
+        if left_out:
+            errors[TARGET_LIMIT] = len(left_out)
+        listed = left_out[: self._max_targets]  # the others are counted only
+        pages += [_scrape(target, None, TARGET_LIMIT) for target in listed]
         now = time()
         inside = [i for feed in feeds.values() if (i := feed.inside) is not None and now - i.time <= FRESH_SECONDS]
         return Reading(
             pages=tuple(sorted(pages, key=lambda page: page.target)),
-            targets=tuple(feeds),
+            targets=(*feeds, *(target.name for target in listed)),
             allocator=tuple(reading for i in inside for reading in i.allocator),
             steps=tuple(stats for i in inside for stats in i.steps),
             errors=dict(errors),
@@ -304,8 +325,9 @@ class EngineSource:
         """Scrape configured targets and those of pods. For a target that is both, discovery's entry is used, which
         knows more.
         """
-        if self._shared.targets != self._discovered:
-            self._discovered = self._shared.targets
+        owning = self._shared.owning
+        if (self._shared.targets, owning) != (self._discovered, self._owning):
+            self._discovered, self._owning = self._shared.targets, owning
             known: dict[str, Target] = {}
             for target in self._discovered:
                 known.setdefault(target.name, target)

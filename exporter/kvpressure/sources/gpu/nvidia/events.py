@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pynvml
 
+from kvpressure.model.gpu_faults import OTHER_XID
 from kvpressure.model.readings import GpuReading
 from kvpressure.sources.gpu.nvidia import codes
 
@@ -30,7 +31,12 @@ WANTED: Final = pynvml.nvmlEventTypeXidCriticalError | sum(ECC_EVENTS)
 
 WAIT_MILLISECONDS: Final = 500  # how long a stop may take
 PAUSE_SECONDS: Final = 5.0  # after a failed wait, so that a failing driver is not asked in a tight loop
-MOST_XIDS: Final = 256  # kinds counted per GPU; there are fewer than that
+XIDS: Final = frozenset(
+    {8, 11, 13, 25, 31, 32, *range(37, 49), 54, *range(56, 91), *range(92, 111), *range(119, 138), *range(139, 173)}
+)
+"""Numbers to which NVIDIA's catalogue (r580, and that of older GPUs) gives a meaning. Beyond: counted together.
+Shown as: `gpu_xid_errors_total{xid="other"}`.
+"""
 
 
 class EventLog:
@@ -48,10 +54,9 @@ class EventLog:
             if kind in ECC_EVENTS:
                 self._ecc.setdefault(uuid, Counter())[ECC_EVENTS[kind]] += 1
                 return
-            xids = self._xids.setdefault(uuid, Counter())
-            if data in xids or len(xids) < MOST_XIDS:
-                xids[data] += 1
-                self._xid_times.setdefault(uuid, {})[data] = when
+            xid = data if data in XIDS else OTHER_XID
+            self._xids.setdefault(uuid, Counter())[xid] += 1
+            self._xid_times.setdefault(uuid, {})[xid] = when
 
     def onto(self, reading: GpuReading) -> GpuReading:
         """The reading with the counters of its GPU."""

@@ -75,11 +75,14 @@ def test_every_number_of_a_reading_has_a_ceiling() -> None:
 
 @pytest.mark.parametrize("value", IMPOSSIBLE_VALUES, ids=lambda value: str(value)[:10])
 def test_parts_of_a_reading_are_left_out_alone(value: Any) -> None:
-    gpu = dataclasses.replace(SOUND.gpus[0], processes=(GpuProcess(1, value),), xid_errors={79: value, 13: 2})
+    gpu = dataclasses.replace(
+        SOUND.gpus[0], driver="1\x1b[2J", name="a\n", processes=(GpuProcess(1, value),), xid_errors={79: value, 13: 2}
+    )
     ended = Termination("a\x1b[2J", 2**70, value)
     box = dataclasses.replace(SOUND.containers[0], last_termination=ended)
     found = believed(Reading(gpus=(gpu,), containers=(box,)))
     assert found.gpus is not None
+    assert (found.gpus[0].driver, found.gpus[0].name) == ("1\\x1b[2J", "a\\n")
     assert found.gpus[0].processes == (GpuProcess(1, None),)
     assert found.gpus[0].xid_errors == {13: 2}
     assert found.containers is not None

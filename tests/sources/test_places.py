@@ -1,4 +1,4 @@
-"""Who gets a place in a full table: the best claims, then equal shares of namespaces and pods, whatever the names are."""
+"""Who gets a place in a full table: the best claims, then equal shares of namespaces and pods, whatever their names."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from kvpressure.advice.wording import (
 from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
+from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.model.state import EngineState
 from kvpressure.settings.thresholds import Thresholds
 
@@ -278,6 +279,8 @@ def _unscraped(engine: EngineState) -> Action:
     """What to do first about a target that cannot be scraped."""
     key, text = engine.key, f"{engine.target}: {reason_text(engine.error, engine.dialect)}."
     pod = f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
+    if engine.error == TARGET_LIMIT:
+        return Action("Raise --engine.max-targets", text)
     instead = other_place(engine.error)
     if instead:
         look = f"kubectl describe {pod}" if is_pod(key) else f"curl -s {shlex.quote(engine.target)} | head"

@@ -41,6 +41,7 @@ def _unscraped(reason: str, do: str, see: str = "") -> Meaning:
 
 _SWITCHES: Final = re.sub(r"--\S+\w", r"`\g<0>`", switches())
 
+_TARGET_LIMIT: Final = _unscraped("target_limit", "raise `--engine.max-targets`, or find whose targets are of no use")
 _SCRAPES: Final = (
     _meaning(
         "refused unreachable reset",
@@ -95,6 +96,7 @@ _SCRAPES: Final = (
         "use one target for each pod",
     ),
     _meaning("same_server", "this server is already scraped at another address", "remove one of the targets"),
+    _TARGET_LIMIT,
     _meaning(
         "too_large crowded",
         "the metrics are larger than the memory limit for scrapes",
@@ -111,11 +113,6 @@ _ANY: Final = (
     ),
     _meaning("internal", "a bug in the exporter", "report it with the traceback in the exporter's log"),
     _meaning("timeout", "the source did not answer before its deadline", "wait: its data is absent until it answers"),
-)
-_ENGINES: Final = (
-    _meaning(
-        "target_limit", "more targets than allowed; the last ones are not scraped", "raise `--engine.max-targets`"
-    ),
 )
 _RECORDING: Final = (
     _meaning("no_file bad_file", "`--recording.file` is missing or cannot be read", "name a recording"),
@@ -193,6 +190,7 @@ _KUBERNETES: Final = (
         ' `kvpressure.io/scrape: "false"`',
     ),
     _unscraped("ranks_not_known", "write `--data-parallel-size-local` as a number; only the first rank is scraped"),
+    _unscraped("too_many_ranks", "run at most 64 ranks in a container"),
     _meaning(
         "other_program",
         "a container with vLLM's image runs a program that serves no model (`sleep`, `nginx`, `vllm bench`)",
@@ -203,7 +201,7 @@ _KUBERNETES: Final = (
         "a container's command line or script is too long to be read as a whole; its limits may be unknown",
         "put a long script into a file",
     ),
-    _meaning("too_many_pods", "more pods on the node than the limit", "set `--kube.selector`"),
+    _unscraped("too_many_pods", "delete ended pods, or set `--kube.selector`"),
 )
 _KUBELET: Final = (
     _meaning(
@@ -285,7 +283,7 @@ SECTIONS: Final = (
     Section("Kubernetes", ("pods", "node"), _KUBERNETES),
     Section("The kubelet", ("podresources",), _KUBELET),
     Section("The node's files", ("procfs", "cgroup", "logs", "plugin"), _FILES),
-    Section("Targets", ("engines",), _ENGINES),
+    Section("Targets", ("engines",), (_TARGET_LIMIT,)),
     Section("Recordings", ("recording",), _RECORDING),
 )
 WEB: Final = Section("The web server", (), _WEB)

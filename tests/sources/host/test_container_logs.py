@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -363,6 +364,18 @@ def test_containers_without_a_gpu_push_out_no_container_with_one(
     files["z"].write(DEAD)
     assert found.read(2) == [DEAD]
     assert found.errors["too_many_containers"] >= 4
+
+
+def test_containers_of_ended_pods_push_out_none_that_runs(
+    settings: Build, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_CONTAINERS", 2)
+    ended = [dataclasses.replace(engine_pod(name), phase="Failed") for name in "abcd"]
+    for number, one in enumerate((*ended, engine_pod("z"))):
+        PodLog(root, one).write(f"Using max model len {number}")
+    found = Follower(settings, root, *ended, engine_pod("z"))
+    assert sorted(found.read()) == ["Using max model len 0", "Using max model len 4"]
+    assert found.errors == {"too_many_containers": 3}
 
 
 def test_static_pods_have_their_hash_in_the_path(settings: Build, root: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from kvpressure.engines.vllm.dialect import VLLM
-from kvpressure.model.readings import NodeCondition, Termination
+from kvpressure.model.readings import GpuOwner, NodeCondition, Termination
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes import pods as pods_module
@@ -228,15 +228,62 @@ def test_a_restarted_pod_of_the_same_name_is_another_pod(api: FakeApi, settings:
     source.close()
 
 
-def test_too_many_pods_are_bounded(api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_beyond_the_limit_are_counted_and_their_engines_listed(
+    api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every read, for as long as there are too many, and exactly."""
     monkeypatch.setattr(pods_module, "MAX_PODS", 3)
-    for i in range(5):
-        api.apply(pod(f"p{i}", ip=f"10.0.0.{i}"))
+    monkeypatch.setattr(pods_module, "MAX_LISTED", 2)
+    made = [pod(f"p{i}", ip=f"10.0.0.{i}") for i in range(6)]
+    for one in made:
+        api.apply(one)
     source = PodsSource(settings(kube_api_url=api.url))
-    reading = source.read()
+    for _ in range(2):
+        reading = source.read()
+        assert names(reading) == [("inference", f"p{i}", "vllm") for i in range(3)]
+        assert reading.errors == {"too_many_pods": 3}
+        assert [(row.pod, row.result, row.reason) for row in reading.discovered or ()] == [
+            *((f"p{i}", "engine", "command") for i in range(3)),
+            *((f"p{i}", "no_target", "too_many_pods") for i in (3, 4)),
+        ]
+    api.delete(made[4])
+    until(lambda: source.read().errors == {"too_many_pods": 2})
+    api.apply({**made[3], "status": {**made[3]["status"], "phase": "Succeeded"}})
+    api.delete(made[0])
+    until(lambda: len(names(source.read())) == 2)
+    api.apply({**made[3], "metadata": {**made[3]["metadata"], "labels": {"changed": "yes"}}})
+    until(lambda: [one[1] for one in names(source.read())] == ["p1", "p2", "p3"])
+    assert source.read().errors == {"too_many_pods": 1}
     source.close()
-    assert len(reading.containers or ()) == 3
-    assert reading.errors == {"too_many_pods": 2}
+
+
+def test_pods_give_their_places_by_claim(api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pods_module, "MAX_PODS", 4)
+    idle = container(command=["vllm", "serve", "m"], resources={})
+    for phase, name in (("Failed", "a"), ("Succeeded", "b"), ("Pending", "c"), ("Running", "d"), ("Running", "e")):
+        api.apply(pod(name, "aaa", phase=phase, containers=[idle]))
+    chosen = settings(kube_api_url=api.url)
+    source = PodsSource(chosen)
+    source.read()
+    assert [one.name for one in chosen.shared.pods or ()] == ["a", "c", "d", "e"]
+    api.apply(pod("z", "zzz", ip="10.0.0.9"))  # while all places are taken
+    until(lambda: source.read() and "z" in [one.name for one in chosen.shared.pods or ()])
+    assert [one.name for one in chosen.shared.pods or ()] == ["c", "d", "e", "z"]
+    chosen.shared.owners = (GpuOwner("GPU-0", "zzz", "y", "vllm"),)
+    api.apply(pod("y", "zzz", ip="10.0.0.8", phase="Pending", containers=[idle]))
+    until(lambda: source.read() and "y" in [one.name for one in chosen.shared.pods or ()])
+    assert [one.name for one in chosen.shared.pods or ()] == ["d", "e", "y", "z"]
+    source.close()
+
+
+def test_of_two_engines_with_one_address_that_with_a_gpu_is_read(api: FakeApi, settings: Build) -> None:
+    api.apply(pod("a", "aaa", host_network=True, containers=[container(resources={})]))
+    api.apply(pod("z", "zzz", host_network=True))
+    chosen = settings(kube_api_url=api.url)
+    source = PodsSource(chosen)
+    assert source.read().errors == {"same_address": 1}
+    assert [target.pod for target in chosen.shared.targets] == ["z"]
+    source.close()
 
 
 def test_node_conditions(api: FakeApi, settings: Build) -> None:

@@ -248,7 +248,7 @@ MULTI = ["vllm", "serve", "m", "--data-parallel-multi-port-external-lb", "--port
         (["--data-parallel-size", "16", "-dpl=8", "-dpr", "8"], False, (), range(8200, 8208), None),
         (["--data-parallel-size", "16", "--nnodes", "2"], False, (), range(8200, 8201), "ranks_not_known"),
         (["--data-parallel-size-local", "$(LOCAL)"], False, (), range(8200, 8201), "ranks_not_known"),
-        (["-dpl", "1000000"], False, (), range(8200, 8264), None),
+        (["-dpl", "1000000"], False, (), range(8200, 8264), "too_many_ranks"),
         (["-dpl", "4", "--port", "65534"], False, (), range(65534, 65536), None),
         (["-dpl", "3"], True, (8200, 8201), range(8200, 8202), "port_not_declared"),
         (["-dpl", "2"], True, (8200, 8201), range(8200, 8202), None),

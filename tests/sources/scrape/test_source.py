@@ -10,8 +10,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 import tests.helpers.vllm_pages as pages
+from kvpressure.model.readings import GpuOwner
 from kvpressure.sources.catalog import CollectorSettings, registry
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
+from kvpressure.sources.kubernetes.pod import Pod
+from kvpressure.sources.scrape import memory_limits
 from kvpressure.sources.scrape.scanner import parse_scrape
 from kvpressure.sources.scrape.source import EngineSource, Fetcher
 from kvpressure.sources.scrape.targets import parse_target
@@ -293,6 +296,42 @@ def test_targets_beyond_the_limit_are_not_read_and_are_counted(source_for):
     assert {page.target: page.error for page in reading.pages} == {
         f"http://{server.address}/{n}": None if n < 3 else "target_limit" for n in range(5)
     }
+
+
+def test_a_target_without_a_gpu_takes_no_place_of_one_with_a_gpu(source_for):
+    def read():
+        """The pods of the pages, apart by whether they were asked for."""
+        reading = source.read()
+        assert {page.target for page in reading.pages} == set(reading.targets)
+        assert reading.errors == {"target_limit": len(shared.unread)}
+        asked = [page.pod for page in reading.pages if page.error is None]
+        return asked, [page.pod for page in reading.pages if page.error == "target_limit"]
+
+    shared = SharedDiscovery()
+    shared.pods = (Pod("aaa", "evil", "1", "Running"), Pod("prod", "chat", "2", "Running"))
+    with answering(PAGE) as server:
+        source = source_for(engine_max_targets=4, shared=shared)
+        evil = [parse_target(f"aaa/evil={server.address}/{n}") for n in range(9)]
+        chat = [parse_target(f"prod/chat={server.address}/chat-{n}") for n in range(4)]
+        shared.targets = (*evil, *chat)
+        assert read() == (["evil", "evil", "chat", "chat"], ["evil", "evil", "chat", "chat"])  # in turns
+        shared.owners = (GpuOwner("GPU-0", "prod", "chat", "vllm"),)
+        assert read() == (["chat"] * 4, ["evil"] * 4)  # the others are only counted
+    assert len(shared.unread) == 9
+
+
+def test_engines_of_targets_without_a_gpu_push_none_off_the_page_of_one_with_a_gpu(source_for, monkeypatch):
+    monkeypatch.setattr(memory_limits, "MAX_ENGINES", 3)
+    shared = SharedDiscovery()
+    shared.owners = (GpuOwner("GPU-0", "prod", "chat", "vllm"),)
+    with answering(PAGE) as server:
+        source = source_for(shared=shared)
+        shared.targets = tuple(parse_target(f"aaa/evil-{n}={server.address}/{n}") for n in range(3))
+        source.read()
+        shared.targets += (parse_target(f"prod/chat={server.address}/chat"),)
+        engines = {page.pod: (len(page.engines), dict(page.cut)) for page in source.read().pages}
+        assert engines["chat"] == (2, {})
+        assert [engines[f"evil-{n}"] for n in range(3)] == 3 * [(1, {"engines": 1})]
 
 
 def test_the_same_target_twice_is_one(source_for):

@@ -53,6 +53,7 @@ NO_TARGET: Final[Mapping[str, str]] = {
     "annotated_container_missing": "the annotation kvpressure.io/container names no container of the pod",
     "same_address": "another engine already has this address",
     "ranks_not_known": "the number of its data-parallel ranks is unknown",
+    "too_many_ranks": "it has more data-parallel ranks than are scraped of one container",
     TARGET_LIMIT: "the node has more metrics endpoints than the limit, and others have a better claim",
     TOO_MANY_PODS: "the node has more pods than the limit, and others have a better claim",
 }

@@ -51,6 +51,7 @@ CONTAINER_ANNOTATION: Final = "kvpressure.io/container"  # names the engine, whe
 
 SAME_ADDRESS: Final = "same_address"
 OTHER_PROGRAM: Final = "other_program"
+TOO_MANY_RANKS: Final = "too_many_ranks"
 CONTAINER_MISSING: Final = "annotated_container_missing"
 REFUSALS: Final = (
     "no_pod_ip",
@@ -59,13 +60,14 @@ REFUSALS: Final = (
     CONTAINER_MISSING,
     SAME_ADDRESS,
     "ranks_not_known",
+    TOO_MANY_RANKS,
     OTHER_PROGRAM,
     "no_endpoint",
 )
 """Why an engine has no target, or not all of them. ``no_endpoint`` is normal: a worker of an engine that is served
 elsewhere. ``same_address``: another engine has the address. ``ranks_not_known``: each data-parallel rank has its own
-port, and their number is not visible. ``other_program``: see ``Pod.others``. ``annotated_container_missing``:
-``kvpressure.io/container`` names no container of the pod.
+port, and their number is not visible. ``too_many_ranks``: it is above ``MAX_RANKS``. ``other_program``: see
+``Pod.others``. ``annotated_container_missing``: ``kvpressure.io/container`` names no container of the pod.
 """
 
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
@@ -547,10 +549,11 @@ def _ranks(pod: _Raw, found: _Candidate, first: Target) -> tuple[tuple[Target, .
     if count is None:
         return (), "ranks_not_known"
     ports = [first.port + rank for rank in range(1, min(count, MAX_RANKS)) if first.port + rank < 65536]
+    refusal = TOO_MANY_RANKS if count > MAX_RANKS else None
     if pod.spec.get("hostNetwork") is not True:
-        return tuple(replace(first, port=port) for port in ports), None
+        return tuple(replace(first, port=port) for port in ports), refusal
     declared = {number for number, _ in found.ports} - endpoint.NODE_PORTS
-    refusal = None if declared.issuperset(ports) else "port_not_declared"
+    refusal = refusal if declared.issuperset(ports) else "port_not_declared"
     return tuple(replace(first, port=port) for port in ports if port in declared), refusal
 
 

@@ -15,7 +15,9 @@ from kvpressure.model.reasons import CROWDED
 from kvpressure.sources.base import SourceError
 
 MAX_ENGINES: Final = 64  # of all targets of a node together, and of one page; 8 GPUs have 56 MIG instances
-"""Engines of the node. Beyond: each target keeps its fair part. Shown as: `page_cut{reason="engines"}`."""
+"""Engines of the node. Beyond: each target keeps its fair part, those of pods with a GPU first.
+Shown as: `page_cut{reason="engines"}`.
+"""
 SMALL_PAGE_BYTES: Final = 128 * 1024  # pages up to this size wait for nobody; that of one engine has 60 KiB
 LARGE_PAGES_BYTES: Final = 5 * 1024 * 1024  # of larger pages in memory at the same time: the largest, as it grows
 """Scrapes above 128 KiB in memory at once. Beyond: the scrape waits, then fails.
@@ -44,7 +46,8 @@ REMEMBERED_EACH: Final = 256 * 1024  # what every scanner may have of it at leas
 
 
 class FairShare:
-    """An amount that several users share; each may have an equal part, and what the others leave unused.
+    """An amount that several users share; each may have an equal part, and what the others leave unused. A user with a
+    better claim (a lower ``standing``) does not share with those below, who get no more than their minimum meanwhile.
 
     ``each``: minimum for every user, however many there are; ``kept``: reserved for each user below it. With both
     equal, the first cannot take all before the others get their minimum. Thread-safe.
@@ -55,17 +58,20 @@ class FairShare:
         self._each = each
         self._kept = kept
         self._used: dict[object, int] = {}
+        self._standing: dict[object, int] = {}
         self._lock = threading.Lock()
 
-    def join(self, user: object) -> None:
-        """Add ``user``."""
+    def join(self, user: object, standing: int = 0) -> None:
+        """Add ``user``, or change its standing."""
         with self._lock:
             self._used.setdefault(user, 0)
+            self._standing[user] = standing
 
     def leave(self, user: object) -> None:
         """Remove ``user``."""
         with self._lock:
             self._used.pop(user, None)
+            self._standing.pop(user, None)
 
     def use(self, user: object, amount: int) -> None:
         """Set the amount that ``user`` has; ignored for one that has left."""
@@ -76,8 +82,10 @@ class FairShare:
     def allowed(self, user: object) -> int:
         """Maximum amount for ``user`` now."""
         with self._lock:
-            others = sum(max(used, self._kept) for other, used in self._used.items() if other is not user)
-            return max(self._each, self._total // max(1, len(self._used)), self._total - others)
+            own = self._standing.get(user, 0)
+            alike = {other: used for other, used in self._used.items() if self._standing[other] <= own}
+            others = sum(max(used, self._kept) for other, used in alike.items() if other is not user)
+            return max(self._each, self._total // max(1, len(alike)), self._total - others)
 
 
 class Reservation:

@@ -114,6 +114,11 @@ class _Feed:
         """The scrape after an internal error."""
         return self._page(None, INTERNAL, None, keep_text=False)
 
+    def stand(self, standing: Standing) -> None:
+        """Share limits according to the target's claim."""
+        self._bounds.engines.join(self._scanner, standing)
+        self._bounds.plugin_lines.join(self, standing)
+
     def close(self) -> None:
         """Close the connection and release shared limits."""
         self.fetcher.close()
@@ -262,19 +267,17 @@ class EngineSource:
         def place(target: Target) -> Place:
             return ("", "") if target.name in named else (target.namespace, target.pod)
 
+        def standing(target: Target) -> Standing:
+            return Standing.NAMED if target.name in named else standings.get(place(target), Standing.NOT_KNOWN)
+
         with self._lock:
             wanted: dict[str, Target] = {}
             for target in () if self._closed else targets:
                 wanted.setdefault(target.name, target)
-            allowed, left_out = admitted(
-                wanted.values(),
-                self._max_targets,
-                lambda target: (
-                    Standing.NAMED if target.name in named else standings.get(place(target), Standing.NOT_KNOWN)
-                ),
-                place,
-            )
+            allowed, left_out = admitted(wanted.values(), self._max_targets, standing, place)
             feeds = {target.name: self._feed(target.name, target) for target in allowed}
+            for feed in feeds.values():
+                feed.stand(standing(feed.target))
             gone = [feed for name, feed in self._feeds.items() if name not in feeds or feeds[name] is not feed]
             self._feeds, self._left_out = feeds, left_out
             self._shared.unread = frozenset(target.name for target in left_out)

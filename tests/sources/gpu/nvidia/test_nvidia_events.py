@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvpressure import bundle
+from kvpressure.model.gpu_faults import OF_APPLICATIONS, OF_KERNELS, OTHER_XID
+from kvpressure.sources.gpu.nvidia.events import XIDS
 from tests.helpers.waiting import until
 from tests.sources.gpu.nvml_stub import Gpu, World
 from tests.sources.gpu.nvml_stub.driver import Child, StartChild
@@ -78,9 +83,9 @@ def test_counts_outlive_the_gpu_and_the_library(start: StartChild) -> None:
 @pytest.mark.parametrize("code", [3, 15, 999])
 def test_a_gpu_that_cannot_be_registered_is_left_out(start: StartChild, code: int) -> None:
     refusing = Gpu(codes={"nvmlDeviceRegisterEvents": code})
-    child = start(node(refusing, Gpu(), events=[(0, XID, 1), (1, XID, 2)]))
+    child = start(node(refusing, Gpu(), events=[(0, XID, 13), (1, XID, 31)]))
     gpus = gpus_once(child, lambda gpus: bool(gpus[1]["xid_errors"]))
-    assert [gpu["xid_errors"] for gpu in gpus] == [{}, {"2": 1}]
+    assert [gpu["xid_errors"] for gpu in gpus] == [{}, {"31": 1}]
     child.close_source()
     sets = 1 if code == 3 else 2
     until(lambda: child.calls().get("nvmlEventSetFree") == sets)  # closing does not wait for a thread that is late
@@ -119,10 +124,18 @@ def test_a_wait_that_can_not_succeed_ends(start: StartChild, code: int) -> None:
     assert child.calls()["nvmlEventSetFree"] == 1
 
 
-def test_kinds_of_xid_are_bounded(start: StartChild) -> None:
+def test_numbers_that_the_catalogue_does_not_have_are_counted_together(start: StartChild) -> None:
     child = start(node(Gpu()))
     child.gpus()
-    child.set(node(Gpu(), events=[*((0, XID, number) for number in range(400)), (0, XID, 5)]))
-    (gpu,) = gpus_once(child, lambda gpus: gpus[0]["xid_errors"].get("5") == 2)
-    assert gpu["xid_errors"]["5"] == 2
-    assert len(gpu["xid_errors"]) == len(gpu["xid_last_times"]) == 256
+    child.set(node(Gpu(), events=[*((0, XID, number) for number in range(400)), (0, XID, 79)]))
+    (gpu,) = gpus_once(child, lambda gpus: gpus[0]["xid_errors"].get("79") == 2)
+    known = {str(number) for number in XIDS}
+    assert gpu["xid_errors"].keys() == gpu["xid_last_times"].keys() == known | {str(OTHER_XID)}
+    assert gpu["xid_errors"][str(OTHER_XID)] == 400 - len(known)
+
+
+def test_every_number_that_an_alert_or_a_verdict_names_is_counted_apart() -> None:
+    rules = (Path(bundle.__file__).parent / "templates/rules/hardware.yaml.j2").read_text()
+    named = {int(number) for text in re.findall(r'set \w+ = "([\d|]+)"', rules) for number in text.split("|")}
+    assert named
+    assert named | OF_APPLICATIONS["nvidia"] | OF_KERNELS["nvidia"] <= XIDS

@@ -34,9 +34,7 @@ PAUSE_SECONDS: Final = 5.0  # after a failed wait, so that a failing driver is n
 XIDS: Final = frozenset(
     {8, 11, 13, 25, 31, 32, *range(37, 49), 54, *range(56, 91), *range(92, 111), *range(119, 138), *range(139, 173)}
 )
-"""Numbers to which NVIDIA's catalogue (r580, and that of older GPUs) gives a meaning. Beyond: counted together.
-Shown as: `gpu_xid_errors_total{xid="other"}`.
-"""
+"""Numbers to which NVIDIA's catalogue (r580, and that of older GPUs) gives a meaning; all others count as one."""
 
 
 class EventLog:

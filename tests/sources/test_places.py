@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.sources.places import Standing, admitted
+from kvpressure.sources.places import Precedence, admitted
 
 NAMES = st.sampled_from(["a", "aaa", "b", "prod", "zzz"])
 
@@ -17,16 +17,17 @@ NAMES = st.sampled_from(["a", "aaa", "b", "prod", "zzz"])
 class Item:
     """Something of a pod; ``number`` tells those of one pod apart."""
 
-    standing: Standing
+    precedence: Precedence
     namespace: str
     pod: str
     number: int
     size: int = 1
 
 
-ITEMS = st.lists(st.builds(Item, st.sampled_from(Standing), NAMES, NAMES, st.integers(0, 50)), max_size=80, unique=True)
+CLAIMS = st.sampled_from(Precedence)
+ITEMS = st.lists(st.builds(Item, CLAIMS, NAMES, NAMES, st.integers(0, 50)), max_size=80, unique=True)
 SIZED = st.lists(
-    st.builds(Item, st.sampled_from(Standing), NAMES, NAMES, st.integers(0, 50), st.integers(0, 100)),
+    st.builds(Item, CLAIMS, NAMES, NAMES, st.integers(0, 50), st.integers(0, 100)),
     max_size=80,
     unique=True,
 )
@@ -34,7 +35,7 @@ SIZED = st.lists(
 
 def chosen(items: list[Item], room: int) -> tuple[list[Item], list[Item]]:
     return admitted(
-        items, room, lambda item: item.standing, lambda item: (item.namespace, item.pod), lambda item: item.size
+        items, room, lambda item: item.precedence, lambda item: (item.namespace, item.pod), lambda item: item.size
     )
 
 
@@ -45,26 +46,26 @@ def test_nothing_is_lost_and_the_room_is_kept(items: list[Item], room: int) -> N
     assert sum(item.size for item in kept) <= room
     assert all(item.size > room - sum(each.size for each in kept) for item in left_out)  # nothing that would fit
     for some in (kept, left_out):
-        assert [item.standing for item in some] == sorted(item.standing for item in some)
+        assert [item.precedence for item in some] == sorted(item.precedence for item in some)
 
 
 @given(ITEMS, st.integers(0, 80))
 def test_a_better_claim_always_wins(items: list[Item], room: int) -> None:
     kept, left_out = chosen(items, room)
     assert len(kept) == min(room, len(items))
-    assert max((item.standing for item in kept), default=0) <= min((item.standing for item in left_out), default=99)
+    assert max((item.precedence for item in kept), default=0) <= min((item.precedence for item in left_out), default=99)
 
 
 @given(ITEMS, st.integers(0, 80))
 def test_nobody_of_equal_claim_has_two_more_than_somebody_who_was_left_out(items: list[Item], room: int) -> None:
     kept, left_out = chosen(items, room)
-    namespaces = Counter((item.standing, item.namespace) for item in kept)
-    pods = Counter((item.standing, item.namespace, item.pod) for item in kept)
+    namespaces = Counter((item.precedence, item.namespace) for item in kept)
+    pods = Counter((item.precedence, item.namespace, item.pod) for item in kept)
     for item in left_out:
-        alike = {place: count for place, count in namespaces.items() if place[0] == item.standing}
-        assert max(alike.values(), default=0) <= namespaces[item.standing, item.namespace] + 1
-        siblings = {place: count for place, count in pods.items() if place[:2] == (item.standing, item.namespace)}
-        assert max(siblings.values(), default=0) <= pods[item.standing, item.namespace, item.pod] + 1
+        alike = {place: count for place, count in namespaces.items() if place[0] == item.precedence}
+        assert max(alike.values(), default=0) <= namespaces[item.precedence, item.namespace] + 1
+        siblings = {place: count for place, count in pods.items() if place[:2] == (item.precedence, item.namespace)}
+        assert max(siblings.values(), default=0) <= pods[item.precedence, item.namespace, item.pod] + 1
 
 
 @given(ITEMS | SIZED, st.integers(0, 400), st.randoms())
@@ -89,6 +90,6 @@ def test_a_table_that_is_cut_while_it_fills_ends_as_if_it_were_cut_once(
 
 @given(st.integers(1, 50), st.integers(1, 64))
 def test_what_is_small_comes_before_what_is_large(many: int, size: int) -> None:
-    large = [Item(Standing.RUNS, "aaa", f"p{number}", 0, 100) for number in range(many)]
-    small = Item(Standing.RUNS, "zzz", "p", 0, size)
+    large = [Item(Precedence.RUNS, "aaa", f"p{number}", 0, 100) for number in range(many)]
+    small = Item(Precedence.RUNS, "zzz", "p", 0, size)
     assert small in chosen([*large, small], 128)[0]

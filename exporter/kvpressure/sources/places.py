@@ -15,7 +15,7 @@ Place = tuple[str, str]
 """Namespace and pod."""
 
 
-class Standing(IntEnum):
+class Precedence(IntEnum):
     """How good a claim to a place is, the best first. ``ASKS_GPU`` is no more than the pod's own word."""
 
     NAMED = 0  # by the user, in a setting
@@ -31,7 +31,7 @@ class Standing(IntEnum):
 def admitted(
     items: Iterable[T],
     room: int,
-    standing: Callable[[T], Standing],
+    precedence: Callable[[T], Precedence],
     place: Callable[[T], Place],
     size: Callable[[T], int] = lambda _: 1,
 ) -> tuple[list[T], list[T]]:
@@ -40,12 +40,12 @@ def admitted(
     Among equal claims namespaces take turns, and so do the pods of a namespace; the items of one pod keep their order.
     With sizes, whoever has taken least so far has the next turn, so that small things come before large ones.
     """
-    by_standing: dict[Standing, list[T]] = defaultdict(list)
+    by_precedence: dict[Precedence, list[T]] = defaultdict(list)
     for item in items:
-        by_standing[standing(item)].append(item)
+        by_precedence[precedence(item)].append(item)
     kept: list[T] = []
     left_out: list[T] = []
-    for _, alike in sorted(by_standing.items()):
+    for _, alike in sorted(by_precedence.items()):
         of_pods = _in_turn(alike, place, size)
         for item in _in_turn(of_pods, lambda item: place(item)[:1], size):
             fits = size(item) <= room

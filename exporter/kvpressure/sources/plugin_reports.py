@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from kvpressure.model import ceilings
 from kvpressure.model.readings import AllocatorReading, StepStats
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.places import Place, Standing, admitted
+from kvpressure.sources.places import Place, Precedence, admitted
 
 if TYPE_CHECKING:
     from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
@@ -126,18 +126,18 @@ class PluginSource:
     def read(self) -> Reading:
         """Read every file; unreadable ones are counted and skipped."""
         errors: Counter[str] = Counter()
-        standings = self._shared.standings()
+        precedences = self._shared.precedences()
 
-        def standing(pod: Place | None) -> Standing:
+        def precedence(pod: Place | None) -> Precedence:
             """The shared directory stands for the pods in it."""
-            return Standing.HAS_GPU if pod is None else standings.get(pod, Standing.NOT_KNOWN)
+            return Precedence.HAS_GPU if pod is None else precedences.get(pod, Precedence.NOT_KNOWN)
 
-        directories = [_listed(pod, path, errors) for pod, path in self._directories(standings, errors)]
+        directories = [_listed(pod, path, errors) for pod, path in self._directories(precedences, errors)]
         named = {directory.pod for directory in directories}
         kept, left_out = admitted(
             ((directory.pod, file) for directory in directories for file in directory.files),
             MAX_BYTES,
-            lambda entry: standing(entry[0]),
+            lambda entry: precedence(entry[0]),
             lambda entry: entry[0] or ("", ""),
             lambda entry: entry[1].size,
         )
@@ -148,7 +148,7 @@ class PluginSource:
         allocator: list[AllocatorReading] = []
         steps: list[StepStats] = []
         entries = MAX_ENTRIES
-        for _, pods in groupby(files, standing):
+        for _, pods in groupby(files, precedence):
             alike = list(pods)
             for others, pod in zip(range(len(alike), 0, -1), alike, strict=True):
                 reports = _reports(files[pod], pod, errors)
@@ -169,7 +169,7 @@ class PluginSource:
         )
 
     def _directories(
-        self, standings: Mapping[Place, Standing], errors: Counter[str]
+        self, precedences: Mapping[Place, Precedence], errors: Counter[str]
     ) -> Iterator[tuple[Place | None, Path]]:
         """(pod named by the path or None, directory). Those of pods with a GPU or engine are opened by name, whether or
         not they are among the listed names.
@@ -178,7 +178,7 @@ class PluginSource:
         yield None, self._root
         uids = {pod.uid: (pod.namespace, pod.name) for pod in self._shared.pods or ()}
         uid_of = {pod: uid for uid, pod in uids.items()}
-        wanted = [pod for pod, standing in standings.items() if standing <= Standing.SERVES]
+        wanted = [pod for pod, precedence in precedences.items() if precedence <= Precedence.SERVES]
         names = [name for pod in wanted for name in ("_".join(pod), uid_of.get(pod)) if name and "/" not in name]
         there = [name for name in names if _is_directory(self._root / name)]
         # neither namespaces nor pods have an underscore in their names
@@ -188,7 +188,10 @@ class PluginSource:
             if name in uids or "_" in name
         }
         kept, left_out = admitted(
-            pods, MAX_DIRECTORIES, lambda name: standings.get(pods[name], Standing.NOT_KNOWN), lambda name: pods[name]
+            pods,
+            MAX_DIRECTORIES,
+            lambda name: precedences.get(pods[name], Precedence.NOT_KNOWN),
+            lambda name: pods[name],
         )
         if left_out:
             errors[TOO_LARGE] += 1
@@ -209,7 +212,7 @@ class PluginSource:
         """Does nothing; no resource is held."""
 
 
-class _File(NamedTuple):
+class _ReportFile(NamedTuple):
     path: Path
     size: int  # in bytes
 
@@ -219,7 +222,7 @@ class _Directory:
     """Files of one directory. ``pod``: named by the path, None = not."""
 
     pod: Place | None
-    files: tuple[_File, ...]
+    files: tuple[_ReportFile, ...]
 
 
 def _of_name(name: str) -> Place:
@@ -229,7 +232,7 @@ def _of_name(name: str) -> Place:
 
 def _listed(pod: Place | None, directory: Path, errors: Counter[str]) -> _Directory:
     """The reports among a directory's first names; no more are listed, because there may be millions."""
-    found: list[_File] = []
+    found: list[_ReportFile] = []
     try:
         with os.scandir(directory) as entries:
             for seen, entry in enumerate(entries):
@@ -237,7 +240,7 @@ def _listed(pod: Place | None, directory: Path, errors: Counter[str]) -> _Direct
                     errors[TOO_LARGE] += 1
                     break
                 if _NAME.fullmatch(entry.name):
-                    found.append(_File(Path(entry.path), _size(entry)))
+                    found.append(_ReportFile(Path(entry.path), _size(entry)))
     except PermissionError:
         errors[NO_PERMISSION] += 1
     except OSError:

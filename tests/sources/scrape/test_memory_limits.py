@@ -48,6 +48,21 @@ def test_one_alone_may_have_everything_and_two_half_each_at_least():
     assert share.allowed("b") == 10
 
 
+def test_users_with_a_worse_precedence_share_what_the_better_ones_leave() -> None:
+    share = FairShare(10)
+    for user, precedence in (("gpu", 1), ("a", 4), ("b", 4)):
+        share.join(user, precedence)
+    share.use("a", 5)
+    share.use("b", 5)
+    assert share.allowed("gpu") == 10
+    share.use("gpu", 6)
+    assert (share.allowed("gpu"), share.allowed("a"), share.allowed("b")) == (10, 2, 2)
+    share.join("a", 1)  # it has got a GPU
+    assert (share.allowed("gpu"), share.allowed("a"), share.allowed("b")) == (5, 5, 1)
+    share.leave("gpu")
+    assert (share.allowed("a"), share.allowed("b")) == (10, 5)
+
+
 def test_the_first_leaves_what_is_kept_for_each_of_the_others():
     """Else 64 targets take the total, which the first has, and 63 times the least: twice as much as is shared."""
     users = range(64)

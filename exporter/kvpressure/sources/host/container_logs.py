@@ -122,7 +122,7 @@ class LogsSource:
         """Follow the logs of present engines, the best claims first, and of engines that have just gone once more."""
         there = {(pod.namespace, pod.name, pod.uid, engine.container): pod for pod in pods for engine in pod.engines}
         owning = self._shared.owning
-        kept, left_out = admitted(there, MAX_CONTAINERS, lambda key: there[key].standing(owning), lambda key: key[:2])
+        kept, left_out = admitted(there, MAX_CONTAINERS, lambda key: there[key].precedence(owning), lambda key: key[:2])
         wanted = {key: there[key] for key in kept}
         if left_out:
             errors["too_many_containers"] += len(left_out)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvpressure.sources.places import Place, Standing
+from kvpressure.sources.places import Place, Precedence
 
 if TYPE_CHECKING:
     from kvpressure.model.readings import GpuOwner, GpuReading, Snapshot
@@ -42,10 +42,10 @@ class SharedDiscovery:
         """The pods that have a GPU."""
         return frozenset((owner.namespace, owner.pod) for owner in self.owners)
 
-    def standings(self) -> dict[Place, Standing]:
+    def precedences(self) -> dict[Place, Precedence]:
         """How good the claims of pods are now, by their names."""
         owning = self.owning
-        found = {(pod.namespace, pod.name): pod.standing(owning) for pod in self.pods or ()}
+        found = {(pod.namespace, pod.name): pod.precedence(owning) for pod in self.pods or ()}
         for place in self.scraped:
-            found[place] = min(Standing.SERVES, found.get(place, Standing.SERVES))
-        return dict.fromkeys(owning, Standing.HAS_GPU) | found
+            found[place] = min(Precedence.SERVES, found.get(place, Precedence.SERVES))
+        return dict.fromkeys(owning, Precedence.HAS_GPU) | found

@@ -9,7 +9,7 @@ from typing import Final
 from kvpressure.model.readings import ContainerReading, Discovered
 from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.sources.kubernetes.discovery import OF_WORKERS, ContainerRow, PodGroup
-from kvpressure.sources.places import Place, Standing
+from kvpressure.sources.places import Place, Precedence
 from kvpressure.sources.scrape.targets import Target
 
 ENDED_PHASES: Final = ("Succeeded", "Failed")
@@ -56,17 +56,17 @@ class Pod:
     group: PodGroup | None = None
     cut: tuple[str, ...] = ()
 
-    def standing(self, owning: Collection[Place]) -> Standing:
+    def precedence(self, owning: Collection[Place]) -> Precedence:
         """How good its claim to a place is; ``owning``: the pods that have a GPU."""
         if self.phase in ENDED_PHASES:
-            return Standing.ENDED
+            return Precedence.ENDED
         if (self.namespace, self.name) in owning:
-            return Standing.HAS_GPU
+            return Precedence.HAS_GPU
         if self.phase != "Running":
-            return Standing.WAITS
+            return Precedence.WAITS
         if any(any(row.gpus.values()) for row in self.rows):
-            return Standing.ASKS_GPU
-        return Standing.SERVES if self.engines else Standing.RUNS
+            return Precedence.ASKS_GPU
+        return Precedence.SERVES if self.engines else Precedence.RUNS
 
     def without(self, unread: Collection[str]) -> Pod:
         """The pod with the reason in the rows of engines that have ``unread`` targets."""

@@ -105,7 +105,7 @@ class _PodTable:
         owning = self._shared.owning
 
         def admit(pods: Iterable[Pod], room: int) -> tuple[list[Pod], list[Pod]]:
-            return admitted(pods, room, lambda pod: pod.standing(owning), lambda pod: (pod.namespace, pod.name))
+            return admitted(pods, room, lambda pod: pod.precedence(owning), lambda pod: (pod.namespace, pod.name))
 
         kept, left_out = admit(self.pods.values(), MAX_PODS)
         self.pods = {pod.uid: pod for pod in kept}
@@ -230,7 +230,9 @@ class PodsSource:
         targets: dict[str, Target] = {}
         self._colliding = set()
         owning = self._shared.owning
-        for pod in sorted(pods, key=lambda pod: pod.standing(owning)):  # those on the host's network share its address
+        for pod in sorted(
+            pods, key=lambda pod: pod.precedence(owning)
+        ):  # those on the host's network share its address
             for engine in pod.engines:
                 for target in engine.targets:
                     if targets.setdefault(target.name, target) is not target:

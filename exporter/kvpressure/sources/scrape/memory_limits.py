@@ -46,8 +46,8 @@ REMEMBERED_EACH: Final = 256 * 1024  # what every scanner may have of it at leas
 
 
 class FairShare:
-    """An amount that several users share; each may have an equal part, and what the others leave unused. A user with a
-    better claim (a lower ``standing``) does not share with those below, who get no more than their minimum meanwhile.
+    """An amount that several users share; each may have an equal part, and what the others leave unused. Users with a
+    worse ``precedence`` (a higher number) share what those before them leave.
 
     ``each``: minimum for every user, however many there are; ``kept``: reserved for each user below it. With both
     equal, the first cannot take all before the others get their minimum. Thread-safe.
@@ -58,20 +58,20 @@ class FairShare:
         self._each = each
         self._kept = kept
         self._used: dict[object, int] = {}
-        self._standing: dict[object, int] = {}
+        self._precedence: dict[object, int] = {}
         self._lock = threading.Lock()
 
-    def join(self, user: object, standing: int = 0) -> None:
-        """Add ``user``, or change its standing."""
+    def join(self, user: object, precedence: int = 0) -> None:
+        """Add ``user``, or change its precedence."""
         with self._lock:
             self._used.setdefault(user, 0)
-            self._standing[user] = standing
+            self._precedence[user] = precedence
 
     def leave(self, user: object) -> None:
         """Remove ``user``."""
         with self._lock:
             self._used.pop(user, None)
-            self._standing.pop(user, None)
+            self._precedence.pop(user, None)
 
     def use(self, user: object, amount: int) -> None:
         """Set the amount that ``user`` has; ignored for one that has left."""
@@ -82,10 +82,12 @@ class FairShare:
     def allowed(self, user: object) -> int:
         """Maximum amount for ``user`` now."""
         with self._lock:
-            own = self._standing.get(user, 0)
-            alike = {other: used for other, used in self._used.items() if self._standing[other] <= own}
-            others = sum(max(used, self._kept) for other, used in alike.items() if other is not user)
-            return max(self._each, self._total // max(1, len(alike)), self._total - others)
+            own = self._precedence.get(user, 0)
+            used = {other: max(amount, self._kept) for other, amount in self._used.items() if other is not user}
+            before = sum(amount for other, amount in used.items() if self._precedence[other] < own)
+            alike = [amount for other, amount in used.items() if self._precedence[other] == own]
+            room = self._total - before
+            return max(self._each, room // (1 + len(alike)), room - sum(alike))
 
 
 class Reservation:

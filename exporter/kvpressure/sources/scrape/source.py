@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kvpressure.model.readings import PageText, Scrape
 from kvpressure.model.reasons import INTERNAL, TARGET_LIMIT
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.places import Place, Standing, admitted
+from kvpressure.sources.places import Place, Precedence, admitted
 from kvpressure.sources.plugin_metrics import FRESH_SECONDS, PluginMetrics, read_plugin_metrics
 from kvpressure.sources.scrape.fetch import Fetcher
 from kvpressure.sources.scrape.memory_limits import Reservation, ScrapeLimits
@@ -114,10 +114,10 @@ class _Feed:
         """The scrape after an internal error."""
         return self._page(None, INTERNAL, None, keep_text=False)
 
-    def stand(self, standing: Standing) -> None:
+    def take_precedence(self, precedence: Precedence) -> None:
         """Share limits according to the target's claim."""
-        self._bounds.engines.join(self._scanner, standing)
-        self._bounds.plugin_lines.join(self, standing)
+        self._bounds.engines.join(self._scanner, precedence)
+        self._bounds.plugin_lines.join(self, precedence)
 
     def close(self) -> None:
         """Close the connection and release shared limits."""
@@ -262,22 +262,22 @@ class EngineSource:
         state. Beyond the limit those with the weakest claims are not scraped: the user's own come first, then those
         of pods with a GPU.
         """
-        named, standings = {target.name for target in self._given}, self._shared.standings()
+        named, precedences = {target.name for target in self._given}, self._shared.precedences()
 
         def place(target: Target) -> Place:
             return ("", "") if target.name in named else (target.namespace, target.pod)
 
-        def standing(target: Target) -> Standing:
-            return Standing.NAMED if target.name in named else standings.get(place(target), Standing.NOT_KNOWN)
+        def precedence(target: Target) -> Precedence:
+            return Precedence.NAMED if target.name in named else precedences.get(place(target), Precedence.NOT_KNOWN)
 
         with self._lock:
             wanted: dict[str, Target] = {}
             for target in () if self._closed else targets:
                 wanted.setdefault(target.name, target)
-            allowed, left_out = admitted(wanted.values(), self._max_targets, standing, place)
+            allowed, left_out = admitted(wanted.values(), self._max_targets, precedence, place)
             feeds = {target.name: self._feed(target.name, target) for target in allowed}
             for feed in feeds.values():
-                feed.stand(standing(feed.target))
+                feed.take_precedence(precedence(feed.target))
             gone = [feed for name, feed in self._feeds.items() if name not in feeds or feeds[name] is not feed]
             self._feeds, self._left_out = feeds, left_out
             self._shared.unread = frozenset(target.name for target in left_out)

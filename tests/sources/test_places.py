@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpressure.model.readings import GpuOwner, Scrape, Snapshot
+from kvpressure.sources.kubernetes.discovery import ContainerRow
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
+from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.places import Precedence, admitted
 
 NAMES = st.sampled_from(["a", "aaa", "b", "prod", "zzz"])
@@ -37,6 +41,34 @@ def chosen(items: list[Item], room: int) -> tuple[list[Item], list[Item]]:
     return admitted(
         items, room, lambda item: item.precedence, lambda item: (item.namespace, item.pod), lambda item: item.size
     )
+
+
+def test_what_the_claim_of_a_pod_is() -> None:
+    shared = SharedDiscovery()
+    gpu = (ContainerRow("vllm", gpus={"nvidia.com/gpu": 1}),)
+    shared.pods = (
+        Pod("ns", "owns-and-ended", "1", "Failed"),
+        Pod("ns", "owns", "2", "Pending"),
+        Pod("ns", "asks", "3", "Running", rows=gpu),
+        Pod("ns", "asks-in-vain", "4", "Failed", rows=gpu),
+        Pod("ns", "serves", "5", "Running"),
+        Pod("ns", "runs", "6", "Running"),
+        Pod("ns", "waits", "7", "Pending", rows=gpu),
+    )
+    owners = [GpuOwner("GPU-0", "ns", name, "vllm") for name in ("owns-and-ended", "owns", "unlisted")]
+    pages = (Scrape("t", 1.0, "ns", "serves"), Scrape("u", 1.0, "ns", "unlisted"), Scrape("v", 1.0, "ns", "static"))
+    shared.observe(Snapshot(1.0, owners=tuple(owners), pages=pages), None)
+    assert {name: claim.name for (_, name), claim in shared.precedences().items()} == {
+        "owns-and-ended": "ENDED",
+        "owns": "HAS_GPU",
+        "unlisted": "HAS_GPU",
+        "asks": "ASKS_GPU",
+        "asks-in-vain": "ENDED",
+        "serves": "SERVES",
+        "static": "SERVES",
+        "runs": "RUNS",
+        "waits": "WAITS",
+    }
 
 
 @given(ITEMS | SIZED, st.integers(0, 400))

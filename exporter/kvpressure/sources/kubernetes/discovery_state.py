@@ -45,7 +45,8 @@ class SharedDiscovery:
     def precedences(self) -> dict[Place, Precedence]:
         """How good the claims of pods are now, by their names."""
         owning = self.owning
-        found = {(pod.namespace, pod.name): pod.precedence(owning) for pod in self.pods or ()}
+        found = dict.fromkeys(owning, Precedence.HAS_GPU)
+        found |= {(pod.namespace, pod.name): pod.precedence(owning) for pod in self.pods or ()}
         for place in self.scraped:
             found[place] = min(Precedence.SERVES, found.get(place, Precedence.SERVES))
-        return dict.fromkeys(owning, Precedence.HAS_GPU) | found
+        return found

@@ -30,11 +30,10 @@ from kvpressure.bundle.variants import EXTERNAL
 from kvpressure.diagnosis.facts import Gathered, Recent, View
 from kvpressure.diagnosis.reasons import REASONS, numbers
 from kvpressure.diagnosis.rules import TABLES
-from kvpressure.model.state import LIMITS, Diagnosis
-from kvpressure.publish.engine_order import ORDER, RANKS, trouble
+from kvpressure.model.state import CALM, LIMITS, Diagnosis
+from kvpressure.publish.engine_order import ORDER, RANKS
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
-from kvpressure.publish.page.view import CALM
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.promql import selectors, walk
 from tests.publish.states import full_engine, full_signals
@@ -438,26 +437,6 @@ def test_the_first_action_is_the_pages_first_action_and_leads_to_the_runbook_of_
 def test_engines_are_ranked_as_on_the_page() -> None:
     assert sorted(RANKS, key=RANKS.__getitem__, reverse=True) == list(ORDER)
     assert set(RANKS) == set(VERDICTS)
-
-
-def test_a_longer_queue_comes_first_and_a_worse_verdict_before_any_queue() -> None:
-    def engine(verdict: str, waiting: float | None, up: bool = True) -> float:
-        signals = full_signals()
-        signals = replace(signals, load=replace(signals.load, waiting=waiting))
-        return trouble(replace(full_engine(), diagnosis=Diagnosis(verdict, 1.0, None, 0.0), signals=signals, up=up))
-
-    worst_first = [
-        engine("stalled", None),
-        engine("kv_pressure", 1e9),
-        engine("kv_pressure", 3),
-        engine("kv_pressure", 2),
-        engine("kv_pressure", 2, up=False),
-        engine("host_bound", 1e9),
-        engine("idle", 0),
-        engine("of a later release", 0),
-    ]
-    assert sorted(worst_first, reverse=True) == worst_first
-    assert len(set(worst_first)) == len(worst_first)
 
 
 def test_what_to_set_is_ordered_by_the_steps_of_the_mitigation_and_all_of_it_needs_a_restart() -> None:

@@ -313,7 +313,9 @@ def test_what_is_given_is_not_said_to_be_measured(capsys: pytest.CaptureFixture[
     assert main(["mitigate", "--verdict", "kv_pressure"]) == 0
     assert "No lengths were given (--prompt, --output), so these caps are examples" in capsys.readouterr().out
     assert main(["mitigate", "--verdict", "stalled"]) == 1
-    assert capsys.readouterr().out.startswith("THIS IS NOT KV PRESSURE: STALLED, assumed; nothing was measured (")
+    assert capsys.readouterr().out.startswith(
+        "engine: THIS IS NOT KV PRESSURE: STALLED, assumed; nothing was measured ("
+    )
     _, document = mitigate(capsys, *STATED)
     assert (document["confidence"], document["assumed"]) == (None, True)
     _, document = mitigate(capsys, PRESSURE)
@@ -330,7 +332,7 @@ def test_without_a_server_a_value_is_unknown_and_no_dash(capsys: pytest.CaptureF
 def test_another_verdict_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", "--verdict", "concurrency_limited", "--max-num-seqs", "64"]) == 1
     text = capsys.readouterr().out
-    assert text.startswith("THIS IS NOT KV PRESSURE: CONCURRENCY LIMITED")
+    assert text.startswith("engine: THIS IS NOT KV PRESSURE: CONCURRENCY LIMITED")
     assert "Mitigation, in this order" not in text
     assert main(["mitigate", "--verdict", "concurrency_limited", "--anyway"]) == 1
     text = capsys.readouterr().out
@@ -561,7 +563,7 @@ def test_a_changed_command_line_has_the_values_or_is_refused(words: list[str], v
 def test_edge_configuration_holds_the_caps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", *STATED, "--edge"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("--- Envoy Gateway ---\n")
+    assert text.startswith("# engine: KV PRESSURE, assumed; nothing was measured\n--- Envoy Gateway ---\n")
     assert "Mitigation, in this order" not in text
     assert "js_content limits.check" in text
     caps = Caps(1000, 200, known=True)
@@ -606,7 +608,7 @@ def test_silence_proves_no_recovery(
     ],
 )
 def test_well_at_the_end_only_is_no_failure(verdict: str, queue: bool | None, headline: str) -> None:
-    text = outcome_text(Outcome(False, verdict, 40, (Check("queue", queue, "0", "0"),)))
+    text = outcome_text(Outcome(False, "chat-0", verdict, 40, (Check("queue", queue, "0", "0"),)))
     assert text.startswith(headline)
     assert ("not for 30 s without a break" in text) is (headline == "NOT PROVEN")
 
@@ -618,7 +620,10 @@ def test_a_server_that_stays_full_has_not(
     assert main(["mitigate", "--verify", url, "--verify-seconds", "60", "--format", "json"]) == 1
     outcome = json.loads(capsys.readouterr().out)
     assert outcome["recovered"] is False
-    assert outcome["verdict"] == "kv_pressure"
+    assert (outcome["engine"], outcome["verdict"]) == (
+        f"{url.removeprefix('http://')} chat-13b engine 0",
+        "kv_pressure",
+    )
     assert {check["name"]: check["ok"] for check in outcome["checks"]}["verdict"] is False
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Sequence
 
 from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
 from kvpressure.errors import InputError
 from kvpressure.model.state import VERDICTS
+from kvpressure.publish.engine_order import fine, worst_first
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitigation_report, patches
 from kvpressure.toolbox import stated_engine as given
@@ -29,8 +31,8 @@ examples:
   kvpressure mitigate --verify http://10.0.0.5:8000
       watch whether the server recovers (up to --verify-seconds)
 
-Nothing is ever applied. Exit status: 0 a plan (or recovered), 1 the verdict is not KV pressure (or not recovered), 2 the input cannot
-be used.
+Of several engines it takes the one in most trouble, as diagnose does. Nothing is ever applied. Exit status: 0 a plan (or
+recovered), 1 the verdict of that engine is not KV pressure (or not recovered), 2 the input cannot be used.
 """  # noqa: E501
 
 
@@ -113,15 +115,11 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--container: only together with --manifest FILE or -n NAMESPACE")
     server = _server(options.manifest, options.container) if options.manifest is not None else None
     engines, again = _engines(options, thresholds, server)
-    pressed = [engine for engine in engines if engine.verdict == mitigation_report.PRESSURE]
-    chosen = max(pressed or engines, key=lambda engine: engine.diagnosis.confidence)
+    chosen, *others = sorted(engines, key=lambda view: worst_first(view.engine))
     if cluster and server is None:
         server = _of_cluster(chosen, options)
-    _print(chosen, options, thresholds, server, again)
-    others = [engine.name for engine in pressed if engine is not chosen]
-    if others and options.format == "text":
-        print(f"other engines under KV pressure: {', '.join(others)} (choose one with --pod)")
-    return 0 if pressed else 1
+    _print(chosen, [view for view in others if not fine(view.engine)], options, thresholds, server, again)
+    return 0 if chosen.verdict == mitigation_report.PRESSURE else 1
 
 
 def _engines(
@@ -188,38 +186,42 @@ def _of_cluster(engine: EngineView, options: argparse.Namespace) -> ServerContai
 
 
 def _print(
-    engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: ServerContainer | None, again: str
+    engine: EngineView,
+    others: Sequence[EngineView],
+    options: argparse.Namespace,
+    thresholds: Thresholds,
+    server: ServerContainer | None,
+    again: str,
 ) -> None:
     plan = pressure_plan(engine.plan_input, thresholds, _workload(engine, server), options.max_rejected)
-    applies = engine.verdict == mitigation_report.PRESSURE
     note = patches.other_server(server, engine.engine.key) if server is not None and options.manifest else ""
     if options.format == "json":
-        print(json.dumps(mitigation_report.as_json(engine, plan, again, note), indent=2))
+        print(json.dumps(mitigation_report.as_json(engine, others, plan, again, note), indent=2))
         return
     if options.format in ("patch", "helm"):
         if not plan.values:
             raise InputError(
-                f"--format {options.format}: there is no value to set ({engine.verdict}); --format text prints the"
-                " reason"
+                f"--format {options.format}: there is no value to set for {engine.name} ({engine.verdict}); --format"
+                " text prints the reason"
             )
         print(
-            mitigation_report.as_patch(plan, server, applies, note)
+            mitigation_report.as_patch(engine, others, plan, server, note)
             if options.format == "patch" and server is not None
-            else mitigation_report.as_helm(plan, applies)
+            else mitigation_report.as_helm(engine, others, plan)
         )
         return
     if note:
         show(f"note: {note}\n")
-    if not applies:
-        show("\n".join(mitigation_report.not_pressure(engine, again)))
+    if engine.verdict != mitigation_report.PRESSURE:
+        show("\n".join(mitigation_report.not_pressure(engine, others, again)))
         if not options.anyway:
             print("(the plan nevertheless: --anyway)")
             return
         print()
     if options.edge:
-        print(mitigation_report.as_gateway_configuration(plan))
+        print(mitigation_report.as_gateway_configuration(engine, others, plan))
     else:
-        show(mitigation_report.as_text(engine, plan))
+        show(mitigation_report.as_text(engine, others, plan))
 
 
 def _workload(engine: EngineView, server: ServerContainer | None) -> str:

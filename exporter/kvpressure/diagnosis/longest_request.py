@@ -7,12 +7,10 @@ last minutes shrinks, and a limit derived from it would reject requests that wer
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
 
+from kvpressure.model.state import CALM
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import MINUTE
-
-CALM: Final = frozenset({"healthy", "idle"})
 
 
 class LongestRequest:

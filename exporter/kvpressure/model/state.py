@@ -30,6 +30,8 @@ VERDICTS: Final = (
     "stalled",
     "unknown",
 )
+CALM: Final = ("healthy", "idle")
+"""Verdicts with nothing to do."""
 STAGES: Final = ("building", "saturated", "thrashing", "failing")
 SIGNATURE_CONDITIONS: Final = (
     "gpu_memory_high",

@@ -1,10 +1,12 @@
-"""The order of engines on page and dashboards: by verdict, then by requests waiting."""
+"""The order of engines on page, dashboards and in every command: by verdict, then by requests waiting."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.model.state import EngineState
+from kvpressure.diagnosis import conditions
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.state import CALM, EngineState
 
 ORDER: Final = (
     "stalled",
@@ -32,3 +34,16 @@ def trouble(engine: EngineState) -> float:
     """
     waiting = (engine.signals.load.waiting or 0.0) if engine.up else 0.0
     return rank(engine) + waiting / (waiting + 1)
+
+
+def fine(engine: EngineState) -> bool:
+    """Whether the verdict is calm and no condition holds that is bad news by itself."""
+    found = engine.diagnosis
+    return found.verdict in CALM and not any(
+        found.conditions.get(declared.name) for declared in conditions.declared() if declared.serious
+    )
+
+
+def worst_first(engine: EngineState) -> tuple[bool, float, EngineKey]:
+    """Sort key of engines: those in trouble before those that are fine, then by ``trouble``."""
+    return fine(engine), -trouble(engine), engine.key

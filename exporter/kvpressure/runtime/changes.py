@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from kvpressure.model.readings import EngineKey, Snapshot
-from kvpressure.model.state import EngineState, State, TargetState
+from kvpressure.model.state import CALM, EngineState, State, TargetState
 from kvpressure.runtime.logging import with_fields
 
 log = logging.getLogger(__name__)
-
-_CALM: Final = ("healthy", "idle")
 
 
 class ChangeLog:
@@ -55,7 +52,7 @@ def _target(target: TargetState, reason: str) -> None:
 def _verdict(before: EngineState | None, engine: EngineState) -> None:
     found = engine.diagnosis
     log.log(
-        logging.INFO if found.verdict in _CALM else logging.WARNING,
+        logging.INFO if found.verdict in CALM else logging.WARNING,
         "verdict changed",
         extra=with_fields(
             **_identity(engine),

@@ -6,7 +6,8 @@ Metrics have values in force, seldom whether they were set; what they lack stays
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,12 +15,13 @@ from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import EngineArgs, value_text
 from kvpressure.model.state import LIMITS
+from kvpressure.publish.engine_order import worst_first
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.checklist import Seen
-from kvpressure.toolbox.engine_view import EngineView, items, mapping, number
+from kvpressure.toolbox.engine_view import EngineView, items, mapping, name_of, number
 from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
 from kvpressure.toolbox.live_pages import Around, GivenGpu
@@ -52,7 +54,7 @@ def read(
     target = replace(target, args=target.args or args)
     cases = watch_and_judge([target], Around(versions=live.versions([target]), gpu=gpu), 0.0, thresholds)
     info, model = _server_info(target), _model(target)
-    return [_found(case.view, Surroundings(place="from the server itself"), info, model) for case in cases]
+    return _all_found([case.view for case in cases], Surroundings(place="from the server itself"), info, model)
 
 
 def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[ServerContainer, Surroundings, Seen]]:
@@ -63,7 +65,22 @@ def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[ServerCon
     around = Surroundings(
         monitor=said, gpu_exporter=said if items(document.get("gpus")) else None, place="from the exporter"
     )
-    return [_found(view, around, {}, None) for view in views]
+    return _all_found(views, around, {}, None)
+
+
+def _all_found(
+    views: Sequence[EngineView], around: Surroundings, info: Mapping[str, Any], model: str | None
+) -> list[tuple[ServerContainer, Surroundings, Seen]]:
+    """All engines, those in trouble first; several of one pod are told apart by model and rank."""
+    of_pod = Counter((view.engine.key.namespace, view.engine.key.pod) for view in views)
+    audited = []
+    for view in sorted(views, key=lambda view: worst_first(view.engine)):
+        server, surroundings, seen = _found(view, around, info, model)
+        key = view.engine.key
+        if of_pod[key.namespace, key.pod] > 1:
+            server = replace(server, container=name_of(replace(key, namespace="", pod=server.container)))
+        audited.append((server, surroundings, seen))
+    return audited
 
 
 def _found(

@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
-from typing import Any, Final
+from typing import Any
 
 from kvpressure.advice import mitigation, triage
 from kvpressure.advice.plan import PlanInput
-from kvpressure.model.readings import GpuReading
+from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.signals import ContextSignals, Signals
 from kvpressure.model.state import ContainerState, Diagnosis, EngineState, State
+from kvpressure.printable import visible
 from kvpressure.publish.diagnosis_json import engine_entry
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.toolbox.since_start import since_start
-
-FINE: Final = ("healthy", "idle")
-"""Verdicts with nothing to do."""
 
 
 def _no_entry() -> Mapping[str, Any]:
@@ -46,10 +44,7 @@ class EngineView:
     @property
     def name(self) -> str:
         """Namespace, pod and model, as far as known."""
-        key = self.engine.key
-        pod = "/".join(part for part in (key.namespace, key.pod) if part)
-        rank = f"engine {key.engine}" if key.engine else ""
-        return " ".join(part for part in (pod, key.model_name, rank) if part) or "engine"
+        return name_of(self.engine.key)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -99,6 +94,13 @@ class EngineView:
         flat = Signals(0.0, context=self.usual).flat().items()
         usual = {name: value for name, value in flat if value is not None and name.partition(":")[0] in shape}
         return {**self.entry(), "missing": list(self.diagnosis.missing), **({"since_start": usual} if usual else {})}
+
+
+def name_of(key: EngineKey) -> str:
+    """Namespace, pod, model and rank, as far as known, on one line."""
+    pod = "/".join(part for part in (key.namespace, key.pod) if part)
+    rank = f"engine {key.engine}" if key.engine else ""
+    return visible(" ".join(part for part in (pod, key.model_name, rank) if part)) or "engine"
 
 
 def engine_view(engine: EngineState, state: State, around: ViewContext) -> EngineView:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvpressure.model.readings import EngineKey, Snapshot
-from kvpressure.model.state import EngineState, State
+from kvpressure.model.state import CALM, EngineState, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.toolbox.engine_view import FINE, EngineView, engine_view
+from kvpressure.toolbox.engine_view import EngineView, engine_view
 from kvpressure.toolbox.triage import PodFacts
 
 MAX_CHANGES: Final = 200  # of one engine that are kept for the report
-_QUIET: Final = (*FINE, "unknown")
+_QUIET: Final = (*CALM, "unknown")
 
 
 @dataclass(frozen=True, slots=True)

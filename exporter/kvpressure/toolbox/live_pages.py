@@ -9,6 +9,7 @@ from typing import Final
 
 from kvpressure.model.readings import ContainerReading, GpuReading, LogLine, Scrape, Snapshot
 from kvpressure.model.state import State
+from kvpressure.publish.engine_order import worst_first
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.scrape.source import EngineSource
@@ -116,14 +117,14 @@ def snapshot(now: float, pages: Sequence[Scrape], around: Around, first: bool) -
 
 
 def show_state(progress: ProgressLine, seconds: float) -> Callable[[State], None]:
-    """Show the progress of a watch of ``seconds``, with the first engine that answers."""
+    """Show the progress of a watch of ``seconds``, with the engine in most trouble of those that answer."""
     start: list[float] = []
 
     def show(state: State) -> None:
         start.append(state.time)
         del start[1:]
         gone = state.time - start[0]
-        engine = next((engine for engine in state.engines if engine.up), None)
+        engine = min((engine for engine in state.engines if engine.up), key=worst_first, default=None)
         said = (
             "no response yet"
             if engine is None

@@ -10,14 +10,15 @@ from kvpressure.advice.wording import reason_text
 from kvpressure.errors import InputError
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.publish.engine_order import worst_first
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import live_pages as live
+from kvpressure.toolbox.engine_view import name_of
 from kvpressure.toolbox.live_pages import Around
 from kvpressure.toolbox.progress import ProgressLine, bar
 
 SETTLED_SECONDS: Final = 30.0  # how long it has to be well
-_FINE: Final = ("healthy", "idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,12 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``recovered``: every known check held for ``SETTLED_SECONDS`` until the end of the watch, under traffic; a
-    server without requests proves nothing. ``trouble``: a check failed during the watch.
+    server without requests proves nothing. ``engine``: the one in most trouble at the end, with its ``verdict``.
+    ``trouble``: a check failed during the watch.
     """
 
     recovered: bool
+    engine: str
     verdict: str
     seconds: float
     checks: tuple[Check, ...]
@@ -58,6 +61,7 @@ class _WatchedTick:
     gap: float | None = None
     refused: float | None = None
     verdict: str = "unknown"
+    engine: str = ""
 
 
 @dataclass(slots=True)
@@ -95,10 +99,10 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
                 + "".join(f", {check.name}: {check.last}" for check in checks if check.ok is False)
             )
             if _settled(watch, snapshot.time):
-                return Outcome(True, seen.verdict, gone, checks, watch.trouble)
+                return Outcome(True, seen.engine, seen.verdict, gone, checks, watch.trouble)
     if watch.first is None:
         raise InputError(f"--verify: {target.name}: {reason_text(failed)}; is a vLLM server running there?")
-    return Outcome(False, watch.last.verdict, gone, checks, watch.trouble)
+    return Outcome(False, watch.last.engine or target.name, watch.last.verdict, gone, checks, watch.trouble)
 
 
 def _settled(watch: _Watch, now: float) -> bool:
@@ -127,7 +131,7 @@ def _read(engines: list[EngineState]) -> _WatchedTick:
         for name, value in e.counters.items()
         if name.startswith("rejected:") or name == "http:5xx"
     ]
-    trouble = [e.diagnosis.verdict for e in engines if e.diagnosis.verdict not in _FINE]
+    worst = min(engines, key=worst_first)
     return _WatchedTick(
         max(kv, default=None),
         _sum(e.signals.load.waiting for e in engines),
@@ -135,7 +139,8 @@ def _read(engines: list[EngineState]) -> _WatchedTick:
         _sum(e.signals.kv.preemptions_inferred for e in engines),
         max(gaps, default=None),
         max(refused, default=None),
-        trouble[0] if trouble else engines[0].diagnosis.verdict,
+        worst.diagnosis.verdict,
+        name_of(worst.key),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any, Final
 
 from kvpressure import __version__
 from kvpressure.advice.plan import PressurePlan
+from kvpressure.advice.wording import words
 from kvpressure.toolbox import changed_flags, patches
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.engine_view import EngineView
@@ -19,11 +20,16 @@ from kvpressure.toolbox.report import actions_now, cause, next_steps, verdict_wo
 PRESSURE: Final = "kv_pressure"
 
 
-def not_pressure(engine: EngineView, again: str) -> list[str]:
-    """Introduction when the verdict is not KV pressure."""
+def not_pressure(engine: EngineView, others: Sequence[EngineView], again: str) -> list[str]:
+    """Introduction when the verdict is not KV pressure, or unknown."""
+    if engine.verdict == "unknown":
+        said, plan = "KV PRESSURE IS NOT CONFIRMED", "may not help"
+    else:
+        said, plan = "THIS IS NOT KV PRESSURE", "does not help"
     lines = [
-        f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, {_how_sure(engine)} ({cause(engine)}).",
-        "The plan for KV pressure does not help here, and lower limits can make it worse. Instead:",
+        f"{engine.name}: {said}: {_found(engine)} ({cause(engine)}).",
+        *_also(others),
+        f"The plan for KV pressure {plan} here, and lower limits can make it worse. Instead:",
     ]
     texts = [action.text for action in actions_now(engine)]
     for number, (step, text) in enumerate(zip_longest(next_steps(engine, again), texts), 1):
@@ -31,22 +37,40 @@ def not_pressure(engine: EngineView, again: str) -> list[str]:
     return lines
 
 
+def _found(engine: EngineView) -> str:
+    """``KV PRESSURE (thrashing), confidence 0.95``."""
+    return f"{verdict_words(engine.verdict, engine.diagnosis.stage)}, {_how_sure(engine)}"
+
+
+def _also(others: Sequence[EngineView]) -> list[str]:
+    """A line with the other engines in trouble; none without any."""
+    named = ", ".join(f"{other.name} ({words(other.verdict)})" for other in others)
+    return [f"also in trouble: {named} (choose one with --pod, --model or its own URL)"] if others else []
+
+
+def _comments(engine: EngineView, others: Sequence[EngineView]) -> list[str]:
+    """What a file of values is for."""
+    not_here = [] if engine.verdict == PRESSURE else ["not KV pressure: this does not help"]
+    return [f"# {line}" for line in (f"{engine.name}: {_found(engine)}", *_also(others), *not_here)]
+
+
 def _how_sure(engine: EngineView) -> str:
     return "assumed; nothing was measured" if engine.assumed else f"confidence {engine.diagnosis.confidence:.2f}"
 
 
-def as_gateway_configuration(plan: PressurePlan) -> str:
+def as_gateway_configuration(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan) -> str:
     """The caps for Envoy Gateway and nginx."""
-    head = [] if plan.caps.known else ["# example caps: no request lengths are known"]
+    head = _comments(engine, others) + ([] if plan.caps.known else ["# example caps: no request lengths are known"])
     return "\n".join(
         [*head, "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
     )
 
 
-def as_text(engine: EngineView, plan: PressurePlan) -> str:
+def as_text(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan) -> str:
     """The plan for a person."""
     lines = [
-        f"{engine.name}: {verdict_words(engine.verdict, engine.diagnosis.stage)}, {_how_sure(engine)}",
+        f"{engine.name}: {_found(engine)}",
+        *_also(others),
         "",
         "Mitigation, in this order (nothing is applied automatically):",
     ]
@@ -64,7 +88,9 @@ def as_text(engine: EngineView, plan: PressurePlan) -> str:
     return "\n".join(lines)
 
 
-def as_json(engine: EngineView, plan: PressurePlan, again: str, note: str = "") -> dict[str, Any]:
+def as_json(
+    engine: EngineView, others: Sequence[EngineView], plan: PressurePlan, again: str, note: str = ""
+) -> dict[str, Any]:
     """Plain JSON values."""
     applies = engine.verdict == PRESSURE
     return {
@@ -76,6 +102,7 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str, note: str = "") 
         "assumed": engine.assumed,
         "cause": cause(engine),
         "applies": applies,
+        "also_in_trouble": [{**other.identity, "verdict": other.verdict} for other in others],
         "notes": [note] if note else [],
         "instead": [] if applies else list(next_steps(engine, again)),
         "steps": [asdict(step) for step in plan.steps],
@@ -85,13 +112,15 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str, note: str = "") 
     }
 
 
-def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool, note: str = "") -> str:
+def as_patch(
+    engine: EngineView, others: Sequence[EngineView], plan: PressurePlan, server: ServerContainer, note: str = ""
+) -> str:
     """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when impossible."""
     import yaml
 
     kind, content = patches.as_patch(server, plan.values)
-    head = ["# not KV pressure: this does not help"] if not applies else []
-    head += [
+    head = [
+        *_comments(engine, others),
         f"# {patches.command(server, kind)}",
         f"# then: {patches.rollout(server)}",
         "# sets " + " ".join(changed_flags.as_words(plan.values, plan.dialect)),
@@ -100,15 +129,14 @@ def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool, note: s
     return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
 
 
-def as_helm(plan: PressurePlan, applies: bool) -> str:
+def as_helm(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan) -> str:
     """Values for the production-stack chart, and as a list for others."""
     import yaml
 
-    head = ["# not KV pressure: this does not help"] if not applies else []
     stack = {"servingEngineSpec": {"modelSpec": [{"vllmConfig": changed_flags.helm_values(plan.values, plan.dialect)}]}}
     return "\n".join(
         [
-            *head,
+            *_comments(engine, others),
             "# chart of vLLM's production stack: merge vllmConfig into your entry (Helm replaces lists as a whole)",
             yaml.safe_dump(stack, sort_keys=False).rstrip(),
             "# charts that take a list of arguments:",
@@ -126,7 +154,8 @@ def outcome_text(outcome: Outcome) -> str:
 
 
 def _outcome(outcome: Outcome) -> Iterator[str]:
-    yield f"{_headline(outcome)} after {outcome.seconds:.0f} s: {verdict_words(outcome.verdict, None)}"
+    verdict = verdict_words(outcome.verdict, None)
+    yield f"{_headline(outcome)} after {outcome.seconds:.0f} s: {outcome.engine}: {verdict}"
     for check in outcome.checks:
         mark = {True: "ok", False: "BAD", None: "?"}[check.ok]
         yield f"  {mark:4} {check.name}: {check.first} at first, {check.last} at the end"

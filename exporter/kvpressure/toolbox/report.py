@@ -12,12 +12,13 @@ from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import conditions
 from kvpressure.engines.registry import dialect
-from kvpressure.publish.engine_order import ORDER
+from kvpressure.model.state import CALM
+from kvpressure.publish.engine_order import fine, worst_first
 from kvpressure.publish.links import RUNBOOK_FOLDER, Links
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import CommonProblem, common_problems, log_events
-from kvpressure.toolbox.engine_view import FINE, EngineView
+from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.history import Case, FoundEngines
 from kvpressure.toolbox.triage import PodFacts, triage
 
@@ -61,20 +62,13 @@ class EngineAnswer:
     @property
     def fine(self) -> bool:
         """Whether the verdict at the reported moment is fine and no serious condition holds."""
-        view = self.case.view
-        return view.verdict in FINE and not any(
-            view.condition(one.name) for one in conditions.declared() if one.serious
-        )
+        return fine(self.case.view.engine)
 
 
 def answers(found: FoundEngines, thresholds: Thresholds) -> list[EngineAnswer]:
     """One per engine, the worst first."""
-    return sorted((_answer(case, found, thresholds) for case in found.cases), key=_rank)
-
-
-def _rank(answer: EngineAnswer) -> tuple[bool, int]:
-    verdict = answer.case.view.verdict
-    return answer.fine, ORDER.index(verdict) if verdict in ORDER else len(ORDER)
+    cases = sorted(found.cases, key=lambda case: worst_first(case.view.engine))
+    return [_answer(case, found, thresholds) for case in cases]
 
 
 def _answer(case: Case, found: FoundEngines, thresholds: Thresholds) -> EngineAnswer:
@@ -104,7 +98,7 @@ def next_steps(engine: EngineView, again: str) -> Iterator[str]:
     if engine.verdict == "kv_pressure":
         yield f"kvpressure mitigate {again}: the full plan with costs, as text, kubectl patch or Helm values"
         yield "afterwards, kvpressure mitigate --verify URL: checks the recovery"
-    elif engine.verdict in FINE:
+    elif engine.verdict in CALM:
         yield "if users still complain, check what is in front of the server: gateway, routing, network, clients"
     elif engine.verdict == "unknown":
         yield "watch longer (--seconds 90), or run the exporter on the node, which also reads GPU, pod and log"

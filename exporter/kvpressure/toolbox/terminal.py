@@ -15,7 +15,8 @@ _RED, _YELLOW, _GREEN, _BOLD, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b
 _COLOURS: Final = (
     (re.compile(r"^VERDICT +(?:HEALTHY|IDLE)\b|^ +pass |^ +\d ok "), _GREEN),
     (re.compile(r"^VERDICT +UNKNOWN\b|^ +\d look "), _YELLOW),
-    (re.compile(r"^VERDICT |^THIS IS NOT |^ +FAIL |^ +\d BAD |^ +YES |^does not fit"), _RED),
+    (re.compile(r"^VERDICT |: (?:THIS IS NOT KV PRESSURE|KV PRESSURE IS NOT CONFIRMED): "), _RED),
+    (re.compile(r"^ +FAIL |^ +\d BAD |^ +YES |^does not fit"), _RED),
     (re.compile(r"^\d+\. |^(?:triage|common problems|next)$|^\d+ engines: "), _BOLD),
 )
 _COPIED: Final = re.compile(r"^ *(?:\$ |set: |by hand: |\d+\. kvpressure )")  # a line break would end up in the shell

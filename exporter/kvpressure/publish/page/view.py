@@ -15,13 +15,12 @@ from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.advice.wording import number_text, reason_text, words
 from kvpressure.model.isolation import ENGINE, PAGE, Failure, Guard, engine_name
 from kvpressure.model.readings import EngineKey
-from kvpressure.model.state import EngineState, State, without_values
-from kvpressure.publish.engine_order import RANKS, rank
+from kvpressure.model.state import CALM, EngineState, State, without_values
+from kvpressure.publish.engine_order import RANKS, rank, worst_first
 from kvpressure.publish.links import DASHBOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points
 from kvpressure.settings.thresholds import Thresholds, builtin
 
-CALM: Final = ("healthy", "idle")
 UNKNOWN: Final = "unknown"
 
 
@@ -41,13 +40,12 @@ class ViewContext:
 
 @dataclass(frozen=True, slots=True)
 class PageEngine:
-    """An engine with everything derived for people. ``anchor``: its stable id on the page; ``rank``: the larger, the
-    worse; ``verdict``: in words.
+    """An engine with everything derived for people. ``anchor``: its stable id on the page; ``verdict``: in
+    words.
     """
 
     state: EngineState
     anchor: str
-    rank: int
     verdict: str
     triage: tuple[TriageStep, ...]
     plan: MitigationPlan
@@ -80,7 +78,6 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
     return PageEngine(
         state=engine,
         anchor=_anchor(engine.key),
-        rank=rank(engine),
         verdict=words(diagnosis.verdict),
         triage=steps(engine, state, around.thresholds),
         plan=plan(engine, around.thresholds),
@@ -107,7 +104,6 @@ def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Fa
     return PageEngine(
         without_values(engine, time, failure),
         _anchor(engine.key),
-        RANKS[UNKNOWN],
         UNKNOWN,
         (),
         MitigationPlan(failure.text),
@@ -132,7 +128,7 @@ def engine_views(state: State, around: ViewContext) -> list[PageEngine]:
         lambda engine: engine_name(engine.key),
         lambda engine: _guarded_view(engine, state, around),
     )
-    return sorted(views, key=lambda view: (view.calm, -view.rank, view.state.key))
+    return sorted(views, key=lambda view: worst_first(view.state))
 
 
 def dashboards(around: ViewContext) -> list[Link]:

@@ -1,0 +1,120 @@
+"""Every command that reports or acts on one of several engines takes the one in most trouble, by the order of the
+page, and names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from kvpressure.cli import main
+from kvpressure.toolbox.engine_view import EngineView
+from kvpressure.toolbox.exporter_document import engine_views
+from tests.toolbox.conftest import FIXTURES
+from tests.toolbox.test_audit import deployment
+from tests.toolbox.test_diagnose import document_of
+
+pytestmark = pytest.mark.live
+
+RECORDINGS: Final = FIXTURES / "recordings"
+CALM: Final = {"namespace": "prod", "pod": "calm-0"}
+WORST: Final = {"namespace": "prod", "pod": "worst-0", "model_name": "org/worst"}
+
+
+def node(worst: str, calm_first: bool) -> tuple[dict[str, Any], EngineView]:
+    """An exporter's document of an idle engine and one of ``worst`` trouble, which is less certain; and the latter."""
+    document = document_of(RECORDINGS / "vllm-cpu/a_idle.jsonl.gz")
+    (idle,) = document["engines"]
+    (pressed,) = document_of(RECORDINGS / "incidents/KV01.jsonl.gz")["engines"]
+    engines = [idle | CALM | {"confidence": 0.95}, pressed | WORST | {"verdict": worst, "confidence": 0.6}]
+    document["engines"] = engines if calm_first else engines[::-1]
+    return document, engine_views(document)[1 if calm_first else 0]
+
+
+COMMANDS: Final = {
+    "diagnose": ["diagnose", "--exporter"],
+    "diagnose as JSON": ["diagnose", "--format", "json", "--exporter"],
+    "mitigate": ["mitigate", "--exporter"],
+    "mitigate as JSON": ["mitigate", "--format", "json", "--exporter"],
+    "mitigate --anyway": ["mitigate", "--anyway", "--exporter"],
+    "mitigate --edge": ["mitigate", "--edge", "--exporter"],
+    "mitigate as Helm values": ["mitigate", "--format", "helm", "--exporter"],
+    "mitigate as a patch": ["mitigate", "--format", "patch", "--manifest", "MANIFEST", "--exporter"],
+    "audit": ["audit"],
+    "audit as JSON": ["audit", "--format", "json"],
+}
+
+
+@pytest.mark.parametrize("calm_first", [True, False])
+@pytest.mark.parametrize("worst", ["stalled", "kv_pressure", "unknown"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_engine_in_trouble_comes_first_and_by_its_name(
+    capsys: pytest.CaptureFixture[str],
+    serve_json: Callable[..., str],
+    tmp_path: Path,
+    command: str,
+    worst: str,
+    calm_first: bool,
+) -> None:
+    manifest = tmp_path / "chat.yaml"
+    manifest.write_text(yaml.safe_dump(deployment(["--max-num-seqs", "64"])))
+    document, _ = node(worst, calm_first)
+    words = [str(manifest) if word == "MANIFEST" else word for word in COMMANDS[command]]
+    status = main([*words, serve_json({"/api/v1/diagnosis": document})])
+    captured = capsys.readouterr()
+    said = captured.out or captured.err  # a patch without a value is refused, also by name
+    assert status in (0, 1, 2)
+    assert "worst-0" in said
+    assert "calm-0" not in said[: said.index("worst-0")]
+    if command == "diagnose":
+        assert said.splitlines()[0].endswith("First: prod/worst-0 org/worst engine 0.")
+    if command.startswith("mitigate"):
+        assert "calm-0" not in said
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name.startswith("mitigate")])
+def test_others_in_trouble_are_named_too(
+    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], tmp_path: Path, command: str
+) -> None:
+    manifest = tmp_path / "chat.yaml"
+    manifest.write_text(yaml.safe_dump(deployment(["--max-num-seqs", "64"])))
+    document, _ = node("kv_pressure", True)
+    document["engines"].append(document["engines"][1] | {"pod": "second-0", "verdict": "host_bound"})
+    words = [str(manifest) if word == "MANIFEST" else word for word in COMMANDS[command]]
+    assert main([*words, serve_json({"/api/v1/diagnosis": document})]) == 0
+    said = capsys.readouterr().out
+    assert "calm-0" not in said
+    assert 0 < said.index("worst-0") < said.index("second-0")
+    if command.endswith(("patch", "Helm values")):
+        assert yaml.safe_load(said), "names are in comments"
+
+
+def test_a_recording_of_a_dead_replica_is_not_an_all_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    """One of two replicas is dead; the other one serves."""
+    path = str(RECORDINGS / "incidents/CP10.jsonl.gz")
+    assert main(["mitigate", path]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("inference/vllm-cp10-0 ")
+    assert "HEALTHY" not in said
+    assert "THIS IS NOT KV PRESSURE" not in said
+    assert "Check that the pod is running" in said
+    assert main(["mitigate", path, "--format", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["pod"], document["verdict"]) == ("vllm-cp10-0", "unknown")
+
+
+def test_engines_of_one_pod_are_told_apart_by_audit(
+    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]
+) -> None:
+    document, _ = node("stalled", True)
+    idle, worst = document["engines"]
+    document["engines"] = [idle | WORST | {"engine": "0"}, worst | {"engine": "1"}]
+    main(["audit", serve_json({"/api/v1/diagnosis": document}), "--format", "json"])
+    first, second = (server["server"] for server in json.loads(capsys.readouterr().out)["servers"])
+    assert first.endswith("org/worst engine 1")
+    assert second.endswith("org/worst engine 0")

@@ -372,7 +372,7 @@ def test_a_stated_verdict_has_its_own_actions(
 def test_a_recording_prints_what_each_other_action_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", str(FIXTURES / "recordings/incidents/HNG2.jsonl.gz")]) == 1
     said = capsys.readouterr().out
-    assert "  1. Save the evidence\n     Saving the evidence takes a minute. A restart destroys it.\n" in said
+    assert "  1. Save the evidence\n     Saving the evidence takes a minute. A restart destroys it. " in said
 
 
 def test_an_exporter_and_a_live_server(

@@ -244,17 +244,35 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
 
 
+def _stacks(engine: EngineState) -> str:
+    """A shell script without single quotes that prints the Python stacks of the engine's processes, or what their
+    threads wait in where these cannot be read. Processes are known by one argument: the title that they give themselves
+    (``VLLM::EngineCore``), the server's module or its script; in a pod, workers without a title are the engine's, too.
+    """
+    name = dialect(engine.dialect).name
+    of_engine = [f"^{name}::", f"^{name}[.]", f"/{name}$"]
+    if is_pod(engine.key):
+        of_engine += ["^ray::", "^--multiprocessing-fork$"]
+    return (
+        f'for f in $(grep -lisazE "{"|".join(of_engine)}" /proc/[0-9]*/cmdline); do p=${{f#/proc/}}; p=${{p%/cmdline}};'
+        ' echo "== $p $(tr "\\0" " " <$f)"; py-spy dump --pid $p || grep -sE "^(Name|State|voluntary)|^[^:]*$"'
+        " /proc/$p/task/*/status /proc/$p/task/*/wchan /proc/$p/task/*/stack; done 2>&1"
+    )
+
+
 def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
     key = engine.key
     pod = f"-n {shlex.quote(key.namespace or '<namespace>')} {shlex.quote(key.pod or '<pod>')}"
-    stacks = f"for p in $(pgrep -f {dialect(engine.dialect).name}); do py-spy dump --pid $p; done"
+    stacks = _stacks(engine)
+    right = "SYS_PTRACE (kubectl debug --profile=sysadmin has it)" if is_pod(key) else "root"
     return MitigationPlan(
         "The engine has stopped. Save the evidence, then restart the engine.",
         (
             Action(
                 "Save the evidence",
-                "Saving the evidence takes a minute. A restart destroys it.",
+                f"Saving the evidence takes a minute. A restart destroys it. Python stacks need py-spy and {right};"
+                " otherwise the state of each thread and what it waits in are saved.",
                 commands=(
                     f"kubectl logs {pod} --since=2h > stalled.log",
                     f"kubectl exec {pod} -- sh -c '{stacks}' > stacks.txt",

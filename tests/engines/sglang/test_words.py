@@ -59,7 +59,7 @@ def test_what_to_set_and_to_run_is_sglang_s() -> None:
     commands = {text for text in texts if not text.startswith("--")}
     assert texts - commands == {"--max-running-requests"}
     assert commands
-    assert all("pgrep -f sglang)" in line for line in commands)
+    assert all("^sglang::|" in line and "vllm" not in line for line in commands)
 
 
 def test_the_words_are_found_where_they_are() -> None:

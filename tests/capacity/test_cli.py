@@ -403,3 +403,15 @@ def test_a_context_above_the_models_own_is_told(capsys: pytest.CaptureFixture[st
     warnings = as_json(capsys, "llama-3-8b", "--gpu-memory", "80GB", "--max-model-len", "100000")["warnings"]
     assert any("above the 8192 of the model's configuration" in warning for warning in warnings)
     assert as_json(capsys, "llama-3-8b", "--gpu-memory", "80GB", "--max-model-len", "8192")["warnings"] == []
+
+
+def test_a_quantized_model_is_given_its_own_weights_or_asked_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--gpu-memory", "48GiB", "--max-model-len", "32768"]
+    assert main(["capacity", "Qwen/Qwen3-32B-FP8", *asked]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"weights +31\.\d\d GiB  estimate", said)
+    assert "the server can start" in said
+    assert main(["capacity", "Qwen/Qwen3-32B", *asked]) == 1
+    capsys.readouterr()
+    assert main(["capacity", "someone/Qwen3-32B-GPTQ", *asked]) == 2
+    assert "the size of the weights is unknown; give --weights" in capsys.readouterr().err

@@ -117,6 +117,74 @@ def test_a_published_name_finds_its_shape_and_no_other(name: str, key: str | Non
     assert known(name) == key
 
 
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [  # as the repositories hold, or None where the name does not say how the weights are stored
+        ("Qwen/Qwen3-32B", 65.5),
+        ("Qwen/Qwen3-32B-FP8", 34.3),
+        ("Qwen/Qwen3-32B-AWQ", 19.3),
+        ("nvidia/Qwen3-32B-NVFP4", 20.6),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", 31.2),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", 41.6),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", 5.58),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", 8.87),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", 5.7),
+        ("unsloth/Llama-3.2-1B-Instruct-bnb-4bit", 1.03),
+        ("deepseek-ai/DeepSeek-R1", 673),
+        ("someone/DeepSeek-R1-BF16", 1342),
+        ("someone/DeepSeek-R1-AWQ", 352),
+        ("openai/gpt-oss-20b", 13.76),
+        ("someone/gpt-oss-20b-MXFP4", 13.76),
+        ("someone/gpt-oss-20b-BF16", 41.8),
+        ("someone/Qwen3-8B-GPTQ", None),
+        ("someone/Qwen3-8B-bnb", None),
+        ("someone/Qwen3-8B-quantized", None),
+        ("someone/Qwen3-8B-MXFP4", None),  # of which layers?
+        ("someone/Qwen3-8B-FP8-w4a16", None),
+        ("deepseek-ai/DeepSeek-V3.1", None),  # its shape was read from a checkpoint in another format
+        ("moonshotai/Kimi-K2.5", None),  # compressed to a number of bits that was not read
+    ],
+)
+def test_a_name_says_how_its_weights_are_stored(name: str, gigabytes: float | None) -> None:
+    size = weights.estimated(named(name))
+    assert (None if size is None else size / 1e9) == (gigabytes and pytest.approx(gigabytes, rel=0.02))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "bits"),
+    [
+        ("fp8", 8),
+        ("fp8-dynamic", 8),
+        ("fp8-kv", 8),
+        ("awq", 4),
+        ("nvfp4", 4),
+        ("w4a16", 4),
+        ("quantized.w8a8", 8),
+        ("int4", 4),
+        ("int8", 8),
+        ("gptq-int4", 4),
+        ("bnb-4bit", 4),
+        ("8bit", 8),
+        ("gptq", None),
+        ("bnb", None),
+        ("quantized", None),
+        ("mxfp4", None),
+        ("bf16", 16),
+        ("fp16", 16),
+    ],
+)
+def test_a_suffix_keeps_the_shape_and_gives_the_weights_their_size_or_none(suffix: str, bits: int | None) -> None:
+    for key in sorted(ATTENTION):
+        shape = named(f"publisher/{key}-{suffix}")
+        assert (shape.layers, shape.positions) == (named(key).layers, named(key).positions)
+        size = weights.estimated(shape)
+        if bits is None:
+            assert size is None or "quant_method" in str(CONFIGS[key]), "as the model itself is stored"
+        else:
+            covered, other = weights.parameters({**CONFIGS[key], "quantization_config": None})
+            assert size == pytest.approx(covered * bits / 8 + other * 2, rel=0.13), key  # scales of 4-bit formats
+
+
 def test_aliases_name_models_that_are_there() -> None:
     assert {key for key, _ in models._SAME_SHAPE.values()} <= CONFIGS.keys()
     assert models._SAME_SHAPE.keys() <= SOURCES.keys()

@@ -73,14 +73,20 @@ def test_parameters_of_a_small_mixture_to_the_last() -> None:
         ({"quant_method": "gptq", "bits": 8}, 9.2),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 5.7),
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 5.7),
-        ({"quant_method": "unheard-of"}, 16.06),
-        ("nonsense", 16.06),
-        ({"quant_method": "awq", "bits": "x"}, 16.06),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 9.2),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 9.1),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 6.03),
+        ({"quant_method": "modelopt"}, None),
+        ({"quant_method": "compressed-tensors"}, None),
+        ({"quant_method": "unheard-of"}, None),
+        ("nonsense", None),
+        ({"quant_method": "awq", "bits": "x"}, None),
     ],
 )
-def test_quantized_weights(quantization: object, gigabytes: float) -> None:
+def test_quantized_weights_have_their_size_or_none(quantization: object, gigabytes: float | None) -> None:
     shape = from_config({**LLAMA, "quantization_config": quantization}, "x")
-    assert (weights.estimated(shape) or 0) / 1e9 == pytest.approx(gigabytes, rel=0.02)
+    size = weights.estimated(shape)
+    assert (None if size is None else size / 1e9) == (gigabytes and pytest.approx(gigabytes, rel=0.02))
 
 
 def test_mxfp4_checkpoints_have_the_published_size() -> None:

@@ -589,3 +589,41 @@ def test_a_share_that_would_leave_nothing_is_not_the_advice(capsys: pytest.Captu
 def test_weights_that_the_arguments_change_are_not_judged_by_the_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     found = item_of(capsys, "concurrency_from_memory", "--max-num-seqs 1 --quantization fp8", "--gpu", "T4:16")
     assert found["result"] == "cannot see"
+
+
+# --- weights of quantized checkpoints ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "gpu"),
+    [
+        ("Qwen/Qwen3-32B-FP8 --max-num-seqs 16 --max-model-len 32768", "L40S:48"),
+        ("nvidia/Qwen3-32B-NVFP4 --max-num-seqs 16 --max-model-len 32768", "L40S:48"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8 --max-num-seqs 16 --max-model-len 32768", "L40S:48"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ --max-num-seqs 16 --max-model-len 32768", "H100:80"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16 --max-num-seqs 16 --max-model-len 8192", "T4:16"),
+        ("zai-org/GLM-5-FP8 --max-num-seqs 16 --tensor-parallel-size 8", "H200:141"),
+        ("Qwen/Qwen3-14B-AWQ --max-num-seqs 8 --max-model-len 16384", "A4000:16"),
+        ("Qwen/Qwen3-14B-FP8 --max-num-seqs 8 --max-model-len 16384", "A10:24"),
+        ("someone/Qwen3-14B-GPTQ --max-num-seqs 8 --max-model-len 16384", "A4000:16"),
+        ("Qwen/Qwen3-14B-Instruct-of-our-own-in-4-bits --max-num-seqs 8 --max-model-len 16384", "A4000:16"),
+        ("zai-org/GLM-4.5-Air --max-num-seqs 8 --max-model-len 16384 --tensor-parallel-size 4", "H100:80"),
+    ],
+)
+def test_a_quantized_model_that_fits_is_not_said_to_be_unable_to_start(
+    capsys: pytest.CaptureFixture[str], command: str, gpu: str
+) -> None:
+    main(["audit", f"--args=vllm serve {command}", "--vllm-version", "0.20.0", "--gpu", gpu, "--format", "json"])
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    found = next(item for item in server["items"] if item["name"] == "concurrency_from_memory")
+    assert found["result"] != "fail"
+    assert "does not start" not in str(server)
+    assert "not one request" not in str(server)
+
+
+def test_a_quantized_model_that_does_not_fit_is_still_said_not_to_start(capsys: pytest.CaptureFixture[str]) -> None:
+    served = "--args=vllm serve Qwen/Qwen3-32B-FP8 --max-num-seqs 16 --max-model-len 32768"
+    main(["audit", served, "--vllm-version", "0.20.0", "--gpu", "L4:24", "--format", "json"])
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    found = next(item for item in server["items"] if item["name"] == "concurrency_from_memory")
+    assert (found["result"], "does not start" in found["found"]) == ("fail", True)

@@ -59,6 +59,17 @@ _VARIANT: Final = re.compile(
     r"([-.](hf|chat|instruct|it|pt|base|thinking|v0\.\d|fp8|fp8-dynamic|fp8-kv|kv|dynamic|static|pertensor|nvfp4|mxfp4|awq|gptq"
     r"|bnb|4bit|8bit|int[48]|w\d+a\d+|quantized|bf16|fp16|\d{4}))+$"
 )
+# The words among them that say how weights are stored, and the number of bits where a word has one.
+_STORED: Final = re.compile(
+    r"(?<![a-z0-9])(?:bf16|fp16|fp8|nvfp4|mxfp4|awq|gptq|bnb|quantized|int(\d)|(\d)bit|w(\d+)a\d+)(?![a-z0-9])"
+)
+_SIXTEEN_BITS: Final = frozenset({"bf16", "fp16"})
+_QUANTIZATIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "fp8": {"quant_method": "fp8", "bits": 8},
+    "nvfp4": {"quant_method": "nvfp4", "bits": 4},
+    "awq": {"quant_method": "awq", "bits": 4},
+}
+_UNKNOWN_QUANTIZATION: Final[Mapping[str, Any]] = {"quant_method": "unknown"}
 
 
 @cache
@@ -110,7 +121,36 @@ def named(name: str, draft_layers: int = 0) -> ModelShape:
             f"{name!r:.100} is neither a file nor a known model; allowed: a config.json, a model's directory, or a "
             f"name that kvpressure capacity --help lists{_nearest(name)}"
         )
-    return from_config(CONFIGS[key], key, draft_layers=draft_layers)
+    config = {**CONFIGS[key], "quantization_config": _quantization(name, key)}
+    return from_config(config, key, draft_layers=draft_layers)
+
+
+def _quantization(name: str, key: str) -> Mapping[str, Any] | None:
+    """How the weights of the model ``name``, which has the shape of ``key``, are stored, as a configuration says it:
+    None = in 16 bits. By the words of the name; without any, as those that ``key`` was read from, unless their own name
+    has such words.
+    """
+    own: Mapping[str, Any] | None = CONFIGS[key].get("quantization_config")
+    stored = _stored(name)
+    if not stored:
+        return _UNKNOWN_QUANTIZATION if _stored(str(_ENTRIES[key]["id"])) - _SIXTEEN_BITS else own
+    if stored <= _SIXTEEN_BITS:
+        return None
+    if own is not None and own.get("quant_method") in stored:
+        return own
+    with_bits = [found for word in sorted(stored) if (found := _of_word(word)) is not None]
+    return with_bits[0] if len({found["bits"] for found in with_bits}) == 1 else _UNKNOWN_QUANTIZATION
+
+
+def _stored(name: str) -> set[str]:
+    return {found[0] for found in _STORED.finditer(name.rstrip("/").rsplit("/", 1)[-1].lower()[:MAX_NAME])}
+
+
+def _of_word(word: str) -> Mapping[str, Any] | None:
+    """The quantization that a word says; None for one without a number of bits."""
+    found = _STORED.fullmatch(word)
+    bits = next((int(group) for group in found.groups() if group), None) if found else None
+    return {"quant_method": word, "bits": bits} if bits else _QUANTIZATIONS.get(word)
 
 
 def _nearest(name: str) -> str:

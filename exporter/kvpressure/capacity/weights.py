@@ -10,7 +10,9 @@ from typing import Any, Final
 from kvpressure.capacity.shapes import ModelShape
 
 _SIXTEEN_BITS: Final = 2.0
+_EIGHT_BIT_FLOATS: Final = ("fp8", "fbgemm_fp8")
 _MXFP4: Final = 4.25 / 8  # 4 bits and an 8-bit scale for each 32
+_NVFP4: Final = 4.5 / 8  # 4 bits and an 8-bit scale for each 16
 _SCALES: Final = 0.02  # scales and zero points of 4- and 8-bit formats, bytes a parameter (groups of 128)
 _UNGATED: Final = ("opt", "gpt2", "gpt_neox", "falcon", "bloom", "mpt", "gpt_bigcode", "starcoder2", "phi")
 
@@ -30,13 +32,16 @@ def measured(path: Path) -> int | None:
 
 
 def estimated(shape: ModelShape) -> int | None:
-    """Bytes of the weights by the configuration, None if it is insufficient or has unsupported layers."""
+    """Bytes of the weights by the configuration, None if it is insufficient, has unsupported layers, or is quantized to
+    an unknown size.
+    """
     if shape.recurrent_layers:
         return None
     linear, other = parameters(shape.config)
-    if not linear:
+    each = _bytes_per_parameter(shape.config)
+    if not linear or each is None:
         return None
-    return round(linear * _bytes_per_parameter(shape.config) + other * _SIXTEEN_BITS)
+    return round(linear * each + other * _SIXTEEN_BITS)
 
 
 def parameters(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -114,17 +119,23 @@ def _quantization(config: Mapping[str, Any]) -> str:
     return str(quantization.get("quant_method", "")) if isinstance(quantization, Mapping) else ""
 
 
-def _bytes_per_parameter(config: Mapping[str, Any]) -> float:
-    method = _quantization(config)
+def _bytes_per_parameter(config: Mapping[str, Any]) -> float | None:
+    """Of the layers that quantization covers; None where the configuration does not say."""
     quantization = config.get("quantization_config")
-    if not isinstance(quantization, Mapping) or not method:
+    if not quantization:
         return _SIXTEEN_BITS
-    if method == "mxfp4":
+    if not isinstance(quantization, Mapping):
+        return None
+    formats = {_quantization(config), str(quantization.get("quant_algo", "")).lower()}
+    if "mxfp4" in formats:
         return _MXFP4
-    if method in ("fp8", "fbgemm_fp8", "modelopt"):
+    if "nvfp4" in formats:
+        return _NVFP4
+    if formats.intersection(_EIGHT_BIT_FLOATS):
         return 1.0
-    bits = quantization.get("bits") or (4 if quantization.get("load_in_4bit") else 0) or _group_bits(quantization)
-    return bits / 8 + _SCALES if isinstance(bits, int) and 1 <= bits <= 16 else _SIXTEEN_BITS
+    loaded = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else 0
+    bits = quantization.get("bits") or loaded or _group_bits(quantization)
+    return bits / 8 + _SCALES if isinstance(bits, int) and 1 <= bits <= 16 else None
 
 
 def _group_bits(quantization: Mapping[str, Any]) -> int:

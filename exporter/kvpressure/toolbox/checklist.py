@@ -225,15 +225,11 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
 
 
 def shape_of(server: ServerContainer) -> ModelShape | None:
-    """The model's shape by its published name; None for an unknown one."""
-    name = (server.args.model or "").rstrip("/").rpartition("/")[2].lower()
-    for known in sorted(models.CONFIGS, key=len, reverse=True):
-        if name.replace("_", "-").removeprefix("meta-").startswith(known) or known in name:
-            try:
-                return models.named(known)
-            except CapacityError:
-                return None
-    return None
+    """The model's shape by its published name; None for another name, which may be of a model of another size."""
+    try:
+        return models.named(server.args.model or "")
+    except CapacityError:
+        return None
 
 
 # --- the sections -----------------------------------------------------------------------------------------
@@ -417,6 +413,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             word
             for word, value in (
                 ("the model (--model-config)", s.shape),
+                ("the size of its weights", s.shape is None or weights.estimated(s.shape)),
                 ("the GPU (--gpu NAME:GiB)", s.gpu),
                 ("max_model_len", s.limit("max_model_len")),
                 ("max_num_seqs", seqs),

@@ -627,3 +627,99 @@ def test_a_quantized_model_that_does_not_fit_is_still_said_not_to_start(capsys: 
     (server,) = json.loads(capsys.readouterr().out)["servers"]
     found = next(item for item in server["items"] if item["name"] == "concurrency_from_memory")
     assert (found["result"], "does not start" in found["found"]) == ("fail", True)
+
+
+# --- SGLang -----------------------------------------------------------------------------------------------
+
+
+def sglang(capsys: pytest.CaptureFixture[str], arguments: str, *more: str) -> dict[str, Any]:
+    """Items of an audited command line by name."""
+    main(["audit", f"--args=python3 -m sglang.launch_server {arguments}", "--format", "json", *more])
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    return {item["name"]: item for item in server["items"]}
+
+
+@pytest.mark.parametrize(
+    ("share", "usual", "demanding"),
+    [("0.6", "pass", "pass"), ("0.65", "pass", "fail"), ("0.7", "pass", "fail"), ("0.85", "fail", "fail")],
+)
+def test_a_share_that_is_no_limit_of_sglang_is_judged_by_its_value(
+    capsys: pytest.CaptureFixture[str], share: str, usual: str, demanding: str
+) -> None:
+    items = sglang(capsys, f"--model-path m --mem-fraction-static {share}", "--demanding")
+    assert items["gpu_memory_utilization"]["result"] == usual
+    assert items["gpu_memory_utilization"]["found"] == f"{float(share):g}, set"
+    assert items["gpu_memory_utilization_demanding"]["result"] == demanding
+    assert items["memory_targets_documented"]["result"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "found", "documented"),
+    [
+        ("", "gpu_memory_utilization", "not set; the default depends on version and GPU", "not set"),
+        (
+            "--mem-fraction-static 1.5",
+            "gpu_memory_utilization",
+            "set to '1.5', which SGLang does not accept",
+            "refused",
+        ),
+        ("--mem-fraction-static x", "gpu_memory_utilization", "set to 'x', which SGLang does not accept", "refused"),
+        ("", "max_num_batched_tokens_explicit", "not set; the default depends on version and GPU", "not set"),
+        ("--chunked-prefill-size -1", "max_num_batched_tokens_explicit", "set to -1, which is no limit", "no limit"),
+        ("--chunked-prefill-size x", "max_num_batched_tokens_explicit", "set to 'x', which SGLang", "refused"),
+    ],
+)
+def test_not_set_refused_and_no_limit_are_three_things(
+    capsys: pytest.CaptureFixture[str], arguments: str, name: str, found: str, documented: str
+) -> None:
+    items = sglang(capsys, f"--model-path m --max-running-requests 4 {arguments}")
+    said = {"not set": "not set", "refused": "SGLang does not accept its value", "no limit": "set to no limit"}
+    section = "memory_targets" if name.startswith("gpu") else "concurrency_limits"
+    assert items[name]["result"] == "fail"
+    assert items[name]["found"].startswith(found)
+    assert items[f"{section}_documented"]["found"].startswith(f"{said[documented]}: ")
+
+
+def test_a_length_that_is_left_to_vllm_is_not_said_to_be_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for length in ("auto", "-1"):
+        main(["audit", f"--args=vllm serve m --max-model-len {length}"])
+        assert "does not accept" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "chunk"),
+    [
+        ([], [], "N;"),
+        (["--gpu", "H100:80"], [], "8192"),
+        (["--gpu", "H100:80"], ["--sglang-version", "0.5.19"], "8192"),
+        (["--gpu", "L4:24"], ["--sglang-version", "0.5.19"], "2048"),
+        (["--gpu", "H100:80"], ["--sglang-version", "0.5.3"], "N;"),
+    ],
+)
+@pytest.mark.parametrize("ranks", ["", " --dp-size 8 --tp-size 8 --enable-dp-attention"])
+def test_the_advised_chunk_is_not_worse_than_sglang_s_own(
+    capsys: pytest.CaptureFixture[str], gpu: list[str], version: list[str], chunk: str, ranks: str
+) -> None:
+    items = sglang(capsys, f"--model-path m{ranks}", *gpu, *version)
+    assert items["max_num_batched_tokens_explicit"]["set"].split()[:2] == ["--chunked-prefill-size", chunk]
+
+
+def test_sglang_starts_where_vllm_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    items = sglang(capsys, "--model-path m --max-running-requests 64 --chunked-prefill-size 32")
+    assert items["max_num_batched_tokens_explicit"]["result"] == "pass"
+    served = "--model-path llama-3-8b --max-running-requests 4 --context-length 8192 --mem-fraction-static 0.7"
+    found = sglang(capsys, served, "--gpu", "L4:22")["concurrency_from_memory"]["found"]
+    assert found.endswith("SGLang rejects longer ones than fit")
+
+
+def test_sglang_publishes_metrics_only_where_they_are_switched_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    items = sglang(capsys, "--model-path m")
+    assert (items["observe_batch"]["result"], items["observe_batch"]["set"]) == ("fail", "add --enable-metrics")
+    assert sglang(capsys, "--model-path m --enable-metrics")["observe_batch"]["result"] == "cannot see"
+    assert sglang(capsys, "--model-path m --allow-auto-truncate")["rejected_not_truncated"]["result"] == "fail"
+    container = {"image": "lmsysorg/sglang:v0.5.19", "command": ["python3", "-m", "sglang.launch_server"]}
+    document = deployment(["--model-path", "m", "--enable-metrics"], **container)
+    _, found = audit(capsys, tmp_path, document, MONITOR)
+    assert found["prompt_lengths"]["found"] == "SGLang's histograms, PodMonitor vllm"

@@ -428,7 +428,7 @@ def test_the_patch_needs_the_manifest_of_one_workload(capsys: pytest.CaptureFixt
     file = tmp_path / "two.yaml"
     file.write_text(yaml.safe_dump_all([deployment(), deployment()]))
     assert main(["mitigate", *STATED, "--manifest", str(file), "--format", "patch"]) == 2
-    assert "2 vLLM containers" in capsys.readouterr().err
+    assert "2 server containers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from kvpressure.engines.registry import dialects
 from kvpressure.errors import InputError
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import audit_baseline, audit_report, manifests
 from kvpressure.toolbox import audit_running_server as running
 from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
-from kvpressure.toolbox.inputs import arguments, check_version, given_gpu, model_shape
+from kvpressure.toolbox.inputs import arguments, engine_version, given_gpu, model_shape
 from kvpressure.toolbox.manifests import Deployed, ServerContainer, Surroundings
 from kvpressure.toolbox.option_values import whole_number
 from kvpressure.toolbox.terminal import show
@@ -29,7 +30,7 @@ examples:
       a running server, or all servers of an exporter: values in force; what they do not publish stays unseen
   kvpressure audit --args='vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64' --vllm-version 0.11.2 --gpu L40S:48
 
-vLLM's defaults depend on its version and the GPU. They are taken from the image's tag and the node selector if possible.
+A server's defaults depend on its version and the GPU. They are taken from the image's tag and the node selector if possible.
 Exit status: 0 no item fails, 1 an item fails, 2 the input cannot be used.
 """  # noqa: E501
 
@@ -50,7 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments,
         help="the server's command line as one quoted argument; give it instead of a file, or together with a URL",
     )
-    parser.add_argument("--vllm-version", metavar="V", help="vLLM version, e.g. 0.11.2 (default: the image's tag)")
+    for engine in dialects():
+        parser.add_argument(
+            f"--{engine.name}-version",
+            dest="version",
+            metavar="V",
+            type=engine_version,
+            help=f"{engine.title} version, e.g. {engine.reference_version or '1.0.0'} (default: the image's tag)",
+        )
     parser.add_argument(
         "--gpu", metavar="NAME:GiB", type=given_gpu, help="the GPU, e.g. H100:80; default: the GPU of the node selector"
     )
@@ -105,7 +113,6 @@ def _printed(audited: Sequence[Audited], options: argparse.Namespace) -> str:
 def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subject]:
     """Every server that was named. Raises ``InputError``."""
     addresses = [text for text in options.files if running.is_address(text)]
-    check_version(options.vllm_version)
     if addresses:
         if len(addresses) < len(options.files):
             raise InputError("files and addresses cannot be combined; give one or the other")
@@ -150,7 +157,7 @@ def _subject(
         thresholds,
         shape,
         options.gpu or server.gpu,
-        options.vllm_version or server.version,
+        options.version or server.version,
         context,
         options.demanding,
         siblings,
@@ -161,7 +168,7 @@ def _subject(
 def _audited(subject: Subject) -> Audited:
     used, model = subject.gpu, subject.server.args.model
     basis = (
-        f"vLLM {subject.version or 'of unknown version'}, GPU"
+        f"{subject.dialect.title} {subject.version or 'of unknown version'}, GPU"
         f" {used.name + f' {used.memory_bytes / 2**30:.3g} GiB' if used else 'unknown'}, model"
         f" {model or 'not named'}{'' if subject.shape else ' (shape unknown)'}"
     )

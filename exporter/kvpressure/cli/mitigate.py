@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory-utilization", type=above_zero(1), metavar="SHARE", help="gpu_memory_utilization in force"
     )
     stated.add_argument("--kv-pool-gib", type=above_zero(), metavar="GIB", help="KV pool on one GPU, from vLLM's log")
-    stated.add_argument("--vllm-version", metavar="V", help="vLLM version, e.g. 0.11.2")
+    stated.add_argument("--vllm-version", metavar="V", type=inputs.engine_version, help="vLLM version, e.g. 0.11.2")
     stated.add_argument("--out-of-memory", action="store_true", help="assume that GPU memory allocations fail")
     stated.add_argument("--preempting", action="store_true", help="assume that requests are preempted")
     output = parser.add_argument_group("output")
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--container",
         metavar="NAME",
-        help="vLLM container to patch if the workload has several: its name, or TEMPLATE/NAME (leaderTemplate/vllm)",
+        help="container to patch if the workload has several: its name, or TEMPLATE/NAME (leaderTemplate/vllm)",
     )
     output.add_argument(
         "--max-rejected",
@@ -141,7 +141,6 @@ def _engines(
 
 def _given(options: argparse.Namespace, server: ServerContainer | None) -> given.StatedEngine:
     """The options, completed by the manifest."""
-    inputs.check_version(options.vllm_version)
     args = server.args if server else manifests.from_command_line(options.args).args if options.args else None
     pool = options.kv_pool_gib
     return given.StatedEngine(

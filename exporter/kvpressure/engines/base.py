@@ -181,6 +181,20 @@ class EngineDialect:
     """Every known limit of ``model.state.LIMITS``, from its best source."""
     default_limits: Callable[[str | None, str | None, float | None], Mapping[str, float]] = lambda *_: {}
     """Defaults by version, GPU name ("cpu" = none) and GPU bytes; missing = unknown."""
+    not_limits: frozenset[str] = frozenset()
+    """Names of ``model.state.LIMITS`` that ``limits`` leaves out on purpose: arguments that the server has, but that do
+    not bound what they bound elsewhere.
+    """
+    no_number: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Values of a limit that leave it to the server, or switch it off."""
+    one_request_fits: bool = False
+    """Whether it refuses to start when its KV cache holds no request of ``max_model_len``."""
+    step_holds_batch: bool = False
+    """Whether it refuses to start with ``max_num_batched_tokens`` below ``max_num_seqs``."""
+    truncation: str = ""
+    """The argument, or the part of one, by which too long prompts are truncated silently; "" = none."""
+    silent: Callable[[EngineArgs], bool] = lambda *_: False
+    """Whether the arguments certainly leave its metrics switched off."""
     reference_version: str = ""
     """The release whose defaults apply where no version is given."""
     capacity_tokens: Callable[[EngineReading, int], float | None] = lambda *_: None

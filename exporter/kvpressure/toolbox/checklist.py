@@ -27,6 +27,11 @@ from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.manifests import ServerContainer, Surroundings
 
 Result = Literal["pass", "fail", "cannot see", "accepted"]
+Given = Literal["not visible", "not set", "hidden", "set", "no number", "refused"]
+"""Whether a limit was set: ``hidden``: to a value that is not visible; ``no number``: left to the server, or switched
+off; ``refused``: to what the server does not accept.
+"""
+_OF_GIVEN: Final[Mapping[Given, Result]] = {"not visible": "cannot see", "hidden": "pass", "set": "pass"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,23 @@ class Subject:
             gpu=self.gpu.reading() if self.gpu else None,
         )
         found = self.dialect.limits(known).get(name)
+        if found is None and name in self.dialect.not_limits:
+            value: float | None = getattr(self.args, name)
+            return value
         return None if found is None else found.value
+
+    def given(self, name: str) -> Given:
+        """Whether a limit was set, and to what."""
+        explicit, text = self.args.is_explicit(name), self.args.values.get(name)
+        if explicit is None:
+            return "not visible"
+        if not explicit:
+            return "not set"
+        if self.limit(name) is not None:
+            return "set"
+        if text is None:
+            return "hidden"
+        return "no number" if text in self.dialect.no_number.get(name, ()) else "refused"
 
     @property
     def dialect(self) -> EngineDialect:
@@ -115,26 +136,53 @@ class Subject:
 
     def found(self, name: str) -> str:
         """The value in force in words, with its source."""
-        value, explicit = self.limit(name), self.args.is_explicit(name)
-        if explicit:
-            if value is not None:
-                return f"{value:g}, set"
-            text = self.args.values.get(name)
-            if text is None:
-                return "set, to a value that is not visible"
-            if text == "True":  # how a flag without a value is read
-                return "set without a value"
-            return f"set to {text!r:.60}, which {self.dialect.title} does not accept"
-        origin = "default" if self.version is None else f"default of vLLM {self.version}"
-        if explicit is None:
-            origin = f"may be the {origin}: arguments not visible"
+        value, given, text = self.limit(name), self.given(name), self.args.values.get(name)
+        if given == "set":
+            return f"{value:g}, set"
+        if given == "hidden":
+            return "set, to a value that is not visible"
+        if given == "no number":
+            return f"set to {text}, which is no limit"
+        if given == "refused":  # a flag without a value is read as True
+            return (
+                "set without a value"
+                if text == "True"
+                else f"set to {text!r:.60}, which {self.dialect.title} does not accept"
+            )
+        origin = "default" if self.version is None else f"default of {self.dialect.title} {self.version}"
+        if given == "not visible":
+            return (
+                "arguments not visible" if value is None else f"{value:g} (may be the {origin}: arguments not visible)"
+            )
         return (
             f"{value:g} ({origin})"
             if value is not None
-            else "not set; the default depends on version and GPU (--vllm-version, --gpu)"
-            if explicit is False
-            else "arguments not visible"
+            else "not set; the server computes the default at its start"
+            if self.version is not None and self.gpu is not None
+            else f"not set; the default depends on version and GPU ({self.inputs})"
         )
+
+    def default(self, name: str) -> float | None:
+        """The default as it would be set, of the reference version if the server's is unknown; None if it depends on
+        more than version and GPU.
+        """
+        gpu_name, gpu_bytes = (None, None) if self.gpu is None else (self.gpu.name, float(self.gpu.memory_bytes))
+        return self.dialect.default_limits(self.version or self.dialect.reference_version, gpu_name, gpu_bytes).get(
+            name
+        )
+
+    @property
+    def inputs(self) -> str:
+        """The options that determine defaults."""
+        return f"--{self.dialect.name}-version, --gpu"
+
+    def called(self, name: str) -> str:
+        """Name of an argument in sentences."""
+        return self.dialect.called(name)
+
+    def option(self, name: str) -> str:
+        """Its flag without dashes in front."""
+        return self.flag(name).removeprefix("--")
 
 
 def checklist(subject: Subject) -> list[Item]:
@@ -155,7 +203,7 @@ def _parallel(args: EngineArgs) -> Parallel:
 
 
 def _refused(subject: Subject) -> str | None:
-    """Why vLLM does not start with these parallel sizes; None if it does, or if the model is unknown."""
+    """Why the server does not start with these parallel sizes; None if it does, or if the model is unknown."""
     if subject.shape is None:
         return None
     try:
@@ -193,6 +241,8 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     if shape is None or gpu is None or length is None or size is None:
         return None
     args = subject.args
+    if subject.dialect.not_limits and args.gpu_memory_utilization is None:
+        return None  # its default share is not known
     values = [subject.limit(name) for name in ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens")]
     default = plan.default_limits_for(gpu.memory_bytes, int(length), gpu.name)
     limits = plan.Limits(
@@ -252,7 +302,7 @@ def _requests(s: Subject) -> Iterator[Item]:
     args, edge = s.args, s.around
     length = args.max_model_len
     limit = edge.body_limit or (
-        f"{s.flag('max_model_len')} {length} (vLLM answers 400 to longer prompts)" if length else None
+        f"{s.flag('max_model_len')} {length} ({s.dialect.title} answers 400 to longer prompts)" if length else None
     )
     full = args.is_explicit("max_model_len") is False
     yield Item(
@@ -265,7 +315,8 @@ def _requests(s: Subject) -> Iterator[Item]:
         "" if limit else f"{s.flag('max_model_len')} {_length(s)}, and a limit on the request body at the gateway",
     )
     cap = _output_cap(args)
-    found = edge.output_limit or (f"--override-generation-config max_new_tokens {cap}" if cap else None)
+    capped_by = s.flag("override_generation_config")
+    found = edge.output_limit or (f"{capped_by} max_new_tokens {cap}" if cap else None)
     yield Item(
         "output_limit",
         _REQUESTS,
@@ -273,19 +324,25 @@ def _requests(s: Subject) -> Iterator[Item]:
         "pass" if found else "cannot see",
         "a request without max_tokens may fill the whole context",
         found or f"no limit {edge.place}; the gateway may have one",
-        "" if found else "--override-generation-config '{\"max_new_tokens\": 1024}', or a cap at the gateway",
+        ""
+        if found
+        else f"{capped_by} '{{\"max_new_tokens\": 1024}}', or a cap at the gateway"
+        if capped_by
+        else "a cap at the gateway",
     )
-    truncates = "truncate_prompt_tokens" in json.dumps(dict(args.values))
+    truncation = s.dialect.truncation
+    truncates = bool(truncation) and truncation in json.dumps(dict(args.values))
     yield Item(
         "rejected_not_truncated",
         _REQUESTS,
         "too large requests are rejected, not truncated silently",
         "fail" if truncates else "pass",
         "a truncated prompt gives a wrong answer without an error",
-        "truncate_prompt_tokens is set"
+        f"{truncation} is set"
         if truncates
-        else "vLLM rejects prompts above the context length with HTTP 400 (max_new_tokens shortens outputs silently)",
-        "no truncate_prompt_tokens" if truncates else "",
+        else f"{s.dialect.title} rejects prompts above the context length with HTTP 400"
+        + (" (max_new_tokens shortens outputs silently)" if capped_by else ""),
+        f"no {truncation}" if truncates else "",
     )
     bound = edge.timeout or found
     yield Item(
@@ -320,10 +377,7 @@ def _length(s: Subject) -> str:
 
 
 def _explicit(s: Subject, name: str) -> Result:
-    set_ = s.args.is_explicit(name)
-    if set_ and s.args.values.get(name) is not None and s.limit(name) is None:
-        return "fail"  # vLLM refuses to start with it
-    return "cannot see" if set_ is None else "pass" if set_ else "fail"
+    return _OF_GIVEN.get(s.given(name), "fail")
 
 
 def _concurrency(s: Subject) -> Iterator[Item]:
@@ -332,7 +386,10 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     seqs = s.limit("max_num_seqs")
     known = [
         (at, found.at_once)
-        for at, found in ((f"at gpu-memory-utilization {share:g} or less", advised), ("in the KV cache as it is", room))
+        for at, found in (
+            (f"at {s.option('gpu_memory_utilization')} {share:g} or less", advised),
+            ("in the KV cache as it is", room),
+        )
         if found is not None
     ]
     at, fitting = next(((at, number) for at, number in known if number), ("", 0))
@@ -351,9 +408,9 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     yield Item(
         "max_num_seqs_explicit",
         _CONCURRENCY,
-        "max_num_seqs is explicitly set",
+        f"{s.called('max_num_seqs')} is explicitly set",
         result,
-        "concurrency multiplies KV usage, and vLLM's default does not depend on your requests",
+        f"concurrency multiplies KV usage, and {s.dialect.title}'s default does not depend on your requests",
         s.found("max_num_seqs"),
         "" if result == "pass" else advice,
         s.fault("max_num_seqs"),
@@ -388,7 +445,7 @@ def _apart(s: Subject) -> Item:
         text,
         "pass" if apart else "cannot see",
         why,
-        f"deployments of the same model with max_model_len {sorted(n for n in lengths if n)}"
+        f"deployments of the same model with {s.called('max_model_len')} {sorted(n for n in lengths if n)}"
         if apart
         else "one deployment of this model; the condition prompt_lengths_bimodal of the exporter shows mixed traffic",
     )
@@ -396,7 +453,7 @@ def _apart(s: Subject) -> Item:
 
 def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
     name, text = "concurrency_from_memory", "concurrency is derived from GPU memory"
-    why = "if more requests run than the KV cache holds, they are preempted and recomputed"
+    why = f"if more requests run than the KV cache holds, they are {s.called('preempted')} and recomputed"
     refused = _refused(s)
     if refused is not None and s.seen is None:
         return Item(
@@ -405,7 +462,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             text,
             "fail",
             why,
-            f"vLLM does not start: {refused}",
+            f"{s.dialect.title} does not start: {refused}",
             "parallel sizes that the model's heads allow",
         )
     if room is None or seqs is None:
@@ -415,8 +472,8 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
                 ("the model (--model-config)", s.shape),
                 ("the size of its weights", s.shape is None or weights.estimated(s.shape)),
                 ("the GPU (--gpu NAME:GiB)", s.gpu),
-                ("max_model_len", s.limit("max_model_len")),
-                ("max_num_seqs", seqs),
+                (s.called("max_model_len"), s.limit("max_model_len")),
+                (s.called("max_num_seqs"), seqs),
             )
             if value is None
         ]
@@ -430,18 +487,19 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             advice,
         )
     said = (
-        f"max_num_seqs {seqs:g}; the KV cache holds about {grouped(room.capacity_tokens)} tokens:"
-        f" {room.full_length:.1f} requests of max_model_len"
+        f"{s.called('max_num_seqs')} {seqs:g}; the KV cache holds about {grouped(room.capacity_tokens)} tokens:"
+        f" {room.full_length:.1f} requests of {s.called('max_model_len')}"
     )
     if room.full_length < 1 and s.seen is None:
-        return Item(name, _CONCURRENCY, text, "fail", why, f"{said}; vLLM does not start unless one fits", advice)
+        then = "does not start unless one fits" if s.dialect.one_request_fits else "rejects longer ones than fit"
+        return Item(name, _CONCURRENCY, text, "fail", why, f"{said}; {s.dialect.title} {then}", advice)
     if room.stated is not None and s.context is not None:
         most = s.limit("max_model_len") or s.context
         said += f", {room.stated} of {min(s.context, most):.0f} tokens" + (
-            f" (--context {s.context} is above max_model_len)" if s.context > most else ""
+            f" (--context {s.context} is above {s.called('max_model_len')})" if s.context > most else ""
         )
         ok = seqs <= room.stated
-        stable = "" if s.seen is None else f"max_num_seqs {seqs:g}"  # usual lengths change while it runs
+        stable = "" if s.seen is None else f"{s.called('max_num_seqs')} {seqs:g}"  # usual lengths change while it runs
         return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice, stable)
     ok = seqs <= room.full_length
     return Item(
@@ -458,19 +516,23 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
 def _batching(s: Subject) -> Iterator[Item]:
     result, found = _explicit(s, "max_num_batched_tokens"), s.found("max_num_batched_tokens")
     tokens, seqs = s.args.max_num_batched_tokens, s.args.max_num_seqs
-    best, stable = s.limit("max_num_batched_tokens") or 2048, s.fault("max_num_batched_tokens")
-    if tokens is not None and seqs is not None and tokens < seqs:
-        result, best, stable = "fail", max(2048, seqs), ""
-        found = f"{found}; below max_num_seqs {seqs}: vLLM does not start"
+    best, stable = s.default("max_num_batched_tokens"), s.fault("max_num_batched_tokens")
+    if s.dialect.step_holds_batch and seqs is not None:
+        best = max(best or s.limit("max_num_batched_tokens") or 0.0, float(seqs))
+    if s.dialect.step_holds_batch and tokens is not None and seqs is not None and tokens < seqs:
+        result, stable = "fail", ""
+        found = f"{found}; below {s.called('max_num_seqs')} {seqs}: {s.dialect.title} does not start"
+    flag = s.flag("max_num_batched_tokens")
+    advice = f"{flag} N; N: the default of this version and GPU ({s.inputs})" if best is None else f"{flag} {best:.0f}"
     yield Item(
         "max_num_batched_tokens_explicit",
         _BATCHING,
-        "max-num-batched-tokens is explicitly set",
+        f"{s.option('max_num_batched_tokens')} is explicitly set",
         result,
         "it bounds peak activation memory and how long a prompt delays decoding; KV cache usage is bounded by"
-        " max_num_seqs",
+        f" {s.called('max_num_seqs')}",
         found,
-        "" if result == "pass" else f"{s.flag('max_num_batched_tokens')} {best:.0f}",
+        "" if result == "pass" else advice,
         stable,
     )
     yield _unseen(
@@ -511,7 +573,7 @@ def _memory(s: Subject) -> Iterator[Item]:
     yield Item(
         "gpu_memory_utilization",
         _MEMORY,
-        f"gpu-memory-utilization is at most {usual:g}",
+        f"{s.option('gpu_memory_utilization')} is at most {usual:g}",
         result,
         why,
         found,
@@ -539,23 +601,37 @@ def _memory(s: Subject) -> Iterator[Item]:
     )
 
 
-def _signals(s: Subject) -> Iterator[Item]:
-    off = s.args.values.get("disable_log_stats") == "True"
+@dataclass(frozen=True, slots=True)
+class _Metrics:
+    """Whether the server's metrics are scraped, by what, and what else to do. ``off``: the switch that is missing or
+    too much, "" = on.
+    """
+
+    result: Result
+    found: str
+    fix: str
+    off: str
+
+
+def _metrics(s: Subject) -> _Metrics:
     scraped = s.around.monitor or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
+    if s.dialect.silent(s.args):
+        how, _, switch = s.dialect.metrics_switch.partition(" ")
+        off, fix = (f"no {switch}", f"add {switch}") if how == "with" else (switch, f"remove {switch}")
+        return _Metrics("fail", f"{off}: {s.dialect.title} publishes no metrics", fix, off)
+    if scraped:
+        return _Metrics("pass", scraped, "", "")
+    return _Metrics(
+        "cannot see",
+        f"no scrape configuration {s.around.place}",
+        "a PodMonitor, a ServiceMonitor or the kvpressure exporter",
+        "",
+    )
+
+
+def _signals(s: Subject) -> Iterator[Item]:
     why = "under KV cache pressure, memory is high and compute is low; GPU utilization alone is misleading"
-    engine: Result = "fail" if off else "pass" if scraped else "cannot see"
-    found = (
-        "--disable-log-stats: vLLM publishes no metrics"
-        if off
-        else scraped or f"no scrape configuration {s.around.place}"
-    )
-    fix = (
-        "remove --disable-log-stats"
-        if off
-        else ""
-        if scraped
-        else "a PodMonitor, a ServiceMonitor or the kvpressure exporter"
-    )
+    engine = _metrics(s)
     gpu = s.around.gpu_exporter
     yield Item(
         "observe_gpu_memory",
@@ -571,14 +647,14 @@ def _signals(s: Subject) -> Iterator[Item]:
         ("observe_latency", "p95 / p99 request latency"),
         ("observe_active", "active sequences, requests in flight"),
     ):
-        yield Item(name, _SIGNALS, text, engine, why, found, fix)
+        yield Item(name, _SIGNALS, text, engine.result, why, engine.found, engine.fix)
 
 
 def _traffic(s: Subject) -> Iterator[Item]:
     why = "the shape of traffic matters more than requests per second"
-    off = s.args.values.get("disable_log_stats") == "True"
-    scraped = s.around.monitor or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
-    result: Result = "fail" if off else "pass" if scraped else "cannot see"
+    metrics, title = _metrics(s), s.dialect.title
+    found = f"{title}'s histograms, {metrics.found}" if metrics.result == "pass" else metrics.off or metrics.found
+    fix = metrics.fix if metrics.off else f"scrape {title}, or deploy the exporter (kvpressure_request_tokens)"
     for name, text in (
         ("prompt_lengths", "prompt length distribution is tracked"),
         ("max_tokens", "max_tokens distribution is tracked"),
@@ -587,14 +663,10 @@ def _traffic(s: Subject) -> Iterator[Item]:
             name,
             _TRAFFIC,
             text,
-            result,
+            metrics.result,
             why,
-            f"vLLM's histograms, {scraped}"
-            if scraped and not off
-            else "--disable-log-stats"
-            if off
-            else f"no scrape configuration {s.around.place}",
-            "" if result == "pass" else "scrape vLLM, or deploy the exporter (kvpressure_request_tokens)",
+            found,
+            "" if metrics.result == "pass" else fix,
         )
     yield _bursts(s, why)
     yield _unseen(
@@ -806,15 +878,14 @@ def _start(s: Subject, host: HostSettings) -> Item:
 
 def _which_are_set(s: Subject, results: Mapping[str, Result]) -> str:
     """The limits that are not set, not accepted or not visible."""
-    parts = (
-        ("not set", [name for name, found in results.items() if found == "fail" and not s.args.is_explicit(name)]),
-        (
-            f"{s.dialect.title} does not accept its value",
-            [name for name, found in results.items() if found == "fail" and s.args.is_explicit(name)],
-        ),
-        ("not visible", [name for name, found in results.items() if found == "cannot see"]),
+    parts: tuple[tuple[str, Given], ...] = (
+        ("not set", "not set"),
+        (f"{s.dialect.title} does not accept its value", "refused"),
+        ("set to no limit", "no number"),
+        ("not visible", "not visible"),
     )
-    return "; ".join(f"{text}: {', '.join(names)}" for text, names in parts if names) or "all set"
+    named = ((text, [s.called(name) for name in results if s.given(name) == given]) for text, given in parts)
+    return "; ".join(f"{text}: {', '.join(names)}" for text, names in named if names) or "all set"
 
 
 def _unseen(name: str, section: str, text: str, why: str, advice: str) -> Item:

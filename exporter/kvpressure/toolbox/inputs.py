@@ -111,10 +111,11 @@ def given_gpu(text: str) -> GivenGpu:
     return GivenGpu(found[1].strip(), int(float(found[2]) * GIB))
 
 
-def check_version(text: str | None) -> None:
-    """Raise ``InputError`` for a ``--vllm-version`` that is no version."""
-    if text and parse_version(text) is None:
-        raise InputError(f"--vllm-version: {text!r:.50} is not allowed; allowed: a version like 0.11.2")
+def engine_version(text: str) -> str:
+    """A version like ``0.11.2``; for argparse."""
+    if parse_version(text) is None:
+        raise refused(text, "a version like 0.11.2")
+    return text
 
 
 def model_shape(text: str) -> ModelShape:

@@ -110,7 +110,7 @@ def choose(servers: Sequence[ServerContainer], container: str | None, where: str
     unique = len(set(names)) == len(names)
     places = [one.place for one in servers]
     listed = names if unique else places if len(set(places)) == len(places) else [one.title for one in servers]
-    problem = f"{len(found)} vLLM containers" if found else f"no vLLM container {container!r:.80}"
+    problem = f"{len(found)} server containers" if found else f"no server container {container!r:.80}"
     raise InputError(f"{where}: {problem}; choose one with --container: {', '.join(listed[:8])}")
 
 

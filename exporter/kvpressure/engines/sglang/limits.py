@@ -16,8 +16,8 @@ SLOTS: Final = (2048.0, 4096.0)  # fewest and most request slots
 SPECULATIVE_SEQS: Final = 48.0
 ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-# ``--mem-fraction-static`` is none of them: it leaves out activations, so that a device fuller than that is as it
-# should be.
+NOT_LIMITS: Final = frozenset({"gpu_memory_utilization"})
+"""``--mem-fraction-static`` leaves out activations, so that a device fuller than that is as it should be."""
 
 
 def in_force(known: Known) -> dict[str, EffectiveLimit]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,11 @@ OTHERS = (
 )
 
 
+def _started(pid: int) -> bool:
+    """Whether the process has its command line."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().count(b"\0") > 2
+
+
 @pytest.fixture
 def processes() -> Iterator[dict[tuple[str, ...], int]]:
     """Running processes with these command lines, by pid; the arguments come after those of the interpreter."""
@@ -59,7 +65,7 @@ def processes() -> Iterator[dict[tuple[str, ...], int]]:
         for line in all_lines
     }
     for process in started.values():
-        until(lambda process=process: Path(f"/proc/{process.pid}/cmdline").read_bytes().count(b"\0") > 2)  # type: ignore[misc]
+        until(partial(_started, process.pid))
     yield {line: process.pid for line, process in started.items()}
     for process in started.values():
         process.kill()

@@ -40,6 +40,7 @@ def test_trouble_is_the_rank_and_a_share_of_the_queue() -> None:
     assert trouble(engine("kv_pressure", 3)) == rank(engine("kv_pressure")) + 3 / 4
     assert trouble(engine("kv_pressure", None)) == trouble(engine("kv_pressure", 3, up=False)) == 7
     assert trouble(engine("of a later release")) == 0
+    assert trouble(engine("idle", -1)) == 1, "a length that cannot be"
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)

@@ -32,7 +32,7 @@ def trouble(engine: EngineState) -> float:
     """Order of an engine, the larger the worse: rank of the verdict plus a fraction below 1 that grows with the
     queue.
     """
-    waiting = (engine.signals.load.waiting or 0.0) if engine.up else 0.0
+    waiting = max(0.0, engine.signals.load.waiting or 0.0) if engine.up else 0.0
     return rank(engine) + waiting / (waiting + 1)
 
 

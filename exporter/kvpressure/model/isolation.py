@@ -82,12 +82,34 @@ def container_name(one: ContainerReading | Discovered | LogLine) -> str:
     return f"{one.namespace}/{one.pod}/{one.container}"
 
 
+class FailureLog:
+    """Logs what a subject raised once by subject, stage and type, and at most ``MAX_COUNTED`` in all. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, str, str]] = set()
+        self._lock = threading.Lock()
+
+    def add(self, subject: str, stage: str, error: Exception) -> None:
+        """Log ``error`` without its text, which may quote what came from outside."""
+        failure = (_printable(subject), stage, type(error).__name__)
+        with self._lock:
+            if failure in self._logged or len(self._logged) >= MAX_COUNTED:
+                return
+            self._logged.add(failure)
+        log.error(
+            "%s failed at stage %s: %s at %s; all others are published, repetitions are not logged",
+            *failure,
+            _place(error.__traceback__),
+        )
+        log.debug("traceback of the failure", exc_info=error)
+
+
 class Guard:
     """Runs the work for one subject at a time and counts failures. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[Failure, int] = {}
-        self._logged: set[tuple[str, str, str, str]] = set()
+        self._log = FailureLog()
         self._lock = threading.Lock()
 
     def run(self, stage: str, kind: str, name: Callable[[], str], work: Callable[[], T]) -> T | Failure:
@@ -113,32 +135,24 @@ class Guard:
     def _failed(self, stage: str, kind: str, name: Callable[[], str], error: Exception) -> Failure:
         reason = next((reason for raised, reason in _REASONS if isinstance(error, raised)), INTERNAL)
         failure = Failure(kind, _shown(name), stage, reason)
-        logged = (kind, failure.name, stage, type(error).__name__)
         with self._lock:
             known = failure in self._counts or len(self._counts) < MAX_COUNTED
             counted = failure if known else Failure(kind, OTHER, stage, reason)
             self._counts[counted] = self._counts.get(counted, 0) + 1
-            first = logged not in self._logged and len(self._logged) < MAX_COUNTED
-            if first:
-                self._logged.add(logged)
-        if first:  # without the exception's text, which may quote what came from outside
-            log.error(
-                "%s %s failed at stage %s: %s at %s; all others are published, repetitions are not logged",
-                kind,
-                failure.name,
-                stage,
-                type(error).__name__,
-                _place(error.__traceback__),
-            )
-            log.debug("traceback of the failure", exc_info=error)
+        self._log.add(f"{kind} {failure.name}", stage, error)
         return failure
 
 
 def _shown(name: Callable[[], str]) -> str:
     try:
-        return "".join(char if char.isprintable() else "?" for char in name()[:MAX_NAME])
+        return _printable(name())
     except Exception:
         return OTHER
+
+
+def _printable(text: str) -> str:
+    """``text`` as it may stand in a log line: cut, without control characters."""
+    return "".join(char if char.isprintable() else "?" for char in text[:MAX_NAME])
 
 
 def _place(trace: TracebackType | None) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
+from kvpressure.model.isolation import FailureLog
 from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
@@ -17,6 +19,12 @@ from kvpressure.model.readings import (
     Scrape,
     StepStats,
 )
+from kvpressure.model.reasons import INTERNAL
+
+FILE_REASONS: Final[Mapping[type[Exception], str]] = {PermissionError: "permission_denied", OSError: "unreadable"}
+"""Reasons for ``isolated`` of a source that reads files."""
+
+_failures: Final = FailureLog()
 
 
 class SourceError(Exception):
@@ -34,6 +42,10 @@ class SourceError(Exception):
 
 class FatalSourceError(SourceError):
     """Only a new process can recover (e.g. after the driver library was replaced): the exporter exits non-zero."""
+
+
+class BeyondSubject(Exception):
+    """A failure that concerns more than the subject whose work raised it; ``isolated`` lets it pass."""
 
 
 class NothingHere(SourceError):
@@ -66,6 +78,29 @@ class Reading:
     expected_gpus: dict[str, int] | None = None
     process_pods: dict[int, tuple[str, str]] | None = None
     errors: dict[str, int] = field(default_factory=dict)
+
+
+@contextmanager
+def isolated(
+    subject: str, errors: MutableMapping[str, int], reasons: Mapping[type[Exception], str] | None = None
+) -> Iterator[None]:
+    """Run the work for one subject of a source (a pod, container, GPU, file, target or process), so that what it
+    raises costs no other.
+
+    A failure is counted in ``errors``: under the reason of a ``SourceError``, else under the first of ``reasons`` that
+    fits, else as ``internal``, which is also logged, once by subject and type.
+    """
+    try:
+        yield
+    except BeyondSubject:
+        raise
+    except SourceError as error:
+        errors[error.reason] = errors.get(error.reason, 0) + 1
+    except Exception as error:
+        reason = next((reason for raised, reason in (reasons or {}).items() if isinstance(error, raised)), INTERNAL)
+        errors[reason] = errors.get(reason, 0) + 1
+        if reason == INTERNAL:
+            _failures.add(subject, "read", error)
 
 
 class Source(Protocol):

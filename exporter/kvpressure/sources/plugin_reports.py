@@ -23,6 +23,7 @@ import stat
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, groupby, islice
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kvpressure.model import ceilings
 from kvpressure.model.readings import AllocatorReading, StepStats
-from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.base import Reading, SourceError, isolated
 from kvpressure.sources.places import Place, Precedence, admitted
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ NO_PERMISSION: Final = "no_permission"
 MALFORMED: Final = "malformed"
 NEWER_FORMAT: Final = "newer_format"  # of a plugin that is newer than this exporter
 TOO_LARGE: Final = "too_large"
+_FILE_REASONS: Final[Mapping[type[Exception], str]] = {PermissionError: NO_PERMISSION, OSError: MALFORMED}
 
 _NAME: Final = re.compile(r"(?:worker|frontend)-\d{1,10}\.json")
 _FIGURES: Final = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms")
@@ -154,11 +156,11 @@ class PluginSource:
                 reports = _reports(files[pod], pod, errors)
                 if pod is None:
                     reports = [report for report in reports if (report.namespace, report.pod) not in named]
-                of_workers, of_engines = readings(reports)
+                of_workers, of_engines = _readings_of_each_pod(reports, errors)
                 counted = sum(len(stats.sizes) for stats in of_engines)
                 if counted > entries // others:
                     errors[TOO_LARGE] += 1
-                    of_engines, counted = (), 0
+                    of_engines, counted = [], 0
                 entries -= counted
                 allocator += of_workers
                 steps += of_engines
@@ -174,7 +176,7 @@ class PluginSource:
         """(pod named by the path or None, directory). Those of pods with a GPU or engine are opened by name, whether or
         not they are among the listed names.
         """
-        listed = self._names()
+        listed = self._names(errors)
         yield None, self._root
         uids = {pod.uid: (pod.namespace, pod.name) for pod in self._shared.pods or ()}
         uid_of = {pod: uid for uid, pod in uids.items()}
@@ -198,11 +200,15 @@ class PluginSource:
         for name in kept:
             yield pods[name], self._root / name / EMPTY_DIR if name in uids else self._root / name
 
-    def _names(self) -> list[str]:
+    def _names(self, errors: Counter[str]) -> list[str]:
         """The directories among the root's first names. Raises ``SourceError`` if it is unreadable."""
+        found: list[str] = []
         try:
             with os.scandir(self._root) as entries:
-                return [e.name for e in islice(entries, MAX_LISTED) if e.is_dir(follow_symlinks=False)]
+                for entry in islice(entries, MAX_LISTED):
+                    with isolated(f"directory {entry.path}", errors, _FILE_REASONS):
+                        found += [entry.name] if entry.is_dir(follow_symlinks=False) else []
+            return found
         except PermissionError as error:
             raise SourceError(NO_PERMISSION, str(error)) from error
         except OSError as error:
@@ -233,18 +239,15 @@ def _of_name(name: str) -> Place:
 def _listed(pod: Place | None, directory: Path, errors: Counter[str]) -> _Directory:
     """The reports among a directory's first names; no more are listed, because there may be millions."""
     found: list[_ReportFile] = []
-    try:
-        with os.scandir(directory) as entries:
-            for seen, entry in enumerate(entries):
-                if seen == MAX_LISTED:
-                    errors[TOO_LARGE] += 1
-                    break
-                if _NAME.fullmatch(entry.name):
+    guarded = isolated(f"directory {directory}", errors, _FILE_REASONS)
+    with guarded, suppress(FileNotFoundError), os.scandir(directory) as entries:  # not found: a pod without the volume
+        for seen, entry in enumerate(entries):
+            if seen == MAX_LISTED:
+                errors[TOO_LARGE] += 1
+                break
+            if _NAME.fullmatch(entry.name):
+                with isolated(f"file {entry.path}", errors, _FILE_REASONS):
                     found.append(_ReportFile(Path(entry.path), _size(entry)))
-    except PermissionError:
-        errors[NO_PERMISSION] += 1
-    except OSError:
-        pass  # a pod without the volume
     found.sort(key=lambda file: file.path.name)
     ends = list(accumulate(file.size for file in found[:MAX_FILES]))
     files = found[: bisect_right(ends, MAX_DIRECTORY_BYTES)]
@@ -273,11 +276,8 @@ def _reports(paths: Iterable[Path], pod: Place | None, errors: Counter[str]) -> 
     now = time()
     reports: list[PluginReport] = []
     for path in paths:
-        try:
+        with isolated(f"file {path}", errors):
             report = read_report(path, pod)
-        except SourceError as failure:
-            errors[failure.reason] += 1
-        else:
             if report is not None and abs(now - report.written) <= FRESH_SECONDS:
                 reports.append(report)
     return reports
@@ -355,6 +355,22 @@ def _counts(counts: object) -> dict[str, Any]:
     known: dict[str, Any] = {name: _count(counts.get(name)) for name in ("steps", "decoded", "preemptions")}
     known["kv_max"] = None if counts.get("kv_max") is None else _ratio(counts["kv_max"])
     return {**known, **{name: _sizes(counts.get(name)) for name in ("batch", "running")}}
+
+
+def _readings_of_each_pod(
+    reports: Iterable[PluginReport], errors: Counter[str]
+) -> tuple[list[AllocatorReading], list[StepStats]]:
+    pods: dict[tuple[str, str], list[PluginReport]] = defaultdict(list)
+    for report in reports:
+        pods[report.namespace, report.pod].append(report)
+    allocator: list[AllocatorReading] = []
+    steps: list[StepStats] = []
+    for (namespace, pod), own in pods.items():
+        with isolated(f"pod {namespace}/{pod}", errors):
+            of_workers, of_engines = readings(own)
+            allocator += of_workers
+            steps += of_engines
+    return allocator, steps
 
 
 def readings(reports: Iterable[PluginReport]) -> tuple[tuple[AllocatorReading, ...], tuple[StepStats, ...]]:

@@ -7,11 +7,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 from kvpressure.model.readings import ContainerReading
-from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, isolated
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 
@@ -67,9 +68,10 @@ class CgroupSource:
         for pod, engine in engines:
             directory = self._found.get(engine.container_id)
             if directory is not None:
-                reading = self._read(pod, engine, directory, errors)
-                if reading is not None:
-                    readings.append(reading)
+                with isolated(f"container {pod.namespace}/{pod.name}/{engine.container}", errors, FILE_REASONS):
+                    reading = self._read(pod, engine, directory)
+                    if reading is not None:
+                        readings.append(reading)
         return Reading(containers=tuple(readings), errors=dict(errors))
 
     def close(self) -> None:
@@ -117,16 +119,11 @@ class CgroupSource:
                 elif depth < MAX_DEPTH and _LEADS.search(path.name) and "-pod" not in path.name:
                     queue.append((path, depth + 1))
 
-    def _read(
-        self, pod: Pod, engine: EngineContainer, directory: Path, errors: Counter[str]
-    ) -> ContainerReading | None:
+    def _read(self, pod: Pod, engine: EngineContainer, directory: Path) -> ContainerReading | None:
         try:
             cpu = _table(directory / "cpu.stat")
         except FileNotFoundError:
             del self._found[engine.container_id]  # ended since; a new one has another id
-            return None
-        except OSError as error:
-            errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
             return None
         usage = cpu.get("usage_usec")
         current = _number(directory / "memory.current")
@@ -146,14 +143,13 @@ class CgroupSource:
 
 
 def _directories(directory: Path, errors: Counter[str]) -> list[Path]:
-    try:
-        with os.scandir(directory) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
-        return []
+    found: list[Path] = []
+    guarded = isolated(f"directory {directory}", errors, FILE_REASONS)
+    with guarded, suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            with isolated(f"directory {entry.path}", errors, FILE_REASONS):
+                found += [Path(entry.path)] if entry.is_dir(follow_symlinks=False) else []
+    return found
 
 
 def _text(path: Path) -> str:

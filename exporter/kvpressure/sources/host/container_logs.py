@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from kvpressure.engines import registry
 from kvpressure.model.log_events import FACT_EVENTS
 from kvpressure.model.readings import LogLine
-from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, isolated
 from kvpressure.sources.host.log_files import ContainerLog, Entry, Position
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import Pod
@@ -98,17 +98,20 @@ class LogsSource:
         if pods is None:
             raise SourceError("pods_unknown", "no pod has been listed yet")
         self._select(pods, errors)
-        lines = [line for key, log in self._in_turn() for line in self._lines(key, log, errors)]
+        lines: list[LogLine] = []
+        for key, log in self._in_turn():
+            with isolated(_subject(key), errors, FILE_REASONS):
+                lines += self._lines(key, log, errors)
         if self._clock() >= self._save_due:
             self._save(errors)
         return Reading(logs=tuple(lines), errors=dict(errors))
 
     def close(self) -> None:
         """Save the positions and close the files."""
-        self._save(Counter())
-        for log in self._logs.values():
-            log.close()
-        self._logs.clear()
+        errors: Counter[str] = Counter()
+        self._save(errors)
+        for key in list(self._logs):
+            self._unfollow(key, errors)
 
     def _check_root(self) -> None:
         try:
@@ -133,21 +136,26 @@ class LogsSource:
             for engine in pod.engines
         }
         for key in gone & self._leaving:
-            self._logs.pop(key).close()
+            self._unfollow(key, errors)
         self._leaving = gone - self._leaving
         now = self._clock()
         self._missing = {key: due for key, due in self._missing.items() if key in wanted and now < due}
         for key, pod in wanted.items():
             if key in self._logs or key in self._missing:
                 continue
-            directory = self._directory(pod, key[3])
-            if directory is None:
-                self._missing[key] = now + MISSING_SECONDS
-                if pod.phase == "Running":
+            self._missing[key] = now + MISSING_SECONDS
+            with isolated(_subject(key), errors, FILE_REASONS):
+                directory = self._directory(pod, key[3])
+                if directory is not None:
+                    known = (self._known or {}).pop(self._name(directory), None)
+                    self._logs[key] = ContainerLog(directory, known)
+                    del self._missing[key]
+                elif pod.phase == "Running":
                     errors["no_log"] += 1
-            else:
-                known = (self._known or {}).pop(self._name(directory), None)
-                self._logs[key] = ContainerLog(directory, known)
+
+    def _unfollow(self, key: Key, errors: Counter[str]) -> None:
+        with isolated(_subject(key), errors, FILE_REASONS):
+            self._logs.pop(key).close()
 
     def _directory(self, pod: Pod, container: str) -> Path | None:
         for uid in sorted(pod.uids | {pod.uid}):
@@ -165,11 +173,7 @@ class LogsSource:
     def _lines(self, key: Key, log: ContainerLog, errors: Counter[str]) -> Iterator[LogLine]:
         budget = min(CONTAINER_BYTES, max(CONTAINER_BYTES // 8, READ_BYTES // len(self._logs)))
         skipped = log.skipped
-        try:
-            entries, _ = log.read(budget)
-        except OSError as error:
-            errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
-            return
+        entries, _ = log.read(budget)
         if log.skipped > skipped:
             errors["skipped"] += 1
         count = 0
@@ -213,13 +217,11 @@ class LogsSource:
         if self._file is None:
             return
         files = {}
-        for log in self._logs.values():
-            try:
+        for key, log in self._logs.items():
+            with isolated(_subject(key), errors, FILE_REASONS):
                 position = log.position()
-            except OSError:
-                continue
-            if position is not None:
-                files[self._name(log.directory)] = {"file": position[0], **asdict(position[1])}
+                if position is not None:
+                    files[self._name(log.directory)] = {"file": position[0], **asdict(position[1])}
         if files == self._saved:
             return
         fresh = self._file.with_name(f"{self._file.name}.new")
@@ -230,6 +232,10 @@ class LogsSource:
             errors["positions_unwritable"] += 1
         else:
             self._saved = files
+
+
+def _subject(key: Key) -> str:
+    return f"container {key[0]}/{key[1]}/{key[3]}"
 
 
 def _positions(document: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Position]]]:

@@ -219,13 +219,13 @@ def list_files(directory: Path) -> LogFolder:
     return LogFolder(tuple(sorted(live)), tuple(name for _, _, name in sorted(rotated)))
 
 
-def head_of(path: Path) -> list[Entry]:
-    """Messages at the beginning of a rotated log, compressed or not; empty if unreadable."""
+def head_of(path: Path) -> list[Entry] | None:
+    """Messages at the beginning of a rotated log, compressed or not; None if unreadable."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(HEAD_BYTES)
     except (OSError, EOFError, zlib.error):
-        return []
+        return None
     joiner = _Joiner()
     return [entry for line in data.split(b"\n")[:-1] if (entry := joiner.entry(line)) is not None]
 
@@ -323,7 +323,8 @@ class ContainerLog:
             self._open_end(self.directory / f"{files.live[-2]}.log", follow=False)
         older = [name for name in files.rotated if name.startswith(f"{current}.log.")]
         if older:
-            self._heads = head_of(self.directory / older[0])
+            head = head_of(self.directory / older[0])
+            self._heads, self.skipped = head or [], self.skipped + (head is None)
         if size > HEAD_BYTES + TAIL_BYTES:
             self._segments.append(Tail(path, 0, HEAD_BYTES))
             self._open_end(path, follow=True)

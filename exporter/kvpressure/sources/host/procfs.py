@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvpressure.model.readings import GpuReading
-from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, isolated
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import Pod, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources import Claim, owners_of
@@ -84,33 +84,31 @@ class ProcfsSource:
         process_pods: dict[int, tuple[str, str]] = {}
         for gpu in self._gpus():
             for process in gpu.processes:
-                found = self._pod_of(process.pid, by_uid, errors)
-                if found is None:
-                    continue
-                pod, container = found
-                if pod is None:
-                    process_pods[process.pid] = ("", "")
-                    continue
-                own = (pod.namespace, pod.name, container)
-                place = of_worker.get(own[:2], own)  # a worker's GPUs belong to its leader's engine
-                process_pods[process.pid] = place[:2]
-                claims.append(Claim(*place, OwnedDevice(gpu.uuid)))
+                with isolated(f"process {process.pid}", errors, FILE_REASONS):
+                    found = self._pod_of(process.pid, by_uid)
+                    if found is None:
+                        continue
+                    pod, container = found
+                    if pod is None:
+                        process_pods[process.pid] = ("", "")
+                        continue
+                    own = (pod.namespace, pod.name, container)
+                    place = of_worker.get(own[:2], own)  # a worker's GPUs belong to its leader's engine
+                    process_pods[process.pid] = place[:2]
+                    claims.append(Claim(*place, OwnedDevice(gpu.uuid)))
         owners = owners_of(claims, groups_of_workers(pods))
         return Reading(owners=tuple(owners), process_pods=process_pods, errors=dict(errors))
 
     def close(self) -> None:
         """Does nothing; no resource is held."""
 
-    def _pod_of(self, pid: int, by_uid: dict[str, Pod], errors: Counter[str]) -> tuple[Pod | None, str] | None:
+    def _pod_of(self, pid: int, by_uid: dict[str, Pod]) -> tuple[Pod | None, str] | None:
         """(pod, container) of a process; no pod for a process of the host; None if unknown."""
         try:
             with (self._root / str(pid) / "cgroup").open("rb") as file:
                 text = file.read(MAX_CGROUP_BYTES).decode("utf-8", "replace")
         except FileNotFoundError:
             return None  # it has ended since the driver listed it
-        except OSError as error:
-            errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
-            return None
         names = pod_of_cgroup(text)
         if names is None:
             return None, ""

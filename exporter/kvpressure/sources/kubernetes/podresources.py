@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvpressure.model.readings import GpuOwner, GpuReading
-from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.base import Reading, SourceError, isolated
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.grpc_call import CallError, unary
@@ -117,11 +117,12 @@ class PodResourcesSource:
         try:
             for pod in read_pods(answer):
                 for container in pod.containers:
-                    for device in self._devices(container, gpus):
-                        if device is None:
-                            errors["unknown_device"] += 1
-                        else:
-                            claims.append(Claim(pod.namespace, pod.name, container.name, device))
+                    with isolated(f"container {pod.namespace}/{pod.name}/{container.name}", errors):
+                        for device in self._devices(container, gpus):
+                            if device is None:
+                                errors["unknown_device"] += 1
+                            else:
+                                claims.append(Claim(pod.namespace, pod.name, container.name, device))
         except TooManyFieldsError as error:
             raise SourceError("too_large", str(error)) from error
         except MessageError as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.base import Reading, SourceError, isolated
 from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS, KubeApi, Watcher
 from kvpressure.sources.kubernetes.api import REASONS as KUBE_REASONS
 from kvpressure.sources.kubernetes.discovery import TOO_MANY_PODS
@@ -25,6 +25,7 @@ from kvpressure.sources.kubernetes.podspec import (
     SAME_ADDRESS,
     CommandLines,
     Policy,
+    bare_pod,
     read_pod,
 )
 from kvpressure.sources.places import admitted
@@ -152,7 +153,11 @@ class _WatchedPods:
             self._table = table
 
     def _read(self, item: dict[str, Any]) -> Pod | None:
-        return read_pod(item, self._policy, self._command_lines)
+        pod = bare_pod(item)  # what stays of one that cannot be read
+        if pod is not None:
+            with isolated(f"pod {pod.namespace}/{pod.name}", self.watcher.errors):
+                return read_pod(item, self._policy, self._command_lines)
+        return pod
 
     def _change(self, kind: str, item: dict[str, Any]) -> None:
         pod = self._read(item)

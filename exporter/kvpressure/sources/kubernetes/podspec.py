@@ -184,12 +184,20 @@ def _weight(lines: list[_CommandLine]) -> int:
     return 500 + sum(500 + 2 * line.characters for line in lines)  # read and shown
 
 
+def bare_pod(document: Mapping[str, Any]) -> Pod | None:
+    """Identity and phase alone of the pod of an API object; None without an identity."""
+    metadata, status = (_dict(document.get(part)) for part in ("metadata", "status"))
+    namespace, name, uid = (_text(metadata.get(part)) for part in ("namespace", "name", "uid"))
+    return Pod(namespace, name, uid, _text(status.get("phase"))) if namespace and name and uid else None
+
+
 def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: CommandLines | None = None) -> Pod | None:
     """The pod of an API object; None without an identity. ``command_lines``: cache."""
-    metadata, spec, status = (_dict(document.get(part)) for part in ("metadata", "spec", "status"))
-    namespace, name, uid = (_text(metadata.get(part)) for part in ("namespace", "name", "uid"))
-    if not (namespace and name and uid):
+    bare = bare_pod(document)
+    if bare is None:
         return None
+    namespace, name, uid = bare.namespace, bare.name, bare.uid
+    metadata, spec, status = (_dict(document.get(part)) for part in ("metadata", "spec", "status"))
     everything = [*_dicts(status.get("containerStatuses")), *_dicts(status.get("initContainerStatuses"))]
     statuses = {_text(item.get("name")): item for item in reversed(everything)}
     ids = {_hex(item.get("containerID")): _text(item.get("name")) for item in everything}

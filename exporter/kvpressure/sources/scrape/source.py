@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvpressure.model.readings import PageText, Scrape
 from kvpressure.model.reasons import INTERNAL, TARGET_LIMIT
-from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.base import Reading, SourceError, isolated
 from kvpressure.sources.places import Place, Precedence, admitted
 from kvpressure.sources.plugin_metrics import FRESH_SECONDS, PluginMetrics, read_plugin_metrics
 from kvpressure.sources.scrape.fetch import Fetcher
@@ -98,21 +98,35 @@ class _Feed:
         """
         self._scanner, other._scanner = other._scanner, self._scanner
 
-    def page(self, keep_text: bool) -> Scrape:
-        """Scrape now; failures are in the result."""
+    def page(self, keep_text: bool, errors: Counter[str]) -> Scrape:
+        """Scrape now; failures are in the result, those of the plugin's part in ``errors``."""
         with self._bounds.memory.lease() as lease:
             started, fetching = monotonic(), thread_time()
             text, error = self._fetched(lease)
             duration, fetching = monotonic() - started, thread_time() - fetching
             with self._bounds.scanning if lease.taken else nullcontext(), self._bounds.scans:
                 before = thread_time()
-                page = self._page(text, error, duration, keep_text)
+                page = self._page(text, error, duration, keep_text, errors)
                 self.scan_seconds = thread_time() - before + (fetching if error is not None else 0.0)
                 return page
 
     def failed(self) -> Scrape:
         """The scrape after an internal error."""
-        return self._page(None, INTERNAL, None, keep_text=False)
+        target = self.target
+        return Scrape(
+            target.name,
+            time(),
+            target.namespace,
+            target.pod,
+            target.container,
+            target.gpus,
+            target.args,
+            target.env,
+            version=target.version,
+            error=INTERNAL,
+            dialect=target.dialect,
+            group=target.group,
+        )
 
     def take_precedence(self, precedence: Precedence) -> None:
         """Share limits according to the target's claim."""
@@ -131,14 +145,17 @@ class _Feed:
         except SourceError as failure:
             return None, failure.reason
 
-    def _page(self, text: PageText | None, error: str | None, duration: float | None, keep_text: bool) -> Scrape:
+    def _page(
+        self, text: PageText | None, error: str | None, duration: float | None, keep_text: bool, errors: Counter[str]
+    ) -> Scrape:
         target = self.target
         lines = 0 if text is None else text.count(b"\nkvpressure:")
         crowded = lines > 0 and lines > self._bounds.plugin_lines.allowed(self)
         self._bounds.plugin_lines.use(self, 0 if crowded else lines)
-        self.inside = (
-            read_plugin_metrics(text, target.namespace, target.pod, time()) if text and lines and not crowded else None
-        )
+        self.inside = None
+        if text and lines and not crowded:
+            with isolated(f"plugin of target {target.name}", errors):
+                self.inside = read_plugin_metrics(text, target.namespace, target.pod, time())
         page = _scrape(target, text, error, duration_seconds=duration, scanner=self._scanner, keep_text=keep_text)
         bad_lines = page.bad_lines + (self.inside.bad_lines if self.inside else 0)
         engines, refused = self._new_engines.admit(page.engines, monotonic())
@@ -239,7 +256,8 @@ class EngineSource:
         self._interval = settings.collectors[self.name].interval_seconds
         self._wait = min(WAIT_SHARE * self._interval, self._timeout)
         self.keep_exposition = settings.keep_exposition
-        self._results: SimpleQueue[tuple[_Feed, Scrape | None]] = SimpleQueue()  # None: internal error
+        self._results: SimpleQueue[tuple[_Feed, Scrape | None, Counter[str]]] = SimpleQueue()  # None: internal error
+        self._errors: Counter[str] = Counter()  # since the last read
         self._pool = _FetchThreads(self._max_targets, self._work)
         self._bounds = ScrapeLimits()
         self._lock = threading.Lock()
@@ -275,14 +293,17 @@ class EngineSource:
             for target in () if self._closed else targets:
                 wanted.setdefault(target.name, target)
             allowed, left_out = admitted(wanted.values(), self._max_targets, precedence, place)
-            feeds = {target.name: self._feed(target.name, target) for target in allowed}
-            for feed in feeds.values():
-                feed.take_precedence(precedence(feed.target))
+            feeds: dict[str, _Feed] = {}
+            for target in allowed:
+                with isolated(f"target {target.name}", self._errors):
+                    feeds[target.name] = self._feed(target.name, target)
+                    feeds[target.name].take_precedence(precedence(target))
             gone = [feed for name, feed in self._feeds.items() if name not in feeds or feeds[name] is not feed]
             self._feeds, self._left_out = feeds, left_out
             self._shared.unread = frozenset(target.name for target in left_out)
         for feed in gone:
-            feed.close()
+            with isolated(f"target {feed.target.name}", self._errors):
+                feed.close()
 
     def _feed(self, name: str, target: Target) -> _Feed:
         known = self._feeds.get(name)
@@ -308,7 +329,8 @@ class EngineSource:
         self._pool.grow()
         awaited = {feed for feed in feeds.values() if feed.in_flight and not feed.late}
         pages = [page for feed, page in self._collect(awaited) if feeds.get(feed.target.name) is feed]
-        errors = Counter(page.error for page in pages if page.error is not None)
+        errors, self._errors = self._errors, Counter()
+        errors.update(page.error for page in pages if page.error is not None)
         left_out = self._left_out
         if left_out:
             errors[TARGET_LIMIT] = len(left_out)
@@ -347,13 +369,15 @@ class EngineSource:
         while True:
             try:
                 left = until - monotonic()
-                feed, page = self._results.get(block=bool(awaited) and left > 0, timeout=max(left, 0))
+                feed, page, errors = self._results.get(block=bool(awaited) and left > 0, timeout=max(left, 0))
             except Empty:
                 break
             feed.in_flight = False
+            self._errors.update(errors)
             page = page or feed.failed()
             if feed.pace is not None:
-                feed.pace.observe(page, monotonic(), feed.scan_seconds)
+                with isolated(f"target {feed.target.name}", self._errors):
+                    feed.pace.observe(page, monotonic(), feed.scan_seconds)
             feed.late = page.duration_seconds is not None and page.duration_seconds > self._wait
             awaited.discard(feed)
             results.append((feed, page))
@@ -364,12 +388,12 @@ class EngineSource:
     def _work(self, feed: _Feed) -> None:
         """Run by a pool thread. There is always a result, because a target without one would never be asked again."""
         page: Scrape | None = None
+        errors: Counter[str] = Counter()
         try:
-            page = feed.page(self.keep_exposition)
-        except Exception:
-            log.exception("reading %s failed", feed.target.name)
+            with isolated(f"target {feed.target.name}", {}):  # counted with its scrape, which has failed
+                page = feed.page(self.keep_exposition, errors)
         finally:
-            self._results.put((feed, page))
+            self._results.put((feed, page, errors))
 
     def close(self) -> None:
         """Close all connections; threads end when their fetch does."""

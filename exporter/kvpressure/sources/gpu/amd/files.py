@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
+from contextlib import AbstractContextManager
 from typing import Final
+
+from kvpressure.sources.base import isolated
 
 NO_PERMISSION: Final = "no_permission"
 BUSY: Final = "busy"
@@ -42,6 +45,11 @@ class CountingFiles:
 
     def text(self, path: str) -> str | None:
         """The stripped content, or None when it cannot be read or is empty."""
+        with self.isolated(f"file {path}"):
+            return self._text(path)
+        return None
+
+    def _text(self, path: str) -> str | None:
         try:
             raw = read_bytes(path)
         except OSError as error:
@@ -64,6 +72,10 @@ class CountingFiles:
         """The content as a label value: printable and at most 100 characters, or None."""
         text = self.text(path)
         return text[:100] if text is not None and text.isprintable() else None
+
+    def isolated(self, subject: str) -> AbstractContextManager[None]:
+        """``base.isolated``, counted here."""
+        return isolated(subject, self._errors)
 
     def reject(self) -> None:
         """Count an impossible value."""

@@ -34,8 +34,12 @@ class KfdNode:
 def nodes(root: str, files: CountingFiles) -> tuple[KfdNode, ...]:
     """GPU nodes of the topology under the sysfs ``root``, ordered by render node."""
     top = f"{root}/class/kfd/kfd/topology/nodes"
-    found = [_node(f"{top}/{name}", files) for name in names(top)]
-    return tuple(sorted((node for node in found if node is not None), key=lambda node: node.minor))
+    found: list[KfdNode] = []
+    for name in names(top):
+        with files.isolated(f"KFD node {name}"):
+            node = _node(f"{top}/{name}", files)
+            found += () if node is None else (node,)
+    return tuple(sorted(found, key=lambda node: node.minor))
 
 
 def _node(path: str, files: CountingFiles) -> KfdNode | None:
@@ -79,9 +83,10 @@ def processes(root: str, gpu_ids: Collection[int], files: CountingFiles) -> dict
     pids = sorted(int(name) for name in names(top) if name.isascii() and name.isdigit())
     for pid in pids[:_MAX_PROCESSES]:
         directory = f"{top}/{pid}"
-        for name in names(directory):
-            gpu_id = wanted.get(name)
-            used = files.number(f"{directory}/{name}") if gpu_id is not None else None
-            if gpu_id is not None and used:
-                found.setdefault(gpu_id, []).append(GpuProcess(pid, used))
+        with files.isolated(f"process {pid}"):
+            for name in names(directory):
+                gpu_id = wanted.get(name)
+                used = files.number(f"{directory}/{name}") if gpu_id is not None else None
+                if gpu_id is not None and used:
+                    found.setdefault(gpu_id, []).append(GpuProcess(pid, used))
     return {gpu_id: tuple(listed) for gpu_id, listed in found.items()}

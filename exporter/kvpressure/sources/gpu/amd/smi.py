@@ -17,8 +17,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, Final
 
+from kvpressure.sources.base import isolated
 from kvpressure.sources.gpu.amd.files import BUSY, NO_PERMISSION
 
 MISSING: Final = "amdsmi_missing"  # package or library is missing, or the import fails
@@ -71,6 +73,7 @@ class Smi:
 
     def __init__(self, expected: Mapping[str, int | None]) -> None:
         self._errors: Counter[str] = Counter()
+        self._nameless = 0  # devices that the library sees and whose address it does not report
         self._module = _import()
         try:
             self._module.amdsmi_init()
@@ -83,10 +86,13 @@ class Smi:
         except SmiError:
             self.close()
             raise
+        except Exception as error:
+            self.close()
+            raise SmiError(FAILED, f"check: {_one_line(error)}") from error
 
     def figures(self) -> dict[str, Figures]:
         """Every device by PCI address. Raises ``SmiError`` when none reports a value."""
-        found = {bus: self._read(handle) for bus, handle in self._handles.items()}
+        found = {bus: self._read(bus, handle) for bus, handle in self._handles.items()}
         if all(figures == Figures() for figures in found.values()):
             raise SmiError(FAILED, "no device answers")
         return found
@@ -105,21 +111,28 @@ class Smi:
         """Handles of the expected devices; further partitions have addresses that sysfs does not know."""
         try:
             handles = self._module.amdsmi_get_processor_handles()
-            found = {str(self._module.amdsmi_get_gpu_device_bdf(handle)).lower(): handle for handle in handles}
         except Exception as error:
             raise SmiError(FAILED, f"enumeration: {_one_line(error)}") from error
+        addresses = [self._ask(methodcaller("amdsmi_get_gpu_device_bdf", handle)) for handle in handles]
+        self._nameless = addresses.count(None)
+        found = {str(address).lower(): handle for address, handle in zip(addresses, handles, strict=True)}
         return {bus: found[bus] for bus in expected if bus in found}
 
     def _check_devices(self, expected: Mapping[str, int | None]) -> None:
         missing = sorted(set(expected) - set(self._handles))
-        if missing:
+        if len(missing) > self._nameless:
             raise SmiError(MISMATCH, f"the library does not see {missing[0]}")
-        for bus, total in expected.items():
-            said = self._read(self._handles[bus]).memory_total_bytes
+        for bus, handle in self._handles.items():
+            said, total = self._read(bus, handle).memory_total_bytes, expected[bus]
             if total and said and abs(said - total) > total * _TOTALS_AGREE:
                 raise SmiError(MISMATCH, f"{bus}: the library says {said} bytes of memory, sysfs {total}")
 
-    def _read(self, handle: Any) -> Figures:
+    def _read(self, bus: str, handle: Any) -> Figures:
+        with isolated(f"GPU {bus}", self._errors):
+            return self._figures(handle)
+        return Figures()
+
+    def _figures(self, handle: Any) -> Figures:
         total, used = self._memory(handle)
         activity = self._ask(lambda m: m.amdsmi_get_gpu_activity(handle)) or {}
         power = self._ask(lambda m: m.amdsmi_get_power_info(handle)) or {}

@@ -6,7 +6,7 @@ partitions and processes always come from sysfs.
 
 Reasons of ``SourceError``: ``no_devices`` (no AMD GPU: normal, ``NothingHere``), ``amdsmi_missing``,
 ``amdsmi_mismatch``, ``amdsmi_failed`` (only with ``--gpu.amd.backend=amdsmi``). Reasons in ``Reading.errors``: those
-of ``files``, and ``amdsmi_failed``. ``GpuReading.error``: ``lost``, ``no_permission``.
+of ``files``, and ``amdsmi_failed``. ``GpuReading.error``: ``lost``, ``no_permission``, ``internal``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvpressure.model.readings import GpuProcess, GpuReading
+from kvpressure.model.reasons import INTERNAL
 from kvpressure.sources.base import NothingHere, Reading, SourceError
 from kvpressure.sources.gpu.amd import kfd, smi, sysfs
 from kvpressure.sources.gpu.amd.files import LOST, CountingFiles
@@ -76,9 +77,11 @@ class AmdSource:
         for index, bus in enumerate(sorted(self._known)):
             device = self._known[bus]
             if bus not in self._present:
-                readings.append(sysfs.gone(device, index))
+                readings.append(sysfs.unreadable(device, index, LOST))
                 continue
-            found = sysfs.read(device, index, self._processes, self._files)
+            found = [sysfs.unreadable(device, index, INTERNAL)]
+            with self._files.isolated(f"GPU {device.uuid}"):
+                found = sysfs.read(device, index, self._processes, self._files)
             if found[0].error == LOST:
                 self._scan_due = now  # look again at the next read: it may be back at another place
             readings += found
@@ -94,12 +97,16 @@ class AmdSource:
     def _refresh(self, now: float) -> None:
         if now >= self._scan_due:
             self._scan_due = now + RESCAN_SECONDS
-            found = sysfs.devices(self._root, self._files, self._node)
-            self._present = frozenset(found)
-            self._known.update(found)
+            found, complete = sysfs.devices(self._root, self._files, self._node)
+            self._present = frozenset(found) if complete else self._present | found.keys()
+            for bus, device in found.items():
+                before = self._known.get(bus)
+                self._known[bus] = replace(before, error=device.error) if before and device.error else device
         if now >= self._processes_due:
             self._processes_due = now + PROCESS_SECONDS
-            self._processes = kfd.processes(self._root, self._gpu_ids(), self._files)
+            self._processes = {}
+            with self._files.isolated("the list of processes"):
+                self._processes = kfd.processes(self._root, self._gpu_ids(), self._files)
 
     def _gpu_ids(self) -> frozenset[int]:
         devices = [self._known[bus] for bus in self._present]

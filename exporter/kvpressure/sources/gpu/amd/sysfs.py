@@ -11,15 +11,18 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvpressure.model.readings import GpuProcess, GpuReading
+from kvpressure.model.reasons import INTERNAL
 from kvpressure.sources.gpu.amd import kfd
 from kvpressure.sources.gpu.amd.files import LOST, NO_PERMISSION, CountingFiles, names
 
 VENDOR: Final = "amd"
+NAMELESS: Final = "AMD GPU"
 _PCI_VENDOR: Final = "0x1002"
 _PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ID: Final = re.compile(r"0x([0-9a-f]{4})")
@@ -51,7 +54,7 @@ class Partition:
 class SysfsDevice:
     """Rarely changing properties of one PCI device. ``uuid``: ``GPU-<unique_id>`` as ROCm writes it, else node and
     PCI address. ``minor``: its render node, unless that is a partition's. ``unified``: its VRAM is a carve-out of the
-    system memory it uses.
+    system memory it uses. ``error``: why it could not be examined, so it cannot be read either.
     """
 
     bus_id: str
@@ -59,35 +62,45 @@ class SysfsDevice:
     uuid: str
     name: str
     driver: str | None
-    minor: int | None
-    hwmon: str | None
-    memory_bytes: int | None
-    power_limit_watts: float | None
-    gpu_id: int | None
-    unified: bool
-    partitions: tuple[Partition, ...]
+    minor: int | None = None
+    hwmon: str | None = None
+    memory_bytes: int | None = None
+    power_limit_watts: float | None = None
+    gpu_id: int | None = None
+    unified: bool = False
+    partitions: tuple[Partition, ...] = ()
+    error: str | None = None
 
 
-def devices(root: str, files: CountingFiles, node: str) -> dict[str, SysfsDevice]:
-    """AMD GPUs under the sysfs ``root`` of ``node`` by PCI address, in that order."""
+def devices(root: str, files: CountingFiles, node: str) -> tuple[dict[str, SysfsDevice], bool]:
+    """(AMD GPUs under the sysfs ``root`` of ``node`` by PCI address, in that order; whether none was missed)."""
     drm = f"{root}/class/drm"
-    entries = {
-        name: Path(f"{drm}/{name}/device").resolve()
-        for name in names(drm)
-        if _CARD.fullmatch(name) or _RENDER.fullmatch(name)
-    }
+    missed = {name for name in names(drm) if _CARD.fullmatch(name) or _RENDER.fullmatch(name)}
+    entries: dict[str, Path] = {}
+    for name in sorted(missed):
+        with files.isolated(f"device {name}"):
+            with suppress(FileNotFoundError):  # it is on no bus
+                entries[name] = Path(f"{drm}/{name}/device").resolve(strict=True)
+            missed.remove(name)
     cards = {
         path.name: str(path)
         for name, path in entries.items()
         if _CARD.fullmatch(name) and _PCI_ADDRESS.fullmatch(path.name) and files.text(f"{path}/vendor") == _PCI_VENDOR
     }
     if not cards:
-        return {}
+        return {}, not missed
     minors = {int(match[1]): path.name for name, path in entries.items() if (match := _RENDER.fullmatch(name))}
     topology = kfd.nodes(root, files)
     identities = _identities(cards, files, node)
-    driver = _driver(root, files)
-    return {bus: _device(bus, cards[bus], identities[bus], driver, minors, topology, files) for bus in sorted(cards)}
+    driver = None
+    with files.isolated("the driver"):
+        driver = _driver(root, files)
+    found: dict[str, SysfsDevice] = {}
+    for bus, path in sorted(cards.items()):
+        found[bus] = SysfsDevice(bus, path, identities[bus], NAMELESS, driver, error=INTERNAL)
+        with files.isolated(f"GPU {bus}"):
+            found[bus] = _device(bus, path, identities[bus], driver, minors, topology, files)
+    return found, not missed
 
 
 def _identities(cards: Mapping[str, str], files: CountingFiles, node: str) -> dict[str, str]:
@@ -150,7 +163,7 @@ def _name(path: str, files: CountingFiles) -> str:
     """Product name (of server GPUs), else the PCI ids."""
     product = files.label(f"{path}/product_name")
     device = _PCI_ID.fullmatch(files.text(f"{path}/device") or "")
-    return product or (f"AMD GPU 1002:{device[1]}" if device else "AMD GPU")
+    return product or (f"{NAMELESS} 1002:{device[1]}" if device else NAMELESS)
 
 
 def _partitions(uuid: str, nodes: Sequence[kfd.KfdNode], minors: Mapping[int, str]) -> tuple[Partition, ...]:
@@ -167,8 +180,8 @@ def read(
 
     Activity and power exist for the whole device only, so partitions have none.
     """
-    if not Path(device.path).is_dir():
-        return [gone(device, index)]
+    if device.error is not None or not Path(device.path).is_dir():
+        return [unreadable(device, index, device.error or LOST)]
     used = None if device.unified else _used(device, files)
     busy = files.number(f"{device.path}/gpu_busy_percent")
     if busy is not None and busy > 100:
@@ -198,8 +211,8 @@ def read(
     return [whole, *_read_partitions(device, whole, held, files)]
 
 
-def gone(device: SysfsDevice, index: int) -> GpuReading:
-    """The reading of a device that has disappeared."""
+def unreadable(device: SysfsDevice, index: int, error: str) -> GpuReading:
+    """The reading of a device of which nothing can be read, because of ``error``."""
     return GpuReading(
         uuid=device.uuid,
         index=index,
@@ -208,7 +221,7 @@ def gone(device: SysfsDevice, index: int) -> GpuReading:
         driver=device.driver,
         pci_bus_id=device.bus_id,
         minor=device.minor,
-        error=LOST,
+        error=error,
     )
 
 

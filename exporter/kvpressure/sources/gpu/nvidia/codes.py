@@ -8,6 +8,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from kvpressure.model import reasons
+
 NOT_INITIALIZED: Final = "uninitialized"
 DRIVER_MISSING: Final = "driver_missing"
 LIBRARY_MISSING: Final = "library_missing"
@@ -23,6 +25,7 @@ GPU_NOT_FOUND: Final = "gpu_not_found"
 TIMEOUT: Final = "timeout"  # reported by NVML, or a call did not return
 INVALID_DATA: Final = "invalid_data"  # an impossible answer
 UNKNOWN: Final = "unknown"
+INTERNAL: Final = reasons.INTERNAL
 NO_DEVICES: Final = "no_devices"  # a node without NVIDIA GPUs: normal
 
 REASON_BY_CODE: Final = MappingProxyType(
@@ -56,7 +59,7 @@ REASON_BY_CODE: Final = MappingProxyType(
     }
 )
 
-REASONS: Final = frozenset(REASON_BY_CODE.values()) | {INVALID_DATA, UNKNOWN, NO_DEVICES}
+REASONS: Final = frozenset(REASON_BY_CODE.values()) | {INVALID_DATA, UNKNOWN, NO_DEVICES, INTERNAL}
 """Every value of ``SourceError.reason``, ``GpuReading.error`` and keys of ``Reading.errors``."""
 
 LIBRARY_DOWN: Final = frozenset({NOT_INITIALIZED, DRIVER_MISSING, LIBRARY_MISMATCH})

@@ -72,8 +72,11 @@ class EventLog:
 class EventWatch:
     """Waits for events of the given GPUs while the library is open."""
 
-    def __init__(self, events: EventLog, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, events: EventLog, wall: Callable[[], float] = time.time, count: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._events = events
+        self._count = count  # a failure that is not NVML's, by its reason
         self._wall = wall
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []  # still running, the newest last
@@ -81,9 +84,9 @@ class EventWatch:
     def start(self, devices: Iterable[tuple[str, Any]]) -> None:
         """Register (uuid, handle) pairs and wait in a thread; without event support, do nothing."""
         try:
-            event_set, uuids = _register(list(devices))
-        except pynvml.NVMLError as error:
-            log.info("no driver events: %s", codes.reason_of(error.value))
+            event_set, uuids = _register(list(devices), self._count)
+        except Exception as error:
+            log.info("no driver events: %s", _reason(error, self._count))
             return
         if not uuids:
             _free(event_set)
@@ -107,8 +110,8 @@ class EventWatch:
             started = time.monotonic()
             try:
                 event = pynvml.nvmlEventSetWait_v2(event_set, WAIT_MILLISECONDS)
-            except pynvml.NVMLError as error:
-                reason = codes.reason_of(error.value)
+            except Exception as error:
+                reason = _reason(error, self._count)
                 if reason in codes.LIBRARY_DOWN or reason == codes.OLD_DRIVER:
                     break
                 waited = time.monotonic() - started
@@ -121,7 +124,7 @@ class EventWatch:
         _free(event_set)
 
 
-def _register(devices: list[tuple[str, Any]]) -> tuple[Any, dict[int, str]]:
+def _register(devices: list[tuple[str, Any]], count: Callable[[str], None]) -> tuple[Any, dict[int, str]]:
     """An event set, and the UUIDs in it by handle address; GPUs that refuse are left out.
 
     A registration that fails other than by "not supported" makes the set unusable, so a new one is created without
@@ -140,8 +143,8 @@ def _register(devices: list[tuple[str, Any]]) -> tuple[Any, dict[int, str]]:
                 if kinds:
                     pynvml.nvmlDeviceRegisterEvents(handle, kinds, event_set)
                     uuids[_address(handle)] = uuid
-            except pynvml.NVMLError as error:
-                reason = codes.reason_of(error.value)
+            except Exception as error:
+                reason = _reason(error, count)
                 log.info("no events of GPU %s: %s", uuid, reason)
                 if reason not in codes.NORMAL:
                     failed = uuid
@@ -150,6 +153,13 @@ def _register(devices: list[tuple[str, Any]]) -> tuple[Any, dict[int, str]]:
             return event_set, uuids
         refused.add(failed)
         _free(event_set)
+
+
+def _reason(error: Exception, count: Callable[[str], None]) -> str:
+    if isinstance(error, pynvml.NVMLError):
+        return codes.reason_of(error.value)
+    count(codes.INTERNAL)
+    return codes.INTERNAL
 
 
 def _address(handle: Any) -> int:

@@ -85,6 +85,12 @@ def throttle_reasons(ask: DeviceQuery, handle: Any) -> tuple[str, ...] | None:
 
 def processes(ask: DeviceQuery, handle: Any) -> tuple[GpuProcess, ...]:
     """Compute processes with host pids, MPS clients included; empty also when the driver does not report them."""
+    with ask.isolated("processes"):
+        return _processes(ask, handle)
+    return ()
+
+
+def _processes(ask: DeviceQuery, handle: Any) -> tuple[GpuProcess, ...]:
     found = ask("processes_v3", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if found is None:
         found = ask("processes_v2", pynvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)

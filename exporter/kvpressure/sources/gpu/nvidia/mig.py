@@ -14,7 +14,7 @@ from typing import Any, Final
 import pynvml
 
 from kvpressure.model.readings import GpuProcess, GpuReading
-from kvpressure.sources.gpu.nvidia import fields
+from kvpressure.sources.gpu.nvidia import codes, fields
 from kvpressure.sources.gpu.nvidia.gpm import Activity
 from kvpressure.sources.gpu.nvidia.identity import Identity
 from kvpressure.sources.gpu.nvidia.query import DeviceQuery, Queries
@@ -39,6 +39,7 @@ class Mig:
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
         self._instances: dict[str, _Instance] = {}
+        self._slots: dict[int, _Instance] = {}  # the same, by NVML's number
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -49,7 +50,7 @@ class Mig:
         """Readings of all instances. ``slow``: list the instances again, and read rarely read values."""
         if slow:
             self._walk(parent, handle)
-        readings = [self._read_one(instance, slow, activity) for instance in self._instances.values()]
+        readings = [self._guarded(instance, slow, activity) for instance in self._instances.values()]
         if not slow and any(self._fell_silent(reading) for reading in readings):
             return self.read(parent, handle, True, activity)
         for reading in readings:
@@ -62,17 +63,29 @@ class Mig:
     def _walk(self, parent: Identity, handle: Any) -> None:
         ask = DeviceQuery(self._queries, parent.uuid)
         count = ask("mig_count", pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-        found: dict[str, _Instance] = {}
+        slots: dict[int, _Instance] = {}
         for slot in range(min(count, MOST_INSTANCES)):
-            mig_handle = ask(f"mig_handle_{slot}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot)
-            if mig_handle is None:  # slots may be empty, in the middle too
-                continue
-            uuid = ask(f"mig_uuid_{slot}", pynvml.nvmlDeviceGetUUID, mig_handle)
-            if uuid:
-                found[uuid] = self._known(uuid, parent, mig_handle)
+            instance = self._slots.get(slot)  # stays if the slot cannot be examined
+            with self._queries.isolated(f"GPU {parent.uuid}, MIG slot {slot}"):
+                instance = self._examine(slot, parent, handle, instance)
+            if instance is not None:
+                slots[slot] = instance
+        found = {instance.identity.uuid: instance for instance in slots.values()}
         for uuid in self._instances.keys() - found.keys():
             self._queries.forget(uuid)
-        self._instances = found
+        self._instances, self._slots = found, slots
+
+    def _examine(self, slot: int, parent: Identity, handle: Any, before: _Instance | None) -> _Instance | None:
+        """The instance in a slot; None for an empty one, of which there may be some in the middle, too."""
+        found = self._queries.ask(
+            parent.uuid, f"mig_handle_{slot}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot
+        )
+        if found.value is None:
+            return None if found.reason in codes.NORMAL else before
+        uuid = self._queries.ask(parent.uuid, f"mig_uuid_{slot}", pynvml.nvmlDeviceGetUUID, found.value)
+        if not uuid.value:
+            return None if uuid.reason in codes.NORMAL else before
+        return self._known(uuid.value, parent, found.value)
 
     def _known(self, uuid: str, parent: Identity, handle: Any) -> _Instance:
         instance = self._instances.get(uuid)
@@ -89,6 +102,11 @@ class Mig:
         instance.handle = handle
         instance.identity = replace(instance.identity, index=parent.index, driver=parent.driver)
         return instance
+
+    def _guarded(self, instance: _Instance, slow: bool, activity: ReadActivity | None) -> GpuReading:
+        with self._queries.isolated(f"MIG instance {instance.identity.uuid}"):
+            return self._read_one(instance, slow, activity)
+        return instance.identity.reading(error=codes.INTERNAL)
 
     def _read_one(self, instance: _Instance, slow: bool, activity: ReadActivity | None) -> GpuReading:
         ask = DeviceQuery(self._queries, instance.identity.uuid)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pynvml
 
+from kvpressure.sources.base import BeyondSubject, isolated
 from kvpressure.sources.gpu.nvidia import codes
 
 T = TypeVar("T")
@@ -30,7 +32,7 @@ class NvmlAnswer(NamedTuple, Generic[T]):
     reason: str | None = None
 
 
-class LibraryDown(Exception):
+class LibraryDown(BeyondSubject):
     """No call can succeed before the library is reopened. ``reason``: one of ``codes.REASONS``."""
 
     def __init__(self, reason: str) -> None:
@@ -38,7 +40,7 @@ class LibraryDown(Exception):
         self.reason = reason
 
 
-class DeviceDown(Exception):
+class DeviceDown(BeyondSubject):
     """One GPU is gone until the library is reopened. ``reason``: one of ``codes.REASONS``."""
 
     def __init__(self, reason: str) -> None:
@@ -73,15 +75,21 @@ class Queries:
             if self._clock() < until:
                 return NvmlAnswer(None, reason)
         self._asking[device] = metric
-        try:
-            answer = NvmlAnswer(function(*arguments))
-        except pynvml.NVMLError as error:
-            return self._failed(device, metric, codes.reason_of(error.value))
-        except UnicodeDecodeError:
-            return self._failed(device, metric, codes.INVALID_DATA)
-        if device in self._refused:
-            del self._refused[device][metric]
-        return answer
+        with self.isolated(f"GPU {device}, {metric}"):
+            try:
+                answer = NvmlAnswer(function(*arguments))
+            except pynvml.NVMLError as error:
+                return self._failed(device, metric, codes.reason_of(error.value))
+            except UnicodeDecodeError:
+                return self._failed(device, metric, codes.INVALID_DATA)
+            if device in self._refused:
+                del self._refused[device][metric]
+            return answer
+        return NvmlAnswer(None, codes.INTERNAL)
+
+    def isolated(self, subject: str) -> AbstractContextManager[None]:
+        """``base.isolated``, counted here."""
+        return isolated(subject, self._errors)
 
     def count(self, reason: str) -> None:
         """Count a failure that was not raised by a call."""
@@ -143,6 +151,10 @@ class DeviceQuery:
         else:
             self._reasons.append(reason)
         return value
+
+    def isolated(self, part: str) -> AbstractContextManager[None]:
+        """``base.isolated`` for a part of the device."""
+        return self._queries.isolated(f"GPU {self._device}, {part}")
 
     def invalid(self) -> None:
         """Count an impossible answer."""

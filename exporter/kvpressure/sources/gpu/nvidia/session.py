@@ -44,7 +44,7 @@ class Session:
         self._queries = queries
         self._clock = clock
         self._options = options
-        self._watch = EventWatch(events)
+        self._watch = EventWatch(events, count=queries.count)
         self._driver: str | None = None
 
     def open(self, before: dict[str, NvmlDevice]) -> OpenedGpus:
@@ -65,7 +65,9 @@ class Session:
             raise LibraryDown(count.reason or codes.UNKNOWN)
         found = OpenedGpus()
         for index in range(min(count.value, MOST_DEVICES)):
-            reason = self._find(index, found.devices, before)
+            reason: str | None = codes.INTERNAL
+            with self._queries.isolated(f"GPU {index}"):
+                reason = self._find(index, found.devices, before)
             if reason is not None:
                 found.failed[index] = reason
         if not self._options.release_between_readings:
@@ -81,8 +83,9 @@ class Session:
         self.is_open = False
         if not self._watch.stop() or not safe:
             return
-        for device in devices.values():
-            device.release()
+        for uuid, device in devices.items():
+            with self._queries.isolated(f"GPU {uuid}"):
+                device.release()
         try:
             while self._initialised:
                 self._initialised -= 1
@@ -97,11 +100,11 @@ class Session:
         try:
             handle = self._queries.ask(key, "handle", pynvml.nvmlDeviceGetHandleByIndex, index)
             if handle.value is None:
-                return handle.reason
+                return handle.reason or codes.INVALID_DATA
             uuid = self._queries.ask(key, "uuid", pynvml.nvmlDeviceGetUUID, handle.value)
         except DeviceDown as down:
             return down.reason
-        if uuid.value is None:
+        if uuid.reason is not None:
             return uuid.reason
         if not uuid.value or uuid.value in found:
             self._queries.count(codes.INVALID_DATA)

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from kvpressure.model.readings import GpuReading
@@ -123,8 +124,13 @@ class NvidiaSource:
                 raise _error(self._down_reason, f"next attempt in {wait:.0f} s")
             if NODE in self._lanes.stuck():
                 raise SourceError(codes.TIMEOUT, "closing the library does not return")
-            self._opening = self._lanes.start(lambda: self._session.open(self._devices))
+            self._opening = self._lanes.start(self._open)
         self._finish_opening()
+
+    def _open(self) -> OpenedGpus:
+        with self._queries.isolated("NVML"):
+            return self._session.open(self._devices)
+        raise LibraryDown(codes.INTERNAL)
 
     def _finish_opening(self) -> None:
         """Take the result of opening; if this reading cannot wait so long, a later one does."""
@@ -168,7 +174,7 @@ class NvidiaSource:
             try:
                 if left <= 0:
                     raise Hung
-                readings += self._lanes.call(uuid, device.read, min(left, most))
+                readings += self._lanes.call(uuid, partial(self._read_device, device), min(left, most))
                 self._known[uuid] = device.identities
             except DeviceDown as down:
                 log.warning("GPU %s: %s", uuid, down.reason)
@@ -184,6 +190,12 @@ class NvidiaSource:
             self._queries.take_errors()  # counted by whoever gets this one
             raise SourceError(codes.TIMEOUT, "no GPU answers in time")
         return tuple(self._events.onto(reading) for reading in sorted(readings, key=lambda reading: reading.index))
+
+    def _read_device(self, device: NvmlDevice) -> list[GpuReading]:
+        uuid = device.identity.uuid
+        with self._queries.isolated(f"GPU {uuid}"):
+            return device.read()
+        return self._unreadable(uuid, codes.INTERNAL)
 
     def _unreadable(self, uuid: str, reason: str) -> list[GpuReading]:
         return [identity.reading(error=reason) for identity in self._known[uuid]]

@@ -103,7 +103,7 @@ _SCRAPES: Final = (
         "look for labels with ever new values",
         "operations.md#sizing",
     ),
-    _meaning("internal", "a bug in the exporter", "report it with the traceback in the exporter's log"),
+    _meaning("internal", "a bug in the exporter", "report it with the exporter's log, which names the place"),
 )
 _ANY: Final = (
     _meaning(
@@ -111,7 +111,11 @@ _ANY: Final = (
         "a driver, a cgroup or an API object returned an impossible value; only that value is absent",
         "if it continues, report it with the driver's version",
     ),
-    _meaning("internal", "a bug in the exporter", "report it with the traceback in the exporter's log"),
+    _meaning(
+        "internal",
+        "a bug in the exporter; only the pod, container, GPU or file that caused it is not read",
+        "report it with the exporter's log, which names both and the place",
+    ),
     _meaning("timeout", "the source did not answer before its deadline", "wait: its data is absent until it answers"),
 )
 _RECORDING: Final = (

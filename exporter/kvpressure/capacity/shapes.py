@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.errors import refused_file
+from kvpressure.files import read_file
 
 Kind = Literal["full", "sliding", "chunked", "mla", "indexer"]
 
@@ -94,9 +95,10 @@ def load(path: Path, draft_layers: int = 0) -> ModelShape:
     file = path
     try:
         file = path / "config.json" if path.is_dir() else path
-        if file.stat().st_size > _MAX_CONFIG_BYTES:
+        text = read_file(file, _MAX_CONFIG_BYTES + 1, pipe=True)
+        if len(text) > _MAX_CONFIG_BYTES:
             raise CapacityError(f"{file}: larger than {_MAX_CONFIG_BYTES} bytes; allowed: a model's config.json")
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(text)
     except OSError as error:
         raise CapacityError(refused_file(str(file), error, "a model's config.json")) from error
     except (ValueError, RecursionError) as error:

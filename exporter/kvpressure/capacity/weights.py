@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.capacity.shapes import ModelShape
+from kvpressure.files import read_file
 
+_MAX_INDEX_BYTES: Final = 64 * 1024 * 1024  # of one with 90 000 tensors: 9 MB
 _SIXTEEN_BITS: Final = 2.0
 _EIGHT_BIT_FLOATS: Final = ("fp8", "fbgemm_fp8")
 _MXFP4: Final = 4.25 / 8  # 4 bits and an 8-bit scale for each 32
@@ -23,7 +25,7 @@ def measured(path: Path) -> int | None:
         return None
     index = path / "model.safetensors.index.json"
     try:
-        total = json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]
+        total = json.loads(read_file(index, _MAX_INDEX_BYTES))["metadata"]["total_size"]
     except (OSError, ValueError, KeyError, TypeError):
         total = None
     if isinstance(total, int) and total > 0:

@@ -7,6 +7,7 @@ recording is; only the names of the series are held.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
+from kvpressure.files import open_to_write
 from kvpressure.model.state import State
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
@@ -33,7 +35,7 @@ class OpenMetricsWriter:
         self.samples = 0
         self._out = Path(out)
         self._part = self._out.with_name(self._out.name + ".part")
-        self._part.touch()  # an unusable name fails now, not after a long replay
+        os.close(open_to_write(self._part))  # an unusable name fails now, not after a long replay
         self._directory = tempfile.TemporaryDirectory(prefix="kvpressure-")
         self._database = sqlite3.connect(Path(self._directory.name) / "samples", isolation_level=None)
         self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -55,7 +57,8 @@ class OpenMetricsWriter:
         try:
             if kind is None:
                 self._store()
-                with self._part.open("w", encoding="utf-8") as out:
+                with os.fdopen(open_to_write(self._part), "w", encoding="utf-8") as out:
+                    out.truncate()
                     self._write(out)
                 self._part.replace(self._out)
         finally:

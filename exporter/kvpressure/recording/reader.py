@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final
 
 from kvpressure.errors import refused_file
+from kvpressure.files import open_packed
 from kvpressure.model.readings import Scrape, Snapshot
 from kvpressure.model.reasons import DNS, REASONS, REFUSED, RESET, TIMEOUT, UNREACHABLE
 from kvpressure.recording.fields import MalformedTick
@@ -22,7 +23,6 @@ from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024  # a tick of a node full of engines is below 5 MiB
 """One line of a recording. Beyond: the tick is skipped. Shown as: reported by the command."""
 _MAX_SCANNERS: Final = 1024
-_GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,9 @@ class Reader:
         self._rewrite = rewrite
         self._scanners: OrderedDict[str, Scanner] = OrderedDict()
         self._line = 0
+        self._open = ExitStack()
         try:
-            self._stream = _open(self.path)
+            self._stream = self._open.enter_context(open_packed(self.path, pipe=True))
         except OSError as error:
             raise RecordingError(
                 refused_file(str(path), error, "a recording (kvpressure record writes one)")
@@ -64,7 +65,7 @@ class Reader:
         try:
             self.header: Header = header_from_json(self._first_line(), str(path))
         except BaseException:
-            self._stream.close()
+            self._open.close()
             raise
 
     def __enter__(self) -> Reader:
@@ -73,7 +74,7 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stream.close()
+        self._open.close()
 
     def __iter__(self) -> Iterator[Snapshot]:
         while True:
@@ -146,9 +147,3 @@ def _reason(error: str) -> str:
         if word in error.lower():
             return reason
     return UNREACHABLE
-
-
-def _open(path: Path) -> BinaryIO:
-    with path.open("rb") as probe:
-        zipped = probe.read(2) == _GZIP_MAGIC
-    return cast("BinaryIO", gzip.open(path, "rb")) if zipped else path.open("rb")

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from kvpressure.files import open_file, open_to_write
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import RecorderHealth
 from kvpressure.recording.format import Header, tick_to_json
@@ -70,7 +71,7 @@ class _File:
         self.path = path
         self.part = path.with_name(path.name + _PART)
         self._zip = path.name.endswith(".gz")
-        self._fd = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._fd = open_to_write(self.part, 0o640)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -250,15 +251,12 @@ class Recorder:
         return _File(directory / f"{self._prefix}{self._number:06d}-{stamp}.jsonl.gz", self._header)
 
     def _adopt(self, directory: Path) -> None:
-        """Name the files that a killed recorder left; one that is still being written stays alone."""
+        """Name the files that a killed recorder left, but none that is still being written."""
         for part in directory.glob(f"*{_PART}"):
             if not self._number_of(part.name.removesuffix(_PART)):
                 continue
-            with part.open("rb") as held:
-                try:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
+            with contextlib.suppress(OSError), open_file(part, root=directory) as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 part.rename(part.with_name(part.name.removesuffix(_PART)))
 
     @property

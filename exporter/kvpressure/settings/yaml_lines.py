@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure.errors import InputError, refused_file
+from kvpressure.files import read_file
 
 if TYPE_CHECKING:
     import yaml
 
+MAX_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of a settings file. Beyond: one error line."""
 NODE_LIMIT: Final = 10_000  # aliases can make a short file huge
 """Values in a settings file, aliases written out. Beyond: one error line."""
 MAX_NESTING: Final = 100  # brackets and braces that are open at once
@@ -68,12 +71,17 @@ def bounded_loader() -> type[yaml.SafeLoader]:
     return Loader
 
 
-def read(path: str | Path) -> YamlNode:
-    """The root of the file; an empty file is an empty mapping. Raises ``YamlError``."""
+def read(path: str | Path, pipe: bool = True) -> YamlNode:
+    """The root of the file; an empty file is an empty mapping. ``pipe``: it may be one, and is waited for. Raises
+    ``YamlError``.
+    """
     import yaml
 
     try:
-        loader = bounded_loader()(Path(path).read_text(encoding="utf-8"))
+        text = read_file(path, MAX_BYTES + 1, pipe=pipe)
+        if len(text) > MAX_BYTES:
+            raise YamlError(f"{short_path(path)}: larger than {MAX_BYTES} bytes; {_ALLOWED}")
+        loader = bounded_loader()(text.decode())
         root = loader.get_single_node()
         if root is None:
             return YamlNode({}, f"{path}:1", {})

@@ -30,6 +30,7 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from kvpressure.files import below, read_file
 from kvpressure.model import ceilings
 from kvpressure.model.readings import AllocatorReading, StepStats
 from kvpressure.sources.base import Reading, SourceError, isolated
@@ -153,7 +154,7 @@ class PluginSource:
         for _, pods in groupby(files, precedence):
             alike = list(pods)
             for others, pod in zip(range(len(alike), 0, -1), alike, strict=True):
-                reports = _reports(files[pod], pod, errors)
+                reports = _reports(self._root, files[pod], pod, errors)
                 if pod is None:
                     reports = [report for report in reports if (report.namespace, report.pod) not in named]
                 of_workers, of_engines = _readings_of_each_pod(reports, errors)
@@ -181,8 +182,8 @@ class PluginSource:
         uids = {pod.uid: (pod.namespace, pod.name) for pod in self._shared.pods or ()}
         uid_of = {pod: uid for uid, pod in uids.items()}
         wanted = [pod for pod, precedence in precedences.items() if precedence <= Precedence.SERVES]
-        names = [name for pod in wanted for name in ("_".join(pod), uid_of.get(pod)) if name and "/" not in name]
-        there = [name for name in names if _is_directory(self._root / name)]
+        names = [name for pod in wanted for name in ("_".join(pod), uid_of.get(pod)) if name]
+        there = [name for name in names if _is_directory(below(self._root, name))]
         # neither namespaces nor pods have an underscore in their names
         pods = {
             name: uids[name] if name in uids else _of_name(name)
@@ -256,11 +257,11 @@ def _listed(pod: Place | None, directory: Path, errors: Counter[str]) -> _Direct
     return _Directory(pod, tuple(files))
 
 
-def _is_directory(path: Path) -> bool:
+def _is_directory(path: Path | None) -> bool:
     """Whether it is a directory and not a link to one."""
     try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except (OSError, ValueError):
+        return path is not None and stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
         return False
 
 
@@ -271,37 +272,31 @@ def _size(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _reports(paths: Iterable[Path], pod: Place | None, errors: Counter[str]) -> list[PluginReport]:
+def _reports(root: Path, paths: Iterable[Path], pod: Place | None, errors: Counter[str]) -> list[PluginReport]:
     """The fresh reports among the files of one directory."""
     now = time()
     reports: list[PluginReport] = []
     for path in paths:
         with isolated(f"file {path}", errors):
-            report = read_report(path, pod)
+            report = read_report(root, path, pod)
             if report is not None and abs(now - report.written) <= FRESH_SECONDS:
                 reports.append(report)
     return reports
 
 
-def read_report(path: Path, pod: tuple[str, str] | None) -> PluginReport | None:
-    """One file; ``None`` if it has just disappeared. ``pod`` overrides the file's own.
+def read_report(root: Path, path: Path, pod: tuple[str, str] | None) -> PluginReport | None:
+    """One file below ``root``; ``None`` if it has just disappeared. ``pod`` overrides the file's own.
 
     Raises ``SourceError`` with a reason of this source.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        data = read_file(path, MAX_FILE_BYTES + 1, root=root)
     except FileNotFoundError:
         return None
     except PermissionError as error:
         raise SourceError(NO_PERMISSION, path.name) from error
     except OSError as error:
         raise SourceError(MALFORMED, path.name) from error
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise SourceError(MALFORMED, f"{path.name} is not a file")
-        data = os.read(handle, MAX_FILE_BYTES + 1)
-    finally:
-        os.close(handle)
     if len(data) > MAX_FILE_BYTES:
         raise SourceError(TOO_LARGE, path.name)
     try:

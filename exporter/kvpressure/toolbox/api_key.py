@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from kvpressure.errors import InputError, refused_file
+from kvpressure.files import read_file
 
 MAX_BYTES: Final = 64 * 1024
 
@@ -16,8 +16,7 @@ def read(path: str | None, option: str) -> str | None:
         return None
     wanted = "a text file with the secret and nothing else"
     try:
-        with Path(path).open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1).decode("ascii").strip()
+        text = read_file(path, MAX_BYTES + 1, pipe=True).decode("ascii").strip()
     except OSError as error:
         raise InputError(refused_file(f"{option}: {path}", error, wanted)) from error
     except UnicodeDecodeError:

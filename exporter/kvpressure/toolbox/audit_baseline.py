@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.errors import InputError, refused_file
+from kvpressure.files import read_file
 from kvpressure.toolbox.audit_report import Audited
 
+MAX_BYTES: Final = 16 * 1024 * 1024
 _ALLOWED: Final = "a file that --write-baseline wrote"
 
 
@@ -23,7 +25,7 @@ Accepted = Mapping[str, Mapping[str, str]]
 def read(path: str) -> Accepted:
     """Accepted faults. Raises ``InputError``."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(read_file(path, MAX_BYTES, pipe=True))
     except OSError as error:
         raise InputError(refused_file(f"--baseline: {path}", error, _ALLOWED)) from error
     except ValueError as error:

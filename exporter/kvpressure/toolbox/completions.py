@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
+from kvpressure.files import checked
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox.engine_view import items, mapping
 
@@ -119,7 +120,7 @@ class Completion(threading.Thread):
 def _connection(target: Target, timeout: float) -> http.client.HTTPConnection:
     if target.scheme == "http":
         return http.client.HTTPConnection(target.host, target.port, timeout=timeout)
-    context = ssl.create_default_context(cafile=target.ca)
+    context = ssl.create_default_context(cafile=target.ca and checked(target.ca))
     if not target.verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return http.client.HTTPSConnection(target.host, target.port, timeout=timeout, context=context)

@@ -11,13 +11,13 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.mistakes import named_by
 from kvpressure.engines.registry import default, dialect, dialects, titles
 from kvpressure.errors import InputError, refused_file
+from kvpressure.files import read_file
 from kvpressure.model.arguments import GIB, EngineArgs
 from kvpressure.settings.yaml_lines import bounded_loader
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
@@ -219,7 +219,7 @@ def from_command_line(argv: tuple[str, ...]) -> ServerContainer:
 
 def _text(path: str, where: str) -> str:
     try:
-        raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == "-" else _file(Path(path))
+        raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == "-" else read_file(path, MAX_BYTES + 1, pipe=True)
     except OSError as error:
         give = "a readable file with Kubernetes documents, or - for standard input"
         raise InputError(refused_file(where, error, give)) from error
@@ -229,11 +229,6 @@ def _text(path: str, where: str) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 text (byte {error.start}); allowed: YAML or JSON") from error
-
-
-def _file(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        return stream.read(MAX_BYTES + 1)
 
 
 def _documents(text: str, where: str) -> Iterator[tuple[Mapping[str, Any], Any]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import IO, Final
@@ -14,6 +15,7 @@ from typing import IO, Final
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.load import BURST_SECONDS, MAX_LENGTH, MAX_SAMPLES, RequestLengths, RequestLoad
 from kvpressure.errors import refused_file
+from kvpressure.files import open_packed
 from kvpressure.toolbox.recorded_traffic import from_recording
 
 _PROMPT_KEYS: Final = (
@@ -46,14 +48,10 @@ def from_file(path: Path) -> RequestLoad:
     return _from_trace(path)
 
 
-def _open(path: Path) -> IO[str]:
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-    return (
-        gzip.open(path, "rt", encoding="utf-8", errors="replace")
-        if zipped
-        else path.open(encoding="utf-8", errors="replace")
-    )
+@contextmanager
+def _open(path: Path) -> Iterator[IO[str]]:
+    with open_packed(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", errors="replace") as text:
+        yield text
 
 
 def _first_line(path: Path) -> str:

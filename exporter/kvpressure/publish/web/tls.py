@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from kvpressure.files import checked
+
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _CURVES: Final = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 _CLIENT_AUTH: Final = {
@@ -165,8 +167,10 @@ def _pem(values: Mapping[str, Any], name: str, directory: Path, files: list[Path
     elif file:
         path = directory / file
         files.append(path)
-        if not os.path.isfile(path):  # noqa: PTH113 - Path raises where a name is too long to be one
-            raise TlsError(f"{name}_file", f"{file!r} is not a file")
+        try:
+            checked(path)
+        except OSError as error:
+            raise TlsError(f"{name}_file", f"{file!r} is not a file that can be read") from error
         yield path
     else:
         yield None

@@ -169,7 +169,7 @@ def _signature(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ..
 def parse(path: Path) -> WebConfig:
     """Read the file. Raises ``WebConfigError``."""
     try:
-        root = yaml_nodes.read(path)
+        root = yaml_nodes.read(path, pipe=False)  # read again while clients wait
     except yaml_nodes.YamlError as error:
         raise WebConfigError(str(error)) from error
     sections = _children(root, "the file", tuple(_SECTIONS))

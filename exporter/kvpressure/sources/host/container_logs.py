@@ -8,6 +8,7 @@ such as the arguments. Read positions survive a restart in ``--log-positions``.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kvpressure.engines import registry
+from kvpressure.files import below, component, open_to_write, read_file
 from kvpressure.model.log_events import FACT_EVENTS
 from kvpressure.model.readings import LogLine
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, isolated
@@ -48,6 +50,7 @@ Shown as: `source_errors_total{source="logs"}`.
 RECENT_SECONDS: Final = 600.0
 SAVE_SECONDS: Final = 5.0
 MISSING_SECONDS: Final = 30.0
+MAX_POSITIONS_BYTES: Final = 1024 * 1024
 
 Key = tuple[str, str, str, str]  # namespace, pod, uid, container
 
@@ -159,8 +162,8 @@ class LogsSource:
 
     def _directory(self, pod: Pod, container: str) -> Path | None:
         for uid in sorted(pod.uids | {pod.uid}):
-            directory = self._root / f"{pod.namespace}_{pod.name}_{uid}" / container
-            if directory.is_dir():
+            directory = below(self._root, f"{pod.namespace}_{pod.name}_{uid}", container)
+            if directory is not None and directory.is_dir():
                 return directory
         return None
 
@@ -204,7 +207,7 @@ class LogsSource:
         if self._file is None:
             return {}
         try:
-            return dict(_positions(json.loads(self._file.read_text(encoding="utf-8"))))
+            return dict(_positions(json.loads(read_file(self._file, MAX_POSITIONS_BYTES))))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -226,7 +229,9 @@ class LogsSource:
             return
         fresh = self._file.with_name(f"{self._file.name}.new")
         try:
-            fresh.write_text(json.dumps({"version": 1, "files": files}), encoding="utf-8")
+            with os.fdopen(open_to_write(fresh), "w", encoding="utf-8") as file:
+                file.truncate()
+                json.dump({"version": 1, "files": files}, file)
             fresh.replace(self._file)
         except OSError:
             errors["positions_unwritable"] += 1
@@ -245,7 +250,7 @@ def _positions(document: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Po
         numbers = [item[part] for part in ("inode", "offset", "head_bytes", "head")]
         if (
             not isinstance(item["file"], str)
-            or "/" in item["file"]
+            or component(item["file"]) is None
             or not all(isinstance(number, int) and number >= 0 for number in numbers)
         ):
             raise ValueError("no position")

@@ -6,7 +6,6 @@ line are used. The runtime's format (CRI, or Docker's JSON) is removed, and line
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.engines.registry import log_words
+from kvpressure.files import open_file, open_packed
 from kvpressure.model.log_events import MAX_LINE
 
 CHUNK_BYTES: Final = 65536
@@ -110,7 +110,8 @@ class Tail:
         self.offset = offset  # of the next byte to read
         self.done = offset  # of the first byte not yet part of a complete message
         self.end = end
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._file = open_file(path)
+        self._fd = self._file.fileno()
         self.inode = os.fstat(self._fd).st_ino
         self._carry = b""
         self._cut = cut  # drop everything up to the next line end
@@ -118,7 +119,7 @@ class Tail:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        self._file.close()
 
     def read(self, budget: int) -> tuple[list[Entry], int]:
         """Messages from at most ``budget`` further bytes, and the bytes read (0 = at the end)."""
@@ -185,7 +186,7 @@ class Tail:
 def matches(path: Path, position: Position) -> bool:
     """Whether ``path`` is the file of ``position`` and at least as long."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             found = os.fstat(file.fileno())
             return (
                 found.st_ino == position.inode
@@ -222,7 +223,7 @@ def list_files(directory: Path) -> LogFolder:
 def head_of(path: Path) -> list[Entry] | None:
     """Messages at the beginning of a rotated log, compressed or not; None if unreadable."""
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with open_packed(path) as file:
             data = file.read(HEAD_BYTES)
     except (OSError, EOFError, zlib.error):
         return None

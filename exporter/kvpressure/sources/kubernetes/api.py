@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from kvpressure.files import checked, read_file
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.kubernetes.json_list import CHUNK, ListError, read_list
 
@@ -51,6 +52,7 @@ REASONS: Final = (
 """Why the API server did not answer. ``api_gone``: the version that a watch begins with has expired."""
 
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024  # of one object
+MAX_TOKEN_BYTES: Final = 64 * 1024
 MAX_LIST_BYTES: Final = 1024 * 1024 * 1024  # of a list, of which one item at a time is in memory
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024  # an object in etcd has at most 1.5 MiB
 PAGE_ITEMS: Final = 50
@@ -165,7 +167,7 @@ class KubeApi:
         if parts.scheme == "http":
             return http.client.HTTPConnection(host, parts.port or 80, timeout=timeout)
         try:
-            context = ssl.create_default_context(cafile=str(self._ca_file))
+            context = ssl.create_default_context(cafile=checked(self._ca_file))
         except (OSError, ssl.SSLError) as error:
             raise SourceError("api_tls", f"{self._ca_file}: {error}") from error
         return http.client.HTTPSConnection(host, parts.port or 443, timeout=timeout, context=context)
@@ -191,7 +193,7 @@ class KubeApi:
         if not isinstance(connection, http.client.HTTPSConnection) and connection.host not in _LOOPBACK:
             return headers
         try:
-            token = self._token_file.read_text(encoding="ascii").strip()
+            token = read_file(self._token_file, MAX_TOKEN_BYTES).decode("ascii").strip()
         except (OSError, UnicodeDecodeError):
             return headers  # the server answers 401, which says it better
         return {**headers, "Authorization": f"Bearer {token}"} if token else headers

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
+from kvpressure.files import checked
 from kvpressure.model.readings import PageText
 from kvpressure.model.reasons import (
     BAD_ENCODING,
@@ -244,7 +245,7 @@ class Fetcher:
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
             try:
-                self._tls = ssl.create_default_context(cafile=self._target.ca)
+                self._tls = ssl.create_default_context(cafile=self._target.ca and checked(self._target.ca))
             except OSError as error:
                 raise SourceError(TLS, f"{self._target.ca}: {error}") from error
             if not self._target.verify:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.gpu.amd import files
+from kvpressure.sources.gpu.amd import files, sysfs
 from kvpressure.sources.gpu.amd.source import PROCESS_SECONDS, RESCAN_SECONDS, AmdSource
 from tests.sources.gpu.amd import trees
 from tests.sources.gpu.amd.trees import GIB, Card, Tree, gpu_id
@@ -263,14 +263,14 @@ def test_a_file_that_exists_and_refuses_is_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, code: int, counted: dict[str, int]
 ) -> None:
     trees.mi300x(tmp_path, 1)
-    real = files.read_bytes
+    real = files.read_file
 
-    def refusing(path: str) -> bytes:
+    def refusing(path: str, most: int) -> bytes:
         if path.endswith(refused):
             raise OSError(code, os.strerror(code), path)
-        return real(path)
+        return real(path, most)
 
-    monkeypatch.setattr(files, "read_bytes", refusing)
+    monkeypatch.setattr(files, "read_file", refusing)
     reading = source(tmp_path).read()
     (gpu,) = reading.gpus or ()
     values = {
@@ -299,6 +299,28 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path: Path) -> None:
     busy.unlink()
     os.mkfifo(busy)
     assert read(tmp_path)[0].utilization_ratio is None
+
+
+@pytest.mark.attack("a loop among the links of sysfs", "that GPU alone is missing")
+def test_a_loop_of_links_costs_its_card_alone(tmp_path: Path) -> None:
+    tree = trees.mi300x(tmp_path, 2)
+    for name in ("card9", "renderD199"):
+        (tree.root / "class/drm" / name).mkdir()
+        (tree.root / "class/drm" / name / "device").symlink_to("device")
+    assert len(read(tmp_path)) == 2
+
+
+def test_a_look_that_failed_is_repeated_at_the_next_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as one that saw no GPU for half a minute."""
+    trees.mi300x(tmp_path, 1)
+    found = source(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sysfs, "devices", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            found.read()
+        with pytest.raises(ZeroDivisionError):
+            found.read()
+    assert len(found.read().gpus or ()) == 1
 
 
 def test_unified_memory_is_not_judged_by_its_carve_out(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from typing import Final
 
+from kvpressure.files import read_file
 from kvpressure.sources.base import isolated
 
 NO_PERMISSION: Final = "no_permission"
@@ -51,7 +52,7 @@ class CountingFiles:
 
     def _text(self, path: str) -> str | None:
         try:
-            raw = read_bytes(path)
+            raw = read_file(path, _MAX_BYTES)
         except OSError as error:
             if error.errno not in _NORMAL:
                 self._errors[_REASON_BY_ERRNO.get(error.errno or 0, IO_ERROR)] += 1
@@ -85,15 +86,6 @@ class CountingFiles:
         """Failures since the last call, by reason."""
         errors, self._errors = dict(self._errors), Counter()
         return errors
-
-
-def read_bytes(path: str) -> bytes:
-    """The first bytes of a file, without waiting for a writer if it is a pipe. Raises ``OSError``."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, _MAX_BYTES)
-    finally:
-        os.close(descriptor)
 
 
 def names(path: str) -> list[str]:

@@ -96,17 +96,17 @@ class AmdSource:
 
     def _refresh(self, now: float) -> None:
         if now >= self._scan_due:
-            self._scan_due = now + RESCAN_SECONDS
             found, complete = sysfs.devices(self._root, self._files, self._node)
+            self._scan_due = now + RESCAN_SECONDS
             self._present = frozenset(found) if complete else self._present | found.keys()
             for bus, device in found.items():
                 before = self._known.get(bus)
                 self._known[bus] = replace(before, error=device.error) if before and device.error else device
         if now >= self._processes_due:
-            self._processes_due = now + PROCESS_SECONDS
             self._processes = {}
             with self._files.isolated("the list of processes"):
                 self._processes = kfd.processes(self._root, self._gpu_ids(), self._files)
+                self._processes_due = now + PROCESS_SECONDS
 
     def _gpu_ids(self) -> frozenset[int]:
         devices = [self._known[bus] for bus in self._present]

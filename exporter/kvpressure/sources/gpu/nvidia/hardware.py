@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from kvpressure.files import read_file
 from kvpressure.sources.catalog import registry
 
 DISPLAY_CLASSES: Final = ("0x03", "0x12")  # display controllers and processing accelerators
+_MAX_ID_BYTES: Final = 64
 
 
 def none_here(sysfs: Path, own: str = "nvidia") -> bool:
@@ -29,8 +31,12 @@ def _vendors(sysfs: Path) -> set[str]:
     found = set()
     for device in (sysfs / "bus/pci/devices").glob("*"):
         try:
-            if (device / "class").read_text().startswith(DISPLAY_CLASSES):
-                found.add((device / "vendor").read_text().strip())
+            if _id(device / "class").startswith(DISPLAY_CLASSES):
+                found.add(_id(device / "vendor"))
         except OSError:
             continue  # unplugged while looking
     return found
+
+
+def _id(path: Path) -> str:
+    return read_file(path, _MAX_ID_BYTES).decode("ascii", "replace").strip()

@@ -89,6 +89,26 @@ def test_every_layout(settings: Build, tmp_path: Path, layout: str) -> None:
     assert reading.errors == {}
 
 
+@pytest.mark.parametrize("part", ["k", "pod", "slice", UID[:8], UNDERSCORED[:-1], f"{UID}0"])
+def test_a_part_of_a_name_is_no_uid(settings: Build, tmp_path: Path, part: str) -> None:
+    """One letter of ``kubepods.slice`` ended the walk for all pods."""
+    container(tmp_path, LAYOUTS[0])
+    b = engine_pod("b")
+    assert source(settings, tmp_path, replace(b, uids=frozenset({b.uid, part})), A).read().containers == (READING,)
+
+
+@pytest.mark.parametrize("name", ["{}0", "0{}", "{}.scope.d", "x{}", "cri-containerd-{}0.scope"])
+def test_a_part_of_a_name_is_no_container(settings: Build, tmp_path: Path, name: str) -> None:
+    container(tmp_path, f"kubepods/burstable/pod{UID}/{name.format(ID)}")
+    assert source(settings, tmp_path, A).read().containers == ()
+
+
+def test_a_container_is_looked_for_in_its_own_pod_alone(settings: Build, tmp_path: Path) -> None:
+    b = engine_pod("b")
+    container(tmp_path, f"kubepods/burstable/pod{b.uid}/{ID}")
+    assert source(settings, tmp_path, A, b).read().containers == ()
+
+
 def test_the_helper_of_cri_o_is_not_the_container(settings: Build, tmp_path: Path) -> None:
     base = f"kubepods.slice/kubepods-pod{UNDERSCORED}.slice"
     container(tmp_path, f"{base}/crio-conmon-{ID}.scope", {"cpu.stat": "usage_usec 1\n"})

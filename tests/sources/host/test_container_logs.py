@@ -21,7 +21,7 @@ from kvpressure.sources.host.container_logs import REASONS, LogsSource
 from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from tests.sources.host.podlogs import PodLog
-from tests.sources.kubernetes.objects import pod
+from tests.sources.kubernetes.objects import of_static_pod, pod
 
 Build = Callable[..., Settings]
 REAL = Path(__file__).parents[2] / "fixtures" / "vllm-logs"
@@ -379,7 +379,7 @@ def test_containers_of_ended_pods_push_out_none_that_runs(
 
 
 def test_static_pods_have_their_hash_in_the_path(settings: Build, root: Path) -> None:
-    static = read_pod(pod("s", annotations={"kubernetes.io/config.hash": "ab" * 16}), Policy())
+    static = read_pod(pod("s", annotations=of_static_pod("ab" * 16)), Policy())
     assert static is not None
     directory = root / f"inference_s_{'ab' * 16}" / "vllm"
     directory.mkdir(parents=True)

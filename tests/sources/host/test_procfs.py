@@ -58,6 +58,11 @@ def test_paths_of_containers(text: str) -> None:
         ("", None),
         ("0::/\n", None),
         ("podabc\n", None),
+        (f"0::/kubepods/xpod{UID}/{ID}\n", None),
+        (f"0::/kubepods/pod{UID}0/{ID}\n", None),
+        (f"0::/kubepods/pod{UID}.slices/{ID}\n", None),
+        (f"0::/kubepods/pod{UID}/0{ID}\n", (UID, "")),
+        (f"0::/kubepods/pod{UID}/{ID}0\n", (UID, "")),
     ],
 )
 def test_other_paths(text: str, found: tuple[str, str] | None) -> None:
@@ -119,6 +124,12 @@ def test_static_pods_are_found_by_their_hash(settings: Build, tmp_path: Path) ->
     process(tmp_path, 10, f"0::/kubepods/pod{'ab' * 16}/{ID}\n")
     pods = (Pod("ns", "static", UID, "Running", frozenset({UID, "ab" * 16}), {ID: "vllm"}),)
     assert source(settings, tmp_path, 10, pods=pods).read().process_pods == {10: ("ns", "static")}
+
+
+def test_a_uid_is_not_another_without_its_dashes(settings: Build, tmp_path: Path) -> None:
+    process(tmp_path, 10, f"0::/kubepods/pod{UID}/{ID}\n")
+    pods = (Pod("ns", "static", "u", "Running", frozenset({"u", UID.replace("-", "")})),)
+    assert source(settings, tmp_path, 10, pods=pods).read().process_pods == {}
 
 
 def reason(found: ProcfsSource) -> str:

@@ -15,6 +15,11 @@ def uid_of(namespace: str, name: str) -> str:
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:32]}"
 
 
+def of_static_pod(uid: str) -> Json:
+    """Annotations of the mirror of a static pod, which the node knows by ``uid``."""
+    return {f"kubernetes.io/config.{name}": uid for name in ("hash", "mirror")}
+
+
 def container_id(namespace: str, pod: str, container: str, restarts: int = 0) -> str:
     """A stable container id, as 64 hexadecimal digits."""
     return hashlib.sha256(f"{namespace}/{pod}/{container}/{restarts}".encode()).hexdigest()

@@ -16,6 +16,7 @@ from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes import pods as pods_module
 from kvpressure.sources.kubernetes import podspec
 from kvpressure.sources.kubernetes.node import NodeSource
+from kvpressure.sources.kubernetes.pod import Pod, with_uids_of_their_own
 from kvpressure.sources.kubernetes.pods import PodsSource
 from tests.helpers.waiting import until
 from tests.sources.kubernetes.apiserver import FakeApi
@@ -308,3 +309,13 @@ def test_node_conditions(api: FakeApi, settings: Build) -> None:
     api.apply({"kind": "Node", "metadata": {"name": "node-1"}, "status": "none"})
     assert reason(source) == "api_bad_answer"
     source.close()
+
+
+def test_a_uid_that_two_pods_claim_is_that_of_the_pod_whose_own_it_is() -> None:
+    of_a, of_b, shared = "a" * 32, "b" * 32, "c" * 32
+    pods = [
+        Pod("ns", "a", of_a, uids=frozenset({of_a})),
+        Pod("ns", "b", of_b, uids=frozenset({of_b, of_a, shared, "d" * 32})),
+        Pod("ns", "c", "e" * 32, uids=frozenset({"e" * 32, shared})),
+    ]
+    assert [pod.uids for pod in with_uids_of_their_own(pods)] == [{of_a}, {of_b, "d" * 32}, {"e" * 32}]

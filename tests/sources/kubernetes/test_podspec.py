@@ -19,7 +19,7 @@ from kvpressure.sources.kubernetes import podspec
 from kvpressure.sources.kubernetes.podspec import CommandLines, EngineContainer, Pod, Policy, quantity, read_pod
 from kvpressure.sources.scrape.targets import Target
 from tests.engines.vllm.crafted import UNITS, repeated, within
-from tests.sources.kubernetes.objects import container, container_id, pod
+from tests.sources.kubernetes.objects import container, container_id, of_static_pod, pod
 
 pytestmark = pytest.mark.slow
 
@@ -616,9 +616,34 @@ def test_what_a_long_command_line_hides_is_not_taken_for_a_default() -> None:
     assert (found.container, found.port) == ("vllm", 8000)
 
 
-def test_static_pods_have_two_uids() -> None:
-    found = read(pod(annotations={"kubernetes.io/config.hash": "ab" * 16}))
-    assert found.uids == {found.uid, "ab" * 16}
+@pytest.mark.parametrize("uid", ["ab" * 16, "0a1b2c3d-1111-2222-3333-444455556666"])
+def test_static_pods_have_two_uids(uid: str) -> None:
+    found = read(pod(annotations=of_static_pod(uid)))
+    assert found.uids == {found.uid, uid}
+
+
+STATIC = of_static_pod("ab" * 16)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *(
+            pod(annotations=of_static_pod(uid))
+            for uid in ("", "k", "!" * 300, "a/../b", "AB" * 16, "ab" * 15, "ab\n" * 16)
+        ),
+        *(pod(annotations={name: STATIC[name]}) for name in STATIC),
+        pod(annotations=STATIC | {"kubernetes.io/config.mirror": "cd" * 16}),
+        pod(annotations=STATIC, status={"phase": "Pending", "containerStatuses": []}),
+    ],
+    ids=[
+        *("empty", "letter", "long", "path", "capitals", "short", "lines"),
+        *("no mirror", "no hash", "two hashes", "never ran"),
+    ],
+)
+def test_only_the_hash_of_a_static_pod_is_a_uid(document: dict[str, Any]) -> None:
+    found = read(document)
+    assert found.uids == {found.uid}
 
 
 def test_secrets_stay_out_of_targets() -> None:

@@ -11,8 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+from kvpressure.files import read_file
 from kvpressure.model.readings import ContainerReading
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, isolated
+from kvpressure.sources.host.procfs import pod_of_cgroup
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 
@@ -96,26 +98,27 @@ class CgroupSource:
         lost = {name: pod for name, pod in wanted.items() if name not in self._found and name not in self._missing}
         if not lost:
             return
-        uids = {spelling: pod for pod in lost.values() for uid in pod.uids for spelling in (uid, uid.replace("-", "_"))}
-        for directory in self._pod_directories(uids, errors):
+        uids = {uid: pod for pod in lost.values() for uid in pod.uids}
+        for pod, directory in self._pod_directories(uids, errors):
             for path in _directories(directory, errors):
-                name = next((name for name in lost if name in path.name), None)
-                if name is not None and "conmon" not in path.name:  # CRI-O's helper has the id in its name, too
+                _, name = pod_of_cgroup(f"/{directory.name}/{path.name}/") or ("", "")
+                if lost.get(name) is pod and "conmon" not in path.name:  # CRI-O's helper has the id in its name, too
                     self._found[name] = path
         for name in lost:
             if name not in self._found:
                 errors["no_cgroup"] += 1
                 self._missing[name] = now + MISSING_SECONDS
 
-    def _pod_directories(self, uids: dict[str, Pod], errors: Counter[str]) -> Iterator[Path]:
+    def _pod_directories(self, uids: dict[str, Pod], errors: Counter[str]) -> Iterator[tuple[Pod, Path]]:
         """Directories of the pods, wherever the container runtime put them."""
         queue = [(self._root, 0)]
         for visited, (directory, depth) in enumerate(queue):
             if visited > MAX_DIRECTORIES:
                 return
             for path in _directories(directory, errors):
-                if any(uid in path.name for uid in uids):
-                    yield path
+                uid, _ = pod_of_cgroup(f"/{path.name}/") or ("", "")
+                if uid in uids:
+                    yield uids[uid], path
                 elif depth < MAX_DEPTH and _LEADS.search(path.name) and "-pod" not in path.name:
                     queue.append((path, depth + 1))
 
@@ -153,8 +156,7 @@ def _directories(directory: Path, errors: Counter[str]) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(MAX_FILE_BYTES).decode("ascii", "replace")
+    return read_file(path, MAX_FILE_BYTES).decode("ascii", "replace")
 
 
 def _optional_text(path: Path) -> str:

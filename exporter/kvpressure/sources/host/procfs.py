@@ -14,22 +14,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from kvpressure.files import read_file
 from kvpressure.model.readings import GpuReading
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, isolated
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
-from kvpressure.sources.kubernetes.pod import Pod, groups_of_workers, leaders
+from kvpressure.sources.kubernetes.pod import UID, Pod, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources import Claim, owners_of
 from kvpressure.sources.vendors import OwnedDevice
 
-MAX_CGROUP_BYTES: Final = 65536
+MAX_FILE_BYTES: Final = 65536
 
 REASONS: Final = ("no_proc", "not_host_proc", "pods_unknown", "permission_denied", "unreadable")
 """Reasons of this source."""
 
 # Not anchored: read from a container of its own the path begins with "/../..", and nesting puts names around it.
 _CGROUP: Final = re.compile(
-    r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/:\s])"
-    r"(?:[^\n]*?([0-9a-f]{64}))?"
+    rf"(?<=[/-])pod({UID})(?:\.slice)?(?=[/:\s])(?:[^\n]*?[/:-]([0-9a-f]{{64}})(?:\.scope)?(?=[/:\s]))?"
 )
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of the host's pid namespace, fixed in the kernel
 
@@ -48,8 +48,8 @@ def pod_of_cgroup(text: str) -> tuple[str, str] | None:
 
     Knows the systemd and cgroupfs drivers of containerd, CRI-O and Docker, cgroup v1 and v2, kind, static pods.
     """
-    found = _CGROUP.search(text)
-    return None if found is None else (found[1].replace("_", "-"), found[2] or "")
+    found = _CGROUP.search(text.replace("_", "-"))  # systemd's spelling of a uid
+    return None if found is None else (found[1], found[2] or "")
 
 
 class ProcfsSource:
@@ -105,15 +105,14 @@ class ProcfsSource:
     def _pod_of(self, pid: int, by_uid: dict[str, Pod]) -> tuple[Pod | None, str] | None:
         """(pod, container) of a process; no pod for a process of the host; None if unknown."""
         try:
-            with (self._root / str(pid) / "cgroup").open("rb") as file:
-                text = file.read(MAX_CGROUP_BYTES).decode("utf-8", "replace")
+            text = read_file(self._root / str(pid) / "cgroup", MAX_FILE_BYTES).decode("utf-8", "replace")
         except FileNotFoundError:
             return None  # it has ended since the driver listed it
         names = pod_of_cgroup(text)
         if names is None:
             return None, ""
         uid, container_id = names
-        pod = by_uid.get(uid) or by_uid.get(uid.replace("-", ""))
+        pod = by_uid.get(uid)
         if pod is None:
             return None  # a pod that was not selected
         return pod, pod.containers.get(container_id, "")
@@ -126,7 +125,7 @@ def _is_hosts(root: Path) -> bool:
     belongs to our own namespace, which must then be the initial one.
     """
     try:
-        status = (root / "self" / "status").read_text()
+        status = read_file(root / "self" / "status", MAX_FILE_BYTES).decode("ascii", "replace")
         own = (root / "self" / "ns" / "pid").stat().st_ino
     except OSError:
         return True

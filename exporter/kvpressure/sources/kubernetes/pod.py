@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,6 +14,8 @@ from kvpressure.sources.places import Place, Precedence
 from kvpressure.sources.scrape.targets import Target
 
 ENDED_PHASES: Final = ("Succeeded", "Failed")
+UID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}"
+"""A pod's uid: a UUID, or the hash of a static pod's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class EngineContainer:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod of this node. ``uids``: those under which the kernel may know it (a static pod has two). ``containers``:
+    """A pod of this node. ``uids``: those under which the node knows it (a static pod has two). ``containers``:
     names by container id. ``others``: containers with an engine's image whose command runs another program. ``rows``:
     every container with a GPU or that looks like an inference server. ``group``: the pods with which it forms one
     engine. ``cut``: containers with a command line too long to be read fully.
@@ -95,6 +98,14 @@ class Pod:
     def left_out(self, reason: str) -> Pod:
         """The pod with no target of its engines, because of ``reason``."""
         return replace(self, rows=tuple(replace(row, target=None, reason=reason) for row in self.rows if row.sign))
+
+
+def with_uids_of_their_own(pods: Sequence[Pod]) -> tuple[Pod, ...]:
+    """The pods, each without the second uids that another pod has or claims as well."""
+    claims = Counter(uid for pod in pods for uid in pod.uids)
+    return tuple(
+        replace(pod, uids=frozenset(uid for uid in pod.uids if uid == pod.uid or claims[uid] == 1)) for pod in pods
+    )
 
 
 def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:

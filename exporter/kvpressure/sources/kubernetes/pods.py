@@ -17,7 +17,7 @@ from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS, KubeApi, Watcher
 from kvpressure.sources.kubernetes.api import REASONS as KUBE_REASONS
 from kvpressure.sources.kubernetes.discovery import TOO_MANY_PODS
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
-from kvpressure.sources.kubernetes.pod import Pod, discovered
+from kvpressure.sources.kubernetes.pod import Pod, discovered, with_uids_of_their_own
 from kvpressure.sources.kubernetes.podspec import (
     CONTAINER_MISSING,
     OTHER_PROGRAM,
@@ -231,7 +231,7 @@ class PodsSource:
     def _publish(self) -> None:
         """Hand pods and targets to the other sources; a broken watch keeps its last view."""
         pods = sorted((pod for view in self._views for pod in view.pods()), key=lambda pod: (pod.namespace, pod.name))
-        self._shared.pods = tuple(pods)
+        self._shared.pods = with_uids_of_their_own(pods)
         targets: dict[str, Target] = {}
         self._colliding = set()
         owning = self._shared.owning

@@ -33,7 +33,7 @@ from kvpressure.sources.kubernetes.discovery import (
     named_after,
     reason_of,
 )
-from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
+from kvpressure.sources.kubernetes.pod import UID, EngineContainer, Pod
 from kvpressure.sources.scrape.targets import MAX_PATH_CHARS, Target, TargetError
 
 MAX_CONTAINERS: Final = 64  # of one pod
@@ -202,7 +202,6 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
     statuses = {_text(item.get("name")): item for item in reversed(everything)}
     ids = {_hex(item.get("containerID")): _text(item.get("name")) for item in everything}
     ids.pop("", None)
-    static = _text(_dict(metadata.get("annotations")).get("kubernetes.io/config.hash"))
     pod = _Raw(namespace, name, uid, _dict(metadata.get("labels")), _dict(metadata.get("annotations")), spec, status)
     everyone = _found(pod, uid, metadata, command_lines or CommandLines())
     found, others = _engine_containers(pod, policy, everyone)
@@ -217,7 +216,7 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
         name,
         uid,
         _text(status.get("phase")),
-        frozenset({uid, static} - {""}),
+        frozenset({uid, _static_uid(pod, ids)} - {""}),
         ids,
         kept,
         tuple(_text(one.container.get("name")) for one in others),
@@ -225,6 +224,17 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
         group,
         tuple(_text(one.container["name"]) for one in everyone if one.line.cut),
     )
+
+
+def _static_uid(pod: _Raw, ids: Mapping[str, str]) -> str:
+    """The uid under which the node knows a static pod, "" for any other pod.
+
+    Anyone may write the annotations. What nobody else can have is a mirror annotation and running containers: the
+    kubelet deletes a mirror pod that it did not make. The owner reference to the node is no proof, as such a pod runs.
+    """
+    mirror = pod.annotation(["kubernetes.io/config.mirror"])
+    written = pod.annotation(["kubernetes.io/config.hash"])
+    return mirror if ids and mirror == written and re.fullmatch(UID, mirror) else ""
 
 
 def _serving(group: PodGroup | None, engines: list[EngineContainer]) -> list[EngineContainer]:

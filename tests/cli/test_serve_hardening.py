@@ -21,6 +21,7 @@ from tests.helpers.ports import free_port
 from tests.helpers.serve_process import LISTEN, QUIET, Process
 from tests.helpers.waiting import until
 from tests.publish.clients import Answer, ask, connect, receive
+from tests.sources.gpu.amd import trees
 
 pytestmark = pytest.mark.live
 
@@ -195,6 +196,58 @@ class TestSurroundings:
         process = start("--collector.procfs", "--host.proc", str(tmp_path / "none"))
         until(lambda: 'kvpressure_source_up{source="procfs"} 0.0' in process.scrape(), 20)
         assert 'kvpressure_source_up{source="engines"} 1.0' in process.scrape()
+
+    @pytest.mark.attack("a pipe or /dev/zero in place of the web configuration", "the last good one stays")
+    @pytest.mark.fault(
+        "web",
+        "web configuration replaced by a pipe or a device",
+        "the last good one stays",
+        "log",
+        "when it is a file again",
+    )
+    @pytest.mark.parametrize("device", [None, "/dev/zero"], ids=["a pipe", "a link to /dev/zero"])
+    def test_a_web_configuration_that_never_ends_stops_no_answer(
+        self, start: Start, tmp_path: Path, device: str | None
+    ) -> None:
+        """Every answer stopped, that of /-/healthy included."""
+        web = tmp_path / "web.yaml"
+        web.write_text("http_server_config: {headers: {X-Frame-Options: sameorigin}}\n")
+        process = start("--web.config.file", str(web))
+        assert ask(process.port, "/-/healthy").headers["x-frame-options"] == "sameorigin"
+        web.unlink()
+        os.mkfifo(web) if device is None else web.symlink_to(device)
+        for _ in range(3):
+            assert ask(process.port, "/-/healthy").headers["x-frame-options"] == "sameorigin"
+        until(lambda: any("web.yaml: not a regular file" in line for line in process.lines))
+        web.unlink()
+        web.write_text("http_server_config: {headers: {X-Frame-Options: deny}}\n")
+        until(lambda: ask(process.port, "/-/healthy").headers["x-frame-options"] == "deny")
+
+    @pytest.mark.attack("a pipe that is named as an unfinished recording", "left alone; the exporter starts")
+    def test_a_pipe_among_old_recordings_does_not_hold_up_the_start(self, start: Start, tmp_path: Path) -> None:
+        """It hung for ever, without a line."""
+        os.mkfifo(tmp_path / "kvpressure-n-000007-20260101T000000Z.jsonl.gz.part")
+        process = start("--record.directory", str(tmp_path), "--node-name", "n")
+        assert answers(process.port, "/-/healthy")
+        until(lambda: any("000008-" in path.name for path in tmp_path.iterdir()))
+
+    def test_the_configuration_may_be_a_pipe(self, start: Start, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "config.yaml")
+        process = start("--config", str(tmp_path / "config.yaml"))
+        (tmp_path / "config.yaml").write_text("web.telemetry-path: /from-a-pipe\n")
+        assert answers(process.port, "/from-a-pipe")
+
+    @pytest.mark.attack("a loop among the links of sysfs when the exporter starts", "the GPUs are there")
+    def test_a_loop_in_sysfs_hides_no_gpu(self, tmp_path: Path) -> None:
+        tree = trees.mi300x(tmp_path, 2)
+        (tree.root / "class/drm/card9").mkdir()
+        (tree.root / "class/drm/card9/device").symlink_to("device")
+        process = Process("--no-collector.nvidia", "--host.sys", str(tmp_path), *LISTEN)
+        try:
+            until(lambda: process.scrape().count("\nkvpressure_gpu_up{") == 2)
+        finally:
+            process.child.kill()
+            process.child.wait(10)
 
 
 class TestScrapes:

@@ -133,3 +133,38 @@ def test_a_pod_that_lies_about_itself_takes_nothing_from_another(
         for family in ("log_events_total", "gpu_pod_info", "gpu_process_memory_bytes", "engine_gpu_info"):
             assert node.labels(family, "namespace") <= {"inference"}, family
         assert node.samples("source_errors_total", reason="internal") == {}
+
+
+def pipe(path: Path) -> None:
+    """Put a pipe without a writer in the place of a file."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+@pytest.mark.attack("a pipe in place of a rotated log or of the file of positions", "the logs are followed as before")
+@pytest.mark.parametrize("name", ["positions.json", "positions.json.new", "0.log.20260101-000000"])
+def test_a_pipe_among_the_logs_holds_up_no_log(tmp_path: Path, nvml_library: Path, name: str) -> None:
+    with Node(tmp_path, nvml_library) as node:
+        node.add("vllm-0", [uuid(0)])
+        pipe((node.logs["vllm-0"].directory if ".log." in name else tmp_path) / name)
+        node.start()
+        until(lambda: node.value("source_up", source="logs") == 1, 20)
+        for count in (1, 2):
+            node.logs["vllm-0"].write(OOM)
+            until(lambda count=count: node.value("log_events_total", pod="vllm-0", event="cuda_oom") == count)
+        if "positions" in name:
+            assert node.samples("source_errors_total", source="logs")
+
+
+@pytest.mark.attack("a pipe in place of the token for the API server", "`api_unauthorized` until the token is back")
+def test_a_pipe_in_place_of_the_token_is_over_when_the_token_is_back(tmp_path: Path, nvml_library: Path) -> None:
+    with Node(tmp_path, nvml_library) as node:
+        node.add("vllm-0", [uuid(0)])
+        node.start()
+        until(lambda: node.value("source_up", source="pods") == 1, 20)
+        pipe(tmp_path / "token")
+        node.api.cut()
+        until(lambda: node.value("source_errors_total", source="pods", reason="api_unauthorized"))
+        (tmp_path / "token.new").write_text("token-1")
+        (tmp_path / "token.new").rename(tmp_path / "token")
+        until(lambda: node.value("source_up", source="pods") == 1, 40)

@@ -10,6 +10,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -150,6 +152,7 @@ READING: dict[str, list[str]] = {
 CONTENTS: dict[str, bytes | None] = {
     "missing": None,
     "directory": None,
+    "device": None,
     "empty": b"",
     "binary": bytes(range(256)),
     "half-yaml": b"kind: Deployment\nspec: [open\n",
@@ -175,10 +178,65 @@ def test_a_file_that_cannot_be_used(
     text = CONTENTS[content]
     if content == "directory":
         path.mkdir()
+    elif content == "device":
+        path.symlink_to("/dev/zero")
     elif text is not None:
         path.write_bytes(text)
     said = refused(capsys, [str(path) if "{}" in word else word for word in words])
     assert str(path) in said
+
+
+@pytest.mark.attack("/dev/zero or /proc/kmsg given to a command that reads a file", "one error line")
+@pytest.mark.parametrize(
+    "words",
+    [["audit", "/proc/kmsg"], *([*command, "/dev/zero"] for command in (["replay"], ["audit"], ["serve", "--config"]))],
+    ids=" ".join,
+)
+def test_a_file_without_an_end_is_refused(words: list[str]) -> None:
+    """Each read on for ever. ``kmsg`` says that it is a regular file."""
+    if not os.access(words[-1], os.R_OK):
+        pytest.skip("needs the right to read it")
+    command = [sys.executable, "-m", "kvpressure", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
+    assert words[-1] in ended.stderr
+    assert "regular file" in ended.stderr
+
+
+MANIFEST = """
+kind: Pod
+metadata: {name: a}
+spec: {containers: [{name: vllm, image: vllm/vllm-openai:v0.11.0, command: [vllm, serve, qwen3-8b]}]}
+"""
+CONFIG = """{"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192}"""
+PIPED: dict[str, tuple[list[str], bytes]] = {
+    "audit": (["audit", "{}"], MANIFEST.encode()),
+    "capacity": (["capacity", "{}", "--gpu-memory", "80GB"], CONFIG.encode()),
+    "thresholds": (["mitigate", "--verdict", "idle", "--thresholds", "{}"], b"memory_warning_ratio: 0.8\n"),
+    "recording": (["replay", "{}"], KV03.read_bytes()),
+}
+
+
+@pytest.mark.parametrize("name", PIPED)
+def test_a_pipe_is_read_as_the_file_that_it_stands_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    """``audit <(helm template ...)``: a person has named it, so its writer is waited for."""
+    words, data = PIPED[name]
+    file, pipe = tmp_path / "file" / "m" / "config.json", tmp_path / "pipe" / "m" / "config.json"
+    for path in (file, pipe):
+        path.parent.mkdir(parents=True)
+    file.write_bytes(data)
+    os.mkfifo(pipe)
+    said = []
+    for path in (file, pipe):
+        if path is pipe:
+            threading.Thread(target=pipe.write_bytes, args=(data,), daemon=True).start()
+        status = main([word.format(path) for word in words])
+        said.append((status, capsys.readouterr().out.replace(str(path.parent), "")))
+    assert said[0] == said[1]
+    assert said[0][1]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 MAX_COMPONENT_BYTES: Final = 255  # of one name, in every file system of Linux
+_CHUNK_BYTES: Final = 64 * 1024
+_WAITS: Final = "waits for more data, so it is not a regular file"
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _NEVER_WAITING: Final = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -45,16 +47,21 @@ def open_file(path: str | Path, *, root: Path | None = None, pipe: bool = False)
     may be a pipe, whose writer is waited for. Raises ``OSError``, for anything that is not such a file as well.
     """
     with _plainly_refused(path):
-        waits = pipe and stat.S_ISFIFO(Path(path).stat().st_mode)
-        flags = os.O_CLOEXEC if waits else _NEVER_WAITING
-        descriptor = os.open(path, flags) if root is None else _open_below(root, Path(path), flags)
-    return io.BufferedReader(_Regular(_checked(descriptor, path, pipe), "rb"))
+        return io.BufferedReader(_Regular(_opened(path, root, pipe), "rb"))
 
 
 def read_file(path: str | Path, most: int, *, root: Path | None = None, pipe: bool = False) -> bytes:
     """The first ``most`` bytes of a file, opened as by ``open_file``. Raises ``OSError``."""
-    with open_file(path, root=root, pipe=pipe) as file:
-        return file.read(most)
+    parts, left = [], most
+    with _plainly_refused(path):
+        descriptor = _opened(path, root, pipe)
+        try:
+            while left and (part := os.read(descriptor, min(left, _CHUNK_BYTES))):
+                parts.append(part)
+                left -= len(part)
+        finally:
+            os.close(descriptor)
+    return b"".join(parts)
 
 
 @contextlib.contextmanager
@@ -79,8 +86,7 @@ def open_to_write(path: Path, mode: int = 0o666) -> int:
     ``OSError``.
     """
     with _plainly_refused(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | _NEVER_WAITING, mode)
-    return _checked(descriptor, path)
+        return _checked(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | _NEVER_WAITING, mode), path)
 
 
 @contextlib.contextmanager
@@ -90,10 +96,8 @@ def _plainly_refused(path: str | Path) -> Iterator[None]:
         yield
     except ValueError as error:  # a NUL, or half a surrogate pair
         raise OSError(errno.EINVAL, "not a path", str(path)) from error
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # a socket, or a pipe that nobody reads
-            raise
-        raise OSError(errno.EINVAL, "not a regular file", str(path)) from error
+    except BlockingIOError as error:
+        raise BlockingIOError(errno.EAGAIN, _WAITS, str(path)) from error
 
 
 class _Regular(io.FileIO):
@@ -102,14 +106,21 @@ class _Regular(io.FileIO):
     def readinto(self, buffer: Any) -> int:
         count = cast("int | None", super().readinto(buffer))
         if count is None:
-            raise BlockingIOError(errno.EAGAIN, "waits for more data, so it is not a regular file", self.name)
+            raise BlockingIOError(errno.EAGAIN, _WAITS)
         return count
 
 
-def _open_below(root: Path, path: Path, flags: int) -> int:
-    parts = path.relative_to(root).parts if path.is_relative_to(root) else ()
-    if not parts or below(root, *parts) is None:
-        raise OSError(errno.EINVAL, f"not a file below {root}", str(path))
+def _opened(path: str | Path, root: Path | None, pipe: bool) -> int:
+    """A descriptor of the file, as ``open_file`` says."""
+    waits = pipe and stat.S_ISFIFO(Path(path).stat().st_mode)
+    flags = os.O_CLOEXEC if waits else _NEVER_WAITING
+    return _checked(os.open(path, flags) if root is None else _open_below(root, str(path), flags), path, pipe)
+
+
+def _open_below(root: Path, path: str, flags: int) -> int:
+    parts = path.removeprefix(f"{root}/").split("/") if path.startswith(f"{root}/") else [""]
+    if None in map(component, parts):
+        raise OSError(errno.EINVAL, f"not a file below {root}", path)
     at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in parts[:-1]:

@@ -284,6 +284,20 @@ class TestHostile:
         assert reading.errors == {"malformed": 3, "too_large": 1}
 
     @pytest.mark.attack(
+        "a link in place of a directory around the plugin's reports", "nobody gets another pod's values"
+    )
+    def test_a_link_in_the_middle_of_a_path_is_not_followed(self, tmp_path: Path) -> None:
+        """Where pods share the root, each can make the directories of the kubelet's layout."""
+        settings = Settings(tmp_path)
+        settings.shared.pods = (Pod("ns", "victim", "uid-1", "Running"), Pod("ns", "evil", "uid-2", "Running"))
+        put(tmp_path / "uid-1" / source_module.EMPTY_DIR, worker())
+        (tmp_path / "uid-2").mkdir()
+        (tmp_path / "uid-2" / "volumes").symlink_to(tmp_path / "uid-1" / "volumes")
+        reading = PluginSource(settings).read()
+        assert [one.pod for one in reading.allocator or ()] == ["victim"]
+        assert reading.errors == {"malformed": 1}
+
+    @pytest.mark.attack(
         "3 000 directories or files in the root of the plugin's reports", "pods with a GPU or engine are read first"
     )
     @pytest.mark.parametrize("volume", ["emptyDir", "hostPath"])

@@ -28,7 +28,7 @@ LATE_SECONDS: Final = 10.0
 LABELLED: Final = (data.INCIDENTS, data.FRESH, data.ONCE, data.UNTOUCHED)
 KINDS: Final = {
     "incidents": frozenset(LABELLED),
-    "live vLLM": frozenset({"vllm-cpu", data.LOADS, data.STRETCHES}),
+    "live vLLM": frozenset({"vllm-cpu", *data.LOADS, data.STRETCHES}),
     "telemetry windows": frozenset({"h100", "burstgpt", "v1"}),
 }
 

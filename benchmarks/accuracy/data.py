@@ -186,14 +186,14 @@ def captures() -> list[Capture]:
     ]
 
 
-LOADS: Final = "vllm-cpu-loads"
+LOADS: Final = ("vllm-cpu-loads", "vllm-cpu-2026")
 
 
 def _loads() -> list[Capture]:
-    """Stretches of load shapes on a real vLLM, as their table labels them."""
+    """Stretches of load shapes on a real vLLM, as their tables label them."""
     return [
         Capture(
-            f"{LOADS}/{row['recording']}",
+            f"{part}/{row['recording']}",
             "0",
             row["note"],
             float(row["from_seconds"]),
@@ -202,7 +202,8 @@ def _loads() -> list[Capture]:
             _set(row["forbidden_verdicts"]),
             confidently=True,
         )
-        for row in _rows(RECORDINGS / LOADS / "labels.csv")
+        for part in LOADS
+        for row in _rows(RECORDINGS / part / "labels.csv")
     ]
 
 

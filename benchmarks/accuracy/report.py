@@ -57,6 +57,7 @@ same code that serves `/metrics` and writes it; `--check` fails when it is out o
 | `burstgpt` | a 1B model whose memory is high and utilization low without any KV pressure: the false-alarm set | MIT, liao4s/BurstGPT_test |
 | `v1` | vLLM 0.19 (V1), engine only; one pressure episode, one run whose KV gauge was not recorded | MIT, casys-kaist/LLMServingSim |
 | `vllm-cpu` | own captures of vLLM 0.27 and 0.32 on a CPU | own measurements |
+| `vllm-cpu-loads`, `vllm-cpu-2026` | own captures of vLLM 0.32 on a CPU under loads that go wrong, and at the limits of its scheduler | own measurements |
 | `vllm-cpu-fresh` | own captures of vLLM 0.32 on a CPU under other loads, labelled before any verdict was looked at | own measurements |
 | `incidents` | incidents and healthy controls rebuilt from numbers quoted in public threads, 5 s | numbers and short quotations, cited in each file |
 

@@ -31,7 +31,7 @@ from kvpressure.runtime.process_tuning import tune_gc
 PARTS = (
     *("h100", "burstgpt", "v1"),
     *(data.INCIDENTS, data.FRESH, data.ONCE),
-    *("vllm-cpu", "vllm-cpu-loads", "vllm-cpu-fresh"),
+    *("vllm-cpu", *data.LOADS, data.STRETCHES),
 )
 
 

@@ -392,7 +392,7 @@ def test_a_grammar_that_compiles_is_the_host():
     said = play(140, host=used, **values)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("host_bound", True)
     assert "stalled" not in said.said()
-    assert play(140, **values).verdict == "unknown", "remote KV blocks, or a grammar: nobody tells"
+    assert play(40 + 85, **values).verdict == "unknown", "remote KV blocks, or a grammar: nobody tells"
 
 
 def test_a_livelock_is_a_stall_and_stays_one():

@@ -101,6 +101,7 @@ _computing = (
 _one_step = (unsure("no_progress_very_long") & yes("something_runs") & unsure("preempting") & unsure("kv_full")).called(
     "one long step is possible"
 )
+_only_deferred = (unsure("something_runs") & deferred).called("only deferred requests are in flight")
 _clients_gone = (yes("clients_gone") | (unknown("clients_gone") & no("http_answers"))).called(
     "the clients seem to be gone"
 )
@@ -170,7 +171,12 @@ NO_PROGRESS: Final = Verdict(
             "{prefill_usual}",
             verdict="unknown",
         ),
-        Row("all deferred", unsure("something_runs") & deferred, DOUBTFUL, verdict=""),
+        Row(
+            "all deferred",
+            _only_deferred & (unsure("no_progress_very_long") | yes("cpu_saturated")),
+            DOUBTFUL,
+            verdict="",
+        ),
         Row(
             "queue of unknown cause",
             unsure("something_runs") & queue_unsorted & yes("waits_for_blocks"),
@@ -199,16 +205,17 @@ NO_PROGRESS: Final = Verdict(
         Row("stalled, seen", yes("queue_present") | yes("gpu_idle"), STRONG),
         Row("stalled", ALWAYS, LIKELY),
     ),
+    lower=(Lower(_only_deferred, at_most=LIKELY, missing=_DEFERRED),),
     supports=_all_yes("no_progress", "work_present", "gpu_idle", "clients_came"),
     against=_all_yes("tokens_flow"),
     missing=(_GPU, _CPU),
     when=(
         "requests are in flight, but there has been no progress for {stalled_seconds} s. `unknown` up to"
-        " {prefill_patience_seconds} s for a first request, a single long step, or the usual prefill time. `unknown`"
-        " where the clients are gone: gauges may be left over"
+        " {prefill_patience_seconds} s for a first request, a single long step, deferred requests, or the usual prefill"
+        " time. `unknown` where the clients are gone"
     ),
     confident=(
-        "pending requests are certain: the GPU is active, clients stay or connect, or the queue grew. Or few requests"
+        "pending requests are certain: the GPU is active, clients stay or connect, the queue grew, or few requests"
         " run and none waits"
     ),
 )

@@ -28,14 +28,17 @@ SLOW: Final = "timeout"  # the reason of a page that did not come in time
 
 
 class Recent:
-    """The queue over the recent samples: number of samples, share with a queue (0-1), mean requests waiting."""
+    """The queue over the recent samples: number of samples, share with a queue (0-1), mean and most requests
+    waiting.
+    """
 
-    __slots__ = ("samples", "waiting_mean", "waiting_share")
+    __slots__ = ("samples", "waiting_mean", "waiting_most", "waiting_share")
 
     def __init__(self, waiting: Sequence[float]) -> None:
         self.samples = len(waiting)
         self.waiting_share = sum(1 for value in waiting if value > 0) / len(waiting) if waiting else None
         self.waiting_mean = sum(waiting) / len(waiting) if waiting else None
+        self.waiting_most = max(waiting, default=None)
 
 
 class View:
@@ -227,9 +230,9 @@ def _short(v: View) -> bool | None:
     return None if seconds is None else seconds < v.t["queue_short_seconds"]
 
 
-def _many_wait(v: View) -> bool | None:
-    """Whether more requests wait than the few between two steps of a busy engine."""
-    waiting, running = v.s.load.waiting, v.s.load.running
+def _many(v: View, waiting: float | None) -> bool | None:
+    """Whether so many waiting requests are more than the few between two steps of a busy engine."""
+    running = v.s.load.running
     return None if waiting is None or running is None else waiting > 1 + v.t["calm_queue_ratio"] * running
 
 
@@ -581,9 +584,18 @@ FACTS: Final[tuple[Fact, ...]] = (
         "many_wait_now",
         "many requests are waiting now",
         "few or no requests are waiting now",
-        _many_wait,
+        lambda v: _many(v, v.s.load.waiting),
         "{queue}",
         "{many_missing}",
+    ),
+    Fact(
+        "many_waited_recently",
+        "many requests waited in the last {recent_window_seconds} s",
+        "few or no requests waited in the last {recent_window_seconds} s",
+        lambda v: _many(v, v.recent.waiting_most),
+        "{waiting_most}",
+        "{many_missing}",
+        "number of requests waiting in the last {recent_window_seconds} s",
     ),
     Fact(
         "queue_short",
@@ -1214,6 +1226,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "in_flight": lambda v: _some(v.s.load.in_flight),
     "readings": lambda v: "" if v.readings <= 1 else str(v.readings),
     "waiting_mean": lambda v: f"{number(v.recent.waiting_mean, 1)} on average" if v.recent.waiting_mean else "",
+    "waiting_most": lambda v: f"at most {number(v.recent.waiting_most)}" if v.recent.waiting_most else "",
     "last_preemptions": lambda v: number(v.s.kv.preemptions_recently),
     "silent": lambda v: number(v.s.kv.preemptions_inferred),
     "preemptions_counted": lambda v: number(v.s.kv.preemptions_counted),

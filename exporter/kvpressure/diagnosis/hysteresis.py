@@ -75,8 +75,12 @@ class VerdictHysteresis:
         return self._doubted(current)
 
     def _doubted(self, current: Finding) -> Finding:
-        """``current``, without confidence if it is healthy or idle: something else is found."""
-        return replace(current, grade=min(current.grade, Grade.DOUBTFUL)) if current.verdict in GOOD else current
+        """``current``; if it is healthy or idle, without confidence and without a row, because none of its rows
+        holds any more.
+        """
+        if current.verdict not in GOOD:
+            return current
+        return replace(current, grade=min(current.grade, Grade.DOUBTFUL), row="")
 
     def _publish(self, t: float, finding: Finding, changed: bool) -> Finding:
         if changed:

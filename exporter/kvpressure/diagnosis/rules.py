@@ -553,6 +553,13 @@ users_may_suffer = (
     | (yes("api_server_saturated") & maybe("outside_engine_time"))
 ).called("users may be affected", "nothing shows that users are affected")
 
+_well = (
+    no("no_progress")
+    & ~unknown("kv_full")
+    & ~(yes("kv_full") & (yes("preempting") | yes("waited_recently")))
+    & ~users_may_suffer
+).called("all is well with the requests that run")
+
 HEALTHY: Final = Verdict(
     "healthy",
     "Tokens flow",
@@ -586,16 +593,8 @@ HEALTHY: Final = Verdict(
             "running requests",
             verdict="unknown",
         ),
-        Row(
-            "nobody waits",
-            no("no_progress")
-            & ~unknown("queue_present")
-            & ~unknown("kv_full")
-            & ~(yes("kv_full") & (yes("preempting") | yes("waited_recently")))
-            & ~users_may_suffer
-            & unsure("many_wait_now"),
-            STRONG,
-        ),
+        Row("nobody waits", _well & no("waited_recently"), STRONG),
+        Row("few wait, and briefly", _well & no("many_waited_recently"), LIKELY),
         Row("users may be affected", users_may_suffer, DOUBTFUL, "why requests are slow although nobody waits"),
         Row("no queue lasts", ALWAYS, DOUBTFUL),
     ),
@@ -617,7 +616,7 @@ HEALTHY: Final = Verdict(
         "tokens flow and no queue lasts. `compute_bound` where prefill starves decoding, `unknown` where "
         "running requests hardly get tokens"
     ),
-    confident=("KV usage and queue are known, and nothing says that users suffer: latency, throughput, step time, CPU"),
+    confident="KV usage is known, few or none waited, and nothing says that users suffer",
 )
 
 UNDECIDED: Final = Verdict(

@@ -140,6 +140,9 @@ class _Engine:
         self._finish(done, of, of("queue", 0.01), of("inference", 6.0))
         if of("generated"):
             self.histograms[r.INTER_TOKEN].add(of("token", 0.03), of("generated") * seconds)
+        if of("steps"):
+            steps = self.histograms.setdefault(r.ITERATION_TOKENS, _Histogram(TOKENS))
+            steps.add((of("prompt") + of("generated")) / of("steps"), of("steps") * seconds)
         gauges = {
             name: value
             for name, value in (

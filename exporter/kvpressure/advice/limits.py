@@ -6,16 +6,17 @@ from math import floor
 
 from kvpressure.capacity.rounding import context_limit
 from kvpressure.model.signals import Signals
+from kvpressure.model.state import STEP_TOKENS
 from kvpressure.settings.thresholds import Thresholds
 
 
-def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
+def max_num_seqs(s: Signals, verdict: str, t: Thresholds, stage: str | None = None) -> float | None:
     """Recommended ``max_num_seqs``, or ``None``. Under KV pressure a cut: 25-50 % (documented) of the concurrency
     reached, sized by what the cache holds at the current request lengths; none if one request runs. Where the limit
     binds, a raise: to what the cache holds, at most doubled.
     """
     if verdict == "concurrency_limited":
-        return _raised_num_seqs(s, t)
+        return None if stage == STEP_TOKENS else _raised_num_seqs(s, t)
     if verdict != "kv_pressure" or s.load.kv_role == "kv_producer":  # its blocks wait to be pulled, whatever runs
         return None
     fits = s.load.limits.get("kv_capacity")
@@ -46,10 +47,24 @@ def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
     return float(min(floor(fits), floor(t["max_num_seqs_raise_ratio"] * limit)))
 
 
-def max_num_batched_tokens(current: float | None, verdict: str, t: Thresholds) -> float | None:
-    """Half of the current token budget, at least the floor; ``None`` without KV pressure or a known budget."""
+def past_peak(s: Signals) -> float | None:
+    """``max_num_seqs`` at which the most tokens came, of the last 15 minutes; ``None`` where it is unknown or not below
+    the limit.
+    """
+    peak, limit = s.batch.peak_batch, s.load.max_num_seqs
+    return None if peak is None or limit is None or round(peak) >= limit else float(max(1, round(peak)))
+
+
+def max_num_batched_tokens(current: float | None, verdict: str, stage: str | None, t: Thresholds) -> float | None:
+    """Under KV pressure, half of the current token budget, at least the floor. Where steps use it up, the usual budget,
+    or double of one that is as large. ``None`` otherwise, or without a known budget.
+    """
+    if current is None:
+        return None
+    if stage == STEP_TOKENS and verdict == "concurrency_limited":
+        return max(t["max_num_batched_tokens_usual"], 2 * current)
     least = t["max_num_batched_tokens_floor"]
-    if verdict != "kv_pressure" or current is None or current <= least:
+    if verdict != "kv_pressure" or current <= least:
         return None
     return float(max(least, floor(current * (1 - t["max_num_batched_tokens_cut_ratio"]))))
 

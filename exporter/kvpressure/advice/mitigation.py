@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Final
 
+from kvpressure.advice.limits import past_peak
 from kvpressure.advice.plan import MitigationStep, PlanInput, pressure_plan
 from kvpressure.advice.triage import is_pod
 from kvpressure.advice.wording import (
@@ -23,7 +24,7 @@ from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.reasons import TARGET_LIMIT
-from kvpressure.model.state import EngineState
+from kvpressure.model.state import STEP_TOKENS, EngineState
 from kvpressure.settings.thresholds import Thresholds
 
 NOT_NOW: Final = "Skip for now: "  # begins the title of an action that does not help at present
@@ -140,11 +141,77 @@ def _two_limits(engine: EngineState) -> MitigationPlan:
     )
 
 
+def _step_budget(engine: EngineState, t: Thresholds) -> MitigationPlan:
+    """The plan where steps use up their token budget."""
+    s, (flag, now) = engine.signals, _flag(engine, "max_num_batched_tokens")
+    called, usual = dialect(engine.dialect).called("max_num_batched_tokens"), t["max_num_batched_tokens_usual"]
+    text = f"{named('Tokens in a step', number_text(_round(s.batch.step_tokens)))}. {named('Current value', now)}. "
+    if not flag:
+        text += f"Look the value up in the start-up log; if it is below {usual:.0f}, set it to {usual:.0f}. "
+    return MitigationPlan(
+        f"Let each step compute more tokens: steps use up {called}, and the KV cache is not full. Lower limits would"
+        " make the queue longer.",
+        (
+            Action(
+                f"Raise {called}",
+                f"{text}{named('KV cache peak', percent_text(s.kv.kv_used_ratio_max))}. A larger budget takes"
+                " GPU memory for activations, and steps that compute long prompts take longer"
+                f" ({named('p95 time per output token now', seconds_text(s.latency.inter_token.get('0.95')))}).",
+                (flag,) if flag else (),
+            ),
+            _roll_out(engine),
+            _replicas(engine),
+        ),
+    )
+
+
+def _past_peak(engine: EngineState) -> MitigationPlan:
+    """The plan where ``max_num_seqs`` is reached and throughput was higher with fewer requests at once."""
+    s, one = engine.signals, dialect(engine.dialect)
+    called, best, (_, now) = one.called("max_num_seqs"), past_peak(s), _flag(engine, "max_num_seqs")
+    text = (
+        f"{named('Current value', now)}. Steps take {number_text(s.batch.step_ratio)} × as long as the fastest steps of"
+        " a similar batch size. "
+    )
+    return MitigationPlan(
+        f"Do not raise {called}: steps have become slower and throughput has fallen. More requests at once would slow"
+        " all of them.",
+        (
+            Action(
+                f"Leave {called} where it is",
+                f"{text}Number of running requests with the most output tokens/s: not below {called}, or unknown.",
+            )
+            if best is None
+            else Action(
+                f"Lower {called}",
+                f"{text}In the last 15 minutes, most output tokens came with about {number_text(best)} requests"
+                " running.",
+                (f"{one.flag('max_num_seqs')} {value_text(best)}",),
+            ),
+            Action(
+                "Find what slowed the steps",
+                "Batches larger than the engine's CUDA graphs, longer contexts, and lower GPU clocks slow every step.",
+            ),
+            _replicas(engine),
+        ),
+    )
+
+
+def _replicas(engine: EngineState) -> Action:
+    return Action(
+        "Or add replicas",
+        f"{named('Requests waiting', number_text(engine.signals.load.waiting))}. More replicas share the queue.",
+    )
+
+
 def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
-    del t
-    full = engine.diagnosis.evidence.get("kv_full")
-    if full is not None and full.value is True:
+    facts = {name: fact.value for name, fact in engine.diagnosis.evidence.items()}
+    if engine.diagnosis.stage == STEP_TOKENS:
+        return _step_budget(engine, t)
+    if facts.get("kv_full") is True:
         return _two_limits(engine)
+    if facts.get("steps_slower") is True and facts.get("throughput_fell") is not False:
+        return _past_peak(engine)
     s, (flag, now) = engine.signals, _flag(engine, "max_num_seqs")
     called = dialect(engine.dialect).called
     fits = s.load.limits.get("kv_capacity")

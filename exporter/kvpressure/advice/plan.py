@@ -445,7 +445,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     least_of = _called(engine, "max_num_seqs")
     cost = "long prompts take more steps, so time to first token rises"
     value = limit.recommended
-    if value is None:
+    if value is None or (limit.value is not None and value > limit.value):  # a raise, for another verdict
         small = limit.value is not None and limit.value <= least
         look_up = "look it up in the start-up log, then " if limit.value is None else ""
         return MitigationStep(

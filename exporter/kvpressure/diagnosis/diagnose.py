@@ -10,7 +10,7 @@ from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import STAGES, Diagnosis, Sentences
+from kvpressure.model.state import STAGES, STEP_TOKENS, Diagnosis, Sentences
 from kvpressure.settings.thresholds import Thresholds
 
 
@@ -77,9 +77,9 @@ class Diagnoser:
         )
 
     def _stage_of(self, finding: Finding, facts: Facts) -> str | None:
-        """The stage. It never falls back while requests wait and none finishes."""
+        """The stage. That of KV pressure never falls back while requests wait and none finishes."""
         before, self._stage = self._stage, finding.stage
         stuck = facts["queue_present"] is True and facts["finishing"] is False
-        if before is not None and finding.stage is not None and stuck:
+        if stuck and before not in (None, STEP_TOKENS) and finding.stage not in (None, STEP_TOKENS):
             self._stage = max(before, finding.stage, key=STAGES.index)
         return self._stage

@@ -129,7 +129,7 @@ def find(table: Verdict, facts: Facts) -> Finding | None:
         row.verdict or table.name,
         grade,
         f"{table.title}: {row.name}",
-        _stage(table, facts) if (row.verdict or table.name) == "kv_pressure" else None,
+        None if (row.verdict or table.name) == "unknown" else _stage(table, facts),
         tuple(leaf.name for leaf in table.supports if _speaks(leaf, facts) and leaf.name not in against),
         tuple(against),
         (*said, *inputs),

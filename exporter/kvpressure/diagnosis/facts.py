@@ -338,6 +338,16 @@ def _held_for_others(v: View) -> bool | None:
     return held and (load.running or 0.0) < v.t["host_min_requests"]
 
 
+def _budget_used(v: View) -> bool | None:
+    tokens, budget = v.s.batch.step_tokens, v.s.load.max_num_batched_tokens
+    return None if tokens is None or budget is None else tokens >= v.t["step_tokens_full_ratio"] * budget
+
+
+def _steps_small(v: View) -> bool | None:
+    tokens, budget = v.s.batch.step_tokens, v.s.load.max_num_batched_tokens
+    return None if tokens is None else max(tokens, budget or 0.0) < v.t["max_num_batched_tokens_floor"]
+
+
 _NO_PROGRESS_KNOWN: Final = "no requests in flight, or the engine publishes no token counters"
 _NO_CGROUP: Final = "the container's cgroup was not read"
 _LIMIT_SOURCES: Final = {
@@ -562,6 +572,25 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: least(v.s.load.running, v.t["host_min_requests"]),
         "{running}",
         question="running requests",
+    ),
+    # --- the token budget of a step
+    Fact(
+        "step_budget_used",
+        "steps use up their token budget",
+        "steps do not use up their token budget",
+        _budget_used,
+        "{step_tokens} tokens a step, {max_num_batched_tokens} {step_budget}",
+        "{budget_missing}",
+        "whether steps use up their token budget ({max_num_batched_tokens})",
+    ),
+    Fact(
+        "steps_small",
+        "steps compute fewer than {max_num_batched_tokens_floor} tokens, and no larger budget is known",
+        "steps compute {max_num_batched_tokens_floor} tokens or more, or their budget allows it",
+        _steps_small,
+        "{step_tokens} tokens a step",
+        "the engine does not count its steps, or no output token came in the last half minute",
+        "tokens in a step",
     ),
     # --- the queue
     Fact(
@@ -1028,6 +1057,11 @@ def _limit_missing(v: View) -> str:
     return _missing(("running requests", load.running), (limit, load.max_num_seqs))
 
 
+def _budget_missing(v: View) -> str:
+    budget = dialect(v.s.dialect).called("max_num_batched_tokens")
+    return _missing(("tokens in a step", v.s.batch.step_tokens), (budget, v.s.load.max_num_batched_tokens))
+
+
 def _short_missing(v: View) -> str:
     return _missing(
         ("running requests", v.s.load.running),
@@ -1192,7 +1226,9 @@ def _preemption_counts(v: View) -> str:
     )
 
 
-_WORDS: Final = frozenset({"max_num_seqs", "preempted", "preemptions"})  # an engine may have its own
+_WORDS: Final = frozenset(
+    {"max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions"}
+)  # an engine may have its own
 _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "deferred_where": _deferred_where,
     "deferred_missing": _deferred_missing,
@@ -1205,6 +1241,9 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     ),
     "limit_missing": _limit_missing,
     "many_missing": lambda v: _missing(("waiting requests", v.s.load.waiting), ("running requests", v.s.load.running)),
+    "budget_missing": _budget_missing,
+    "step_tokens": lambda v: number(v.s.batch.step_tokens),
+    "step_budget": lambda v: number(v.s.load.max_num_batched_tokens),
     "short_missing": _short_missing,
     "prefill_missing": _prefill_missing,
     "kv": lambda v: percent(v.s.kv.kv_used_ratio),

@@ -118,6 +118,13 @@ REASONS: Final = (
         "running requests: max_num_seqs is reached",
     ),
     Reason(
+        "step_tokens",
+        ("concurrency_limited",),
+        ("step_budget_used",),
+        lambda s: s.batch.step_tokens,
+        "tokens in a step: the token budget is used up",
+    ),
+    Reason(
         "kv",
         ("kv_pressure",),
         ("kv_full", "kv_near_full", "head_of_line_blocked"),

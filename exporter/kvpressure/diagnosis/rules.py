@@ -12,6 +12,7 @@ from typing import Final
 
 from kvpressure.diagnosis.evaluate import Grade, Lower, Row, Verdict
 from kvpressure.diagnosis.logic import ALWAYS, Condition, maybe, no, unknown, unsure, yes
+from kvpressure.model.state import STEP_TOKENS
 
 CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LIKELY, Grade.DOUBTFUL, Grade.GUESS
 
@@ -378,6 +379,40 @@ _gpu_may_bind = (
     (unknown("gpu_computes") | yes("gpu_of_others")) & maybe("gpu_saturated") & yes("prefill_dominates")
 ).called("prefill may saturate the GPU")
 
+STEP_BUDGET: Final = Verdict(
+    "concurrency_limited",
+    "Step budget",
+    requires=lasting_queue
+    & (unsure("running_at_limit") | yes("limit_is_observed"))
+    & unsure("kv_near_full")
+    & ~may_not_fit
+    & unsure("steps_slower")  # where a full step takes much longer, its tokens cost time: the GPU is the limit
+    & ~_gpu_at_peak,
+    rows=(
+        Row("used up", yes("step_budget_used") & (yes("steps_small") | no("gpu_computes")), STRONG),
+        Row(
+            "small steps",
+            unknown("step_budget_used")
+            & yes("steps_small")
+            & yes("prefill_dominates")
+            & yes("queue_for_capacity")
+            & unsure("running_plateau"),
+            DOUBTFUL,
+            "{max_num_batched_tokens}, which keeps the steps small (needs the arguments or the start-up log)",
+        ),
+    ),
+    lower=(Lower(unknown("kv_full"), by=2),),
+    stages=((STEP_TOKENS, ALWAYS),),
+    supports=_all_yes("step_budget_used", "steps_small", "queue_present", "prefill_dominates"),
+    missing=(_KV, _GPU),
+    when="a queue lasts below max_num_seqs, and fast steps use up max_num_batched_tokens",
+    confident="that budget is known and small, or the GPU is below its peak",
+)
+
+_slower_with_more = (yes("steps_slower") & maybe("throughput_fell")).called(
+    "steps are slower and throughput has fallen", "throughput has not fallen"
+)
+
 CONCURRENCY_LIMITED: Final = Verdict(
     "concurrency_limited",
     "Concurrency limited",
@@ -389,6 +424,12 @@ CONCURRENCY_LIMITED: Final = Verdict(
             yes("kv_full"),
             DOUBTFUL,
             "which of the two binds: with a higher {max_num_seqs} the cache would, so do not raise it",
+        ),
+        Row(
+            "steps slower, throughput down",
+            _slower_with_more,
+            DOUBTFUL,
+            "why steps are slow: with a higher {max_num_seqs} they may be slower still, so do not raise it",
         ),
         Row("limit read", yes("limit_is_stated"), CERTAIN),
         Row("limit is a default", yes("limit_is_default"), STRONG),
@@ -405,10 +446,10 @@ CONCURRENCY_LIMITED: Final = Verdict(
         Lower(may_not_fit, against=("any_prompt_fits",)),
     ),
     supports=_all_yes("running_at_limit", "queue_present"),
-    against=_all_yes("kv_full", "gpu_starved"),
+    against=_all_yes("kv_full", "gpu_starved", "steps_slower", "throughput_fell"),
     missing=(_KV, _TOKENS),
-    when="as many requests run as max_num_seqs allows, and a queue lasts",
-    confident="KV usage is known and below full, the queue is long or slow, and the GPU is not at its peak",
+    when="max_num_seqs is reached, and a queue lasts",
+    confident="KV usage is below full, steps are fast, and the GPU is below its peak",
 )
 
 # --- the host ---------------------------------------------------------------------------------------------------------
@@ -508,7 +549,7 @@ HOST_BOUND: Final = Verdict(
     when="the CPU is throttled, contended or at its limit, the GPU starves, or time is lost outside the engine",
     confident=(
         "the CPU is throttled most of the time and steps are at least {steps_slower_ratio} × slower, or the "
-        "GPU starves while {host_min_requests} or more requests run and users suffer"
+        "GPU starves while several requests run and users suffer"
     ),
 )
 
@@ -677,6 +718,7 @@ DESIGNED: Final = (
     replace(HOST_BOUND, requires=deferred),
     DEFERRED,
     KV_PRESSURE,
+    STEP_BUDGET,
     CONCURRENCY_LIMITED,
     HOST_BOUND,
     COMPUTE_BOUND,

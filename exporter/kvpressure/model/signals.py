@@ -182,6 +182,8 @@ class BatchSignals:
         )
     )
     step_seconds: float | None = None  # mean inter-token latency over the last 30 s
+    step_tokens: float | None = None  # tokens that a step computed, mean of the last 30 s
+    peak_batch: float | None = None  # mean batch of the quarter minute with the most tokens/s, of the last 15 minutes
     # Step time of the last 15 s against the fastest comparable one of the last 15 minutes
     step_ratio: float | None = None
     running_histogram: Mapping[float, int] = published(_BATCH_SAMPLES, default=dict, total="running_samples_sum")
@@ -218,6 +220,7 @@ class LoadSignals:
     )
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None  # args, log, default, observed
+    max_num_batched_tokens: float | None = None  # the token budget of a step
     concurrency_ratio: float | None = published(
         gauge(
             "concurrency_ratio",

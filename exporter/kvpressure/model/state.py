@@ -32,7 +32,11 @@ VERDICTS: Final = (
 )
 CALM: Final = ("healthy", "idle")
 """Verdicts with nothing to do."""
-STAGES: Final = ("building", "saturated", "thrashing", "failing")
+STEP_TOKENS: Final = "step_tokens"
+STAGES: Final = ("building", "saturated", "thrashing", "failing", STEP_TOKENS)
+"""Stages of KV pressure from mild to severe, and which limit a ``concurrency_limited`` engine has reached where it is
+not the one on running requests.
+"""
 SIGNATURE_CONDITIONS: Final = (
     "gpu_memory_high",
     "gpu_utilization_low",

@@ -354,7 +354,9 @@ class Pipeline:
         if known is not None and page is not None:
             args, limits = known.merged, engine.limits(known)
             features = engine.features(args, page.flavour, (*(last.gauges if last else ()), *page.page))
-        seqs, length = limits.get("max_num_seqs"), limits.get("max_model_len")
+        seqs, tokens, length = (
+            limits.get(name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        )
         pod = track.pod
         allocator = [rank for rank in snapshot.allocator if (rank.namespace, rank.pod) == pod]
         return EngineContext(
@@ -364,6 +366,7 @@ class Pipeline:
             limits=LimitContext(
                 seqs.value if seqs else None,
                 seqs.source if seqs else None,
+                tokens.value if tokens else None,
                 length.value if length else None,
                 args,
                 features,
@@ -460,8 +463,10 @@ class Pipeline:
         values = {name: found[name].value if name in found else None for name in LIMITS}
         confident = diagnosis.verdict if diagnosis.confidence >= t["confident"] else "unknown"
         recommended = {
-            "max_num_seqs": advice.max_num_seqs(s, confident, t),
-            "max_num_batched_tokens": advice.max_num_batched_tokens(values["max_num_batched_tokens"], confident, t),
+            "max_num_seqs": advice.max_num_seqs(s, confident, t, diagnosis.stage),
+            "max_num_batched_tokens": advice.max_num_batched_tokens(
+                values["max_num_batched_tokens"], confident, diagnosis.stage, t
+            ),
             "gpu_memory_utilization": advice.gpu_memory_utilization(
                 s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), t
             ),

@@ -165,7 +165,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "verdict_confidence",
         "gauge",
         "Confidence of the current verdict, 0-1; 0.7 and above counts as confident. One series for each engine: its "
-        "labels are the verdict and the stage of KV pressure (empty without pressure).",
+        "labels are the verdict and the stage (empty without one).",
         (*ENGINE, "verdict", "stage"),
     ),
     _m("verdict_since_timestamp_seconds", "gauge", "Time at which the current verdict began.", ENGINE),
@@ -202,7 +202,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "pressure_stage",
         "gauge",
-        "1 for the current stage of KV pressure, 0 for every other stage; all 0 without pressure (state set).",
+        "1 for the current stage, 0 for every other stage; all 0 without one (state set). Stages of kv_pressure:"
+        " building, saturated, thrashing, failing. Stage of concurrency_limited: step_tokens, if steps use up their"
+        " token budget (max_num_batched_tokens).",
         (*ENGINE, "stage"),
     ),
     _m("condition", "gauge", "Named condition, 1 true or 0 false.", (*ENGINE, "condition"), "the condition is unknown"),

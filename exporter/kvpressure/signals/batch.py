@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvpressure.model import readings as r
-from kvpressure.model.signals import BatchSignals
+from kvpressure.model.signals import BatchSignals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.plugin_steps import StepWindow
 from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, EngineWindow, quantile
@@ -70,6 +70,10 @@ class FastestStep:
             points.append((t, step, batch))
         return step / min(expected) if expected else None
 
+    def peak_batch(self) -> float | None:
+        """Batch size of the point with the most tokens/s; ``None`` without points."""
+        return max(((size / fast, size) for _, fast, size in self._points), default=(0.0, None))[1]
+
 
 def compute(
     window: EngineWindow,
@@ -80,6 +84,7 @@ def compute(
     now: float = 0.0,
     fastest: FastestStep | None = None,
     preempting: bool = False,
+    flow: ThroughputSignals | None = None,
 ) -> BatchSignals:
     """Batch size over the last minute (quantiles) and half minute (mean), and its collapse.
 
@@ -107,11 +112,27 @@ def compute(
         batch_p95=p95,
         batch_p99=p99,
         step_seconds=step,
+        step_tokens=None if flow is None else _step_tokens(window, flow, step),
+        peak_batch=None if fastest is None else fastest.peak_batch(),
         step_ratio=ratio,
         batch_collapse_ratio=collapse(window, p95, limit),
         running_histogram=histogram.cumulative(),
         running_samples_sum=histogram.total,
     )
+
+
+def _step_tokens(window: EngineWindow, flow: ThroughputSignals, step: float | None) -> float | None:
+    """Tokens that a step computes, prompts and outputs together: their rate times the step time, at most what the
+    engine books for a step. (It books a prompt whole, in the step of its first token, so its own mean is too high
+    where prompts are computed in parts.) ``None`` for an engine that does not count its steps, because its prompts
+    may be computed in steps of their own.
+    """
+    booked = window.observed(r.ITERATION_TOKENS, HALF_MINUTE)
+    most = None if booked is None else booked[0].mean()
+    computed, generated = flow.prompt_tokens_computed_per_second, flow.generation_tokens_per_second
+    if most is None or step is None or computed is None or generated is None:
+        return None
+    return min(most, (computed + generated) * step)
 
 
 def _mean_and_step(window: EngineWindow, seconds: float, preempting: bool) -> tuple[float | None, float | None]:

@@ -172,6 +172,7 @@ class EngineTracker:
         self._follow_device(around, held, load)
         finished = requests.finished_per_second(window)
         times = latency.compute(window, self._baseline, self._calm(cache.kv, load), finished, t)
+        flow = self._throughput(load)
         return Signals(
             time=around.now,
             dialect=self.reading.dialect if self.reading else "",
@@ -186,10 +187,11 @@ class EngineTracker:
                 around.now,
                 self._fastest,
                 bool(cache.kv.preemptions_counted or cache.kv.preemptions_inferred),
+                flow,
             ),
             context=context.compute(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=times,
-            throughput=self._throughput(load),
+            throughput=flow,
             requests=requests.compute(window, finished, times, t),
             progress=progress.compute(window, self._progress, self._contact(around), t),
             memory=memory.compute(
@@ -221,9 +223,13 @@ class EngineTracker:
         configured = SequenceLimit(limits.max_num_seqs, limits.max_num_seqs_source)
         load = concurrency.compute(self.window, configured, cache.kv, cache.shape.mean_context, self._thresholds)
         has = limits.features
-        if not has.lora and has.kv_role is None:
-            return load
-        return replace(load, lora=has.lora, kv_role=has.kv_role, waits_for_blocks=has.waits_for_blocks)
+        return replace(
+            load,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            lora=has.lora,
+            kv_role=has.kv_role,
+            waits_for_blocks=has.waits_for_blocks,
+        )
 
     def _throughput(self, load: LoadSignals) -> ThroughputSignals:
         flow = throughput.compute(self.window, self._trend)

@@ -52,6 +52,7 @@ class LimitContext:
 
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None
+    max_num_batched_tokens: float | None = None
     max_model_len: float | None = None
     args: EngineArgs = field(default_factory=EngineArgs)
     features: Features = field(default_factory=Features)

@@ -12,7 +12,7 @@ from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import conditions
 from kvpressure.engines.registry import dialect
-from kvpressure.model.state import CALM
+from kvpressure.model.state import CALM, STEP_TOKENS
 from kvpressure.publish.engine_order import fine, worst_first
 from kvpressure.publish.links import RUNBOOK_FOLDER, Links
 from kvpressure.recording.timeline import clock
@@ -37,12 +37,17 @@ TWO_LIMITS: Final = (
 )
 
 
+STEP_BUDGET: Final = "steps use up {max_num_batched_tokens}; the KV cache is not full"
+
+
 def cause(view: EngineView) -> str:
     """The verdict's cause in words."""
     full = view.diagnosis.evidence.get("kv_full")
     two = view.verdict == "concurrency_limited" and full is not None and full.value is True
     called = dialect(view.engine.dialect).called
-    words = {name: called(name) for name in ("max_num_seqs", "preempted", "preemptions")}
+    words = {name: called(name) for name in ("max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions")}
+    if view.diagnosis.stage == STEP_TOKENS:
+        return STEP_BUDGET.format_map(words)
     return (TWO_LIMITS if two else CAUSES[view.verdict]).format_map(words)
 
 

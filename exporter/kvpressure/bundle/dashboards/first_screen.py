@@ -56,11 +56,12 @@ STAGES: Final = texts(
     saturated=("saturated", ORANGE),
     thrashing=("thrashing", RED),
     failing=("failing", WINE),
+    step_tokens=("step tokens", YELLOW),
 )
 # They begin with the title of the first action on the exporter's page.
 FIRST_ACTIONS: Final = {
     "kv_pressure": "Cap input and output tokens at the edge",
-    "concurrency_limited": "Raise max_num_seqs: KV cache not full",
+    "concurrency_limited": "Raise max_num_seqs (stage step tokens: max_num_batched_tokens)",
     "compute_bound": "Find the client that sends the most prompt tokens",
     "host_bound": "Give the container more CPU",
     "stalled": "Save the evidence, then restart the pod",
@@ -122,7 +123,7 @@ def _engines(site: DashboardContext) -> Json:
         PanelQuery(
             worst(engine("pressure_stage", by="stage") + " == 1"),
             table=True,
-            optional="no engine is under KV pressure",
+            optional="no engine has a verdict with stages",
             part='Column "Stage"',
         ),
         PanelQuery(worst(f"time() - {engine('verdict_since_timestamp_seconds')}"), table=True),

@@ -1,0 +1,230 @@
+"""The limits of the scheduler other than the KV cache: the token budget of a step, ``max_num_seqs`` past the batch
+size that gives the most tokens, and requests that it defers for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvpressure.advice.mitigation import MitigationPlan, plan
+from kvpressure.cli import main
+from kvpressure.model.state import STEP_TOKENS, EngineState
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.recording.reader import Reader
+from kvpressure.settings.thresholds import builtin
+from tests.diagnosis.servers import CONFIDENT, after, cycle, play
+
+RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings" / "vllm-cpu-2026"
+BUDGET_64 = RECORDINGS / "19-prefill-budget64.jsonl.gz"
+T = builtin()
+
+
+def replayed(path: Path, *, args: bool = True) -> Iterator[EngineState]:
+    """The recording's engine, tick by tick, with or without its arguments."""
+    pipeline = Pipeline()
+    with Reader(path) as reader:
+        for snapshot in reader:
+            pages = snapshot.pages if args else tuple(replace(page, args=()) for page in snapshot.pages)
+            yield from pipeline.observe(replace(snapshot, pages=pages)).engines
+
+
+def flags(made: MitigationPlan) -> list[str]:
+    return [flag for action in made.actions for flag in action.flags]
+
+
+# --- the token budget of a step ---------------------------------------------------------------------------
+
+
+def test_a_step_budget_that_is_used_up_is_no_saturated_gpu() -> None:
+    """With 64 tokens a step, 22 of 24 requests wait; with 2 048, twice as many are answered."""
+    states = list(replayed(BUDGET_64))
+    assert "compute_bound" not in {state.diagnosis.verdict for state in states}
+    sure = [state for state in states if state.diagnosis.confidence >= CONFIDENT]
+    assert len(sure) > len(states) / 2
+    for state in sure:
+        assert (state.diagnosis.verdict, state.diagnosis.stage) == ("concurrency_limited", STEP_TOKENS)
+        assert state.diagnosis.evidence["step_budget_used"].value is True
+        assert state.limits["max_num_seqs"].recommended is None
+        assert flags(plan(state, T)) == ["--max-num-batched-tokens 2048"]
+
+
+def test_diagnose_and_mitigate_raise_the_step_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("diagnose", "mitigate"):
+        main([command, str(BUDGET_64)])
+        said = capsys.readouterr().out
+        assert "Raise max_num_batched_tokens: --max-num-batched-tokens 2048" in said
+        assert "--max-num-seqs" not in said.split("rule:")[-1]
+
+
+def test_small_steps_show_the_budget_without_arguments_but_not_surely() -> None:
+    states = list(replayed(BUDGET_64, args=False))
+    assert not [state for state in states if state.diagnosis.confidence >= CONFIDENT]
+    assert (states[-1].diagnosis.verdict, states[-1].diagnosis.stage) == ("concurrency_limited", STEP_TOKENS)
+    made = plan(states[-1], T)
+    assert flags(made) == []
+    assert "2048" in made.actions[0].text
+
+
+def test_the_same_load_with_a_large_budget_is_kv_pressure() -> None:
+    for state in replayed(RECORDINGS / "19b-prefill-budget2048.jsonl.gz"):
+        assert state.diagnosis.stage != STEP_TOKENS
+        assert state.diagnosis.evidence["step_budget_used"].value is not True
+
+
+FULL_STEPS = {
+    "running": cycle(20, 24, 28),
+    "waiting": 30.0,
+    "kv": 0.3,
+    "generated": 400.0,
+    "prompt": 20_080.0,  # 5 steps a second of 4 096 tokens
+    "steps": 5.0,
+    "token": 0.2,
+    "finished": 2.0,
+    "queue": 8.0,
+}
+LARGE = ("--max-num-seqs", "256", "--max-num-batched-tokens", "4096")
+PEAK = {"tensor_activity_ratio": 0.8, "dram_activity_ratio": 0.5, "sm_activity_ratio": 0.9}
+BELOW = {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.3, "sm_activity_ratio": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "change", "value"),
+    [
+        (BELOW, {}, 8192.0),
+        (PEAK, {}, None),
+        ({}, {}, None),
+        (
+            BELOW,
+            {
+                "token": after(60, 0.05, 0.2),
+                "generated": after(60, 400.0, 100.0),
+                "prompt": after(60, 400.0, 20_380.0),
+            },
+            None,
+        ),
+        (BELOW, {"prompt": 6_000.0}, None),
+        (BELOW, {"steps": 0.0}, None),
+    ],
+    ids=["GPU below its peak", "at its peak", "activity unknown", "full steps are slow", "steps not full", "no steps"],
+)
+def test_a_large_budget_is_raised_only_where_the_gpu_has_time_left(gpu, change, value) -> None:
+    said = play(100, args=LARGE, gpu=gpu, **FULL_STEPS | change)
+    assert (said.last.stage == STEP_TOKENS) is (value is not None)
+    assert said.states[-1].limits["max_num_batched_tokens"].recommended == value
+
+
+def test_the_limit_on_requests_comes_first() -> None:
+    reached = play(60, args=("--max-num-seqs", "28", *LARGE[2:]), gpu=BELOW, **FULL_STEPS | {"running": 28.0})
+    assert (reached.verdict, reached.last.stage) == ("concurrency_limited", None)
+
+
+def test_another_engine_raises_its_own_limit() -> None:
+    state = list(replayed(BUDGET_64))[-1]
+    assert flags(plan(replace(state, dialect="sglang"), T)) == ["--chunked-prefill-size 2048"]
+
+
+# --- past the batch size that gives the most tokens -------------------------------------------------------
+
+CROSSED = {
+    "running": after(300, 90.0, 96.0),
+    "waiting": after(300, 0.0, 20.0),
+    "kv": 0.3,
+    "generated": after(300, 2000.0, 520.0),
+    "token": after(300, 0.045, 0.185),
+    "prompt": 500.0,
+    "finished": after(300, 8.0, 2.0),
+    "queue": after(300, 0.01, 9.0),
+    "length": 200.0,
+}
+
+
+def test_a_limit_past_the_peak_of_throughput_is_not_raised() -> None:
+    said = play(600, args=("--max-num-seqs", "96"), **CROSSED)
+    assert said.verdict == "concurrency_limited"
+    assert "concurrency_limited" not in said.confidently(345)
+    for state in said.states[345:]:
+        assert state.limits["max_num_seqs"].recommended is None
+    made = plan(said.states[-1], T)
+    assert not [action for action in made.actions if action.title.startswith("Raise")]
+    assert flags(made) == ["--max-num-seqs 90"]
+    assert {"steps_slower", "throughput_fell"} <= {
+        name for name, fact in said.last.evidence.items() if fact.text in said.last.opposing
+    }
+
+
+def test_a_limit_on_the_way_up_is_raised() -> None:
+    steady = CROSSED | {"generated": after(300, 2000.0, 2100.0), "token": 0.045, "finished": 8.0}
+    said = play(600, args=("--max-num-seqs", "96"), **steady)
+    assert said.confidently(330) == {"concurrency_limited"}
+    assert flags(plan(said.states[-1], T))[0].startswith("--max-num-seqs 1")
+
+
+# --- deferred for ever ------------------------------------------------------------------------------------
+
+DEFERRED = {
+    "running": after(200, 12.0, 0.0),
+    "waiting": after(200, 0.0, 8.0),
+    "deferred": after(200, 0.0, 8.0),
+    "kv": after(200, 0.3, 0.05),
+    "generated": after(200, 600.0, 0.0),
+    "prompt": after(200, 300.0, 0.0),
+    "finished": after(200, 1.0, 0.0),
+}
+OFFLOADING = ("--kv-transfer-config", '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}')
+
+
+@pytest.mark.parametrize("args", [(), OFFLOADING], ids=["plain", "offloading"])
+@pytest.mark.parametrize("gpus", [(), (0.0,)], ids=["GPU unknown", "GPU idle"])
+def test_requests_deferred_without_progress_are_stalled_after_a_bounded_time(args, gpus) -> None:
+    said = play(200 + 180, args=("--max-num-seqs", "64", *args), gpus=gpus, **DEFERRED)
+    assert said.said(225) >= {"unknown", "stalled"}
+    assert said.confidently(200 + 120) == {"stalled"}
+    assert "deferred" in said.last.missing[0]
+
+
+def test_deferred_requests_while_others_run_are_not_stalled() -> None:
+    served = play(400, **DEFERRED | {"running": 12.0, "kv": 0.3, "generated": 600.0, "finished": 1.0})
+    assert "stalled" not in served.said()
+
+
+# --- healthy ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [True, False], ids=["with arguments", "without"])
+@pytest.mark.parametrize("name", ["18-limit-close", "19-prefill-budget64", "19b-prefill-budget2048"])
+def test_nobody_is_surely_healthy_while_many_wait(name: str, args: bool) -> None:
+    for state in replayed(RECORDINGS / f"{name}.jsonl.gz", args=args):
+        found = state.diagnosis
+        if found.verdict == "healthy" and found.confidence >= CONFIDENT:
+            assert found.evidence["many_waited_recently"].value is False
+        if found.row.endswith("nobody waits"):
+            assert found.evidence["waited_recently"].value is False
+
+
+def test_a_few_that_wait_briefly_are_healthy_and_the_row_says_so() -> None:
+    calm = {"running": cycle(58, 60, 62), "kv": 0.4, "generated": 2000.0, "finished": 8.0, "queue": 0.015}
+    said = play(60, waiting=1.0, **calm)
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
+    assert said.last.row.endswith("few wait, and briefly")
+    assert play(60, waiting=0.0, **calm).last.row.endswith("nobody waits")
+
+
+def test_a_healthy_verdict_that_is_only_held_has_no_row_and_no_confidence() -> None:
+    """Its last row would contradict the evidence: "nobody waits" beside 30 that wait."""
+    said = play(
+        75,
+        args=("--max-num-seqs", "60"),
+        running=after(60, 20.0, 60.0),
+        waiting=after(60, 0.0, 30.0),
+        kv=0.3,
+        generated=2000.0,
+        finished=8.0,
+    )
+    held = [state.diagnosis for state in said.states[60:] if state.diagnosis.verdict == "healthy"]
+    assert "" in {found.row for found in held}
+    assert not [found for found in held if "nobody" in found.row or found.confidence >= CONFIDENT]
+    assert said.verdict == "concurrency_limited"

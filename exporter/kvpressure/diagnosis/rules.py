@@ -599,7 +599,7 @@ _well = (
     & ~unknown("kv_full")
     & ~(yes("kv_full") & (yes("preempting") | yes("waited_recently")))
     & ~users_may_suffer
-).called("all is well with the requests that run")
+).called("running requests are well")
 
 HEALTHY: Final = Verdict(
     "healthy",

@@ -197,7 +197,7 @@ REFUSED = [
     ({**LLAMA, "num_hidden_layers": 3.5}, "num_hidden_layers is 3.5; allowed"),
     ({**LLAMA, "num_hidden_layers": -1}, "num_hidden_layers is -1; allowed"),
     ({**LLAMA, "num_hidden_layers": 10**7}, "allowed: up to 2048"),
-    ({**LLAMA, "num_key_value_heads": 10**12}, "allowed: up to"),
+    ({**LLAMA, "num_key_value_heads": 10**12}, "a whole number from 0 to 1000000000"),
     ({**LLAMA, "hidden_size": 4097}, "not a multiple"),
     ({**LLAMA, "torch_dtype": "int8"}, "dtype is 'int8'"),
     ({**LLAMA, "is_encoder_decoder": True}, "encoder-decoder"),

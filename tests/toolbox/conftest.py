@@ -63,13 +63,14 @@ def serve_pod(clock: FakeClock) -> Iterator[Callable[[PodSpec, float], tuple[Sim
 
 @pytest.fixture
 def serve_json() -> Iterator[Callable[[Mapping[str, Any]], str]]:
-    """A server that answers with a JSON document by path (anything else is 404); returns its address."""
+    """A server that answers with a JSON document or bytes by path (anything else is 404); returns its address."""
     servers: list[ThreadingHTTPServer] = []
 
     def start(answers: Mapping[str, Any]) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = json.dumps(answers.get(self.path)).encode()
+                answer = answers.get(self.path)
+                body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(200 if self.path in answers else 404)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

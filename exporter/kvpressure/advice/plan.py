@@ -15,6 +15,7 @@ from kvpressure.advice.limits import at_once
 from kvpressure.advice.wording import named, number_text, percent_text, seconds_text
 from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import default, dialect
+from kvpressure.model import ceilings
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.signals import ContextSignals, Signals
 from kvpressure.model.state import EngineState
@@ -224,10 +225,16 @@ def caps_for(engine: PlanInput, max_rejected: float = MAX_REJECTED) -> Caps:
     )
 
 
+def _by_rank(quantiles: Mapping[str, float]) -> list[tuple[float, float]]:
+    """(rank, value) in rising order; names that are no rank above 0 and up to 1 are left out."""
+    ranks = ((ceilings.number_in(name, 1.0), value) for name, value in quantiles.items())
+    return sorted((rank, value) for rank, value in ranks if rank)
+
+
 def share_above(quantiles: Mapping[str, float], cap: float) -> float:
     """Largest share of values above ``cap``, by linear interpolation between the known quantiles."""
     rank, value = 0.0, 0.0
-    for name, next_value in sorted((float(name), value) for name, value in quantiles.items()):
+    for name, next_value in _by_rank(quantiles):
         if cap < next_value:
             return round(1.0 - rank - (name - rank) * max(0.0, cap - value) / (next_value - value), 4)
         rank, value = name, next_value
@@ -237,7 +244,7 @@ def share_above(quantiles: Mapping[str, float], cap: float) -> float:
 def _least_cap(quantiles: Mapping[str, float], share: float) -> float:
     """The smallest cap with at most ``share`` of the values above it; at most the highest known quantile."""
     rank, value = 0.0, 0.0
-    for name, next_value in sorted((float(name), value) for name, value in quantiles.items()):
+    for name, next_value in _by_rank(quantiles):
         if 1.0 - name <= share + ROUNDING:
             return value + (next_value - value) * min(1.0, (1.0 - share - rank) / (name - rank))
         rank, value = name, next_value

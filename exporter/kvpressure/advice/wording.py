@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from typing import Final
 
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
+from kvpressure.model import ceilings
 from kvpressure.model.reasons import NOT_METRICS, in_words
 from kvpressure.printable import grouped
 
@@ -32,7 +32,7 @@ def percent_text(value: float | None) -> str:
 
 def number_text(value: float | None) -> str:
     """A count without decimals, a small number with one or two; thousands are separated."""
-    if value is None or not math.isfinite(value):
+    if value is None or not ceilings.is_finite(value):
         return UNKNOWN
     if value == int(value) or abs(value) >= 100:
         return grouped(value)

@@ -19,6 +19,7 @@ from kvpressure.capacity.rounding import context_limit
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.capacity.worksheet import ALLOCATOR_GB, CUDA_CONTEXT_GB
 from kvpressure.engines import registry
+from kvpressure.model import ceilings
 from kvpressure.model.arguments import GIB
 from kvpressure.settings.thresholds import Thresholds
 
@@ -151,7 +152,7 @@ def _activations(shape: ModelShape, parallel: Parallel, limits: Limits) -> int:
     """
 
     def config(*names: str) -> int:
-        return next((v for name in names if isinstance(v := shape.config.get(name), int) and v > 0), 0)
+        return next((v for name in names if (v := ceilings.whole(shape.config.get(name), ceilings.LABEL))), 0)
 
     hidden = config("hidden_size", "n_embd", "d_model")
     intermediate = config("intermediate_size", "ffn_dim") or 4 * hidden

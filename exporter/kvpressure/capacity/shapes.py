@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.errors import refused_file
 from kvpressure.files import read_file
+from kvpressure.model import ceilings
 
 Kind = Literal["full", "sliding", "chunked", "mla", "indexer"]
 
@@ -178,18 +178,13 @@ class _Fields:
             value = self.values.get(name)
             if value is None or value is False:
                 continue
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not isfinite(value)
-                or value != int(value)
-                or value < 0
-            ):
-                raise CapacityError(f"{self.where}: {name} is {value!r:.50}; allowed: a whole number of 0 or more")
-            if value > 10**9:
-                raise CapacityError(f"{self.where}: {name} is {value!r:.50}; allowed: up to 1000000000")
-            if value:
-                return int(value)
+            number = ceilings.whole(value, 10**9)
+            if number is None:
+                raise CapacityError(
+                    f"{self.where}: {name} is {value!r:.50}; allowed: a whole number from 0 to 1000000000"
+                )
+            if number:
+                return number
         return None
 
     def integer(self, *names: str) -> int:

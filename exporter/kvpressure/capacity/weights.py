@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.files import read_file
+from kvpressure.model import ceilings
 
 _MAX_INDEX_BYTES: Final = 64 * 1024 * 1024  # of one with 90 000 tensors: 9 MB
 _SIXTEEN_BITS: Final = 2.0
@@ -28,9 +29,9 @@ def measured(path: Path) -> int | None:
         total = json.loads(read_file(index, _MAX_INDEX_BYTES))["metadata"]["total_size"]
     except (OSError, ValueError, KeyError, TypeError):
         total = None
-    if isinstance(total, int) and total > 0:
-        return total
-    return sum(file.stat().st_size for file in path.glob("*.safetensors")) or None
+    return (
+        ceilings.whole(total, ceilings.BYTES) or sum(file.stat().st_size for file in path.glob("*.safetensors")) or None
+    )
 
 
 def estimated(shape: ModelShape) -> int | None:
@@ -72,8 +73,7 @@ class _ConfigNumbers:
         self._config = config
 
     def __call__(self, name: str) -> int:
-        value = self._config.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+        return ceilings.whole(self._config.get(name), ceilings.LABEL) or 0
 
 
 def _tied(config: Mapping[str, Any]) -> bool:
@@ -136,8 +136,8 @@ def _bytes_per_parameter(config: Mapping[str, Any]) -> float | None:
     if formats.intersection(_EIGHT_BIT_FLOATS):
         return 1.0
     loaded = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else 0
-    bits = quantization.get("bits") or loaded or _group_bits(quantization)
-    return bits / 8 + _SCALES if isinstance(bits, int) and 1 <= bits <= 16 else None
+    bits = ceilings.whole(quantization.get("bits") or loaded or _group_bits(quantization), 16, 1)
+    return None if bits is None else bits / 8 + _SCALES
 
 
 def _group_bits(quantization: Mapping[str, Any]) -> int:
@@ -145,7 +145,7 @@ def _group_bits(quantization: Mapping[str, Any]) -> int:
     groups = quantization.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
-        bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
-        if isinstance(bits, int):
+        bits = ceilings.whole(weights.get("num_bits"), 16) if isinstance(weights, Mapping) else None
+        if bits is not None:
             return bits
     return 0

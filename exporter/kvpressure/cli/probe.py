@@ -14,6 +14,7 @@ from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
+from kvpressure.model import ceilings
 from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.sources.scrape.targets import Target
@@ -168,9 +169,9 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, st
         raise InputError(f"--model: {wanted!r:.100} is not served; allowed: {', '.join(names[:8])}")
     chosen = wanted or names[0]
     entry = next((item for item in served if item.get("id") == chosen), {})
-    length, root = entry.get("max_model_len"), entry.get("root")
+    length, root = ceilings.whole(entry.get("max_model_len"), ceilings.LABEL, 1), entry.get("root")
     model = root if isinstance(root, str) and root else chosen
-    return chosen, model, length if isinstance(length, int) and length > 0 else None
+    return chosen, model, length
 
 
 def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> CacheLayout:

@@ -165,11 +165,7 @@ def _positive(value: int | None) -> int | None:
 
 
 def _float(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is not None and abs(value) <= ceilings.LABEL else None
+    return ceilings.number_in(text, ceilings.LABEL, -ceilings.LABEL)
 
 
 _SUFFIX: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

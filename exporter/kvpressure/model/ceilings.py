@@ -6,6 +6,7 @@ far more than any existing node, and products of several stay finite.
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 REQUESTS: Final = 1e9  # running or waiting at one moment in one engine
@@ -21,6 +22,7 @@ ACTIVITY: Final = 1.5  # shares of time that a driver measured, which may count 
 LEVEL: Final = 1e9  # watts, cores
 IDENTIFIER: Final = 2**32  # indexes, ranks, process ids, codes
 LABEL: Final = 1e15  # numbers in the labels and arguments of an engine: tokens, blocks, requests, bytes
+FINITE: Final = sys.float_info.max  # of what has no ceiling of its own
 
 
 def number(value: object, most: float, least: float = 0.0) -> float | None:
@@ -30,6 +32,23 @@ def number(value: object, most: float, least: float = 0.0) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if least <= value <= most else None
+
+
+def number_in(text: str | None, most: float, least: float = 0.0) -> float | None:
+    """The number that is all of ``text``, if it is one from ``least`` to ``most``, else ``None``."""
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    # NaN fails here too; "1_0" is a number to Python, to nobody else
+    return value if least <= value <= most and "_" not in text else None
+
+
+def is_finite(value: float) -> bool:
+    """Whether ``value`` can be published; also for whole numbers for which ``math.isfinite`` raises."""
+    return -FINITE <= value <= FINITE
 
 
 def whole(value: object, most: float, least: float = 0.0) -> int | None:

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from kvpressure import __version__
+from kvpressure.model import ceilings
 from kvpressure.model.isolation import (
     CONTAINER,
     ENGINE,
@@ -29,8 +28,6 @@ from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuSt
 from kvpressure.publish.links import DASHBOARDS
 from kvpressure.publish.page.history import SLOT_SECONDS
 from kvpressure.publish.page.view import PageEngine, ViewContext, bare_view, engine_view, headline
-
-LARGEST: Final = sys.float_info.max  # larger integers are published as null
 
 
 def diagnosis_document(state: State, node_name: str, around: ViewContext | None = None) -> dict[str, Any]:
@@ -190,10 +187,8 @@ def _plain(value: Any) -> Any:
     """``value`` as JSON types: text keys, lists, finite numbers. The most frequent types are tested first."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, int):
-        return value if abs(value) <= LARGEST else None
+    if isinstance(value, int | float):  # larger numbers are published as null
+        return value if ceilings.is_finite(value) else None
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):

@@ -14,6 +14,7 @@ from typing import Final
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
+from kvpressure.model import ceilings
 from kvpressure.publish.metric_families import TableFamily
 
 CLASSIC_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -115,8 +116,4 @@ def wants_openmetrics(accept: str) -> bool:
 
 
 def _quality(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        return 0.0
-    return value if 0 <= value <= 1 else 0.0
+    return ceilings.number_in(text, 1.0) or 0.0

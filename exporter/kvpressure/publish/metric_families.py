@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
+from kvpressure.model import ceilings
 from kvpressure.model.metrics import Metric, Published
 from kvpressure.publish.metrics import table
 
@@ -44,7 +45,7 @@ class Families:
 
     def add(self, name: str, labels: Labels, value: float | None) -> None:
         """Add one sample of ``name``; booleans count as 1 and 0, ``None`` adds none."""
-        if value is None or not math.isfinite(value):
+        if value is None or not ceilings.is_finite(value):
             return
         rows = self._values.get(name)
         if rows is None:
@@ -58,7 +59,7 @@ class Families:
         if rows is None:
             rows = self._values[name] = {}
         for key, value in values.items():
-            if value is not None and math.isfinite(value):
+            if value is not None and ceilings.is_finite(value):
                 rows.setdefault((*labels, clean(key)), value)
 
     def states(self, name: str, labels: Labels, names: tuple[str, ...], present: str | None) -> None:
@@ -82,7 +83,7 @@ class Families:
 
     def histogram(self, labels: Labels, cumulative: Mapping[float, int], total: float) -> None:
         """Add a histogram from cumulative counts by upper bound; nothing without counts."""
-        if not cumulative or labels in self._histograms or not math.isfinite(total):
+        if not cumulative or labels in self._histograms or not ceilings.is_finite(total):
             return
         count = float(max(cumulative.values()))
         rows = {(*labels, _bound(bound)): float(n) for bound, n in sorted(cumulative.items())}

@@ -42,14 +42,9 @@ def read_name(value: object) -> str:
 
 def read_number(value: object) -> float:
     """A finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number = ceilings.number(value, ceilings.FINITE, -ceilings.FINITE)
+    if number is None:
         raise MalformedTick(f"expected a number, found {describe(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise MalformedTick(f"expected a finite number, found {describe(value)}")
     return number
 
 

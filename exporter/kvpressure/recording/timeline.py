@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from kvpressure.model import ceilings
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import Diagnosis, EngineState
 
@@ -34,7 +34,7 @@ def json_line(t: float, engine: EngineState) -> str:
             "evidence": {name: item.value for name, item in answer.evidence.items()},
             "conditions": dict(answer.conditions),
             "signals": {
-                name: value if value is not None and math.isfinite(value) else None
+                name: value if value is not None and ceilings.is_finite(value) else None
                 for name, value in engine.signals.flat().items()
             },
             "documented_signature": dict(answer.documented_signature),

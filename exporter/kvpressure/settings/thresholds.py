@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.errors import InputError
+from kvpressure.model import ceilings
 from kvpressure.renames import nearest
 
 _FILE: Final = Path(__file__).with_name("thresholds.yaml")
@@ -185,10 +186,8 @@ def _shown(raw: object) -> str:
 
 
 def _number(entry: Threshold, raw: object, where: str) -> float:
-    value = float("nan")
-    if isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) <= LARGEST:
-        value = float(raw)
-    if not entry.allowed.admits(value):
+    value = ceilings.number(raw, LARGEST, -LARGEST)
+    if value is None or not entry.allowed.admits(value):
         raise ThresholdError(
             f"{where}: {entry.name}: {_shown(raw)} is not allowed; allowed: {entry.allowed.words()} ({entry.unit})"
         )

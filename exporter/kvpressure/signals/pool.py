@@ -9,6 +9,7 @@ from kvpressure.capacity.kvbytes import Parallel, pool_bytes
 from kvpressure.capacity.own_models import ModelShapes
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.base import Pool
+from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 
 MAX_SIZES: Final = 256  # cached results
@@ -59,6 +60,7 @@ def _size(shape: ModelShape, blocks: int, block_size: int, dtype: str, parallel:
     if shape.recurrent_layers and len(shape.layers) > shape.recurrent_layers:
         return None  # the pool's blocks are as large as those layers need
     try:
-        return float(pool_bytes(shape, blocks, parallel, dtype, block_size))
-    except (CapacityError, ValueError, OverflowError):
+        size = pool_bytes(shape, blocks, parallel, dtype, block_size)
+    except (CapacityError, ValueError):
         return None
+    return ceilings.number(size, ceilings.BYTES)

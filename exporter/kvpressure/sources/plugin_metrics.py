@@ -46,7 +46,7 @@ class _Samples:
     engines: dict[str, _Engine] = field(default_factory=lambda: defaultdict(_Engine))
     frontends: float = 0.0
 
-    def take(self, name: str, labels: dict[str, str], value: float) -> None:
+    def take(self, name: str, labels: dict[str, str], value: str) -> None:
         """Add one sample. Raises ``ValueError`` or ``KeyError`` for one that the plugin does not write."""
         if len(self.engines) > MAX_ENGINES or len(self.workers) > MAX_RANKS or len(self.written) > MAX_RANKS:
             raise ValueError("no server has so many")
@@ -74,7 +74,7 @@ def read_plugin_metrics(text: PageText, namespace: str, pod: str, now: float) ->
     for line in _LINE.finditer(text):
         labels = {name.decode(): value.decode(errors="replace") for name, value in _LABEL.findall(line[2] or b"")}
         try:
-            found.take(line[1].decode(), labels, float(line[3]))
+            found.take(line[1].decode(), labels, line[3].decode())
         except (ValueError, KeyError):
             bad_lines += 1
     allocator = tuple(
@@ -107,15 +107,15 @@ def _steps(known: StepStats, engine: _Engine) -> StepStats:
     )
 
 
-def _number(value: float, most: float) -> float:
-    known = ceilings.number(value, most)
+def _number(value: str, most: float) -> float:
+    known = ceilings.number_in(value, most)
     if known is None:
         raise ValueError("no plugin writes that")
     return known
 
 
-def _whole(value: str | float, most: float) -> int:
-    known = ceilings.whole(float(value), most)
+def _whole(value: str, most: float) -> int:
+    known = ceilings.whole(ceilings.number_in(value, most), most)
     if known is None:
         raise ValueError("no plugin writes that")
     return known

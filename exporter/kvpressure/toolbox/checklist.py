@@ -19,6 +19,7 @@ from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.base import EngineDialect, Known
 from kvpressure.engines.registry import dialect
+from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds
@@ -366,7 +367,7 @@ def _output_cap(args: EngineArgs) -> int | None:
     except ValueError:
         return None
     cap = config.get("max_new_tokens") if isinstance(config, dict) else None
-    return cap if isinstance(cap, int) and not isinstance(cap, bool) and cap > 0 else None
+    return ceilings.whole(cap, ceilings.LABEL, 1)
 
 
 def _length(s: Subject) -> str:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Final
 
 from kvpressure.files import checked
+from kvpressure.model import ceilings
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox.engine_view import items, mapping
 
@@ -92,8 +93,8 @@ class Completion(threading.Thread):
         """Count a chunk: by the server's token count if it has one, else as one token."""
         if "error" in chunk:
             raise ValueError(str(mapping(chunk["error"]).get("message") or chunk["error"])[:200])
-        told = mapping(chunk.get("usage")).get("completion_tokens")
-        if isinstance(told, int):
+        told = ceilings.whole(mapping(chunk.get("usage")).get("completion_tokens"), ceilings.COUNT)
+        if told is not None:
             self.answered = max(self.answered, told)
         elif items(chunk.get("choices")):
             self.answered += 1

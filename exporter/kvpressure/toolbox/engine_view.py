@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from math import isfinite
 from typing import Any
 
 from kvpressure.advice import mitigation, triage
 from kvpressure.advice.plan import PlanInput
+from kvpressure.model import ceilings
 from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.signals import ContextSignals, Signals
 from kvpressure.model.state import ContainerState, Diagnosis, EngineState, State
@@ -130,8 +130,8 @@ def items(value: object) -> Sequence[Any]:
 
 
 def number(value: object) -> float | None:
-    """A finite number, else None."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None
+    """A number that an exporter may have published, else None."""
+    return ceilings.number(value, ceilings.WORK, -ceilings.WORK)
 
 
 def flag(value: object) -> bool | None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from kvpressure.advice.wording import reason_text
 from kvpressure.errors import InputError
+from kvpressure.model import ceilings
 from kvpressure.printable import visible_all
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape.fetch import Fetcher
@@ -43,9 +44,18 @@ def why(error: SourceError) -> str:
 def get_json(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
     """JSON at ``path``; None without any."""
     try:
-        return visible_all(json.loads(get_text(target, path, timeout)))
+        return _document(get_text(target, path, timeout))
     except (SourceError, ValueError, RecursionError):
         return None
+
+
+def _document(text: str) -> Any:
+    """JSON with its names on one line; what it has as NaN or infinity is null."""
+    return visible_all(json.loads(text, parse_float=_finite, parse_constant=lambda _: None))
+
+
+def _finite(text: str) -> float | None:
+    return ceilings.number_in(text, ceilings.FINITE, -ceilings.FINITE)
 
 
 def target_of(text: str, option: str) -> Target:
@@ -61,7 +71,7 @@ def exporter_document(address: str, timeout: float = TIMEOUT_SECONDS) -> dict[st
     target = target_of(address if "://" in address or ":" in address else f"{address}:{EXPORTER_PORT}", "--exporter")
     where = f"{target.scheme}://{target.address}{DIAGNOSIS_PATH}"
     try:
-        document = visible_all(json.loads(get_text(target, DIAGNOSIS_PATH, timeout)))
+        document = _document(get_text(target, DIAGNOSIS_PATH, timeout))
     except SourceError as error:
         raise NoExporterError(f"{where}: {why(error)}", "is an exporter running there?") from error
     except (ValueError, RecursionError):

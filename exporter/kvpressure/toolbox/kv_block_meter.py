@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from kvpressure.errors import InputError
-from kvpressure.model import readings
+from kvpressure.model import ceilings, readings
 from kvpressure.model.readings import EngineReading, Scrape
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape.fetch import Fetcher
@@ -103,10 +103,7 @@ def _cache(page: Scrape, where: str) -> Cache:
             f"{where}: the metrics do not contain the size of the KV cache (cache_config_info); update to vLLM"
             " 0.5.5 or later"
         )
-    try:
-        utilization = float(config.get("gpu_memory_utilization", ""))
-    except ValueError:
-        utilization = None
+    utilization = ceilings.number_in(config.get("gpu_memory_utilization"), ceilings.RATIO)
     return Cache(count - len(page.engines), size, len(page.engines), utilization)
 
 

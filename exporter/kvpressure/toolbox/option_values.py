@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from kvpressure.model import ceilings
 from kvpressure.model.arguments import human_int
 from kvpressure.settings.kinds import Kind
 
@@ -36,8 +35,8 @@ def number(least: float, most: float | None = None) -> Callable[[str], float]:
     allowed = f"a number of {least:g} or more" if most is None else f"a number from {least:g} to {most:g}"
 
     def parse(text: str) -> float:
-        value = _number(text)
-        if not least <= value <= (sys.float_info.max if most is None else most):
+        value = ceilings.number_in(text, ceilings.FINITE if most is None else most, least)
+        if value is None:
             raise refused(text, allowed)
         return value
 
@@ -48,8 +47,8 @@ def above_zero(most: int = _MOST) -> Callable[[str], float]:
     """A parser of numbers above 0 and up to ``most``."""
 
     def parse(text: str) -> float:
-        value = _number(text)
-        if not 0 < value <= most:
+        value = ceilings.number_in(text, most)
+        if not value:
             raise refused(text, f"above 0 and up to {most}")
         return value
 
@@ -66,10 +65,3 @@ def of_kind(kind: Kind) -> Callable[[str], Any]:
             raise refused(text, kind.allowed) from None
 
     return parse
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from kvpressure.engines.registry import dialect, dialects, samples
 from kvpressure.errors import InputError
+from kvpressure.model import ceilings
 from kvpressure.model.readings import RUNNING, Scrape, Snapshot
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.toolbox.engine_view import items, mapping
@@ -194,8 +195,9 @@ def _pages(rows: Sequence[Mapping[str, Any]], begin: float, end: float) -> Itera
     for row in rows:
         name = _series(mapping(row.get("metric")))
         for pair in items(row.get("values")):
-            if len(items(pair)) == 2 and isinstance(pair[0], int | float) and begin < pair[0] <= end:
-                scrapes.setdefault(float(pair[0]), []).append(f"{name} {pair[1]}")
+            t = ceilings.number(pair[0], end) if len(items(pair)) == 2 else None
+            if t is not None and t > begin:
+                scrapes.setdefault(t, []).append(f"{name} {pair[1]}")
     for t in sorted(scrapes):
         yield t, "\n".join(scrapes[t]) + "\n"
 

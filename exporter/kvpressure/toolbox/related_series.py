@@ -7,9 +7,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, Final
 
+from kvpressure.model import ceilings
 from kvpressure.model.readings import ContainerReading, GpuReading, Termination
 from kvpressure.toolbox.engine_view import items, mapping
 
@@ -61,12 +61,11 @@ class _FieldSeries:
 def _pairs(values: object) -> Iterator[tuple[float, float]]:
     """(time, value) of every finite sample."""
     for pair in items(values):
-        try:
-            t, value = (float(part) for part in items(pair))
-        except (TypeError, ValueError):
-            continue
-        if isfinite(t) and isfinite(value):
-            yield t, value
+        if len(items(pair)) == 2:
+            t = ceilings.number(pair[0], ceilings.MOMENT)
+            value = ceilings.number_in(str(pair[1]), ceilings.WORK, -ceilings.WORK)
+            if t is not None and value is not None:
+                yield t, value
 
 
 @dataclass(slots=True)

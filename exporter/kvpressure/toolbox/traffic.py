@@ -8,7 +8,6 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
 from typing import IO, Final
 
@@ -16,6 +15,7 @@ from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.load import BURST_SECONDS, MAX_LENGTH, MAX_SAMPLES, RequestLengths, RequestLoad
 from kvpressure.errors import refused_file
 from kvpressure.files import open_packed
+from kvpressure.model import ceilings
 from kvpressure.toolbox.recorded_traffic import from_recording
 
 _PROMPT_KEYS: Final = (
@@ -153,13 +153,8 @@ def _json(line: str, path: Path, number: int) -> Mapping[str, object]:
 def _row(row: Mapping[str, object], path: Path, number: int) -> tuple[float | None, RequestLengths]:
     prompt, output = _length(row, _PROMPT_KEYS, path, number), _length(row, _OUTPUT_KEYS, path, number)
     time = next((row[key] for key in _TIME_KEYS if key in row), None)
-    try:
-        seconds = None if time is None else float(str(time))
-    except ValueError:
-        seconds = None
-    return None if seconds is None or not isfinite(seconds) else seconds, RequestLengths(
-        prompt, output, float(max(1, output))
-    )
+    seconds = ceilings.number_in(str(time), ceilings.SECONDS, -ceilings.SECONDS)
+    return seconds, RequestLengths(prompt, output, float(max(1, output)))
 
 
 def _length(row: Mapping[str, object], keys: Sequence[str], path: Path, number: int) -> int:
@@ -168,10 +163,7 @@ def _length(row: Mapping[str, object], keys: Sequence[str], path: Path, number: 
         raise CapacityError(
             f"{path}:{number}: no column of prompt or output lengths; allowed: {keys[0]} (also {', '.join(keys[1:])})"
         )
-    try:
-        value = float(str(row[found]))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= MAX_LENGTH:
+    value = ceilings.number_in(str(row[found]), MAX_LENGTH)
+    if value is None:
         raise CapacityError(f"{path}:{number}: {found} is {row[found]!r:.50}; allowed: a number of tokens")
     return int(value)

@@ -506,7 +506,7 @@ def test_what_other_pages_left_behind_does_not_show():
 
 def test_only_lines_that_differ_from_the_last_page_are_read(monkeypatch):
     read = []
-    monkeypatch.setattr(last_page, "sound_value", lambda number, _: read.append(number) or float(number))
+    monkeypatch.setattr(last_page, "number_in", lambda number, _: read.append(number) or float(number))
     text = pages.text_of("d_kv_pressure")
     scanner = Scanner()
     scanner.scan(text)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from kvpressure.engines.base import Pool
+from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.model.ceilings import LABEL
 from kvpressure.model.readings import SWAPPED, EngineReading
 
 
 def positive(text: str | None) -> float | None:
     """The number in a label if it is above 0 and plausible; ``None`` for anything else ("None", "nan", "x")."""
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is not None and 0 < value <= LABEL else None
+    return ceilings.number_in(text, ceilings.LABEL) or None
 
 
 def capacity_tokens(reading: EngineReading, engines_on_page: int) -> float | None:

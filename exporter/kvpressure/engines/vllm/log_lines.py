@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from math import isfinite
 from typing import Final
 
 from kvpressure.engines.vllm.arguments import from_log, parse_logged
@@ -65,11 +64,7 @@ _SIZE = r"(-?[\d.]{1,20}) ?(bytes|B|[KMGT]iB)"
 
 
 def _number(text: str) -> float | None:
-    try:
-        number = float(text.replace(",", ""))
-    except ValueError:
-        return None
-    return number if isfinite(number) else None
+    return ceilings.number_in(text.replace(",", ""), ceilings.WORK, -ceilings.WORK)
 
 
 def _collect(match: re.Match[str] | None, scale: Mapping[str, float]) -> Values:

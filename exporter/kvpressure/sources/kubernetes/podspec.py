@@ -18,6 +18,7 @@ from typing import Any, Final
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.command import CUT, Command, Host, bounded
 from kvpressure.engines.registry import default, dialects, public_environment
+from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.readings import ALERT_REACHES, ContainerReading, Termination
 from kvpressure.sources.kubernetes import endpoint
@@ -634,13 +635,13 @@ def _port_of(host: Host, found: _Candidate) -> int | None:
 
 def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerReading:
     limits = _limits(container)
-    restarts, ready = status.get("restartCount"), status.get("ready")
+    ready = status.get("ready")
     memory = quantity(limits.get("memory"))
     return ContainerReading(
         pod.namespace,
         pod.name,
         _text(container["name"]),
-        restarts=restarts if isinstance(restarts, int) and not isinstance(restarts, bool) and restarts >= 0 else None,
+        restarts=ceilings.whole(status.get("restartCount"), ceilings.COUNT),
         ready=ready if isinstance(ready, bool) else None,
         last_termination=_termination(pod, status),
         cpu_limit_cores=quantity(limits.get("cpu")),
@@ -660,10 +661,9 @@ def _termination(pod: _Raw, status: Mapping[str, Any]) -> Termination | None:
     for part in ("state", "lastState"):
         ended = _dict(_dict(status.get(part)).get("terminated"))
         if ended:
-            code = ended.get("exitCode")
             return Termination(
                 _text(ended.get("reason")) or None,
-                code if isinstance(code, int) else None,
+                ceilings.whole(ended.get("exitCode"), ceilings.IDENTIFIER, -ceilings.IDENTIFIER),
                 _time(ended.get("finishedAt")),
             )
     reason = _text(pod.status.get("reason"))

@@ -8,21 +8,12 @@ from operator import ne
 from sys import getsizeof
 from typing import Final
 
+from kvpressure.model.ceilings import number_in
 from kvpressure.sources.scrape.layout import UNWANTED
 
 LINE_BYTES: Final = 80  # of a kept line beside its text: the object and two list entries
 
 SlotOf = Callable[[str], int | None]
-
-
-def sound_value(number: str, ceiling: float) -> float | None:
-    """The value at the end of a line; ``None`` if it is no number, negative or above ``ceiling``."""
-    try:
-        value = float(number)
-    except ValueError:
-        return None
-    # NaN and Inf fail here too; "1_0" is a number to Python, to nobody else
-    return value if 0.0 <= value <= ceiling and "_" not in number else None
 
 
 class LastPage:
@@ -79,7 +70,7 @@ class LastPage:
                 break
             slots[place] = slot
             if slot >= 0:
-                value = sound_value(number, ceilings[slot])
+                value = number_in(number, ceilings[slot])
                 if value is None or values[slot] is not None:
                     break
                 values[slot] = value

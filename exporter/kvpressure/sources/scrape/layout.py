@@ -436,10 +436,7 @@ def _copy(family: Family, labels: Mapping[str, str]) -> bytes | None:
 
 
 def _bound(labels: Mapping[str, str]) -> float:
-    try:
-        bound = float(labels["le"])
-    except (KeyError, ValueError):
-        raise BadLine("bucket without a bound") from None
-    if not (0.0 <= bound <= ceilings.COUNT or bound == math.inf):
-        raise BadLine("impossible bucket bound")
+    bound = ceilings.number_in(labels.get("le"), math.inf)
+    if bound is None or ceilings.COUNT < bound < math.inf:
+        raise BadLine("bucket without a possible bound")
     return bound

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from kvpressure.model import ceilings
+
 MAX_LINE_CHARS: Final = 16_384  # cache_config_info, the longest wanted line, has about 1 300
 MAX_LABELS: Final = 128  # cache_config_info has 38
 MAX_LABEL_CHARS: Final = 1_024  # served model names may be paths
@@ -92,10 +94,9 @@ def number_from(line: str, start: int) -> tuple[str, float | None]:
         raise BadLine("no value, or something after it")
     if match[2] is None:
         return match[1], None
-    try:
-        time = float(match[2])
-    except ValueError:
-        raise BadLine("timestamp is no number") from None
+    time = ceilings.number_in(match[2], ceilings.FINITE, -ceilings.FINITE)
+    if time is None:
+        raise BadLine("timestamp is no number")
     return match[1], time / 1000 if abs(time) >= _MILLISECONDS else time
 
 

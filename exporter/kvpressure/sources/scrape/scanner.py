@@ -12,6 +12,7 @@ from sys import getsizeof
 from typing import Final
 
 from kvpressure.engines import other_software, registry
+from kvpressure.model.ceilings import number_in
 from kvpressure.model.readings import EngineReading, PageText, Scrape
 from kvpressure.model.reasons import BAD_TIMESTAMPS, EMPTY, HTML, INVALID_UTF8, JSON, NO_ENGINE_METRICS, TOO_LARGE
 from kvpressure.sources.scrape.last_page import LastPage
@@ -210,12 +211,12 @@ class Scanner:
             if stamp is not None and self._now is not None and not abs(self._now - stamp) <= MAX_AGE_SECONDS:
                 self._untimely += 1
                 return False
-            value = float(number)
         except TooMany:
             return False
         except ValueError:
             return True
-        if "_" in number or not 0.0 <= value <= self._layout.ceilings[slot]:
+        value = number_in(number, self._layout.ceilings[slot])
+        if value is None:
             return True
         values[slot] = value
         return False

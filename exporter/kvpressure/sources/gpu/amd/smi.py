@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import math
 import os
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Final
 
+from kvpressure.model import ceilings
 from kvpressure.sources.base import isolated
 from kvpressure.sources.gpu.amd.files import BUSY, NO_PERMISSION
 
@@ -176,9 +176,7 @@ class Smi:
 
 def number(value: object) -> float | None:
     """A value of the package as a number; None for ``N/A``, sentinels and negative numbers."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and value >= 0 and value not in _SENTINELS else None
+    return None if value in _SENTINELS else ceilings.number(value, ceilings.BYTES)
 
 
 def watts(values: Mapping[str, object], *names: str) -> float | None:

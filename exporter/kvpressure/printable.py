@@ -1,4 +1,4 @@
-r"""Escapes control characters in text from outside.
+r"""Escapes control characters in text from outside, and quotes it in the commands that a person may paste.
 
 A model's name, a label or a log line may contain terminal escape sequences, bidirectional controls that reorder a
 line, or line ends that forge one. Each such character is shown as its escape (``\x1b``, ``\u202e``). Pure.
@@ -7,6 +7,7 @@ line, or line ends that forge one. Each such character is shown as its escape (`
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -57,6 +58,23 @@ def visible_all(value: Any) -> Any:
 
 def _shown(char: str) -> str:
     return char.encode("unicode_escape").decode() if unicodedata.category(char) in _OBEYED else char
+
+
+class Operator(str):
+    """A word of ``command`` that the shell obeys."""
+
+    __slots__ = ()
+
+
+PIPE: Final = Operator("|")
+OR: Final = Operator("||")
+BESIDE: Final = Operator("&")
+INTO: Final = Operator(">")
+
+
+def command(*words: str) -> str:
+    """A shell command on one line: every word but an ``Operator`` is one argument of it, whatever it contains."""
+    return " ".join(word if isinstance(word, Operator) else shlex.quote(visible(word)) for word in words)
 
 
 class _Visible:

@@ -405,7 +405,7 @@ def test_the_patch_keeps_everything_else(capsys: pytest.CaptureFixture[str], tmp
     )
     assert main(["mitigate", *STATED, "--manifest", str(file), "--format", "patch"]) == 0
     text = capsys.readouterr().out
-    assert "kubectl patch deploy chat -n inference --type strategic --patch-file" in text
+    assert "kubectl patch deploy/chat -n inference --type strategic --patch-file" in text
     container = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]
     assert container == {
         "name": "vllm",

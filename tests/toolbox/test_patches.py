@@ -157,7 +157,7 @@ def test_a_custom_resource_is_patched_by_its_index() -> None:
             {"op": "add", "path": f"{where}/args", "value": ["--max-num-seqs", "7"]},
         ],
     )
-    assert patches.command(found, "json") == "kubectl patch lws big -n inference --type json --patch-file THIS_FILE"
+    assert patches.command(found, "json") == "kubectl patch lws/big -n inference --type json --patch-file THIS_FILE"
 
 
 def test_a_served_model_has_no_index() -> None:
@@ -254,7 +254,7 @@ def test_a_patch_straight_from_the_cluster(
     cluster(kubectl, workload(["--max-num-seqs", "64", "--model", "tiny"]))
     assert patch("-l", "app=vllm") == 0
     text = capsys.readouterr().out
-    assert "kubectl patch deploy chat -n inference --type strategic --patch-file THIS_FILE" in text
+    assert "kubectl patch deploy/chat -n inference --type strategic --patch-file THIS_FILE" in text
     container = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]
     assert container["name"] == "vllm"
     assert container["args"][:1] == ["--max-num-seqs"]
@@ -271,7 +271,7 @@ def test_the_pods_of_a_workload(capsys: pytest.CaptureFixture[str], clock: FakeC
     cluster(kubectl, document)
     assert patch("--workload", "deploy/chat") == 0
     assert next(call for call in kubectl.calls if "pods" in call)[4:6] == ["-l", "app=vllm,tier=a"]
-    assert "kubectl patch deploy chat" in capsys.readouterr().out
+    assert "kubectl patch deploy/chat" in capsys.readouterr().out
     del clock
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Final
 
 from kvpressure.advice.limits import past_peak
-from kvpressure.advice.plan import MitigationStep, PlanInput, pressure_plan
-from kvpressure.advice.triage import is_pod
+from kvpressure.advice.plan import RESTART, MitigationStep, PlanInput, pressure_plan, roll_out
+from kvpressure.advice.triage import UNIT, in_namespace, is_pod, of_pod
 from kvpressure.advice.wording import (
     capital,
     named,
@@ -25,6 +24,7 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.model.state import STEP_TOKENS, EngineState
+from kvpressure.printable import INTO, PIPE, command
 from kvpressure.settings.thresholds import Thresholds
 
 NOT_NOW: Final = "Skip for now: "  # begins the title of an action that does not help at present
@@ -65,9 +65,6 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     return made
 
 
-_RESTART: Final = "systemctl restart '<unit>'"
-
-
 def _flag(engine: EngineState, name: str) -> tuple[str, str]:
     """(the argument with the value to set, "" when there is none; the value in force in words)."""
     limit = engine.limits.get(name)
@@ -78,10 +75,9 @@ def _flag(engine: EngineState, name: str) -> tuple[str, str]:
     return ("" if limit.recommended is None or not flag else f"{flag} {value_text(limit.recommended)}"), now
 
 
-def _where(engine: EngineState) -> str:
-    """The workload as kubectl names it; empty for a server on a bare host."""
-    namespace = shlex.quote(engine.key.namespace or "<namespace>")
-    return f"-n {namespace} deploy/<deployment>" if is_pod(engine.key) else ""
+def _where(engine: EngineState) -> tuple[str, ...]:
+    """The workload in words of kubectl; empty for a server on a bare host."""
+    return (*in_namespace(engine.key), "deploy/<deployment>") if is_pod(engine.key) else ()
 
 
 def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
@@ -114,9 +110,7 @@ def _roll_out(engine: EngineState) -> Action:
         "Change the arguments in the deployment or in its Helm values."
         if _where(engine)
         else "Change the arguments where the server is started, then restart it.",
-        commands=(f"kubectl edit {_where(engine)}", f"kubectl rollout status {_where(engine)}")
-        if _where(engine)
-        else (_RESTART,),
+        commands=roll_out(_where(engine)),
     )
 
 
@@ -290,13 +284,13 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 " resources.limits.cpu.",
                 commands=(
                     (
-                        (
-                            f"kubectl set resources {_where(engine)} -c"
-                            f" {shlex.quote(engine.container or '<container>')} --limits=cpu=<cores>"
+                        command(
+                            *("kubectl", "set", "resources", *_where(engine)),
+                            *("-c", engine.container or "<container>", "--limits=cpu=<cores>"),
                         ),
                     )
                     if _where(engine)
-                    else ("systemctl set-property '<unit>' CPUQuota=",)
+                    else (command("systemctl", "set-property", UNIT, "CPUQuota="),)
                 ),
             ),
             Action(
@@ -329,8 +323,7 @@ def _stacks(engine: EngineState) -> str:
 
 def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
-    key = engine.key
-    pod = f"-n {shlex.quote(key.namespace or '<namespace>')} {shlex.quote(key.pod or '<pod>')}"
+    key, pod = engine.key, of_pod(engine.key)
     stacks = _stacks(engine)
     right = "SYS_PTRACE (kubectl debug --profile=sysadmin has it)" if is_pod(key) else "root"
     return MitigationPlan(
@@ -341,16 +334,19 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 f"Saving the evidence takes a minute. A restart destroys it. Python stacks need py-spy and {right};"
                 " otherwise the state of each thread and what it waits in are saved.",
                 commands=(
-                    f"kubectl logs {pod} --since=2h > stalled.log",
-                    f"kubectl exec {pod} -- sh -c '{stacks}' > stacks.txt",
+                    command("kubectl", "logs", *pod, "--since=2h", INTO, "stalled.log"),
+                    command("kubectl", "exec", *pod, "--", "sh", "-c", stacks, INTO, "stacks.txt"),
                 )
                 if is_pod(key)
-                else ("journalctl -u '<unit>' --since -2h > stalled.log", f"({stacks}) > stacks.txt"),
+                else (
+                    command("journalctl", "-u", UNIT, "--since", "-2h", INTO, "stalled.log"),
+                    command("sh", "-c", stacks, INTO, "stacks.txt"),
+                ),
             ),
             Action(
                 "Restart the pod" if is_pod(key) else "Restart the server",
                 "Health checks still pass, so the engine is not restarted automatically.",
-                commands=(f"kubectl delete pod {pod}" if is_pod(key) else _RESTART,),
+                commands=(command("kubectl", "delete", *pod) if is_pod(key) else RESTART,),
             ),
             Action(
                 "Verify on this page",
@@ -363,19 +359,22 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
 def _unscraped(engine: EngineState) -> Action:
     """What to do first about a target that cannot be scraped."""
     key, text = engine.key, f"{engine.target}: {reason_text(engine.error, engine.dialect)}."
-    pod = f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
     if engine.error == TARGET_LIMIT:
         return Action("Raise --engine.max-targets", text)
+    describe = command("kubectl", "describe", *of_pod(key))
     instead = other_place(engine.error)
     if instead:
-        look = f"kubectl describe {pod}" if is_pod(key) else f"curl -s {shlex.quote(engine.target)} | head"
+        look = describe if is_pod(key) else command("curl", "-s", engine.target, PIPE, "head")
         return Action(f"Point the target at {instead}", text, commands=(look,))
     return Action(
         "Check that the pod is running" if is_pod(key) else "Check that the server is running",
         text,
-        commands=(f"kubectl describe {pod}", f"kubectl logs {pod} --since=2h")
+        commands=(describe, command("kubectl", "logs", *of_pod(key), "--since=2h"))
         if is_pod(key)
-        else ("systemctl status '<unit>'", f"curl -sv {shlex.quote(engine.target)} -o /dev/null"),
+        else (
+            command("systemctl", "status", UNIT),
+            command("curl", "-sv", engine.target, "-o", "/dev/null"),
+        ),
     )
 
 

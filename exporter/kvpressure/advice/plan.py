@@ -12,6 +12,7 @@ from math import ceil, floor
 from typing import Final, Literal
 
 from kvpressure.advice.limits import at_once
+from kvpressure.advice.triage import UNIT
 from kvpressure.advice.wording import named, number_text, percent_text, seconds_text
 from kvpressure.diagnosis.facts import limit_source
 from kvpressure.engines.registry import default, dialect
@@ -19,6 +20,7 @@ from kvpressure.model import ceilings
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.signals import ContextSignals, Signals
 from kvpressure.model.state import EngineState
+from kvpressure.printable import command
 from kvpressure.settings.thresholds import Thresholds
 
 Advice = Literal["do", "if it stays", "not here"]
@@ -28,6 +30,7 @@ _EXAMPLE: Final = (4096, 1024)
 _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
 ROUNDING: Final = 1e-9
+RESTART: Final = command("systemctl", "restart", UNIT)
 MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of outputs
 _BEYOND_GUIDE: Final = '(this step is not in the guide "Emergency Mitigation")'
 _FULL: Final = 0.9  # share of the cache that capped requests may fill together
@@ -166,9 +169,11 @@ class PressurePlan:
         return {name: value for step in self.steps if step.advice == "do" for name, value in step.values.items()}
 
 
-def pressure_plan(engine: PlanInput, t: Thresholds, workload: str, max_rejected: float = MAX_REJECTED) -> PressurePlan:
-    """The plan for ``engine``. ``workload``: as kubectl names it, e.g. ``-n inference deploy/chat``, "" outside
-    Kubernetes. ``max_rejected``: largest share of requests that caps may reject or cut short.
+def pressure_plan(
+    engine: PlanInput, t: Thresholds, workload: tuple[str, ...], max_rejected: float = MAX_REJECTED
+) -> PressurePlan:
+    """The plan for ``engine``. ``workload``: in words of kubectl, e.g. ``("-n", "inference", "deploy/chat")``, empty
+    outside Kubernetes. ``max_rejected``: largest share of requests that caps may reject or cut short.
     """
     caps = caps_for(engine, max_rejected)
     steps = [
@@ -630,7 +635,7 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
 # --- after the values -------------------------------------------------------------------------------------
 
 
-def _roll_out(workload: str) -> MitigationStep:
+def _roll_out(workload: tuple[str, ...]) -> MitigationStep:
     return MitigationStep(
         "Apply and watch the rollout",
         "do",
@@ -638,13 +643,18 @@ def _roll_out(workload: str) -> MitigationStep:
         if workload
         else "change the arguments where the server is started, then restart it",
         "every replica restarts and loses its prefix cache and running requests",
-        commands=(f"kubectl edit {workload}", f"kubectl rollout status {workload}")
-        if workload
-        else ("systemctl restart '<unit>'",),
+        commands=roll_out(workload),
     )
 
 
-def _restart(engine: PlanInput, workload: str) -> MitigationStep:
+def roll_out(workload: tuple[str, ...]) -> tuple[str, ...]:
+    """Commands that change the arguments of a workload and watch; ``workload`` as in ``pressure_plan``."""
+    if not workload:
+        return (RESTART,)
+    return command("kubectl", "edit", *workload), command("kubectl", "rollout", "status", *workload)
+
+
+def _restart(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
     reasons = {
         "crash_loop": "crash loop",
         "host_oom_killed": "OOM kill",
@@ -668,9 +678,12 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
             else f"a restart is for crash loops, OOM kills and fragmented memory. {'. '.join(found)}"
         ),
         commands=(
-            (f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}")
+            (
+                command("kubectl", "rollout", "restart", *workload),
+                command("kubectl", "rollout", "status", *workload),
+            )
             if workload
-            else ("systemctl restart '<unit>'",)
+            else (RESTART,)
         ),
     )
 
@@ -688,5 +701,5 @@ def _verify(engine: PlanInput) -> MitigationStep:
         "do",
         "the engine has recovered when the KV cache has headroom, latency is stable, batch size grows, and timeouts"
         f" and 503s stop. {now}",
-        commands=(f"kvpressure mitigate --verify {engine.address or 'URL'}",),
+        commands=(command("kvpressure", "mitigate", "--verify", engine.address or "URL"),),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -23,6 +22,7 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.state import ContainerState, EngineState, State
+from kvpressure.printable import BESIDE, OR, PIPE, command
 from kvpressure.settings.thresholds import Thresholds
 
 Finding = Literal["fine", "look", "bad", "unknown"]
@@ -43,8 +43,12 @@ class TriageStep:
     command: str
 
 
-_KERNEL_LOG: Final = "dmesg --ctime | grep -iE 'out of memory|xid|amdgpu'"
-_UNIT_LOG: Final = "journalctl -u '<unit>' --since -2h, or docker logs --since 2h '<container>'"
+UNIT: Final = "<unit>"
+_FORWARDED: Final = "localhost:8000/metrics"
+_KERNEL_LOG: Final = command("dmesg", "--ctime", PIPE, "grep", "-iE", "out of memory|xid|amdgpu")
+_UNIT_LOG: Final = command(
+    *("journalctl", "-u", UNIT, "--since", "-2h", OR, "docker", "logs", "--since", "2h", "<container>")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,9 @@ class _TriagedEngine:
     thresholds: Thresholds
 
     @property
-    def pod(self) -> str:
-        """Namespace and pod as arguments of kubectl, safe to paste."""
-        key = self.engine.key
-        return f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod)}"
+    def pod(self) -> tuple[str, ...]:
+        """The pod in words of kubectl."""
+        return of_pod(self.engine.key)
 
     def by_hand(self, in_pod: str, on_host: str) -> str:
         """The command for a pod, or for a server known only by its address."""
@@ -66,8 +69,8 @@ class _TriagedEngine:
 
     @property
     def metrics_url(self) -> str:
-        """Address of the metrics endpoint, safe to paste."""
-        return shlex.quote(self.engine.target or "http://localhost:8000/metrics")
+        """Address of the metrics endpoint."""
+        return self.engine.target or "http://localhost:8000/metrics"
 
     @property
     def has_pod(self) -> bool:
@@ -78,6 +81,16 @@ class _TriagedEngine:
 def is_pod(key: EngineKey) -> bool:
     """Whether an engine belongs to a pod; False for a server given by its address."""
     return bool(key.pod) and ":" not in key.pod
+
+
+def in_namespace(key: EngineKey) -> tuple[str, ...]:
+    """The engine's namespace in words of kubectl."""
+    return "-n", key.namespace or "<namespace>"
+
+
+def of_pod(key: EngineKey) -> tuple[str, ...]:
+    """The engine's pod in words of kubectl; no name in it can be taken for an option."""
+    return *in_namespace(key), f"pod/{key.pod or '<pod>'}"
 
 
 def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[TriageStep, ...]:
@@ -132,18 +145,21 @@ def _pods(case: _TriagedEngine) -> TriageStep:
         finding,
         (where,),
         case.by_hand(
-            f"kubectl get -n {shlex.quote(engine.key.namespace or '<namespace>')} pods -o wide",
-            f"curl -s {shlex.quote(engine.target.removesuffix('/metrics') + '/v1/models')}",
+            command("kubectl", "get", *in_namespace(engine.key), "pods", "-o", "wide"),
+            command("curl", "-s", engine.target.removesuffix("/metrics") + "/v1/models"),
         ),
     )
 
 
 def _restarts(case: _TriagedEngine) -> TriageStep:
     held, host = case.container, case.engine.signals.host
-    command = case.by_hand(f"kubectl describe {case.pod}", "systemctl status '<unit>', or docker ps --all")
+    by_hand = case.by_hand(
+        command("kubectl", "describe", *case.pod),
+        command("systemctl", "status", UNIT, OR, "docker", "ps", "--all"),
+    )
     if held is None or held.reading.restarts is None:
         why = "the pod's status is not available" if case.has_pod else "only Kubernetes reports restarts"
-        return TriageStep(2, "Restarts or OOMKills?", "unknown", (f"Unknown: {why}.",), command)
+        return TriageStep(2, "Restarts or OOMKills?", "unknown", (f"Unknown: {why}.",), by_hand)
     restarts, ended, recent = held.reading.restarts, held.reading.last_termination, host.restarts_recent
     least = "" if host.restarts_all_known or (recent or 0.0) >= restarts else "at least "
     lately = f"in the last 30 minutes: {'unknown' if recent is None else least + number_text(recent)}"
@@ -162,7 +178,7 @@ def _restarts(case: _TriagedEngine) -> TriageStep:
             answers.append("Exit code 137: SIGKILL, for example for lack of host memory or after a failed probe.")
         if killed and recent:
             finding = "bad"
-    return TriageStep(2, "Restarts or OOMKills?", finding, tuple(answers), command)
+    return TriageStep(2, "Restarts or OOMKills?", finding, tuple(answers), by_hand)
 
 
 def _signature(case: _TriagedEngine) -> TriageStep:
@@ -193,20 +209,25 @@ def _signature(case: _TriagedEngine) -> TriageStep:
         "GPU memory high and GPU utilization low?",
         finding,
         answers,
-        case.by_hand(f"kubectl exec {case.pod} -- nvidia-smi", "nvidia-smi, or rocm-smi"),
+        case.by_hand(command("kubectl", "exec", *case.pod, "--", "nvidia-smi"), command("nvidia-smi", OR, "rocm-smi")),
     )
 
 
 def _log(case: _TriagedEngine) -> TriageStep:
     s = case.engine.signals
-    command = case.by_hand(f"kubectl logs {case.pod} --since=2h | grep -iE 'kv|cache|cuda|oom|alloc|memory'", _UNIT_LOG)
+    by_hand = case.by_hand(
+        command(
+            *("kubectl", "logs", *case.pod, "--since=2h"), PIPE, *("grep", "-iE", "kv|cache|cuda|oom|alloc|memory")
+        ),
+        _UNIT_LOG,
+    )
     if not s.events_known:
         return TriageStep(
             4,
             "Allocation failures in the log?",
             "unknown",
             ("Unknown: no log is read.",),
-            command,
+            by_hand,
         )
     window = minutes(case.thresholds["log_window_seconds"])
     failures = {name: count for name, count in s.events.items() if name in ALLOCATION_EVENTS}
@@ -217,7 +238,7 @@ def _log(case: _TriagedEngine) -> TriageStep:
         answers.append(f"{capital(case.engine.diagnosis.evidence['gpu_out_of_memory'].text)}.")
     if others:
         answers.append(_counted("Other notable log lines", others, own))
-    return TriageStep(4, "Allocation failures in the log?", "bad" if failures else "fine", tuple(answers), command)
+    return TriageStep(4, "Allocation failures in the log?", "bad" if failures else "fine", tuple(answers), by_hand)
 
 
 def _counted(title: str, events: Mapping[str, int], own: Mapping[str, str]) -> str:
@@ -302,11 +323,11 @@ def _times(value: float) -> str:
 
 def _events(case: _TriagedEngine) -> TriageStep:
     known = {one.type: one.status for one in case.state.node_conditions if one.status is not None}
-    events = f"kubectl get events -n {shlex.quote(case.engine.key.namespace or '<namespace>')} --sort-by=.lastTimestamp"
-    command = case.by_hand(events, _KERNEL_LOG)
+    events = command("kubectl", "get", "events", *in_namespace(case.engine.key), "--sort-by=.lastTimestamp")
+    by_hand = case.by_hand(events, _KERNEL_LOG)
     question = case.by_hand("What does Kubernetes report about the node?", "What does the host report?")
     if not known:
-        return TriageStep(6, question, "unknown", ("Unknown: node conditions are not available.",), command)
+        return TriageStep(6, question, "unknown", ("Unknown: node conditions are not available.",), by_hand)
     wrong = [name for name, status in known.items() if status is (name != "Ready")]
     answer = (
         f"Problems now: {', '.join(name if name != 'Ready' else 'not ready' for name in wrong)}."
@@ -318,7 +339,7 @@ def _events(case: _TriagedEngine) -> TriageStep:
         question,
         "look" if wrong else "fine",
         (answer, "Evictions and scheduling delays make memory pressure worse. They do not cause it."),
-        command,
+        by_hand,
     )
 
 
@@ -340,8 +361,11 @@ def _endpoint(case: _TriagedEngine) -> TriageStep:
         "fine" if engine.up else "bad",
         tuple(answers),
         case.by_hand(
-            f"kubectl port-forward {case.pod} 8000:8000, then curl -s localhost:8000/metrics | head",
-            f"curl -s {case.metrics_url} | head",
+            command(
+                *("kubectl", "port-forward", *case.pod, "8000:8000", BESIDE),
+                *("curl", "-s", "--retry", "5", "--retry-connrefused", _FORWARDED, PIPE, "head"),
+            ),
+            command("curl", "-s", case.metrics_url, PIPE, "head"),
         ),
     )
 
@@ -398,8 +422,10 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
         "Are batch size, latency and time per output token normal?",
         "unknown" if not up or (finding == "fine" and "unknown" in waits) else finding,
         answers,
-        f"curl -s {'localhost:8000/metrics' if case.has_pod else case.metrics_url} | grep -E"
-        " 'running|waiting|time_per_output|inter_token'",
+        command(
+            *("curl", "-s", _FORWARDED if case.has_pod else case.metrics_url, PIPE),
+            *("grep", "-E", "running|waiting|time_per_output|inter_token"),
+        ),
     )
 
 

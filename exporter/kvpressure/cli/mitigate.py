@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Sequence
 
 from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
@@ -223,10 +222,10 @@ def _print(
         show(mitigation_report.as_text(engine, others, plan))
 
 
-def _workload(engine: EngineView, server: ServerContainer | None) -> str:
+def _workload(engine: EngineView, server: ServerContainer | None) -> tuple[str, ...]:
     namespace = server.namespace if server else engine.engine.key.namespace
     name = f"{server.kind.lower()}/{server.name}" if server and server.kind else "deploy/NAME"
-    return (f"-n {shlex.quote(namespace)} " if namespace else "") + shlex.quote(name)
+    return (*(("-n", namespace) if namespace else ()), name)
 
 
 def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpressure.engines.registry import dialect, public_texts
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import value_text
+from kvpressure.printable import command
 
 
 def with_values(
@@ -33,7 +33,7 @@ def with_values(
     wrong = [one.flag(name) or name for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
         raise InputError(
-            f"the command line {shlex.join(public_texts(argv))[:120]!r} is too complex to change"
+            f"the command line {command(*public_texts(argv))[:120]!r} is too complex to change"
             f" {', '.join(wrong)} safely; edit the manifest by hand"
         )
     return tuple(words)

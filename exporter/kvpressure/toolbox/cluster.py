@@ -17,6 +17,7 @@ from kvpressure.errors import InputError
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.model.readings import LogLine, Scrape, Snapshot
 from kvpressure.model.reasons import HTTP_404, REFUSED, UNAUTHORIZED, UNREACHABLE
+from kvpressure.printable import command
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
@@ -68,9 +69,8 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEn
         options.selector = workload.selector_of(
             workload.of_name(kubectl, options.namespace, options.workload), options.workload
         )
-    again = f"-n {options.namespace}" + (
-        f" --workload {options.workload}" if options.workload else f" -l {options.selector}" if options.selector else ""
-    )
+    some = ("--workload", options.workload) if options.workload else ("-l", options.selector or "")
+    again = command("-n", options.namespace, *(some if some[1] else ()))
     with ProgressLine() as progress, ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
         progress.show(f"pods of {options.namespace}")
         members = _members(kubectl, options)

@@ -114,8 +114,8 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class FoundEngines:
-    """Engines to report. ``again``: the input as typed; ``facts``: from kubectl, by (namespace, pod); ``warnings``:
-    such as a damaged recording.
+    """Engines to report. ``again``: the input as typed, for a shell; ``facts``: from kubectl, by (namespace, pod);
+    ``warnings``: such as a damaged recording.
     """
 
     cases: tuple[Case, ...]

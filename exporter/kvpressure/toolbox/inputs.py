@@ -21,6 +21,7 @@ from kvpressure.errors import InputError, refused_file
 from kvpressure.model.arguments import GIB, parse_version
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
+from kvpressure.printable import command
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
@@ -211,7 +212,7 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
         raise InputError("URL: the same server was given twice; give each server once")
     around = Around(versions=live.versions(targets), gpu=options.gpu)
     return FoundEngines(
-        tuple(watch_and_judge(targets, around, options.seconds, thresholds)), _again(options.inputs), {}
+        tuple(watch_and_judge(targets, around, options.seconds, thresholds)), command(*options.inputs), {}
     )
 
 
@@ -268,7 +269,7 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
             " successful scrape of an engine"
         )
     shown = problems[:3] + ([f"{len(problems) - 3} more lines skipped"] if len(problems) > 3 else [])
-    return FoundEngines(_filtered(cases, options), path, {}, tuple(shown))
+    return FoundEngines(_filtered(cases, options), command(path), {}, tuple(shown))
 
 
 def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
@@ -303,7 +304,7 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
                 f"{name}: {text}"
                 for text in (*_sparse(gap), *([f"beside it: {', '.join(sorted(beside.seen))}"] if beside.seen else ()))
             ]
-    return FoundEngines(tuple(cases), f"--prometheus {options.prometheus}", {}, tuple(warnings))
+    return FoundEngines(tuple(cases), command("--prometheus", options.prometheus), {}, tuple(warnings))
 
 
 def _usual_gap(ticks: Sequence[Snapshot]) -> float:
@@ -353,7 +354,7 @@ def _exporter(options: argparse.Namespace) -> FoundEngines:
     cases = [Case(view) for view in engine_views(document)]
     if not cases:
         raise InputError(f"--exporter: {address}: the exporter has found no engine yet")
-    return FoundEngines(_filtered(cases, options), f"--exporter {address}", {})
+    return FoundEngines(_filtered(cases, options), command("--exporter", address), {})
 
 
 def _filtered(cases: list[Case], options: argparse.Namespace) -> tuple[Case, ...]:
@@ -366,7 +367,3 @@ def _filtered(cases: list[Case], options: argparse.Namespace) -> tuple[Case, ...
         known = ", ".join(sorted({case.view.name for case in cases})[:8])
         raise InputError(f"no engine matches --pod and --model; engines found: {known}")
     return kept
-
-
-def _again(inputs: list[str]) -> str:
-    return " ".join(shlex.quote(text) for text in inputs)

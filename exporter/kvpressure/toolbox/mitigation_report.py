@@ -10,6 +10,7 @@ from typing import Any, Final
 from kvpressure import __version__
 from kvpressure.advice.plan import PressurePlan
 from kvpressure.advice.wording import words
+from kvpressure.printable import visible
 from kvpressure.toolbox import changed_flags, patches
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.engine_view import EngineView
@@ -126,7 +127,7 @@ def as_patch(
         "# sets " + " ".join(changed_flags.as_words(plan.values, plan.dialect)),
         *(f"# note: {one}" for one in filter(None, (note, *patches.notes(server, plan.values)))),
     ]
-    return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
+    return "\n".join(map(visible, head)) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
 
 
 def as_helm(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan) -> str:

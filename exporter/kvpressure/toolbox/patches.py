@@ -8,10 +8,10 @@ patch, which finds it by index.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kvpressure import printable
 from kvpressure.advice.triage import is_pod
 from kvpressure.engines.command import CUT
 from kvpressure.engines.registry import dialect
@@ -130,7 +130,7 @@ def other_server(server: ServerContainer, key: EngineKey) -> str:
 
 def _elsewhere(server: ServerContainer) -> str:
     """Variables that may contain arguments and where they are set; a patch of the arguments does not reach them."""
-    used = shlex.join(server.argv)
+    used = " ".join(server.argv)
     found = [
         f"{name} from {where}"
         for name, where in server.variables.items()
@@ -168,19 +168,16 @@ def notes(server: ServerContainer, values: Mapping[str, float]) -> Iterator[str]
 
 def command(server: ServerContainer, kind: str) -> str:
     """The shell command that applies the patch; THIS_FILE stands for its file."""
-    return f"kubectl patch {_object(server)} --type {kind} --patch-file THIS_FILE"
+    return printable.command("kubectl", "patch", *_object(server), "--type", kind, "--patch-file", "THIS_FILE")
 
 
 def rollout(server: ServerContainer) -> str:
     """The shell command that watches the rollout."""
-    return (
-        f"kubectl rollout status {_object(server)}"
-        if server.kind in _STRATEGIC
-        else f"kubectl get {_object(server)} -w"
-    )
+    if server.kind in _STRATEGIC:
+        return printable.command("kubectl", "rollout", "status", *_object(server))
+    return printable.command("kubectl", "get", *_object(server), "-w")
 
 
-def _object(server: ServerContainer) -> str:
+def _object(server: ServerContainer) -> tuple[str, ...]:
     kind = _SHORT.get(server.kind, server.kind.lower() or "deploy")
-    namespace = f" -n {shlex.quote(server.namespace)}" if server.namespace else ""
-    return f"{shlex.quote(kind)} {shlex.quote(server.name)}{namespace}"
+    return f"{kind}/{server.name}", *(("-n", server.namespace) if server.namespace else ())

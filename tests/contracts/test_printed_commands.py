@@ -1,0 +1,172 @@
+"""Commands that a person may paste: each is built from arguments by ``printable.command`` alone, and splits back into
+the same arguments, whatever names and addresses are in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvpressure.advice import triage
+from kvpressure.advice.mitigation import plan
+from kvpressure.advice.plan import PlanInput, pressure_plan
+from kvpressure.cli import main
+from kvpressure.model.state import VERDICTS, EngineState, State
+from kvpressure.printable import BESIDE, INTO, OR, PIPE, command, visible
+from kvpressure.settings.thresholds import builtin
+from kvpressure.toolbox import patches
+from kvpressure.toolbox.manifests import servers_of
+from tests.helpers.texts import RECORDINGS
+from tests.publish.states import NOW, full_engine, full_state
+from tests.toolbox.test_audit import deployment
+
+PACKAGE = Path(__file__).parents[2] / "exporter" / "kvpressure"
+T = builtin()
+HOSTILE = (
+    "a;touch${IFS}/x/pwn",
+    "$(reboot)",
+    "`reboot`",
+    "it's",
+    'a"b',
+    "a b",
+    "a\nb",
+    "-x",
+    "--all",
+    "a|b>c&d",
+    "*?[a]",
+    "~",
+    "#a",
+    "a\\",
+    "\x1b[2J\u202e",
+    "!!",
+)
+OPERATORS = {PIPE, OR, BESIDE, INTO}
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a command as a shell reads them, operators included."""
+    assert "\n" not in text
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    return list(lexer)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_command_splits_back(name: str) -> None:
+    given = ("kubectl", "logs", "-n", name, f"pod/{name}", PIPE, "grep", name, INTO, name)
+    assert words_of(command(*given)) == [word if word in OPERATORS else visible(word) for word in given]
+
+
+def commands_of(engine: EngineState) -> Iterator[str]:
+    around = full_state()
+    yield from (step.command for step in triage.steps(engine, State(time=NOW), T))
+    yield from (step.command for step in triage.steps(engine, around, T))
+    for confidence in (0.3, 0.9):
+        for verdict in VERDICTS:
+            judged = replace(engine, diagnosis=replace(engine.diagnosis, verdict=verdict, confidence=confidence))
+            for one in (judged, replace(judged, up=False, error="refused"), replace(judged, up=False, error="tgi")):
+                yield from (text for action in plan(one, T).actions for text in action.commands)
+    for conditions in ({}, {"crash_loop": True}, {"host_oom_killed": True}):
+        asked = replace(engine, diagnosis=replace(engine.diagnosis, conditions=conditions))
+        workload = ("-n", engine.key.namespace, f"deploy/{engine.container}")
+        for where in ((), workload):
+            yield from (text for step in pressure_plan(PlanInput(asked), T, where).steps for text in step.commands)
+
+
+def named(name: str, *, host: bool = False) -> EngineState:
+    engine = full_engine()
+    pod = f"10.0.0.5:80{name}" if host else name
+    key = replace(engine.key, namespace=name, pod=pod, model_name=name, engine=name)
+    return replace(engine, key=key, container=name, target=f"http://10.0.0.5:8000/{name}/metrics")
+
+
+PLAIN = "@"
+
+
+@pytest.mark.attack(
+    "a shell's signs, line breaks and options in namespaces, pods, containers and addresses of printed commands",
+    "each command splits back into the same arguments",
+)
+@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_changes_a_command(name: str, host: bool) -> None:
+    expected = [words_of(text) for text in commands_of(named(PLAIN, host=host))]
+    made = [words_of(text) for text in commands_of(named(name, host=host))]
+    assert len(expected) > 40
+    assert [[word.replace(PLAIN, visible(name)) for word in words] for words in expected] == made
+    for words in made:
+        options = {word for word in words if word.startswith("-")} - {visible(name)}
+        assert not any(visible(name) in word for word in options), "a name is never part of an option"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_changes_a_command_for_a_workload(name: str) -> None:
+    document = deployment(["--max-num-seqs", "8"])
+    document["metadata"] = {"name": name, "namespace": name}
+    (server,) = servers_of(document)
+    shown = visible(name)
+    assert words_of(patches.command(server, "strategic"))[:5] == ["kubectl", "patch", f"deploy/{shown}", "-n", shown]
+    assert words_of(patches.rollout(server))[3:] == [f"deploy/{shown}", "-n", shown]
+
+
+def recording_of_pressure(folder: Path, target: str) -> str:
+    """A recording of KV pressure whose engine has this target."""
+    text = gzip.decompress((RECORDINGS / "vllm-cpu/d_kv_pressure.jsonl.gz").read_bytes()).decode()
+    folder.mkdir(exist_ok=True)
+    path = folder / "incident.jsonl"
+    path.write_text(text.replace('"http://127.0.0.1:8000/metrics"', json.dumps(target)))
+    return str(path)
+
+
+def test_an_address_in_a_recording_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = "http://10.0.0.5:8000/a;touch${IFS}/x/pwn3"
+    path = recording_of_pressure(tmp_path, f"{address}/metrics")
+    main(["mitigate", path])
+    text = capsys.readouterr().out
+    (verify,) = re.findall(r"\$ (kvpressure mitigate --verify .*)", text)
+    assert shlex.split(verify) == ["kvpressure", "mitigate", "--verify", address]
+
+
+def test_the_input_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recording_of_pressure(tmp_path / "a; b", "http://10.0.0.5:8000/metrics")
+    main(["diagnose", path])
+    (again,) = re.findall(r"(kvpressure mitigate .*?): the full plan", " ".join(capsys.readouterr().out.split()))
+    assert shlex.split(again) == ["kvpressure", "mitigate", path]
+
+
+# --- in the code ------------------------------------------------------------------------------------------
+
+PROGRAMS = r"(kubectl|curl|systemctl|journalctl|dmesg|docker|nvidia-smi|kvpressure (mitigate|diagnose|audit|probe)) "
+QUOTES = {"shlex.quote", "shlex.join"}
+REFUSALS = {"toolbox/kubectl.py": "what a call to kubectl came to", "toolbox/report.py": "`again` is made by command"}
+
+
+@pytest.mark.parametrize(
+    "file", sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")), ids=lambda file: file
+)
+def test_no_command_is_pasted_together(file: str) -> None:
+    text = (PACKAGE / file).read_text(encoding="utf-8")
+    if not re.search(PROGRAMS + "|shlex", text):
+        return
+    tree = ast.parse(text)
+    found = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        and re.search(
+            PROGRAMS + r"[^;:]*@", "".join(p.value if isinstance(p, ast.Constant) else "@" for p in node.values)
+        )
+    ]
+    assert not found or file in REFUSALS, f"{file}: lines {found}: use kvpressure.printable.command"
+    if file != "printable.py":
+        used = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) in QUOTES]
+        assert not used, f"{file}: lines {used}: use kvpressure.printable.command"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 
 FLAG: Final = "--extensions"
 VARIABLE: Final = "KVPRESSURE_EXTENSIONS"
@@ -25,7 +25,7 @@ def offered(kind: str, name: str, wanted: type[T]) -> T | None:
     point = next(iter(entry_points(group=f"kvpressure.{kind}s", name=name)), None)
     if point is None:
         return None
-    what = f"{kind} {name!r} ({point.value})"
+    what = f"{kind} {shown(name)} ({point.value})"
     try:
         found = point.load()
     except Exception as error:  # code of another package

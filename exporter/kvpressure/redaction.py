@@ -33,6 +33,7 @@ _NOTHING: Final = re.compile(r"None|null|True|False|\[\]|''|\"\"|\[redacted\]", 
 _SCHEME: Final = re.compile(
     r"\b(?P<name>bearer|basic)\s{1,4}(?=[\w.~+/-]{0,400}[\d=._-])[\w.~+/-]{8,}=*", re.IGNORECASE
 )
+_WORD: Final = re.compile(r"[^\s\"']+")
 _IN_URL: Final = re.compile(r"(?<=://)[^\s/@\"'<>]{1,400}@(?=[\w\[])")
 _FORMS: Final = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|nvapi-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|"
@@ -56,6 +57,19 @@ def text(line: str) -> str:
     line = _hide_pairs(line)
     line = _SCHEME.sub(rf"\g<name> {REDACTED}", line)
     return _FORMS.sub(REDACTED, line)
+
+
+def value(given: str) -> str:
+    """``text`` of a value that was refused. It may be an address that is none, so credentials are looked for without a
+    scheme, too, and up to the last ``@`` of a word.
+    """
+    return text(_WORD.sub(_without_user, given))
+
+
+def _without_user(word: re.Match[str]) -> str:
+    user, at, rest = word[0].rpartition("@")
+    scheme, separator, _ = user.partition("://")
+    return f"{scheme if separator else ''}{separator}{REDACTED}@{rest}" if at and ":" in user else word[0]
 
 
 def _hide_pairs(line: str) -> str:

@@ -22,6 +22,7 @@ from kvpressure.bundle.spec import (
 from kvpressure.bundle.templating import context, environment, render
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import BundleValues, ValuesError
+from kvpressure.errors import shown
 from kvpressure.renames import renamed
 from kvpressure.settings.thresholds import Thresholds
 
@@ -88,7 +89,7 @@ def _check_names(groups: Iterable[RuleGroup], values: BundleValues) -> None:
             if name not in known:
                 now = renamed(name, known)
                 allowed = f"it is called {now} now" if now else f"allowed: {', '.join(sorted(known))}"
-                raise ValuesError(f"values: {key}: no alert is called {name!r}; {allowed}")
+                raise ValuesError(f"values: {key}: no alert is called {shown(name)}; {allowed}")
 
 
 def _patched(group: RuleGroup, values: BundleValues) -> RuleGroup:

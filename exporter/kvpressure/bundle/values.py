@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.publish.links import RUNBOOK_FOLDER
 from kvpressure.settings import yaml_lines as yaml_nodes
 
@@ -70,7 +70,7 @@ def _values(document: Mapping[str, Any], where: str) -> BundleValues:
     allowed = [item.name for item in fields(BundleValues)]
     for key in document:
         if key not in allowed:
-            raise ValuesError(f"{where}: unknown key {key!r}; allowed: {', '.join(allowed)}")
+            raise ValuesError(f"{where}: unknown key {shown(key)}; allowed: {', '.join(allowed)}")
     found: dict[str, Any] = {}
     for key in ("runbook_base_url", "dashboard_base_url"):
         if key in document:
@@ -103,13 +103,13 @@ def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
 
 def _url(value: Any, where: str, key: str) -> str:
     if not isinstance(value, str) or not _URL.fullmatch(value):
-        raise ValuesError(f"{where}: {key}: {value!r} is not an http or https URL")
+        raise ValuesError(f"{where}: {key}: {shown(value)} is not an http or https URL")
     return value.rstrip("/")
 
 
 def _job(value: Any, where: str) -> str:
     if not isinstance(value, str) or not _JOB.fullmatch(value):
-        raise ValuesError(f"{where}: exporter_job: {value!r} is not a name of letters, digits, '_', '-' and '/'")
+        raise ValuesError(f"{where}: exporter_job: {shown(value)} is not a name of letters, digits, '_', '-' and '/'")
     return value
 
 
@@ -125,14 +125,14 @@ def _durations(body: Mapping[str, Any], where: str) -> dict[str, dict[str, float
 
 def _severity(value: Any, where: str, key: str) -> str:
     if value not in SEVERITIES:
-        raise ValuesError(f"{where}: {key}: {value!r} is not one of {', '.join(SEVERITIES)}")
+        raise ValuesError(f"{where}: {key}: {shown(value)} is not one of {', '.join(SEVERITIES)}")
     return str(value)
 
 
 def _seconds(value: Any, where: str, key: str) -> float:
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ValuesError(f"{where}: {key}: {value!r} is not a duration such as 90s, 5m, 1h or 1d")
+        raise ValuesError(f"{where}: {key}: {shown(value)} is not a duration such as 90s, 5m, 1h or 1d")
     return float(int(match[1]) * _SECONDS[match[2]])
 
 
@@ -146,11 +146,11 @@ def _labels(value: Any, where: str, key: str) -> dict[str, str]:
     labels = _mapping(value, where, key)
     for name, text in labels.items():
         if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name) or name in ("alertname", "kvpressure_family"):
-            raise ValuesError(f"{where}: {key}: {name!r} is not a label that may be set")
+            raise ValuesError(f"{where}: {key}: {shown(name)} is not a label that may be set")
         if not isinstance(text, str):
-            raise ValuesError(f"{where}: {key}.{name}: {text!r} must be text (quote it)")
+            raise ValuesError(f"{where}: {key}.{name}: {shown(text)} must be text (quote it)")
         if name == "severity":
             _severity(text, where, key)
         if name == "page" and text not in ("true", "false"):
-            raise ValuesError(f'{where}: {key}: page must be "true" or "false", not {text!r}')
+            raise ValuesError(f'{where}: {key}: page must be "true" or "false", not {shown(text)}')
     return dict(labels)

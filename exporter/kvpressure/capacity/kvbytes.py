@@ -14,6 +14,7 @@ from typing import Final
 
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import Layer, ModelShape
+from kvpressure.errors import shown
 
 DEFAULT_BLOCK_SIZE: Final = 16
 _DS_MLA_VECTOR: Final = 576  # 512 latent + 64 rotary: the only shape of the *_ds_mla formats
@@ -105,7 +106,7 @@ def layer_bytes(layer: Layer, tensor_parallel: int, cache_dtype: str, model_byte
     support.
     """
     if cache_dtype not in CACHE_DTYPES:
-        raise CapacityError(f"cache dtype {cache_dtype!r:.50} is not allowed; allowed: {', '.join(CACHE_DTYPES)}")
+        raise CapacityError(f"cache dtype {shown(cache_dtype)} is not allowed; allowed: {', '.join(CACHE_DTYPES)}")
     if layer.kind == "indexer":
         return Fraction(layer.head_size_k)
     if layer.kind == "mla":

@@ -14,6 +14,7 @@ from math import ceil, sqrt
 from typing import Final
 
 from kvpressure.capacity.errors import CapacityError
+from kvpressure.errors import shown
 
 MAX_SAMPLES: Final = 50_000
 BURST_SECONDS: Final = 10.0
@@ -84,13 +85,13 @@ def _lengths(text: str, where: str) -> tuple[Sequence[int], float]:
         match = re.fullmatch(r"\s*p(\d{1,2}(?:\.\d{1,3})?|100)=(\d{1,9})\s*", part)
         if match is None:
             raise CapacityError(
-                f"{where}: {part!r:.100} is not allowed; allowed: a number of tokens, or quantiles like"
+                f"{where}: {shown(part)} is not allowed; allowed: a number of tokens, or quantiles like"
                 " p50=1000,p95=4000,p100=8000"
             )
         points.append((float(match[1]) / 100, float(match[2])))
     if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(points)):
         raise CapacityError(
-            f"{where}: {text!r:.100} is not allowed; allowed: quantiles in rising order, with lengths that do not fall,"
+            f"{where}: {shown(text)} is not allowed; allowed: quantiles in rising order, with lengths that do not fall,"
             " such as p50=1000,p95=4000"
         )
     return from_quantiles(points), points[-1][0]

@@ -16,6 +16,7 @@ from typing import Any, Final
 from kvpressure.capacity import shapes
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape, from_config
+from kvpressure.errors import shown
 
 FILE: Final = Path(__file__).with_name("models.json")
 MAX_NAME: Final = 128  # characters of the longest name of a model that is looked at
@@ -118,7 +119,7 @@ def named(name: str, draft_layers: int = 0) -> ModelShape:
     key = known(name)
     if key is None:
         raise CapacityError(
-            f"{name!r:.100} is neither a file nor a known model; allowed: a config.json, a model's directory, or a "
+            f"{shown(name)} is neither a file nor a known model; allowed: a config.json, a model's directory, or a "
             f"name that kvpressure capacity --help lists{_nearest(name)}"
         )
     config = {**CONFIGS[key], "quantization_config": _quantization(name, key)}

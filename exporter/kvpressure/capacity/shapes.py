@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from kvpressure.capacity.errors import CapacityError
-from kvpressure.errors import refused_file
+from kvpressure.errors import refused_file, shown
 from kvpressure.files import read_file
 from kvpressure.model import ceilings
 
@@ -181,7 +181,7 @@ class _Fields:
             number = ceilings.whole(value, 10**9)
             if number is None:
                 raise CapacityError(
-                    f"{self.where}: {name} is {value!r:.50}; allowed: a whole number from 0 to 1000000000"
+                    f"{self.where}: {name} is {shown(value)}; allowed: a whole number from 0 to 1000000000"
                 )
             if number:
                 return number
@@ -260,7 +260,7 @@ def _dtype_bytes(fields: _Fields) -> int:
     """Bytes of the model's own element type as vLLM runs it: float32 checkpoints are run in 16 bits."""
     name = str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16")
     if name.removeprefix("torch.") not in ("bfloat16", "float16", "float32", "auto", "half"):
-        raise CapacityError(f"{fields.where}: dtype is {name!r:.50}; allowed: bfloat16, float16 or float32")
+        raise CapacityError(f"{fields.where}: dtype is {shown(name)}; allowed: bfloat16, float16 or float32")
     return 2
 
 
@@ -330,7 +330,7 @@ def _kind_of(fields: _Fields, name: str, window: int | None, chunk: int | None) 
     if kind == "full":
         return "full", None
     if size is None:
-        raise CapacityError(f"{fields.where}: layer_types has {name!r} but there is no window size")
+        raise CapacityError(f"{fields.where}: layer_types has {shown(name)} but there is no window size")
     return kind, size
 
 

@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from kvpressure import __version__
-from kvpressure.errors import InputError
+from kvpressure import __version__, redaction
+from kvpressure.errors import InputError, shown
 from kvpressure.printable import visible_streams
 from kvpressure.renames import nearest, renamed
 
@@ -72,13 +72,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ``InputError`` instead of printing the whole usage."""
         flags = {flag for action in self._actions for flag in action.option_strings}
-        for word in message.split() if message.startswith("unrecognized arguments") else ():
-            flag = word.partition("=")[0]
+        unknown = _unknown_arguments(message.split()[2:]) if message.startswith("unrecognized arguments") else []
+        message = f"unrecognized arguments: {' '.join(unknown)}" if unknown else message
+        for flag in unknown:
             if now := renamed(flag, flags):
                 raise InputError(f"{message}; {flag} was renamed to {now}")
             if flag.startswith("-") and (near := nearest(flag, flags)):
                 raise InputError(f"{message}; did you mean {near}?")
         message = re.sub(r"^argument (?=\S+: )", "", message)
+        message = re.sub(r"ignored explicit argument .*", "takes no value", message, flags=re.DOTALL)
         raise InputError(message if "; allowed: " in message else f"{message}; {self.prog} --help lists the options")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -86,7 +88,14 @@ class Parser(argparse.ArgumentParser):
             allowed = [str(choice) for choice in action.choices]
             near = nearest(str(value), allowed)
             meant = f"; did you mean {near}?" if near else ""
-            raise argparse.ArgumentError(action, f"{value!r:.80} is not allowed{meant}; allowed: {', '.join(allowed)}")
+            raise argparse.ArgumentError(action, f"{shown(value)} is not allowed{meant}; allowed: {', '.join(allowed)}")
+
+
+def _unknown_arguments(words: list[str]) -> list[str]:
+    """Unknown arguments for an error: what follows an option may be its value, and a secret."""
+    first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    options = (word.partition("=")[0] for word in words[first:] if word.startswith("-"))
+    return [redaction.value(" ".join(words[:first])), *options] if first else [*options]
 
 
 def available() -> dict[str, str]:
@@ -163,7 +172,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _unknown(name: str, commands: dict[str, str]) -> str:
     near = nearest(name, commands)
     meant = f"; did you mean {near}?" if near else f"; allowed: {', '.join(commands)}"
-    return f"unknown command {name!r:.80}{meant}"
+    return f"unknown command {shown(name)}{meant}"
 
 
 def _run(name: str, arguments: Sequence[str], description: str) -> int:

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from kvpressure import redaction
 from kvpressure.engines.registry import dialects
 from kvpressure.errors import InputError
 from kvpressure.settings.thresholds import Thresholds, load
@@ -170,6 +171,6 @@ def _audited(subject: Subject) -> Audited:
     basis = (
         f"{subject.dialect.title} {subject.version or 'of unknown version'}, GPU"
         f" {used.name + f' {used.memory_bytes / 2**30:.3g} GiB' if used else 'unknown'}, model"
-        f" {model or 'not named'}{'' if subject.shape else ' (shape unknown)'}"
+        f" {redaction.value(model or 'not named')}{'' if subject.shape else ' (shape unknown)'}"
     )
     return Audited(subject.server.title, basis, tuple(checklist(subject)), subject.server.written)

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvpressure.diagnosis import conditions
 from kvpressure.engines import registry as engines
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.extension_points import FLAG, VARIABLE
 from kvpressure.signals import registry as signals
 from kvpressure.sources import catalog
@@ -23,7 +23,7 @@ def names(text: str, where: str) -> list[str]:
     wrong = next((name for name in found if not _NAME.fullmatch(name)), None)
     if wrong is not None or not found:
         raise InputError(
-            f"{where}: {(wrong or text)!r:.80} is not a name; allowed: NAME or NAME,NAME of installed extensions"
+            f"{where}: {shown(wrong or text)} is not a name; allowed: NAME or NAME,NAME of installed extensions"
         )
     return found
 
@@ -34,7 +34,7 @@ def adopt(wanted: Iterable[str], where: str) -> None:
         found = [kind.adopt(name) for kind in _KINDS]  # one name may be offered as several kinds
         if not any(found):
             raise InputError(
-                f"{where}: no installed package offers an engine, source, signal or condition {name!r}; install a"
+                f"{where}: no installed package offers an engine, source, signal or condition {shown(name)}; install a"
                 " package that does"
             )
 

@@ -13,7 +13,7 @@ from kvpressure.capacity import kvbytes, models
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.shapes import ModelShape
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.model import ceilings
 from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds, load
@@ -143,14 +143,14 @@ def _compare(options: argparse.Namespace, target: Target, served: str, layout: C
     found = models.known(served)
     if found is None:
         return (
-            f"--model-config was not compared with the server: {served!r:.100} is not a known model. Blocks are "
+            f"--model-config was not compared with the server: {shown(served)} is not a known model. Blocks are "
             "measured; bytes follow from --model-config"
         )
     own = _layout(models.named(found), options, layout.block_size)
     if own.bytes_per_token == layout.bytes_per_token:
         return ""
     raise InputError(
-        f"--model-config: {options.model_config!r:.100} takes {grouped(layout.bytes_per_token)} bytes a token, but "
+        f"--model-config: {shown(options.model_config)} takes {grouped(layout.bytes_per_token)} bytes a token, but "
         f"{target.name} serves {served:.100}, which takes {grouped(own.bytes_per_token)};"
         f" allowed: --model-config {found}"
     )
@@ -166,7 +166,7 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, st
         hint = " and --api-key-file" if key is None else ""
         raise InputError(f"{target.name}: /v1/models lists no model; name the model with --model NAME{hint}")
     if wanted is not None and names and wanted not in names:
-        raise InputError(f"--model: {wanted!r:.100} is not served; allowed: {', '.join(names[:8])}")
+        raise InputError(f"--model: {shown(wanted)} is not served; allowed: {', '.join(names[:8])}")
     chosen = wanted or names[0]
     entry = next((item for item in served if item.get("id") == chosen), {})
     length, root = ceilings.whole(entry.get("max_model_len"), ceilings.LABEL, 1), entry.get("root")

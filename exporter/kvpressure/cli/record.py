@@ -13,7 +13,7 @@ from typing import Final
 from kvpressure import __version__
 from kvpressure.advice.wording import reason_text
 from kvpressure.capacity import own_models
-from kvpressure.errors import InputError, refused_file
+from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
@@ -120,7 +120,7 @@ def _check_name(out: str) -> None:
     """
     if not out or (out.endswith(_FILE_LIKE) and not out.endswith((".jsonl", ".jsonl.gz")) and not Path(out).is_dir()):
         raise InputError(
-            f"--out: {out!r:.100} is not allowed; allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory"
+            f"--out: {shown(out)} is not allowed; allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory"
         )
 
 

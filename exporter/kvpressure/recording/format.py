@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from kvpressure.engines import registry as engines
 from kvpressure.engines.registry import log_line
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
@@ -114,7 +114,9 @@ def header_from_json(line: bytes, where: str) -> Header:
         raise RecordingError(f'{where}:1: not a recording; the first line must be JSON with "format": "{FORMAT}"')
     version = body.get("version")
     if version != VERSION or isinstance(version, bool):
-        raise RecordingError(f"{where}:1: version {version!r} is not supported; this release reads version {VERSION}")
+        raise RecordingError(
+            f"{where}:1: version {shown(version)} is not supported; this release reads version {VERSION}"
+        )
     try:
         return decode(Header, _HEADER, body, "header")
     except MalformedTick as error:

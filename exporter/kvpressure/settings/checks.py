@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from kvpressure.errors import shown
 from kvpressure.settings.load import GivenValue
 from kvpressure.settings.options import Option, SettingsError
 from kvpressure.settings.thresholds import builtin
@@ -31,7 +32,7 @@ class _Checks:
     def web(self) -> None:
         path = self._given.get("web.telemetry-path")
         if path and path.value in RESERVED_PATHS:
-            raise self._clash("web.telemetry-path", f"{path.value!r} is taken by the exporter", "any other path")
+            raise self._clash("web.telemetry-path", f"{shown(path.value)} is taken by the exporter", "any other path")
         fixed: list[object] = []
         for name in ("web.listen-address", "web.health-listen-address"):
             addresses = self._given.get(name)

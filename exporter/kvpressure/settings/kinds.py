@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvpressure.errors import shown
 from kvpressure.renames import nearest
 from kvpressure.settings.yaml_lines import short_path
 
@@ -99,7 +100,7 @@ def _file(raw: object) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError
     if not os.path.isfile(raw):  # noqa: PTH113 - Path raises where a name is too long to be one
-        raise ValueError(f"{short_path(raw)!r} is not a file")
+        raise ValueError(f"{shown(short_path(raw))} is not a file")
     return Path(raw)
 
 
@@ -107,7 +108,7 @@ def _directory(raw: object) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError
     if not os.path.isdir(raw):  # noqa: PTH112 - Path raises where a name is too long to be one
-        raise ValueError(f"{short_path(raw)!r} is not a directory")
+        raise ValueError(f"{shown(short_path(raw))} is not a directory")
     return Path(raw)
 
 
@@ -207,7 +208,7 @@ def one_of(*words: str) -> Kind:
     def parse(raw: object) -> str:
         if raw not in words:
             near = nearest(str(raw), words)
-            raise ValueError(f"{str(raw)[:100]!r} is not allowed; did you mean {near}?" if near else "")
+            raise ValueError(f"{shown(str(raw))} is not allowed; did you mean {near}?" if near else "")
         return str(raw)
 
     return Kind(", ".join(words[:-1]) + f" or {words[-1]}", parse, "|".join(words))

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvpressure.errors import shown
 from kvpressure.extension_points import VARIABLE as EXTENSIONS_VARIABLE
 from kvpressure.renames import nearest, renamed
 from kvpressure.settings import yaml_lines as yaml_nodes
-from kvpressure.settings.options import ENV_PREFIX, Option, SettingsError, shown
+from kvpressure.settings.options import ENV_PREFIX, Option, SettingsError
 from kvpressure.settings.yaml_lines import YamlNode
 
 # Kubernetes puts variables into every pod for each Service of the namespace; one named "kvpressure" must not

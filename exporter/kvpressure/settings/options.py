@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import reprlib
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.settings.kinds import BOOL, SECONDS, Kind
 from kvpressure.sources.catalog import registry
 
 ENV_PREFIX: Final = "KVPRESSURE_"
-_SHORT: Final = reprlib.Repr()  # never more than a few items: aliases can make a short file a value of millions
 
 
 class SettingsError(InputError):
@@ -79,12 +77,6 @@ def _default_text(default: object) -> str:
     if isinstance(default, tuple):
         return " ".join(str(item) for item in default)
     return f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def shown(raw: object) -> str:
-    """A wrong value for messages: on one line, shortened."""
-    text = repr(raw[:100]) if isinstance(raw, str) else _SHORT.repr(raw)
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def collector_options() -> dict[str, Option]:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.model import ceilings
 from kvpressure.renames import nearest
 
@@ -176,20 +176,14 @@ def _unknown(name: object, known: Sequence[Threshold]) -> str:
         return f"{name} is no longer a threshold: confidence follows from the rule's grade; remove this line"
     close = nearest(str(name), (entry.name for entry in known))
     hint = f"; did you mean {close}?" if close else "; allowed: the names in docs/thresholds.md"
-    return f"unknown threshold {_shown(name)}{hint}"
-
-
-def _shown(raw: object) -> str:
-    """A wrong value on one line, shortened."""
-    text = repr(raw)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"unknown threshold {shown(name)}{hint}"
 
 
 def _number(entry: Threshold, raw: object, where: str) -> float:
     value = ceilings.number(raw, LARGEST, -LARGEST)
     if value is None or not entry.allowed.admits(value):
         raise ThresholdError(
-            f"{where}: {entry.name}: {_shown(raw)} is not allowed; allowed: {entry.allowed.words()} ({entry.unit})"
+            f"{where}: {entry.name}: {shown(raw)} is not allowed; allowed: {entry.allowed.words()} ({entry.unit})"
         )
     return value
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpressure.errors import InputError, refused_file
+from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.files import read_file
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class _NodeReader:
                 raise YamlError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
             return YamlNode(self._construct(node, where), where)
         if node.tag != yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG:
-            raise YamlError(f"{where}: a mapping of type {node.tag[:80]!r}; allowed: plain mappings")
+            raise YamlError(f"{where}: a mapping of type {shown(node.tag)}; allowed: plain mappings")
         children: dict[str, YamlNode] = {}
         for key, value in node.value:
             line = f"{self._path}:{key.start_mark.line + 1}"
@@ -134,7 +134,7 @@ class _NodeReader:
                 raise YamlError(f"{line}: a key that is not text; allowed: plain keys")
             self._construct(key, line)  # refuses what YAML refuses: a key of another type that is none of it
             if key.value in children:
-                raise YamlError(f"{line}: {key.value!r} given twice; allowed: once")
+                raise YamlError(f"{line}: {shown(key.value)} given twice; allowed: once")
             child = self.node(value)
             children[key.value] = YamlNode(child.value, line, child.children)
         return YamlNode({key: child.value for key, child in children.items()}, where, children)

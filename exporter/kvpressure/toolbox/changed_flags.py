@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpressure.engines.registry import dialect, public_texts
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.model.arguments import value_text
 from kvpressure.printable import command
 
@@ -33,7 +33,7 @@ def with_values(
     wrong = [one.flag(name) or name for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
         raise InputError(
-            f"the command line {command(*public_texts(argv))[:120]!r} is too complex to change"
+            f"the command line {shown(command(*public_texts(argv)))} is too complex to change"
             f" {', '.join(wrong)} safely; edit the manifest by hand"
         )
     return tuple(words)

@@ -19,6 +19,7 @@ from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.base import EngineDialect, Known
 from kvpressure.engines.registry import dialect
+from kvpressure.errors import shown
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.printable import grouped
@@ -143,12 +144,12 @@ class Subject:
         if given == "hidden":
             return "set, to a value that is not visible"
         if given == "no number":
-            return f"set to {text}, which is no limit"
+            return f"set to {shown(text)}, which is no limit"
         if given == "refused":  # a flag without a value is read as True
             return (
                 "set without a value"
                 if text == "True"
-                else f"set to {text!r:.60}, which {self.dialect.title} does not accept"
+                else f"set to {shown(text)}, which {self.dialect.title} does not accept"
             )
         origin = "default" if self.version is None else f"default of {self.dialect.title} {self.version}"
         if given == "not visible":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
+from kvpressure import redaction
 from kvpressure.engines.registry import public_line, recognise, titles
 from kvpressure.errors import InputError
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
@@ -102,7 +103,7 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEn
 
 
 def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
-    where = f"-n {options.namespace}" + (f" -l {options.selector}" if options.selector else "")
+    where = redaction.value(f"-n {options.namespace}" + (f" -l {options.selector}" if options.selector else ""))
     try:
         documents = kubectl.objects("pods", options.namespace, *(["-l", options.selector] if options.selector else []))
     except KubectlError as error:

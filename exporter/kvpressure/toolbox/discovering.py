@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from kvpressure import redaction
 from kvpressure.errors import InputError
 from kvpressure.sources.kubernetes.pod import discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
@@ -35,7 +36,7 @@ def of_namespace(namespace: str, selector: str | None, context: str | None) -> l
     try:
         documents = Kubectl(context).objects("pods", namespace, *more)
     except KubectlError as error:
-        raise InputError(f"-n {namespace}: {error}") from error
+        raise InputError(f"-n {redaction.value(namespace)}: {error}") from error
     return _of_pods(documents, Policy(selected=bool(selector)))
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from kvpressure import redaction
 from kvpressure.advice.wording import reason_text
 from kvpressure.capacity import models
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.mistakes import mistake
-from kvpressure.errors import InputError, refused_file
+from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.model.arguments import GIB, parse_version
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
@@ -132,7 +133,7 @@ def arguments(text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r:.80}: {error}; allowed: a command line with closed quotes") from None
+        raise argparse.ArgumentTypeError(f"{error}; allowed: a command line with closed quotes") from None
     if (found := mistake(words)) is not None:
         raise argparse.ArgumentTypeError(
             f"{found.what}; did you mean {found.meant}?" if found.meant else f"{found.what}; allowed: {found.allowed}"
@@ -194,7 +195,7 @@ def _is_file(text: str) -> bool:
         if path.is_dir():
             raise InputError(f"{text}: a directory; allowed: a recording or an address")
     except OSError as error:
-        raise InputError(refused_file(f"{text!r:.100}", error, "a recording or an address")) from error
+        raise InputError(refused_file(shown(text), error, "a recording or an address")) from error
     looks = text.endswith((".gz", ".jsonl", ".json")) or text.startswith(("/", "./", "../", "~"))
     return path.is_file() or looks
 
@@ -304,7 +305,7 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
                 f"{name}: {text}"
                 for text in (*_sparse(gap), *([f"beside it: {', '.join(sorted(beside.seen))}"] if beside.seen else ()))
             ]
-    return FoundEngines(tuple(cases), command("--prometheus", options.prometheus), {}, tuple(warnings))
+    return FoundEngines(tuple(cases), command("--prometheus", redaction.value(options.prometheus)), {}, tuple(warnings))
 
 
 def _usual_gap(ticks: Sequence[Snapshot]) -> float:

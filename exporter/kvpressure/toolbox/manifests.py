@@ -16,7 +16,7 @@ from typing import Any, Final
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.mistakes import named_by
 from kvpressure.engines.registry import default, dialect, dialects, titles
-from kvpressure.errors import InputError, refused_file
+from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.files import read_file
 from kvpressure.model.arguments import GIB, EngineArgs
 from kvpressure.settings.yaml_lines import bounded_loader
@@ -110,7 +110,7 @@ def choose(servers: Sequence[ServerContainer], container: str | None, where: str
     unique = len(set(names)) == len(names)
     places = [one.place for one in servers]
     listed = names if unique else places if len(set(places)) == len(places) else [one.title for one in servers]
-    problem = f"{len(found)} server containers" if found else f"no server container {container!r:.80}"
+    problem = f"{len(found)} server containers" if found else f"no server container {shown(container)}"
     raise InputError(f"{where}: {problem}; choose one with --container: {', '.join(listed[:8])}")
 
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, Final
 
+from kvpressure.errors import shown
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import human_int
 from kvpressure.settings.kinds import Kind
@@ -15,7 +16,7 @@ _MOST: Final = 10**9
 
 def refused(text: str, allowed: str) -> argparse.ArgumentTypeError:
     """The error for a value that is not allowed."""
-    return argparse.ArgumentTypeError(f"{text!r:.80} is not allowed; allowed: {allowed}")
+    return argparse.ArgumentTypeError(f"{shown(text)} is not allowed; allowed: {allowed}")
 
 
 def whole_number(least: int = 1, most: int = _MOST) -> Callable[[str], int]:

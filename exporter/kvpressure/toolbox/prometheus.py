@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from kvpressure import redaction
 from kvpressure.engines.registry import dialect, dialects, samples
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.model import ceilings
 from kvpressure.model.readings import RUNNING, Scrape, Snapshot
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
@@ -60,7 +61,7 @@ class Prometheus:
         parts = urlsplit(query.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(
-                f"--prometheus: {query.url!r:.120} is not an address; allowed: http://HOST[:PORT][/PREFIX] or https://..."
+                f"--prometheus: {shown(query.url)} is not an address; allowed: http://HOST[:PORT][/PREFIX] or https://..."
             )
         self._url = query.url.rstrip("/")
         self._session = requests.Session()
@@ -74,7 +75,7 @@ class Prometheus:
         import requests
         import urllib3
 
-        where = f"--prometheus: {self._url}"
+        where = f"--prometheus: {redaction.value(self._url)}"
         try:
             with self._session.post(
                 f"{self._url}/api/v1/query",

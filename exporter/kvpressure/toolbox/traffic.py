@@ -13,7 +13,7 @@ from typing import IO, Final
 
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.load import BURST_SECONDS, MAX_LENGTH, MAX_SAMPLES, RequestLengths, RequestLoad
-from kvpressure.errors import refused_file
+from kvpressure.errors import refused_file, shown
 from kvpressure.files import open_packed
 from kvpressure.model import ceilings
 from kvpressure.toolbox.recorded_traffic import from_recording
@@ -165,5 +165,5 @@ def _length(row: Mapping[str, object], keys: Sequence[str], path: Path, number: 
         )
     value = ceilings.number_in(str(row[found]), MAX_LENGTH)
     if value is None:
-        raise CapacityError(f"{path}:{number}: {found} is {row[found]!r:.50}; allowed: a number of tokens")
+        raise CapacityError(f"{path}:{number}: {found} is {shown(row[found])}; allowed: a number of tokens")
     return int(value)

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kvpressure import redaction
 from kvpressure.engines.registry import titles
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.toolbox import manifests
 from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
@@ -20,12 +21,12 @@ _DEPTH: Final = 4  # pod, ReplicaSet, Deployment, and what made that
 def of_name(kubectl: Kubectl, namespace: str, name: str) -> Mapping[str, Any]:
     """The object ``KIND/NAME``. Raises ``InputError``."""
     if _NAME.fullmatch(name) is None:
-        raise InputError(f"--workload: {name!r:.80} is not allowed; allowed: KIND/NAME, e.g. deploy/chat")
+        raise InputError(f"--workload: {shown(name)} is not allowed; allowed: KIND/NAME, e.g. deploy/chat")
     kind, _, rest = name.partition("/")
     try:
         return kubectl.object(kind, rest, namespace)
     except KubectlError as error:
-        raise InputError(f"--workload: {name}: {error}") from error
+        raise InputError(f"--workload: {redaction.value(name)}: {error}") from error
 
 
 def selector_of(workload: Mapping[str, Any], name: str) -> str:

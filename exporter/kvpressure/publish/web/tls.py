@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from kvpressure.errors import shown
 from kvpressure.files import checked
 
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -82,7 +83,7 @@ def _client_auth(context: ssl.SSLContext, values: Mapping[str, Any], directory: 
     if policy not in _CLIENT_AUTH:
         raise TlsError(
             "client_auth_type",
-            f"{policy!r} is not allowed; allowed: {', '.join(filter(None, _CLIENT_AUTH))} "
+            f"{shown(policy)} is not allowed; allowed: {', '.join(filter(None, _CLIENT_AUTH))} "
             "(unverified client certificates are not supported)",
         )
     with _pem(values, "client_ca", directory, files) as authority:
@@ -105,7 +106,9 @@ def _versions(context: ssl.SSLContext, values: Mapping[str, Any]) -> None:
     lowest, highest = values.get("min_version") or "TLS12", values.get("max_version") or "TLS13"
     for key, value in (("min_version", lowest), ("max_version", highest)):
         if value not in _VERSIONS:
-            raise TlsError(key, f"{value!r} is not allowed; allowed: {', '.join(_VERSIONS)} (older ones are not safe)")
+            raise TlsError(
+                key, f"{shown(value)} is not allowed; allowed: {', '.join(_VERSIONS)} (older ones are not safe)"
+            )
     if _VERSIONS[lowest] > _VERSIONS[highest]:
         raise TlsError("min_version", f"{lowest} is above max_version {highest}")
     context.minimum_version, context.maximum_version = _VERSIONS[lowest], _VERSIONS[highest]
@@ -115,13 +118,13 @@ def _ciphers(context: ssl.SSLContext, values: Mapping[str, Any]) -> None:
     suites = _strings(values, "cipher_suites")
     for suite in suites:
         if suite not in _CIPHERS:
-            raise TlsError("cipher_suites", f"{suite!r} is not allowed; allowed: {', '.join(_CIPHERS)}")
+            raise TlsError("cipher_suites", f"{shown(suite)} is not allowed; allowed: {', '.join(_CIPHERS)}")
     names = [_CIPHERS[suite] for suite in suites if _CIPHERS[suite]]
     if names:
         context.set_ciphers(":".join(names))
     prefer = values.get("prefer_server_cipher_suites", True)
     if not isinstance(prefer, bool):
-        raise TlsError("prefer_server_cipher_suites", f"{prefer!r} is not allowed; allowed: true or false")
+        raise TlsError("prefer_server_cipher_suites", f"{shown(prefer)} is not allowed; allowed: true or false")
     if prefer:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
@@ -130,7 +133,7 @@ def _ciphers(context: ssl.SSLContext, values: Mapping[str, Any]) -> None:
     if curves:
         if len(curves) > 1 or curves[0] not in _CURVES:
             raise TlsError(
-                "curve_preferences", f"{', '.join(curves)!r} is not allowed; allowed: one of {', '.join(_CURVES)}"
+                "curve_preferences", f"{shown(', '.join(curves))} is not allowed; allowed: one of {', '.join(_CURVES)}"
             )
         context.set_ecdh_curve(_CURVES[curves[0]])
 
@@ -140,7 +143,7 @@ def _strings(values: Mapping[str, Any], key: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise TlsError(key, f"{value!r} is not allowed; allowed: a list of texts")
+        raise TlsError(key, f"{shown(value)} is not allowed; allowed: a list of texts")
     return value
 
 
@@ -154,7 +157,7 @@ def _pem(values: Mapping[str, Any], name: str, directory: Path, files: list[Path
     inline, file = values.get(name), values.get(f"{name}_file")
     for key, value in ((name, inline), (f"{name}_file", file)):
         if value is not None and not isinstance(value, str):
-            raise TlsError(key, f"{value!r} is not allowed; allowed: text")
+            raise TlsError(key, f"{shown(value)} is not allowed; allowed: text")
     if inline and file:
         raise TlsError(name, f"given together with {name}_file; allowed: one of them")
     if inline:
@@ -170,7 +173,7 @@ def _pem(values: Mapping[str, Any], name: str, directory: Path, files: list[Path
         try:
             checked(path)
         except OSError as error:
-            raise TlsError(f"{name}_file", f"{file!r} is not a file that can be read") from error
+            raise TlsError(f"{name}_file", f"{shown(file)} is not a file that can be read") from error
         yield path
     else:
         yield None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.publish.web.tls import TlsError, context_from
 from kvpressure.settings import yaml_lines as yaml_nodes
 from kvpressure.settings.kinds import SECONDS
@@ -198,7 +198,7 @@ def _children(node: YamlNode, name: str, allowed: tuple[str, ...]) -> Mapping[st
         raise WebConfigError(f"{node.where}: {name} is not a mapping; allowed: {', '.join(allowed) or 'name: value'}")
     for key, child in node.children.items():
         if allowed and key not in allowed:
-            raise WebConfigError(f"{child.where}: unknown key {key!r} in {name}; allowed: {', '.join(allowed)}")
+            raise WebConfigError(f"{child.where}: unknown key {shown(key)} in {name}; allowed: {', '.join(allowed)}")
     return node.children
 
 
@@ -206,7 +206,7 @@ def _users(nodes: Mapping[str, YamlNode]) -> dict[str, bytes]:
     for name, node in nodes.items():
         if not isinstance(node.value, str) or not _BCRYPT.fullmatch(node.value):
             raise WebConfigError(
-                f"{node.where}: basic_auth_users: the password of {name!r} is not a bcrypt hash; "
+                f"{node.where}: basic_auth_users: the password of {shown(name)} is not a bcrypt hash; "
                 "allowed: a hash like $2y$10$... (htpasswd -nBC 10)"
             )
     return {name: node.value.encode() for name, node in nodes.items()}
@@ -215,7 +215,7 @@ def _users(nodes: Mapping[str, YamlNode]) -> dict[str, bytes]:
 def _headers(nodes: Mapping[str, YamlNode]) -> dict[str, str]:
     http2 = nodes.get("http2")
     if http2 is not None and not isinstance(http2.value, bool):
-        raise WebConfigError(f"{http2.where}: http2: {http2.value!r} is not allowed; allowed: true or false")
+        raise WebConfigError(f"{http2.where}: http2: {shown(http2.value)} is not allowed; allowed: true or false")
     given = _children(nodes["headers"], "headers", tuple(_HEADERS)) if "headers" in nodes else {}
     headers: dict[str, str] = {}
     for name, node in given.items():
@@ -228,7 +228,7 @@ def _headers(nodes: Mapping[str, YamlNode]) -> dict[str, str]:
             or (value and allowed and value not in allowed)
         ):
             form = " or ".join(allowed) or "printable ASCII"
-            raise WebConfigError(f"{node.where}: header {name}: {value!r} is not allowed; allowed: {form}")
+            raise WebConfigError(f"{node.where}: header {name}: {shown(value)} is not allowed; allowed: {form}")
         if value:
             headers[name] = value
     return headers
@@ -242,11 +242,11 @@ def _rate(nodes: Mapping[str, YamlNode]) -> RateLimit | None:
         seconds = SECONDS.parse(interval.value)
     except ValueError:
         raise WebConfigError(
-            f"{interval.where}: rate_limit.interval: {interval.value!r} is not allowed; allowed: {SECONDS.allowed}"
+            f"{interval.where}: rate_limit.interval: {shown(interval.value)} is not allowed; allowed: {SECONDS.allowed}"
         ) from None
     allowed = "allowed: a whole number of 1 or more"
     if burst is None:
         raise WebConfigError(f"{interval.where}: rate_limit.burst is missing; {allowed}")
     if isinstance(burst.value, bool) or not isinstance(burst.value, int) or burst.value < 1:
-        raise WebConfigError(f"{burst.where}: rate_limit.burst: {burst.value!r} is not allowed; {allowed}")
+        raise WebConfigError(f"{burst.where}: rate_limit.burst: {shown(burst.value)} is not allowed; {allowed}")
     return RateLimit(seconds, burst.value)

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 from kvpressure.engines.mistakes import mistake
 from kvpressure.engines.registry import default
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 
 DEFAULT_PORT: Final = default().default_port  # where nothing says what the server is
 DEFAULT_PATH: Final = default().default_path
@@ -39,6 +39,7 @@ ADDRESSES: Final = "http://HOST[:PORT][/PATH], https://..., HOST or HOST:PORT"
 KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "model-config", "args")
 
 _OWNER: Final = re.compile(r"([a-z0-9][a-z0-9-]*)/([a-z0-9][a-z0-9.-]*)=")
+_CREDENTIALS: Final = re.compile(rf"(?:[\w+.-]*://)?(?:(?!;\s*(?:{'|'.join(KEYS)})\s*=)[^/?#])*@")
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+")
 _PATH: Final = re.compile(r'/[!"$-~]*')
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -84,12 +85,12 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):
-            raise TargetError(f"target {self.name!r} has scheme {self.scheme!r}", ADDRESSES)
+            raise TargetError(f"target {shown(self.name)} has scheme {shown(self.scheme)}", ADDRESSES)
         if not _HOST.fullmatch(self.host) or len(self.host) > 253 or not 0 < self.port < 65_536:
-            raise TargetError(f"target {self.name!r} has no usable host or port", ADDRESSES)
+            raise TargetError(f"target {shown(self.name)} has no usable host or port", ADDRESSES)
         if not _PATH.fullmatch(self.path) or ".." in self.path or len(self.path) > MAX_PATH_CHARS:
             raise TargetError(
-                f"target {self.address!r}: path {self.path!r} cannot be used",
+                f"target {shown(self.address)}: path {shown(self.path)} cannot be used",
                 f"printable ASCII without '..' and '#', at most {MAX_PATH_CHARS} characters",
             )
 
@@ -108,10 +109,14 @@ def parse_target(text: str) -> Target:
     """The target of one ``--engine.target`` value. Raises ``TargetError``."""
     owner = _OWNER.match(text)
     options = {"namespace": owner[1], "pod": owner[2]} if owner else {}
-    url, _, rest = text[owner.end() if owner else 0 :].partition(";")
-    for key, value in _options(text, rest):
+    address = text[owner.end() if owner else 0 :]
+    if _CREDENTIALS.match(address):
+        raise TargetError("the address carries credentials", "a URL without user and password")
+    url, _, rest = address.partition(";")
+    where = f"target {shown(text.partition(';')[0])}"  # not its options: args may hold a secret
+    for key, value in _options(where, rest):
         if key in options:
-            raise TargetError(f"target {text!r} gives {key} twice", "each key once")
+            raise TargetError(f"{where} gives {key} twice", "each key once")
         options[key] = value
     scheme, host, port, path = _parse_url(url.strip())
     target = Target(
@@ -119,27 +124,26 @@ def parse_target(text: str) -> Target:
         port,
         path,
         scheme,
-        namespace=_checked(text, "namespace", options),
-        pod=_checked(text, "pod", options),
-        container=_checked(text, "container", options),
-        gpus=_gpus(text, options.get("gpus", "")),
-        args=_split_args(text, options.get("args", "")),
-        verify=_verify(text, scheme, options),
+        namespace=_checked(where, "namespace", options),
+        pod=_checked(where, "pod", options),
+        container=_checked(where, "container", options),
+        gpus=_gpus(where, options.get("gpus", "")),
+        args=_split_args(where, options.get("args", "")),
+        verify=_verify(where, scheme, options),
         ca=options.get("ca"),
         model_config=options.get("model-config", ""),
     )
     return target if target.pod else replace(target, pod=target.address)
 
 
-def _options(text: str, rest: str) -> Iterator[tuple[str, str]]:
+def _options(where: str, rest: str) -> Iterator[tuple[str, str]]:
     """Key and value of each option; ``args`` takes all that follows."""
     while rest:
         key, equals, value = rest.partition("=")
         key = key.strip()
         if not equals or key not in KEYS:
             raise TargetError(
-                f"target {text!r} has {rest.split(';')[0].strip()!r} after the URL",
-                "KEY=VALUE with KEY one of " + ", ".join(KEYS),
+                f"{where} has {shown(key[:20])} after the URL", "KEY=VALUE with KEY one of " + ", ".join(KEYS)
             )
         rest = ""
         if key != "args":
@@ -151,16 +155,12 @@ def _parse_url(url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port and path."""
     bare = "://" not in url
     if not url.isprintable() or " " in url:  # urlsplit would silently drop some of these
-        raise TargetError(f"the address {url!r} has blanks or control characters", ADDRESSES)
+        raise TargetError(f"the address {shown(url)} has blanks or control characters", ADDRESSES)
     try:
         parts = urlsplit(f"http://{url}" if bare else url)
-        if parts.username is not None or parts.password is not None:
-            raise TargetError(f"target for {parts.hostname!r} carries credentials", "a URL without user and password")
         port = parts.port
-    except TargetError:
-        raise
-    except ValueError as cause:
-        raise TargetError(f"target {url!r} has no usable address ({cause})", ADDRESSES) from None
+    except ValueError:
+        raise TargetError(f"target {shown(url)} has no usable host or port", ADDRESSES) from None
     if port is None:
         port = DEFAULT_PORT if bare else 443 if parts.scheme == "https" else 80
     path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
@@ -168,44 +168,44 @@ def _parse_url(url: str) -> tuple[str, str, int, str]:
     return parts.scheme, parts.hostname or "", port, path
 
 
-def _checked(text: str, key: str, options: Mapping[str, str]) -> str:
+def _checked(where: str, key: str, options: Mapping[str, str]) -> str:
     value = options.get(key, "")
     if value and not _NAME.fullmatch(value):
-        raise TargetError(f"target {text!r} has {key} {value!r}", "a Kubernetes name")
+        raise TargetError(f"{where} has {key} {shown(value)}", "a Kubernetes name")
     return value
 
 
-def _gpus(text: str, value: str) -> tuple[str, ...]:
+def _gpus(where: str, value: str) -> tuple[str, ...]:
     gpus = tuple(gpu.strip() for gpu in value.split(",")) if value else ()
     if not all(_GPU.fullmatch(gpu) for gpu in gpus):
-        raise TargetError(f"target {text!r} has gpus {value!r}", "GPU UUIDs separated by commas")
+        raise TargetError(f"{where} has gpus {shown(value)}", "GPU UUIDs separated by commas")
     return gpus
 
 
-def _verify(text: str, scheme: str, options: Mapping[str, str]) -> bool:
+def _verify(where: str, scheme: str, options: Mapping[str, str]) -> bool:
     policy = options.get("tls", "verify")
     if policy not in ("verify", "insecure"):
-        raise TargetError(f"target {text!r} has the unknown option tls={policy}", "tls=verify, tls=insecure")
+        raise TargetError(f"{where} has the unknown option tls={shown(policy)}", "tls=verify, tls=insecure")
     if scheme != "https" and ("tls" in options or "ca" in options):
         raise TargetError(
-            f"target {text!r} has tls= or ca=, but its address does not start with https://",
+            f"{where} has tls= or ca=, but its address does not start with https://",
             "tls and ca with an https URL",
         )
     if "ca" in options and not os.path.isfile(options["ca"]):  # noqa: PTH113 - Path raises for a name that is too long
-        raise TargetError(f"target {text!r} names the certificate file {options['ca']!r}", "an existing file")
+        raise TargetError(f"{where} names the certificate file {shown(options['ca'])}", "an existing file")
     return policy == "verify"
 
 
-def _split_args(text: str, value: str) -> tuple[str, ...]:
+def _split_args(where: str, value: str) -> tuple[str, ...]:
     import shlex
 
     try:
         words = tuple(shlex.split(value))
     except ValueError as error:
         raise TargetError(
-            f"target {text!r} has args that a shell could not split ({error})", "a command line with closed quotes"
+            f"{where} has args that a shell could not split ({error})", "a command line with closed quotes"
         ) from None
     if (found := mistake(words)) is not None:
         meant = f" (did you mean {found.meant}?)" if found.meant else ""
-        raise TargetError(f"target {text!r}: {found.what}{meant}", found.allowed)
+        raise TargetError(f"{where}: {found.what}{meant}", found.allowed)
     return words

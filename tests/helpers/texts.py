@@ -542,6 +542,7 @@ def rules() -> Iterator[Text]:
 
 def _notified(text: str, alert: str) -> str:
     """An annotation as a receiver shows it: the first of two branches, every label and value filled in."""
+    text = re.sub(r' \| reReplaceAll "[^"]+" ""', "", text)
     text = re.sub(r"\{\{ else \}\}.*?(?=\{\{ end \}\})", "", text)
     text = re.sub(
         r"\{\{ with \$labels\.(\w+) \}\}(.*?)\{\{ end \}\}",

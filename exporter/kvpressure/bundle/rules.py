@@ -37,6 +37,8 @@ _CAMEL: Final = {
     "repeat_interval": "repeatInterval",
     "send_resolved": "sendResolved",
 }
+_PRINTED_LABEL: Final = re.compile(r'\{\{ ((?:with )?\$labels\.\w+|\. \| first \| label "\w+") \}\}')
+_MARKUP: Final = "[][<>|@`]"  # of Slack, Discord, Teams, Mattermost and Google Chat; anybody names a model or a pod
 _OPT_OUT: Final = "kvpressure_container_alerts_info"
 _DASHBOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
 # Not every Prometheus has that label
@@ -141,8 +143,8 @@ def labels_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dict[str
 def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dict[str, str]:
     """Texts and links of one rule; links carry the alert's namespace, model, pod and GPU."""
     annotations = {
-        "summary": level.summary,
-        "description": level.description,
+        "summary": _without_markup(level.summary),
+        "description": _without_markup(level.description),
         "runbook_url": values.runbook(alert.name),
     }
     if not alert.dashboard or not values.dashboard_base_url:
@@ -151,6 +153,11 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
     query = "&".join(f"var-{_DASHBOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in shown)
     link = f"{values.dashboard_base_url}/d/kvpressure-incident"
     return {**annotations, "dashboard_url": f"{link}?{query}{_CLUSTER_VARIABLE}" if query else link}
+
+
+def _without_markup(text: str) -> str:
+    """``text`` whose labels lose the signs with which a name mentions people or hides a link in a chat."""
+    return _PRINTED_LABEL.sub(rf'{{{{ \1 | reReplaceAll "{_MARKUP}" "" }}}}', text)
 
 
 def _result_labels(alert: Alert, level: AlertLevel) -> list[str]:

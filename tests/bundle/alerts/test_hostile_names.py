@@ -1,0 +1,194 @@
+"""A name that mentions people or hides a link in a chat: no notification of any alert has its signs.
+
+Anybody who serves a model or creates a pod chooses names that stand in the labels of alerts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
+from kvpressure.demo.prometheus_stack import Child, installed
+from kvpressure.runtime.signal_flag import SignalFlag
+from kvpressure.settings.thresholds import builtin
+from tests.helpers.waiting import until
+
+SIGNS = "<>|@`[]"
+HOSTILE = "Q<!channel>Q<http://evil|fix>Q@here Q`id`Q[x](http://evil)"
+HARMLESS = "Q!channelQhttp://evilfixQhere QidQx(http://evil)"
+ROOT = Path(__file__).parents[3]
+ACTION = re.compile(r"\{\{(.*?)\}\}", re.S)
+OF_A_NAME = re.compile(r"\$labels|\blabel \"")
+SAFE = re.compile(r"reReplaceAll \"[^\"]+\" \"\"|urlquery|^ if eq |\| query ?$")
+KINDS = [(source, profile) for source in SOURCES for profile in (PROFILES if source == "kvpressure" else PROFILES[:1])]
+
+
+def alerts_of(source: str, profile: str) -> Iterator[dict[str, Any]]:
+    options = Options(builtin(), profile=profile, source=source)
+    for group in rule_file(load_groups(options), options.values)["groups"]:
+        yield from (rule for rule in group["rules"] if "alert" in rule)
+
+
+def unsafe(text: str) -> list[str]:
+    text = text.replace("{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}", "")
+    return [code for code in ACTION.findall(text) if OF_A_NAME.search(code) and not SAFE.search(code)]
+
+
+@pytest.mark.parametrize(("source", "profile"), KINDS)
+def test_every_label_that_is_printed_is_filtered(source: str, profile: str) -> None:
+    rules = list(alerts_of(source, profile))
+    assert rules
+    assert {
+        (rule["alert"], name): found
+        for rule in rules
+        for name, text in rule["annotations"].items()
+        if (found := unsafe(text))
+    } == {}
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(
+        path
+        for folder in ("alerts", "deploy")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".yaml", ".yml", ".json") and "annotations" in path.read_text(encoding="utf-8")
+    ),
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_so_is_every_label_in_a_file_that_is_shipped(path: Path) -> None:
+    text = path.read_text(encoding="utf-8").replace('\\"', '"')
+    assert unsafe(text) == []
+
+
+def test_the_test_sees_them() -> None:
+    assert unsafe("{{ $labels.pod }} {{ with $labels.role }}") == [" $labels.pod ", " with $labels.role "]
+    assert unsafe('{{ . | first | label "pod" }}') == [' . | first | label "pod" ']
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+@contextmanager
+def page(text: str) -> Iterator[str]:
+    """A target with this page; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.live
+@pytest.mark.attack(
+    "names of models, pods, namespaces, containers and roles that mention a channel or hide a link",
+    "no notification of any alert has `<`, `>`, `|`, `@`, a bracket or a backtick of them",
+)
+def test_a_real_prometheus_prints_no_sign_of_a_hostile_name(tmp_path: Path) -> None:
+    programs = installed()
+    if programs is None:
+        pytest.skip("needs prometheus")
+    rules = [rule for kind in KINDS for rule in alerts_of(*kind)]
+    names = sorted({name for rule in rules for text in rule["annotations"].values() for name in LABEL.findall(text)})
+    series = ",".join(f'{name}="{escaped(HOSTILE)}"' for name in names if name != "instance")
+    labelled = f"hostile{{{series}}} 1\n"
+    owner = ",".join(f'{name}="{escaped(HOSTILE)}"' for name in ("uuid", "namespace", "pod"))
+    owned = f"kvpressure_gpu_pod_info{{{owner}}} 1\n"
+    (tmp_path / "rules.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "groups": [
+                    {
+                        "name": "all",
+                        "interval": "1s",
+                        "rules": [
+                            {
+                                "alert": f"A{number}",
+                                "expr": f'label_replace(hostile, "instance", {json.dumps(HOSTILE)}, "", "")',
+                                "annotations": rule["annotations"],
+                            }
+                            for number, rule in enumerate(rules)
+                        ],
+                    }
+                ]
+            }
+        )
+    )
+    with page(labelled + owned) as address:
+        scrape = {"job_name": "x", "honor_labels": True, "static_configs": [{"targets": [address]}]}
+        (tmp_path / "prometheus.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                    "rule_files": ["rules.yaml"],
+                    "scrape_configs": [scrape],
+                }
+            )
+        )
+        prometheus = Child(
+            "prometheus",
+            tmp_path,
+            lambda listen: [
+                programs[0],
+                "--config.file=prometheus.yaml",
+                "--storage.tsdb.path=data",
+                f"--web.listen-address={listen}",
+            ],
+            SignalFlag(),
+        )
+        try:
+            found = until(lambda: firing(prometheus.url, len(rules)), seconds=60)
+        finally:
+            prometheus.stop()
+    for rule, annotations in zip(rules, found, strict=True):
+        for name, text in annotations.items():
+            where = f"{rule["alert"]}.{name}: {text}"
+            assert "error expanding" not in text, where
+            if name in ("summary", "description"):
+                written = ACTION.sub("", rule["annotations"][name])
+                assert {sign: text.count(sign) for sign in SIGNS} == {sign: written.count(sign) for sign in SIGNS}, (
+                    where
+                )
+                assert (HARMLESS in text) is bool(PRINTED.search(rule["annotations"][name])), where
+            else:
+                assert "<!channel>" not in text, where
+
+
+LABEL = re.compile(r"\$labels\.(\w+)")
+PRINTED = re.compile(r"\$labels\.\w+ \|")
+
+
+def firing(url: str, count: int) -> list[dict[str, str]] | None:
+    """The annotations of every rule, in order, once each fires."""
+    with urlopen(f"{url}/api/v1/rules", timeout=5) as answer:
+        groups = json.load(answer)["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    found = [alert["annotations"] for rule in rules for alert in rule["alerts"] if alert["state"] == "firing"]
+    return found if len(rules) == len(found) == count else None

@@ -167,9 +167,9 @@ def test_a_real_prometheus_prints_no_sign_of_a_hostile_name(tmp_path: Path) -> N
             found = until(lambda: firing(prometheus.url, len(rules)), seconds=60)
         finally:
             prometheus.stop()
-    for rule, annotations in zip(rules, found, strict=True):
-        for name, text in annotations.items():
-            where = f"{rule["alert"]}.{name}: {text}"
+    for rule, printed in zip(rules, found, strict=True):
+        for name, text in printed.items():
+            where = f"{rule['alert']}.{name}: {text}"
             assert "error expanding" not in text, where
             if name in ("summary", "description"):
                 written = ACTION.sub("", rule["annotations"][name])

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvpressure import redaction
 
-_LONGEST: Final = 120
+_LONGEST: Final = 100
 _SHORT: Final = reprlib.Repr()  # never more than a few items: aliases can make a short file a value of millions
 
 

@@ -76,7 +76,7 @@ def test_tls_policy_is_explicit(tmp_path):
         ("h#frag", "path", "#"),
         ("h\r\nX: y", "control", "HOST"),
         ("h;nonsense", "nonsense", "namespace, pod"),
-        ("h;port=5", "port=5", "namespace, pod"),
+        ("h;port=5", "'port'", "namespace, pod"),
         ("h;pod=a;pod=b", "pod twice", "once"),
         ("a/b=h;pod=c", "pod twice", "once"),
         ("h;pod=a/b", "pod 'a/b'", "name"),

@@ -160,7 +160,7 @@ def _parse_url(url: str) -> tuple[str, str, int, str]:
         parts = urlsplit(f"http://{url}" if bare else url)
         port = parts.port
     except ValueError:
-        raise TargetError(f"target {shown(url)} has no usable host or port", ADDRESSES) from None
+        raise TargetError(f"target {shown(url)} has no usable address", ADDRESSES) from None
     if port is None:
         port = DEFAULT_PORT if bare else 443 if parts.scheme == "https" else 80
     path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
@@ -185,7 +185,7 @@ def _gpus(where: str, value: str) -> tuple[str, ...]:
 def _verify(where: str, scheme: str, options: Mapping[str, str]) -> bool:
     policy = options.get("tls", "verify")
     if policy not in ("verify", "insecure"):
-        raise TargetError(f"{where} has the unknown option tls={shown(policy)}", "tls=verify, tls=insecure")
+        raise TargetError(f"{where} has the unknown option {shown(f'tls={policy}')}", "tls=verify, tls=insecure")
     if scheme != "https" and ("tls" in options or "ca" in options):
         raise TargetError(
             f"{where} has tls= or ca=, but its address does not start with https://",

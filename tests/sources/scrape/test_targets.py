@@ -135,12 +135,16 @@ def test_no_target_can_be_made_that_would_break_a_request(fields):
         Target(**fields)
 
 
-def test_credentials_are_refused_and_not_repeated():
-    for text in ("http://user:secret@h", "http://user:secret@h:x", "user:secret@h"):
-        with pytest.raises(TargetError) as caught:
-            parse_target(text)
-        assert "credentials" in caught.value.what
-        assert "secret" not in str(caught.value)
+@pytest.mark.parametrize("user", ["user:secret", "secret", "us%3Asecret", "user:sec ret;secret", "user:/secret#"])
+@pytest.mark.parametrize(
+    "before", ["http://", "", " http://", "http:/", "http:///", "//", "a/b=http://", "A/B=http://", "http://g:1/;"]
+)
+@pytest.mark.parametrize("after", ["h", "h:x", "h;bogus", "h:1/..;pod=a b"])
+def test_credentials_are_refused_and_not_repeated(before, user, after):
+    with pytest.raises(TargetError) as caught:
+        parse_target(f"{before}{user}@{after}")
+    assert "credentials" in caught.value.what
+    assert "secret" not in str(caught.value)
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)

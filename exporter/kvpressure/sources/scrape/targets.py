@@ -39,7 +39,8 @@ ADDRESSES: Final = "http://HOST[:PORT][/PATH], https://..., HOST or HOST:PORT"
 KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "model-config", "args")
 
 _OWNER: Final = re.compile(r"([a-z0-9][a-z0-9-]*)/([a-z0-9][a-z0-9.-]*)=")
-_CREDENTIALS: Final = re.compile(rf"(?:[\w+.-]*://)?(?:(?!;\s*(?:{'|'.join(KEYS)})\s*=)[^/?#])*@")
+# Wherever the @ is: with a slash too many or too few, what stands before it would be a path, which is published.
+_CREDENTIALS: Final = re.compile(rf"(?:(?!;\s*(?:{'|'.join(KEYS)})\s*=).)*@", re.DOTALL)
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+")
 _PATH: Final = re.compile(r'/[!"$-~]*')
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -111,7 +112,7 @@ def parse_target(text: str) -> Target:
     options = {"namespace": owner[1], "pod": owner[2]} if owner else {}
     address = text[owner.end() if owner else 0 :]
     if _CREDENTIALS.match(address):
-        raise TargetError("the address carries credentials", "a URL without user and password")
+        raise TargetError("the address carries credentials", "a URL without user and password (in a path, %40 for @)")
     url, _, rest = address.partition(";")
     where = f"target {shown(text.partition(';')[0])}"  # not its options: args may hold a secret
     for key, value in _options(where, rest):

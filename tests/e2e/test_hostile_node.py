@@ -79,6 +79,13 @@ def uid_of_another_without_the_kubelet(node: Node) -> dict[str, Any]:
     return evil(hash=VICTIM, mirror=VICTIM, running=True)
 
 
+def container_of_another(_: Node) -> dict[str, Any]:
+    made = evil(running=True)
+    claimed = objects.container_id("inference", "vllm-0", "vllm")
+    made["status"]["containerStatuses"][0]["containerID"] = f"containerd://{claimed}"
+    return made
+
+
 def letter_of_a_slice(_: Node) -> dict[str, Any]:
     return evil(hash="k", running=True)
 
@@ -110,6 +117,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         uid_of_another,
         uid_of_another_in_every_place,
         uid_of_another_without_the_kubelet,
+        container_of_another,
         letter_of_a_slice,
     ],
 )

@@ -26,6 +26,8 @@ MAX_FILE_BYTES: Final = 65536
 MAX_DEPTH: Final = 8
 MAX_DIRECTORIES: Final = 20_000
 
+Key = tuple[str, str]  # uid of the pod, id of the container, which another pod may claim as well
+
 # The slices that lead to pods: kubepods, its QoS levels, and what kind and some distributions put around them.
 _LEADS: Final = re.compile(r"kubepods|kubelet|besteffort|burstable|guaranteed")
 
@@ -54,8 +56,8 @@ class CgroupSource:
         self._root = settings.host_cgroup
         self._pods = pods or (lambda: shared.pods)
         self._clock = clock
-        self._found: dict[str, Path] = {}  # container id -> its directory
-        self._missing: dict[str, float] = {}  # container id -> when to look again
+        self._found: dict[Key, Path] = {}  # -> its directory
+        self._missing: dict[Key, float] = {}  # -> when to look again
 
     def read(self) -> Reading:
         """One reading per running engine container. Raises ``SourceError`` without a cgroup v2 tree."""
@@ -68,7 +70,7 @@ class CgroupSource:
         self._locate(engines, errors)
         readings = []
         for pod, engine in engines:
-            directory = self._found.get(engine.container_id)
+            directory = self._found.get((pod.uid, engine.container_id))
             if directory is not None:
                 with isolated(f"container {pod.namespace}/{pod.name}/{engine.container}", errors, FILE_REASONS):
                     reading = self._read(pod, engine, directory)
@@ -91,23 +93,24 @@ class CgroupSource:
 
     def _locate(self, engines: Sequence[tuple[Pod, EngineContainer]], errors: Counter[str]) -> None:
         """Fill ``_found`` for new containers, by one walk over the slices of pods."""
-        wanted = {engine.container_id: pod for pod, engine in engines}
-        self._found = {name: path for name, path in self._found.items() if name in wanted}
+        wanted = {(pod.uid, engine.container_id): pod for pod, engine in engines}
+        self._found = {key: path for key, path in self._found.items() if key in wanted}
         now = self._clock()
-        self._missing = {name: due for name, due in self._missing.items() if name in wanted and now < due}
-        lost = {name: pod for name, pod in wanted.items() if name not in self._found and name not in self._missing}
+        self._missing = {key: due for key, due in self._missing.items() if key in wanted and now < due}
+        lost = {key: pod for key, pod in wanted.items() if key not in self._found and key not in self._missing}
         if not lost:
             return
         uids = {uid: pod for pod in lost.values() for uid in pod.uids}
         for pod, directory in self._pod_directories(uids, errors):
             for path in _directories(directory, errors):
                 _, name = pod_of_cgroup(f"/{directory.name}/{path.name}/") or ("", "")
-                if lost.get(name) is pod and "conmon" not in path.name:  # CRI-O's helper has the id in its name, too
-                    self._found[name] = path
-        for name in lost:
-            if name not in self._found:
+                key = (pod.uid, name)
+                if key in lost and "conmon" not in path.name:  # CRI-O's helper has the id in its name, too
+                    self._found[key] = path
+        for key in lost:
+            if key not in self._found:
                 errors["no_cgroup"] += 1
-                self._missing[name] = now + MISSING_SECONDS
+                self._missing[key] = now + MISSING_SECONDS
 
     def _pod_directories(self, uids: dict[str, Pod], errors: Counter[str]) -> Iterator[tuple[Pod, Path]]:
         """Directories of the pods, wherever the container runtime put them."""
@@ -126,7 +129,7 @@ class CgroupSource:
         try:
             cpu = _table(directory / "cpu.stat")
         except FileNotFoundError:
-            del self._found[engine.container_id]  # ended since; a new one has another id
+            del self._found[pod.uid, engine.container_id]  # ended since; a new one has another id
             return None
         usage = cpu.get("usage_usec")
         current = _number(directory / "memory.current")

@@ -59,7 +59,7 @@ def test_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     ("typed", "said"),
     [
         (["diagnose", "--exportr", "http://x"], "unrecognized arguments: --exportr; did you mean --exporter?"),
-        (["serve", "--log.leevl=debug"], "unrecognized arguments: --log.leevl=debug; did you mean --log.level?"),
+        (["serve", "--log.leevl=debug"], "unrecognized arguments: --log.leevl; did you mean --log.level?"),
         (["serve", "--zzz"], "unrecognized arguments: --zzz; kvpressure serve --help lists the options"),
         (
             ["demo", "--scenario", "stal"],

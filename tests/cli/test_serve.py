@@ -280,7 +280,10 @@ class TestRefusals:
                 ["--no-such-flag"],
                 "kvpressure serve: unrecognized arguments: --no-such-flag; kvpressure serve --help lists",
             ),
-            (["--web.max-request=1"], "kvpressure serve: unrecognized arguments: --web.max-request=1"),
+            (
+                ["--web.max-request=1"],
+                "kvpressure serve: unrecognized arguments: --web.max-request; did you mean --web.max-requests?",
+            ),
             (["--config=/no/such"], "kvpressure serve: /no/such: No such file or directory"),
             (
                 ["--web.listen-address=192.0.2.1:80"],

@@ -222,13 +222,11 @@ class TestPodsThatAreReplaced:
         named = None if pods is None else {("inference", name): uid for name, uid in pods.items()}
         return pipeline.observe(Snapshot(t, pages=tuple(pages), targets=(FIRST,), pods=named, **more))
 
-    @pytest.mark.parametrize("uids_known", [True, False])
-    def test_another_pod_at_the_address_leaves_nothing_of_the_one_before(self, uids_known: bool) -> None:
+    def test_another_pod_at_the_address_leaves_nothing_of_the_one_before(self) -> None:
         pipeline = Pipeline()
         for i in range(20):
             t, name = 1000.0 + i, f"chat-{i}"
-            pods = {name: f"uid-{i}"} if uids_known else None
-            state = self.tick(pipeline, (of_pod(name, page(t, start=900.0 + i)),), pods, t)
+            state = self.tick(pipeline, (of_pod(name, page(t, start=900.0 + i)),), {name: f"uid-{i}"}, t)
             assert [engine.key.pod for engine in state.engines] == [name]
 
     def test_a_pod_that_is_gone_is_forgotten_before_the_next_one_answers(self) -> None:

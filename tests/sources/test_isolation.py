@@ -681,6 +681,9 @@ AROUND = frozenset(
         *("NvidiaSource._read_device", "NvmlDevice.handle", "NvmlDevice.identities", "HangGuard.call"),
         *("Queries.isolated", "DeviceQuery.isolated", "EventLog.onto", "CountingFiles.isolated", "CountingFiles.text"),
         *("unreadable", "Smi._ask", "_WatchedPods._read", "bare_pod", "_FetchThreads.submit", "_directories"),
+        *("_PodTable.put", "_PodTable.remove", "Pod.precedence"),
+        *("EngineSource.set_targets.<locals>.precedence", "EngineSource.set_targets.<locals>.place"),
+        *("PluginSource.read.<locals>.precedence", "pod_of_cgroup", "_of_name", "below", "component"),
         *("Session._find", "_subject", "_listed", "_Directory.bytes", "_reports", "_readings_of_each_pod"),
     }
 )

@@ -665,7 +665,7 @@ def test_a_share_that_is_no_limit_of_sglang_is_judged_by_its_value(
         ),
         ("--mem-fraction-static x", "gpu_memory_utilization", "set to 'x', which SGLang does not accept", "refused"),
         ("", "max_num_batched_tokens_explicit", "not set; the default depends on version and GPU", "not set"),
-        ("--chunked-prefill-size -1", "max_num_batched_tokens_explicit", "set to -1, which is no limit", "no limit"),
+        ("--chunked-prefill-size -1", "max_num_batched_tokens_explicit", "set to '-1', which is no limit", "no limit"),
         ("--chunked-prefill-size x", "max_num_batched_tokens_explicit", "set to 'x', which SGLang", "refused"),
     ],
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kvpressure.advice.condition_text import standings
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.conditions import BUILT_IN, Moment, evaluate
+from kvpressure.diagnosis.conditions import NAMES, Moment, evaluate
 from kvpressure.diagnosis.evaluate import Finding, Grade
 from kvpressure.model.signals import HostSignals, KvSignals, LoadSignals, MemorySignals, ProgressSignals, Signals
 from kvpressure.model.state import EngineState, Evidence, Limit, State
@@ -20,9 +21,9 @@ from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
-from tests.helpers.texts import RECORDINGS
 from tests.publish.states import NOW, full_engine, unknown_engine
 
+RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
 T = builtin()
 SIGNALS = Signals(
     time=NOW,
@@ -75,13 +76,13 @@ def holding() -> EngineState:
     return replace(
         engine,
         signals=SIGNALS,
-        diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(BUILT_IN, True), evidence=told),
+        diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(NAMES, True), evidence=told),
         limits={"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.9)},
     )
 
 
 def test_every_condition_has_words() -> None:
-    assert set(SAID) == set(BUILT_IN) - {"documented_signature"} == {one.name for one in standings(holding(), T)}
+    assert set(SAID) == set(NAMES) - {"documented_signature"} == {one.name for one in standings(holding(), T)}
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -118,7 +119,7 @@ def test_page_and_json_show_them() -> None:
 
 def test_what_does_not_hold_is_a_sentence_that_does_not_repeat_its_name() -> None:
     engine = holding()
-    engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(BUILT_IN, False)))
+    engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(NAMES, False)))
     html = render_page(State(time=NOW, engines=(engine,)), "node-1", "/metrics", ViewContext())
     for one in standings(engine, T):
         assert f"<strong>{words(one.name)}</strong>: {one.text}</li>" in html

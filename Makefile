@@ -41,7 +41,6 @@ types:           ## mypy --strict
 generated:       ## every generated file is what its generator makes today
 	$(PYTHON) -m kvpressure bundle --check
 	$(PYTHON) deploy/generate.py --check
-	$(PYTHON) -m tools.recipes --check
 	$(PYTHON) -m tools.promises --check
 	$(PYTHON) -m tools.reference --check
 	$(PYTHON) -m tools.transcripts --check
@@ -56,7 +55,6 @@ unit:            ## all tests, in parallel; those in real time first, with no mo
 generate:        ## write the generated files: rules, dashboards, runbooks, references, chart, manifests
 	$(PYTHON) -m kvpressure bundle
 	$(PYTHON) deploy/generate.py
-	$(PYTHON) -m tools.recipes
 	$(PYTHON) -m tools.promises
 	$(PYTHON) -m tools.reference
 	$(PYTHON) -m tools.transcripts

@@ -31,7 +31,7 @@ from benchmarks.accuracy.telemetry import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.diagnosis.conditions import BUILT_IN
+from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.state import VERDICTS
 
 pytestmark = pytest.mark.slow
@@ -343,7 +343,7 @@ def test_labels_name_verdicts_and_conditions_that_exist_and_files_that_are_there
     scored = data.incidents((data.INCIDENTS, data.FRESH, data.ONCE))
     for item in (*scored, *data.incidents((data.UNTOUCHED,))):
         assert item.expected | item.forbidden <= set(VERDICTS)
-        assert item.expected_conditions | item.forbidden_conditions <= set(BUILT_IN)
+        assert item.expected_conditions | item.forbidden_conditions <= set(NAMES)
         assert not item.expected & item.forbidden
         assert "unknown" not in item.forbidden
     for item in data.captures():
@@ -356,7 +356,7 @@ def test_labels_name_verdicts_and_conditions_that_exist_and_files_that_are_there
     for item in scored:
         best, *conditions = item.strict.split("+")
         assert best in {"", "*", *item.expected}
-        assert set(conditions) <= set(BUILT_IN)
+        assert set(conditions) <= set(NAMES)
 
 
 def test_a_third_of_everything_that_matters_is_scored_only() -> None:

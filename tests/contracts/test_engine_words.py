@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.engines.registry import BUILT_IN
+from kvpressure.engines.registry import dialects
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,7 @@ def test_no_spelling_of_vllm_outside_its_folder(words: re.Pattern[str], exempt: 
     assert found == []
 
 
-DIALECTS = tuple(place.partition(":")[0].rpartition(".")[0] for place in BUILT_IN.values())
+DIALECTS = tuple(f"kvpressure.engines.{dialect.name}" for dialect in dialects())
 
 
 def test_nothing_but_the_registry_imports_a_dialect() -> None:

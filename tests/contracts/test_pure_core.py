@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.diagnosis.conditions import BUILT_IN
+from kvpressure.diagnosis.conditions import NAMES as CONDITION_NAMES
 from kvpressure.engines.registry import log_line
 from kvpressure.model import readings as r
 from kvpressure.model.readings import (
@@ -337,7 +337,7 @@ def check_engine(engine: EngineState) -> None:
     assert 0 <= answer.confidence <= 1
     assert (answer.stage is not None) == (answer.verdict == "kv_pressure")
     assert answer.stage is None or answer.stage in STAGES
-    assert set(answer.conditions) == set(BUILT_IN)
+    assert set(answer.conditions) == set(CONDITION_NAMES)
     assert set(answer.documented_signature) == set(SIGNATURE_CONDITIONS)
     for name, value in engine.signals.flat().items():
         assert value is None or math.isfinite(value), f"{name} {value}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvpressure.advice import limits as advice
 from kvpressure.diagnosis import conditions, signature
-from kvpressure.diagnosis.conditions import BUILT_IN, Ahead, HeldCache
+from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.evaluate import Finding, Grade, decide
 from kvpressure.diagnosis.facts import Gathered, Recent, View
@@ -419,7 +419,7 @@ def evaluate(finding=None, held=None, utilization=None, **values):
 
 def test_conditions_are_the_contracts_names_and_unknown_by_default():
     found = evaluate()
-    assert set(found) == set(BUILT_IN)
+    assert set(found) == set(NAMES)
     assert set(found.values()) == {None}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tools import oldest, recipes, release_notes
+from tools import oldest, release_notes
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -22,27 +22,6 @@ def jobs(path: Path) -> dict[str, dict[str, Any]]:
 
 def steps(path: Path) -> list[dict[str, Any]]:
     return [step for job in jobs(path).values() for step in job["steps"]]
-
-
-class TestRecipes:
-    def test_contributing_quotes_them_as_they_are(self) -> None:
-        text = recipes.DOCUMENT.read_text()
-        assert recipes.document(text) == text
-
-    def test_every_hand_written_file_is_quoted_whole_under_the_words_of_its_test(self, tmp_path: Path) -> None:
-        (tmp_path / "toy_thing/inner").mkdir(parents=True)
-        (tmp_path / "test_toy_thing.py").write_text('"""What a toy needs."""')
-        (tmp_path / "toy_thing/inner/a.py").write_text("x = 1\n")
-        (tmp_path / "toy_thing/METADATA").write_text("Name: toy\n")
-        (tmp_path / "toy_thing/__init__.py").touch()
-        text = recipes.document(f"before\n{recipes.BEGIN}old\n{recipes.END}after\n", tmp_path)
-        assert text.startswith("before\n")
-        assert text.endswith("after\n")
-        assert "### Add: toy thing\n\nWhat a toy needs.\n" in text
-        assert "`toy_thing/inner/a.py`\n\n```python\nx = 1\n```\n" in text
-        assert "Name: toy" not in text
-        assert "old" not in text
-        assert recipes.document(text, tmp_path) == text
 
 
 class TestWorkflows:

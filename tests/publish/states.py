@@ -8,7 +8,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
-from kvpressure.diagnosis.conditions import BUILT_IN
+from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.isolation import Failure
 from kvpressure.model.readings import (
     ContainerReading,
@@ -105,7 +105,7 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
         opposing=("Few preemptions.",),
         missing=("the start-up log",),
         inputs=("the start-up log",),
-        conditions={name: index % 2 == 0 for index, name in enumerate(BUILT_IN)},
+        conditions={name: index % 2 == 0 for index, name in enumerate(NAMES)},
         documented_signature={name: index % 2 == 1 for index, name in enumerate(SIGNATURE_CONDITIONS)},
         documented_signature_met=False,
         signature_note="The cache is preallocated.",
@@ -209,7 +209,7 @@ def unknown_engine(up: bool = True) -> EngineState:
         0.0,
         None,
         NOW,
-        conditions=dict.fromkeys(BUILT_IN),
+        conditions=dict.fromkeys(NAMES),
         documented_signature=dict.fromkeys(SIGNATURE_CONDITIONS),
         evidence={"kv_full": Evidence("kv_full", None, "")},
     )

@@ -10,7 +10,7 @@ import pytest
 
 from kvpressure.advice.mitigation import MitigationPlan, plan
 from kvpressure.advice.triage import TriageStep, steps
-from kvpressure.diagnosis.conditions import declared
+from kvpressure.diagnosis.conditions import CONDITIONS
 from kvpressure.model.readings import ContainerReading, NodeCondition, Snapshot, Termination
 from kvpressure.model.signals import (
     BatchSignals,
@@ -447,7 +447,7 @@ class TestPlan:
 
 class TestLinks:
     def test_every_runbook_and_dashboard_exists(self) -> None:
-        for name in {*VERDICT_RUNBOOKS.values(), *(one.runbook for one in declared())}:
+        for name in {*VERDICT_RUNBOOKS.values(), *(one.runbook for one in CONDITIONS)}:
             assert (ROOT / f"docs/runbooks/{name}.md").is_file(), name
         assert set(VERDICT_RUNBOOKS) == set(VERDICTS) - {"healthy", "idle"}
         of_fleets = {"kvpressure-fleet"}  # no engine's page leads there

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvpressure.cli import Parser, serve
-from kvpressure.diagnosis.conditions import BUILT_IN
+from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.log_events import EVENTS
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
@@ -26,7 +26,7 @@ RECORDINGS, GOLDEN = TESTS / "fixtures/recordings", TESTS / "golden"
 
 def test_every_condition_and_log_event_has_one_row() -> None:
     cells = [line.split("`")[1] for line in render_metrics_reference().splitlines() if line.startswith("| `")]
-    for name in (*BUILT_IN, *EVENTS):
+    for name in (*NAMES, *EVENTS):
         assert cells.count(name) == 1, name
 
 

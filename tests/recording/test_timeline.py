@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvpressure.diagnosis.conditions import BUILT_IN
+from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.readings import EngineKey, Snapshot
 from kvpressure.model.signals import KvSignals, Signals
 from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS, Diagnosis, EngineState, Evidence
@@ -62,7 +62,7 @@ def test_the_json_line_is_the_contract_on_a_real_recording() -> None:
                 assert line["verdict"] in VERDICTS
                 assert line["stage"] is None or line["stage"] in STAGES
                 assert 0 <= line["confidence"] <= 1
-                assert set(line["conditions"]) <= set(BUILT_IN)
+                assert set(line["conditions"]) <= set(NAMES)
                 assert set(line["documented_signature"]) == set(SIGNATURE_CONDITIONS)
                 for group in ("evidence", "conditions", "documented_signature"):
                     assert all(value in (True, False, None) for value in line[group].values())

@@ -39,7 +39,6 @@ COMMANDS: Final = {
     "mitigate": "print the mitigation plan with the values to set",
     "probe": "find KV cache leaks with test requests",
     "demo": "run a simulated node",
-    "completion": "print the completion script of a shell",
 }
 
 
@@ -144,14 +143,6 @@ def _drop_output() -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     commands = available()
-    if (arguments and arguments[0].startswith("--extensions")) or os.environ.get("KVPRESSURE_EXTENSIONS"):
-        from kvpressure.cli.extensions import from_command_line
-
-        try:
-            arguments = from_command_line(arguments, os.environ)
-        except InputError as error:
-            print(f"kvpressure: {' '.join(str(error).split())}", file=sys.stderr)
-            return 2
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help(commands), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
@@ -189,7 +180,4 @@ def _help(commands: dict[str, str]) -> str:
     lines = ["usage: kvpressure COMMAND [options]", "", about, "", "commands:"]
     lines += [f"  {name:<{width}}  {text}" for name, text in commands.items()]
     lines += ["", "kvpressure COMMAND --help shows its options; kvpressure version prints the version."]
-    lines += [
-        "kvpressure --extensions NAME[,NAME] COMMAND adds engines, sources, signals and conditions from other packages."
-    ]
     return "\n".join(lines)

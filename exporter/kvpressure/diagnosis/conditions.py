@@ -8,7 +8,6 @@ from typing import Final
 from kvpressure.diagnosis import oom
 from kvpressure.diagnosis.evaluate import Finding, Grade
 from kvpressure.diagnosis.facts import forms, prefix_collapsed
-from kvpressure.extension_points import offered
 from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
@@ -111,38 +110,12 @@ class Declared:
 
 def evaluate(moment: Moment) -> dict[str, bool | None]:
     """All conditions of one engine, by name."""
-    return {name: one.find(moment) for name, one in _DECLARED.items()}
-
-
-def declared() -> tuple[Declared, ...]:
-    """Every condition; those of other packages last."""
-    return tuple(_DECLARED.values())
+    return {name: one.find(moment) for name, one in _BY_NAME.items()}
 
 
 def of(name: str) -> Declared:
     """The condition of this name. Raises ``KeyError``."""
-    return _DECLARED[name]
-
-
-def register(one: Declared) -> None:
-    """Add a condition. Raises ``ValueError`` if there is one of this name."""
-    if one.name in _DECLARED:
-        raise ValueError(f"condition {one.name!r} exists already")
-    _DECLARED[one.name] = one
-
-
-def forget(name: str) -> None:
-    """Remove a condition that was registered; built-in ones stay."""
-    if name not in BUILT_IN:
-        _DECLARED.pop(name, None)
-
-
-def adopt(name: str) -> bool:
-    """Use the condition of this name that an installed package offers; False if none does. Raises ``InputError``."""
-    found = None if name in _DECLARED else offered("condition", name, Declared)
-    if found is not None:
-        register(found)
-    return found is not None
+    return _BY_NAME[name]
 
 
 def _held(s: Signals, held: bool | None, t: Thresholds) -> bool | None:
@@ -246,7 +219,7 @@ def _frozen(s: Signals, finding: Finding, t: Thresholds) -> bool | None:
     return None if s.progress.progressing is None or s.progress.tokens_flow is None else False  # nothing to compare yet
 
 
-BUILT_IN_CONDITIONS: Final = (
+CONDITIONS: Final = (
     Declared(
         "memory_leak_idle",
         _leak,
@@ -360,5 +333,5 @@ BUILT_IN_CONDITIONS: Final = (
         "InferenceDocumentedSignature",
     ),
 )
-BUILT_IN: Final = tuple(one.name for one in BUILT_IN_CONDITIONS)
-_DECLARED: Final = {one.name: one for one in BUILT_IN_CONDITIONS}
+NAMES: Final = tuple(condition.name for condition in CONDITIONS)
+_BY_NAME: Final = {condition.name: condition for condition in CONDITIONS}

@@ -1,8 +1,4 @@
-"""All dialects: built-in ones, and those of installed packages.
-
-A package offers a dialect under the entry point group ``kvpressure.engines``: the entry point has the dialect's name
-and loads an ``EngineDialect``. Entry points are looked up only by name (``extension_points``).
-"""
+"""All dialects: one for each inference server that can be read."""
 
 from __future__ import annotations
 
@@ -13,34 +9,27 @@ from typing import Final
 
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.series import PAGE_SAMPLES, SampleName
-from kvpressure.errors import InputError
-from kvpressure.extension_points import offered
 from kvpressure.model.log_events import LogEvent
 from kvpressure.model.readings import LogLine
 from kvpressure.redaction import REDACTED
 
-BUILT_IN: Final[Mapping[str, str]] = {  # name -> module and attribute; the first is asked first
+_WHERE: Final = {  # name -> module and attribute; the first is asked first
     "vllm": "kvpressure.engines.vllm.dialect:VLLM",
     "sglang": "kvpressure.engines.sglang.dialect:SGLANG",
 }
-_added: dict[str, EngineDialect] = {}
 
 
 @cache
-def _built_in(name: str) -> EngineDialect:
-    module, _, attribute = BUILT_IN[name].partition(":")
-    found: EngineDialect = getattr(import_module(module), attribute)
-    return found
+def _load(name: str) -> EngineDialect:
+    module, _, attribute = _WHERE[name].partition(":")
+    loaded: EngineDialect = getattr(import_module(module), attribute)
+    return loaded
 
 
 @cache
-def _all() -> tuple[EngineDialect, ...]:
-    return (*(_built_in(name) for name in BUILT_IN), *_added.values())
-
-
 def dialects() -> tuple[EngineDialect, ...]:
-    """Every dialect in use, the built-in ones first."""
-    return _all()
+    """Every dialect; the first takes precedence."""
+    return tuple(_load(name) for name in _WHERE)
 
 
 def titles() -> str:
@@ -50,40 +39,12 @@ def titles() -> str:
 
 def default() -> EngineDialect:
     """The dialect of an engine whose kind is unknown."""
-    return _built_in(next(iter(BUILT_IN)))
+    return _load(next(iter(_WHERE)))
 
 
 def dialect(name: str) -> EngineDialect:
-    """The dialect of this name; the default one for "" and for names that are not installed (from an older
-    recording).
-    """
-    return _built_in(name) if name in BUILT_IN else _added.get(name) or default()
-
-
-def add(found: EngineDialect) -> None:
-    """Add a dialect, or replace an added one. Raises ``InputError`` for a built-in name."""
-    if found.name in BUILT_IN:
-        raise InputError(f"engine {found.name!r} is built in; give the engine another name")
-    _added[found.name] = found
-    _forget_tables()
-
-
-def remove(name: str) -> None:
-    """Remove a dialect that was added."""
-    _added.pop(name, None)
-    _forget_tables()
-
-
-def adopt(name: str) -> bool:
-    """Use the engine of this name, built in or offered by an installed package; False if there is none.
-    Raises ``InputError``.
-    """
-    if name in BUILT_IN or name in _added:
-        return True
-    found = offered("engine", name, EngineDialect)
-    if found is not None:
-        add(found)
-    return found is not None
+    """The dialect of this name; the default one for "" and for names of older recordings that are not known here."""
+    return _load(name) if name in _WHERE else default()
 
 
 # --- tables over all dialects, made once ---------------------------------------------------------------------------
@@ -102,11 +63,6 @@ def samples() -> Mapping[str, SampleName]:
 def log_words() -> tuple[str, ...]:
     """Every line that some dialect recognises contains one of these."""
     return tuple(dict.fromkeys(word for one in dialects() for word in one.log_words))
-
-
-def _forget_tables() -> None:
-    for table in (_all, samples, log_words):
-        table.cache_clear()
 
 
 def recognise(text: str, engine: str = "") -> tuple[str, LogEvent] | None:

@@ -544,7 +544,6 @@ class Signals:
     gpu_faults: int | None = None  # XID and lost-GPU events of its GPUs recently
     kernel_faults: int = 0  # XID events recently that a kernel of some program on them caused
     dialect: str = ""  # the name of the engine's inference server in ``engines.registry``; "" = unknown
-    extra: tuple[object, ...] = ()  # groups that were added to the registry (``signals.registry``)
 
     def without_metrics(self) -> Signals:
         """What is known while the engine's metrics are not: its GPUs, its container, its log and the scrapes."""
@@ -564,9 +563,8 @@ class Signals:
         )
 
     def groups(self) -> Iterator[object]:
-        """Every group of signals, in fixed order, extensions last."""
+        """Every group of signals, in fixed order."""
         yield from (getattr(self, name) for name in _GROUP_NAMES)
-        yield from self.extra
 
     def flat(self) -> dict[str, float | None]:
         """Every signal as name -> number; booleans as 0/1, mappings as ``name:key``, texts left out."""

@@ -53,7 +53,6 @@ from kvpressure.signals.engine import CacheState
 from kvpressure.signals.engine_context import EngineContext, GpuContext, LimitContext, LogContext
 from kvpressure.signals.objectives import objectives
 from kvpressure.signals.pool import PoolSizes
-from kvpressure.signals.registry import extra_signals
 
 _NO_LIMITS: Final[Mapping[str, EffectiveLimit]] = {}
 MAX_COMMAND_LINES: Final = 256  # parsed ones, cached
@@ -301,15 +300,7 @@ class Pipeline:
         return self._guarded(DIAGNOSIS, track, work)
 
     def _signals(self, track: EngineTrack, gathered: _FirstPhase, demand: _GpuDemand) -> Signals:
-        signals = track.tracker.signals(gathered.context, gathered.cache, demand.largest(gathered.own_gpus or ()))
-        extra = [
-            group
-            for one in extra_signals()
-            if not isinstance(
-                group := self._guarded(SIGNALS, track, partial(one.compute, track.tracker.window, signals)), Failure
-            )
-        ]
-        return replace(signals, extra=tuple(extra)) if extra else signals
+        return track.tracker.signals(gathered.context, gathered.cache, demand.largest(gathered.own_gpus or ()))
 
     def _own_gpus(self, track: EngineTrack, gpus: tuple[str, ...], args: EngineArgs) -> tuple[str, ...] | None:
         """The container's GPUs that hold this engine's KV pool; ``None`` if unknown.

@@ -40,7 +40,7 @@ def fine(engine: EngineState) -> bool:
     """Whether the verdict is calm and no condition holds that is bad news by itself."""
     found = engine.diagnosis
     return found.verdict in CALM and not any(
-        found.conditions.get(declared.name) for declared in conditions.declared() if declared.serious
+        found.conditions.get(declared.name) for declared in conditions.CONDITIONS if declared.serious
     )
 
 

@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from kvpressure.model import ceilings
 from kvpressure.model.metrics import Metric, Published
-from kvpressure.publish.metrics import table
+from kvpressure.publish.metrics import BY_NAME
 
 LABEL_LIMIT: Final = 256
 _SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "histogram": "", "summary": ""}
@@ -98,7 +98,7 @@ class Families:
         ``label_names``.
         """
         count = len(labels)
-        known = table()
+        known = BY_NAME
         for name, values in self._values.items():
             if known[name].labels[:count] == label_names:
                 for key in [key for key in values if key[:count] == labels]:
@@ -108,7 +108,7 @@ class Families:
 
     def collect(self) -> Iterator[Family]:
         """The families that have samples."""
-        for metric in table().values():
+        for metric in BY_NAME.values():
             if metric.kind != "histogram":
                 if rows := self._values.get(metric.name):
                     yield TableFamily(metric, rows)

@@ -7,14 +7,12 @@ contract (frozen by ``tests/golden/metric_names.txt``): a rename keeps the old n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from kvpressure.model.metrics import CONTAINER, ENGINE, GPU, PREFIX, Kind, Metric, metrics_of
 from kvpressure.model.signals import GROUPS
-from kvpressure.signals.registry import extra_signals
 
-__all__ = ["BY_NAME", "CONTAINER", "ENGINE", "GPU", "METRICS", "PREFIX", "Kind", "Metric", "table"]
+__all__ = ["BY_NAME", "CONTAINER", "ENGINE", "GPU", "METRICS", "PREFIX", "Kind", "Metric"]
 
 
 def _m(name: str, kind: Kind, help: str, labels: tuple[str, ...] = (), absent: str = "") -> Metric:
@@ -375,9 +373,3 @@ METRICS: Final[tuple[Metric, ...]] = (
 )
 
 BY_NAME: Final[dict[str, Metric]] = {metric.name: metric for metric in METRICS}
-
-
-def table() -> Mapping[str, Metric]:
-    """Every metric by name; those of added signals last."""
-    extra = [signal.group for signal in extra_signals()]
-    return {**BY_NAME, **{metric.name: metric for metric in metrics_of(extra)}} if extra else BY_NAME

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.diagnosis.conditions import declared
+from kvpressure.diagnosis.conditions import CONDITIONS
 from kvpressure.model.log_events import EVENTS
 from kvpressure.printable import Asked
-from kvpressure.publish.metrics import Metric, table
+from kvpressure.publish.metrics import METRICS, Metric
 from kvpressure.settings.groups import grouped
 from kvpressure.settings.settings import options
 
@@ -53,7 +53,7 @@ def render_metrics_reference() -> str:
     ]
     for title, _ in _SECTIONS:
         lines += ["", f"## {title}", "", "| Metric | Kind | Labels | Meaning | Absent when |", "|---|---|---|---|---|"]
-        lines += [_row(metric) for metric in table().values() if _section(metric) == title]
+        lines += [_row(metric) for metric in METRICS if _section(metric) == title]
     lines += [
         "",
         "## Conditions",
@@ -63,7 +63,7 @@ def render_metrics_reference() -> str:
         "| condition | is 1 when | runbook |",
         "|---|---|---|",
     ]
-    for one in declared():
+    for one in CONDITIONS:
         held = one.true.format_map(Asked(lambda _: "..."))
         lines.append(f"| `{one.name}` | {held} | [{one.runbook}](runbooks/{one.runbook}.md) |")
     lines += [

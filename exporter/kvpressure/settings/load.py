@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvpressure.errors import shown
-from kvpressure.extension_points import VARIABLE as EXTENSIONS_VARIABLE
 from kvpressure.renames import nearest, renamed
 from kvpressure.settings import yaml_lines as yaml_nodes
 from kvpressure.settings.options import ENV_PREFIX, Option, SettingsError
@@ -59,7 +58,7 @@ def from_environment(environ: Mapping[str, str], table: Mapping[str, Option]) ->
     """Settings from the environment; several values are one per line."""
     by_variable = {entry.env: name for name, entry in table.items()}
     for variable in sorted(environ):
-        if not variable.startswith(ENV_PREFIX) or variable in (ENV_PREFIX + "CONFIG", EXTENSIONS_VARIABLE):
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
             continue
         if variable not in by_variable:
             if _SERVICE_LINK.fullmatch(variable):

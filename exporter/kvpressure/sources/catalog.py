@@ -5,12 +5,11 @@ A source's code is imported by its ``factory``, only when it is switched on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
-from kvpressure.extension_points import offered
 from kvpressure.sources.gpu.amd import device_ids as amd_ids
 from kvpressure.sources.gpu.nvidia import device_ids as nvidia_ids
 from kvpressure.sources.vendors import GpuVendor
@@ -43,41 +42,6 @@ class CollectorSettings:
     deadline_seconds: float
 
 
-_REGISTRY: dict[str, SourceSpec] = {}
-
-
-def register(spec: SourceSpec) -> SourceSpec:
-    """Add a source; its name becomes ``--collector.<name>`` and the ``source`` label. Raises ``ValueError`` for a
-    known name.
-    """
-    if spec.name in _REGISTRY:
-        raise ValueError(f"source {spec.name!r} registered twice")
-    _REGISTRY[spec.name] = spec
-    return spec
-
-
-def remove(name: str) -> None:
-    """Remove a source."""
-    _REGISTRY.pop(name, None)
-
-
-def adopt(name: str) -> bool:
-    """Use the source of this name, built in or from an installed package; False if there is none. Raises
-    ``InputError``.
-    """
-    if name in _REGISTRY:
-        return True
-    found = offered("source", name, SourceSpec)
-    if found is not None:
-        register(found)
-    return found is not None
-
-
-def registry() -> dict[str, SourceSpec]:
-    """All sources by name."""
-    return dict(_REGISTRY)
-
-
 def lazy(module: str, attribute: str) -> Callable[[Any], Any]:
     """A factory that imports ``module`` only when the source is switched on."""
 
@@ -87,7 +51,7 @@ def lazy(module: str, attribute: str) -> Callable[[Any], Any]:
     return build
 
 
-register(
+_SOURCES: Final = (
     SourceSpec(
         name="nvidia",
         help="NVIDIA GPUs through NVML",
@@ -97,9 +61,7 @@ register(
         hold_seconds=3.0,
         settings=("nvidia.",),
         gpus=GpuVendor("0x10de", ("nvidia.com/",), "gpu.nvidia.com", nvidia_ids.from_plugin, nvidia_ids.from_dra),
-    )
-)
-register(
+    ),
     SourceSpec(
         name="amd",
         help="AMD GPUs, through sysfs or AMD SMI",
@@ -109,9 +71,7 @@ register(
         hold_seconds=3.0,
         settings=("gpu.amd.",),
         gpus=GpuVendor("0x1002", ("amd.com/",), "gpu.amd.com", amd_ids.from_plugin, amd_ids.from_dra),
-    )
-)
-register(
+    ),
     SourceSpec(
         name="engines",
         help="metrics endpoints of engines",
@@ -119,9 +79,7 @@ register(
         interval_seconds=1.0,
         deadline_seconds=5.0,
         settings=("engine.",),
-    )
-)
-register(
+    ),
     SourceSpec(
         name="recording",
         help="a recording, played instead of live sources",
@@ -130,9 +88,7 @@ register(
         interval_seconds=1.0,
         deadline_seconds=5.0,
         settings=("recording.",),
-    )
-)
-register(
+    ),
     SourceSpec(
         name="demo",
         help="a simulated node with engines and GPUs, on which an incident comes and goes",
@@ -141,10 +97,8 @@ register(
         interval_seconds=1.0,
         deadline_seconds=5.0,
         hold_seconds=3.0,
-    )
-)
-# --- on a Kubernetes node; the deployment switches them on ---------------------------------------------------------
-register(
+    ),
+    # --- on a Kubernetes node; the deployment switches them on
     SourceSpec(
         name="pods",
         help="engines among the pods of this node, from the Kubernetes API server",
@@ -153,9 +107,7 @@ register(
         interval_seconds=2.0,
         deadline_seconds=10.0,
         hold_seconds=6.0,
-    )
-)
-register(
+    ),
     SourceSpec(
         name="node",
         help="conditions of this node, from the Kubernetes API server",
@@ -164,9 +116,7 @@ register(
         interval_seconds=30.0,
         deadline_seconds=15.0,
         hold_seconds=75.0,
-    )
-)
-register(
+    ),
     SourceSpec(
         name="podresources",
         help="which container holds which GPU, from the kubelet",
@@ -175,9 +125,7 @@ register(
         interval_seconds=10.0,
         deadline_seconds=8.0,
         hold_seconds=25.0,
-    )
-)
-register(
+    ),
     SourceSpec(
         name="procfs",
         help="the pod of each process on the GPUs, from the host's /proc",
@@ -186,9 +134,7 @@ register(
         interval_seconds=10.0,
         deadline_seconds=5.0,
         hold_seconds=25.0,
-    )
-)
-register(
+    ),
     SourceSpec(
         name="cgroup",
         help="CPU and memory of the engines' containers, from cgroup v2",
@@ -197,9 +143,7 @@ register(
         interval_seconds=2.0,
         deadline_seconds=5.0,
         hold_seconds=6.0,
-    )
-)
-register(
+    ),
     SourceSpec(
         name="plugin",
         settings=("plugin.",),
@@ -209,9 +153,7 @@ register(
         interval_seconds=1.0,
         deadline_seconds=5.0,
         hold_seconds=3.0,
-    )
-)
-register(
+    ),
     SourceSpec(
         name="logs",
         help="events in the logs of the engines' containers, from files on the node",
@@ -219,5 +161,11 @@ register(
         default=False,
         interval_seconds=1.0,
         deadline_seconds=5.0,
-    )
+    ),
 )
+_BY_NAME: Final = {spec.name: spec for spec in _SOURCES}
+
+
+def registry() -> Mapping[str, SourceSpec]:
+    """All sources by name; the name is also the ``source`` label and makes ``--collector.<name>``."""
+    return _BY_NAME

@@ -39,33 +39,40 @@ def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
     return None if part else labels.get("model_name"), labels.get("rank")
 
 
-@pytest.fixture
-def ranked() -> Iterator[EngineDialect]:
-    """Repeats gauges by worker, splits by priority and streaming, and has counters of the server as a whole."""
-    both = ("streaming",)
-    found = EngineDialect(
-        name="ranked",
-        title="Ranked",
-        samples=table(
-            "ranked",
-            (
-                Family("gauge", ("running",), r.RUNNING, copies=("worker",)),
-                Family("gauge", ("prealloc",), r.WAITING_DEFERRED, join="sum"),
-                Family("gauge", ("transfer",), r.WAITING_DEFERRED, join="sum"),
-                Family("counter", ("tokens",), r.GENERATION_TOKENS, per_model=True, join="sum", copies=both),
-                Family("histogram", ("first_seconds",), r.TTFT, per_model=True, join="sum", copies=both),
-                Family("config", ("config_info",)),
-                gauge(r.KV_CAPACITY, "capacity"),
-            ),
-            ("ranked_",),
+RANKED = EngineDialect(
+    name="ranked",
+    title="Ranked",
+    samples=table(
+        "ranked",
+        (
+            Family("gauge", ("running",), r.RUNNING, copies=("worker",)),
+            Family("gauge", ("prealloc",), r.WAITING_DEFERRED, join="sum"),
+            Family("gauge", ("transfer",), r.WAITING_DEFERRED, join="sum"),
+            Family("counter", ("tokens",), r.GENERATION_TOKENS, per_model=True, join="sum", copies=("streaming",)),
+            Family("histogram", ("first_seconds",), r.TTFT, per_model=True, join="sum", copies=("streaming",)),
+            Family("config", ("config_info",)),
+            gauge(r.KV_CAPACITY, "capacity"),
         ),
-        identify=identify,
-        config_labels=frozenset({"pages"}),
-        page_kind=lambda _text, engines, _page: PageKind(f"{len(engines)} ranks"),
-    )
-    registry.add(found)
-    yield found
-    registry.remove("ranked")
+        ("ranked_",),
+    ),
+    identify=identify,
+    config_labels=frozenset({"pages"}),
+    page_kind=lambda _text, engines, _page: PageKind(f"{len(engines)} ranks"),
+)
+"""Repeats gauges by worker, splits by priority and streaming, and has counters of the server as a whole."""
+
+
+@pytest.fixture
+def ranked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """``RANKED`` beside the dialects of the package."""
+    tables = (registry.dialects, registry.samples, registry.log_words)
+    monkeypatch.setitem(registry._WHERE, "ranked", f"{__name__}:RANKED")
+    for made_once in tables:
+        made_once.cache_clear()
+    yield
+    monkeypatch.undo()
+    for made_once in tables:
+        made_once.cache_clear()
 
 
 def scrape(text: str = PAGE) -> Scrape:

@@ -561,7 +561,6 @@ def test_other_forms_carry_the_same_groups(files: dict[str, str]) -> None:
     plain = yaml.safe_load(files["alerts/kvpressure-rules.yaml"])
     crd = yaml.safe_load(files["alerts/prometheusrule.yaml"])
     assert crd["spec"] == plain
-    assert yaml.safe_load(files["alerts/mimir-namespace.yaml"]) == {"namespace": "kvpressure", **plain}
     assert (crd["apiVersion"], crd["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
 
 

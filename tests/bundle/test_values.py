@@ -58,14 +58,13 @@ def test_thresholds_reach_rules_dashboards_and_pages(
     assert "| `queue_floor_seconds` | 10 seconds |" in changed["docs/thresholds.md"]
 
 
-@pytest.mark.parametrize("source", ["kvpressure", "dcgm"])
-def test_a_number_of_ones_own_is_not_called_documented(source: str) -> None:
+def test_a_number_of_ones_own_is_not_called_documented() -> None:
     changed = {entry.name: entry.value * 1.25 for entry in builtin().settable() if entry.documented}
     changed |= {"signature_batch_size": 4, "gpu_memory_utilization_recommended": 0.8, "memory_critical_ratio": 0.95}
     changed |= {"max_num_seqs_cut_max_ratio": 0.6, "signature_memory_ratio": 0.8, "signature_memory_full_ratio": 0.95}
     changed |= {"memory_warning_ratio": 0.75, "compute_bound_utilization_ratio": 0.9}
-    own = Options(builtin().override(changed, "values"), source=source)
-    shipped = Options(builtin(), source=source)
+    own = Options(builtin().override(changed, "values"))
+    shipped = Options(builtin())
     texts = {name: "".join(rules_of(options)) for name, options in (("own", own), ("shipped", shipped))}
     named = r"\d[^;!?]*?, as (documented(?= in \"[\w ]+\"\.)|configured(?=\.))"
     assert set(re.findall(named, texts["own"])) == {"configured"}

@@ -29,7 +29,7 @@ from kvpressure.settings.thresholds import Thresholds
 PREFIX: Final = "kvpressure-"  # of group names
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same documents, ten times as fast
 PROFILES: Final = ("default", "literal")
-SOURCES: Final = ("kvpressure", "dcgm", "vllm")
+SOURCES: Final = ("kvpressure", "vllm")
 _CAMEL: Final = {
     "group_by": "groupBy",
     "group_wait": "groupWait",
@@ -48,7 +48,7 @@ _CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlque
 @dataclass(frozen=True, slots=True)
 class Options:
     """What to render. ``profile``: ``default``, or ``literal`` = only the guides' thresholds. ``source``:
-    ``kvpressure`` reads this exporter, ``dcgm`` dcgm-exporter and vLLM's own metrics, ``vllm`` the latter alone.
+    ``kvpressure`` reads this exporter, ``vllm`` vLLM's own metrics alone.
     """
 
     thresholds: Thresholds
@@ -245,20 +245,6 @@ def alertmanager_config(alertmanager: Mapping[str, Any]) -> dict[str, Any]:
         "metadata": {"name": "kvpressure", "labels": {"app.kubernetes.io/name": "kvpressure"}},
         "spec": {"route": route(alertmanager["route"]), "inhibitRules": inhibitions, "receivers": receivers},
     }
-
-
-def mimir_namespace(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The rules as a namespace for ``mimirtool rules load`` (Mimir, Grafana Cloud, Cortex)."""
-    return {"namespace": "kvpressure", **rules}
-
-
-def without_keep_firing(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The rules without ``keep_firing_for``, for Prometheus below 2.42 and Prometheus Operator below 0.66."""
-    groups = [
-        {**group, "rules": [{k: v for k, v in rule.items() if k != "keep_firing_for"} for rule in group["rules"]]}
-        for group in rules["groups"]
-    ]
-    return {**rules, "groups": groups}
 
 
 def prometheus_rule(rules: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("cluster", "namespace", "pod", "model_name", "engine"),
     "container": ("cluster", "namespace", "pod", "container"),
     "gpu": ("cluster", "node", "uuid", "gpu", "vendor"),
-    "dcgm_gpu": ("cluster", "node", "uuid", "gpu", "namespace", "pod"),
     "model": ("cluster", "namespace", "model_name"),
     "model_role": ("cluster", "namespace", "model_name", "role"),
     "workload": ("cluster", "namespace", "workload", "model_name", "role"),

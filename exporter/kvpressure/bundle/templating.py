@@ -111,13 +111,6 @@ def new_events(counter: str, by: str, window: str, seconds: str) -> str:
     )
 
 
-def dcgm(expr: str) -> str:
-    """A dcgm-exporter expression with our labels; ``uuid`` and ``node`` from any spelling it has had."""
-    for label, source in (("uuid", "UUID"), ("node", "Hostname"), ("node", "hostname")):
-        expr = f'label_replace({expr}, "{label}", "$1", "{source}", "(.+)")'
-    return expr
-
-
 def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
     """Names in every template: ``t`` number, ``d`` duration, ``w`` words of a threshold, ``o`` its origin, ``c`` that
     with the guide's title, ``guide`` the guides' numbers, and the helpers.
@@ -143,7 +136,6 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "grown": grown,
         "restarted": restarted,
         "new_events": new_events,
-        "dcgm": dcgm,
         "per": per,
         "ids": lambda subject: ", ".join(SUBJECTS[subject]),
         "recommend": recommend,

@@ -16,7 +16,6 @@ from kvpressure.bundle.spec import SUBJECTS, AlertLevel, Input, TestCase
 from kvpressure.bundle.text import number
 from kvpressure.publish.metrics import BY_NAME, PREFIX
 
-_DCGM: Final = ("gpu", "UUID", "device", "modelName", "Hostname", "namespace", "pod", "container")
 _VLLM: Final = ("namespace", "pod", "model_name", "engine")
 
 EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
@@ -32,17 +31,6 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
     "kube_statefulset_replicas": ("namespace", "statefulset"),
     "kube_pod_container_status_restarts_total": ("namespace", "pod", "container"),
     "kube_pod_container_status_last_terminated_reason": ("namespace", "pod", "container", "reason"),
-    **dict.fromkeys(
-        (
-            "DCGM_FI_DEV_FB_USED",
-            "DCGM_FI_DEV_FB_FREE",
-            "DCGM_FI_DEV_GPU_UTIL",
-            "DCGM_FI_DEV_XID_ERRORS",
-            "DCGM_FI_DEV_GPU_TEMP",
-            "DCGM_FI_DEV_SM_CLOCK",
-        ),
-        _DCGM,
-    ),
     **dict.fromkeys(
         (
             "vllm:num_requests_running",
@@ -67,8 +55,8 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
         (*_VLLM, "le"),
     ),
 }
-"""Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source
-dcgm`` and ``--source vllm`` read.
+"""Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source vllm``
+reads.
 """
 
 MARGIN: Final = 0.05  # a value this share below or above a threshold; smaller than the 10 % by which mutants move it

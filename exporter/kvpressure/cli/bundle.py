@@ -18,7 +18,6 @@ examples:
   kvpressure bundle --out monitoring                             # alerts/, dashboards/ and docs/ below it
   kvpressure bundle --out monitoring --values site.yaml          # URLs, durations, exclusions, labels, thresholds
   kvpressure bundle --out monitoring --values site.yaml --check  # in CI: does what is there match?
-  kvpressure bundle --out plain --source dcgm                    # without this exporter
   kvpressure bundle --out plain --source vllm                    # over vLLM's own metrics alone
 
 Exit status: 0 done, or nothing differs; 1 --check found a difference; 2 the input cannot be used.
@@ -58,8 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source",
         choices=SOURCES,
         default=SOURCES[0],
-        help="kvpressure: rules over this exporter's metrics; dcgm: fewer rules, over metrics of dcgm-exporter and"
-        " vLLM; vllm: rules over vLLM's metrics alone",
+        help="kvpressure: rules over this exporter's metrics; vllm: rules over vLLM's metrics alone",
     )
 
 

@@ -539,27 +539,3 @@ def _throughput(site: DashboardContext, dashboard: Dashboard) -> None:
         8,
         8,
     )
-    dashboard.add(_of_dcgm(site, "Temperature", "Temperature of the GPU's die.", "GPU_TEMP", "celsius"), 8, 8)
-    dashboard.add(
-        _of_dcgm(
-            site,
-            "Clock of the multiprocessors",
-            "The driver lowers this clock rate to limit power and heat.",
-            "SM_CLOCK",
-            "suffix:MHz",
-        ),
-        8,
-        8,
-    )
-
-
-def _of_dcgm(site: DashboardContext, title: str, about: str, field: str, unit: str) -> Json:
-    """A metric of dcgm-exporter, which this exporter does not read again."""
-    expr = f'max by (cluster, uuid) (label_replace(DCGM_FI_DEV_{field}{{UUID=~"$gpu"}}, "uuid", "$1", "UUID", "(.+)"))'
-    return timeseries(
-        site,
-        title,
-        about,
-        [PanelQuery(worst_gpus(expr), "{{uuid}}", optional="the DCGM exporter is not scraped")],
-        unit,
-    )

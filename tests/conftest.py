@@ -7,9 +7,9 @@ from __future__ import annotations
 import gc
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("kvpressure", deadline=None, derandomize=True)
+settings.register_profile("kvpressure", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvpressure")
 
 

@@ -365,6 +365,12 @@ def test_unknown_says_what_is_missing():
     assert "KV usage" in found.missing
 
 
+@pytest.mark.parametrize(("finished", "trickles"), [(5.0, False), (0.0, True), (None, True)])
+def test_a_finished_request_counts_as_a_token_because_embeddings_generate_none(finished, trickles):
+    load = signals(running=4.0, waiting=0.0, generation_tokens_per_running=0.0, finished_per_second=finished)
+    assert Gathered(View(load, Recent([0.0]), T, 10))["tokens_trickle"].value is trickles
+
+
 OPTIONAL = st.one_of(st.none(), st.floats(0, 1))
 
 

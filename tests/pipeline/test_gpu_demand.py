@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvpressure.engines.registry import log_line
 from kvpressure.model.readings import Discovered, GpuOwner, GpuReading, Scrape, Snapshot
 from kvpressure.pipeline.pipeline import Pipeline
 from tests.pipeline.test_pipeline import GIB, busy
@@ -61,3 +62,18 @@ def test_an_engine_without_a_gpu_may_have_any_that_nobody_owns() -> None:
 def test_a_split_gpu_is_judged_by_its_parts() -> None:
     part = replace(FULL, uuid="MIG-1", parent_uuid="GPU-1")
     assert demand(gpus=(FULL, part)) == [None, pytest.approx(0.9)]
+
+
+def test_an_engine_needs_an_unknown_share_if_one_of_its_gpus_is_unknown() -> None:
+    config = {"num_gpu_blocks": "5646", "block_size": "16", "kv_cache_size_tokens": "90336"}
+    second = replace(FULL, uuid="GPU-2", index=1)
+    page = replace(busy(1000.0), gpus=("GPU-1", "GPU-2"))
+    page = replace(page, engines=tuple(replace(engine, cache_config=config) for engine in page.engines))
+    facts = log_line("inference", "chat-0", "vllm", "Available KV cache memory: 40.0 GiB")
+
+    def shares(*gpus: GpuReading) -> float | None:
+        (engine,) = Pipeline().observe(Snapshot(1000.0, gpus=gpus, pages=(page,), logs=(facts,))).engines
+        return engine.signals.memory.device_demand_ratio
+
+    assert shares(FULL, second) is not None
+    assert shares(FULL, replace(second, memory_used_bytes=None)) is None

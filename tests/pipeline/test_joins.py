@@ -77,6 +77,15 @@ def test_owners_keep_their_group_whichever_source_tells_it() -> None:
         assert join_owners(owners) == (told,)
 
 
+def test_a_gpu_of_two_pods_is_shared_whatever_its_sources_say() -> None:
+    one = GpuOwner("GPU-0", "inference", "chat-0", "vllm")
+    other = GpuOwner("GPU-0", "train", "t-0", "main")
+    alone = GpuOwner("GPU-1", "inference", "chat-0", "vllm")
+    assert join_owners((one, other, alone)) == (replace(one, shared=True), replace(other, shared=True), alone)
+    beside = replace(one, container="sidecar")
+    assert join_owners((one, beside)) == (one, beside), "two containers of one pod share nothing with others"
+
+
 def test_memory_of_processes_is_summed_by_pod() -> None:
     gpu = GpuReading(
         "GPU-0",

@@ -175,6 +175,14 @@ def test_other_reasons_for_falling_running_are_no_preemptions(after):
     assert kv_of(rows).preemptions_inferred == 0
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_one_request_that_arrives_meanwhile_does_not_hide_preemptions(more):
+    """Beside those that went back, one more waits than ``preemption_match_high_ratio`` allows, or two."""
+    rose = T["preemption_match_high_ratio"] * 10 + 1 + more
+    rows = every(1, [{r.RUNNING: 20, r.WAITING: 5, FINISHED: 5}, {r.RUNNING: 10, r.WAITING: 5 + rose, FINISHED: 5}])
+    assert kv_of(rows).preemptions_inferred == (0 if more else 10)
+
+
 def test_silent_preemptions_are_unknown_without_their_inputs():
     assert kv_of(every(1, [{r.RUNNING: 3}, {r.RUNNING: 1}])).preemptions_inferred is None
 
@@ -588,6 +596,7 @@ def test_demand_is_used_memory_without_the_empty_part_of_the_pool():
     assert memory.demand_ratio(gpu(72 * GIB), [20.0 * GIB, 10.0 * GIB]) == pytest.approx(42 / 80)
     assert memory.demand_ratio(gpu(72 * GIB), [20.0 * GIB, None]) is None
     assert memory.demand_ratio(gpu(72 * GIB), []) == pytest.approx(0.9)
+    assert memory.demand_ratio(gpu(30 * GIB), [40.0 * GIB]) == 0.0, "the pool's size is of another moment"
     assert memory.demand_ratio(gpu(None), [1.0]) is None
 
 

@@ -6,8 +6,8 @@ One test, because one replay of everything (half a minute) serves all of it.
 from __future__ import annotations
 
 import pytest
-from benchmarks.accuracy import data, report, show
-from benchmarks.accuracy.score import Rates, Result, score
+from lab.accuracy import data, report, show
+from lab.accuracy.score import Rates, Result, score
 
 pytestmark = pytest.mark.slow
 

@@ -1,1 +1,1 @@
-"""What only a real Kubernetes API server can say. It runs where its programs are given (``make try-api-server``)."""
+"""What only a real Kubernetes API server can say. Needs its programs (``make -C lab try-api-server``)."""

@@ -16,7 +16,7 @@ from tests.api_server.cluster import Cluster
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """An API server that has just started, with the custom resources that were given."""
     if reason := programs.missing():
-        pytest.skip(f"no API server: {reason} (make try-api-server)")
+        pytest.skip(f"no API server: {reason} (make -C lab try-api-server)")
     runtime = {
         "apiVersion": "node.k8s.io/v1",
         "kind": "RuntimeClass",

@@ -13,8 +13,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 import yaml
+from lab.demo.prometheus_stack import ALERTMANAGER, Child, Receiver
 
-from kvpressure.demo.prometheus_stack import ALERTMANAGER, Child, Receiver
 from tests.helpers.kube_prometheus_stack import INHIBITIONS
 from tests.helpers.waiting import until
 

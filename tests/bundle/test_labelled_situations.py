@@ -1,6 +1,6 @@
 """What the bundle does in situations of operation that were labelled before its rules were written.
 
-As they are at a scrape interval of a minute. ``make situations`` runs them at three intervals, and once more with every
+As they are at a scrape interval of a minute. ``make -C lab situations`` runs them at three, and again with every
 series and every recording twice: a second exporter, another job, a federated copy. Each variant takes promtool minutes.
 """
 

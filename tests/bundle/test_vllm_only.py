@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from benchmarks.accuracy import data
-from benchmarks.alerts import vllm_only
-from benchmarks.alerts.replayed import alerts as full_alerts
-from benchmarks.alerts.series import SCRAPE_SECONDS
+from lab.accuracy import data
+from lab.alerts import vllm_only
+from lab.alerts.replayed import alerts as full_alerts
+from lab.alerts.series import SCRAPE_SECONDS
 
 from kvpressure.bundle.dashboards.builder import VARIABLES
 from kvpressure.bundle.render import HEADER, VLLM_ONLY, VLLM_ONLY_DASHBOARD, render

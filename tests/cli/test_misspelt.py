@@ -19,10 +19,6 @@ def test_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
         (["diagnose", "--exportr", "http://x"], "unrecognized arguments: --exportr; did you mean --exporter?"),
         (["serve", "--log.leevl=debug"], "unrecognized arguments: --log.leevl; did you mean --log.level?"),
         (["serve", "--zzz"], "unrecognized arguments: --zzz; kvpressure serve --help lists the options"),
-        (
-            ["demo", "--scenario", "stal"],
-            "--scenario: 'stal' is not allowed; did you mean stall?; allowed: kv_pressure, ",
-        ),
         (["serve", "--log.level", "debg"], "--log.level: 'debg' is not allowed; did you mean debug?; allowed: debug, "),
         (["serve", "--log.level", "7"], "--log.level: '7' is not allowed; allowed: debug, info, warning or error"),
     ],

@@ -142,7 +142,6 @@ class TestServing:
             (("--no-collector.engines", "--collector.procfs"), False),
             (("--engine.target", "http://127.0.0.1:9"), False),
             (("--collector.pods",), False),
-            (("--collector.demo",), False),
         ],
     )
     def test_a_start_with_nothing_to_scrape_warns_once(
@@ -398,7 +397,6 @@ class TestCommandLine:
             "requests",
             "rich",
             "kvpressure.bundle",
-            "kvpressure.demo",
             "kvpressure.recording",
             "kvpressure.publish.page.render",
         }

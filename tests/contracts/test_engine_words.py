@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow
 
 PACKAGE = Path(__file__).parents[2] / "exporter" / "kvpressure"
 EXEMPT = {
-    "demo": "plays a vLLM server",
     "engines/vllm": "is where they belong",
     "engines/other_software.py": "names pages of routers and other servers by their beginnings",
     "bundle/variants.py": "tables of the rule variant that reads vLLM's own series from Prometheus",

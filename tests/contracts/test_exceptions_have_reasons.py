@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("exporter", "plugin", "deploy", "tools", "benchmarks", "tests")
+ROOMS = ("exporter", "plugin", "deploy", "lab", "tests")
 CODE = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if path != Path(__file__)]
 SILENCED = re.compile(r"# type: ignore\[[a-z, -]+\](?!  # \w)|# type: ignore(?!\[)")
 

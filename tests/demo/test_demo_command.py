@@ -19,7 +19,7 @@ from tests.helpers.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.real_time]
 
-COMMAND = [sys.executable, "-m", "kvpressure", "demo"]
+COMMAND = [sys.executable, "-m", "lab.demo"]
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_prometheus_that_does_not_start_is_one_line(environment: dict[str, str],
     )
     assert done.returncode == 3
     assert done.stderr == (
-        "kvpressure demo: alertmanager ended with status 7: no such luck; give --no-prometheus to run the demo without"
+        "demo: alertmanager ended with status 7: no such luck; give --no-prometheus to run the demo without"
         " Prometheus and Alertmanager\n"
     )
     assert [item.name for item in tmp_path.iterdir()] == ["bin"]

@@ -9,11 +9,11 @@ from statistics import mean
 
 import pytest
 import yaml
-from benchmarks.alerts.engine import Episode, episodes, evaluate_each
-from benchmarks.alerts.series import Series
+from lab.alerts.engine import Episode, episodes, evaluate_each
+from lab.alerts.series import Series
+from lab.demo import alerting
+from lab.demo.scenario import CHAT, CODE, MAIL, SCENARIOS, Scenario
 
-from kvpressure.demo import alerting
-from kvpressure.demo.scenario import CHAT, CODE, MAIL, SCENARIOS, Scenario
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import State
 from kvpressure.settings.thresholds import builtin

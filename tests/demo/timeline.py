@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from kvpressure.demo.scenario import SCENARIOS, Scenario
-from kvpressure.demo.source import DemoSource
+from lab.demo.scenario import SCENARIOS, Scenario
+from lab.demo.source import DemoSource
+
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import EngineState, State
 from kvpressure.pipeline.pipeline import Pipeline

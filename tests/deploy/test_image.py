@@ -141,7 +141,7 @@ def test_the_context_has_what_is_copied_and_no_more() -> None:
     ],
 )
 def test_the_check_recognises_what_is_not_wanted(path: str, what: str | None, tmp_path: Path) -> None:
-    check = load_script(ROOT / "tools" / "image" / "check.py")
+    check = load_script(ROOT / "lab" / "image" / "check.py")
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_text("")
     assert check.check_files(tmp_path) == ([f"{what}: /{path}"] if what else [])

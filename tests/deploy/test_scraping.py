@@ -15,8 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
+from lab.demo.prometheus_stack import Child
 
-from kvpressure.demo.prometheus_stack import Child
 from tests.deploy.chart import DEPLOY, ROOT, Json, of_kind, only, render
 from tests.deploy.test_daemonset import container_of, pods
 from tests.helpers.waiting import until

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-
-from tools import oldest, release_notes
+from lab.release import notes as release_notes
+from lab.release import oldest
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))

@@ -8,10 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks.alerts import vllm_only
-from benchmarks.autoscaling.__main__ import TEMPLATE as AUTOSCALING
-
-from tools import transcripts
+from docs.generate import transcripts
+from lab.alerts import vllm_only
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -147,13 +145,13 @@ def test_all_pages_written_by_hand_stay_short_together() -> None:
 
 @pytest.mark.slow
 def test_transcripts_are_what_the_commands_print() -> None:
-    assert transcripts.render() == transcripts.PAGE.read_text(encoding="utf-8"), "run python -m tools.transcripts"
+    assert transcripts.render() == transcripts.PAGE.read_text(encoding="utf-8"), "run python -m docs.generate"
 
 
 @pytest.mark.parametrize(
     ("page", "template"),
-    [("vllm-only", vllm_only.TEXT), ("autoscaling", AUTOSCALING.read_text(encoding="utf-8"))],
-    ids=["vllm-only", "autoscaling"],
+    [("vllm-only", vllm_only.TEXT)],
+    ids=["vllm-only"],
 )
 def test_a_page_of_measurements_has_the_words_of_its_template(page: str, template: str) -> None:
     """A sentence reworded in one of the two would come back, or be lost, with the next measurement."""

@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from docs.generate import promises
 
 from kvpressure.publish.metrics import METRICS
-from tools import promises
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = tuple(ROOT / f"docs/{page}.md" for page in ("security", "attacks", "reliability", "fuzz-and-soak"))

@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from benchmarks import parts
+from docs.generate import parts
+from lab import reference
 
 from kvpressure.cli import available
 from kvpressure.model.readings import (
@@ -25,7 +26,6 @@ from kvpressure.model.readings import (
 )
 from kvpressure.recording.format import tick_to_json
 from kvpressure.settings.settings import options
-from tools import reference
 
 ROOT = Path(__file__).parents[2]
 

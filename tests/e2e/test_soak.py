@@ -1,11 +1,11 @@
-"""Faults in random order against the real process, for a few seconds; ``make soak`` goes on for hours."""
+"""Faults in random order against the real process, for a few seconds; ``make -C lab soak`` goes on for hours."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from benchmarks.soak import soak
+from lab.soak import soak
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "exporter" / "kvpressure"
 FOLDER = "exporter/kvpressure/engines/sglang"
-PROGRAM = ("alerts", "benchmarks", "dashboards", "deploy", "exporter", "plugin", "tools")
+PROGRAM = ("alerts", "dashboards", "deploy", "exporter", "lab", "plugin")
 TEXT = {
     ".py",
     ".j2",
@@ -39,9 +39,9 @@ KNOWN = {
     "exporter/kvpressure/engines/other_software.py": "its router, which is no engine; and what to point at",
     "exporter/kvpressure/model/reasons.py": "the failure reason that names its router",
     "exporter/kvpressure/capacity/models.json": "a source of some models' figures has it in its path",
-    "tools/incidents/build_sglang.py": "writes the fixtures of its incidents",
-    "tools/incidents/sglang_incidents.py": "the same",
-    "tools/incidents/sglang_model.py": "the same",
+    "lab/incidents/build_sglang.py": "writes the fixtures of its incidents",
+    "lab/incidents/sglang_incidents.py": "the same",
+    "lab/incidents/sglang_model.py": "the same",
 }
 ROW = re.compile(r'^    "sglang": "[^"]+",\n', re.MULTILINE)
 

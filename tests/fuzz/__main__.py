@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import parts
+from docs.generate import parts
 
 from tests.fuzz.guided import fuzz_each
 from tests.fuzz.run import SUBJECTS, Count, keep, kept, run

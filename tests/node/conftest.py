@@ -19,6 +19,6 @@ if os.environ.get(INSIDE):
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A node that is ready, its GPUs offered."""
     if reason := missing() or ("" if os.environ.get(INSIDE) else "not in namespaces of its own"):
-        pytest.skip(f"no node: {reason} (make try-node)")
+        pytest.skip(f"no node: {reason} (make -C lab try-node)")
     with Node(tmp_path_factory.mktemp("node"), Path(os.environ[IMAGE])) as made:
         yield made

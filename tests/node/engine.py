@@ -13,9 +13,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from kvpressure.demo.node import SimulatedNode
-from kvpressure.demo.scenario import CHAT_LOAD, PODS
-from kvpressure.demo.server import PodServer
+from lab.demo.node import SimulatedNode
+from lab.demo.scenario import CHAT_LOAD, PODS
+from lab.demo.server import PodServer
 
 
 def main(words: list[str]) -> None:

@@ -105,7 +105,7 @@ def exporter(where: Path, image: Path) -> Path:
 
 
 def vllm(where: Path, image: Path) -> Path:
-    """An image that starts, as vLLM's does, ``vllm serve``: the simulated engine of ``kvpressure demo``."""
+    """An image that starts, as vLLM's does, ``vllm serve``: the simulated engine of ``lab.demo``."""
     archive = Archive(image)
     archive.layer({"usr/local/bin/vllm": Path(engine.__file__).read_bytes()})
     archive.config["config"]["Entrypoint"] = ["vllm", "serve"]

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.render.chrome import BROWSER
+from lab.render.chrome import BROWSER
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (*BROWSER[1:], "--enable-logging=stderr")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from lab.demo.source import DemoSource
 
-from kvpressure.demo.source import DemoSource
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline

@@ -320,12 +320,6 @@ def test_record_refuses_in_one_line(arguments: list[str], says: str, capsys: pyt
     assert not Path("x.jsonl.part").exists()
 
 
-def test_the_demo_can_be_recorded_and_replayed(tmp_path: Path) -> None:
-    out = tmp_path / "demo.jsonl.gz"
-    assert main(["record", "--collector.demo", "--out", str(out), "--for", "3"]) == 0
-    assert any(page.engines for snapshot in Reader(out) for page in snapshot.pages)
-
-
 def test_a_recording_of_nothing_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "nothing.jsonl"
     target = ["--engine.target", "http://127.0.0.1:9"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools.incidents.build import FOLDERS, build, load, recording_bytes, split
+from lab.incidents.build import FOLDERS, build, load, recording_bytes, split
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "fixtures" / "recordings"
 VERDICTS = {

@@ -1,4 +1,4 @@
-"""A replay's memory does not grow with the recording, and its time no faster. ``make bench-replay`` judges
+"""A replay's memory does not grow with the recording, and its time no faster. ``make -C lab bench-replay`` judges
 the speed itself.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.replay import COMMANDS, GROWTH, measure, write_recording
+from lab.replay import COMMANDS, GROWTH, measure, write_recording
 
 pytestmark = pytest.mark.live
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.demo.node import PodSpec, SimulatedNode
+from lab.demo.server import PodServer
 
-from kvpressure.demo.node import PodSpec, SimulatedNode
-from kvpressure.demo.server import PodServer
 from kvpressure.toolbox import live_pages as live
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.demo.node import PodSpec
+from lab.demo.scenario import PODS
 
 from kvpressure.cli import main
-from kvpressure.demo.node import PodSpec
-from kvpressure.demo.scenario import PODS
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.recording.reader import Reader

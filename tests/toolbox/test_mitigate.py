@@ -634,7 +634,7 @@ def test_recovery_during_the_watch(
     serve_pod: Callable[..., tuple[Any, str]],
 ) -> None:
     """The limits come down while it is watched, as in the demo's story."""
-    from kvpressure.demo.node import PodChange
+    from lab.demo.node import PodChange
 
     node, url = serve_pod(heavy(CHAT), 90)
     begin, sleep = clock.t, clock.sleep

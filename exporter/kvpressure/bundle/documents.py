@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,27 +19,8 @@ from kvpressure.publish.links import RUNBOOK_FOLDER
 from kvpressure.publish.reference import render_metrics_reference, render_settings_reference
 from kvpressure.settings.thresholds import Threshold
 
-MUTATION_FILE: Final = Path(__file__).with_name("mutation.json")
-"""Result of ``make mutate-rules``: how many seeded faults in the rules their unit tests notice."""
-
 MATRIX_FILE: Final = Path(__file__).with_name("matrix.json")
-"""Result of ``make rule-matrix``: which releases of other programs accept the bundle."""
-
-SURVIVORS: Final[Mapping[str, str]] = {
-    "InferenceAllocationFailure": "each engine of a pod has its own number, even if the models differ",
-    "InferenceEngineStalled": (
-        "the generated tests end before a low-confidence stall has lasted long enough to page; the labelled stall "
-        "situations test it"
-    ),
-    "KvpressureScrapeIntervalTooLong": (
-        "the generated tests scrape once an evaluation; the labelled situations at 150 s and 300 s test it"
-    ),
-    "gpu_pod:kvpressure_memory_high:ratio": "the join only removes early what the next join removes anyway",
-    "node:kvpressure_expected:present": (
-        "the join only removes early what the next join, on workloads, removes anyway"
-    ),
-}
-"""Rules of which faults go unnoticed by their own tests, and why."""
+"""Result of ``make -C lab rule-matrix``: which releases of other programs accept the bundle."""
 
 ALERTMANAGER_NOTE: Final = """An example: put your receivers in place of the URLs, and merge route and inhibit_rules into your configuration.
 Pages go to the pager and warnings to tickets. Information is on the dashboards only. The watchdog goes to a heartbeat
@@ -108,28 +88,13 @@ def digest(rules: Mapping[str, Any]) -> str:
 
 
 def _measured(rules: Mapping[str, Any]) -> dict[str, Any]:
-    return {"mutation": mutation(rules), "matrix": matrix(rules)}
+    return {"matrix": matrix(rules)}
 
 
 def matrix(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The last result of ``make rule-matrix``; ``current``: it was run on these rules."""
+    """The last result of ``make -C lab rule-matrix``; ``current``: it was run on these rules."""
     result = json.loads(MATRIX_FILE.read_text(encoding="utf-8"))
     return {**result, "current": result["rules"] == digest(rules)}
-
-
-def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The last figures of ``make mutate-rules``; ``current``: it was run on these rules."""
-    result = json.loads(MUTATION_FILE.read_text(encoding="utf-8"))
-    seeded, killed = (sum(kind[key] for kind in result["kinds"].values()) for key in ("mutants", "killed"))
-    return {
-        **result,
-        "mutants": seeded,
-        "killed": killed,
-        "share": f"{100 * killed / seeded:.1f}",
-        "where": dict(Counter(line.split(" ")[0].rstrip(":") for line in result["survivors"]).most_common()),
-        "current": result["rules"] == digest(rules),
-        "reasons": SURVIVORS,
-    }
 
 
 def title(alert: Alert) -> str:

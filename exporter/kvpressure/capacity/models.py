@@ -1,6 +1,6 @@
 """Models known by name: the parts of their published ``config.json`` that determine memory, with their sources.
 
-``tools/model_shapes.py`` writes ``models.json`` from the published configurations.
+``lab/model_shapes.py`` writes ``models.json`` from the published configurations.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ COMMANDS: Final = {
     "audit": "check a server's configuration against the prevention checklist",
     "mitigate": "print the mitigation plan with the values to set",
     "probe": "find KV cache leaks with test requests",
-    "demo": "run a simulated node",
 }
 
 

@@ -89,15 +89,6 @@ _SOURCES: Final = (
         deadline_seconds=5.0,
         settings=("recording.",),
     ),
-    SourceSpec(
-        name="demo",
-        help="a simulated node with engines and GPUs, on which an incident comes and goes",
-        factory=lazy("kvpressure.demo.source", "DemoSource"),
-        default=False,
-        interval_seconds=1.0,
-        deadline_seconds=5.0,
-        hold_seconds=3.0,
-    ),
     # --- on a Kubernetes node; the deployment switches them on
     SourceSpec(
         name="pods",

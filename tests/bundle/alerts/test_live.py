@@ -18,10 +18,10 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from lab.demo import alerting
+from lab.demo.beats import late
+from lab.demo.prometheus_stack import Stack, installed
 
-from kvpressure.demo import alerting
-from kvpressure.demo.beats import late
-from kvpressure.demo.prometheus_stack import Stack, installed
 from tests.helpers.beats import in_time
 from tests.helpers.kube_prometheus_stack import INFO_INHIBITOR, INHIBITIONS
 from tests.helpers.serve_process import QUIET, serving

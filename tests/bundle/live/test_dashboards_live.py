@@ -105,7 +105,7 @@ def ask_all(prometheus: str, answers: Answers) -> None:
 @contextmanager
 def demo(speed: float) -> Iterator[subprocess.Popen[str]]:
     """The demo, interrupted in the end if it still runs."""
-    command = [sys.executable, "-m", "kvpressure", "demo", "--for", str(SIMULATED_SECONDS), "--speed", str(speed)]
+    command = [sys.executable, "-m", "lab.demo", "--for", str(SIMULATED_SECONDS), "--speed", str(speed)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield process

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 
 import pytest
-from benchmarks.accuracy.data import RECORDINGS, Incident
-from benchmarks.accuracy.incidents import Answer, judge
-from benchmarks.accuracy.run import Run, Tick
+from lab.accuracy.data import RECORDINGS, Incident
+from lab.accuracy.incidents import Answer, judge
+from lab.accuracy.run import Run, Tick
 
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader

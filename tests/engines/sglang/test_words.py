@@ -11,9 +11,9 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from benchmarks.accuracy.data import RECORDINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.accuracy.data import RECORDINGS
 
 from kvpressure.advice.mitigation import plan
 from kvpressure.advice.triage import steps

@@ -110,7 +110,7 @@ class World:
 
 
 def kept(path: Path) -> World:
-    """The world of a file that ``make test-gpu`` made of a real node (``tools/gpu/inventory.py``)."""
+    """The world of a file that ``make test-gpu`` made of a real node (``lab/gpu/inventory.py``)."""
     told = json.loads(path.read_text())
     gpus: list[Gpu | None] = [
         Gpu(**{**gpu, "migs": [None if mig is None else Mig(**mig) for mig in gpu.get("migs", ())]})

@@ -1,4 +1,0 @@
-"""How right is the verdict? Scores it on recordings of real servers and on reconstructed incidents.
-
-``python -m benchmarks.accuracy`` writes ``docs/accuracy.md``; ``--check`` only says whether that file is up to date.
-"""

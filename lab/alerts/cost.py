@@ -1,0 +1,363 @@
+"""What do the rules cost a large fleet? ``python -m lab.alerts.cost`` (``make -C lab bench-rules``).
+
+A real Prometheus scrapes a thousand copies of one simulated node (eight GPUs, an engine on each, at 60 % of what they
+can do) and evaluates the delivered rules. When the five-minute ranges are filled, scraping and rules are switched off,
+and the expression of each rule is evaluated several times over the query interface at the last moment of scraping. What
+counts is the least CPU time that the process spends on one, less what a query that reads nothing costs: other work on
+the machine does not count, nor a collection of garbage that happens to fall into it, nor the query interface, which
+rules do not use. Together with the intervals of the groups that is CPU time a minute. Exit 1 when the budget is missed.
+
+The rules of an earlier release (``before/``) are measured in turns with today's, in the same run on the same series, so
+that the ratio of the two is worth more than either figure.
+
+Served are only the series that some rule reads; others cost the rules nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
+from urllib.error import URLError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import yaml
+
+from kvpressure.model.readings import Snapshot, SourceHealth
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
+from lab.alerts import fortnight
+from lab.alerts.series import METRIC, RULES, SCRAPED_NODE, also_wanted, samples
+from lab.demo.node import CONTAINER, NAMESPACE, PodSpec, SimulatedNode
+
+BEFORE: Final = Path(__file__).with_name("before") / "kvpressure-rules.yaml"  # as of commit b0a288a
+BUDGET_SECONDS: Final = 1.0  # a minute, on one core
+ENGINES: Final = 8
+LOAD_SHARE: Final = 0.6
+SCRAPE_SECONDS: Final = 15.0
+FILL_SECONDS: Final = 420.0  # the five-minute ranges and the first scrape of every node
+PAGES: Final = 60  # a quarter of an hour of a node's life, then again
+REPEATS: Final = 7
+SHOWN: Final = 20
+_NODE: Final = "NODE"  # stands for the node's number in names
+_SETTLE_SECONDS: Final = 20.0  # after the last scrape
+_EMPTY_QUERIES: Final = 50
+SELECTIONS: Final = 5
+_SPAN: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def pages(count: int) -> list[str]:
+    """What one node publishes at ``count`` scrapes in a row, with ``_NODE`` in the names that differ between nodes."""
+    now = fortnight.START
+    load = replace(fortnight.LOAD, requests_per_second=LOAD_SHARE * fortnight.capacity())
+    specs = [PodSpec(f"chat-{_NODE}-{index}", fortnight.ENGINE, load) for index in range(ENGINES)]
+    node, pipeline, scanner = SimulatedNode(specs, lambda: now, 1), Pipeline(), Scanner()
+    found = []
+    for tick in range(count):
+        now += SCRAPE_SECONDS
+        read = tuple(
+            parse_scrape(
+                node.metrics(name),
+                target=f"http://{name}:8000/metrics",
+                time=now,
+                namespace=NAMESPACE,
+                pod=name,
+                container=CONTAINER,
+                gpus=(pod.gpu.uuid,),
+                args=fortnight.ARGS,
+                duration_seconds=0.01,
+                scanner=scanner,
+            )
+            for name, pod in node.pods.items()
+        )
+        health = {name: SourceHealth(name, up=True, last_success=now) for name in ("engines", "nvidia", "podresources")}
+        state = pipeline.observe(
+            Snapshot(
+                time=now,
+                gpus=node.gpus(),
+                pages=read,
+                containers=node.containers(),
+                owners=node.owners(),
+                logs=node.logs(),
+                targets=tuple(page.target for page in read),
+                health=health,
+            )
+        )
+        lines = (f"{name} {value}\n" for name, value in samples(replace(state, ticks=tick + 1)))
+        found.append("".join(lines).replace("GPU-", f"GPU-{_NODE}-").replace(SCRAPED_NODE, f"node-{_NODE}"))
+    return found
+
+
+class Nodes(ThreadingHTTPServer):
+    """Serves the nodes; Prometheus may hang up on a scrape that takes too long."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a failed scrape shows in ``up``."""
+
+
+@contextmanager
+def fleet(served: Sequence[str]) -> Iterator[str]:
+    """The nodes as ``/<number>`` of one server; yields its address."""
+    began = time.monotonic()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """One scrape of one node."""
+            page = served[int((time.monotonic() - began) / SCRAPE_SECONDS) % len(served)]
+            body = page.replace(_NODE, self.path.strip("/")).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    server = Nodes(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def groups(rules: Path) -> list[dict[str, Any]]:
+    """The groups of a rule file."""
+    return list(yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"])
+
+
+def write_earlier_recordings(path: Path) -> None:
+    """What only the earlier rules record: both sets find their inputs, and none is recorded twice."""
+    known = {rule.get("record") for group in groups(RULES) for rule in group["rules"]}
+    only = [
+        {**group, "rules": [rule for rule in group["rules"] if "record" in rule and rule["record"] not in known]}
+        for group in groups(BEFORE)
+    ]
+    path.write_text(yaml.dump({"groups": [group for group in only if group["rules"]]}), encoding="utf-8")
+
+
+def configuration(address: str, nodes: int, earlier: Path) -> dict[str, Any]:
+    """Prometheus' configuration: every node a target of its own; ``earlier`` records what only the earlier
+    rules read.
+    """
+    targets = [
+        {
+            "targets": [f"node-{number:04d}:9846"],
+            "labels": {"__metrics_path__": f"/{number:04d}", "node": f"node-{number:04d}"},
+        }
+        for number in range(nodes)
+    ]
+    return {
+        "global": {"scrape_interval": f"{SCRAPE_SECONDS:g}s", "scrape_timeout": "10s"},
+        "rule_files": [str(RULES), str(earlier)],
+        "scrape_configs": [
+            {
+                "job_name": "kvpressure",
+                "honor_labels": True,
+                "static_configs": targets,
+                "relabel_configs": [
+                    {"source_labels": ["__address__"], "target_label": "instance"},
+                    {"target_label": "__address__", "replacement": address},
+                ],
+            }
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running Prometheus, its process and its configuration file."""
+
+    url: str
+    pid: int
+    configuration: Path
+
+    def get(self, path: str) -> Any:
+        """``data`` of an answer."""
+        with urlopen(f"{self.url}/api/v1/{path}", timeout=120) as answer:
+            return json.load(answer)["data"]
+
+    def value(self, query: str) -> float:
+        """The one value of a query; 0 when there is none."""
+        result = self.get(f"query?query={quote(query)}")["result"]
+        return float(result[0]["value"][1]) if result else 0.0
+
+    def cpu_seconds(self) -> float:
+        """What the process has used so far; the kernel counts nanoseconds for each thread."""
+        return (
+            sum(
+                int(path.read_text(encoding="ascii").split()[0])
+                for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+            )
+            / 1e9
+        )
+
+    def stop_scraping(self) -> None:
+        """From now on it only answers queries."""
+        self.configuration.write_text("{}", encoding="utf-8")
+        os.kill(self.pid, signal.SIGHUP)
+        time.sleep(_SETTLE_SECONDS)
+
+    def seconds(self, expression: str, at: float) -> float:
+        """CPU seconds of an evaluation at a moment; counted there, so that no large answer is written."""
+        before = self.cpu_seconds()
+        self.get(f"query?time={at}&query={quote(f'count({expression})')}")
+        return self.cpu_seconds() - before
+
+
+@contextmanager
+def prometheus(document: dict[str, Any], program: str = "prometheus") -> Iterator[Server]:
+    """A Prometheus with ``document`` as its configuration; ``program`` is the one to run."""
+    with tempfile.TemporaryDirectory(prefix="kvpressure-") as folder:
+        path = Path(folder, "prometheus.yaml")
+        path.write_text(yaml.dump(document), encoding="utf-8")
+        with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as free:
+            port = free.server_address[1]
+        command = [
+            program,
+            f"--config.file={path}",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+        ]
+        process = subprocess.Popen(command)
+        try:
+            server = Server(f"http://127.0.0.1:{port}", process.pid, path)
+            _await_ready(server, process)
+            yield server
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _await_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(300):
+        if process.poll() is not None:
+            raise RuntimeError(f"prometheus ended with status {process.returncode}")
+        try:
+            server.value("vector(1)")
+            return
+        except (URLError, OSError):
+            time.sleep(0.2)
+    raise RuntimeError("prometheus was not ready after a minute")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One rule: its group, its name, seconds an evaluation and evaluations a minute."""
+
+    group: str
+    name: str
+    seconds: float
+    per_minute: float
+
+    @property
+    def a_minute(self) -> float:
+        """Seconds a minute."""
+        return self.seconds * self.per_minute
+
+
+def selecting(server: Server, at: float, nothing: float) -> float:
+    """Seconds to select every series that today's rules read, each once: what no rule on these series can go below."""
+    read = sorted({name for group in groups(RULES) for rule in group["rules"] for name in METRIC.findall(rule["expr"])})
+    return sum(max(0.0, min(server.seconds(name, at) for _ in range(SELECTIONS)) - nothing) for name in read)
+
+
+def costs(server: Server, at: float, nothing: float, repeats: int = REPEATS) -> tuple[list[Cost], list[Cost]]:
+    """Every rule of before and of today, measured at a moment: in turns and in rounds, so that seconds of other work on
+    the machine spoil one measurement and not all. ``nothing``: seconds of a query that reads nothing.
+    """
+    sets = [[(group, rule) for group in groups(path) for rule in group["rules"]] for path in (BEFORE, RULES)]
+    rounds = [[[server.seconds(rule["expr"], at) for _, rule in rules] for rules in sets] for _ in range(repeats)]
+    before, today = (_costs(rules, [one[index] for one in rounds], nothing) for index, rules in enumerate(sets))
+    return before, today
+
+
+def _costs(
+    rules: Sequence[tuple[dict[str, Any], dict[str, Any]]], rounds: Sequence[Sequence[float]], nothing: float
+) -> list[Cost]:
+    return [
+        Cost(
+            group["name"],
+            rule.get("record") or f"{rule['alert']} {rule['labels']['severity']}",
+            max(0.0, min(spent) - nothing),
+            60.0 / (float(group["interval"][:-1]) * _SPAN[group["interval"][-1]]),
+        )
+        for (group, rule), spent in zip(rules, zip(*rounds, strict=True), strict=True)
+    ]
+
+
+def report(found: Sequence[Cost], before: Sequence[Cost], series: float, nodes: int, version: str) -> Iterator[str]:
+    """The figures, one a line."""
+    yield (
+        f"Prometheus {version}: {nodes} nodes, {nodes * ENGINES} GPUs and engines, {series:.0f} series that rules read"
+    )
+    for cost in sorted(found, key=lambda item: -item.a_minute)[:SHOWN]:
+        yield f"  {1000 * cost.seconds:7.1f} ms x {cost.per_minute:.2f} a minute  {cost.name}"
+    for group in dict.fromkeys(cost.group for cost in found):
+        mine = [cost for cost in found if cost.group == group]
+        yield f"{1000 * sum(cost.a_minute for cost in mine):8.1f} ms a minute  {group} ({len(mine)} rules)"
+    together, earlier = (sum(cost.a_minute for cost in which) for which in (found, before))
+    yield f"together {together:.3f} s a minute of one core (budget {BUDGET_SECONDS:g} s)"
+    yield f"rules of before in the same run: {earlier:.3f} s a minute; today's cost {together / earlier:.2f} of that"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print. Exit 1 when the budget is missed."""
+    parser = argparse.ArgumentParser(prog="python -m lab.alerts.cost", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=1000, help="how many nodes of eight engines (default: 1000)")
+    parser.add_argument("--fill", type=float, default=FILL_SECONDS, help="seconds of scraping before it is measured")
+    parser.add_argument(
+        "--prometheus",
+        default="prometheus",
+        help="the program to measure, for other releases (default: the one installed)",
+    )
+    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"rounds of measurements (default: {REPEATS})")
+    options = parser.parse_args(argv)
+    also_wanted(BEFORE)
+    with tempfile.TemporaryDirectory(prefix="kvpressure-") as folder, fleet(pages(PAGES)) as address:
+        earlier = Path(folder, "earlier.yaml")
+        write_earlier_recordings(earlier)
+        return _measured(configuration(address, options.nodes, earlier), options)
+
+
+def _measured(document: dict[str, Any], options: argparse.Namespace) -> int:
+    with prometheus(document, options.prometheus) as server:
+        time.sleep(options.fill)
+        up = server.value("sum(up)")
+        if up < options.nodes:
+            raise RuntimeError(f"only {up:.0f} of {options.nodes} nodes are scraped")
+        series, at = server.value('count({__name__=~"kvpressure_.+"})'), time.time()
+        server.stop_scraping()
+        nothing = min(server.seconds("vector(0)", at) for _ in range(_EMPTY_QUERIES))
+        before, found = costs(server, at, nothing, options.repeats)
+        once = selecting(server, at, nothing)
+        for line in report(found, before, series, options.nodes, server.get("status/buildinfo")["version"]):
+            print(line)
+        earlier = sum(cost.a_minute for cost in before)
+        print(f"selecting each of these metrics once takes {once:.3f} s, {once / earlier:.2f} of the rules of before")
+    return 1 if sum(cost.a_minute for cost in found) > BUDGET_SECONDS else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Recordings of published incidents, rebuilt from their quoted numbers: see ``lab/incidents/build.py``."""

@@ -1,0 +1,137 @@
+"""The bundle before newer judges: promtool, amtool and VictoriaMetrics' vmalert of the following Debian releases.
+
+``python -m lab.rules.matrix`` fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
+the rules, their unit tests and the Alertmanager example through them, for every source and profile; vmalert also has
+to fire on the recorded incidents what Prometheus fires. Prometheus 3 has left-open ranges, so a test that holds on
+2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is written into the package, from where
+``kvpressure bundle`` prints it in ``docs/alerts.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.bundle.conftest import ROOT
+
+from kvpressure.bundle import documents
+from kvpressure.bundle.render import render, write
+from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
+from kvpressure.settings.thresholds import builtin
+from lab.rules import replayed, victoria
+
+SUITES = ("trixie", "forky")
+PACKAGES = ("promtool", "prometheus-alertmanager", "victoria-metrics")
+PROGRAMS = ("promtool", "amtool", "vmalert", "vmalert-tool")
+TOOLS = ROOT / ".tools" / "matrix"
+
+
+def archive() -> str:
+    """The Debian archive this machine uses."""
+    lines = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    return next(line for line in lines if line.rstrip("/").endswith("/debian"))
+
+
+def fetch(suite: str) -> Path:
+    """The programs of ``suite``, unpacked; fetched only once."""
+    home = TOOLS / suite
+    programs = home / "root" / "usr" / "bin"
+    if all((programs / name).exists() for name in PROGRAMS):
+        return programs
+    for name in ("lists/partial", "cache/archives/partial", "debs"):
+        (home / name).mkdir(parents=True, exist_ok=True)
+    keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (home / "sources.list").write_text(f"deb [signed-by={keyring}] {archive()} {suite} main\n")
+    apt = [
+        "apt-get",
+        "-q",
+        "-o",
+        f"Dir::Etc::sourcelist={home}/sources.list",
+        "-o",
+        "Dir::Etc::sourceparts=/dev/null",
+        "-o",
+        f"Dir::State::lists={home}/lists",
+        "-o",
+        f"Dir::Cache={home}/cache",
+    ]
+    subprocess.run([*apt, "update"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*apt, "download", *PACKAGES], check=True, cwd=home / "debs", stdout=subprocess.DEVNULL)
+    for package in (home / "debs").glob("*.deb"):
+        subprocess.run(["dpkg", "-x", str(package), str(home / "root")], check=True)
+    return programs
+
+
+def judge(promtool: Path, amtool: Path, tree: Path) -> str:
+    """What the two do not accept in ``tree``; empty when everything passes."""
+    commands = [
+        [promtool, "check", "rules", "alerts/kvpressure-rules.yaml"],
+        *([promtool, "test", "rules", str(path)] for path in sorted(tree.glob("alerts/tests/*.yaml"))),
+        [amtool, "check-config", "alerts/alertmanager.yaml"],
+    ]
+    refused = ""
+    for command in commands:
+        result = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+        if result.returncode:
+            refused += f"{' '.join(map(str, command[1:]))}\n{(result.stdout + result.stderr)[-2000:]}"
+    return refused
+
+
+def version(program: Path) -> str:
+    """First line of what the program says about itself, shortened."""
+    result = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=True)
+    return (result.stdout or result.stderr).split(",")[0] + " " + (result.stdout or result.stderr).split()[2]
+
+
+def main() -> int:
+    """Judge with the installed programs and with those of each suite. 1 = something was refused."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suites", nargs="*", default=list(SUITES))
+    suites = parser.parse_args().suites
+    judges = [(Path("promtool"), Path("amtool"), None)] + [
+        (programs / "promtool", programs / "amtool", programs) for programs in map(fetch, suites)
+    ]
+    found: list[dict[str, Any]] = []
+    for promtool, amtool, programs in judges:
+        for source in SOURCES:
+            for profile in PROFILES:
+                with tempfile.TemporaryDirectory() as directory:
+                    tree = Path(directory)
+                    write(render(Options(builtin(), profile=profile, source=source)), tree)
+                    note(
+                        found,
+                        f"{version(promtool)} and {version(amtool)}",
+                        f"{source}, {profile}",
+                        judge(promtool, amtool, tree),
+                    )
+                    if programs and (source, profile) == ("kvpressure", "default"):
+                        name = victoria.version(programs)
+                        note(found, name, f"{source}, {profile}", victoria.judge(programs, tree))
+                        rules = tree / "alerts/kvpressure-rules.yaml"
+                        note(found, name, "all incidents replayed", replayed.judge(programs, rules))
+    if suites == list(SUITES):
+        options = Options(builtin())
+        digest = documents.digest(rule_file(load_groups(options), options.values))
+        differences = [*victoria.DIFFERENCES, replayed.DIFFERENCE]
+        result = {"rules": digest, "judges": found, "differences": differences}
+        documents.MATRIX_FILE.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if all(item["accepted"] for item in found) else 1
+
+
+def note(found: list[dict[str, Any]], judge_name: str, what: str, refused: str) -> None:
+    """Keep and print one judgement."""
+    found.append({"judge": judge_name, "what": what, "accepted": not refused})
+    print(f"{judge_name}: {what}: {'REFUSED' if refused else 'accepted'}\n{refused}", end="", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

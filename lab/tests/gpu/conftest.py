@@ -1,0 +1,5 @@
+"""The stub library of NVIDIA, built once."""
+
+from tests.gpu.conftest import nvml
+
+__all__ = ["nvml"]

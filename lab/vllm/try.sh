@@ -1,0 +1,7 @@
+#!/bin/sh
+# A real vLLM on the CPU under load, with the exporter scraping it; writes docs/real-vllm.md.
+set -eu
+cd "$(dirname "$0")/../.."
+lab/vllm/install.sh
+[ -e .vllm/small-llama/config.json ] || HF_HUB_OFFLINE=1 .vllm/bin/python lab/vllm/make_model.py .vllm/small-llama small
+exec .venv/bin/python lab/vllm/session.py docs/real-vllm.md "$@"

@@ -1,1 +1,0 @@
-"""Recordings of published incidents, rebuilt from their quoted numbers: see ``tools/incidents/build.py``."""

@@ -1,1 +1,0 @@
-"""The documents as a site with search: ``make docs-site``."""

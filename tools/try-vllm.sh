@@ -1,7 +1,0 @@
-#!/bin/sh
-# A real vLLM on the CPU under load, with the exporter scraping it; writes docs/real-vllm.md.
-set -eu
-cd "$(dirname "$0")/.."
-tools/vllm/install.sh
-[ -e .vllm/small-llama/config.json ] || HF_HUB_OFFLINE=1 .vllm/bin/python tools/vllm/make_model.py .vllm/small-llama small
-exec .venv/bin/python tools/vllm/session.py docs/real-vllm.md "$@"

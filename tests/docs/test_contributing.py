@@ -67,7 +67,7 @@ class TestWorkflows:
 
     def test_every_script_exists(self) -> None:
         runs = [step.get("run", "") for path in WORKFLOWS for step in steps(path)]
-        scripts = {name for run in runs for name in re.findall(r"\btools/[\w./-]+", run)}
+        scripts = {name for run in runs for name in re.findall(r"(?:\blab|\.ci)/[\w./-]+", run)}
         assert scripts
         assert [name for name in scripts if not (ROOT / name).is_file()] == []
 

@@ -9,8 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from docs.generate import parts
-from lab import reference
+from docs.generate import parts, reference
 
 from kvpressure.cli import available
 from kvpressure.model.readings import (

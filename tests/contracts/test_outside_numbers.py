@@ -17,7 +17,6 @@ READER = "model/ceilings.py"
 JUDGES = {"isfinite", "isnan", "isinf"}
 ALLOWED = {
     "publish/page/history.py": "NaN marks an empty slot of the exporter's own ring",
-    "demo/number_format.py": "writes numbers of the simulation",
     "sources/scrape/scanner.py": "the loop that dominates a scan: as number_in, without its call",
 }
 CAUGHT = {"ValueError", "TypeError", "OverflowError", "Exception"}

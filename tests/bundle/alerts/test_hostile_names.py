@@ -17,9 +17,9 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
+from lab.demo.prometheus_stack import Child, installed
 
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
-from kvpressure.demo.prometheus_stack import Child, installed
 from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.waiting import until

@@ -12,11 +12,11 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-ALLOCATOR: Final = "kvpressure:allocator"  # labels rank, figure
-WRITTEN: Final = "kvpressure:written_seconds"  # label rank: when, Unix seconds
+ALLOCATOR: Final = "kvpressure:allocator"  # labels rank, figure, pid (ranks repeat where each replica counts its own)
+WRITTEN: Final = "kvpressure:written_seconds"  # labels rank, pid: when, Unix seconds
 STEPS: Final = "kvpressure:engine_steps"  # labels engine, count (batch or running), size
 SUMS: Final = "kvpressure:engine_sums"  # labels engine, sum (steps, decoded, tokens, preemptions)
-KV_MAX: Final = "kvpressure:engine_kv_max"  # label engine
+KV_MAX: Final = "kvpressure:engine_kv_max"  # label engine; the largest of all API servers, 0 = no step
 FRONTENDS: Final = "kvpressure:frontends"
 
 
@@ -28,13 +28,13 @@ def _metrics() -> dict[str, Any] | None:
 
     return {
         ALLOCATOR: Gauge(
-            ALLOCATOR, "torch's allocator in a worker, by figure.", ["rank", "figure"], multiprocess_mode="mostrecent"
+            ALLOCATOR, "torch's allocator in a worker, by figure.", ["rank", "figure"], multiprocess_mode="liveall"
         ),
-        WRITTEN: Gauge(WRITTEN, "When a worker's figures were taken.", ["rank"], multiprocess_mode="mostrecent"),
+        WRITTEN: Gauge(WRITTEN, "When a worker's figures were taken.", ["rank"], multiprocess_mode="liveall"),
         STEPS: Counter(STEPS, "Engine steps by batch size.", ["engine", "count", "size"]),
         SUMS: Counter(SUMS, "Sums over engine steps.", ["engine", "sum"]),
-        KV_MAX: Gauge(KV_MAX, "Largest KV usage of the last ten seconds.", ["engine"], multiprocess_mode="mostrecent"),
-        FRONTENDS: Gauge(FRONTENDS, "API servers that count steps.", multiprocess_mode="sum"),
+        KV_MAX: Gauge(KV_MAX, "Largest KV usage of the last ten seconds.", ["engine"], multiprocess_mode="livemax"),
+        FRONTENDS: Gauge(FRONTENDS, "API servers that count steps.", multiprocess_mode="livesum"),
     }
 
 
@@ -72,5 +72,4 @@ def show_steps(reports: Mapping[str, Mapping[str, Any]]) -> None:
         for kind in ("batch", "running"):
             for size, count in report[kind].items():
                 _advance(metrics[STEPS], (engine, kind, str(size)), count)
-        if report["kv_max"] is not None:
-            metrics[KV_MAX].labels(engine).set(report["kv_max"])
+        metrics[KV_MAX].labels(engine).set(report["kv_max"] or 0.0)

@@ -33,6 +33,8 @@ for n in (1, 2):
     show_steps({"0": {"steps": 50 * n, "decoded": 280 * n, "tokens": 300 * n, "preemptions": n, "kv_max": 0.4 * n,
                       "batch": {4: 10 * n, 8: 30 * n}, "running": {9: 50 * n}}})
 """
+PEAK = """from kvpressure_vllm.registry_gauges import show_steps as show; show({"0": {
+    "steps": 1, "decoded": 1, "tokens": 1, "preemptions": 0, "kv_max": %s, "batch": {1: 1}, "running": {1: 1}}})"""
 SERVE = """
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 registry = CollectorRegistry()
@@ -106,6 +108,28 @@ class TestPage:
         inside = read_plugin_metrics(python(SERVE, tmp_path).encode(), "ns", "p", time.time())
         [stats] = inside.steps if inside else ()
         assert (stats.exact, stats.sizes, stats.steps, stats.decoded) == (False, {9: 200}, 200, 1120)
+
+    def test_workers_of_two_replicas_that_have_the_same_rank_are_two(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            python(WORKER % 0, tmp_path)
+        inside = read_plugin_metrics(python(SERVE, tmp_path).encode(), "ns", "p", time.time())
+        assert inside is not None
+        assert [(a.rank, a.allocated_bytes, a.reserved_bytes) for a in inside.allocator] == [(0, 10, 30)] * 2
+
+    @pytest.mark.parametrize("order", [("0.9", "0.4", "0.9"), ("0.4", "0.9", "0.9"), ("0.9", "None", None)])
+    def test_the_kv_peak_is_the_largest_of_all_api_servers_and_expires(
+        self, tmp_path: Path, order: tuple[str, str, float | None]
+    ) -> None:
+        """The scheduler's part of a step goes to one API server. The third: one server that has been idle since."""
+        *told, peak = order
+        if peak is None:
+            python("; ".join(PEAK % value for value in told), tmp_path)
+        else:
+            for value in told:
+                python(PEAK % value, tmp_path)
+        inside = read_plugin_metrics(python(SERVE, tmp_path).encode(), "ns", "p", time.time())
+        assert inside is not None
+        assert [stats.kv_max for stats in inside.steps] == [peak and float(peak)]
 
     def test_figures_of_a_worker_that_has_ended_are_not_used(self, one_server: bytes) -> None:
         inside = read_plugin_metrics(one_server, "ns", "p", time.time() + 20)

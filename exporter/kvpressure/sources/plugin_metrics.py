@@ -21,6 +21,9 @@ _LINE: Final = re.compile(rb"^kvpressure:(\w+)(?:\{([^}\n]*)\})? (\S+)\r?$", re.
 _LABEL: Final = re.compile(rb'(?<!\w)(\w++)="([^"\\\n]*)"')
 _FIGURES: Final = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms")
 
+_Worker = tuple[int, str]
+"""Rank and process: replicas in one server may each count their ranks from 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class PluginMetrics:
@@ -41,8 +44,8 @@ class _Engine:
 
 @dataclass
 class _Samples:
-    workers: dict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
-    written: dict[int, float] = field(default_factory=dict)
+    workers: dict[_Worker, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    written: dict[_Worker, float] = field(default_factory=dict)
     engines: dict[str, _Engine] = field(default_factory=lambda: defaultdict(_Engine))
     frontends: float = 0.0
 
@@ -51,9 +54,9 @@ class _Samples:
         if len(self.engines) > MAX_ENGINES or len(self.workers) > MAX_RANKS or len(self.written) > MAX_RANKS:
             raise ValueError("no server has so many")
         if name == "allocator" and labels["figure"] in _FIGURES:
-            self.workers[_whole(labels["rank"], ceilings.IDENTIFIER)][labels["figure"]] = _whole(value, ceilings.BYTES)
+            self.workers[_worker(labels)][labels["figure"]] = _whole(value, ceilings.BYTES)
         elif name == "written_seconds":
-            self.written[_whole(labels["rank"], ceilings.IDENTIFIER)] = _number(value, ceilings.MOMENT)
+            self.written[_worker(labels)] = _number(value, ceilings.MOMENT)
         elif name == "engine_steps_total":
             self.engines[labels["engine"]].sizes[labels["count"]][_whole(labels["size"], ceilings.BATCH)] = _whole(
                 value, ceilings.COUNT
@@ -61,7 +64,7 @@ class _Samples:
         elif name == "engine_sums_total":
             self.engines[labels["engine"]].sums[labels["sum"]] = _whole(value, ceilings.COUNT)
         elif name == "engine_kv_max":
-            self.engines[labels["engine"]].kv_max = _number(value, ceilings.RATIO)
+            self.engines[labels["engine"]].kv_max = _number(value, ceilings.RATIO) or None  # 0: no step lately
         elif name == "frontends":
             self.frontends = _number(value, ceilings.COUNT)
 
@@ -79,8 +82,8 @@ def read_plugin_metrics(text: PageText, namespace: str, pod: str, now: float) ->
             bad_lines += 1
     allocator = tuple(
         AllocatorReading(namespace, pod, rank, **figures)
-        for rank, figures in found.workers.items()
-        if abs(now - found.written.get(rank, 0.0)) <= FRESH_SECONDS
+        for (rank, process), figures in found.workers.items()
+        if abs(now - found.written.get((rank, process), 0.0)) <= FRESH_SECONDS
     )
     exact = found.frontends == 1.0
     steps = tuple(
@@ -105,6 +108,10 @@ def _steps(known: StepStats, engine: _Engine) -> StepStats:
         engine.kv_max,
         sizes,
     )
+
+
+def _worker(labels: dict[str, str]) -> _Worker:
+    return _whole(labels["rank"], ceilings.IDENTIFIER), labels.get("pid", "")
 
 
 def _number(value: str, most: float) -> float:

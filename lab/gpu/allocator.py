@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from contextlib import ExitStack
@@ -11,9 +10,10 @@ from typing import Any, Final
 
 from kvpressure.settings.thresholds import builtin
 from kvpressure_vllm.allocator import KEYS
+from kvpressure_vllm.registry_gauges import ALLOCATOR
 from lab.gpu import privileges
 from lab.gpu.children import Child, ChildError, module
-from lab.gpu.exporter import POD, Exporter, idle_engine, value
+from lab.gpu.exporter import POD, Exporter, idle_engine, plugin_registry, value
 from lab.gpu.load import START_SECONDS
 from lab.gpu.options import Options
 from lab.gpu.result import Result
@@ -33,17 +33,10 @@ def run(result: Result, options: Options) -> None:
     """Start, fill, fragment, fail, release; after each all are asked."""
     with ExitStack() as stack:
         reports = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        reports.chmod(0o777)
         torch = stack.enter_context(
             Child(
                 options.fragment or module("fragment"),
-                {
-                    **NO_EXPANDABLE,
-                    "KVPRESSURE_PLUGIN": "1",
-                    "KVPRESSURE_PLUGIN_DIR": str(reports),
-                    "POD_NAMESPACE": POD[0],
-                    "POD_NAME": POD[1],
-                },
+                {**NO_EXPANDABLE, "KVPRESSURE_PLUGIN": "1", "PROMETHEUS_MULTIPROC_DIR": str(reports)},
             )
         )
         try:
@@ -52,10 +45,8 @@ def run(result: Result, options: Options) -> None:
             result.lacks("fragmentation", error)
             return
         result.data |= {"limit_bytes": first.pop("limit"), "steps": []}
-        flag = stack.enter_context(idle_engine())
-        exporter = stack.enter_context(
-            Exporter(privileges.AS_IS, flag, "--collector.plugin", f"--plugin.directory={reports}")
-        )
+        flag = stack.enter_context(idle_engine(reports))
+        exporter = stack.enter_context(Exporter(privileges.AS_IS, flag, "--engine.pace=fixed"))
         _look(result, "start", first, reports, exporter)
         for step in STEPS:
             torch.tell(step)
@@ -89,14 +80,14 @@ def _look(result: Result, step: str, truth: dict[str, Any], reports: Path, expor
     result.check(f"{step}: fragmentation_bytes is reserved minus allocated", shown == wanted, f"{shown} and {wanted}")
 
 
-def _report(reports: Path) -> dict[str, Any]:
-    for path in reports.glob("worker-*.json"):
-        try:
-            found: dict[str, Any] = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue  # replaced while looking
-        return found
-    return {}
+def _report(reports: Path) -> dict[str, float]:
+    """The plugin's figures by name."""
+    return {
+        sample.labels["figure"]: sample.value
+        for metric in plugin_registry(reports).collect()
+        for sample in metric.samples
+        if sample.name == ALLOCATOR
+    }
 
 
 def _judge(result: Result, steps: dict[str, dict[str, Any]]) -> None:

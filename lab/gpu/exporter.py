@@ -15,6 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
 from lab.gpu import privileges
 from lab.gpu.children import ROOT, ChildError, environment, module
 
@@ -103,16 +106,26 @@ def value(page: str, name: str, *labels: str) -> float | None:
     return None
 
 
+def plugin_registry(directory: Path) -> CollectorRegistry:
+    """What the plugin reports through this ``PROMETHEUS_MULTIPROC_DIR``, as vLLM would serve it."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(directory))
+    return registry
+
+
 @contextmanager
-def idle_engine() -> Iterator[str]:
-    """Serves ``PAGE``; yields the exporter's flag that makes it an engine of ``POD``."""
+def idle_engine(plugin: Path) -> Iterator[str]:
+    """Serves ``PAGE`` and the plugin's reports through the directory ``plugin``; yields the exporter's flag that makes
+    it an engine of ``POD``.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            body = PAGE.encode() + generate_latest(plugin_registry(plugin))
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.end_headers()
-            self.wfile.write(PAGE.encode())
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Nobody reads it."""

@@ -144,7 +144,6 @@ class TestRun:
 
         monkeypatch.setattr(bed, "server", lambda name, *_, **__: stand_in("server", name))
         monkeypatch.setattr(bed, "exporter", lambda *_: stand_in("exporter", ""))
-        monkeypatch.setattr(bed, "plugin_flags", lambda _: ())
         monkeypatch.setattr(bed, "ready", lambda *servers: found.append(f"{len(servers)} answer"))
         monkeypatch.setattr(bed.time, "sleep", lambda _: None)
         monkeypatch.setattr(bed, "ROOT", tmp_path)

@@ -35,12 +35,11 @@ class Step:
 
 @dataclass
 class Server:
-    """A running vLLM. ``plugin`` says whether kvpressure's plugin reports; ``truth`` is the stem of the step log."""
+    """A running vLLM. ``truth`` is the stem of the step log."""
 
     pid: int
     port: int
     log: Path
-    reports: Path
     truth: Path
     max_num_seqs: int
 
@@ -104,16 +103,15 @@ def server(
     model: str,
     max_num_seqs: int = 64,
     plugin: bool = True,
-    on_page: bool = False,
     extra: tuple[str, ...] = (),
 ) -> Iterator[Server]:
-    """A vLLM on the CPU that starts (``ready`` waits for it); ended with the block. The plugin reports to a directory,
-    or (``on_page``) on vLLM's own page.
+    """A vLLM on the CPU that starts (``ready`` waits for it); ended with the block. ``plugin``: kvpressure's plugin
+    reports on its page.
     """
     port, home = free_port(), workdir / name
     shutil.rmtree(home, ignore_errors=True)
-    reports = home / "reports"
-    reports.mkdir(parents=True)
+    multiproc = home / "multiproc"
+    multiproc.mkdir(parents=True)
     command = [
         ".vllm/bin/python",
         "-m",
@@ -141,13 +139,10 @@ def server(
     env = SERVER_ENV | {
         "PYTHONPATH": f"{ROOT}/.vllm/plugin:{ROOT}/lab/vllm/truth",
         "KVPRESSURE_TRUTH": str(home / "steps"),
-        "KVPRESSURE_PLUGIN": "1" if plugin else "0",
-        "PROMETHEUS_MULTIPROC_DIR" if on_page else "KVPRESSURE_PLUGIN_DIR": str(reports),
-        "POD_NAMESPACE": POD[0],
-        "POD_NAME": POD[1],
+        **({"KVPRESSURE_PLUGIN": "1", "PROMETHEUS_MULTIPROC_DIR": str(multiproc)} if plugin else {}),
     }
     with process(command, env, home / "server.log") as child:
-        yield Server(child.pid, port, home / "server.log", reports, home / "steps", max_num_seqs)
+        yield Server(child.pid, port, home / "server.log", home / "steps", max_num_seqs)
 
 
 def ready(*servers: Server) -> None:
@@ -186,11 +181,6 @@ def exporter(of: Server, *flags: str) -> Iterator[Exporter]:
             yield running
         finally:
             running.resume()  # a stopped process does not end
-
-
-def plugin_flags(of: Server) -> tuple[str, ...]:
-    """What makes the exporter read the plugin's reports."""
-    return ("--collector.plugin", "--plugin.directory", str(of.reports))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The plugin's stat logger on vLLM's own classes, found as vLLM finds it. Runs inside .vllm, without a server.
 
-Usage: plugin_check.py DIRECTORY. The last line is JSON: [what, whether it is so, what was found] for each check.
+Usage: plugin_check.py DIRECTORY (for prometheus_client's files; emptied first). The last line is JSON: [what, whether
+it is so, what was found] for each check.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ["KVPRESSURE_PLUGIN"] = "0"
+DIRECTORY = Path(sys.argv[1])
+shutil.rmtree(DIRECTORY, ignore_errors=True)
+DIRECTORY.mkdir(parents=True)
+os.environ |= {"KVPRESSURE_PLUGIN": "0", "PROMETHEUS_MULTIPROC_DIR": str(DIRECTORY)}  # read when it is imported
 before = set(sys.modules)
 
+from prometheus_client import CollectorRegistry, multiprocess  # noqa: E402
 from vllm.plugins import load_general_plugins  # noqa: E402
 from vllm.v1.metrics.loggers import load_stat_logger_plugin_factories  # noqa: E402
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats  # noqa: E402
@@ -24,6 +29,7 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats  # noqa: E402
 STEP_SECONDS = 0.010  # a fast step of a large model
 SHARE = 0.001
 CALLS = 2000
+NINE = ("kvpressure:engine_steps_total", "batch", "9")
 
 
 def step(batch: int) -> tuple[SchedulerStats, IterationStats]:
@@ -50,12 +56,24 @@ def ours() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("kvpressure")]
 
 
-def switched_off(factory: type, directory: Path) -> tuple[str, bool, str]:
+def page() -> dict[tuple[str, ...], float]:
+    """The plugin's series as vLLM would serve them, by name and labels."""
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
+    return {
+        (sample.name, *(sample.labels.get(label, "") for label in ("count", "size"))): sample.value
+        for sample in samples
+        if sample.name.startswith("kvpressure:")
+    }
+
+
+def switched_off(factory: type) -> tuple[str, bool, str]:
     """Without KVPRESSURE_PLUGIN=1 it is loaded, because vLLM loads what is installed, and does nothing."""
     load_general_plugins()
     factory(None, 0).record(*step(8))
-    found = [*ours(), *(path.name for path in directory.iterdir())]
-    return "switched off: no thread, no file", not found, ", ".join(found) or "none"
+    found = [*ours(), *(name for name, *_ in page())]
+    return "switched off: no thread, no series", not found, ", ".join(found) or "none"
 
 
 def costs(logger) -> list[tuple[str, bool, str]]:
@@ -106,31 +124,20 @@ def odd(logger) -> tuple[str, bool, str]:
     return "odd statistics raise nothing", not raised, "; ".join(raised) or f"{len(strange) * 6} calls"
 
 
-def told(logger, directory: Path) -> tuple[str, bool, str]:
-    """The steps are in the file, and the odd ones have not spoilt it."""
-    logger.record(*step(8))
-    begin, end = time.time(), time.monotonic() + 10
-    body: dict[str, object] = {}
-    while body.get("written", 0.0) <= begin and time.monotonic() < end:
+def told(logger) -> tuple[str, bool, str]:
+    """The steps are on the page, and the odd ones have not spoilt it."""
+    logger.record(*step(9))
+    end = time.monotonic() + 10
+    while not (shown := page()).get(NINE) and time.monotonic() < end:
         time.sleep(0.1)
-        for file in directory.glob("frontend-*.json"):
-            body = json.loads(file.read_text(), parse_constant=lambda name: sys.exit(f"{name} in the report"))
-    engine = body.get("engines", {}).get("0", {})
-    kv_max = engine.get("kv_max")
-    good = engine.get("batch", {}).get("256", 0) >= CALLS and kv_max is not None and 0 <= kv_max <= 1
-    return (
-        "the file tells the steps, odd ones left out",
-        good,
-        f"{sum(engine.get('batch', {}).values())} steps, KV maximum {kv_max}",
-    )
+    kv_max = shown.get(("kvpressure:engine_kv_max", "", ""), -1.0)
+    steps = sum(value for (name, kind, _), value in shown.items() if name == NINE[0] and kind == "batch")
+    good = NINE in shown and steps >= 2 * CALLS and 0 < kv_max <= 1
+    return "the page tells the steps, odd ones left out", good, f"{steps:.0f} steps, KV maximum {kv_max}"
 
 
 def main() -> None:
     """All checks."""
-    directory = Path(sys.argv[1])
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    os.environ["KVPRESSURE_PLUGIN_DIR"] = str(directory)
     factories = load_stat_logger_plugin_factories()
     factory = next((one for one in factories if one.__name__ == "StepLogger"), None)
     checks: list[tuple[str, bool, str]] = [
@@ -146,12 +153,12 @@ def main() -> None:
                 ", ".join(heavy) or "nothing else",
             )
         )
-        checks.append(switched_off(factory, directory))
+        checks.append(switched_off(factory))
         os.environ["KVPRESSURE_PLUGIN"] = "1"
         logger, again = factory(None, 0), factory(None, 0)
         checks.append(("built twice: one thread", len(ours()) == 1, ", ".join(ours())))
         again.record(*step(8))
-        checks += [*costs(logger), odd(logger), told(logger, directory)]
+        checks += [*costs(logger), odd(logger), told(logger)]
     print(json.dumps(checks))
 
 

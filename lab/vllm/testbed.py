@@ -26,7 +26,6 @@ from bed import (
     Step,
     exporter,
     loaded,
-    plugin_flags,
     ready,
     run,
     server,
@@ -168,12 +167,12 @@ def one_server(book: Book, workdir: Path, before_the_end: Callable[[], object]) 
     being watched costs under load; at last, when nothing is measured any more (``before_the_end``), the engine stops
     and dies.
     """
-    with server("one", workdir, SMALL) as vllm:
+    with server("one", workdir, SMALL, plugin=False) as vllm:
         book.costs_little(idle_cost(workdir, SMALL, vllm), ADAPTIVE)
-        with exporter(vllm, *plugin_flags(vllm)) as on, exporter(vllm) as off:
-            calm_and_steady(book, vllm, on, off)
-            under_pressure(book, vllm, on, off)
-            odd_loads(book, vllm, on, off)
+        with exporter(vllm) as by:
+            calm_and_steady(book, vllm, by)
+            under_pressure(book, vllm, by)
+            odd_loads(book, vllm, by)
         with exporter(vllm, *EVERY_SECOND) as second, exporter(vllm) as adaptive:
             time.sleep(5)
             for watcher in (
@@ -190,49 +189,34 @@ def one_server(book: Book, workdir: Path, before_the_end: Callable[[], object]) 
             engine_frozen_and_killed(book, vllm, {SECOND: second, ADAPTIVE: adaptive})
 
 
-def calm_and_steady(book: Book, vllm: Server, on: Exporter, off: Exporter) -> None:
+def calm_and_steady(book: Book, vllm: Server, by: Exporter) -> None:
     """Nothing to do, then eight clients."""
-    watch = run(vllm, (on, off), "idle", 9)
-    for by in (on, off):
-        book.mostly("idle", watch.said(by, 4), "idle", share=1.0)
-    book.check(
-        "plugin",
-        "reports of the API server",
-        bool(list(vllm.reports.glob("frontend-*.json"))),
-        ", ".join(sorted(path.name for path in vllm.reports.iterdir())),
-    )
-    watch = run(vllm, (on, off), "steady", 50, STEADY)
-    steps = vllm.steps()
-    batches(book, "steady", watch.after(on, 32), steps, plugin=True)
-    batches(book, "steady", watch.after(off, 32), steps, plugin=False)
-    for by in (on, off):
-        book.mostly("steady", watch.said(by, 20), "healthy")
+    watch = run(vllm, (by,), "idle", 9)
+    book.mostly("idle", watch.said(by, 4), "idle", share=1.0)
+    watch = run(vllm, (by,), "steady", 50, STEADY)
+    batches(book, "steady", watch.after(by, 32), vllm.steps(), plugin=False)
+    book.mostly("steady", watch.said(by, 20), "healthy")
 
 
-def under_pressure(book: Book, vllm: Server, on: Exporter, off: Exporter) -> None:
+def under_pressure(book: Book, vllm: Server, by: Exporter) -> None:
     """More than the cache holds; then all clients hang up."""
-    watch = run(vllm, (on, off), "pressure", 56, PRESSURE)
-    batches(book, "pressure", watch.after(on, 35), vllm.steps(), plugin=True)
-    for by in (on, off):
-        book.mostly("pressure", watch.said(by, 25), "kv_pressure")
-    kv = watch.rows[on][-2].signal("kv_cache_used_ratio_max")
+    watch = run(vllm, (by,), "pressure", 56, PRESSURE)
+    book.mostly("pressure", watch.said(by, 25), "kv_pressure")
+    kv = watch.rows[by][-2].signal("kv_cache_used_ratio_max")
     book.check("pressure", "KV maximum at least 0.95", kv is not None and kv >= 0.95, f"{kv}")
-    watch = run(vllm, (on, off), "abort-all", 18)
-    for by in (on, off):
-        book.mostly("abort-all", watch.said(by, 12), "idle", "healthy")
-    left = watch.rows[on][-1].signal("requests_running")
+    watch = run(vllm, (by,), "abort-all", 18)
+    book.mostly("abort-all", watch.said(by, 12), "idle", "healthy")
+    left = watch.rows[by][-1].signal("requests_running")
     book.check("abort-all", "nothing runs after all clients hung up", left == 0, f"running {left}")
 
 
-def odd_loads(book: Book, vllm: Server, on: Exporter, off: Exporter) -> None:
+def odd_loads(book: Book, vllm: Server, by: Exporter) -> None:
     """Eighty requests at once, and a few with long prompts."""
-    watch = run(vllm, (on, off), "burst", 17, "burst --clients 80 --prompt 50 100 --output 40 80", after=5)
-    for by in (on, off):
-        book.never("burst", watch.said(by, 0), "stalled", "host_bound")
-    watch = run(vllm, (on, off), "long-prompt", 21, "closed --clients 2 --prompt 1500 1900 --output 16 32")
-    for by in (on, off):
-        book.never("long-prompt", watch.said(by, 10), "kv_pressure", "stalled")
-    longest = watch.rows[on][-2].signal("context_length_max_tokens")
+    watch = run(vllm, (by,), "burst", 17, "burst --clients 80 --prompt 50 100 --output 40 80", after=5)
+    book.never("burst", watch.said(by, 0), "stalled", "host_bound")
+    watch = run(vllm, (by,), "long-prompt", 21, "closed --clients 2 --prompt 1500 1900 --output 16 32")
+    book.never("long-prompt", watch.said(by, 10), "kv_pressure", "stalled")
+    longest = watch.rows[by][-2].signal("context_length_max_tokens")
     book.check("long-prompt", "longest context at least 1 500 tokens", (longest or 0) >= 1500, f"{longest}")
 
 
@@ -313,7 +297,7 @@ class Others:
         """Start them, once."""
         if not self._servers:
             kinds = (
-                server("limit", self._workdir, SMALL, max_num_seqs=4, on_page=True),
+                server("limit", self._workdir, SMALL, max_num_seqs=4),
                 server("two-api", self._workdir, SMALL, extra=("--api-server-count", "2")),
                 server("dp2", self._workdir, TINY, extra=("--data-parallel-size", "2")),
             )
@@ -328,37 +312,38 @@ class Others:
 
 
 def sequence_limit(book: Book, vllm: Server) -> None:
-    """Four sequences allowed, sixteen clients, an almost empty cache; the plugin reports on vLLM's own page."""
+    """Four sequences allowed, sixteen clients, an almost empty cache."""
     with exporter(vllm) as by:
         watch = run(vllm, (by,), "sequence-limit", 46, "closed --clients 16 --prompt 100 150 --output 100 200")
         book.mostly("sequence-limit", watch.said(by, 25), "concurrency_limited")
-        told = "kvpressure:frontends 1.0" in watch.rows[by][-2].theirs
-        book.check("sequence-limit", "the plugin is on vLLM's own page", told, "kvpressure:frontends")
+        frontends(book, "sequence-limit", watch.rows[by][-2], 1)
         batches(book, "sequence-limit", watch.after(by, 30), vllm.steps(), plugin=True)
 
 
 def two_api_servers(book: Book, vllm: Server) -> None:
     """Two API servers share one engine; its outputs are split between them."""
-    with exporter(vllm, *plugin_flags(vllm)) as on, exporter(vllm) as off:
-        watch = run(vllm, (on, off), "two API servers", 50, STEADY)
-        files = sorted(path.name for path in vllm.reports.glob("frontend-*.json"))
-        book.check("two API servers", "both report", len(files) == 2, ", ".join(files))
-        steps = vllm.steps()
-        batches(book, "two API servers", watch.after(on, 32), steps, plugin=True)
-        batches(book, "two API servers", watch.after(off, 32), steps, plugin=False)
-        for by in (on, off):
-            book.mostly("two API servers", watch.said(by, 20), "healthy")
+    with exporter(vllm) as by:
+        watch = run(vllm, (by,), "two API servers", 50, STEADY)
+        frontends(book, "two API servers", watch.rows[by][-2], 2)
+        batches(book, "two API servers", watch.after(by, 32), vllm.steps(), plugin=True)
+        book.mostly("two API servers", watch.said(by, 20), "healthy")
 
 
 def data_parallel(book: Book, vllm: Server) -> None:
     """Two engines behind one address."""
-    with exporter(vllm, *plugin_flags(vllm)) as on:
-        watch = run(vllm, (on,), "data parallel 2", 52, STEADY.replace("8", "12", 1))
+    with exporter(vllm) as by:
+        watch = run(vllm, (by,), "data parallel 2", 52, STEADY.replace("8", "12", 1))
         steps = vllm.steps()
         for engine in ("0", "1"):
-            up = watch.rows[on][-2].signal("engine_up", f'engine="{engine}"')
+            up = watch.rows[by][-2].signal("engine_up", f'engine="{engine}"')
             book.check("data parallel 2", f"engine {engine} is there", up == 1, f"{up}")
-            batches(book, "data parallel 2", watch.after(on, 35), steps, plugin=True, engine=engine)
+            batches(book, "data parallel 2", watch.after(by, 35), steps, plugin=True, engine=engine)
+
+
+def frontends(book: Book, scenario: str, row: Row, expected: int) -> None:
+    """The plugin runs in each of the API servers."""
+    line = f"kvpressure:frontends {expected}.0"
+    book.check(scenario, f"the plugin reports from {expected} API servers", line in row.theirs, line)
 
 
 def plugin_inside(book: Book, workdir: Path) -> None:
@@ -397,7 +382,7 @@ def report(book: Book, seconds: float, names: list[str]) -> str:
             " tells of"
         ),
         "every step (`--enable-logging-iteration-details`); batches are requests that decode.",
-        "A line that stands twice: first the exporter that reads the plugin, then the one without it.",
+        "The first server runs without the plugin, the other three with it.",
         "",
         (
             f"{len(book.lines)} checks, {failed} failed; {parts}, {seconds / 60:.1f} minutes on {os.cpu_count()} cores "

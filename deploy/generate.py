@@ -219,20 +219,6 @@ VARIANTS: Final[Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
     "grafana": ("Dashboards as ConfigMaps for Grafana's sidecar.", {"dashboards": {"enabled": True}}, ("ConfigMap",)),
 }
 """Directory -> what it is, values, and the kinds it keeps (none named: all)."""
-COMPONENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
-    "plugin-hostpath": (
-        (
-            "Reads the reports of the plugin inside vLLM (a wheel built from ./plugin, docs/plugin.md) from"
-            " /run/kvpressure of the node."
-        ),
-        {"plugin": {"volume": "hostPath"}},
-    ),
-    "plugin-emptydir": (
-        "Reads the reports of the plugin inside vLLM from the pods' own volumes named kvpressure.",
-        {"plugin": {"volume": "emptyDir"}},
-    ),
-}
-"""Directory -> what it adds to a variant, and the values that add it."""
 
 
 def manifest_files() -> Iterator[tuple[str, str]]:
@@ -251,8 +237,6 @@ def manifest_files() -> Iterator[tuple[str, str]]:
             for name, items in by_file.items():
                 yield f"manifests/{variant}/{name}", HEADER + "---\n".join(to_yaml(item) for item in items)
             yield f"manifests/{variant}/kustomization.yaml", HEADER + _kustomization(about, sorted(by_file))
-        for component, (about, values) in COMPONENTS.items():
-            yield f"manifests/{component}/kustomization.yaml", HEADER + _component(chart, about, values)
 
 
 # --- for other operators ---------------------------------------------------------------------------------------------
@@ -346,38 +330,6 @@ def grafana_dashboard(dashboard: Mapping[str, Any]) -> dict[str, Any]:
             "configMapRef": {"name": dashboard["metadata"]["name"], "key": key},
         },
     }
-
-
-def _component(chart: helm_python.Chart, about: str, values: dict[str, Any]) -> str:
-    """A kustomize component: the mounts that ``values`` bring, and their settings as environment variables, which win
-    over those of the ConfigMap.
-    """
-    (pod, settings), (bare_pod, bare_settings) = _exporter(documents(chart, values)), _exporter(documents(chart, {}))
-    container, bare = pod["containers"][0], bare_pod["containers"][0]
-    env = [
-        {"name": setting_options()[name].env, "value": str(value).lower() if isinstance(value, bool) else value}
-        for name, value in settings.items()
-        if name not in bare_settings
-    ]
-    at = "/spec/template/spec"
-    added = [
-        (f"{at}/containers/0/env/-", env),
-        (f"{at}/containers/0/volumeMounts/-", [m for m in container["volumeMounts"] if m not in bare["volumeMounts"]]),
-        (f"{at}/volumes/-", [volume for volume in pod["volumes"] if volume not in bare_pod["volumes"]]),
-    ]
-    patch = [{"op": "add", "path": path, "value": value} for path, items in added for value in items]
-    return (
-        f"# {about} Add to an overlay: components: [this directory].\n"
-        "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\n"
-        + to_yaml({"patches": [{"target": {"kind": "DaemonSet"}, "patch": to_yaml(patch)}]})
-    )
-
-
-def _exporter(items: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pod of the one DaemonSet, and its settings."""
-    pod = next(item["spec"]["template"]["spec"] for item in items if item["kind"] == "DaemonSet")
-    settings = next(item["data"]["config.yaml"] for item in items if item["kind"] == "ConfigMap")
-    return pod, yaml.load(settings, Loader=_LOADER)
 
 
 def load_chart() -> helm_python.Chart:

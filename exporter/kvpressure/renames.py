@@ -8,15 +8,11 @@ from typing import Final
 #: beginning of an old name -> beginning of the new one
 _BEGINNINGS: Final = {
     "collector.vllm": "collector.engines",
-    "collector.allocator": "collector.plugin",
     "vllm.": "engine.",
     "KVPRESSURE_COLLECTOR_VLLM": "KVPRESSURE_COLLECTOR_ENGINES",
-    "KVPRESSURE_COLLECTOR_ALLOCATOR": "KVPRESSURE_COLLECTOR_PLUGIN",
     "KVPRESSURE_VLLM_": "KVPRESSURE_ENGINE_",
     "--collector.vllm": "--collector.engines",
     "--no-collector.vllm": "--no-collector.engines",
-    "--collector.allocator": "--collector.plugin",
-    "--no-collector.allocator": "--no-collector.plugin",
     "--vllm.": "--engine.",
     "Vllm": "Inference",
 }

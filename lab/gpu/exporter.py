@@ -109,7 +109,7 @@ def value(page: str, name: str, *labels: str) -> float | None:
 def plugin_registry(directory: Path) -> CollectorRegistry:
     """What the plugin reports through this ``PROMETHEUS_MULTIPROC_DIR``, as vLLM would serve it."""
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(directory))
+    MultiProcessCollector(registry, path=str(directory))  # type: ignore[no-untyped-call]  # prometheus_client has no types for it
     return registry
 
 

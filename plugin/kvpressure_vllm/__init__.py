@@ -1,8 +1,9 @@
-"""Runs inside vLLM, when switched on, and reports what is not visible from outside through small files.
+"""Runs inside vLLM, when switched on, and reports what is not visible from outside on vLLM's own metrics endpoint.
 
 vLLM loads ``register`` in each of its processes (entry point group ``vllm.general_plugins``) and
 ``stat_logger.StepLogger`` in its API servers (``vllm.stat_logger_plugins``). Both do nothing unless
-``KVPRESSURE_PLUGIN=1``. Nothing here raises into vLLM, and only the standard library is imported.
+``KVPRESSURE_PLUGIN=1``. Nothing here raises into vLLM, and only the standard library and prometheus_client, which
+vLLM has, are imported.
 """
 
 from __future__ import annotations

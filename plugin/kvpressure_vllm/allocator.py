@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvpressure_vllm import registry_gauges
-from kvpressure_vllm.report import ReportFile, directory, guarded, repeat
+from kvpressure_vllm.report import guarded, repeat
 
 #: our name -> key of ``torch.cuda.memory_stats``
 KEYS: Final = (
@@ -52,18 +52,12 @@ def _rank(torch: Any, device: int) -> int:
 
 def follow() -> None:
     """Body of the thread: report repeatedly."""
-    where = directory()
-    file = ReportFile("worker", where) if where else None
 
     @guarded
     def report() -> None:
         torch = sys.modules.get("torch")  # never imported from here
         figures = sample(torch) if torch is not None else None
-        if figures is None:
-            return
-        if file is not None:
-            file.write(figures)
-        else:
+        if figures is not None:
             registry_gauges.show_allocator(figures)
 
     repeat(report)

@@ -1,16 +1,19 @@
-"""Reports without a directory: as metrics on vLLM's own endpoint, through ``PROMETHEUS_MULTIPROC_DIR``.
+"""Reports as metrics on vLLM's own endpoint, through ``PROMETHEUS_MULTIPROC_DIR``.
 
-With that variable set (and ``KVPRESSURE_PLUGIN_DIR`` not), prometheus_client collects metrics of all processes from
-files, and vLLM serves them. prometheus_client is imported on first use; vLLM has loaded it by then. Without the
-variable nothing is reported, because a worker's registry is not served.
+With that variable set, prometheus_client collects metrics of all processes from files, and vLLM serves them.
+prometheus_client is imported on first use; vLLM has loaded it by then. Without the variable nothing is reported,
+because a worker's registry is not served.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any, Final
+
+log = logging.getLogger("kvpressure.plugin")
 
 ALLOCATOR: Final = "kvpressure:allocator"  # labels rank, figure, pid (ranks repeat where each replica counts its own)
 WRITTEN: Final = "kvpressure:written_seconds"  # labels rank, pid: when, Unix seconds
@@ -23,6 +26,7 @@ FRONTENDS: Final = "kvpressure:frontends"
 @functools.cache
 def _metrics() -> dict[str, Any] | None:
     if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        log.warning("kvpressure plugin: PROMETHEUS_MULTIPROC_DIR is not set: nothing is reported")
         return None
     from prometheus_client import Counter, Gauge
 
@@ -42,8 +46,9 @@ _shown: dict[tuple[str, ...], int] = {}
 
 
 def _advance(counter: Any, labels: tuple[str, ...], value: int) -> None:
-    before = _shown.get(labels, 0)
+    before = _shown.get(labels, -1)  # so that a count of 0 is shown
     if value > before:
+        before = max(before, 0)
         counter.labels(*labels).inc(value - before)
         _shown[labels] = value
 

@@ -14,7 +14,7 @@ from operator import index
 from typing import Any, Final
 
 from kvpressure_vllm import registry_gauges
-from kvpressure_vllm.report import ReportFile, directory, guarded, repeat
+from kvpressure_vllm.report import guarded, repeat
 
 KV_REPORTS: Final = 10  # reports whose KV maxima are kept, at about one a second
 LARGEST_BATCH: Final = 8192  # larger ones count as this
@@ -97,26 +97,19 @@ class Frontend:
         self._engines: dict[int, StepCounts] = {}
         self._lock = threading.Lock()
         self._thread_of: int | None = None
-        self._file: ReportFile | None = None
 
     def engine(self, index: int) -> StepCounts:
         """The counts of one engine, the same object at every call. Starts the thread."""
         with self._lock:
             if self._thread_of != os.getpid():
                 self._thread_of = os.getpid()
-                where = directory()
-                self._file = ReportFile("frontend", where) if where else None
                 threading.Thread(target=repeat, args=(self.report,), name="kvpressure-steps", daemon=True).start()
             return self._engines.setdefault(index, StepCounts())
 
     @guarded
     def report(self) -> None:
-        """Write the file once, or update the counters on vLLM's own endpoint."""
-        reports = {str(index): counts.report() for index, counts in list(self._engines.items())}
-        if self._file is not None:
-            self._file.write({"engines": reports})
-        else:
-            registry_gauges.show_steps(reports)
+        """Update the counters on vLLM's own endpoint."""
+        registry_gauges.show_steps({str(index): counts.report() for index, counts in list(self._engines.items())})
 
 
 FRONTEND: Final = Frontend()

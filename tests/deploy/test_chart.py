@@ -83,8 +83,6 @@ SWITCHED: Final[Json] = {
     "host.kubelet": "/var/snap/kubelet",
     "host.proc": "/hostproc",
     "hostPID": True,
-    "plugin.volume": "hostPath",
-    "plugin.hostPath": ("/run/elsewhere", {"plugin": {"volume": "hostPath"}}),
     "host.cgroup": "/cgroup",
     "host.podLogs": "/logs/pods",
     "host.logTargets": ["/var/lib/docker/containers"],
@@ -340,7 +338,6 @@ def test_every_setting_that_the_chart_writes_is_refused_in_config() -> None:
             "targets": ["http://10.0.0.5:8000"],
             "webConfigSecret": "web",
             "thresholds": {"kv_full_ratio": 0.9},
-            "plugin": {"volume": "hostPath"},
         },
     )
     written = {

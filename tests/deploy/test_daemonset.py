@@ -196,9 +196,8 @@ def test_the_exporter_takes_the_settings(values: Json, tmp_path: Path) -> None:
         vendor = daemonset["metadata"]["labels"]["app.kubernetes.io/component"]
         chosen = load(documents, vendor, tmp_path)
         enabled = {name for name, collector in chosen.collectors.items() if collector.enabled}
-        plugin = {"plugin"} if values.get("plugin", {}).get("volume") else set()
         wanted = sources | {"procfs": vendor == "amd" and sources["procfs"] == "auto"}
-        assert enabled == {vendor, "engines"} | plugin | {name for name, on in wanted.items() if on}
+        assert enabled == {vendor, "engines"} | {name for name, on in wanted.items() if on}
         (port,) = container_of(daemonset["spec"]["template"]["spec"])["ports"]
         assert [address.port for address in chosen.listen_addresses] == [port["containerPort"]]
         assert chosen.node_name == "node-1"

@@ -10,7 +10,6 @@ from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.web import server
 from kvpressure.sources import catalog
-from kvpressure.sources import plugin_reports as allocator
 from kvpressure.sources.gpu.amd import files as amd
 from kvpressure.sources.gpu.amd import smi
 from kvpressure.sources.gpu.nvidia import codes as nvidia
@@ -58,14 +57,7 @@ def test_the_kubelet() -> None:
 
 
 def test_files() -> None:
-    of_plugin = {
-        allocator.NO_DIRECTORY,
-        allocator.NO_PERMISSION,
-        allocator.MALFORMED,
-        allocator.NEWER_FORMAT,
-        allocator.TOO_LARGE,
-    }
-    assert of("logs") == {*procfs.REASONS, *cgroup.REASONS, *logs.REASONS, *of_plugin}
+    assert of("logs") == {*procfs.REASONS, *cgroup.REASONS, *logs.REASONS}
 
 
 def test_targets_and_every_source() -> None:

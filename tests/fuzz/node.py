@@ -16,8 +16,8 @@ from typing import Any, Final
 from kvpressure.engines.registry import log_line
 from kvpressure.model.readings import GpuProcess, Snapshot, StepStats, Termination
 from kvpressure.runtime.plausibility import believed
-from kvpressure.sources import plugin_reports
 from kvpressure.sources.base import Reading
+from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.fuzz import parsers
 from tests.fuzz.draws import number
@@ -64,7 +64,7 @@ def make_node(rng: Random) -> dict[str, Any]:
         changes["container"] = {name: rng.choice(VALUES) for name in rng.sample(CONTAINER_FIELDS, rng.randrange(1, 4))}
         changes["ended"] = [rng.choice(("OOMKilled", "Error", *NAMES)), rng.choice(VALUES), rng.choice(VALUES)]
     if rng.random() < 0.4:
-        changes["report"] = parsers.make_report(rng)
+        changes["report"] = parsers.make_plugin_page(rng)
     if rng.random() < 0.4:
         changes["logs"] = [parsers.make_log_line(rng) for _ in range(rng.randrange(4))]
     return changes
@@ -182,13 +182,9 @@ def _changed(given: Snapshot, changes: Mapping[str, Any], tick: int) -> Snapshot
 
 
 def _steps(body: str, given: Snapshot) -> StepStats | None:
-    """The steps of a report of the plugin, if it is one."""
-    try:
-        report = plugin_reports.parse(body.encode(errors="replace"), ("n", BAD))
-    except plugin_reports.Malformed:
-        return None
-    _, steps = plugin_reports.readings([report])
-    return replace(steps[0], written=given.time) if steps else None
+    """The steps of the first engine that the plugin counts on a page, if any."""
+    found = read_plugin_metrics(body.encode(errors="replace"), "n", BAD, given.time)
+    return found.steps[0] if found and found.steps else None
 
 
 NODE: Final = Subject(

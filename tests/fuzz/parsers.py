@@ -40,7 +40,6 @@ from kvpressure.runtime.plausibility import believed
 from kvpressure.settings import load, yaml_lines
 from kvpressure.settings.options import Option
 from kvpressure.settings.settings import options
-from kvpressure.sources import plugin_reports
 from kvpressure.sources.base import Reading
 from kvpressure.sources.kubernetes.json_list import ListError, read_list
 from kvpressure.sources.kubernetes.podresources_message import MessageError, read_pods
@@ -349,21 +348,18 @@ def _must_be_read(line: str, labels: Mapping[str, str]) -> bool:
 
 def make_plugin_page(rng: Random) -> str:
     """What the plugin inside vLLM writes on the page of its server."""
-    count = rng.choice(("batch", "running", "steps", "decoded", "tokens", "preemptions", "x"))
-    rows = []
+    rows = [f"kvpressure:frontends {rng.choice(('1', '1', '2', number(rng)))}"]
     for _ in range(rng.randrange(10)):
-        name = rng.choice(
+        name, labels = rng.choice(
             (
-                "engine_steps_total",
-                "frontends",
-                "allocator_bytes",
-                "engine_kv_max_ratio",
-                "written_seconds",
-                "worker_info",
+                ("engine_steps_total", f'count="{rng.choice(("batch", "running", "x"))}",size="{number(rng)}"'),
+                ("engine_sums_total", f'sum="{rng.choice(("steps", "decoded", "preemptions", "x"))}"'),
+                ("engine_kv_max", 'a="b"'),
+                ("allocator", f'figure="{rng.choice(("allocated_bytes", "ooms", "x"))}",rank="{number(rng)}",pid="7"'),
+                ("written_seconds", f'rank="{number(rng)}",pid="{number(rng)}"'),
             )
         )
-        labels = f'engine="{rng.choice(("0", "1", "", "x"))}",count="{count}",size="{number(rng)}",rank="{number(rng)}"'
-        rows.append(f"kvpressure:{name}{{{labels}}} {number(rng)}")
+        rows.append(f'kvpressure:{name}{{engine="{rng.choice(("0", "1", "", "x"))}",{labels}}} {number(rng)}')
     page = "\n".join(["vllm:x 1", *rows, ""])
     return mutated(rng, page, ("kvpressure:", '",size="', *PAGE_WORDS)) if rng.random() < 0.5 else page
 
@@ -1025,55 +1021,6 @@ def _same(ours: Any, theirs: Any) -> None:
         assert repr(ours) == repr(theirs)
 
 
-def make_report(rng: Random) -> str:
-    engine = {
-        "steps": 5,
-        "decoded": 9,
-        "tokens": 1,
-        "preemptions": 0,
-        "kv_max": 0.5,
-        "batch": {"4": 5},
-        "running": {"4": 5},
-    }
-    document: Any = {
-        "kvpressure": 1,
-        "kind": rng.choice(("worker", "frontend")),
-        "pid": 7,
-        "started": 1.0,
-        "written": 2.0,
-    }
-    document |= {
-        "namespace": "ns",
-        "pod": "p",
-        "rank": 0,
-        "allocated_bytes": 10,
-        "reserved_bytes": 30,
-        "engines": {"0": engine},
-    }
-    for _ in range(rng.choice((0, 1, 1, 2, 4))):
-        document = with_another_field(
-            rng, document, ("kvpressure", "kind", "worker", "frontend", "engines", "batch", "4", "1")
-        )
-    body = json.dumps(document)
-    return mutated(rng, body, ('{"', "1e999", "[" * 50, '"kind":')) if rng.random() < 0.2 else body
-
-
-def check_report(body: str) -> None:
-    try:
-        report = plugin_reports.parse(body.encode(errors="replace"), ("ns", "p"))
-    except plugin_reports.Malformed:
-        return
-    allocator, steps = plugin_reports.readings([report])
-    for stats in steps:
-        assert all(0 <= size <= ceilings.BATCH and 0 <= count <= ceilings.COUNT for size, count in stats.sizes.items())
-        assert (stats.namespace, stats.pod) == ("ns", "p")
-    for reading in allocator:
-        assert all(
-            one is None or 0 <= one <= ceilings.BYTES for one in (reading.allocated_bytes, reading.reserved_bytes)
-        )
-        assert (reading.namespace, reading.pod) == ("ns", "p")
-
-
 # --- requests to the exporter, and texts that hide something
 # -----------------------------------------------------------------
 
@@ -1278,13 +1225,6 @@ SUBJECTS: Final = {
             "values as PyYAML loads them; errors are one line with file and line",
             make_settings,
             check_settings,
-        ),
-        Subject(
-            "plugin_report",
-            "the plugin's report files",
-            "amounts within ceilings, of the directory's own pod",
-            make_report,
-            check_report,
         ),
         Subject(
             "http_request",

@@ -5,10 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import time
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,9 +17,7 @@ from kvpressure.publish.exposition import encode
 from kvpressure.publish.routes import Site
 from kvpressure.publish.web.http import HttpRequest
 from kvpressure.recording.reader import Reader, ReadProblem
-from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
-from kvpressure.sources.plugin_reports import PluginSource
 from kvpressure.sources.scrape.scanner import parse_scrape
 
 T = 1_700_000_000.0
@@ -124,54 +119,6 @@ def test_absurd_numbers_of_requests_leave_page_and_json_in_place(path: str) -> N
     )
     state = Pipeline().observe(Snapshot(T, pages=(page(HONEST, "good"), page(absurd, "bad"))))
     assert b"good" in answer(state, path)
-
-
-class Settings:
-    def __init__(self, directory: Path) -> None:
-        self.plugin_directory: Path | None = directory
-        self.shared = SharedDiscovery()
-
-
-def report(**values: Any) -> str:
-    now = time.time()
-    return json.dumps(
-        {
-            "kvpressure": 1,
-            "kind": "worker",
-            "started": now - 9,
-            "written": now,
-            "namespace": "n",
-            "pod": "p",
-            "rank": 0,
-            "allocated_bytes": 10,
-            "reserved_bytes": 30,
-        }
-        | values
-    )
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"started": 10**400},
-        {"written": 10**400},
-        {"started": -1},
-        {"allocated_bytes": 10**400},
-        {"allocated_bytes": 2**62},
-        {"reserved_bytes": -1},
-        {"ooms": 10**30},
-        {"rank": 10**12},
-    ],
-)
-def test_a_report_with_figures_that_cannot_be_costs_itself_and_is_counted(
-    tmp_path: Path, values: dict[str, Any]
-) -> None:
-    for pod, text in (("n_good", report()), ("n_bad", report(**values))):
-        (tmp_path / pod).mkdir()
-        (tmp_path / pod / "worker-1.json").write_text(text)
-    reading = PluginSource(Settings(tmp_path)).read()
-    assert [each.pod for each in reading.allocator or ()] == ["good"]
-    assert Counter(reading.errors) == {"malformed": 1}
 
 
 ENTRIES = {

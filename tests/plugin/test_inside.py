@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from kvpressure_vllm import report
 from kvpressure_vllm.allocator import sample
-from kvpressure_vllm.report import ReportFile, guarded
+from kvpressure_vllm.report import guarded
 from kvpressure_vllm.steps import KV_REPORTS, LARGEST_BATCH, StepCounts
 from tests.helpers.plugin import with_plugin
 
@@ -36,7 +35,7 @@ sys.modules["torch"] = torch
 
 def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter, so that imports, threads and forks are its own."""
-    clean = with_plugin(os.environ, without=("KVPRESSURE", "PROMETHEUS", "POD_"))
+    clean = with_plugin(os.environ, without=("KVPRESSURE", "PROMETHEUS"))
     return subprocess.run(
         [sys.executable, "-c", code], env=clean | env, capture_output=True, text=True, timeout=30, check=False
     )
@@ -78,7 +77,7 @@ class TestRegister:
         for value in ({}, {"KVPRESSURE_PLUGIN": "0"}, {"KVPRESSURE_PLUGIN": "true"}):
             done = run(
                 FAKE_TORCH + "import threading, kvpressure_vllm as p; p.register()\nprint(threading.active_count())",
-                KVPRESSURE_PLUGIN_DIR=str(tmp_path),
+                PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
                 **value,
             )
             assert (done.stdout.strip(), done.stderr) == ("1", "")
@@ -88,13 +87,18 @@ class TestRegister:
             FAKE_TORCH
             + """
 import os, threading, time
+import kvpressure_vllm.report as report
+report.EVERY_SECONDS = 0.05
 import kvpressure_vllm as plugin
+forked = False
+torch.cuda.is_initialized = lambda: forked  # vLLM does not fork a process that uses the device
 for _ in range(3):
     plugin.register()
 print(threading.active_count(), flush=True)
 child = os.fork()
-names = lambda: sorted(os.listdir(os.environ["KVPRESSURE_PLUGIN_DIR"]))
-wanted = f"worker-{os.getpid()}.json"
+forked = True
+names = lambda: sorted(os.listdir(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
+wanted = f"gauge_liveall_{os.getpid()}.db"
 end = time.monotonic() + 10
 while wanted not in names() and time.monotonic() < end:
     time.sleep(0.01)
@@ -103,20 +107,20 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), wanted in names())
 """,
             KVPRESSURE_PLUGIN="1",
-            KVPRESSURE_PLUGIN_DIR=str(tmp_path),
+            PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
         )
         assert done.stdout.split() == ["2", "0", "True"], done.stderr
 
-    def test_without_a_directory_nothing_happens(self, tmp_path: Path) -> None:
-        for where in ({"KVPRESSURE_PLUGIN_DIR": str(tmp_path / "missing")}, {}):
-            done = run(
-                FAKE_TORCH + "import time, kvpressure_vllm as p; p.register(); time.sleep(0.2)\n"
-                "import sys; print('prometheus_client' in sys.modules)",
-                KVPRESSURE_PLUGIN="1",
-                **where,
-            )
-            assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
-            assert not (tmp_path / "missing").exists()
+    def test_without_the_directory_of_prometheus_it_says_once_that_nothing_is_reported(self) -> None:
+        done = run(
+            FAKE_TORCH + "import kvpressure_vllm.report as r\nr.EVERY_SECONDS = 0.01\n"
+            "import time, kvpressure_vllm as p; p.register(); time.sleep(0.2)\n"
+            "import sys; print('prometheus_client' in sys.modules)",
+            KVPRESSURE_PLUGIN="1",
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, "False")
+        [line] = done.stderr.splitlines()
+        assert "PROMETHEUS_MULTIPROC_DIR" in line
 
     def test_torch_that_breaks_breaks_nothing_and_is_told_once(self, tmp_path: Path) -> None:
         done = run(
@@ -124,7 +128,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), wanted in names())
             "    is_initialized=lambda: 1 / 0))\nimport kvpressure_vllm.report as r\nr.EVERY_SECONDS = 0.01\n"
             "import kvpressure_vllm as p, time; p.register(); time.sleep(0.3); print('alive')",
             KVPRESSURE_PLUGIN="1",
-            KVPRESSURE_PLUGIN_DIR=str(tmp_path),
+            PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
         )
         assert done.stdout.strip() == "alive"
         assert done.stderr.count("ZeroDivisionError") == 1
@@ -159,56 +163,6 @@ class TestAllocator:
         torch = cuda([stats(1, 2)], initialized=False)
         torch.cuda.memory_stats = torch.cuda.device_count = lambda *_: pytest.fail("touched")
         assert sample(torch) is None
-
-
-class TestReportFile:
-    def test_says_who_and_when_and_can_be_read_by_others(self, tmp_path: Path, monkeypatch) -> None:
-        monkeypatch.setenv("POD_NAMESPACE", "ns")
-        monkeypatch.setenv("POD_NAME", "pod")
-        before = os.umask(0o077)
-        try:
-            assert ReportFile("worker", str(tmp_path)).write({"rank": 0})
-        finally:
-            os.umask(before)
-        [path] = tmp_path.iterdir()
-        body = json.loads(path.read_text())
-        assert path.name == f"worker-{os.getpid()}.json"
-        assert path.stat().st_mode & 0o777 == 0o644
-        assert (body["namespace"], body["pod"], body["pid"], body["rank"]) == ("ns", "pod", os.getpid(), 0)
-        assert body["started"] <= body["written"] <= time.time()
-
-    def test_a_reader_never_sees_half_a_report(self, tmp_path: Path) -> None:
-        file = ReportFile("frontend", str(tmp_path))
-        file.write({"engines": {}})
-        opened = next(tmp_path.iterdir()).open()
-        file.write({"engines": {"0": "x" * 10_000}})
-        assert json.load(opened)["engines"] == {}
-        assert len(list(tmp_path.iterdir())) == 1
-
-    def test_leftovers_of_dead_processes_are_removed_and_nothing_else(self, tmp_path: Path) -> None:
-        for name in ("worker-1.json", "frontend-2.json", "worker-3.json", "notes.txt"):
-            (tmp_path / name).write_text("{}")
-            os.utime(tmp_path / name, (0, 0))
-        os.utime(tmp_path / "worker-3.json")
-        ReportFile("worker", str(tmp_path)).write({})
-        assert {path.name for path in tmp_path.iterdir()} == {
-            "worker-3.json",
-            "notes.txt",
-            f"worker-{os.getpid()}.json",
-        }
-
-    def test_a_link_in_its_place_is_not_followed(self, tmp_path: Path) -> None:
-        other = tmp_path / "other"
-        other.write_text("mine")
-        (tmp_path / f".worker-{os.getpid()}.new").symlink_to(other)
-        assert not ReportFile("worker", str(tmp_path)).write({})
-        assert other.read_text() == "mine"
-
-    def test_a_directory_that_comes_later_is_used(self, tmp_path: Path) -> None:
-        file = ReportFile("worker", str(tmp_path / "d"))
-        assert not file.write({})
-        (tmp_path / "d").mkdir()
-        assert file.write({})
 
 
 def step(decoding: int, first: int = 0, preempted: int = 0) -> SimpleNamespace:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
-import os
 import sys
 import threading
 import time
@@ -23,9 +22,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY, generate_latest
 
-from kvpressure.sources import plugin_reports as source
-from kvpressure_vllm import report, steps
+from kvpressure.model.readings import StepStats
+from kvpressure.sources.plugin_metrics import read_plugin_metrics
+from kvpressure_vllm import registry_gauges, report, steps
 from kvpressure_vllm.steps import Frontend, StepCounts
 from tests.helpers.waiting import until
 
@@ -49,7 +50,7 @@ class StatLoggerBase(ABC):
 
 @pytest.fixture
 def frontend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """``StepLogger`` as vLLM would build it, reporting to ``tmp_path``; no thread, ``report`` is called here."""
+    """``StepLogger`` as vLLM would build it, reporting to the registry here; no thread, ``report`` is called here."""
     loggers = ModuleType("vllm.v1.metrics.loggers")
     loggers.StatLoggerBase = StatLoggerBase
     for name in ("vllm", "vllm.v1", "vllm.v1.metrics"):
@@ -59,10 +60,21 @@ def frontend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setattr(steps, "FRONTEND", Frontend())
     monkeypatch.setattr(steps, "repeat", lambda _: None)
     monkeypatch.setenv("KVPRESSURE_PLUGIN", "1")
-    monkeypatch.setenv("KVPRESSURE_PLUGIN_DIR", str(tmp_path))
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     report._told.clear()
+    registry_gauges._metrics.cache_clear()
     yield importlib.import_module("kvpressure_vllm.stat_logger").StepLogger
     sys.modules.pop("kvpressure_vllm.stat_logger", None)
+    forget()
+
+
+def forget() -> None:
+    """Begin anew, as another process."""
+    if registry_gauges._metrics.cache_info().currsize:
+        for metric in (registry_gauges._metrics() or {}).values():
+            REGISTRY.unregister(metric)
+    registry_gauges._metrics.cache_clear()
+    registry_gauges._shown.clear()
 
 
 def thing(value: Any) -> Any:
@@ -78,39 +90,31 @@ def recorded() -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def engines(directory: Path) -> dict[str, Any]:
-    """What the one report in ``directory`` says."""
-    [path] = directory.glob("frontend-*.json")
-    found: dict[str, Any] = json.loads(path.read_text())["engines"]
-    return found
-
-
-def read_by_the_exporter(directory: Path) -> list[Any]:
-    """The same through the exporter's reader. Raises on a report that it refuses."""
-    [path] = directory.glob("frontend-*.json")
-    _, stats = source.readings([source.parse(path.read_bytes(), ("ns", "p"))])
-    return list(stats)
+def engines() -> dict[str, StepStats]:
+    """What the exporter reads on the page, by engine."""
+    found = read_plugin_metrics(generate_latest(REGISTRY), "ns", "p", time.time())
+    assert found is None or found.bad_lines == 0
+    return {stats.engine: stats for stats in found.steps} if found else {}
 
 
 class TestRecorded:
-    def test_a_real_session_is_counted_as_it_was(self, frontend, tmp_path: Path) -> None:
+    def test_a_real_session_is_counted_as_it_was(self, frontend) -> None:
         calls = recorded()
         logger = frontend(None, 0)
         for call in calls:
             logger.record(thing(call["scheduler_stats"]), thing(call["iteration_stats"]), None, call["engine_idx"])
         steps.FRONTEND.report()
-        told = engines(tmp_path)["0"]
+        told = engines()["0"]
         outputs = [call["iteration_stats"] for call in calls if call["iteration_stats"]]
         batches = Counter(len(one["inter_token_latencies_iter"]) for one in outputs)
-        assert {int(size): count for size, count in told["batch"].items()} == {
-            size: n for size, n in batches.items() if size
-        }
-        assert told["tokens"] == sum(one["num_generation_tokens"] for one in outputs)
-        assert told["preemptions"] == sum(one["num_preempted_reqs"] for one in outputs)
-        assert told["kv_max"] == max(
+        assert (told.exact, told.sizes) == (True, {size: n for size, n in batches.items() if size})
+        assert told.decoded == sum(size * n for size, n in batches.items())
+        tokens = REGISTRY.get_sample_value("kvpressure:engine_sums_total", {"engine": "0", "sum": "tokens"})
+        assert tokens == sum(one["num_generation_tokens"] for one in outputs)
+        assert told.preemptions == sum(one["num_preempted_reqs"] for one in outputs)
+        assert told.kv_max == max(
             call["scheduler_stats"]["kv_cache_usage"] for call in calls if call["scheduler_stats"]
         )
-        assert [(stats.exact, stats.decoded) for stats in read_by_the_exporter(tmp_path)] == [(True, told["decoded"])]
 
     def test_the_session_has_what_makes_it_worth_counting(self) -> None:
         """A full cache, batches of many sizes, steps without output."""
@@ -130,21 +134,21 @@ class TestRecorded:
 
 
 class TestBuilding:
-    def test_off_it_keeps_nothing_and_starts_nothing(self, frontend, tmp_path: Path, monkeypatch) -> None:
+    def test_off_it_keeps_nothing_and_starts_nothing(self, frontend, monkeypatch) -> None:
         for value in ("0", "true", ""):
             monkeypatch.setenv("KVPRESSURE_PLUGIN", value)
             before = threading.active_count()
             frontend(None).record(*step(3))
             steps.FRONTEND.report()
-            assert (threading.active_count(), steps.FRONTEND._engines, list(tmp_path.iterdir())) == (before, {}, [])
+            assert (threading.active_count(), steps.FRONTEND._engines, engines()) == (before, {}, {})
 
-    def test_built_again_it_goes_on_counting(self, frontend, tmp_path: Path) -> None:
+    def test_built_again_it_goes_on_counting(self, frontend) -> None:
         """A logger is built for each engine, and may be built anew."""
         for _ in range(3):
             frontend(None, 0).record(*step(2))
         frontend(vllm_config=None, engine_index=1).record(*step(5))
         steps.FRONTEND.report()
-        assert {name: told["batch"] for name, told in engines(tmp_path).items()} == {"0": {"2": 3}, "1": {"5": 1}}
+        assert {name: told.sizes for name, told in engines().items()} == {"0": {2: 3}, "1": {5: 1}}
 
     def test_one_thread_for_all_engines(self, frontend, monkeypatch) -> None:
         started: list[str] = []
@@ -153,16 +157,15 @@ class TestBuilding:
             frontend(None, index)
         assert started == ["kvpressure-steps"]
 
-    @pytest.mark.parametrize("where", ["missing", None], ids=["missing", "not set"])
-    def test_without_a_directory_nothing_happens(self, frontend, tmp_path: Path, monkeypatch, caplog, where) -> None:
-        monkeypatch.delenv("KVPRESSURE_PLUGIN_DIR")
-        monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-        if where:
-            monkeypatch.setenv("KVPRESSURE_PLUGIN_DIR", str(tmp_path / where))
-        logger = frontend(None)
-        logger.record(*step(3))
-        steps.FRONTEND.report()
-        assert (list(tmp_path.iterdir()), caplog.records) == ([], [])
+    def test_without_the_directory_of_prometheus_it_says_once_that_nothing_is_reported(
+        self, frontend, monkeypatch, caplog
+    ) -> None:
+        monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
+        frontend(None).record(*step(3))
+        for _ in range(3):
+            steps.FRONTEND.report()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert engines() == {}
 
     def test_no_thread_to_be_had_is_no_reason_to_fail(self, frontend, monkeypatch, caplog) -> None:
         def refuse(_: threading.Thread) -> None:
@@ -213,15 +216,16 @@ class TestOdd:
     @example([(SimpleNamespace(num_running_reqs=2, kv_cache_usage=float("nan")), None)])
     @example([(SimpleNamespace(num_running_reqs=-2, kv_cache_usage=0.5), step(3)[1])])
     @given(st.lists(st.tuples(SCHEDULER, ITERATION), max_size=8))
-    def test_nothing_is_raised_and_the_exporter_still_reads_the_report(self, frontend, tmp_path: Path, calls) -> None:
+    def test_nothing_is_raised_and_the_exporter_still_reads_the_report(self, frontend, calls) -> None:
         steps.FRONTEND._engines.clear()
+        forget()
         logger = frontend(None)
         logger.record(*step(3))
         for scheduler, iteration in calls:
             logger.record(scheduler, iteration, object(), engine_idx=0, something_new=1)
         logger.record(*step(4))
         steps.FRONTEND.report()
-        [stats] = read_by_the_exporter(tmp_path)
+        [stats] = engines().values()
         assert stats.sizes[3] >= 1
         assert stats.sizes[4] >= 1
 
@@ -252,7 +256,7 @@ class TestOdd:
             logger.record(Interrupts(), None)
 
 
-def test_reporting_while_steps_are_counted_loses_nothing(frontend, tmp_path: Path) -> None:
+def test_reporting_while_steps_are_counted_loses_nothing(frontend) -> None:
     """The thread that reports and vLLM's event loop are two."""
     logger = frontend(None)
     stop = threading.Event()
@@ -268,11 +272,11 @@ def test_reporting_while_steps_are_counted_loses_nothing(frontend, tmp_path: Pat
     stop.set()
     reporter.join(10)
     steps.FRONTEND.report()
-    assert sum(engines(tmp_path)["0"]["batch"].values()) == 2999
+    assert sum(engines()["0"].sizes.values()) == 2999
     assert not report._told
 
 
-def test_the_thread_reports_what_is_counted(frontend, tmp_path: Path, monkeypatch) -> None:
+def test_the_thread_reports_what_is_counted(frontend, monkeypatch) -> None:
     def for_a_while(tell: Callable[[], None]) -> None:
         for _ in range(200):
             tell()
@@ -280,6 +284,5 @@ def test_the_thread_reports_what_is_counted(frontend, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(steps, "repeat", for_a_while)
     frontend(None).record(*step(3))
-    until(lambda: list(tmp_path.glob("frontend-*.json")) and "0" in engines(tmp_path))
-    assert engines(tmp_path)["0"]["batch"] == {"3": 1}
-    assert next(tmp_path.glob("frontend-*.json")).name == f"frontend-{os.getpid()}.json"
+    until(lambda: "0" in engines())
+    assert engines()["0"].sizes == {3: 1}

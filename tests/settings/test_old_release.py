@@ -62,7 +62,6 @@ def test_a_configuration_file_with_old_names_says_the_new_ones() -> None:
         ("vllm.target: [x]", "engine.target"),
         ("collector.vllm: false", "collector.engines"),
         ("collector.vllm.interval: 2s", "collector.engines.interval"),
-        ("collector.allocator: true", "collector.plugin"),
     ],
 )
 def test_each_old_setting_names_its_new_one(tmp_path: Path, line: str, now: str) -> None:
@@ -76,10 +75,7 @@ def test_each_old_setting_names_its_new_one(tmp_path: Path, line: str, now: str)
 def test_old_variables_and_flags_name_their_new_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SettingsError, match=r"^KVPRESSURE_VLLM_TARGET: .*; it is called KVPRESSURE_ENGINE_TARGET now$"):
         settings("config.yaml", KVPRESSURE_VLLM_TARGET="x")
-    for given, old, now in (
-        (["--vllm.target=x"], "--vllm.target", "--engine.target"),
-        (["--no-collector.allocator"], "--no-collector.allocator", "--no-collector.plugin"),
-    ):
+    for given, old, now in ((["--vllm.target=x"], "--vllm.target", "--engine.target"),):
         assert main(["serve", *given]) == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line.endswith(f"; {old} was renamed to {now}")
@@ -107,7 +103,7 @@ def test_what_was_never_a_name_is_not_renamed(name: str) -> None:
 
 def test_every_setting_that_was_renamed_leads_to_one_that_exists() -> None:
     gone = [
-        *(f"collector.{source}{more}" for source in ("vllm", "allocator") for more in ("", ".interval", ".deadline")),
+        *(f"collector.{source}{more}" for source in ("vllm",) for more in ("", ".interval", ".deadline")),
         *(f"vllm.{name}" for name in ("max-targets", "pace", "target", "timeout")),
     ]
     assert [name for name in gone if renamed(name, options()) is None or name in options()] == []

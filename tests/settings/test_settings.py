@@ -126,7 +126,7 @@ class TestThreeSpellings:
 class TestSources:
     def test_every_source_has_a_switch_an_interval_and_a_deadline(self) -> None:
         for name, spec in registry().items():
-            if name in ("recording", "plugin"):  # want a file or a directory as well
+            if name == "recording":  # wants a file as well
                 continue
             loaded = load(f"--collector.{name}", f"--collector.{name}.interval=8", f"--collector.{name}.deadline=7")
             chosen = loaded.collectors[name]
@@ -294,14 +294,6 @@ class TestMistakes:
             (
                 ["--no-collector.nvidia", "--collector.nvidia.interval", "5"],
                 "--collector.nvidia.interval: the source nvidia is switched off; allowed: with --collector.nvidia",
-            ),
-            (
-                ["--collector.plugin"],
-                "--collector.plugin: there is nowhere to read from; allowed: with --plugin.directory",
-            ),
-            (
-                ["--plugin.directory", "/run/kvpressure"],
-                "--plugin.directory: the source plugin is switched off; allowed: with --collector.plugin",
             ),
             (
                 ["--collector.engines.interval", "30"],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import io
-import json
 import logging
 import os
 import sys
@@ -40,7 +39,6 @@ from kvpressure.sources.kubernetes import podresources
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pods import PodsSource
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
-from kvpressure.sources.plugin_reports import PluginSource
 from kvpressure.sources.scrape import source as scraping
 from tests.sources.gpu.amd import trees
 from tests.sources.kubernetes.kubelet import claim
@@ -119,7 +117,6 @@ class Node:
             host_cgroup=root / "cgroup",
             host_pod_logs=root / "logs",
             log_positions=root / "positions",
-            plugin_directory=root / "plugin",
             kubelet_socket=root / "kubelet.sock",
         )
         tree = trees.mi300x(root / "sys", 2)
@@ -128,8 +125,7 @@ class Node:
         self.claims = api_pb2.ListPodResourcesResponse(pod_resources=claims)
         patch.setattr(podresources, "unary", lambda *_: self.claims.SerializeToString())
         patch.setattr(scraping.Fetcher, "fetch", lambda *_: METRICS)
-        for module in ("scrape.source", "plugin_reports"):
-            patch.setattr(f"kvpressure.sources.{module}.time", lambda: NOW)
+        patch.setattr("kvpressure.sources.scrape.source.time", lambda: NOW)
         self.gpus = tuple(
             GpuReading(f"GPU-{name}", index, "nvidia", processes=(GpuProcess(pid, 1),))
             for index, (name, pid) in enumerate((("evil", 666), ("good", 777)))
@@ -149,14 +145,6 @@ class Node:
             line = "2026-01-01T00:00:00Z stderr F torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB\n"
             self._write(f"logs/{NAMESPACE}_{name}_{uid}/vllm/0.log", line)
             self._write(f"logs/{NAMESPACE}_{name}_{uid}/vllm/0.log.20260101-000000", line)
-            for place, of in (("", f"{name}-1"), (f"{NAMESPACE}_{name}/", name)):
-                body = {"namespace": NAMESPACE, "pod": of, "started": NOW - 9, "written": NOW, "kvpressure": 1}
-                number = pid if place == "" else 1
-                worker = {**body, "kind": "worker", "rank": 0, "allocated_bytes": 10}
-                self._write(f"plugin/{place}worker-{number}.json", json.dumps(worker))
-                counts = {"steps": 3, "decoded": 3, "preemptions": 0, "batch": {"1": 3}, "running": {"1": 3}}
-                frontend = {**body, "kind": "frontend", "engines": {"0": counts}}
-                self._write(f"plugin/{place}frontend-{number}.json", json.dumps(frontend))
 
     def _write(self, name: str, text: str) -> None:
         path = self.root / name
@@ -231,9 +219,8 @@ MAKERS: dict[str, Callable[[Node], Source]] = {
     "procfs": lambda node: ProcfsSource(node.settings, lambda: node.gpus, node.known_pods()),
     "cgroup": lambda node: CgroupSource(node.settings, node.known_pods(), Clock()),
     "logs": lambda node: LogsSource(node.settings, node.known_pods(), lambda: 1_767_225_600.0),
-    "plugin": lambda node: PluginSource(node.settings),
 }
-OF_PODS = ("pods", "podresources", "engines", "procfs", "cgroup", "logs", "plugin")
+OF_PODS = ("pods", "podresources", "engines", "procfs", "cgroup", "logs")
 WITHOUT_SUBJECTS = {"node", "recording", "demo"}  # one object; one file; nothing from outside
 
 
@@ -508,7 +495,7 @@ class _Noted:
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["first reading", "later reading"])
-@pytest.mark.parametrize("name", ["amd", "procfs", "cgroup", "logs", "plugin"])
+@pytest.mark.parametrize("name", ["amd", "procfs", "cgroup", "logs"])
 def test_a_file_call_that_fails_costs_its_subject_alone(node: Node, name: str, begun: bool) -> None:
     def shown(faults: FileFaults) -> Reading:
         source = node.source(name)
@@ -607,7 +594,7 @@ def test_a_call_of_amds_library_that_fails_or_answers_nonsense_costs_its_gpu_alo
 )
 @pytest.mark.writer(
     "anyone who may start a pod on the node",
-    "any field of the pod, its logs, its plugin's reports",
+    "any field of the pod, its logs",
     "its own readings",
     "each pod, container, GPU, file, target and process is read in isolation",
 )
@@ -621,15 +608,6 @@ def test_no_field_of_a_pod_costs_another_pod_its_reading(node: Node, part: str) 
         for name in OF_PODS if node.pods not in seen else ("pods",):
             assert innocent(read(node.source(name))) == innocents[name], (name, changed)
         seen.append(node.pods)
-
-
-@pytest.mark.parametrize("name", ["worker-1.json", "frontend-1.json"])
-def test_no_field_of_a_report_costs_another_pod_its_reading(node: Node, name: str) -> None:
-    undisturbed = innocent(read(node.source("plugin")))
-    path = node.root / f"plugin/{NAMESPACE}_evil/{name}"
-    for changed in hostile(json.loads(path.read_text()), STRANGE):
-        path.write_text(json.dumps(changed))
-        assert innocent(read(node.source("plugin"))) == undisturbed, changed
 
 
 def test_no_field_of_the_kubelets_answer_costs_another_pod_its_owners(node: Node) -> None:
@@ -653,7 +631,7 @@ CONTENTS = (b"", b"\0", b"\xff\xfe\n", b"9" * 5000, b"nan nan\n", b"-1\n", b"x" 
 
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [("amd", "sys"), ("procfs", "proc"), ("cgroup", "cgroup"), ("logs", "logs"), ("plugin", "plugin")],
+    [("amd", "sys"), ("procfs", "proc"), ("cgroup", "cgroup"), ("logs", "logs")],
 )
 def test_no_content_of_a_file_costs_another_subject_its_reading(node: Node, name: str, folder: str) -> None:
     undisturbed = innocent(read(node.source(name)))

@@ -226,7 +226,7 @@ _KUBELET: Final = (
 )
 _FILES: Final = (
     _meaning(
-        "no_proc no_cgroup_tree no_log_directory no_directory",
+        "no_proc no_cgroup_tree no_log_directory",
         "the mount is missing",
         "set the chart's `sources.*` and `host.*`, or switch the collector off",
     ),
@@ -247,13 +247,8 @@ _FILES: Final = (
         "set `host.cgroup` or `host.logTargets`",
     ),
     _meaning(
-        "newer_format",
-        "the plugin inside vLLM is newer than this exporter",
-        "update the exporter, or install the plugin of its release",
-    ),
-    _meaning(
-        "unreadable malformed skipped too_large too_many_lines too_many_containers",
-        "some lines or reports could not be read, or there were too many: they are counted and skipped",
+        "unreadable skipped too_large too_many_lines too_many_containers",
+        "some lines could not be read, or there were too many: they are counted and skipped",
         "nothing; a log of megabytes a second loses lines",
     ),
     _meaning(
@@ -286,7 +281,7 @@ SECTIONS: Final = (
     Section("GPUs", ("nvidia", "amd"), _GPUS),
     Section("Kubernetes", ("pods", "node"), _KUBERNETES),
     Section("The kubelet", ("podresources",), _KUBELET),
-    Section("The node's files", ("procfs", "cgroup", "logs", "plugin"), _FILES),
+    Section("The node's files", ("procfs", "cgroup", "logs"), _FILES),
     Section("Targets", ("engines",), (_TARGET_LIMIT,)),
     Section("Recordings", ("recording",), _RECORDING),
 )

@@ -54,8 +54,6 @@ class _Checks:
                 raise self._clash(name, f"the source {source} is switched off", f"with --collector.{source}")
         if self._enabled("recording") and "recording.file" not in self._given:
             raise self._clash("collector.recording", "there is no recording to play", "with --recording.file")
-        if self._enabled("plugin") and "plugin.directory" not in self._given:
-            raise self._clash("collector.plugin", "there is nowhere to read from", "with --plugin.directory")
 
     def intervals(self) -> None:
         tick = self._seconds("interval")

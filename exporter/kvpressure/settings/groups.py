@@ -30,7 +30,7 @@ class SettingsGroup:
         )
 
 
-ENGINES: Final = SettingsGroup("engines", "scraping of inference servers", ("engine.", "plugin."))
+ENGINES: Final = SettingsGroup("engines", "scraping of inference servers", ("engine.",))
 PACE: Final = SettingsGroup("pace of the sources", "interval and deadline of each source", ())
 GROUPS: Final = (
     SettingsGroup(

@@ -155,9 +155,6 @@ class Settings:
         "How often engines are scraped. fixed: once per collector.engines.interval; adaptive: the same,"
         " but calm engines less often.",
     )
-    plugin_directory: Path | None = option(
-        "plugin.directory", ANY_PATH, None, "Directory with the reports of the plugin inside vLLM."
-    )
     nvidia_mig: bool = option("nvidia.mig", BOOL, True, "Read the MIG instances of a GPU.")
     nvidia_gpm: bool = option(
         "nvidia.gpm", BOOL, False, "Read SM, tensor and DRAM activity (Hopper and newer; may need privileges)."

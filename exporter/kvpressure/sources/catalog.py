@@ -136,16 +136,6 @@ _SOURCES: Final = (
         hold_seconds=6.0,
     ),
     SourceSpec(
-        name="plugin",
-        settings=("plugin.",),
-        help="files in which the plugin inside vLLM reports torch's allocator and the batch of every step",
-        factory=lazy("kvpressure.sources.plugin_reports", "PluginSource"),
-        default=False,
-        interval_seconds=1.0,
-        deadline_seconds=5.0,
-        hold_seconds=3.0,
-    ),
-    SourceSpec(
         name="logs",
         help="events in the logs of the engines' containers, from files on the node",
         factory=lazy("kvpressure.sources.host.container_logs", "LogsSource"),

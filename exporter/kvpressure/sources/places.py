@@ -5,7 +5,7 @@ Order by name would let whoever names a pod ``aaa`` push out the pods of others.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TypeVar
@@ -33,33 +33,28 @@ def admitted(
     room: int,
     precedence: Callable[[T], Precedence],
     place: Callable[[T], Place],
-    size: Callable[[T], int] = lambda _: 1,
 ) -> tuple[list[T], list[T]]:
-    """(the items that fit into ``room``, those left out), each with the best claims first.
+    """(the first ``room`` items, those left out), each with the best claims first.
 
     Among equal claims namespaces take turns, and so do the pods of a namespace; the items of one pod keep their order.
-    With sizes, whoever has taken least so far has the next turn, so that small things come before large ones.
     """
     by_precedence: dict[Precedence, list[T]] = defaultdict(list)
     for item in items:
         by_precedence[precedence(item)].append(item)
-    kept: list[T] = []
-    left_out: list[T] = []
-    for _, alike in sorted(by_precedence.items()):
-        of_pods = _in_turn(alike, place, size)
-        for item in _in_turn(of_pods, lambda item: place(item)[:1], size):
-            fits = size(item) <= room
-            room -= size(item) if fits else 0
-            (kept if fits else left_out).append(item)
-    return kept, left_out
+    ordered = [
+        item
+        for _, alike in sorted(by_precedence.items())
+        for item in _in_turn(_in_turn(alike, place), lambda item: place(item)[:1])
+    ]
+    return ordered[:room], ordered[room:]
 
 
-def _in_turn(items: Iterable[T], owner: Callable[[T], tuple[str, ...]], size: Callable[[T], int]) -> list[T]:
-    """The items by what their owner has taken with each of them; then by owner."""
-    taken: dict[tuple[str, ...], int] = defaultdict(int)
+def _in_turn(items: Iterable[T], owner: Callable[[T], tuple[str, ...]]) -> list[T]:
+    """The items by how many their owner has before each of them; then by owner."""
+    taken: Counter[tuple[str, ...]] = Counter()
     keyed = []
     for item in items:
         name = owner(item)
-        taken[name] += size(item)
+        taken[name] += 1
         keyed.append((taken[name], name, item))
     return [item for *_, item in sorted(keyed, key=lambda entry: entry[:2])]

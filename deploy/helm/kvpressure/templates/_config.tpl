@@ -25,10 +25,6 @@
 {{- $_ := set $settings "host.pod-logs" "/var/log/pods" -}}
 {{- $_ := set $settings "log-positions" "/var/lib/kvpressure/log-positions.json" -}}
 {{- end -}}
-{{- with $values.plugin.volume -}}
-{{- $_ := set $settings "collector.plugin" true -}}
-{{- $_ := set $settings "plugin.directory" "/host/plugin" -}}
-{{- end -}}
 {{- if $values.recording.enabled -}}
 {{- $_ := set $settings "record.directory" "/var/lib/kvpressure/recordings" -}}
 {{- $_ := set $settings "record.max-size" (printf "%dMiB" (int $values.recording.maxSizeMiB)) -}}
@@ -72,8 +68,6 @@ host.proc: sources.procfs and host.proc
 host.cgroup: sources.cgroup and host.cgroup
 host.pod-logs: sources.logs and host.podLogs
 log-positions: sources.logs
-collector.plugin: plugin.volume
-plugin.directory: plugin.volume and plugin.hostPath
 record.directory: recording.enabled
 record.max-size: recording.maxSizeMiB
 record.keep: recording.keep

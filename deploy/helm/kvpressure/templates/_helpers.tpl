@@ -69,7 +69,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- /* "true" if the pods see directories of the node. */ -}}
 {{- define "kvpressure.usesHost" -}}
 {{- $values := .Values -}}
-{{- $mounted := or $values.plugin.volume (and $values.nvidia.enabled $values.nvidia.driverRoot) -}}
+{{- $mounted := and $values.nvidia.enabled $values.nvidia.driverRoot -}}
 {{- range list "podresources" "cgroup" "logs" -}}
 {{- $mounted = or $mounted (index $values.sources .) -}}
 {{- end -}}
@@ -168,14 +168,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if eq (index $.Values.sources . | toString) "true" -}}
 {{- fail (printf "sources.%s needs to know this node's pods; allowed: sources.pods true, or sources.%s false" . .) -}}
 {{- end -}}
-{{- end -}}
-{{- end -}}
-{{- if eq .Values.plugin.volume "emptyDir" -}}
-{{- if ne (int .Values.runAsUser) 0 -}}
-{{- fail (printf "runAsUser %d cannot read the pods' volumes, which plugin.volume emptyDir needs (root owns their directory); allowed: runAsUser 0, or plugin.volume hostPath" (int .Values.runAsUser)) -}}
-{{- end -}}
-{{- if not .Values.sources.pods -}}
-{{- fail "plugin.volume emptyDir needs to know this node's pods; allowed: sources.pods true, or plugin.volume hostPath" -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq .Values.monitor.kind "ServiceMonitor") (not .Values.service.enabled) -}}

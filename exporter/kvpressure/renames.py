@@ -9,8 +9,6 @@ from typing import Final
 _BEGINNINGS: Final = {
     "collector.vllm": "collector.engines",
     "vllm.": "engine.",
-    "KVPRESSURE_COLLECTOR_VLLM": "KVPRESSURE_COLLECTOR_ENGINES",
-    "KVPRESSURE_VLLM_": "KVPRESSURE_ENGINE_",
     "--collector.vllm": "--collector.engines",
     "--no-collector.vllm": "--no-collector.engines",
     "--vllm.": "--engine.",

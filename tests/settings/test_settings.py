@@ -1,4 +1,4 @@
-"""Settings: three spellings of the same names, their precedence, and one clear line for every mistake."""
+"""Settings: two spellings of the same names, their precedence, and one clear line for every mistake."""
 
 from __future__ import annotations
 
@@ -70,39 +70,30 @@ VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value a
 }
 
 
-class TestThreeSpellings:
+class TestSpellings:
     @pytest.mark.parametrize("name", VALUES)
-    def test_flag_environment_and_file_say_the_same(self, tmp_path: Path, name: str) -> None:
+    def test_flag_and_file_say_the_same(self, tmp_path: Path, name: str) -> None:
         text, written, field, parsed = VALUES[name]
         flag = [f"--{name}" if parsed else f"--no-{name}"] if isinstance(parsed, bool) else [f"--{name}", text]
-        variable = "KVPRESSURE_" + name.upper().replace(".", "_").replace("-", "_")
         section, _, key = name.partition(".")
         nested = f"{section}:\n  {key}: {written}\n" if key else f"{section}: {written}\n"
         for loaded in (
             load(*flag),
-            load(env={variable: text}),
             load(file=write(tmp_path, f"{name}: {written}\n")),
             load(file=write(tmp_path, nested)),
         ):
             assert getattr(loaded, field) == parsed
 
-    def test_flags_win_over_environment_over_file_over_default(self, tmp_path: Path) -> None:
+    def test_flags_win_over_file_over_default(self, tmp_path: Path) -> None:
         file = write(tmp_path, "web: {max-requests: 1}\nlog.level: error\ninterval: 3\n")
-        env = {"KVPRESSURE_WEB_MAX_REQUESTS": "2", "KVPRESSURE_LOG_LEVEL": "warning"}
-        loaded = load("--web.max-requests=3", env=env, file=file)
-        assert (loaded.max_requests, loaded.log_level, loaded.interval_seconds) == (3, "warning", 3.0)
-        assert load(env=env, file=file).max_requests == 2
+        loaded = load("--web.max-requests=3", file=file)
+        assert (loaded.max_requests, loaded.log_level, loaded.interval_seconds) == (3, "error", 3.0)
         assert load(file=file).max_requests == 1
         assert load().max_requests == 20
-
-    def test_the_file_may_be_named_by_the_environment(self, tmp_path: Path) -> None:
-        file = write(tmp_path, "web.max-requests: 4\n")
-        assert load(env={"KVPRESSURE_CONFIG": str(file)}).max_requests == 4
 
     def test_several_values(self, tmp_path: Path) -> None:
         expected = (ListenAddress("", 1), ListenAddress("::1", 2))
         assert load("--web.listen-address", ":1", "--web.listen-address", "[::1]:2").listen_addresses == expected
-        assert load(env={"KVPRESSURE_WEB_LISTEN_ADDRESS": ":1\n  [::1]:2\n"}).listen_addresses == expected
         file = write(tmp_path, "web:\n  listen-address: [':1', '[::1]:2']\n")
         assert load(file=file).listen_addresses == expected
 
@@ -118,7 +109,6 @@ class TestThreeSpellings:
 
     def test_the_node_name_is_given_or_the_pods_or_the_hosts(self) -> None:
         assert load("--node-name", "a", env={"NODE_NAME": "b"}).node_name == "a"
-        assert load(env={"NODE_NAME": "b", "KVPRESSURE_NODE_NAME": "c"}).node_name == "c"
         assert load(env={"NODE_NAME": "b"}).node_name == "b"
         assert load(env={"NODE_NAME": ""}).node_name == os.uname().nodename
 
@@ -141,7 +131,6 @@ class TestSources:
     def test_switched_off_in_all_spellings(self, tmp_path: Path) -> None:
         for loaded in (
             load("--no-collector.nvidia"),
-            load(env={"KVPRESSURE_COLLECTOR_NVIDIA": "false"}),
             load(file=write(tmp_path, "collector.nvidia: false\n")),
             load(file=write(tmp_path, "collector: {nvidia: false, engines: {interval: 5}}\n")),
         ):
@@ -202,18 +191,14 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("variable", "value", "text"),
         [
-            (
-                "KVPRESSURE_WEB_MAX_REQUESTS",
-                "x",
-                "KVPRESSURE_WEB_MAX_REQUESTS: 'x' is not allowed; allowed: a whole number",
+            *(
+                (variable, "1", f"{variable}: settings are not read from variables; allowed: {flag}")
+                for variable, flag in (
+                    ("KVPRESSURE_WEB_MAX_REQUESTS", "--web.max-requests"),
+                    ("KVPRESSURE_COLLECTOR_NVIDIA_INTERVAL", "--collector.nvidia.interval"),
+                    ("KVPRESSURE_CONFIG", "--config"),
+                )
             ),
-            ("KVPRESSURE_NVIDIA_GPM", "yes", "KVPRESSURE_NVIDIA_GPM: 'yes' is not allowed; allowed: true or false"),
-            (
-                "KVPRESSURE_WEB_MAX_REQUEST",
-                "1",
-                "KVPRESSURE_WEB_MAX_REQUEST: unknown environment variable; did you mean KVPRESSURE_WEB_MAX_REQUESTS?",
-            ),
-            ("KVPRESSURE_ZZZ", "1", "KVPRESSURE_ZZZ: unknown environment variable; --help lists all"),
             ("NODE_NAME", "a\tb", "NODE_NAME: 'a\\tb' is not allowed"),
         ],
     )
@@ -225,15 +210,14 @@ class TestMistakes:
         [
             "KVPRESSURE_SERVICE_HOST",
             "KVPRESSURE_SERVICE_PORT",
-            "KVPRESSURE_SERVICE_PORT_METRICS",
             "KVPRESSURE_PORT",
-            "KVPRESSURE_PORT_9846_TCP",
             "KVPRESSURE_PORT_9846_TCP_ADDR",
             "KVPRESSURE_EXPORTER_SERVICE_HOST",
             "KVPRESSURE_EXPORTER_PORT_9846_TCP_PROTO",
+            "KVPRESSURE_PLUGIN",
         ],
     )
-    def test_variables_of_a_kubernetes_service_with_this_name_are_none_of_ours(self, variable: str) -> None:
+    def test_variables_of_the_plugin_or_of_a_service_with_this_name_are_none_of_ours(self, variable: str) -> None:
         assert load(env={variable: "tcp://10.0.0.1:9846"}).max_requests == 20
 
     @pytest.mark.parametrize(
@@ -410,11 +394,8 @@ class TestKinds:
 
 
 class TestTable:
-    def test_names_and_variables_are_unique_and_every_default_is_documented(self) -> None:
-        table = settings.options()
-        variables = [option.env for option in table.values()] + ["KVPRESSURE_CONFIG"]
-        assert len(set(variables)) == len(variables)
-        for option in table.values():
+    def test_every_setting_has_a_help_and_what_is_allowed(self) -> None:
+        for option in settings.options().values():
             assert option.help.endswith(".")
             assert option.kind.allowed
 

@@ -91,18 +91,6 @@ def test_a_wrong_flag(capsys: pytest.CaptureFixture[str], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_wrong_variable(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    option = OPTIONS[name]
-    for value in wrong_values(name):
-        if "\0" in value or (option.repeat and not value.strip()):
-            continue  # cannot be in an environment; no value at all
-        monkeypatch.setenv(option.env, value)
-        text = refusal(capsys)
-        assert option.env in text
-        assert remedy(name, value) in text
-
-
-@pytest.mark.parametrize("name", OPTIONS)
 def test_a_wrong_key_of_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     path = tmp_path / "settings.yaml"
     for written in ("{a: 1}", "[[1]]", "''"):

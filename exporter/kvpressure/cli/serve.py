@@ -47,8 +47,8 @@ examples:
   kvpressure serve --engine.target http://127.0.0.1:8000           # a server beside it, without Kubernetes
   kvpressure serve --web.listen-address 127.0.0.1:9400 --thresholds mine.yaml
 
-Each setting is a flag (--web.max-requests 5), a variable (KVPRESSURE_WEB_MAX_REQUESTS=5) and a key of the file given
-with --config (web.max-requests: 5). Flags win over variables, variables over the file.
+Each setting is a flag (--web.max-requests 5) and a key of the file given with --config (web.max-requests: 5). Flags
+win over the file.
 
 Exit status: 0 ended by SIGTERM or SIGINT, 2 the settings cannot be used, 3 the exporter needs a new process (a supervisor should restart it).
 """  # noqa: E501

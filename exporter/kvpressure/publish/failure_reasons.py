@@ -236,7 +236,7 @@ _FILES: Final = (
         "mount the host's; cgroup v1 is not read",
     ),
     _meaning(
-        "permission_denied no_permission",
+        "permission_denied",
         "the mount exists, but its file mode refuses access",
         "run as uid 0 without capabilities, as the chart does; SELinux: `spc_t`",
     ),
@@ -247,7 +247,7 @@ _FILES: Final = (
         "set `host.cgroup` or `host.logTargets`",
     ),
     _meaning(
-        "unreadable skipped too_large too_many_lines too_many_containers",
+        "unreadable skipped too_many_lines too_many_containers",
         "some lines could not be read, or there were too many: they are counted and skipped",
         "nothing; a log of megabytes a second loses lines",
     ),

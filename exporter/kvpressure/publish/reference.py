@@ -93,17 +93,13 @@ def _row(metric: Metric) -> str:
 
 
 def render_settings_reference() -> str:
-    """``docs/settings.md``: every setting with flag, variable, default and allowed values."""
+    """``docs/settings.md``: every setting with flag, default and allowed values."""
     lines = [
         "# Settings",
         "",
-        (
-            "Generated from `exporter/kvpressure/settings/settings.py`. Flags override the environment, and the"
-            " environment overrides the"
-        ),
-        "file given with `--config FILE` (or `KVPRESSURE_CONFIG`). In the file a name may be dotted",
-        "(`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). To give a setting several values, repeat",
-        "the flag, write one value on each line of the environment variable, or write a list in the file.",
+        "Generated from `exporter/kvpressure/settings/settings.py`. Flags override the file of `--config FILE`.",
+        "In the file a name may be dotted (`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). To give a",
+        "setting several values, repeat the flag, or write a list in the file.",
     ]
     for group, members in grouped(options().values()).items():
         lines += [
@@ -112,10 +108,10 @@ def render_settings_reference() -> str:
             "",
             f"{group.text[0].upper()}{group.text[1:]}.",
             "",
-            "| Flag and key | Environment | Default | Allowed | Meaning |",
-            "|---|---|---|---|---|",
+            "| Flag and key | Default | Allowed | Meaning |",
+            "|---|---|---|---|",
         ]
         for option in members:
-            cells = (f"`--{option.name}`", f"`{option.env}`", option.default, option.kind.allowed, option.help)
+            cells = (f"`--{option.name}`", option.default, option.kind.allowed, option.help)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

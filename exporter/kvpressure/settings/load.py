@@ -1,4 +1,4 @@
-"""Reads settings from flags, the environment and a YAML file; errors name the place of a value."""
+"""Reads settings from flags and a YAML file; errors name the place of a value."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ import argparse
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from kvpressure.errors import shown
 from kvpressure.renames import nearest, renamed
 from kvpressure.settings import yaml_lines as yaml_nodes
-from kvpressure.settings.options import ENV_PREFIX, Option, SettingsError
+from kvpressure.settings.options import Option, SettingsError
 from kvpressure.settings.yaml_lines import YamlNode
-
-# Kubernetes puts variables into every pod for each Service of the namespace; one named "kvpressure" must not
-# stop the start.
-_SERVICE_LINK: Final = re.compile(
-    r"KVPRESSURE(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class GivenValue:
-    """A checked value and where it was written (``--flag``, a variable or ``file:line: key``)."""
+    """A checked value and where it was written (``--flag``, ``NODE_NAME`` or ``file:line: key``)."""
 
     value: Any
     where: str
@@ -33,7 +27,7 @@ Found = Iterable[tuple[str, GivenValue]]
 
 
 def from_fallbacks(environ: Mapping[str, str], table: Mapping[str, Option]) -> Found:
-    """Settings from variables without the prefix, e.g. ``NODE_NAME``."""
+    """Settings from the variables that a pod's manifest sets, e.g. ``NODE_NAME``."""
     for name, entry in table.items():
         raw = environ.get(entry.fallback_env)
         if raw:
@@ -54,21 +48,14 @@ def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
         yield name, GivenValue(entry.check(raw, where), where)
 
 
-def from_environment(environ: Mapping[str, str], table: Mapping[str, Option]) -> Found:
-    """Settings from the environment; several values are one per line."""
-    by_variable = {entry.env: name for name, entry in table.items()}
-    for variable in sorted(environ):
-        if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
-            continue
-        if variable not in by_variable:
-            if _SERVICE_LINK.fullmatch(variable):
-                continue
-            raise SettingsError(f"{variable}: unknown environment variable{_similar(variable, by_variable)}")
-        entry = table[by_variable[variable]]
-        raw: str | list[str] = environ[variable]
-        if entry.repeat:
-            raw = [line.strip() for line in environ[variable].splitlines() if line.strip()]
-        yield entry.name, GivenValue(entry.check(raw, variable), variable)
+def refuse_variables(environ: Mapping[str, str], names: Iterable[str]) -> None:
+    """Raises ``SettingsError`` for a setting as a variable, as settings once could be: passed over, it would seem to
+    be in force.
+    """
+    for name in names:
+        variable = "KVPRESSURE_" + re.sub(r"[.-]", "_", name).upper()
+        if variable in environ:
+            raise SettingsError(f"{variable}: settings are not read from variables; allowed: --{name}")
 
 
 def from_file(path: str, table: Mapping[str, Option]) -> Found:

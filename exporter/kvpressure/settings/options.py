@@ -1,16 +1,13 @@
-"""A setting: its name in three spellings, its kind, and the errors of wrong values."""
+"""A setting: its name, its kind, and the errors of wrong values."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from kvpressure.errors import InputError, shown
 from kvpressure.settings.kinds import BOOL, SECONDS, Kind
 from kvpressure.sources.catalog import registry
-
-ENV_PREFIX: Final = "KVPRESSURE_"
 
 
 class SettingsError(InputError):
@@ -19,7 +16,7 @@ class SettingsError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting. ``name``: the flag without dashes, and the key in the file; ``fallback_env``: an unprefixed
+    """One setting. ``name``: the flag without dashes, and the key in the file; ``fallback_env``: a
     variable that applies when nothing else is given.
     """
 
@@ -29,11 +26,6 @@ class Option:
     default: str
     repeat: bool = False
     fallback_env: str = ""
-
-    @property
-    def env(self) -> str:
-        """The environment variable."""
-        return ENV_PREFIX + re.sub(r"[.-]", "_", self.name).upper()
 
     def check(self, raw: object, where: str) -> Any:
         """The checked value of ``raw``, written at ``where``. Raises ``SettingsError``."""

@@ -1,9 +1,8 @@
-"""Settings: flags, ``KVPRESSURE_*`` environment and a YAML file name the same things, in that order of precedence.
+"""Settings: flags and a YAML file name the same things, in that order of precedence.
 
-A field of ``Settings`` declared with ``option(...)`` *is* the setting: its flag (``--web.max-requests``), its
-variable (``KVPRESSURE_WEB_MAX_REQUESTS``), its key in the file (``web.max-requests``, nested or dotted), its help
-and its reference all come from that one line. Each source of the registry adds three more:
-``collector.<name>``, ``collector.<name>.interval`` and ``collector.<name>.deadline``.
+A field of ``Settings`` declared with ``option(...)`` *is* the setting: its flag (``--web.max-requests``), its key in
+the file (``web.max-requests``, nested or dotted), its help and its reference all come from that one line. Each source
+of the registry adds three more: ``collector.<name>``, ``collector.<name>.interval`` and ``collector.<name>.deadline``.
 
 Anything unknown, of the wrong type or contradictory raises ``SettingsError`` with one line: where, what, allowed.
 """
@@ -43,9 +42,8 @@ from kvpressure.settings.kinds import (
     ListenAddress,
     one_of,
 )
-from kvpressure.settings.load import GivenValue, from_environment, from_fallbacks, from_file, from_flags
+from kvpressure.settings.load import GivenValue, from_fallbacks, from_file, from_flags, refuse_variables
 from kvpressure.settings.options import (
-    ENV_PREFIX,
     Option,
     SettingsError,
     collector_options,
@@ -287,7 +285,7 @@ def add_arguments(parser: argparse.ArgumentParser, only: Collection[str] | None 
                 "--config",
                 metavar="FILE",
                 default=None,
-                help=f"YAML file of settings (environment: {ENV_PREFIX}CONFIG)",
+                help="YAML file of settings",
             )
         for entry in members:
             _add_flag(section, entry, listed=group is not PACE)
@@ -330,17 +328,17 @@ def _pace_text(members: Sequence[Option]) -> str:
 
 
 def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from parsed flags, the environment and the file they name.
+    """Settings from parsed flags and the file they name.
 
     Raises ``SettingsError`` with one line for anything unknown, of a wrong type or contradictory.
     """
     environ = os.environ if environ is None else environ
     table = options()
-    config = getattr(args, "config", None) or environ.get(ENV_PREFIX + "CONFIG")
+    refuse_variables(environ, ("config", *table))
+    config = getattr(args, "config", None)
     given = {
         **dict(from_fallbacks(environ, table)),
         **dict(from_file(config, table) if config else ()),
-        **dict(from_environment(environ, table)),
         **dict(from_flags(args, table)),
     }
     check_together(given, table)

@@ -198,7 +198,7 @@ def full_state() -> State:
         lag_seconds=0.001,
         recorder=RecorderHealth(False, "disk_full", NOW, {"disk_full": 3}, 30),
         web_refused={"address": 7},
-        failures={Failure("engine", "prod/chat-1/org/model/0", "signals", "arithmetic"): 2},
+        failures={Failure("engine", "prod/chat-1/org/model/0", "tick", "arithmetic"): 2},
     )
 
 

@@ -36,7 +36,7 @@ from kvpressure.model.state import (
 from kvpressure.publish.links import DASHBOARDS, VERDICT_RUNBOOKS, Links
 from kvpressure.publish.page.history import SERIES, SLOT_SECONDS, SLOTS, PageHistory
 from kvpressure.publish.page.sparkline import HEIGHT, WIDTH, sparkline
-from kvpressure.publish.page.view import ViewContext, engine_views, headline
+from kvpressure.publish.page.view import ViewContext, engine_view, headline
 from kvpressure.settings.thresholds import builtin
 from tests.publish.states import NOW, full_engine, full_state, node, unknown_engine
 
@@ -342,7 +342,7 @@ class TestPlan:
             (title, "Evidence still missing: why it waits."),
             ("Provide the missing inputs", "Inputs missing for a verdict: GPU activity."),
         ]
-        (view,) = engine_views(State(time=NOW, engines=(engine,)), ViewContext())
+        view = engine_view(engine, State(time=NOW, engines=(engine,)), ViewContext())
         assert [link.title for link in view.runbooks] == runbooks
 
     def test_kv_pressure_follows_the_guide_in_its_order_with_the_values_to_set(self) -> None:
@@ -462,17 +462,20 @@ class TestLinks:
         )
 
 
+def headline_of(*engines: EngineState) -> str:
+    state = State(time=NOW, engines=engines)
+    return headline([engine_view(engine, state, ViewContext()) for engine in engines], len(engines))
+
+
 def test_the_headline_says_that_an_engine_is_down_and_why() -> None:
     down = replace(unknown_engine(up=False), error="refused")
-    assert headline(State(time=NOW, engines=(down,))) == "1 engine: 1 down (connection refused)."
+    assert headline_of(down) == "1 engine: 1 down (connection refused)."
 
 
 def test_the_headline_names_trouble_first() -> None:
     healthy = replace(full_engine("calm-0"), diagnosis=Diagnosis("healthy", 0.9, None, NOW))
-    assert (
-        headline(State(time=NOW, engines=(healthy, healthy, full_engine()))) == "3 engines: 1 KV pressure, 2 healthy."
-    )
-    assert headline(State(time=NOW)) == "No engine found on this node."
+    assert headline_of(healthy, healthy, full_engine()) == "3 engines: 1 KV pressure, 2 healthy."
+    assert headline_of() == "No engine found on this node."
 
 
 def test_conditions_that_hold_keep_an_engine_from_being_calm() -> None:
@@ -482,5 +485,5 @@ def test_conditions_that_hold_keep_an_engine_from_being_calm() -> None:
         ({"crash_loop": None}, True),
     ):
         engine = replace(full_engine(), diagnosis=Diagnosis("healthy", 0.9, None, NOW, conditions=conditions))
-        view = engine_views(replace(full_state(), engines=(engine,)), ViewContext())[0]
+        view = engine_view(engine, replace(full_state(), engines=(engine,)), ViewContext())
         assert view.calm is calm

@@ -1,8 +1,8 @@
 """Each engine, GPU, container, target and source is handled apart, so that an exception of one does not affect the
 others.
 
-A ``Guard`` runs one subject's work. When that raises, it counts, logs and returns the failure; the caller publishes
-the subject as unknown, with the reason.
+A ``Guard`` runs one subject's work. When that raises, it counts and logs the failure, and the subject is published as
+unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ from kvpressure.model.readings import ContainerReading, Discovered, EngineKey, L
 
 log = logging.getLogger(__name__)
 
-TAKE_IN: Final = "take_in"
-SIGNALS: Final = "signals"
-DIAGNOSIS: Final = "diagnosis"
-PUBLISH: Final = "publish"
-PAGE: Final = "page"
-JSON: Final = "json"
-STAGES: Final = (TAKE_IN, SIGNALS, DIAGNOSIS, PUBLISH, PAGE, JSON)
+TICK: Final = "tick"  # taking in what was read, signals and diagnosis
+RENDER: Final = "render"  # metrics, page and JSON
+STAGES: Final = (TICK, RENDER)
 
 ENGINE: Final = "engine"
 GPU: Final = "gpu"
@@ -52,6 +48,7 @@ OTHER: Final = "other"
 
 S = TypeVar("S")
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @frozen
@@ -105,26 +102,41 @@ class FailureLog:
 
 
 class Guard:
-    """Runs the work for one subject at a time and counts failures. Thread-safe."""
+    """Runs the work of a stage for one subject at a time and counts failures. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
         self._counts: dict[Failure, int] = {}
         self._log = FailureLog()
         self._lock = threading.Lock()
 
-    def run(self, stage: str, kind: str, name: Callable[[], str], work: Callable[[], T]) -> T | Failure:
-        """What ``work`` returns, or the failure when it raises; ``name`` is called only then."""
+    def run(self, kind: str, name: Callable[[], str], work: Callable[[], T], instead: Callable[[Failure], U]) -> T | U:
+        """What ``work`` returns; what ``instead`` returns when it raises. ``name`` is called only then."""
         try:
             return work()
         except Exception as error:
-            return self._failed(stage, kind, name, error)
+            failure = self._failed(self._stage, kind, name, error)
+        return instead(failure)
 
     def each(
-        self, stage: str, kind: str, items: Iterable[S], name: Callable[[S], str], work: Callable[[S], T]
+        self,
+        kind: str,
+        items: Iterable[S],
+        name: Callable[[S], str],
+        work: Callable[[S], T],
+        without: Callable[[S, Failure], S] | None = None,
     ) -> list[T]:
-        """What ``work`` returns for each item; those that failed are left out."""
-        found = (self.run(stage, kind, partial(name, item), partial(work, item)) for item in items)
-        return [one for one in found if not isinstance(one, Failure)]
+        """What ``work`` returns for each item. When it raises, what it returns for the item ``without`` values; nothing
+        when it raises for that too.
+        """
+
+        def again(item: S, failure: Failure) -> list[T]:
+            return [] if without is None else self.each(kind, (item,), name, lambda _: work(without(item, failure)))
+
+        def one(item: S) -> list[T]:
+            return self.run(kind, partial(name, item), lambda: [work(item)], partial(again, item))
+
+        return [done for item in items for done in one(item)]
 
     @property
     def counts(self) -> Mapping[Failure, int]:

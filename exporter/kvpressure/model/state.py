@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Final, overload
 
 from kvpressure.model.frozen import frozen
@@ -196,12 +196,20 @@ class EngineState:
         """A limit; all fields None when unknown."""
         return self.limits.get(name) or Limit(name)
 
+    def without_values(self, failure: Failure) -> EngineState:
+        """The engine without values, because the exporter failed to render it."""
+        now = self.signals.time
+        return engine_without_values(
+            self.key, self.target, self.container, self.gpus, self.group, self.up, now, now, failure
+        )
+
 
 def engine_without_values(
     key: EngineKey,
     target: str,
     container: str,
     gpus: tuple[str, ...],
+    group: str,
     up: bool,
     time: float,
     since: float,
@@ -219,16 +227,21 @@ def engine_without_values(
         documented_signature=dict.fromkeys(SIGNATURE_CONDITIONS),
     )
     return EngineState(
-        key, target, container, gpus, up, None, None, None, None, {}, Signals(time=time), unknown, failure=failure
+        key,
+        target,
+        container,
+        gpus,
+        up,
+        None,
+        None,
+        None,
+        None,
+        {},
+        Signals(time=time),
+        unknown,
+        failure=failure,
+        group=group,
     )
-
-
-def without_values(engine: EngineState, time: float, failure: Failure) -> EngineState:
-    """``engine`` without values, because the exporter failed to render it."""
-    without = engine_without_values(
-        engine.key, engine.target, engine.container, engine.gpus, engine.up, time, time, failure
-    )
-    return replace(without, group=engine.group)
 
 
 @frozen
@@ -241,6 +254,11 @@ class ContainerState:
     memory_used_ratio: float | None = None
     log_events: Mapping[str, int] = field(default_factory=dict)
     failure: Failure | None = None
+
+    def without_values(self, failure: Failure) -> ContainerState:
+        """A container on which the exporter failed: its identity and the reason."""
+        known = ContainerReading(self.reading.namespace, self.reading.pod, self.reading.container)
+        return ContainerState(known, failure=failure)
 
 
 @frozen
@@ -266,19 +284,19 @@ class GpuState:
     process_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     failure: Failure | None = None
 
-
-def gpu_without_values(reading: GpuReading, failure: Failure) -> GpuState:
-    """A GPU on which the exporter failed: its identity and the reason."""
-    known = GpuReading(
-        reading.uuid,
-        reading.index,
-        reading.vendor,
-        name=reading.name,
-        driver=reading.driver,
-        parent_uuid=reading.parent_uuid,
-        error=reading.error,
-    )
-    return GpuState(known, failure=failure)
+    def without_values(self, failure: Failure) -> GpuState:
+        """A GPU on which the exporter failed: its identity and the reason."""
+        reading = self.reading
+        known = GpuReading(
+            reading.uuid,
+            reading.index,
+            reading.vendor,
+            name=reading.name,
+            driver=reading.driver,
+            parent_uuid=reading.parent_uuid,
+            error=reading.error,
+        )
+        return GpuState(known, failure=failure)
 
 
 @frozen

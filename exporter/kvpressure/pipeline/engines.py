@@ -7,12 +7,12 @@ pod of another uid the name, the history ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
 
-from kvpressure.model.isolation import ENGINE, TAKE_IN, Failure, Guard, engine_name
+from kvpressure.model.isolation import Failure
 from kvpressure.model.readings import PROCESS_START, EngineKey, EngineReading, Scrape
 from kvpressure.model.reasons import INTERNAL, SAME_SERVER, SEVERAL_SERVERS
 from kvpressure.model.state import TargetState
@@ -42,9 +42,8 @@ class _KeptTarget:
 class Engines:
     """All engines, each with its track, and the targets they are scraped from."""
 
-    def __init__(self, thresholds: Thresholds, guard: Guard | None = None) -> None:
+    def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._guard = guard or Guard()
         self._tracks: dict[EngineKey, EngineTrack] = {}
         self._targets: dict[str, _KeptTarget] = {}
         self._known: Collection[str] | None = None
@@ -67,8 +66,10 @@ class Engines:
             self.pods = pods
             self._drop(track for track in self if is_gone(track, pods))
 
-    def observe(self, now: float, page: Scrape, model_from_args: Callable[[Scrape], str]) -> None:
-        """Give each engine of the scrape its reading; known engines without one count as failed."""
+    def observe(
+        self, now: float, page: Scrape, model_from_args: Callable[[Scrape], str]
+    ) -> Sequence[tuple[EngineTrack, EngineReading]]:
+        """The engines of the scrape, each with its reading to take in; known engines without one count as failed."""
         page = self._of_one_server(now, page)
         at_address = [track for track in self if track.target == page.target]
         known = [track for track in at_address if track.pod == (page.namespace, page.pod)]
@@ -76,23 +77,25 @@ class Engines:
             self._drop(track for track in at_address if track not in known)
         if page.error == SAME_SERVER:
             self._drop(known)
-            return
+            return ()
         if page.error is not None or not page.engines:
             if not known:
                 known = [self._new(now, page, (model_from_args(page), "0"))]
             for track in known:
                 track.lose(page.error or ABSENT)
                 track.seen_t = now
-            return
+            return ()
         names = {(reading.model_name, reading.engine) for reading in page.engines}
         self._drop_missing([track for track in known if track.named not in names])
         of_page = {track.named: track for track in known}
+        listed = []
         for reading in page.engines:
             name = (reading.model_name, reading.engine)
             track = of_page.get(name) or self._new(now, page, name)
             track.target, track.container, track.gpus = page.target, page.container, page.gpus
             track.seen_t = page.time  # one read before the clock was stepped says nothing of now
-            self._observe_engine(now, track, page, reading)
+            listed.append((track, reading))
+        return listed
 
     def fail(self, now: float, page: Scrape, failure: Failure) -> None:
         """Mark the page's engines as failed: the exporter could not take the page in."""
@@ -102,17 +105,13 @@ class Engines:
             known = [self._tracks.setdefault(key, self._begun(key, page, ("", "0")))]
         for track in known:
             track.begin_anew(now, failure)
+            track.was_read = page.error is None
         target = self._targets.setdefault(page.target, _KeptTarget(TargetState(page.target, False, None, 0), now))
         target.seen_t = now
         target.errors[INTERNAL] = target.errors.get(INTERNAL, 0) + 1
         target.state = TargetState(
             page.target, False, page.duration_seconds, page.bad_lines, dict(target.errors), page.cut
         )
-
-    def _observe_engine(self, now: float, track: EngineTrack, page: Scrape, reading: EngineReading) -> None:
-        taken = self._guard.run(TAKE_IN, ENGINE, lambda: engine_name(track.key), lambda: track.observe(page, reading))
-        if isinstance(taken, Failure):
-            track.begin_anew(now, taken)
 
     def forget(self, now: float) -> None:
         """Drop engines whose target was removed, at once, and those not seen for ``FORGET_SECONDS`` (or seen in what

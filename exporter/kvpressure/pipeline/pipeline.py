@@ -7,7 +7,6 @@ dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -18,19 +17,7 @@ from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Kno
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
-from kvpressure.model.isolation import (
-    CONTAINER,
-    DIAGNOSIS,
-    ENGINE,
-    GPU,
-    SIGNALS,
-    TAKE_IN,
-    TARGET,
-    Failure,
-    Guard,
-    container_name,
-    engine_name,
-)
+from kvpressure.model.isolation import CONTAINER, TARGET, TICK, Failure, Guard, container_name
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, LogLine, Scrape, Snapshot, StepStats
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import (
@@ -42,14 +29,12 @@ from kvpressure.model.state import (
     Limit,
     State,
     engine_without_values,
-    gpu_without_values,
 )
 from kvpressure.pipeline.engines import FORGET_SECONDS, Engines
-from kvpressure.pipeline.tracks import ContainerTrack, EngineTrack, GpuTrack, is_gone
+from kvpressure.pipeline.tracks import ContainerTrack, EngineTrack, GpuTrack, Track, is_gone
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import memory
 from kvpressure.signals.compute import GpuWindow
-from kvpressure.signals.engine import CacheState
 from kvpressure.signals.engine_context import EngineContext, GpuContext, LimitContext, LogContext
 from kvpressure.signals.objectives import objectives
 from kvpressure.signals.pool import PoolSizes
@@ -62,26 +47,16 @@ T = TypeVar("T")
 
 
 @frozen
-class _FirstPhase:
-    """First phase: an engine with its KV cache, before the required memory of its GPUs, which depends on all engines
-    on them. ``own_gpus``: those that hold its KV pool, ``None`` = unknown. ``empty_bytes``: unused part of its pool
-    on each.
+class _GatheredEngine:
+    """An engine before the required memory of its GPUs is known, which depends on all engines on them. ``conclude``:
+    its state, given that. ``own_gpus``: those that hold its KV pool, ``None`` = unknown. ``empty_bytes``: unused part
+    of its pool on each.
     """
 
-    context: EngineContext
-    cache: CacheState
-    limits: Mapping[str, EffectiveLimit]
-    own_gpus: tuple[str, ...] | None
-    empty_bytes: float | None
-
-
-@frozen
-class _GatheredEngine:
-    """An engine between the phases, or the failure that stopped it in the first."""
-
-    track: EngineTrack
     gpus: tuple[str, ...]
-    gathered: _FirstPhase | Failure
+    conclude: Callable[[_GpuDemand], EngineState]
+    own_gpus: tuple[str, ...] | None = None
+    empty_bytes: float | None = None
 
 
 @frozen
@@ -111,8 +86,8 @@ class Pipeline:
     def __init__(self, thresholds: Thresholds | None = None, shapes: ModelShapes | None = None) -> None:
         self._thresholds = thresholds or builtin()
         self._pools = PoolSizes(shapes)
-        self._guard = Guard()
-        self._engines = Engines(self._thresholds, self._guard)
+        self._guard = Guard(TICK)
+        self._engines = Engines(self._thresholds)
         self._containers: dict[ContainerKey, ContainerTrack] = {}
         self._gpus: dict[str, GpuTrack] = {}
         self._args: dict[object, EngineArgs] = {}  # by command line and environment
@@ -123,9 +98,11 @@ class Pipeline:
         self._engines.set_present(snapshot.targets, snapshot.pods)
         self._drop_containers_of_gone_pods(snapshot.pods)
         for gpu in snapshot.gpus:
-            self._take_gpu(now, gpu)
+            device = self._gpu(gpu.uuid)
+            self._take(now, device, partial(device.observe, now, gpu))
         for reading in snapshot.containers:
-            self._take_container(now, reading)
+            container = self._container(reading)
+            self._take(now, container, partial(container.observe, now, reading))
         for line in snapshot.logs:
             self._take_line(now, line)
         for page in snapshot.pages:
@@ -135,11 +112,11 @@ class Pipeline:
         owners = _owners_by_pod(snapshot)
         self._engines.forget(now)
         self._forget(now)
-        subjects = [self._gather(now, track, snapshot, owners) for track in self._engines]
-        demand = self._gpu_demand(now, subjects, snapshot)
+        gathered = [self._gather(now, track, snapshot, owners) for track in self._engines]
+        demand = self._gpu_demand(now, gathered, snapshot)
         return State(
             time=now,
-            engines=tuple(self._conclude(now, subject, demand) for subject in subjects),
+            engines=tuple(engine.conclude(demand) for engine in gathered),
             gpus=tuple(self._gpu_state(snapshot, gpu, demand) for gpu in snapshot.gpus),
             owners=snapshot.owners,
             containers=self._container_states(snapshot),
@@ -151,35 +128,34 @@ class Pipeline:
             failures=self._guard.counts,
         )
 
+    def _guarded(self, now: float, track: Track, work: Callable[[], T], without: Callable[[Failure], T]) -> T:
+        """What ``work`` makes of a subject; ``without`` values when it raises, now or since the last reading."""
+
+        def failed(failure: Failure) -> T:
+            track.begin_anew(now, failure)
+            return without(failure)
+
+        if track.failure is not None:
+            return without(track.failure)
+        return self._guard.run(track.kind, lambda: track.name, work, failed)
+
     # --- taking in ------------------------------------------------------------------------------------------
 
-    def _take_gpu(self, now: float, reading: GpuReading) -> None:
-        taken = self._guard.run(
-            TAKE_IN, GPU, lambda: reading.uuid, lambda: self._gpu(reading.uuid).observe(now, reading)
-        )
-        if isinstance(taken, Failure):
-            track = self._gpus[reading.uuid] = GpuTrack(self._thresholds)
-            track.seen_t, track.failure = now, taken
-
-    def _take_container(self, now: float, reading: ContainerReading) -> None:
-        track = self._container((reading.namespace, reading.pod, reading.container))
-        taken = self._guard.run(
-            TAKE_IN, CONTAINER, lambda: container_name(reading), lambda: track.observe(now, reading)
-        )
-        if isinstance(taken, Failure):
-            track.begin_anew(now, taken)
+    def _take(self, now: float, track: Track, work: Callable[[], None]) -> None:
+        """Take in a reading."""
+        track.failure = None
+        self._guarded(now, track, work, _no_value)
 
     def _take_line(self, now: float, line: LogLine) -> None:
         """Take a log line; one that raises is skipped."""
-        track = self._container((line.namespace, line.pod, line.container))
-        self._guard.run(TAKE_IN, CONTAINER, lambda: container_name(line), lambda: track.take_line(now, line))
+        work = partial(self._container(line).take_line, now, line)
+        self._guard.run(CONTAINER, partial(container_name, line), work, _no_value)
 
     def _take_page(self, now: float, page: Scrape) -> None:
-        taken = self._guard.run(
-            TAKE_IN, TARGET, lambda: page.target, lambda: self._engines.observe(now, page, self._model_from_args)
-        )
-        if isinstance(taken, Failure):
-            self._engines.fail(now, page, taken)
+        work = partial(self._engines.observe, now, page, self._model_from_args)
+        listed = self._guard.run(TARGET, lambda: page.target, work, partial(self._engines.fail, now, page))
+        for track, reading in listed or ():
+            self._take(now, track, partial(track.observe, page, reading))
 
     def _take_steps(self, now: float, stats: StepStats) -> None:
         named = [
@@ -187,25 +163,19 @@ class Pipeline:
             for engine in self._engines
             if (engine.key.namespace, engine.key.pod, engine.named[1]) == (stats.namespace, stats.pod, stats.engine)
         ]
-        if len(named) != 1:  # of two servers in a pod that count alike, it is unknown whose steps these are
-            return
-        track = named[0]
-        taken = self._guard.run(
-            TAKE_IN, ENGINE, lambda: engine_name(track.key), lambda: track.tracker.steps.observe(stats)
-        )
-        if isinstance(taken, Failure):
-            track.begin_anew(now, taken)
+        if len(named) == 1:  # of two servers in a pod that count alike, it is unknown whose steps these are
+            self._guarded(now, named[0], partial(named[0].tracker.steps.observe, stats), _no_value)
 
-    def _container(self, key: ContainerKey) -> ContainerTrack:
+    def _container(self, of: ContainerReading | LogLine) -> ContainerTrack:
+        key = (of.namespace, of.pod, of.container)
         if key not in self._containers:
-            namespace, pod, _ = key
-            self._containers[key] = track = ContainerTrack(self._thresholds, (namespace, pod))
+            self._containers[key] = track = ContainerTrack(self._thresholds, key)
             track.uid = self._engines.pods.get(track.pod)
         return self._containers[key]
 
     def _gpu(self, uuid: str) -> GpuTrack:
         if uuid not in self._gpus:
-            self._gpus[uuid] = GpuTrack(self._thresholds)
+            self._gpus[uuid] = GpuTrack(self._thresholds, uuid)
         return self._gpus[uuid]
 
     def _parsed(self, page: Scrape) -> EngineArgs:
@@ -240,67 +210,57 @@ class Pipeline:
     def _gather(
         self, now: float, track: EngineTrack, snapshot: Snapshot, owners: Mapping[tuple[str, str], Sequence[GpuOwner]]
     ) -> _GatheredEngine:
-        held = owners.get(track.pod, ())
-        gpus = track.gpus or self._guarded(SIGNALS, track, partial(_gpus_of, track, held))
-        if isinstance(gpus, Failure):
-            return _GatheredEngine(track, (), gpus)
-        if track.failure is not None:
-            return _GatheredEngine(track, gpus, track.failure)
-        found = self._guarded(SIGNALS, track, partial(self._gathered, now, track, gpus, snapshot))
-        return _GatheredEngine(track, gpus, found)
+        def failed(failure: Failure) -> _GatheredEngine:
+            return _GatheredEngine(gpus, lambda _: unknown(failure))
 
-    def _gathered(self, now: float, track: EngineTrack, gpus: tuple[str, ...], snapshot: Snapshot) -> _FirstPhase:
+        work = partial(_gpus_of, track, owners.get(track.pod, ()))
+        found = self._guard.run(track.kind, lambda: track.name, work, partial(track.begin_anew, now))
+        gpus = track.gpus or found or ()
+        unknown = partial(self._unknown_state, now, track, gpus)
+        return self._guarded(now, track, partial(self._gathered, now, track, gpus, snapshot, unknown), failed)
+
+    def _gathered(
+        self,
+        now: float,
+        track: EngineTrack,
+        gpus: tuple[str, ...],
+        snapshot: Snapshot,
+        unknown: Callable[[Failure], EngineState],
+    ) -> _GatheredEngine:
         context, limits = self._context(now, track, gpus, snapshot, self._known(track, gpus))
         cache = track.tracker.kv_signals(context)
         pool, used = context.log.facts.get("pool_bytes"), cache.kv.kv_used_ratio
         empty = None if pool is None or used is None else pool * (1.0 - used)
-        return _FirstPhase(context, cache, limits, self._own_gpus(track, gpus, context.limits.args), empty)
+        own_gpus = self._own_gpus(track, gpus, context.limits.args)
 
-    def _gpu_demand(self, now: float, subjects: Sequence[_GatheredEngine], snapshot: Snapshot) -> _GpuDemand:
+        def state(demand: _GpuDemand) -> EngineState:
+            signals = track.tracker.signals(context, cache, demand.largest(own_gpus or ()))
+            found = self._engine_state(track, signals, limits, gpus)
+            track.failed_since = None
+            return found
+
+        return _GatheredEngine(
+            gpus, lambda demand: self._guarded(now, track, partial(state, demand), unknown), own_gpus, empty
+        )
+
+    def _gpu_demand(self, now: float, engines: Sequence[_GatheredEngine], snapshot: Snapshot) -> _GpuDemand:
         empty: dict[str, list[float | None]] = {}
-        for subject in subjects:
-            found = subject.gathered
-            if isinstance(found, Failure) or found.own_gpus is None:
-                uuids, size = subject.gpus, None
-            else:
-                uuids, size = found.own_gpus, found.empty_bytes
+        for engine in engines:
+            own = engine.own_gpus
+            uuids, size = (engine.gpus, None) if own is None else (own, engine.empty_bytes)
             for uuid in uuids:
                 empty.setdefault(uuid, []).append(size)
-        for uuid in _with_unread_pools(snapshot, unplaced=any(not subject.gpus for subject in subjects)):
+        for uuid in _with_unread_pools(snapshot, unplaced=any(not engine.gpus for engine in engines)):
             empty.setdefault(uuid, [None])
         fresh = {uuid: gpu.window for uuid, gpu in self._gpus.items() if self._fresh(gpu.window.last_t, now)}
         return _GpuDemand(fresh, empty)
 
-    def _guarded(self, stage: str, track: EngineTrack, work: Callable[[], T]) -> T | Failure:
-        return self._guard.run(stage, ENGINE, lambda: engine_name(track.key), work)
-
-    def _conclude(self, now: float, subject: _GatheredEngine, demand: _GpuDemand) -> EngineState:
-        """Third phase: the engine's state; one without values when some stage failed."""
-        track = subject.track
-        found = self._concluded(subject, demand)
-        if not isinstance(found, Failure):
-            track.failed_since = None
-            return found
+    def _unknown_state(self, now: float, track: EngineTrack, gpus: tuple[str, ...], failure: Failure) -> EngineState:
         track.failed_since = now if track.failed_since is None else track.failed_since
-        was_read = track.tracker.error is None and self._fresh(track.seen_t, now)
-        page = track.tracker.page
-        without = engine_without_values(
-            track.key, track.target, track.container, subject.gpus, was_read, now, track.failed_since, found
+        up = track.was_read and self._fresh(track.seen_t, now)
+        return engine_without_values(
+            track.key, track.target, track.container, gpus, track.group, up, now, track.failed_since, failure
         )
-        return replace(without, group=page.group if page else "")
-
-    def _concluded(self, subject: _GatheredEngine, demand: _GpuDemand) -> EngineState | Failure:
-        track, gathered = subject.track, subject.gathered
-        if isinstance(gathered, Failure):
-            return gathered
-        signals = self._guarded(SIGNALS, track, partial(self._signals, track, gathered, demand))
-        if isinstance(signals, Failure):
-            return signals
-        work = partial(self._engine_state, track, signals, gathered.limits, subject.gpus)
-        return self._guarded(DIAGNOSIS, track, work)
-
-    def _signals(self, track: EngineTrack, gathered: _FirstPhase, demand: _GpuDemand) -> Signals:
-        return track.tracker.signals(gathered.context, gathered.cache, demand.largest(gathered.own_gpus or ()))
 
     def _own_gpus(self, track: EngineTrack, gpus: tuple[str, ...], args: EngineArgs) -> tuple[str, ...] | None:
         """The container's GPUs that hold this engine's KV pool; ``None`` if unknown.
@@ -436,7 +396,7 @@ class Pipeline:
             version=self._version(track),
             flavour=page.flavour if page else None,
             dialect=page.dialect if page else "",
-            group=page.group if page else "",
+            group=track.group,
             reading=tracker.reading if up else None,
             counters=track.counters if up else {},
             signals=signals if up else signals.without_metrics(),
@@ -476,42 +436,34 @@ class Pipeline:
         }
 
     def _gpu_state(self, snapshot: Snapshot, gpu: GpuReading, demand: _GpuDemand) -> GpuState:
-        track = self._gpus.get(gpu.uuid)
-        found = (
-            track.failure
-            if track is not None and track.failure is not None
-            else self._guard.run(
-                SIGNALS,
-                GPU,
-                lambda: gpu.uuid,
-                lambda: GpuState(gpu, demand.of(gpu.uuid), _process_bytes(gpu, snapshot.process_pods)),
-            )
-        )
-        return gpu_without_values(gpu, found) if isinstance(found, Failure) else found
+        def state() -> GpuState:
+            return GpuState(gpu, demand.of(gpu.uuid), _process_bytes(gpu, snapshot.process_pods))
+
+        return self._guarded(snapshot.time, self._gpu(gpu.uuid), state, GpuState(gpu).without_values)
 
     def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
         """Containers read in this tick; one known only from its log, or whose source fails, has its log events only.
         One of a pod that is gone has nothing, although its last lines may still come.
         """
-        states = []
-        for key, track in self._containers.items():
-            if snapshot.pods is not None and track.pod not in snapshot.pods:
-                continue
-            found = (
-                track.failure
-                if track.failure is not None
-                else self._guard.run(
-                    SIGNALS, CONTAINER, partial("/".join, key), partial(_container_state, key, track, snapshot)
-                )
+        states = [
+            self._guarded(
+                snapshot.time, track, partial(_container_state, track, snapshot), partial(_unknown_container, track)
             )
-            if isinstance(found, Failure):
-                states.append(ContainerState(ContainerReading(*key), log_events=dict(track.counts), failure=found))
-            elif found is not None:
-                states.append(found)
-        return tuple(states)
+            for track in self._containers.values()
+            if snapshot.pods is None or track.pod in snapshot.pods
+        ]
+        return tuple(state for state in states if state is not None)
 
 
-def _container_state(key: ContainerKey, track: ContainerTrack, snapshot: Snapshot) -> ContainerState | None:
+def _no_value(_: Failure) -> None:
+    """Nothing, for a subject that failed."""
+
+
+def _unknown_container(track: ContainerTrack, failure: Failure | None = None) -> ContainerState:
+    return ContainerState(ContainerReading(*track.key), log_events=dict(track.counts), failure=failure)
+
+
+def _container_state(track: ContainerTrack, snapshot: Snapshot) -> ContainerState | None:
     window = track.window
     if window.last is not None and window.last_t == snapshot.time:
         return ContainerState(
@@ -522,7 +474,7 @@ def _container_state(key: ContainerKey, track: ContainerTrack, snapshot: Snapsho
             dict(track.counts),
         )
     if window.last is None or not snapshot.containers:
-        return ContainerState(ContainerReading(*key), log_events=dict(track.counts))
+        return _unknown_container(track)
     return None
 
 

@@ -1,20 +1,22 @@
 """Tracks: the state kept of each container, GPU and engine between snapshots; all of it bounded.
 
-A track of a container or an engine is of one pod, by its uid: a new pod of the same name begins anew.
+A track of a container or an engine is of one pod, by its uid: a new pod of the same name begins anew. So does a track
+on which the exporter failed, because what it has may be half of a reading.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.longest_request import LongestRequest
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
-from kvpressure.model.isolation import Failure
+from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, Failure, engine_name
 from kvpressure.model.readings import ContainerReading, EngineKey, EngineReading, GpuReading, LogLine, Scrape
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.compute import GpuWindow
@@ -34,8 +36,36 @@ def is_gone(track: ContainerTrack | EngineTrack, pods: Mapping[tuple[str, str], 
     return track.uid != uid
 
 
-class ContainerTrack:
-    """A container: its window, its log events, and the facts of its start-up lines."""
+class Track(ABC):
+    """The state of one subject. ``kind``: as in failures; ``failure``: since the last reading."""
+
+    __slots__ = ("failure", "seen_t")
+    kind: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.seen_t = float("-inf")
+        self.failure: Failure | None = None
+        self._begin()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The subject's name, as in failures."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin with no reading."""
+
+    def begin_anew(self, t: float, failure: Failure) -> None:
+        """Forget all readings."""
+        self._begin()
+        self.seen_t, self.failure = t, failure
+
+
+class ContainerTrack(Track):
+    """A container: its window, its log events, and the facts of its start-up lines, which it never forgets, because
+    the log states them only once.
+    """
 
     __slots__ = (
         "_events",
@@ -43,19 +73,18 @@ class ContainerTrack:
         "_oom",
         "counts",
         "facts",
-        "failure",
+        "key",
         "logged",
-        "pod",
         "seen_log",
-        "seen_t",
         "uid",
         "version",
         "window",
     )
+    kind = CONTAINER
 
-    def __init__(self, thresholds: Thresholds, pod: tuple[str, str]) -> None:
-        self.pod = pod  # namespace and name
-        self.window = ContainerWindow()
+    def __init__(self, thresholds: Thresholds, key: tuple[str, str, str]) -> None:
+        super().__init__()
+        self.key = key  # namespace, pod and container
         self.counts: dict[str, int] = {}
         self._log_window = thresholds["log_window_seconds"]
         self._events: dict[str, deque[float]] = {}  # times by event: a chatty one must not push out a rare one
@@ -65,13 +94,24 @@ class ContainerTrack:
         self._oom: tuple[float, Mapping[str, float]] | None = None  # when an out-of-memory text came, its figures
         self.seen_log = False
         self.uid: str | None = None  # of its pod; None = not known yet
-        self.seen_t = float("-inf")
-        self.failure: Failure | None = None  # of the last reading or line
+
+    @property
+    def name(self) -> str:
+        """``namespace/pod/container``."""
+        return "/".join(self.key)
+
+    @property
+    def pod(self) -> tuple[str, str]:
+        """Namespace and name of its pod."""
+        return self.key[:2]
+
+    def _begin(self) -> None:
+        self.window = ContainerWindow()
 
     def observe(self, t: float, reading: ContainerReading) -> None:
         """Take a reading."""
         self.window.observe(t, reading)
-        self.seen_t, self.failure = t, None
+        self.seen_t = t
 
     def take_line(self, t: float, line: LogLine) -> None:
         """Count the event of a log line and keep its facts."""
@@ -92,11 +132,6 @@ class ContainerTrack:
             }
             self._oom = (t, values) if values else self._oom
 
-    def begin_anew(self, t: float, failure: Failure) -> None:
-        """Forget the readings; facts stay, because the log states them only once."""
-        self.window = ContainerWindow()
-        self.seen_t, self.failure = t, failure
-
     def recent_events(self, now: float) -> dict[str, int]:
         """Events of the last ``log_window_seconds``, by name."""
         counted = {name: sum(1 for t in times if self._news(t, now)) for name, times in self._events.items()}
@@ -110,23 +145,31 @@ class ContainerTrack:
         return now - self._log_window <= t <= now
 
 
-class GpuTrack:
+class GpuTrack(Track):
     """A GPU: its activity window and the faults seen recently."""
 
-    __slots__ = ("_codes", "_fault_window", "_faults", "_kernel_faults", "failure", "seen_t", "window")
+    __slots__ = ("_codes", "_fault_window", "_faults", "_kernel_faults", "uuid", "window")
+    kind = GPU
 
-    def __init__(self, thresholds: Thresholds) -> None:
-        self.window = GpuWindow()
+    def __init__(self, thresholds: Thresholds, uuid: str) -> None:
+        super().__init__()
+        self.uuid = uuid
         self._fault_window = thresholds["gpu_fault_window_seconds"]
+
+    @property
+    def name(self) -> str:
+        """Its UUID."""
+        return self.uuid
+
+    def _begin(self) -> None:
+        self.window = GpuWindow()
         self._codes: Mapping[int, int] | None = None
         self._faults: deque[float] = deque(maxlen=MAX_EVENTS_KEPT)
         self._kernel_faults: deque[float] = deque(maxlen=MAX_EVENTS_KEPT)
-        self.seen_t = float("-inf")
-        self.failure: Failure | None = None  # of the last reading
 
     def observe(self, t: float, gpu: GpuReading) -> None:
         """Take a reading; new hardware errors and a lost device count as faults, new kernel errors as kernel faults."""
-        self.seen_t, self.failure = t, None
+        self.seen_t = t
         self.window.observe(t, gpu)
         before = gpu.xid_errors if self._codes is None else self._codes
         for found, kept in ((hardware_faults, self._faults), (kernel_faults, self._kernel_faults)):
@@ -147,7 +190,7 @@ class GpuTrack:
         return sum(1 for t in times if now - self._fault_window <= t <= now)
 
 
-class EngineTrack:
+class EngineTrack(Track):
     """An engine: tracker, diagnoser and identity."""
 
     __slots__ = (
@@ -156,27 +199,34 @@ class EngineTrack:
         "counters",
         "diagnoser",
         "failed_since",
-        "failure",
         "gpus",
+        "group",
         "key",
         "longest",
         "named",
-        "seen_t",
         "target",
         "tracker",
         "uid",
+        "was_read",
     )
+    kind = ENGINE
 
     def __init__(self, key: EngineKey, page: Scrape, thresholds: Thresholds, named: tuple[str, str]) -> None:
+        self._thresholds = thresholds
+        super().__init__()
         self.key = key
         self.named = named  # model and engine as the page calls them
-        self._thresholds = thresholds
-        self._begin()
-        self.failure: Failure | None = None  # of taking in what came last
         self.failed_since: float | None = None  # since when it has been published without values
         self.target, self.container, self.gpus = page.target, page.container, page.gpus
+        self.group = ""
+        self.was_read = False  # whether the last scrape succeeded and listed it
         self.seen_t = page.time
         self.uid: str | None = None  # of its pod; None = not known yet, or named by hand
+
+    @property
+    def name(self) -> str:
+        """``namespace/pod/model/engine``."""
+        return engine_name(self.key)
 
     @property
     def pod(self) -> tuple[str, str]:
@@ -191,17 +241,12 @@ class EngineTrack:
 
     def observe(self, page: Scrape, reading: EngineReading) -> None:
         """Take this engine's part of a successful scrape."""
-        self.failure = None
+        self.group, self.was_read = page.group, True
         if self.tracker.observe(page, reading):
             last = self.tracker.window.last
             self.counters = {**last.counters, **last.page} if last else {}
 
     def lose(self, reason: str) -> None:
         """Note that the scrape failed or did not list this engine."""
-        self.failure = None
+        self.failure, self.was_read = None, False
         self.tracker.fail(reason)
-
-    def begin_anew(self, t: float, failure: Failure) -> None:
-        """Forget all readings, because the last may be half taken in."""
-        self._begin()
-        self.seen_t, self.failure = t, failure

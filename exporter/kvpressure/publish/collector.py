@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
@@ -17,7 +17,7 @@ from kvpressure.model.isolation import (
     ENGINE,
     GPU,
     NODE,
-    PUBLISH,
+    RENDER,
     SOURCE,
     TARGET,
     Failure,
@@ -26,15 +26,7 @@ from kvpressure.model.isolation import (
     engine_name,
 )
 from kvpressure.model.readings import ContainerReading, Discovered, GpuOwner, GpuReading, SourceHealth
-from kvpressure.model.state import (
-    ContainerState,
-    EngineState,
-    GpuState,
-    State,
-    TargetState,
-    gpu_without_values,
-    without_values,
-)
+from kvpressure.model.state import ContainerState, EngineState, GpuState, State, TargetState
 from kvpressure.publish.engine_families import add_engine, engine_labels
 from kvpressure.publish.metric_families import Families, Labels, clean
 from kvpressure.publish.metrics import CONTAINER as CONTAINER_LABELS
@@ -42,6 +34,7 @@ from kvpressure.publish.metrics import ENGINE as ENGINE_LABELS
 from kvpressure.publish.metrics import GPU as GPU_LABELS
 
 _MEMORY_FIELDS: Final = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes")
+S = TypeVar("S", EngineState, GpuState, ContainerState)
 _BUILD: Final = (__version__, platform.python_version())
 
 
@@ -58,21 +51,50 @@ def collect(state: State, guard: Guard | None = None) -> Iterator[Family]:
 
 def families(state: State, guard: Guard | None = None) -> Families:
     """All metrics of ``state``. A subject that ``guard`` sees fail has its identity only."""
-    out, guard = Families(), guard or Guard()
+    out, guard = Families(), guard or Guard(RENDER)
     split = _told_by_parts(state)
-    for gpu in state.gpus:
-        _try_gpu(out, guard, gpu, split.get(gpu.reading.uuid))
-    guard.run(PUBLISH, NODE, lambda: "gpus", partial(_add_gpu_counts, out, state))
-    guard.each(PUBLISH, GPU, state.owners, lambda owner: owner.uuid, partial(_add_owner, out))
-    for engine in state.engines:
-        _try_engine(out, guard, engine, state.time)
-    for container in state.containers:
-        _try_container(out, guard, container)
-    guard.each(PUBLISH, CONTAINER, state.discovered, container_name, partial(_add_discovered, out))
+
+    def add_gpu(gpu: GpuState) -> None:
+        _add_gpu(out, gpu, split.get(gpu.reading.uuid))
+
+    guard.each(
+        GPU,
+        state.gpus,
+        lambda one: one.reading.uuid,
+        add_gpu,
+        _bare(out, GPU_LABELS, lambda one: _gpu_labels(one.reading)),
+    )
+    guard.each(NODE, (state,), lambda _: "gpus", partial(_add_gpu_counts, out))
+    guard.each(GPU, state.owners, lambda owner: owner.uuid, partial(_add_owner, out))
+    guard.each(
+        ENGINE,
+        state.engines,
+        lambda one: engine_name(one.key),
+        partial(add_engine, out),
+        _bare(out, ENGINE_LABELS, lambda one: engine_labels(one.key)),
+    )
+    guard.each(
+        CONTAINER,
+        state.containers,
+        lambda one: container_name(one.reading),
+        partial(_add_container, out),
+        _bare(out, CONTAINER_LABELS, lambda one: _container_labels(one.reading)),
+    )
+    guard.each(CONTAINER, state.discovered, container_name, partial(_add_discovered, out))
     for condition in state.node_conditions:
         out.add("node_condition", (clean(condition.type),), condition.status)
     _add_exporter(out, guard, state)
     return out
+
+
+def _bare(out: Families, names: Labels, labels: Callable[[S], Labels]) -> Callable[[S, Failure], S]:
+    """Makes a subject one without values, and removes what ``out`` has of it already."""
+
+    def bare(one: S, failure: Failure) -> S:
+        out.discard(names, labels(one))
+        return one.without_values(failure)
+
+    return bare
 
 
 def _add_owner(out: Families, owner: GpuOwner) -> None:
@@ -85,42 +107,6 @@ def _add_owner(out: Families, owner: GpuOwner) -> None:
 def _add_discovered(out: Families, found: Discovered) -> None:
     place = (clean(found.namespace), clean(found.pod), clean(found.container))
     out.add("container_discovery_info", (*place, found.result, found.reason), 1)
-
-
-def _try_gpu(out: Families, guard: Guard, gpu: GpuState, reported_by_instances: frozenset[str] | None) -> None:
-    def instead(failure: Failure) -> None:
-        out.discard(GPU_LABELS, _gpu_labels(gpu.reading))
-        _add_gpu(out, gpu_without_values(gpu.reading, failure), reported_by_instances)
-
-    _try(guard, GPU, lambda: gpu.reading.uuid, lambda: _add_gpu(out, gpu, reported_by_instances), instead)
-
-
-def _try_engine(out: Families, guard: Guard, engine: EngineState, now: float) -> None:
-    def instead(failure: Failure) -> None:
-        out.discard(ENGINE_LABELS, engine_labels(engine.key))
-        add_engine(out, without_values(engine, now, failure))
-
-    _try(guard, ENGINE, lambda: engine_name(engine.key), lambda: add_engine(out, engine), instead)
-
-
-def _try_container(out: Families, guard: Guard, container: ContainerState) -> None:
-    reading = container.reading
-    _try(
-        guard,
-        CONTAINER,
-        lambda: container_name(reading),
-        lambda: _add_container(out, container),
-        lambda _: out.discard(CONTAINER_LABELS, _container_labels(reading)),
-    )
-
-
-def _try(
-    guard: Guard, kind: str, name: Callable[[], str], work: Callable[[], None], instead: Callable[[Failure], None]
-) -> None:
-    """Run ``work``; if it fails, ``instead``; nothing if that fails too."""
-    failure = guard.run(PUBLISH, kind, name, work)
-    if isinstance(failure, Failure):
-        guard.run(PUBLISH, kind, name, partial(instead, failure))
 
 
 def _told_by_parts(state: State) -> dict[str, frozenset[str]]:
@@ -233,10 +219,8 @@ def _add_target(out: Families, target: TargetState) -> None:
 
 
 def _add_exporter(out: Families, guard: Guard, state: State) -> None:
-    for name, health in state.health.items():
-        guard.run(PUBLISH, SOURCE, partial(str, name), partial(_add_source, out, name, health))
-    for target in state.targets:
-        guard.run(PUBLISH, TARGET, partial(str, target.target), partial(_add_target, out, target))
+    guard.each(SOURCE, state.health.items(), lambda one: one[0], lambda one: _add_source(out, *one))
+    guard.each(TARGET, state.targets, lambda one: one.target, partial(_add_target, out))
     for failures in (state.failures, guard.counts):
         for failure, count in failures.items():
             out.add(

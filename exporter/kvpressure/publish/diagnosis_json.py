@@ -6,49 +6,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from kvpressure import __version__
 from kvpressure.model import ceilings
-from kvpressure.model.isolation import (
-    CONTAINER,
-    ENGINE,
-    GPU,
-    JSON,
-    SOURCE,
-    TARGET,
-    Failure,
-    Guard,
-    container_name,
-    engine_name,
-)
-from kvpressure.model.readings import ContainerReading, SourceHealth
-from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, State, gpu_without_values
+from kvpressure.model.isolation import CONTAINER, GPU, SOURCE, TARGET, Failure, container_name
+from kvpressure.model.readings import SourceHealth
+from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, State
 from kvpressure.publish.links import DASHBOARDS
 from kvpressure.publish.page.history import SLOT_SECONDS
-from kvpressure.publish.page.view import PageEngine, ViewContext, bare_view, engine_view, headline
+from kvpressure.publish.page.view import PageEngine, ViewContext, headline, rendered_engines
 
 
 def diagnosis_document(state: State, node_name: str, around: ViewContext | None = None) -> dict[str, Any]:
     """The document as plain JSON values; numbers that JSON cannot represent become null."""
     around = around or ViewContext()
-    guard = around.guard
-    each = partial(guard.each, JSON)
+    each = around.guard.each
+    engines = rendered_engines(state.engines, state, around, _entry)
     document = {
         "version": __version__,
         "node": node_name,
-        **_plain({"time": state.time, "headline": headline(state, guard)}),
-        "engines": each(
-            ENGINE, state.engines, lambda one: engine_name(one.key), lambda one: engine_entry(one, state, around)
+        "time": _plain(state.time),
+        "headline": headline((view for view, _ in engines), len(state.engines)),
+        "engines": [entry for _, entry in engines],
+        "gpus": each(
+            GPU,
+            state.gpus,
+            lambda one: one.reading.uuid,
+            lambda one: _plain(_gpu(one, state)),
+            GpuState.without_values,
         ),
-        "gpus": each(GPU, state.gpus, lambda one: one.reading.uuid, lambda one: _try_gpu(one, state, guard)),
         "containers": each(
-            CONTAINER, state.containers, lambda one: container_name(one.reading), lambda one: _try_container(one, guard)
+            CONTAINER,
+            state.containers,
+            lambda one: container_name(one.reading),
+            lambda one: _plain(_container(one)),
+            ContainerState.without_values,
         ),
         "discovered": each(CONTAINER, state.discovered, container_name, _fields),
         "node_conditions": {condition.type: condition.status for condition in state.node_conditions},
-        "sources": dict(each(SOURCE, state.health.values(), lambda health: health.name, _source)),
+        "sources": dict(each(SOURCE, state.health.values(), lambda one: one.name, _source)),
         "targets": each(TARGET, state.targets, lambda one: one.target, _fields),
         "expected_gpus": _plain(state.expected_gpus),
         "ticks": state.ticks,
@@ -57,7 +54,7 @@ def diagnosis_document(state: State, node_name: str, around: ViewContext | None 
         "web_refused": _plain(state.web_refused),
         "dashboards": {uid: around.links.dashboard(uid).url or None for uid in DASHBOARDS},
     }
-    counted = (*state.failures.items(), *guard.counts.items())  # last: what failed above is among them
+    counted = (*state.failures.items(), *around.guard.counts.items())  # last: what failed above is among them
     return {**document, "failures": [{**_fields(failure), "count": count} for failure, count in counted]}
 
 
@@ -72,27 +69,13 @@ def _source(health: SourceHealth) -> tuple[str, dict[str, Any]]:
 
 def engine_entry(engine: EngineState, state: State, around: ViewContext) -> dict[str, Any]:
     """One engine of the document; if rendering fails, its identity and the reason."""
-    found: dict[str, Any] | Failure = around.guard.run(
-        JSON, ENGINE, lambda: engine_name(engine.key), lambda: _plain(_engine(engine_view(engine, state, around)))
-    )
-    if not isinstance(found, Failure):
-        return found
-    bare: dict[str, Any] = _plain(_engine(bare_view(engine, state.time, around, found)))
-    return bare
+    ((_, entry),) = rendered_engines((engine,), state, around, _entry)
+    return entry
 
 
-def _try_gpu(gpu: GpuState, state: State, guard: Guard) -> Any:
-    found = guard.run(JSON, GPU, lambda: gpu.reading.uuid, lambda: _plain(_gpu(gpu, state)))
-    return _plain(_gpu(gpu_without_values(gpu.reading, found), state)) if isinstance(found, Failure) else found
-
-
-def _try_container(container: ContainerState, guard: Guard) -> Any:
-    reading = container.reading
-    found = guard.run(JSON, CONTAINER, lambda: container_name(reading), lambda: _plain(_container(container)))
-    if not isinstance(found, Failure):
-        return found
-    bare = ContainerReading(reading.namespace, reading.pod, reading.container)
-    return _plain(_container(ContainerState(bare, failure=found)))
+def _entry(view: PageEngine) -> dict[str, Any]:
+    entry: dict[str, Any] = _plain(_engine(view))
+    return entry
 
 
 def _container(container: ContainerState) -> dict[str, Any]:

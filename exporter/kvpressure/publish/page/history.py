@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from kvpressure.model.isolation import ENGINE, PAGE, Guard, engine_name
+from kvpressure.model.isolation import ENGINE, RENDER, Guard, engine_name
 from kvpressure.model.readings import EngineKey, Snapshot
 from kvpressure.model.state import EngineState, State
 
@@ -52,7 +52,7 @@ class PageHistory:
     """
 
     def __init__(self) -> None:
-        self.guard = Guard()
+        self.guard = Guard(RENDER)
         self._rings: dict[EngineKey, _Ring] = {}
         self._lock = threading.Lock()
 
@@ -64,13 +64,20 @@ class PageHistory:
             present = {engine.key for engine in state.engines}
             for key in [key for key in self._rings if key not in present]:
                 del self._rings[key]
-            for engine in state.engines:
-                ring = self._rings.get(engine.key)
-                if ring is None:
-                    ring = self._rings[engine.key] = _Ring(slot)
-                ring.advance(slot)
-                if engine.up:
-                    self.guard.run(PAGE, ENGINE, partial(engine_name, engine.key), partial(_take, ring, slot, engine))
+            self.guard.each(ENGINE, state.engines, lambda one: engine_name(one.key), partial(self._take, slot))
+
+    def _take(self, slot: int, engine: EngineState) -> None:
+        ring = self._rings.get(engine.key)
+        if ring is None:
+            ring = self._rings[engine.key] = _Ring(slot)
+        ring.advance(slot)
+        if engine.up:
+            signals = engine.signals
+            ring.take(slot, "kv_used_ratio_max", signals.kv.kv_used_ratio_max)
+            ring.take(slot, "running", signals.load.running)
+            ring.take(slot, "waiting", signals.load.waiting)
+            ring.take(slot, "batch_p95", signals.batch.batch_p95)
+            ring.take(slot, "preemption_rate", signals.kv.preemption_rate)
 
     def of(self, key: EngineKey) -> Mapping[str, Points]:
         """Series of one engine, oldest first; empty for an unknown engine."""
@@ -83,12 +90,3 @@ class PageHistory:
         return {
             name: tuple(None if math.isnan(value) else round(value, 4) for value in row) for name, row in rows.items()
         }
-
-
-def _take(ring: _Ring, slot: int, engine: EngineState) -> None:
-    signals = engine.signals
-    ring.take(slot, "kv_used_ratio_max", signals.kv.kv_used_ratio_max)
-    ring.take(slot, "running", signals.load.running)
-    ring.take(slot, "waiting", signals.load.waiting)
-    ring.take(slot, "batch_p95", signals.batch.batch_p95)
-    ring.take(slot, "preemption_rate", signals.kv.preemption_rate)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from kvpressure import __version__
 from kvpressure.advice import wording
 from kvpressure.engines.registry import dialect
-from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, PAGE, SOURCE, Failure, container_name, engine_name
-from kvpressure.model.readings import Discovered, SourceHealth
+from kvpressure.model.isolation import CONTAINER, GPU, SOURCE, container_name
 from kvpressure.model.state import GpuState, State
 from kvpressure.printable import visible_lines
 from kvpressure.publish.page.sparkline import HEIGHT, MINUTES, WIDTH, Sparkline, sparkline
-from kvpressure.publish.page.view import PageEngine, ViewContext, dashboards, engine_views, headline
+from kvpressure.publish.page.view import PageEngine, ViewContext, dashboards, headline, rendered_engines
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -106,89 +104,55 @@ def render_page(state: State, node: str, telemetry_path: str, around: ViewContex
     """The page for ``state`` as HTML; every value is escaped."""
     from markupsafe import Markup
 
-    parts = _Parts(state, around)
+    def part(template: str, **values: object) -> Markup:
+        return Markup(_template(template).render(state=state, **values))
+
+    def article(view: PageEngine) -> Markup:
+        return part(
+            "engine.html.j2",
+            view=view,
+            charts=_charts(view, around),
+            findings=FINDINGS,
+            confident=around.thresholds["confident"],
+            width=WIDTH,
+            height=HEIGHT,
+            minutes=MINUTES,
+        )
+
+    each = around.guard.each
+    engines = rendered_engines(state.engines, state, around, article)
+    parts = {
+        "engines": sorted(engines, key=lambda one: one[0].order),
+        "gpus": each(
+            GPU,
+            state.gpus,
+            lambda gpu: gpu.reading.uuid,
+            lambda gpu: part("gpu.html.j2", gpu=gpu),
+            GpuState.without_values,
+        ),
+        "discovered": each(
+            CONTAINER, state.discovered, container_name, lambda one: part("discovered.html.j2", found=one)
+        ),
+        "sources": each(
+            SOURCE,
+            state.health.items(),
+            lambda one: one[0],
+            lambda one: part("source.html.j2", name=one[0], health=one[1]),
+        ),
+    }
     return _template("page.html.j2").render(
         state=state,
         node=node,
         telemetry_path=telemetry_path,
         version=__version__,
-        headline=headline(state, around.guard),
-        engines=engine_views(state, around),
+        headline=headline((view for view, _ in engines), len(state.engines)),
         dashboards=dashboards(around),
         links=around.links,
-        article=parts.article,
-        gpu_row=parts.gpu_row,
-        source_row=parts.source_row,
-        discovered_row=parts.discovered_row,
+        failures=[*state.failures, *around.guard.counts],  # last: what failed above is among them
         style=Markup(_asset("page.css")),
         script=Markup(_asset("page.js")),
+        **parts,
     )
-
-
-class _Parts:
-    """Parts of the page, each rendered apart; one that fails becomes a line that says so."""
-
-    def __init__(self, state: State, around: ViewContext) -> None:
-        self._state = state
-        self._around = around
-
-    def article(self, view: PageEngine) -> Markup:
-        """One engine."""
-        key = view.state.key
-        return self._part(
-            ENGINE,
-            engine_name(key),
-            '<article class="unknown"><h3>{}</h3><p><strong>{}</strong></p></article>',
-            "engine.html.j2",
-            lambda: {
-                "view": view,
-                "charts": _charts(view, self._around),
-                "findings": FINDINGS,
-                "confident": self._around.thresholds["confident"],
-                "width": WIDTH,
-                "height": HEIGHT,
-                "minutes": MINUTES,
-            },
-        )
-
-    def gpu_row(self, gpu: GpuState) -> Markup:
-        """One GPU."""
-        return self._part(
-            GPU,
-            gpu.reading.uuid,
-            '<tr><th scope="row">{}</th><td colspan="6">{}</td></tr>',
-            "gpu.html.j2",
-            lambda: {"gpu": gpu},
-        )
-
-    def source_row(self, name: str, health: SourceHealth) -> Markup:
-        """One source."""
-        return self._part(
-            SOURCE,
-            name,
-            '<tr><th scope="row">{}</th><td colspan="3">{}</td></tr>',
-            "source.html.j2",
-            lambda: {"name": name, "health": health},
-        )
-
-    def discovered_row(self, found: Discovered) -> Markup:
-        """One container that has a GPU or looks like an inference server."""
-        return self._part(
-            CONTAINER,
-            container_name(found),
-            '<tr><th scope="row">{}</th><td colspan="5">{}</td></tr>',
-            "discovered.html.j2",
-            lambda: {"found": found},
-        )
-
-    def _part(self, kind: str, name: str, instead: str, template: str, values: Callable[[], dict[str, Any]]) -> Markup:
-        from markupsafe import Markup
-
-        def render() -> str:
-            return _template(template).render(state=self._state, **values())
-
-        found = self._around.guard.run(PAGE, kind, lambda: name, render)
-        return Markup(instead).format(name, found.text) if isinstance(found, Failure) else Markup(found)
 
 
 def _charts(view: PageEngine, around: ViewContext) -> list[Chart]:

@@ -6,22 +6,25 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from kvpressure.advice.condition_text import Standing, standings
 from kvpressure.advice.mitigation import MitigationPlan, plan
 from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.advice.wording import number_text, reason_text, words
-from kvpressure.model.isolation import ENGINE, PAGE, Failure, Guard, engine_name
+from kvpressure.model.isolation import ENGINE, Guard, engine_name
 from kvpressure.model.readings import EngineKey
-from kvpressure.model.state import CALM, EngineState, State, without_values
+from kvpressure.model.state import CALM, EngineState, State
 from kvpressure.publish.engine_order import RANKS, rank, worst_first
 from kvpressure.publish.links import DASHBOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points
 from kvpressure.settings.thresholds import Thresholds, builtin
 
 UNKNOWN: Final = "unknown"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,17 @@ class ViewContext:
 
 @dataclass(frozen=True, slots=True)
 class PageEngine:
-    """An engine with everything derived for people. ``anchor``: its stable id on the page; ``verdict``: in
-    words.
+    """An engine with everything derived for people. ``rank``: of its verdict, the larger the worse; ``order``: those
+    in trouble first; ``anchor``: its stable id on the page; ``verdict``: in words; ``said``: the same, or why it is
+    down.
     """
 
     state: EngineState
+    rank: int
+    order: tuple[bool, float, EngineKey]
     anchor: str
     verdict: str
+    said: str
     triage: tuple[TriageStep, ...]
     plan: MitigationPlan
     history: dict[str, Points]
@@ -77,8 +84,11 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
     holding = [one.name for one in beside if one.value]
     return PageEngine(
         state=engine,
+        rank=rank(engine),
+        order=worst_first(engine),
         anchor=_anchor(engine.key),
         verdict=words(diagnosis.verdict),
+        said=_said(engine),
         triage=steps(engine, state, around.thresholds),
         plan=plan(engine, around.thresholds),
         history=dict(around.history.of(engine.key)),
@@ -99,36 +109,20 @@ def _explained(engine: EngineState) -> str:
     return "stalled" if stuck is not None and stuck.value else ""
 
 
-def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Failure) -> PageEngine:
-    """The view of an engine that cannot be rendered: identity and reason."""
-    return PageEngine(
-        without_values(engine, time, failure),
-        _anchor(engine.key),
-        UNKNOWN,
-        (),
-        MitigationPlan(failure.text),
-        {},
-        around.links.dashboard("kvpressure-incident", engine.key),
-        (),
-        (),
+def rendered_engines(
+    engines: Iterable[EngineState], state: State, around: ViewContext, render: Callable[[PageEngine], T]
+) -> list[tuple[PageEngine, T]]:
+    """Each engine's view, and what ``render`` makes of it: of the engine without values when that raises; an engine
+    whose identity cannot be rendered either is left out.
+    """
+
+    def rendered(engine: EngineState) -> tuple[PageEngine, T]:
+        view = engine_view(engine, state, around)
+        return view, render(view)
+
+    return around.guard.each(
+        ENGINE, engines, lambda engine: engine_name(engine.key), rendered, EngineState.without_values
     )
-
-
-def _guarded_view(engine: EngineState, state: State, around: ViewContext) -> PageEngine:
-    view = around.guard.run(PAGE, ENGINE, lambda: engine_name(engine.key), lambda: engine_view(engine, state, around))
-    return bare_view(engine, state.time, around, view) if isinstance(view, Failure) else view
-
-
-def engine_views(state: State, around: ViewContext) -> list[PageEngine]:
-    """All engines, those in trouble first; one whose identity cannot be rendered either is left out."""
-    views = around.guard.each(
-        PAGE,
-        ENGINE,
-        state.engines,
-        lambda engine: engine_name(engine.key),
-        lambda engine: _guarded_view(engine, state, around),
-    )
-    return sorted(views, key=lambda view: worst_first(view.state))
 
 
 def dashboards(around: ViewContext) -> list[Link]:
@@ -136,25 +130,18 @@ def dashboards(around: ViewContext) -> list[Link]:
     return [around.links.dashboard(uid) for uid in DASHBOARDS]
 
 
-def headline(state: State, guard: Guard | None = None) -> str:
-    """The node in one sentence."""
-    total = len(state.engines)
+def headline(shown: Iterable[PageEngine], total: int) -> str:
+    """The node in one sentence. ``total``: number of engines, also of those that cannot be ``shown``."""
     if not total:
         return "No engine found on this node."
-    shown = (guard or Guard()).each(
-        PAGE,
-        ENGINE,
-        state.engines,
-        lambda engine: engine_name(engine.key),
-        lambda engine: (rank(engine), _shown(engine)),
-    )
-    failed = [(RANKS[UNKNOWN], UNKNOWN)] * (total - len(shown))
-    counts = Counter(text for _, text in sorted((*shown, *failed), key=lambda one: one[0], reverse=True))
+    said = [(view.rank, view.said) for view in shown]
+    said += [(RANKS[UNKNOWN], UNKNOWN)] * (total - len(said))
+    counts = Counter(text for _, text in sorted(said, key=lambda one: one[0], reverse=True))
     parts = ", ".join(f"{number_text(count)} {text}" for text, count in counts.items())
     return f"{total} engine{'s' if total > 1 else ''}: {parts}."
 
 
-def _shown(engine: EngineState) -> str:
+def _said(engine: EngineState) -> str:
     return words(engine.diagnosis.verdict) if engine.up else f"down ({reason_text(engine.error, engine.dialect)})"
 
 

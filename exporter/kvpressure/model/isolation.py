@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from kvpressure.model.frozen import frozen
-from kvpressure.model.readings import ContainerReading, Discovered, EngineKey, LogLine
+from kvpressure.model.readings import ContainerReading, Discovered, EngineKey
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def engine_name(key: EngineKey) -> str:
     return f"{key.namespace}/{key.pod}/{key.model_name}/{key.engine}"
 
 
-def container_name(one: ContainerReading | Discovered | LogLine) -> str:
+def container_name(one: ContainerReading | Discovered) -> str:
     """``namespace/pod/container``, as in failures."""
     return f"{one.namespace}/{one.pod}/{one.container}"
 

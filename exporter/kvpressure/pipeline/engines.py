@@ -179,7 +179,7 @@ class Engines:
             else:
                 del self._tracks[key]
                 apart = other.container if other.container != page.container else ""
-                other.key = self._disambiguate(now, key, other.target, apart, page)
+                other.rename(self._disambiguate(now, key, other.target, apart, page))
                 self._tracks[other.key] = other
         if key not in self._tracks:
             self._tracks[key] = self._begun(key, page, named)

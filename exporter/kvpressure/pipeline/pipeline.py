@@ -17,7 +17,7 @@ from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Kno
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
-from kvpressure.model.isolation import CONTAINER, TARGET, TICK, Failure, Guard, container_name
+from kvpressure.model.isolation import TARGET, TICK, Failure, Guard
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, LogLine, Scrape, Snapshot, StepStats
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import (
@@ -144,12 +144,12 @@ class Pipeline:
     def _take(self, now: float, track: Track, work: Callable[[], None]) -> None:
         """Take in a reading."""
         track.failure = None
-        self._guarded(now, track, work, _no_value)
+        self._guarded(now, track, work, lambda _: None)
 
     def _take_line(self, now: float, line: LogLine) -> None:
         """Take a log line; one that raises is skipped."""
-        work = partial(self._container(line).take_line, now, line)
-        self._guard.run(CONTAINER, partial(container_name, line), work, _no_value)
+        track = self._container(line)
+        self._guard.run(track.kind, lambda: track.name, partial(track.take_line, now, line), lambda _: None)
 
     def _take_page(self, now: float, page: Scrape) -> None:
         work = partial(self._engines.observe, now, page, self._model_from_args)
@@ -164,12 +164,12 @@ class Pipeline:
             if (engine.key.namespace, engine.key.pod, engine.named[1]) == (stats.namespace, stats.pod, stats.engine)
         ]
         if len(named) == 1:  # of two servers in a pod that count alike, it is unknown whose steps these are
-            self._guarded(now, named[0], partial(named[0].tracker.steps.observe, stats), _no_value)
+            self._guarded(now, named[0], partial(named[0].tracker.steps.observe, stats), lambda _: None)
 
     def _container(self, of: ContainerReading | LogLine) -> ContainerTrack:
         key = (of.namespace, of.pod, of.container)
         if key not in self._containers:
-            self._containers[key] = track = ContainerTrack(self._thresholds, key)
+            self._containers[key] = track = ContainerTrack(self._thresholds, *key)
             track.uid = self._engines.pods.get(track.pod)
         return self._containers[key]
 
@@ -216,7 +216,7 @@ class Pipeline:
         work = partial(_gpus_of, track, owners.get(track.pod, ()))
         found = self._guard.run(track.kind, lambda: track.name, work, partial(track.begin_anew, now))
         gpus = track.gpus or found or ()
-        unknown = partial(self._unknown_state, now, track, gpus)
+        unknown = partial(self._engine_without_values, now, track, gpus)
         return self._guarded(now, track, partial(self._gathered, now, track, gpus, snapshot, unknown), failed)
 
     def _gathered(
@@ -255,7 +255,9 @@ class Pipeline:
         fresh = {uuid: gpu.window for uuid, gpu in self._gpus.items() if self._fresh(gpu.window.last_t, now)}
         return _GpuDemand(fresh, empty)
 
-    def _unknown_state(self, now: float, track: EngineTrack, gpus: tuple[str, ...], failure: Failure) -> EngineState:
+    def _engine_without_values(
+        self, now: float, track: EngineTrack, gpus: tuple[str, ...], failure: Failure
+    ) -> EngineState:
         track.failed_since = now if track.failed_since is None else track.failed_since
         up = track.was_read and self._fresh(track.seen_t, now)
         return engine_without_values(
@@ -447,23 +449,24 @@ class Pipeline:
         """
         states = [
             self._guarded(
-                snapshot.time, track, partial(_container_state, track, snapshot), partial(_unknown_container, track)
+                snapshot.time,
+                track,
+                partial(_container_state, key, track, snapshot),
+                partial(_container_without_values, key, track),
             )
-            for track in self._containers.values()
+            for key, track in self._containers.items()
             if snapshot.pods is None or track.pod in snapshot.pods
         ]
         return tuple(state for state in states if state is not None)
 
 
-def _no_value(_: Failure) -> None:
-    """Nothing, for a subject that failed."""
+def _container_without_values(
+    key: ContainerKey, track: ContainerTrack, failure: Failure | None = None
+) -> ContainerState:
+    return ContainerState(ContainerReading(*key), log_events=dict(track.counts), failure=failure)
 
 
-def _unknown_container(track: ContainerTrack, failure: Failure | None = None) -> ContainerState:
-    return ContainerState(ContainerReading(*track.key), log_events=dict(track.counts), failure=failure)
-
-
-def _container_state(track: ContainerTrack, snapshot: Snapshot) -> ContainerState | None:
+def _container_state(key: ContainerKey, track: ContainerTrack, snapshot: Snapshot) -> ContainerState | None:
     window = track.window
     if window.last is not None and window.last_t == snapshot.time:
         return ContainerState(
@@ -474,7 +477,7 @@ def _container_state(track: ContainerTrack, snapshot: Snapshot) -> ContainerStat
             dict(track.counts),
         )
     if window.last is None or not snapshot.containers:
-        return _unknown_container(track)
+        return _container_without_values(key, track)
     return None
 
 

@@ -6,10 +6,9 @@ on which the exporter failed, because what it has may be half of a reading.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.longest_request import LongestRequest
@@ -36,23 +35,17 @@ def is_gone(track: ContainerTrack | EngineTrack, pods: Mapping[tuple[str, str], 
     return track.uid != uid
 
 
-class Track(ABC):
-    """The state of one subject. ``kind``: as in failures; ``failure``: since the last reading."""
+class Track:
+    """The state of one subject. ``kind`` and ``name``: as in failures; ``failure``: since the last reading."""
 
-    __slots__ = ("failure", "seen_t")
-    kind: ClassVar[str]
+    __slots__ = ("failure", "kind", "name", "seen_t")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self.name = kind, name
         self.seen_t = float("-inf")
         self.failure: Failure | None = None
         self._begin()
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The subject's name, as in failures."""
-
-    @abstractmethod
     def _begin(self) -> None:
         """Begin with no reading."""
 
@@ -73,18 +66,17 @@ class ContainerTrack(Track):
         "_oom",
         "counts",
         "facts",
-        "key",
         "logged",
+        "pod",
         "seen_log",
         "uid",
         "version",
         "window",
     )
-    kind = CONTAINER
 
-    def __init__(self, thresholds: Thresholds, key: tuple[str, str, str]) -> None:
-        super().__init__()
-        self.key = key  # namespace, pod and container
+    def __init__(self, thresholds: Thresholds, namespace: str, pod: str, container: str) -> None:
+        super().__init__(CONTAINER, f"{namespace}/{pod}/{container}")
+        self.pod = namespace, pod
         self.counts: dict[str, int] = {}
         self._log_window = thresholds["log_window_seconds"]
         self._events: dict[str, deque[float]] = {}  # times by event: a chatty one must not push out a rare one
@@ -94,16 +86,6 @@ class ContainerTrack(Track):
         self._oom: tuple[float, Mapping[str, float]] | None = None  # when an out-of-memory text came, its figures
         self.seen_log = False
         self.uid: str | None = None  # of its pod; None = not known yet
-
-    @property
-    def name(self) -> str:
-        """``namespace/pod/container``."""
-        return "/".join(self.key)
-
-    @property
-    def pod(self) -> tuple[str, str]:
-        """Namespace and name of its pod."""
-        return self.key[:2]
 
     def _begin(self) -> None:
         self.window = ContainerWindow()
@@ -148,18 +130,11 @@ class ContainerTrack(Track):
 class GpuTrack(Track):
     """A GPU: its activity window and the faults seen recently."""
 
-    __slots__ = ("_codes", "_fault_window", "_faults", "_kernel_faults", "uuid", "window")
-    kind = GPU
+    __slots__ = ("_codes", "_fault_window", "_faults", "_kernel_faults", "window")
 
     def __init__(self, thresholds: Thresholds, uuid: str) -> None:
-        super().__init__()
-        self.uuid = uuid
+        super().__init__(GPU, uuid)
         self._fault_window = thresholds["gpu_fault_window_seconds"]
-
-    @property
-    def name(self) -> str:
-        """Its UUID."""
-        return self.uuid
 
     def _begin(self) -> None:
         self.window = GpuWindow()
@@ -209,11 +184,10 @@ class EngineTrack(Track):
         "uid",
         "was_read",
     )
-    kind = ENGINE
 
     def __init__(self, key: EngineKey, page: Scrape, thresholds: Thresholds, named: tuple[str, str]) -> None:
         self._thresholds = thresholds
-        super().__init__()
+        super().__init__(ENGINE, engine_name(key))
         self.key = key
         self.named = named  # model and engine as the page calls them
         self.failed_since: float | None = None  # since when it has been published without values
@@ -222,11 +196,6 @@ class EngineTrack(Track):
         self.was_read = False  # whether the last scrape succeeded and listed it
         self.seen_t = page.time
         self.uid: str | None = None  # of its pod; None = not known yet, or named by hand
-
-    @property
-    def name(self) -> str:
-        """``namespace/pod/model/engine``."""
-        return engine_name(self.key)
 
     @property
     def pod(self) -> tuple[str, str]:
@@ -238,6 +207,10 @@ class EngineTrack(Track):
         self.diagnoser = Diagnoser(self._thresholds)
         self.longest = LongestRequest(self._thresholds)
         self.counters: Mapping[str, float] = {}
+
+    def rename(self, key: EngineKey) -> None:
+        """Set the labels of its series."""
+        self.key, self.name = key, engine_name(key)
 
     def observe(self, page: Scrape, reading: EngineReading) -> None:
         """Take this engine's part of a successful scrape."""

@@ -309,8 +309,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "isolated_failures_total",
         "counter",
         "Internal failures of the exporter that affected one item only (kind: engine, GPU, container, target, source or"
-        " node), by stage (tick: readings, signals and diagnosis; render: metrics, page and JSON) and reason. The"
-        " failed item has no values; all other items are complete.",
+        " node), by stage (tick = readings, signals, diagnosis; render = metrics, page, JSON) and reason. The failed"
+        " item has no values; all other items are complete.",
         ("kind", "name", "stage", "reason"),
         "nothing has failed",
     ),

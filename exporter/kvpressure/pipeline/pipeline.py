@@ -31,7 +31,7 @@ from kvpressure.model.state import (
     engine_without_values,
 )
 from kvpressure.pipeline.engines import FORGET_SECONDS, Engines
-from kvpressure.pipeline.tracks import ContainerTrack, EngineTrack, GpuTrack, Track, is_gone
+from kvpressure.pipeline.tracks import ContainerTrack, EngineTrack, GpuTrack, SubjectTrack, is_gone
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import memory
 from kvpressure.signals.compute import GpuWindow
@@ -128,7 +128,7 @@ class Pipeline:
             failures=self._guard.counts,
         )
 
-    def _guarded(self, now: float, track: Track, work: Callable[[], T], without: Callable[[Failure], T]) -> T:
+    def _guarded(self, now: float, track: SubjectTrack, work: Callable[[], T], without: Callable[[Failure], T]) -> T:
         """What ``work`` makes of a subject; ``without`` values when it raises, now or since the last reading."""
 
         def failed(failure: Failure) -> T:
@@ -141,7 +141,7 @@ class Pipeline:
 
     # --- taking in ------------------------------------------------------------------------------------------
 
-    def _take(self, now: float, track: Track, work: Callable[[], None]) -> None:
+    def _take(self, now: float, track: SubjectTrack, work: Callable[[], None]) -> None:
         """Take in a reading."""
         track.failure = None
         self._guarded(now, track, work, lambda _: None)

@@ -35,7 +35,7 @@ def is_gone(track: ContainerTrack | EngineTrack, pods: Mapping[tuple[str, str], 
     return track.uid != uid
 
 
-class Track:
+class SubjectTrack:
     """The state of one subject. ``kind`` and ``name``: as in failures; ``failure``: since the last reading."""
 
     __slots__ = ("failure", "kind", "name", "seen_t")
@@ -55,7 +55,7 @@ class Track:
         self.seen_t, self.failure = t, failure
 
 
-class ContainerTrack(Track):
+class ContainerTrack(SubjectTrack):
     """A container: its window, its log events, and the facts of its start-up lines, which it never forgets, because
     the log states them only once.
     """
@@ -127,7 +127,7 @@ class ContainerTrack(Track):
         return now - self._log_window <= t <= now
 
 
-class GpuTrack(Track):
+class GpuTrack(SubjectTrack):
     """A GPU: its activity window and the faults seen recently."""
 
     __slots__ = ("_codes", "_fault_window", "_faults", "_kernel_faults", "window")
@@ -165,7 +165,7 @@ class GpuTrack(Track):
         return sum(1 for t in times if now - self._fault_window <= t <= now)
 
 
-class EngineTrack(Track):
+class EngineTrack(SubjectTrack):
     """An engine: tracker, diagnoser and identity."""
 
     __slots__ = (

@@ -122,7 +122,7 @@ def render_page(state: State, node: str, telemetry_path: str, around: ViewContex
     each = around.guard.each
     engines = rendered_engines(state.engines, state, around, article)
     parts = {
-        "engines": sorted(engines, key=lambda one: one[0].order),
+        "engines": sorted(engines, key=lambda one: one[0].worst_first),
         "gpus": each(
             GPU,
             state.gpus,

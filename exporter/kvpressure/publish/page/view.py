@@ -43,14 +43,14 @@ class ViewContext:
 
 @dataclass(frozen=True, slots=True)
 class PageEngine:
-    """An engine with everything derived for people. ``rank``: of its verdict, the larger the worse; ``order``: those
-    in trouble first; ``anchor``: its stable id on the page; ``verdict``: in words; ``said``: the same, or why it is
+    """An engine with everything derived for people. ``rank``: of its verdict, the larger the worse; ``worst_first``:
+    its place on the page; ``anchor``: its stable id there; ``verdict``: in words; ``said``: the same, or why it is
     down.
     """
 
     state: EngineState
     rank: int
-    order: tuple[bool, float, EngineKey]
+    worst_first: tuple[bool, float, EngineKey]
     anchor: str
     verdict: str
     said: str
@@ -85,7 +85,7 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
     return PageEngine(
         state=engine,
         rank=rank(engine),
-        order=worst_first(engine),
+        worst_first=worst_first(engine),
         anchor=_anchor(engine.key),
         verdict=words(diagnosis.verdict),
         said=_said(engine),

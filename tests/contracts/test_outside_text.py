@@ -61,8 +61,8 @@ def host(text: str) -> object:
 
 def sample(text: str) -> object:
     try:
-        name, end = series.name_of(text)
-        return series.number_from(text, series.labels_from(text, end)[1]) if name else None
+        head, number, time = series.sample_of(text)
+        return series.name_of(head), series.labels_of(head), number, time
     except series.BadLine:
         return None
 

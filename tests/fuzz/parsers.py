@@ -308,12 +308,13 @@ def check_line(line: str) -> None:
 
 
 def _read_line(line: str) -> tuple[str, dict[str, str], float] | None:
-    name, end = lines.name_of(line)
+    name = lines.name_of(line)
     if not name or line.lstrip(" \t").startswith(("#", "{")):
         return None
-    labels, end = lines.labels_from(line, end)
+    head, number, _ = lines.sample_of(line)
+    labels = lines.labels_of(head)
     try:
-        return name, labels, float(lines.number_from(line, end)[0])
+        return name, labels, float(number)
     except ValueError:
         return None
 

@@ -11,9 +11,9 @@ import tests.helpers.vllm_pages as pages
 from kvpressure.engines.vllm.aliases import ENGINE_FAMILIES, SAMPLES
 from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.printable import visible
-from kvpressure.sources.scrape import last_page
-from kvpressure.sources.scrape.layout import MAX_BUCKETS, MAX_SLOTS, MAX_VALUES
-from kvpressure.sources.scrape.memory_limits import MAX_ENGINES, REMEMBERED_BYTES, ScrapeLimits
+from kvpressure.sources.scrape import scanner as scanner_module
+from kvpressure.sources.scrape.layout import MAX_BUCKETS, MAX_SERIES, MAX_VALUES
+from kvpressure.sources.scrape.memory_limits import MAX_ENGINES, REMEMBERED_BYTES, SMALL_PAGE_BYTES, ScrapeLimits
 from kvpressure.sources.scrape.scanner import MAX_KEY_CHARS, MAX_LINES, Scanner, parse_scrape
 
 MULTI_PROCESS = {"k_api_server_count2", "l_dp2"}
@@ -506,11 +506,13 @@ def test_what_other_pages_left_behind_does_not_show():
 
 def test_only_lines_that_differ_from_the_last_page_are_read(monkeypatch):
     read = []
-    monkeypatch.setattr(last_page, "number_in", lambda number, _: read.append(number) or float(number))
+    monkeypatch.setattr(scanner_module, "number_in", lambda number, _: read.append(number) or float(number))
     text = pages.text_of("d_kv_pressure")
     scanner = Scanner()
     scanner.scan(text)
-    assert scanner.scan(text).engines == scan(text).engines
+    whole = scan(text)
+    read.clear()
+    assert scanner.scan(text).engines == whole.engines
     assert read == [], "nothing differs"
     line = next(line for line in text.split("\n") if line.startswith("vllm:num_requests_running"))
     changed = text.replace(line, f"{line.rpartition(' ')[0]} 77")
@@ -518,6 +520,24 @@ def test_only_lines_that_differ_from_the_last_page_are_read(monkeypatch):
     assert read == ["77"]
     assert scanner.scan(text.replace(line, "")).engines == scan(text.replace(line, "")).engines, "a series that is gone"
     assert scanner.scan(text.replace(line, f"{line}\n{line}")).engines == scan(text).engines, "a series given twice"
+
+
+def test_a_small_page_is_not_read_as_the_beginning_of_a_large_one():
+    beginning = series("num_requests_running", "3.0") + "".join(f"# {n} {'x' * 100}\n" for n in range(1_100))
+    large = beginning + "# y\n" * 10_000 + series("num_requests_running", "5.0", engine="1")
+    assert len(beginning) < SMALL_PAGE_BYTES < len(large)
+    cut = large.find("\n", SMALL_PAGE_BYTES)
+    for begins_alike in (large[:cut], beginning):
+        scanner = Scanner()
+        scanner.scan(begins_alike)
+        assert scanner.scan(large) == scan(large)
+
+
+def test_a_page_that_stays_the_same_grows_old():
+    text = series("num_requests_running", "3.0 1772445600000")
+    scanner = Scanner()
+    assert scanner.scan(text, 1772445600.0).engines
+    assert scanner.scan(text, 1772445800.0).error == "bad_timestamps"
 
 
 def test_a_histogram_without_change_is_the_same_object():
@@ -553,8 +573,8 @@ def test_series_are_limited_for_a_page_not_for_a_life():
 
     scanner = Scanner()
     for generation in range(3):
-        assert scanner.scan(RUNNING + copies(generation, MAX_SLOTS // 2)).bad_lines == 0
-    assert scanner.scan(copies("all", MAX_SLOTS + 10)).cut == {"series": 10}
+        assert scanner.scan(RUNNING + copies(generation, MAX_SERIES // 2)).bad_lines == 0
+    assert scanner.scan(copies("all", MAX_SERIES + 10)).cut == {"series": 10}
 
 
 def test_reasons_are_limited_for_a_page_not_for_a_life():
@@ -606,8 +626,8 @@ def test_memory_is_bounded_by_whatever_comes_and_the_bound_is_true(page):
         scanner = Scanner()
         for generation in range(3):
             scanner.scan(page(generation))
-            assert held() <= scanner._remembered_bytes + 64 * 1024, "costs no more than it is counted with"
-            assert scanner._remembered_bytes <= REMEMBERED_BYTES + 4 * MAX_KEY_CHARS + 200
+            assert held() <= scanner._bytes + 64 * 1024, "costs no more than it is counted with"
+            assert scanner._bytes <= REMEMBERED_BYTES + 4 * MAX_KEY_CHARS + 200
         scanner.scan(RUNNING)
         scanner.scan(RUNNING)
         assert held() <= REMEMBERED_BYTES
@@ -638,7 +658,7 @@ def test_a_page_of_as_many_engines_as_allowed_is_remembered_whole():
     )
     scanner = Scanner()
     assert len(scanner.scan(text).engines) == MAX_ENGINES
-    assert len(scanner._slots) > 20_000
+    assert len(scanner._known) > 20_000
 
 
 @pytest.mark.slow
@@ -648,7 +668,7 @@ def test_many_targets_of_one_engine_are_all_remembered_whole():
     text = pages.text_of("d_kv_pressure")
     for scanner in scanners:
         scanner.scan(text)
-    assert all(len(scanner._slots) > 500 for scanner in scanners)
+    assert all(len(scanner._known) > 400 for scanner in scanners)
 
 
 def test_what_one_target_leaves_is_there_for_the_others():

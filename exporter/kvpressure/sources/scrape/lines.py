@@ -1,4 +1,4 @@
-"""Parses one line of an exposition carefully and slowly, for lines that the scanner does not know yet.
+"""Takes one line of an exposition apart, for lines that the scanner does not know yet.
 
 Reads the classic text format and OpenMetrics: timestamps, exemplars, quoted names (``{"vllm:x",a="b"} 1``).
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kvpressure.model import ceilings
-
 MAX_LINE_CHARS: Final = 16_384  # cache_config_info, the longest wanted line, has about 1 300
 MAX_LABELS: Final = 128  # cache_config_info has 38
 MAX_LABEL_CHARS: Final = 1_024  # served model names may be paths
 
-_NAME: Final = re.compile(r"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+")
-_QUOTED_NAME: Final = re.compile(r'[ \t]*+\{[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+(?=[,}])')
+_TEXT: Final = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
+_NAME: Final = re.compile(rf'[ \t]*+(?:([a-zA-Z_:][a-zA-Z0-9_:]*+)|\{{[ \t]*+"({_TEXT})"[ \t]*+(?:,|(?=\}})))')
 _LABEL: Final = re.compile(
-    r'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+|"[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t]*+=[ \t]*+'  # name
-    r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+'
-)  # value
-_CLOSE: Final = re.compile(r"[ \t]*+\}[ \t]*+")
-_REST: Final = re.compile(  # value, timestamp, exemplar
-    r"(?<=[ \t}])([^ \t]++)(?:[ \t]++(-?[0-9][0-9.eE+-]*+))?+[ \t\r]*+(?:# \{.*)?+\Z"
+    rf'[ \t]*+(?:([a-zA-Z_][a-zA-Z0-9_]*+)|"({_TEXT})")[ \t]*+=[ \t]*+"({_TEXT})"[ \t]*+(?:,|(?=\}}))'
+)
+_LABELS: Final = re.compile(rf"(?:{_LABEL.pattern})*+[ \t]*+\}}")
+_SAMPLE: Final = re.compile(
+    rf'[ \t]*+((?:[a-zA-Z_:][a-zA-Z0-9_:]*+)?+(?:[ \t]*+\{{(?:[^"}}]++|"{_TEXT}")*+\}})?+)'  # name and labels
+    r"(?:(?<=\})[ \t]*+|[ \t]++)([^ \t]++)"  # value
+    r"(?:[ \t]++(-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?+[0-9]++)?+))?+"  # timestamp
+    r"[ \t\r]*+(?:# \{.*)?+\Z"  # exemplar
 )
 _MILLISECONDS: Final = 1e11
 _ESCAPE: Final = re.compile(r"\\(.)")
@@ -33,74 +33,43 @@ class BadLine(ValueError):
     """A line that cannot be parsed; only that line is lost."""
 
 
-class TooMany(BadLine):
-    """A valid line beyond the limits."""
+def name_of(line: str) -> str:
+    """The metric name of a line; "" without one. A dot, which only quoted names may have, is read as an underscore."""
+    match = _NAME.match(line[:MAX_LINE_CHARS])
+    return "" if match is None else match[1] or _unescape(match[2]).replace(".", "_")
 
 
-def name_of(line: str) -> tuple[str, int]:
-    """(metric name, where it ends) of a line; ``("", 0)`` without a name.
+def sample_of(line: str) -> tuple[str, str, float | None]:
+    """(name and labels as written, text of the value, Unix time of the line or ``None``); an exemplar may follow.
 
-    A dot, which only quoted names may have, is read as an underscore.
+    Raises ``BadLine``. The classic format has milliseconds, OpenMetrics seconds; in seconds, ``_MILLISECONDS`` is the
+    year 5138.
     """
-    match = _NAME.match(line)
-    if match is not None:
-        return match[1], match.end()
-    match = _QUOTED_NAME.match(line)
+    match = _SAMPLE.match(line) if len(line) <= MAX_LINE_CHARS else None
     if match is None:
-        return "", 0
-    return _unescape(match[1]).replace(".", "_"), match.end()
+        raise BadLine("too long, labels that do not end, no value, or something after it")
+    head, number, stamp = match.groups()
+    time = None if stamp is None else float(stamp)
+    return head, number, time / 1000 if time is not None and abs(time) >= _MILLISECONDS else time
 
 
-def labels_from(line: str, start: int) -> tuple[dict[str, str], int]:
-    """(labels of a line whose name ends at ``start``, where they end).
+def labels_of(head: str) -> dict[str, str]:
+    """Labels of a series, from its name and labels as written.
 
     Raises ``BadLine`` for broken syntax, a repeated label, too many labels or too long a value.
     """
-    labels: dict[str, str] = {}
-    position = start
-    if line[:start].lstrip(" \t").startswith("{"):  # quoted name: the brace is already open
-        if line.startswith(",", position):
-            position += 1
-    elif line.startswith("{", position):
-        position += 1
-    else:
-        return labels, start
-    while (match := _LABEL.match(line, position)) is not None:
-        _add_label(labels, match[1], match[2])
-        position = match.end()
-        if not line.startswith(",", position):
-            break
-        position += 1
-    close = _CLOSE.match(line, position)
-    if close is None:
-        raise BadLine("labels do not end")
-    return labels, close.end()
-
-
-def _add_label(labels: dict[str, str], name: str, value: str) -> None:
-    name = _unescape(name[1:-1]).replace(".", "_") if name.startswith('"') else name
-    if name in labels or len(labels) >= MAX_LABELS or len(value) > MAX_LABEL_CHARS:
-        raise BadLine("label twice, too many or too long")
-    labels[name] = _unescape(value)
-
-
-def number_from(line: str, start: int) -> tuple[str, float | None]:
-    """(text of the value, Unix time of the line or ``None``); an exemplar may follow. Raises ``BadLine``.
-
-    The classic format has milliseconds, OpenMetrics seconds; in seconds, ``_MILLISECONDS`` is the year 5138.
-    """
-    match = _REST.match(line, start)
-    if match is None:
-        raise BadLine("no value, or something after it")
-    if match[2] is None:
-        return match[1], None
-    time = ceilings.number_in(match[2], ceilings.FINITE, -ceilings.FINITE)
-    if time is None:
-        raise BadLine("timestamp is no number")
-    return match[1], time / 1000 if abs(time) >= _MILLISECONDS else time
+    name = _NAME.match(head)
+    start = name.end() if name is not None and name[2] is not None else head.find("{") + 1  # its brace is open already
+    if not start:
+        return {}
+    pairs = _LABEL.findall(head, start)
+    labels = {name or _unescape(quoted).replace(".", "_"): _unescape(value) for name, quoted, value in pairs}
+    if _LABELS.fullmatch(head, start) is None or len(labels) < len(pairs) or len(pairs) > MAX_LABELS:
+        raise BadLine("broken labels, one twice, or too many")
+    if len(head) > MAX_LABEL_CHARS and any(len(value) > MAX_LABEL_CHARS for *_, value in pairs):
+        raise BadLine("label too long")
+    return labels
 
 
 def _unescape(text: str) -> str:
-    if "\\" not in text:
-        return text
-    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[0]), text)
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[0]), text) if "\\" in text else text

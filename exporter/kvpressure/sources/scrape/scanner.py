@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import ne
 from sys import getsizeof
 from typing import Final
 
 from kvpressure.engines import other_software, registry
+from kvpressure.engines.series import SampleName
 from kvpressure.model.ceilings import number_in
 from kvpressure.model.readings import EngineReading, PageText, Scrape
 from kvpressure.model.reasons import BAD_TIMESTAMPS, EMPTY, HTML, INVALID_UTF8, JSON, NO_ENGINE_METRICS, TOO_LARGE
-from kvpressure.sources.scrape.last_page import LastPage
-from kvpressure.sources.scrape.layout import UNWANTED, Layout
-from kvpressure.sources.scrape.lines import MAX_LINE_CHARS, BadLine, TooMany, labels_from, name_of, number_from
+from kvpressure.sources.scrape.layout import NO_SERIES, Layout, Series, SeriesOwner, classify
+from kvpressure.sources.scrape.lines import BadLine, labels_of, name_of, sample_of
 from kvpressure.sources.scrape.memory_limits import LAYOUT_BYTES, MAX_ENGINES, SMALL_PAGE_BYTES, ScrapeLimits
 from kvpressure.sources.scrape.replicas import Replicas
 
 MAX_LINES: Final = 100_000  # 64 engines have about 30 000
 MAX_KEY_CHARS: Final = 4_096
-PART_BYTES: Final = 64 * 1024  # of a large page, parsed at a time
+OWNERS_EACH: Final = 4  # for each engine: its model, server and configuration
 CUT_ENGINES: Final = "engines"
 CUT_SERIES: Final = "series"
 CUT_COLLISIONS: Final = "collisions"
@@ -32,6 +34,9 @@ MAX_AGE_SECONDS: Final = 120.0
 """A sample with a timestamp of its own that is further than this from the scrape describes another moment: two
 scrapes of the server behind a federated page, at Prometheus' default interval of a minute.
 """
+LINE_BYTES: Final = 110  # of a kept line beside its text: the object and its value
+SERIES_BYTES: Final = 300  # of a series: what it is, and its place in a layout
+OWNER_BYTES: Final = 1_024  # of an engine or a model, beside its name
 _ENTRY_BYTES: Final = 96  # of a remembered line beside its text: an entry of a dictionary that has just grown
 
 
@@ -49,8 +54,20 @@ class ScanResult:
     error: str | None = None
 
 
+@dataclass(slots=True)
+class _PageLines:
+    """A page's lines as series and values; both ``None`` for a line without a wanted sample."""
+
+    series: list[Series | None] = field(default_factory=list)
+    values: list[float | None] = field(default_factory=list)
+    bad_lines: int = 0
+    untimely: int = 0  # with a timestamp far from the scrape
+    refused: int = 0  # for want of room
+    stamped: bool = False  # some have a timestamp of their own
+
+
 class Scanner:
-    """Parses the pages of one target; remembers their layout, so that only the first is slow.
+    """Parses the pages of one target; remembers what their lines are, so that only the first is slow.
 
     What is remembered affects only speed and replicas' names. It is bounded, as are a page's engines, by this
     target's part of ``bounds``, which the node shares. Not thread-safe.
@@ -62,10 +79,8 @@ class Scanner:
         for share in self._shares:
             share.join(self)
         self._most_bytes = 0
-        self._samples = registry.samples()
+        self._names = registry.samples()
         self._replicas = Replicas()
-        self._now: float | None = None
-        self._untimely = 0  # samples of this page with a timestamp far from the scrape
         self._forget()
 
     def close(self) -> None:
@@ -74,157 +89,170 @@ class Scanner:
             share.leave(self)
 
     def _forget(self) -> None:
-        self._layout = Layout(max(self._most_bytes, LAYOUT_BYTES))
-        self._slots: dict[str, int] = {}  # text of a line up to its value -> slot or UNWANTED
-        self._line_bytes = 0  # of the lines that are remembered
-        self._last = LastPage()
+        self._known: dict[str, Series | None] = {}  # name and labels as written -> what they are; None: not wanted
+        self._owners: dict[tuple[str, ...], SeriesOwner] = {}
+        self._layout = Layout()
+        self._key_bytes = self._series_bytes = 0  # of memory for these
+        self._forget_page()
+
+    def _forget_page(self) -> None:
+        self._lines: list[str] = []
+        self._samples = _PageLines()
+        self._page_bytes = 0
 
     @property
-    def _remembered_bytes(self) -> int:
-        return self._line_bytes + self._layout.bytes + self._last.bytes
+    def _bytes(self) -> int:
+        """Memory for all that is remembered, rather over- than underestimated."""
+        return self._key_bytes + self._series_bytes + self._page_bytes + getsizeof(self._layout.series)
 
     def scan(self, text: str | PageText, now: float | None = None) -> ScanResult:
         """Parse one page. ``now``: Unix seconds of the scrape, against which timestamps are checked; ``None`` =
         unchecked.
         """
-        self._now, self._untimely = now, 0
         # What no server can have sent (half a surrogate pair, from a recording) would come out as a name that cannot be
         # printed.
         raw = text.encode(errors="replace") if isinstance(text, str) else text
         if len(raw) > MAX_LINES and raw.count(b"\n") > MAX_LINES:
             return ScanResult(error=TOO_LARGE)
         self._most_bytes = self._bounds.remembered.allowed(self)
-        self._layout.most_bytes = max(self._most_bytes, LAYOUT_BYTES)
-        fresh = not self._slots
+        fresh = not self._series_bytes
         try:
-            values, bad_lines = self._scan_lines(raw)
-            if self._layout.full and not fresh:  # earlier pages may have filled it
+            samples = self._scan_page(raw, now)
+            if samples.refused and not fresh:  # earlier pages may have filled it
                 self._forget()
-                self._untimely = 0
-                values, bad_lines = self._scan_lines(raw)
+                samples = self._scan_page(raw, now)
         except UnicodeDecodeError:
             return ScanResult(error=INVALID_UTF8)
-        engines, page, unsound, collisions = self._layout.read(values)
+        if samples.series != self._layout.series:
+            self._layout = Layout(samples.series)
+        engines, page, unsound = self._layout.read(samples.values)
         engines = self._replicas.name(engines)
         allowed = min(MAX_ENGINES, self._bounds.engines.allowed(self))
-        cut = {CUT_ENGINES: len(engines) - allowed, CUT_SERIES: self._layout.refused, CUT_COLLISIONS: collisions}
-        cut[CUT_TIMESTAMPS] = self._untimely
-        self._keep_within(len(engines), allowed)
+        left_out = {
+            CUT_ENGINES: len(engines) - allowed,
+            CUT_SERIES: samples.refused + self._layout.refused,
+            CUT_COLLISIONS: self._layout.collisions,
+            CUT_TIMESTAMPS: samples.untimely,
+        }
+        cut = {reason: count for reason, count in left_out.items() if count > 0}
         engines = engines[:allowed]
-        bad_lines += unsound
-        cut = {reason: count for reason, count in cut.items() if count > 0}
+        self._keep_within(len(engines), allowed)
+        bad_lines = samples.bad_lines + unsound
         if not engines:
-            return ScanResult(
-                bad_lines=bad_lines,
-                cut=cut,
-                page=page,
-                error=BAD_TIMESTAMPS if self._untimely else _why_no_engines(raw),
-            )
+            error = BAD_TIMESTAMPS if samples.untimely else _why_no_engines(raw)
+            return ScanResult(page=page, bad_lines=bad_lines, cut=cut, error=error)
         whose = engines[0].dialect
         of_dialect = [engine for engine in engines if engine.dialect == whose]
         kind = registry.dialect(whose).page_kind(raw, of_dialect, page)
         return ScanResult(engines, page, kind.flavour, kind.multi_process, whose, bad_lines, cut)
 
     def _keep_within(self, engines: int, allowed: int) -> None:
-        """Report this page's use of the shared limits, and forget the layout if it exceeds this target's part."""
-        self._bounds.engines.use(self, min(engines, allowed))
-        if self._remembered_bytes > self._most_bytes:
-            self._last.forget()
-        if self._layout.full or self._layout.engines > 2 * allowed or self._remembered_bytes > self._most_bytes:
+        """Report this page's use of the shared limits, and forget what exceeds this target's part."""
+        if self._bytes > self._most_bytes:
+            self._forget_page()
+        if self._bytes > self._most_bytes or len(self._owners) > OWNERS_EACH * allowed:
             self._forget()
-        self._bounds.remembered.use(self, self._remembered_bytes)
+        self._bounds.engines.use(self, engines)
+        self._bounds.remembered.use(self, self._bytes)
 
-    def _scan_lines(self, raw: PageText) -> tuple[list[float | None], int]:
-        """(values by slot, number of bad lines): a small page by its changed lines, a large one in parts, because all
-        its lines at once take twice its memory.
-        """
-        if len(raw) <= SMALL_PAGE_BYTES:
-            return self._scan_small(raw.decode())
-        self._last.forget()
-        values: list[float | None] = [None] * len(self._layout.ceilings)
-        bad_lines = start = 0
+    def _scan_page(self, raw: PageText, now: float | None) -> _PageLines:
+        """A small page by its changed lines, a large one in parts: all its lines at once take twice its memory."""
+        samples, small, start = _PageLines(), len(raw) <= SMALL_PAGE_BYTES, 0
         while start < len(raw):
-            end = raw.find(b"\n", start + PART_BYTES)
+            end = raw.find(b"\n", start + SMALL_PAGE_BYTES)
             end = len(raw) if end < 0 else end
-            bad_lines += self._scan_part(raw[start:end].decode().split("\n"), values)
+            text = raw[start:end].decode()
+            lines = text.split("\n")
+            if small and self._only_values_differ(lines):
+                samples = self._samples
+            else:
+                self._forget_page()
+                self._scan_lines(lines, now, samples)
             start = end + 1
-        return values, bad_lines
+            if small and not (samples.bad_lines or samples.untimely or samples.refused or samples.stamped):
+                self._lines, self._samples = lines, samples
+                self._page_bytes = getsizeof(text) + LINE_BYTES * len(lines)
+        return samples
 
-    def _scan_small(self, text: str) -> tuple[list[float | None], int]:
-        lines = text.split("\n")
-        values = self._last.replace(text, lines, self._slots.get, self._layout.ceilings)
-        if values is not None:
-            return values, 0
-        values = [None] * len(self._layout.ceilings)
-        bad_lines = self._scan_part(lines, values)
-        if not bad_lines and not self._untimely:
-            self._last.keep(text, lines, self._slots.get, values)
-        return values, bad_lines
+    def _only_values_differ(self, lines: list[str]) -> bool:
+        """Whether these are the lines of the last page with other sound values, which are then taken."""
+        series, values = self._samples.series, self._samples.values
+        if len(lines) != len(self._lines):
+            return False
+        for place in compress(count(), map(ne, lines, self._lines)):
+            key, _, number = lines[place].rpartition(" ")
+            known = self._known.get(key, NO_SERIES)
+            if known is not series[place]:
+                return False
+            if known is not None:
+                value = values[place] = number_in(number, known.ceiling)
+                if value is None:
+                    return False
+        return True
 
-    def _scan_part(self, lines: Sequence[str], values: list[float | None]) -> int:
-        """Store values; returns the number of bad lines. This loop dominates the cost of a scan: keep it short."""
-        bad_lines = 0
-        slot_of = self._slots.get
-        ceilings = self._layout.ceilings
+    def _scan_lines(self, lines: list[str], now: float | None, samples: _PageLines) -> None:
+        """Add the samples of these lines. The loop dominates the cost of a scan: keep it short."""
+        known, add_series, add_value = self._known.get, samples.series.append, samples.values.append
         for line in lines:
             key, _, number = line.rpartition(" ")
-            slot = slot_of(key)
-            if slot is None:
-                bad_lines += self._careful(line, values)
-            elif slot >= 0:
+            series = known(key, NO_SERIES)
+            value = None
+            if series is NO_SERIES and (not line or line[0] == "#"):
+                series = None
+            elif series is not None:
                 try:
                     value = float(number)
                 except ValueError:
-                    bad_lines += self._careful(line, values)
-                    continue
-                # NaN and Inf fail here too; "1_0" is a number to Python, to nobody else
-                if 0.0 <= value <= ceilings[slot] and "_" not in number:
-                    values[slot] = value
-                else:
-                    bad_lines += 1
-        return bad_lines
+                    value = -1.0
+                if not 0.0 <= value <= series.ceiling or "_" in number:
+                    series, value = self._careful(line, now, samples)
+            add_series(series)
+            add_value(value)
 
-    def _careful(self, line: str, values: list[float | None]) -> bool:
-        """Parse a line of unknown form, remember the form, store its value; returns whether a wanted line was bad."""
-        key, _, last = line.rpartition(" ")
-        if not line or line.startswith("#"):
-            self._remember(key, UNWANTED)
-            return False
-        name, end = name_of(line[:MAX_LINE_CHARS])
-        sample = self._samples.get(name)
+    def _careful(self, line: str, now: float | None, samples: _PageLines) -> tuple[Series | None, float | None]:
+        """A line that is new or bad, or has more than a value."""
+        name = name_of(line)
+        sample = self._names.get(name)
         if sample is None:
+            key = line.rpartition(" ")[0]
             if key.endswith("}") or key == name:  # else a timestamp follows, and no two lines are alike
-                self._remember(key, UNWANTED)
-            return False
+                self._remember(key, None)
+            return None, None
         try:
-            if len(line) > MAX_LINE_CHARS:
-                raise BadLine("too long")
-            labels, end = labels_from(line, end)
-            number, stamp = number_from(line, end)
-            slot = self._layout.place(sample, labels)
-            if slot == len(values):
-                values.append(None)
-            if number == last and line[end:].strip(" \t") == number:
-                self._remember(key, slot)
-            if slot == UNWANTED:
-                return False
-            if stamp is not None and self._now is not None and not abs(self._now - stamp) <= MAX_AGE_SECONDS:
-                self._untimely += 1
-                return False
-        except TooMany:
-            return False
-        except ValueError:
-            return True
-        value = number_in(number, self._layout.ceilings[slot])
-        if value is None:
-            return True
-        values[slot] = value
-        return False
+            head, number, time = sample_of(line)
+            series = self._known.get(head, NO_SERIES)
+            if series is NO_SERIES:
+                if self._series_bytes > max(self._most_bytes, LAYOUT_BYTES):
+                    samples.refused += 1
+                    return None, None
+                series = self._new_series(head, sample)
+            if series is None:
+                return None, None
+            samples.stamped |= time is not None
+            if time is None or now is None or abs(now - time) <= MAX_AGE_SECONDS:
+                value = number_in(number, series.ceiling)
+                if value is None:
+                    raise BadLine("impossible value")
+                return series, value
+            samples.untimely += 1
+        except BadLine:
+            samples.bad_lines += 1
+        return None, None
 
-    def _remember(self, key: str, slot: int) -> None:
-        if key and len(key) <= MAX_KEY_CHARS and self._remembered_bytes <= self._most_bytes:
-            self._slots[key] = slot
-            self._line_bytes += getsizeof(key) + _ENTRY_BYTES
+    def _new_series(self, head: str, sample: SampleName) -> Series | None:
+        owners = len(self._owners)
+        series = classify(sample, labels_of(head), self._owners)
+        if series is not None:
+            has_texts = bool(series.family.label) or isinstance(series.identity.part, tuple)
+            self._series_bytes += SERIES_BYTES + has_texts * getsizeof(head)
+            self._series_bytes += (len(self._owners) - owners) * (OWNER_BYTES + 4 * getsizeof(head))
+        self._remember(head, series)
+        return series
+
+    def _remember(self, key: str, series: Series | None) -> None:
+        if 0 < len(key) <= MAX_KEY_CHARS and self._key_bytes + self._series_bytes <= self._most_bytes:
+            self._known[key] = series
+            self._key_bytes += getsizeof(key) + _ENTRY_BYTES
 
 
 def _why_no_engines(text: PageText) -> str:
@@ -236,7 +264,7 @@ def _why_no_engines(text: PageText) -> str:
     named = other_software.name_of_page(text)
     if named is not None:
         return named
-    if start.startswith(("{", "[")) and not name_of(start)[0]:  # a quoted metric name begins with a brace too
+    if start.startswith(("{", "[")) and not name_of(start):  # a quoted metric name begins with a brace too
         return JSON
     return NO_ENGINE_METRICS
 

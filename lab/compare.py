@@ -1,5 +1,5 @@
 """What do other Python GPU exporters cost? ``python -m lab.compare [--write]``: the same machine, the same
-8 GPUs, one after another. ``--write`` puts the table into docs/benchmarks.md.
+8 GPUs, one after another. ``--write`` puts the table into docs/reports/benchmarks.md.
 
 CPU is the operating system's accounting of the process: first while nobody scrapes it, then at two scrapes
 a second; the difference is what a scrape costs. An exporter that cannot be installed or does not run is listed with the
@@ -26,7 +26,7 @@ from tests.sources.gpu.nvml_stub import Gpu, World, environment, write
 from lab.contenders import CONTENDERS, Contender, build_driver, install, plain, wait_for_gpus
 from lab.node import cpu_seconds, node, rss_mib
 
-PAGE: Final = Path(__file__).parents[1] / "docs/benchmarks.md"
+PAGE: Final = Path(__file__).parents[1] / "docs/reports/benchmarks.md"
 HEAD: Final = (
     "exporter",
     "CPU of a core, not scraped",
@@ -121,7 +121,7 @@ def main() -> int:
     """Print the table, and write it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=30.0, help="of each of the two phases")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/reports/benchmarks.md")
     options = parser.parse_args()
     rows: list[tuple[str, ...]] = []
 

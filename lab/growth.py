@@ -1,7 +1,7 @@
-"""How does the cost of a node grow? ``python -m lab.growth [--write]``: 8 to 64 engines, and 64 GPU partitions.
+"""How does the cost of a node grow? ``python -m lab.growth``: 8 to 64 engines, and 64 GPU partitions.
 
 As ``lab.node``, with 8 GPUs of which each is split into as many MIG instances as there are engines to an eighth.
-``--write`` puts the table into docs/benchmarks.md. Linear means: an engine costs no more CPU, and a scrape no more time
+Linear means: an engine costs no more CPU, and a scrape no more time
 for each, among 64 than among 8. Exit 1 otherwise.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Final
 
 from docs.generate import parts
@@ -17,7 +16,6 @@ from tests.sources.gpu.nvml_stub import Gpu, Mig, World
 
 from lab.node import measure
 
-PAGE: Final = Path(__file__).parents[1] / "docs/benchmarks.md"
 GPUS: Final = 8
 SIZES: Final = (8, 16, 32, 64)
 HEAD: Final = ("engines and partitions", "CPU of a core", "for each engine", "resident", "scrape p50", "p99", "start")
@@ -42,11 +40,10 @@ def partitioned(partitions: int) -> World:
 
 
 def main() -> int:
-    """Print a row a size, and write them."""
+    """Print a row a size, then the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     options = parser.parse_args()
     rows, found = [], {}
     for size in options.sizes:
@@ -55,10 +52,7 @@ def main() -> int:
         times = (f"{cost['p50'] * 1e3:.1f} ms", f"{cost['p99'] * 1e3:.1f} ms", f"{cost['start']:.2f} s")
         rows.append((f"{size}", *cpu, f"{cost['rss']:.1f} MiB", *times))
         print(*rows[-1], sep=" | ", flush=True)
-    table = parts.table(HEAD, rows)
-    print(table)
-    if options.write:
-        parts.write(PAGE, "growth", table)
+    print(parts.table(HEAD, rows))
     small, large = min(found), max(found)
     return int(found[large]["cpu"] / large > LINEAR * found[small]["cpu"] / small)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from docs.generate import promises, reference, transcripts
+from docs.generate import promises, reference
 
 
 def main(check: bool) -> int:
     """Write the pages, or with ``check`` name each that would change; 1 = one would."""
-    return max(page.main(check=check) for page in (promises, reference, transcripts))
+    return max(page.main(check=check) for page in (promises, reference))
 
 
 if __name__ == "__main__":

@@ -15,17 +15,19 @@ from docs.generate import parts
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PARTS: Final = ("engines", "sources", "process", "web")
-"""Parts of docs/reliability.md, each with a table."""
+"""Parts of the faults, each with a table."""
 
 _HEADS: Final = {
-    "attack": "| attack | result | test |",
+    "attack": "| attack | test, named after what came of it |",
     "fault": "| fault | what users see | metric and reason | recovery | test |",
     "writer": "| who | can write | can reach with it | what bounds them | test |",
 }
 _PAGES: Final = {  # page -> tables on it: name of the place, kind of mark, part
-    "docs/attacks.md": (("attacks", "attack", ""),),
-    "docs/reliability.md": tuple((part, "fault", part) for part in PARTS),
-    "docs/security.md": (("writers", "writer", ""),),
+    "docs/reference/guarantees.md": (
+        ("writers", "writer", ""),
+        ("attacks", "attack", ""),
+        *((part, "fault", part) for part in PARTS),
+    ),
 }
 
 
@@ -59,7 +61,7 @@ def table(kind: str, part: str, found: list[Promise]) -> str:
     head = _HEADS[kind]
     lines = [head, "|" + "---|" * (head.count("|") - 1)]
     for one in sorted(found, key=lambda one: one.cells[0]) if kind == "writer" else found:
-        cells = one.cells[1:] if part else one.cells
+        cells = one.cells[1:] if part else one.cells[:1] if kind == "attack" else one.cells
         if one.kind == kind and (not part or one.cells[0] == part):
             lines.append(f"| {' | '.join(cells)} | `{one.test}` |")
     return "\n".join(lines) + "\n"

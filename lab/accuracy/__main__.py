@@ -13,9 +13,11 @@ from lab.accuracy.score import PARTS, score
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score, print a summary, write or check ``docs/accuracy.md``. Exit 1 when the check finds a difference."""
+    """Score, print a summary, write or check ``docs/reports/accuracy.md``. Exit 1 when the check finds a difference."""
     parser = argparse.ArgumentParser(prog="python -m lab.accuracy", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if docs/accuracy.md is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if docs/reports/accuracy.md is out of date"
+    )
     parser.add_argument(
         "--only",
         metavar="NAME",

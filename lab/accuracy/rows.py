@@ -1,4 +1,4 @@
-"""Which recordings show which row of the rules, for ``docs/verdict-rows.md``: a row that no real recording
+"""Which recordings show which row of the rules, for ``docs/reference/verdict-rows.md``: a row that no real recording
 shows is at most doubtful.
 """
 
@@ -39,7 +39,7 @@ def _ticks(result: Result) -> Iterator[tuple[str, str, str]]:
 
 
 def write(result: Result) -> None:
-    """Keep what ``docs/verdict-rows.md`` says of each row."""
+    """Keep what ``docs/reference/verdict-rows.md`` says of each row."""
     found = shown(result)
     found.pop("", None)
     SHOWN_FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

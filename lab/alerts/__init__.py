@@ -2,5 +2,5 @@
 exporter publishes.
 
 ``python -m lab.alerts`` (``make alert-proof``) plays two weeks of production traffic on a simulated server, the
-recordings of healthy servers and the reconstructed incidents, and writes ``docs/alert-proof.md``.
+recordings of healthy servers and the reconstructed incidents, and writes ``docs/reports/alert-proof.md``.
 """

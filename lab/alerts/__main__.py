@@ -12,7 +12,7 @@ from lab.alerts.fortnight import fortnight
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print a summary, write ``docs/alert-proof.md``. Exit 1 when a bar is missed."""
+    """Measure, print a summary, write ``docs/reports/alert-proof.md``. Exit 1 when a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m lab.alerts", description=__doc__)
     parser.add_argument(
         "--keep-fortnight",

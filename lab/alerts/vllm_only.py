@@ -29,6 +29,7 @@ from lab.alerts.engine import Episode, episodes, evaluate_each
 from lab.alerts.series import ROOT, SCRAPE_SECONDS, Series
 
 PAGE: Final = ROOT / "docs" / "vllm-only.md"
+TABLE: Final = ROOT / "build" / "vllm-only.md"
 RULES: Final = ROOT / VLLM_ONLY
 GOAL: Final = 2 / 3
 _SAMPLE: Final = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
@@ -111,7 +112,7 @@ def share(found: Sequence[Row]) -> tuple[int, int]:
 
 
 def line(row: Row) -> str:
-    """The row of the page's table."""
+    """The row of the table of incidents."""
     fired = ", ".join(f"{name} (page)" if name in row.paged else name for name in row.fired)
     return f"| {row.id} | {row.label} | {', '.join(row.full) or '-'} | {fired or '-'} |"
 
@@ -123,7 +124,6 @@ def page(found: Sequence[Row], quiet: Mapping[str, Sequence[Episode]]) -> str:
     missed = ", ".join(f"{row.id} ({', '.join(row.full)})" for row in found if row.full and not row.fired)
     wrong = [row for row in found if row.label == "no" and row.fired]
     noise = sum(bool(ones) for ones in quiet.values())
-    shown = [line(row) for row in found if row.full or row.fired]
     return TEXT.format(
         alerts=alerts_table(),
         fires=fires,
@@ -134,7 +134,6 @@ def page(found: Sequence[Row], quiet: Mapping[str, Sequence[Episode]]) -> str:
         wrong=", ".join(f"{row.id} ({', '.join(row.fired)})" for row in wrong) or "none",
         quiet=len(quiet),
         noise=noise,
-        rows="\n".join(shown),
     )
 
 
@@ -177,7 +176,7 @@ Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts hav
 {alerts}
 
 Both spellings of renamed metrics are read (`vllm:kv_cache_usage_perc` and `vllm:gpu_cache_usage_perc`; `vllm:inter_token_latency_seconds` and
-`vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](thresholds.md). The alerts link to the runbooks of the exporter's alerts; without the exporter, skip
+`vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](reference/thresholds.md). The alerts link to the runbooks of the exporter's alerts; without the exporter, skip
 steps that read `kvpressure_` metrics.
 
 ## What they cannot show
@@ -197,8 +196,8 @@ The [exporter](deploy.md) on each node closes these gaps.
 
 ## Measured on the recordings
 
-`promtool` evaluates the rules file on the vLLM series of the recorded incidents, scraped every 15 s. [alert-proof.md](alert-proof.md)
-shows for each incident whether it should page somebody, and which of the exporter's rules fire.
+`promtool` evaluates the rules file on the vLLM series of the recorded incidents, scraped every 15 s. The [proof of the alerts](reports/alert-proof.md) is about
+the exporter's rules on the same incidents.
 
 * of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
 * missed: {missed}
@@ -206,12 +205,6 @@ shows for each incident whether it should page somebody, and which of the export
 * recordings of servers without KV pressure on which something fires: {noise} of {quiet}
 
 The series come from published reports of the incidents, so some incidents lack metrics that a real server always has. Many recordings stop at the crash, before InferenceModelDown can fire. No recording contains series of kube-state-metrics.
-
-Every incident on which one of the two fires:
-
-| incident | label | full rules page with | this file fires |
-|---|---|---|---|
-{rows}
 """  # noqa: E501
 
 
@@ -219,6 +212,10 @@ def main() -> int:
     """Measure, print the figures, write the page. Exit 1 when the goal is missed."""
     found = rows(recorded.incidents(timed=len(data.incidents())))
     PAGE.write_text(page(found, play(recorded.quiet_labels())), encoding="utf-8")
+    rows_shown = [line(row) for row in found if row.full or row.fired]
+    head = "| incident | label | full rules page with | this file fires |\n|---|---|---|---|\n"
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text(head + "\n".join(rows_shown) + "\n", encoding="utf-8")
     fires, paged = share(found)
     print(f"fires on {fires} of {paged} incidents on which the full rules page")
     return 0 if fires >= GOAL * paged else 1

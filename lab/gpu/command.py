@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--publish",
         action="store_true",
-        help="with the report: keep the results in lab/gpu/results, write docs/gpu-hardware.md and the fixture",
+        help="with the report: keep results and report in lab/gpu/results, write the fixture",
     )
     parser.add_argument("--here", choices=plan.NAMES, help=argparse.SUPPRESS)
     return parser

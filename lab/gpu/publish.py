@@ -1,4 +1,4 @@
-"""Keeps results for the project: their files, the page made of them, and the GPU as a fixture of the tests."""
+"""Keeps results for the project: their files, the report made of them, and the GPU as a fixture of the tests."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from lab.gpu.children import ROOT
 from lab.gpu.result import Result, load
 
 KEPT: Final = ROOT / "lab/gpu/results"
-PAGE: Final = ROOT / "docs/gpu-hardware.md"
 FIXTURES: Final = ROOT / "tests/fixtures/gpu"
 
 
 def publish(results: Path) -> Path:
-    """Copy what there is, and write page and fixture from all that is kept; the page. ``results`` is only read."""
+    """Copy what there is, and write report and fixture from all that is kept; the report. ``results`` is only read."""
     KEPT.mkdir(parents=True, exist_ok=True)
     for name in plan.NAMES:
         source = results / f"{name}.json"
         if source.exists() and results.resolve() != KEPT:
             shutil.copyfile(source, KEPT / source.name)
-    PAGE.write_text(report.render(KEPT))
     calls = load(KEPT, "calls")
     if calls is not None and "gpu" in calls.data:
         FIXTURES.mkdir(parents=True, exist_ok=True)
         fixture(calls, FIXTURES)
-    return PAGE
+    return report.write(KEPT)
 
 
 def fixture(calls: Result, directory: Path) -> Path:

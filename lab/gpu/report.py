@@ -1,4 +1,4 @@
-"""The results as a document: ``docs/gpu-hardware.md``, or ``report.md`` beside the results."""
+"""The results as a document: ``report.md`` beside the results; docs/reports/gpu-hardware.md sums it up."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ make test-gpu ARGS="--part calls --part counters --part report" GPU_PYTHON=/path
 ```
 
 It needs the packages that `kvpressure serve` needs in that Python, no network and no installation. Parts run
-separately. What could not be measured is listed with the reason. `--publish` keeps the results in `lab/gpu/results`, writes
-this page, and makes a fixture of the GPU's answers (`tests/fixtures/gpu`) for another golden page of the tests.
+separately. What could not be measured is listed with the reason. `--publish` keeps results and report in `lab/gpu/results`, and
+makes a fixture of the GPU's answers (`tests/fixtures/gpu`) for another golden page of the tests.
 """  # noqa: E501
 NOT_RUN: Final = "Not run yet."
 GIB: Final = 2**30

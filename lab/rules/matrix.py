@@ -4,7 +4,7 @@
 the rules, their unit tests and the Alertmanager example through them, for every source and profile; vmalert also has
 to fire on the recorded incidents what Prometheus fires. Prometheus 3 has left-open ranges, so a test that holds on
 2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is written into the package, from where
-``kvpressure bundle`` prints it in ``docs/alerts.md``.
+``kvpressure bundle`` prints it in ``docs/reference/alerts.md``.
 """
 
 from __future__ import annotations

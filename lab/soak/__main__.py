@@ -12,19 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from docs.generate import parts
 from tests.sources.kubernetes import node as kubernetes
 
 import lab.soak
 from lab.soak import Result, soak
 
 STATE: Final = Path(__file__).parents[2] / "build" / "soak.json"
-DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "fuzz-and-soak.md"
+DOCUMENT: Final = STATE.with_suffix(".md")
 TEST: Final = "tests/e2e/test_soak.py"
 
 
 def write_figures(results: dict[int, Result]) -> None:
-    """The section in docs/fuzz-and-soak.md."""
+    """All figures, in ``build/soak.md``."""
     worst: dict[str, tuple[float, int]] = {}
     for result in results.values():
         for name, took in result.recovery.items():
@@ -50,7 +49,7 @@ def write_figures(results: dict[int, Result]) -> None:
         for name, (took, ticks) in sorted(worst.items(), key=lambda one: one[1])
     ][::-1]
     text = "\n".join((*lines, "", "Longest time until everything was back, by fault:", "", *slowest, ""))
-    parts.write(DOCUMENT, "soak", text)
+    DOCUMENT.write_text(text, encoding="utf-8")
 
 
 def main() -> int:

@@ -250,7 +250,7 @@ def test_the_page_states_when_the_ablation_was_made_and_with_which_rules() -> No
     kept = json.loads(report.ABLATION_FILE.read_text(encoding="utf-8"))
     assert [row[0] for row in kept["rows"]] == list(ablation.ABLATIONS)
     page = report.PAGE.read_text(encoding="utf-8")
-    assert f"made this table on {kept['date']} with the rules of commit {kept['commit']}." in page
+    assert f"without one of its inputs on {kept['date']} (commit {kept['commit']})" in page
 
 
 def test_a_rule_on_single_samples_enters_at_the_sign_and_pays_in_gaps() -> None:
@@ -375,14 +375,16 @@ def test_the_page_is_the_same_for_the_same_result_and_its_check_sees_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "PAGE", tmp_path / "docs" / "accuracy.md")
+    monkeypatch.setattr(report, "TABLES", tmp_path / "build" / "accuracy.md")
     result = score(only="/KV03", workers=1)
     assert report.publish(result, check=True) == 1
     assert not report.PAGE.exists()
     assert report.publish(result, check=False) == 0
     assert report.publish(score(only="/KV03", workers=1), check=True) == 0
-    report.PAGE.write_text(report.PAGE.read_text().replace("KV03", "KV99"))
+    assert "| KV03 | KV_PRESSURE |" in report.TABLES.read_text()
+    report.PAGE.write_text(report.PAGE.read_text().replace("| 1 of 1 ", "| 0 of 1 "))
     assert report.publish(result, check=True) == 1
-    assert "KV03" in capsys.readouterr().err
+    assert "+| grades A and B | 1 of 1 | - | - |" in capsys.readouterr().err
 
 
 def test_a_wrong_item_is_shown_with_its_evidence() -> None:

@@ -1,4 +1,4 @@
-"""The page ``docs/mitigations.md``, made of the stored results of ``mitigations.py``."""
+"""``build/mitigations.md``, made of the stored results of ``mitigations.py``."""
 
 from __future__ import annotations
 

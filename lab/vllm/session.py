@@ -200,7 +200,7 @@ def mean(rows: list[dict[str, object]], name: str) -> float | None:
 
 
 def report(rows: list[dict[str, object]], clients: dict[str, object], version: str) -> str:
-    """The page in ``docs/``."""
+    """The session as a page."""
     lines = [
         f"# A real vLLM {version} on the CPU, before, during and after KV pressure",
         "",

@@ -1,7 +1,8 @@
 #!/bin/sh
-# A real vLLM on the CPU through everything the exporter has to tell apart; writes docs/vllm-testbed.md.
+# A real vLLM on the CPU through everything the exporter has to tell apart; writes build/vllm-testbed.md.
 set -eu
 cd "$(dirname "$0")/../.."
+mkdir -p build
 lab/vllm/install.sh
 python=.vllm/bin/python
 for size in tiny small; do
@@ -19,4 +20,4 @@ END
 # The plugin as users install it, seen only by servers that are to have it.
 rm -rf .vllm/plugin
 $python -m pip install -q --disable-pip-version-check --no-deps --target .vllm/plugin ./plugin
-exec .venv/bin/python lab/vllm/testbed.py docs/vllm-testbed.md "$@"
+exec .venv/bin/python lab/vllm/testbed.py build/vllm-testbed.md "$@"

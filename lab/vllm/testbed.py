@@ -2,7 +2,7 @@
 
 Every scenario asserts what the exporter said against what was done, and its batch sizes against vLLM's own step log
 (``--enable-logging-iteration-details``). Last of all it measures what being watched costs the engine. Writes
-``docs/vllm-testbed.md``; exit 1 if anything was not as it should be. Takes about a quarter of an hour on two cores.
+``build/vllm-testbed.md``; exit 1 if anything was not as it should be. Takes about a quarter of an hour on two cores.
 Usage: testbed.py REPORT.md [--only NAME...]
 """
 
@@ -370,7 +370,7 @@ PARTS = ["plugin", "one", "others"]
 
 
 def report(book: Book, seconds: float, names: list[str]) -> str:
-    """The page in ``docs/``."""
+    """All checks and costs as a page."""
     failed = sum(not good for _, _, good, _ in book.lines)
     parts = "all parts in one run" if names == PARTS else f"only the parts {', '.join(names)}"
     lines = [

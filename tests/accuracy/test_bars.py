@@ -92,4 +92,4 @@ def test_the_verdict_reaches_every_bar_and_the_page_says_so() -> None:
     assert (rates.positive, rates.episode, rates.other, rates.neutral, rates.not_recorded) == (62, 6, 356, 6, 5)
     sizes = (len(result.answers), len(result.graded()), len(result.captures), len(result.detections))
     assert sizes == (114, 100, 92, 10)
-    assert report.publish(result, check=True) == 0, "docs/accuracy.md is out of date: run `make accuracy`"
+    assert report.publish(result, check=True) == 0, "docs/reports/accuracy.md is out of date: run `make accuracy`"

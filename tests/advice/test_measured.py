@@ -10,7 +10,7 @@ import pytest
 
 from kvpressure.advice.plan import MEASURED
 
-PAGE = (Path(__file__).parents[2] / "docs/mitigations.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reports/mitigations.md").read_text()
 
 
 def told(start: str) -> dict[str, int]:
@@ -28,8 +28,13 @@ def row(start: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-CAPS, LIMIT, QUARTER, HALF = "Caps at the edge", "a cut of the limit that was set", "   25 % below", "   50 % below"
-POOL, WATERMARK = "`gpu_memory_utilization` down", "`--watermark 0.1`** (not in"
+CAPS, LIMIT, QUARTER, HALF = (
+    "Caps at the edge",
+    "a cut of the limit that was set",
+    "**25 % below what ran",
+    "**50 % below what ran",
+)
+POOL, WATERMARK = "`gpu_memory_utilization` down", "* **`--watermark 0.1`**"
 
 
 def caps() -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/failure-reasons.md names every reason that a failure can have, and no other; the triage page says what to do."""
+"""docs/reference/failure-reasons.md names every reason that a failure can have; the triage page says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages on security and reliability promise what tests prove and what the code's limits are."""
+"""The pages on security and failures promise what tests prove and what the code's limits are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from docs.generate import promises
 from kvpressure.publish.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = tuple(ROOT / f"docs/{page}.md" for page in ("security", "attacks", "reliability", "fuzz-and-soak"))
+GUARANTEES = ROOT / "docs/reference/guarantees.md"
+DOCUMENTS = (GUARANTEES, ROOT / "docs/security.md")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 
@@ -42,7 +43,7 @@ def test_every_test_that_is_named_exists(file: str, name: str) -> None:
 
 
 def test_every_row_names_its_test_or_its_limit() -> None:
-    without = [row for document in DOCUMENTS for row in rows(document) if not (_TEST.search(row[-1]) or is_limit(row))]
+    without = [row for row in rows(GUARANTEES) if not (_TEST.search(row[-1]) or is_limit(row))]
     assert without == []
     assert len(NAMED) > 50
 
@@ -51,7 +52,7 @@ def is_limit(row: list[str]) -> bool:
     return len(row) == 5 and re.fullmatch(r"`[a-z_.]+\.[A-Z_]+`", row[2]) is not None
 
 
-LIMITS = [row for document in DOCUMENTS for row in rows(document) if is_limit(row)]
+LIMITS = [row for row in rows(GUARANTEES) if is_limit(row)]
 
 
 @pytest.mark.parametrize("row", LIMITS, ids=lambda row: row[2].strip("`"))
@@ -68,31 +69,27 @@ def test_there_are_limits() -> None:
 
 def test_every_metric_that_is_named_exists() -> None:
     known = {metric.name.removeprefix("kvpressure_").removesuffix("_total") for metric in METRICS}
-    text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    text = "".join(GUARANTEES.read_text(encoding="utf-8").partition("## Faults")[1:])
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:\{[^}]*\})?(?: \d)?`", text))
     assert {name for name in named if name.removesuffix("_total") not in known} == set()
 
 
 def test_a_mark_of_a_test_is_a_row_of_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tests/web").mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
+    page = tmp_path / GUARANTEES.relative_to(ROOT)
+    page.parent.mkdir(parents=True)
+    page.write_text(GUARANTEES.read_text(encoding="utf-8"))
     (tmp_path / "tests/web/test_a.py").write_text(
         "class TestA:\n"
         "    @pytest.mark.attack('one', 'refused')\n"
         "    @pytest.mark.fault('web', 'two', 'nothing', '–', 'by itself')\n"
         "    def test_b(self) -> None: ...\n"
     )
-    for page in ("attacks", "reliability", "security"):
-        text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-        (tmp_path / f"docs/{page}.md").write_text(text)
     assert promises.main(tmp_path, check=True) == 1
-    assert "docs/attacks.md: out of date" in capsys.readouterr().out
+    assert "docs/reference/guarantees.md: out of date" in capsys.readouterr().out
     assert promises.main(tmp_path) == 0
-    assert "| one | refused | `tests/web/test_a.py::test_b` |" in (tmp_path / "docs/attacks.md").read_text()
-    assert (
-        "| two | nothing | – | by itself | `tests/web/test_a.py::test_b` |"
-        in (tmp_path / "docs/reliability.md").read_text()
-    )
+    assert "| one | `tests/web/test_a.py::test_b` |" in page.read_text()
+    assert "| two | nothing | – | by itself | `tests/web/test_a.py::test_b` |" in page.read_text()
     assert promises.main(tmp_path, check=True) == 0
 
 

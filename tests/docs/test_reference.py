@@ -31,20 +31,20 @@ ROOT = Path(__file__).parents[2]
 
 def copy(root: Path) -> None:
     for page in reference.pages():
-        (root / page).parent.mkdir(exist_ok=True)
+        (root / page).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / page, root / page)
 
 
 def test_pages_are_current_and_an_old_one_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy(tmp_path)
     assert reference.main(tmp_path, check=True) == 0
-    page = tmp_path / "docs/security.md"
+    page = tmp_path / "docs/reference/guarantees.md"
     page.write_text(page.read_text(encoding="utf-8").replace("| 4 MiB |", "| 5 MiB |"), encoding="utf-8")
-    (tmp_path / "docs/commands.md").unlink()
+    (tmp_path / "docs/reference/commands.md").unlink()
     assert reference.main(tmp_path, check=True) == 1
     said = capsys.readouterr().out
-    assert "docs/security.md: out of date" in said
-    assert "docs/commands.md: out of date" in said
+    assert "docs/reference/guarantees.md: out of date" in said
+    assert "docs/reference/commands.md: out of date" in said
     assert reference.main(tmp_path) == 0
     assert reference.main(tmp_path, check=True) == 0
 
@@ -66,7 +66,7 @@ def test_every_option_of_a_command_is_on_the_page(command: str) -> None:
     parser = argparse.ArgumentParser(add_help=False)
     importlib.import_module(f"kvpressure.cli.{command}").add_arguments(parser)
     settings = {f"--{name}" for name in options()} | {"--config"} if command == "record" else set()
-    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
     section = page.partition(f"\n## {command}\n")[2].partition("\n## ")[0]
     flags = {
         flag for action in parser._actions if not settings & {*action.option_strings} for flag in action.option_strings

@@ -1,7 +1,7 @@
 """``python -m tests.fuzz``: every subject in turn until each has enough cases, or the time is over.
 
 What has been done is kept in ``build/fuzz.json``: a further run goes on from there. The figures in
-docs/fuzz-and-soak.md are of all seeds; ``--figures`` writes nothing else. Exit 1 when a case failed; it is then in
+``build/fuzz.md`` are of all seeds; ``--figures`` writes nothing else. Exit 1 when a case failed; it is then in
 ``tests/fixtures/fuzz``.
 """
 
@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from pathlib import Path
 from typing import Any, Final
-
-from docs.generate import parts
 
 from tests.fuzz.guided import fuzz_each
 from tests.fuzz.run import SUBJECTS, Count, keep, kept, run
 
 ROOT: Final = Path(__file__).parents[2]
 STATE: Final = ROOT / "build" / "fuzz.json"
-DOCUMENT: Final = ROOT / "docs" / "fuzz-and-soak.md"
+DOCUMENT: Final = STATE.with_suffix(".md")
 TEST: Final = "tests/fuzz/test_fuzz.py::test_what_has_to_hold_holds_for_some_cases"
 SLICE_SECONDS: Final = 1.0
 GUIDED_MINUTES: Final = 60.0  # at most, for each subject
@@ -37,9 +34,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", choices=sorted(SUBJECTS), help="only these subjects")
     parser.add_argument("--anew", action="store_true", help="forget what earlier runs did")
-    parser.add_argument(
-        "--figures", action="store_true", help="run nothing; write docs/fuzz-and-soak.md from what was done"
-    )
+    parser.add_argument("--figures", action="store_true", help="run nothing; write build/fuzz.md from what was done")
     parser.add_argument(
         "--guided", action="store_true", help="let coverage guide the cases, --minutes for each subject; counts nothing"
     )
@@ -110,30 +105,25 @@ def save_state(seed: int, state: dict[str, Count]) -> None:
 
 
 def write_figures(state: dict[str, Count], document: Path = DOCUMENT) -> None:
-    """The table in docs/fuzz-and-soak.md. The row of a subject of which nothing has been run here stays as it was."""
+    """The table of all subjects."""
     by_subject: dict[str, int] = {}
     for path in kept():
         name = path.stem.rpartition("-")[0]
         by_subject[name] = by_subject.get(name, 0) + 1
-    rows = {row.split(" | ")[0]: row for row in re.findall(r"^\| .*\|$", document.read_text(), re.M)}
     found = []
     for name, subject in SUBJECTS.items():
-        count, about = state.get(name, Count()), f"| {subject.about}"
-        if not count.cases and about in rows:
-            found.append(rows[about])
-        else:
-            found.append(
-                f"{about} | {subject.holds} | {count.cases:,} | {count.seconds / 60:.1f} |"
-                f" {sum(count.failed.values())} | {by_subject.get(name, 0)} | `{TEST}` |"
-            )
-    cells = [row.split(" | ") for row in found]
-    total, minutes = sum(int(row[2].replace(",", "")) for row in cells), sum(float(row[3]) for row in cells)
+        count = state.get(name, Count())
+        found.append(
+            f"| {subject.about} | {subject.holds} | {count.cases:,} | {count.seconds / 60:.1f} |"
+            f" {sum(count.failed.values())} | {by_subject.get(name, 0)} | `{TEST}` |"
+        )
+    total, minutes = sum(one.cases for one in state.values()), sum(one.seconds for one in state.values()) / 60
     text = (
         f"{total:,} cases in {minutes:.0f} minutes of CPU.\n\n| what is"
         " fuzzed | what holds for every case | cases | CPU minutes | failed | once failed, now a test | test"
         " |\n|---|---|---|---|---|---|---|\n" + "\n".join(found) + "\n"
     )
-    parts.write(document, "fuzz", text)
+    document.write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -48,19 +48,16 @@ def test_a_failure_is_seen() -> None:
     assert failure(SUBJECTS["pod_resources"], b"\x0a\x02\x0a\x00") is None
 
 
-def test_figures_of_subjects_that_were_not_run_stay(tmp_path: Path) -> None:
+def test_figures_have_a_row_for_every_subject(tmp_path: Path) -> None:
     document = tmp_path / "figures.md"
-    document.write_text("before\n<!-- fuzz: written by make fuzz -->\n<!-- end of fuzz -->\nafter\n")
-    write_figures({name: Count(1_000_000, 60.0) for name in SUBJECTS}, document)
-    write_figures({"http_request": Count(7, 6.0, {"x": 2})}, document)
+    counts = {name: Count(1_000_000, 60.0) for name in SUBJECTS} | {"http_request": Count(7, 6.0, {"x": 2})}
+    write_figures(counts, document)
     rows = [line.split(" | ") for line in document.read_text().splitlines() if line.startswith("| ")][1:]
     assert len(rows) == len(SUBJECTS)
     cells = {name: row[2:5] for name, row in zip(SUBJECTS, rows, strict=True)}
     assert cells.pop("http_request") == ["7", "0.1", "2"]
     assert set(map(tuple, cells.values())) == {("1,000,000", "1.0", "0")}
     assert f"{1_000_000 * len(cells) + 7:,} cases in {len(cells)} minutes" in document.read_text()
-    assert document.read_text().startswith("before\n")
-    assert document.read_text().endswith("after\n")
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

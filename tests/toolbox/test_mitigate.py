@@ -186,7 +186,7 @@ def test_the_token_budget_is_never_raised(capsys: pytest.CaptureFixture[str]) ->
 def test_without_a_measured_batch_the_cut_starts_from_what_the_cache_holds(
     capsys: pytest.CaptureFixture[str], capacity: int, seqs: int
 ) -> None:
-    """A limit above what the cache lets run binds nothing (docs/mitigations.md)."""
+    """A limit above what the cache lets run binds nothing (docs/reports/mitigations.md)."""
     _, document = mitigate(capsys, *UNMEASURED, "--capacity-tokens", str(capacity))
     assert document["set"]["max_num_seqs"] == seqs < max(2, capacity / 1200)
 

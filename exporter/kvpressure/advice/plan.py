@@ -1,5 +1,5 @@
 """The plan for KV pressure: the guide "Emergency Mitigation" in its order, with values computed for one engine and
-the cost of each; then steps that measurements support beyond the guides (``docs/mitigations.md``).
+the cost of each; then steps that measurements support beyond the guides (``docs/reports/mitigations.md``).
 
 Shared by triage page, JSON and command line. Pure; nothing is applied.
 """
@@ -47,7 +47,7 @@ MEASURED: Final = {
     " time",
     "watermark": "preemptions fell from 40 to 5; all engine steps together took 5 % less time",
 }
-"""Effect of each step on the same overload of a real vLLM, from ``docs/mitigations.md``; a test
+"""Effect of each step on the same overload of a real vLLM, from ``docs/reports/mitigations.md``; a test
 compares the figures.
 """
 
@@ -129,7 +129,7 @@ class Caps:
 @dataclass(frozen=True, slots=True)
 class MitigationStep:
     """One step. ``values``: arguments of the engine to set; ``cost``: what is lost; ``measured``: effect on the
-    overload of ``docs/mitigations.md``; ``commands``: for a shell.
+    overload of ``docs/reports/mitigations.md``; ``commands``: for a shell.
     """
 
     title: str

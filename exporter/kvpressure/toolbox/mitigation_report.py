@@ -85,7 +85,7 @@ def as_text(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan
         lines += [f"     $ {command}" for command in step.commands]
     if plan.values:
         lines += ["", "all together: " + " ".join(changed_flags.as_words(plan.values, plan.dialect))]
-    lines += ["measured: docs/mitigations.md; ready configuration for Envoy Gateway and nginx: --edge"]
+    lines += ["measured: docs/reports/mitigations.md; ready configuration for Envoy Gateway and nginx: --edge"]
     return "\n".join(lines)
 
 

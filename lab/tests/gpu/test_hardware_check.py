@@ -449,10 +449,10 @@ class TestAllocator:
 
 
 class TestPage:
-    def test_publishing_keeps_results_and_writes_page_and_fixture(
+    def test_publishing_keeps_results_and_writes_report_and_fixture(
         self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name, path in (("KEPT", "kept"), ("PAGE", "page.md"), ("FIXTURES", "fixtures")):
+        for name, path in (("KEPT", "kept"), ("FIXTURES", "fixtures")):
             monkeypatch.setattr(publish, name, tmp_path / path)
         given = tmp_path / "given"
         given.mkdir()
@@ -461,11 +461,8 @@ class TestPage:
         assert command.main(["--part", "report", "--publish", "--results", str(given)]) == 0
         assert [path.name for path in given.iterdir()] == ["calls.json"]
         assert load(tmp_path / "kept", "calls") == load(given, "calls")
-        assert "| name | NVIDIA H200 |" in (tmp_path / "page.md").read_text()
+        assert "| name | NVIDIA H200 |" in (tmp_path / "kept/report.md").read_text()
         assert stub_world(tmp_path / "fixtures/h200_580.json").gpus[0].dram == 76
-
-    def test_the_page_is_what_the_kept_results_make(self) -> None:
-        assert publish.PAGE.read_text() == report.render(publish.KEPT), "python -m lab.gpu --part report --publish"
 
     def test_without_results_nothing_is_claimed(self, tmp_path: Path) -> None:
         text = report.render(tmp_path)

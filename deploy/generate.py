@@ -66,9 +66,7 @@ def bundle_files() -> Iterator[tuple[str, str]]:
     for uid, dashboard in render_dashboards(DashboardContext(named, _LINKS, alerts)).items():
         yield f"helm/kvpressure/files/dashboards/{uid}.json", _json(dashboard, indent=None)
     known: dict[str, dict[str, object]] = {
-        entry.name: {"value": float(number(entry.value)), "unit": entry.unit}
-        | ({"guide": entry.guide} if entry.documented else {})
-        for entry in builtin.entries()
+        entry.name: {"value": float(number(entry.value)), "unit": entry.unit} for entry in builtin.entries()
     }
     yield "helm/kvpressure/files/thresholds.json", _json(known, indent=1)
 

@@ -14,6 +14,8 @@ import pytest
 
 from kvpressure.bundle.render import render
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups
+from kvpressure.publish.metrics import METRICS
+from kvpressure.publish.reference import first_sentence
 from kvpressure.settings.thresholds import Thresholds, builtin
 
 pytestmark = pytest.mark.slow
@@ -132,31 +134,22 @@ def test_rules_and_alertmanager(renderings: tuple[dict[str, str], dict[str, str]
         assert left in ([], [left[0]] if left and "group_wait: 0s" in left[0] else []), f"{path}: {left}"
 
 
-@pytest.fixture(scope="module")
-def quoted() -> re.Pattern[str]:
-    """What the guides say, quoted beside a rule: no setting changes it."""
-    alerts = [
-        alert.documented for group in load_groups(Options(builtin())) for alert in group.alerts if alert.documented
-    ]
-    return re.compile("|".join(map(re.escape, alerts)))
-
-
-def test_pages(renderings: tuple[dict[str, str], dict[str, str]], quoted: re.Pattern[str]) -> None:
+def test_pages(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
     before, after = renderings
     checked = 0
     for path, text in before.items():
         if not path.endswith(".md") or path in (
-            "docs/failure-reasons.md",
-            "docs/metrics.md",
-            "docs/settings.md",
-            "docs/thresholds.md",
+            "docs/reference/failure-reasons.md",
+            "docs/reference/metrics.md",
+            "docs/reference/settings.md",
+            "docs/reference/thresholds.md",
         ):
             continue  # references of other parts; the threshold page has its own test
         left = stayed(
             *(
                 reduce(
                     lambda page, known: known.sub("", page),
-                    (ALERT_PAGE, VERDICT_PAGE, quoted, STRUCTURE, PROSE_TEXT),
+                    (ALERT_PAGE, VERDICT_PAGE, STRUCTURE, PROSE_TEXT),
                     version,
                 )
                 for version in (text, after[path])
@@ -170,9 +163,23 @@ def test_pages(renderings: tuple[dict[str, str], dict[str, str]], quoted: re.Pat
 def test_threshold_page_lists_every_entry(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
     before, _ = renderings
     for entry in builtin().entries():
-        row = next(line for line in before["docs/thresholds.md"].splitlines() if line.startswith(f"| `{entry.name}` |"))
-        assert entry.reason in row
+        row = next(
+            line
+            for line in before["docs/reference/thresholds.md"].splitlines()
+            if line.startswith(f"| `{entry.name}` |")
+        )
+        assert entry.documented or entry.constant or first_sentence(entry.reason) in row
         assert NUMBER.search(row.split("|")[2])
+
+
+def test_a_documented_number_is_where_its_row_says() -> None:
+    metrics = {metric.full_name for metric in METRICS}
+    alerts = {alert.name for group in load_groups(Options(builtin())) for alert in group.alerts}
+    dashboards = "".join(text for path, text in render(Options(builtin())).items() if path.startswith("dashboards/"))
+    for entry in (entry for entry in builtin().settable() if entry.documented):
+        assert entry.metric in metrics, entry.name
+        assert set(filter(None, entry.rule.split(", "))) <= alerts, entry.name
+        assert f'"title": "{entry.panel}"' in dashboards or not entry.panel, entry.name
 
 
 def test_dashboards(renderings: tuple[dict[str, str], dict[str, str]]) -> None:

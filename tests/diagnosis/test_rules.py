@@ -210,7 +210,7 @@ def test_rows_that_no_recording_shows_are_at_most_doubtful_and_no_others_are_cap
         f"{table.title}: {row.name}": row.grade for table in rules.DESIGNED for row in table.rows if row.verdict != ""
     }
     needed = {name for name, grade in designed.items() if grade >= Grade.LIKELY and not shown.get(name)}
-    assert needed == rules.SYNTHETIC, "run `make accuracy`, then let the list follow docs/verdict-rows.md"
+    assert needed == rules.SYNTHETIC, "run `make accuracy`, then let the list follow docs/reference/verdict-rows.md"
     for table in rules.TABLES:
         for row in table.rows:
             assert row.grade <= Grade.DOUBTFUL or f"{table.title}: {row.name}" not in rules.SYNTHETIC

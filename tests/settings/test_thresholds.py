@@ -91,7 +91,7 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
             "\n\nkv_ful_ratio: 0.9\n",
             "/thresholds.yaml:3: unknown threshold 'kv_ful_ratio'; did you mean kv_full_ratio?",
         ),
-        ("zzz: 1\n", "/thresholds.yaml:1: unknown threshold 'zzz'; allowed: the names in docs/thresholds.md"),
+        ("zzz: 1\n", "/thresholds.yaml:1: unknown threshold 'zzz'; allowed: the names in docs/reference/thresholds.md"),
         (
             "memory_warning_ratio: 0.95\n",
             "/thresholds.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio; allowed: up to 0.9",

@@ -16,7 +16,7 @@ from kvpressure.bundle.text import number, span, words
 from kvpressure.bundle.verdicts_page import ROWS_PAGE, render_rows, render_verdicts
 from kvpressure.publish.failure_reasons import render_failure_reasons
 from kvpressure.publish.links import RUNBOOK_FOLDER
-from kvpressure.publish.reference import render_metrics_reference, render_settings_reference
+from kvpressure.publish.reference import first_sentence, render_metrics_reference, render_settings_reference
 from kvpressure.settings.thresholds import Threshold
 
 MATRIX_FILE: Final = Path(__file__).with_name("matrix.json")
@@ -44,18 +44,23 @@ def pages(options: Options, groups: Sequence[RuleGroup], others: Sequence[Alert]
         span=span,
         words=words,
         title=title,
+        shown=shown,
+        first_sentence=first_sentence,
         percent=lambda name: f"{number(options.thresholds[name] * 100)} %",
     )
     found = {
-        "docs/thresholds.md": _page("docs/thresholds.md.j2", variables | {"shown": shown}),
-        "docs/alerts.md": _page("docs/alerts.md.j2", variables | _measured(rule_file(groups, options.values))),
+        "docs/reference/thresholds.md": _page("docs/thresholds.md.j2", variables),
+        "docs/reference/alerts.md": _page(
+            "docs/alerts.md.j2",
+            variables | _measured(rule_file(groups, options.values)),
+        ),
         f"{RUNBOOK_FOLDER}/README.md": _page("docs/runbooks.md.j2", variables | {"others": others}),
         "alerts/README.md": _page("docs/alerts-readme.md.j2", variables),
     }
     if options.source == "kvpressure":
-        found["docs/metrics.md"] = render_metrics_reference()
-        found["docs/settings.md"] = render_settings_reference()
-        found["docs/failure-reasons.md"] = render_failure_reasons()
+        found["docs/reference/metrics.md"] = render_metrics_reference()
+        found["docs/reference/settings.md"] = render_settings_reference()
+        found["docs/reference/failure-reasons.md"] = render_failure_reasons()
         found["docs/verdicts.md"] = render_verdicts(options.thresholds)
         found[f"docs/{ROWS_PAGE}"] = render_rows(options.thresholds)
         found["dashboards/README.md"] = _page("docs/dashboards-readme.md.j2", variables)

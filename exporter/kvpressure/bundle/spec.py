@@ -132,14 +132,13 @@ class AlertLevel:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert with all its severities. ``documented``: the guides' number; ``choice``: how and why the rule differs
-    from it; ``dashboard``: whether a dashboard shows it; ``optional``: only if the values file includes it.
+    """One alert with all its severities. ``choice``: what the rule adds to its
+    number, and why; ``dashboard``: whether a dashboard shows it; ``optional``: only if the values file includes it.
     """
 
     name: str
     family: str
     subject: str
-    documented: str
     choice: str
     dashboard: bool
     levels: tuple[AlertLevel, ...]
@@ -254,7 +253,6 @@ def _alert(item: Mapping[str, Any], family: str, dashboard: bool, interval: floa
         name,
         family,
         item["subject"],
-        _line(item.get("documented", "")),
         _line(item["choice"]),
         dashboard,
         levels,

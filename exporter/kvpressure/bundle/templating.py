@@ -11,11 +11,11 @@ from typing import Any, Final
 import jinja2
 
 from kvpressure.bundle.spec import SUBJECTS
-from kvpressure.bundle.text import cited, duration, number, origin, span, words
+from kvpressure.bundle.text import duration, number, origin, span, words
 from kvpressure.bundle.variants import QUIET_SECONDS, recorded_at
 from kvpressure.bundle.verdicts_page import because
 from kvpressure.model.log_events import ALLOCATION_EVENTS
-from kvpressure.settings.thresholds import Thresholds, builtin
+from kvpressure.settings.thresholds import Thresholds
 
 _WORKLOAD_POD: Final = "(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?"
 
@@ -112,8 +112,8 @@ def new_events(counter: str, by: str, window: str, seconds: str) -> str:
 
 
 def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
-    """Names in every template: ``t`` number, ``d`` duration, ``w`` words of a threshold, ``o`` its origin, ``c`` that
-    with the guide's title, ``guide`` the guides' numbers, and the helpers.
+    """Names in every template: ``t`` number, ``d`` duration, ``w`` words of a threshold, ``o`` its origin, and the
+    helpers.
     """
     return {
         "t": lambda name: number(thresholds[name]),
@@ -121,9 +121,6 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "w": lambda name: words(thresholds.entry(name)),
         "because": lambda verdict: because(verdict, thresholds),
         "o": lambda name: origin(thresholds.entry(name)),
-        "c": lambda name: cited(thresholds.entry(name)),
-        "guide": lambda name: words(builtin().entry(name)),
-        "guide_number": lambda name: number(builtin()[name]),
         "n": lambda name: thresholds[name],
         "number": number,
         "span": span,

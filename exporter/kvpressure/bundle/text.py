@@ -21,7 +21,7 @@ _SPANS: Final = ((86400, "d", "day"), (3600, "h", "hour"), (60, "m", "minute"), 
 
 def token(form: str, name: str) -> str:
     """Placeholder for a value filled in later: ``t`` a number, ``w`` in words, ``d`` a duration, ``n`` in JSON, ``o``
-    its origin, ``c`` the origin with the guide's title, ``u`` a link.
+    its origin, ``u`` a link.
     """
     return f"\u27ea{form}:{name}\u27eb"
 
@@ -101,11 +101,6 @@ def words(entry: Threshold) -> str:
 def origin(entry: Threshold) -> str:
     """Whether the number is the guides' own: "documented", or "configured" after an override."""
     return token("o", entry.name) if isinstance(entry.value, Named) else entry.origin
-
-
-def cited(entry: Threshold) -> str:
-    """Its origin with the guide's title; "configured" after an override."""
-    return token("c", entry.name) if isinstance(entry.value, Named) else entry.cited
 
 
 class _Dumper(yaml.SafeDumper):

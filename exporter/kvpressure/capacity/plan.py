@@ -253,7 +253,7 @@ def recommend(
         holds = fits.requests or 0
         if fits.longest >= limits.max_model_len and holds >= max(1.0, needed or 0.0):
             if utilization > documented:
-                why = f'"Preventing KV Cache Pressure" says {documented:g}, but the load needs more memory'
+                why = f"documented: {documented:g}, but the load needs more memory"
             cap = min(limits.max_num_batched_tokens, max(default.max_num_seqs, ceil(needed or 0.0)))
             seqs = min(holds, cap)
             return LimitPlan(
@@ -304,11 +304,7 @@ def _batched_tokens(load: RequestLoad, default: int, needed: float | None, t: Th
 def _utilization(load: RequestLoad, t: Thresholds) -> tuple[float, str]:
     spread = load.quantile("total", 0.95) / max(1.0, sum(r.total for r in load.requests) / len(load.requests))
     if spread >= t["context_spike_ratio"]:
-        return t[
-            "gpu_memory_utilization_long_context"
-        ], 'documented in "Preventing KV Cache Pressure" for long-context load (p95 above twice the mean)'
+        return t["gpu_memory_utilization_long_context"], "documented for long-context load (p95 above twice the mean)"
     if (load.burst_ratio or 0.0) >= t["context_spike_ratio"]:
-        return t["gpu_memory_utilization_long_context"], 'documented in "Preventing KV Cache Pressure" for bursty load'
-    return t[
-        "gpu_memory_utilization_recommended"
-    ], 'documented in "Preventing KV Cache Pressure": leaves memory for allocator overhead and fragmentation'
+        return t["gpu_memory_utilization_long_context"], "documented for bursty load"
+    return t["gpu_memory_utilization_recommended"], "documented: leaves memory for allocator overhead and fragmentation"

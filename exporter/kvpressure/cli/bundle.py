@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(str(error)) from error
     except (SpecError, ArithmeticError) as error:  # thresholds that are allowed each, and make no rules together
         raise InputError(
-            f"these thresholds give no valid rules ({error}); use values closer to the defaults in docs/thresholds.md"
+            f"these thresholds give no valid rules ({error}); use values closer to the defaults in"
+            " docs/reference/thresholds.md"
         ) from error
     except OSError as error:
         where = f"--out: {error.filename or directory}"

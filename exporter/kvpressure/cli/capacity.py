@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worksheet",
         action="store_true",
-        help='print the approximate formulas of "Finding the KV Cache Problem" instead of kvpressure\'s own',
+        help="print the documented approximations instead of kvpressure's own formulas",
     )
     parser.add_argument(
         "--sweep",

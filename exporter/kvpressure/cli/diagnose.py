@@ -14,7 +14,7 @@ examples:
   kvpressure diagnose http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
       watch a server for 30 s and find what limits it
   kvpressure diagnose -n inference -l app=vllm
-      the guides' steps through kubectl (get, logs; nothing is changed): pods, restarts, logs, events, metrics
+      the triage steps through kubectl (get, logs; nothing is changed): pods, restarts, logs, events, metrics
   kvpressure diagnose incident.jsonl.gz
   kvpressure diagnose --exporter http://node-1:9846
   kvpressure diagnose --prometheus http://prometheus:9090 --since 2h --pod vllm-0 --format json

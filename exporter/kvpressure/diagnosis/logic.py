@@ -1,7 +1,7 @@
 """Three-valued conditions: ``yes``, ``no``, ``maybe`` (not no), ``unsure`` (not yes) and ``unknown`` of a fact.
 
 A condition is tested against facts (name -> True, False or None for unknown) and written in words for
-``docs/verdict-rows.md``.
+``docs/reference/verdict-rows.md``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a metric is, and how a signal's field declares the metric that publishes it.
 
-Collector, table of metrics and ``docs/metrics.md`` derive from these declarations.
+Collector, table of metrics and ``docs/reference/metrics.md`` derive from these declarations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each failure reason means and what to do, for the triage page and ``docs/failure-reasons.md``."""
+"""What each failure reason means and what to do, for the triage page and ``docs/reference/failure-reasons.md``."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ _GPUS: Final = (
         "no_permission blocked",
         "the driver or a device cgroup refuses the call",
         "nothing, unless you want profiling counters (GPM) or AMD partitions and processes",
-        "amd.md#partitions",
+        "gpus.md#amd",
     ),
     _meaning(
         "lost gpu_not_found reset_required irq_issue insufficient_power corrupted_inforom",
@@ -162,7 +162,7 @@ _GPUS: Final = (
         "amdsmi_missing amdsmi_mismatch amdsmi_failed",
         "the package `amdsmi` cannot be used with the library of this node",
         "use the wrapper of the node's ROCm, or `--gpu.amd.backend sysfs`",
-        "amd.md#--gpuamdbackend",
+        "gpus.md#amd",
     ),
 )
 _KUBERNETES: Final = (
@@ -171,7 +171,7 @@ _KUBERNETES: Final = (
         "api_forbidden api_unauthorized",
         "missing rights or an invalid token",
         "use the chart's Role; `--kube.namespaces` where there is no ClusterRole",
-        "pod-permissions.md",
+        "platforms.md#what-the-pods-may-do",
     ),
     _meaning(
         "api_unreachable api_timeout api_tls api_throttled api_gone api_error api_bad_answer api_not_found",
@@ -186,7 +186,7 @@ _KUBERNETES: Final = (
     _unscraped("port_of_a_sidecar", "name the server's own port with `kvpressure.io/port`"),
     _unscraped("bad_port", "name a port number; on the host network, one that the pod declares"),
     _unscraped("unix_socket", "make the server listen on a TCP port"),
-    _unscraped("metrics_off", "switch the server's metrics on", "discovery.md#see-what-was-found"),
+    _unscraped("metrics_off", "switch the server's metrics on", "engines.md#see-what-was-found"),
     _unscraped("annotated_container_missing", "correct the name"),
     _unscraped(
         "same_address",
@@ -295,15 +295,14 @@ def action(source: str, reason: str) -> str:
 
 
 def render_failure_reasons() -> str:
-    """``docs/failure-reasons.md``."""
+    """``docs/reference/failure-reasons.md``."""
     lines = [
         "# Failure reasons",
         "",
-        "Generated from `exporter/kvpressure/publish/failure_reasons.py`. The triage page shows the same advice.",
-        "",
-        "A failed reading is absent. The reason of the failure is counted in `kvpressure_target_errors_total` for an",
-        "engine, and in `kvpressure_source_errors_total` for a source. Refused web requests are counted in",
-        "`kvpressure_web_refused_total`.",
+        "Generated from `exporter/kvpressure/publish/failure_reasons.py`; the triage page shows the same advice.",
+        "Reasons are labels of `kvpressure_target_errors_total` (engines), `kvpressure_source_errors_total` (sources)"
+        " and",
+        "`kvpressure_web_refused_total` (web requests).",
     ]
     for section in (SCRAPES, ANY, *SECTIONS, WEB):
         names = ", ".join(f"`{name}`" for name in section.sources)
@@ -313,5 +312,5 @@ def render_failure_reasons() -> str:
 
 
 def _line(row: Meaning) -> str:
-    more = f" ([docs/{row.see.partition('#')[0]}]({row.see}))" if row.see else ""
+    more = f" ([docs/{row.see.partition('#')[0]}](../{row.see}))" if row.see else ""
     return f"| {', '.join(f'`{reason}`' for reason in row.reasons)} | {row.means} | {row.do}{more} |"

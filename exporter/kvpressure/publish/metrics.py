@@ -1,8 +1,8 @@
 """Every metric this exporter publishes.
 
 A signal's metric is declared on the signal's field (``model.signals``), all others here. The collector renders from
-this table, rules and dashboards may use only its names, and ``docs/metrics.md`` is generated from it. Names are a
-contract (frozen by ``tests/golden/metric_names.txt``): a rename keeps the old name for a release.
+this table, rules and dashboards may use only its names, and ``docs/reference/metrics.md`` is generated from it. Names
+are a contract (frozen by ``tests/golden/metric_names.txt``): a rename keeps the old name for a release.
 """
 
 from __future__ import annotations
@@ -137,14 +137,14 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "documented_signature",
         "gauge",
-        'For each condition of KV pressure that the guide "KV Cache Diagnostics" states: 1 if it holds, 0 if not.',
+        "For each documented condition of KV pressure: 1 if it holds, 0 if not.",
         (*ENGINE, "condition"),
         "the condition cannot be evaluated",
     ),
     _m(
         "documented_signature_met",
         "gauge",
-        '1 if at least three of the five conditions of the guide "KV Cache Diagnostics" hold.',
+        "1 if at least three of the five documented conditions of KV pressure hold.",
         ENGINE,
         "the conditions that are unknown could decide the result",
     ),
@@ -177,7 +177,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "verdict_reason",
         "gauge",
-        "Measured value behind a reason for the verdict; docs/verdict-rows.md describes each reason.",
+        "Measured value behind a reason for the verdict; docs/reference/verdict-rows.md describes each reason.",
         (*ENGINE, "reason"),
         "the reason does not support the verdict, or the number is unknown",
     ),

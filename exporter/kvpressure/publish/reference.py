@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from kvpressure.diagnosis.conditions import CONDITIONS
@@ -24,32 +25,17 @@ GPU_SERIES: Final = 10  # in tests/golden/gpu_h100.metrics
 
 
 def render_metrics_reference() -> str:
-    """``docs/metrics.md``: every metric with kind, labels, meaning and when it is absent; conditions and log events."""
+    """``docs/reference/metrics.md``: metrics with kind, labels, meaning and when absent; conditions and log events."""
     lines = [
         "# Metrics",
         "",
-        ("Generated from the declarations in `exporter/kvpressure/publish/metrics.py` and, for signals, in"),
-        (
-            "`exporter/kvpressure/model/signals.py`. Units are base units: bytes, seconds, tokens, watts; ratios run"
-            " from 0 to 1."
-        ),
-        (
-            "A series whose input is missing or stale is absent: never 0, never an old value. A state set has one"
-            " series per state,"
-        ),
-        "each 0 or 1. The usual `process_*` metrics describe the exporter's own process.",
+        "Generated from `exporter/kvpressure/publish/metrics.py` and `model/signals.py`. Units are base units: bytes,",
+        "seconds, tokens, watts; ratios run from 0 to 1. A series whose input is missing or stale is absent. A state",
+        "set has one series per state, each 0 or 1. `/metrics` has the whole HELP text; here is its first sentence.",
         "",
-        "Verdict and stage are state sets, not numbers, because verdicts have no order. A rule for one",
-        "verdict needs only one series of each engine.",
+        *(f"Labels {subject}: {names}." for subject, names in _SUBJECTS.items()),
         "",
-        (
-            f"An engine has about {ENGINE_SERIES} series (recorded from vLLM 0.32 under pressure, without GPU and"
-            " container log). A GPU has"
-        ),
-        (
-            f"{GPU_SERIES} series without profiling, and twice as many with profiling, partitions, driver events and"
-            " pods on it (counted on an H100)."
-        ),
+        f"An engine has about {ENGINE_SERIES} series, a GPU {GPU_SERIES}; twice as many with profiling and partitions.",
     ]
     for title, _ in _SECTIONS:
         lines += ["", f"## {title}", "", "| Metric | Kind | Labels | Meaning | Absent when |", "|---|---|---|---|---|"]
@@ -58,14 +44,14 @@ def render_metrics_reference() -> str:
         "",
         "## Conditions",
         "",
-        "The label `condition` of `kvpressure_condition` has these values. Each ... replaces a number.",
+        "Values of the label `condition` of `kvpressure_condition`; ... replaces a number.",
         "",
         "| condition | is 1 when | runbook |",
         "|---|---|---|",
     ]
     for one in CONDITIONS:
         held = one.true.format_map(Asked(lambda _: "..."))
-        lines.append(f"| `{one.name}` | {held} | [{one.runbook}](runbooks/{one.runbook}.md) |")
+        lines.append(f"| `{one.name}` | {held} | [{one.runbook}](../runbooks/{one.runbook}.md) |")
     lines += [
         "",
         "## Log events",
@@ -79,6 +65,14 @@ def render_metrics_reference() -> str:
     return "\n".join(lines) + "\n"
 
 
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, without its full stop."""
+    return re.split(r"\.(?= [A-Z`])", text, maxsplit=1)[0].removesuffix(".")
+
+
+_SUBJECTS: Final = {"*engine*": "`namespace`, `pod`, `model_name`, `engine`", "*GPU*": "`uuid`, `gpu`, `vendor`"}
+
+
 def _section(metric: Metric) -> str:
     for title, prefixes in _SECTIONS:
         if prefixes and metric.name.startswith(tuple(prefixes.split())):
@@ -88,12 +82,14 @@ def _section(metric: Metric) -> str:
 
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
-    cells = (f"`{metric.full_name}`", metric.kind, labels, metric.help, metric.absent)
+    for subject, names in _SUBJECTS.items():
+        labels = labels.replace(names, subject)
+    cells = (f"`{metric.full_name}`", metric.kind, labels, first_sentence(metric.help), metric.absent)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def render_settings_reference() -> str:
-    """``docs/settings.md``: every setting with flag, default and allowed values."""
+    """``docs/reference/settings.md``: every setting with flag, default and allowed values."""
     lines = [
         "# Settings",
         "",

@@ -1,4 +1,4 @@
-"""Settings grouped by purpose, common ones first: the order of ``serve --help`` and ``docs/settings.md``."""
+"""Settings grouped by purpose, common ones first: the order of ``serve --help`` and ``docs/reference/settings.md``."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def plain(value: float) -> str:
 class Threshold:
     """One number. ``documented``: the guides give this value; ``source``: where; ``reason``: why this value;
     ``change``: when to change it. ``most``: a stricter maximum than the unit's; ``not_above``: a threshold that this
-    one must not exceed. ``constant``: part of the program, cannot be overridden.
+    one must not exceed. ``constant``: part of the program, cannot be overridden. ``metric``,
+    ``rule``, ``panel``: what a documented number is about, and where it is used.
     """
 
     name: str
@@ -93,6 +94,9 @@ class Threshold:
     most: float | None = None
     not_above: str | None = None
     constant: bool = False
+    metric: str = ""
+    rule: str = ""
+    panel: str = ""
 
     @property
     def text(self) -> str:
@@ -175,7 +179,7 @@ def _unknown(name: object, known: Sequence[Threshold]) -> str:
     if isinstance(name, str) and _RETIRED.fullmatch(name):
         return f"{name} is no longer a threshold: confidence follows from the rule's grade; remove this line"
     close = nearest(str(name), (entry.name for entry in known))
-    hint = f"; did you mean {close}?" if close else "; allowed: the names in docs/thresholds.md"
+    hint = f"; did you mean {close}?" if close else "; allowed: the names in docs/reference/thresholds.md"
     return f"unknown threshold {shown(name)}{hint}"
 
 

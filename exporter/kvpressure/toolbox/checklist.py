@@ -560,7 +560,7 @@ def _memory(s: Subject) -> Iterator[Item]:
     t, share = s.thresholds, s.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     why = (
-        '"Preventing KV Cache Pressure": allocator overhead and fragmentation crash a GPU before its memory is full.'
+        "Documented: allocator overhead and fragmentation crash a GPU before its memory is full."
         " A lower value makes the KV pool smaller, so check with kvpressure capacity first that the load fits"
     )
     found = s.found("gpu_memory_utilization")

@@ -1,6 +1,6 @@
 {{- /*
 Rules and dashboards are generated with tokens in place of thresholds and links: @@t:NAME@@ the number, @@w:NAME@@ in words,
-@@d:NAME@@ a duration, @@o:NAME@@ "documented" or, once set, "configured", @@c:NAME@@ that with the guide's title,
+@@d:NAME@@ a duration, @@o:NAME@@ "documented" or, once set, "configured",
 "@@n:NAME@@" a JSON number, @@u:NAME@@ a link or job of .Values.rules. This fills them in as the generator itself would;
 tests/deploy compares both.
 */ -}}
@@ -95,8 +95,6 @@ tests/deploy compares both.
 {{- $text = replace $bare (include "kvpressure.duration" $value) $text -}}
 {{- else if eq $kind "o" -}}
 {{- $text = replace $bare (ternary "configured" "documented" (hasKey $overrides $name)) $text -}}
-{{- else if eq $kind "c" -}}
-{{- $text = replace $bare (ternary "configured" (printf "documented in \\\"%s\\\"" $entry.guide) (hasKey $overrides $name)) $text -}}
 {{- else -}}
 {{- $text = replace $bare (include "kvpressure.words" (dict "value" $value "unit" $entry.unit)) $text -}}
 {{- end -}}

@@ -158,8 +158,8 @@ def _engines(site: DashboardContext) -> Json:
     about = (
         "The engine in most trouble first, with its fullest GPU, its verdict and the first action. Runbooks are in"
         f' {RUNBOOK_FOLDER}. Column "Memory" shows required memory, not used memory: an engine reserves its KV pool'
-        ' at start, so used memory is high with and without pressure. Column "Signature" follows'
-        ' the guide "KV Cache Diagnostics" and does not decide the verdict. Click a pod to filter the whole dashboard.'
+        ' at start, so used memory is high with and without pressure. Column "Signature" does not'
+        " decide the verdict. Click a pod to filter the whole dashboard."
     )
     return table(
         site,

@@ -204,7 +204,7 @@ def _reasons(site: DashboardContext) -> Json:
 
 def _signature(site: DashboardContext) -> Json:
     about = (
-        'Shows when each condition of the signature holds, exactly as stated in the guide "KV Cache Diagnostics".'
+        "Shows when each condition of the documented signature holds."
         " The signature does not replace the verdict: device memory is high even on a healthy engine, and GPU"
         " utilization can stay high under KV pressure."
     )

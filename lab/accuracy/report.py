@@ -152,14 +152,16 @@ def _rates_in_short(result: Result) -> Iterator[str]:
 def _baselines_in_short(result: Result) -> Iterator[str]:
     yield "## Simple rules on the same windows\n"
     positive, other = _sick_and_other(result)
-    judged: dict[str, Callable[[Window], bool]] = {"**kvpressure: `kv_pressure`**": lambda w: w.claimed}
-    judged |= {name: (lambda w, name=name: dict(w.baselines)[name]) for name, _ in BASELINES}  # type: ignore[misc]
-    judged |= {name: (lambda w, name=name: dict(w.one_line)[name]) for name, _ in ONE_LINE_RULES}  # type: ignore[misc]
+
+    def claims(window: Window) -> dict[str, bool]:
+        return {"**kvpressure: `kv_pressure`**": window.claimed} | dict(window.baselines) | dict(window.one_line)
+
+    names = ("**kvpressure: `kv_pressure`**", *(name for name, _ in (*BASELINES, *ONE_LINE_RULES)))
     yield from table(
         ["rule", "pressure windows found", "false of the others"],
         [
-            (name, f"{sum(map(claims, positive))} of {len(positive)}", f"{sum(map(claims, other))} of {len(other)}")
-            for name, claims in judged.items()
+            (name, *(f"{sum(claims(w)[name] for w in windows)} of {len(windows)}" for windows in (positive, other)))
+            for name in names
         ],
     )
 

@@ -21,6 +21,7 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.runtime.process_tuning import tune_gc
 from lab.accuracy.data import RECORDINGS, captures
+from lab.accuracy.digests import Digests
 
 _COUNTER_LINES: Final = re.compile(r"^(?:# (?:TYPE|HELP) )?vllm[:_]num_preemptions.*\n?", re.M)
 _SERIES: Final = {
@@ -85,6 +86,7 @@ class Run:
     truth: Mapping[str, list[Sample]]
     said: Mapping[str, list[Tick]]
     problems: tuple[str, ...] = ()
+    digests: str = ""
 
 
 def replay(name: str, without_counter: bool = False, taken: Taken | None = None) -> Run:
@@ -94,6 +96,7 @@ def replay(name: str, without_counter: bool = False, taken: Taken | None = None)
     path = RECORDINGS / name
     truth = read_truth(path)
     problems: list[str] = []
+    digests = Digests()
     said: dict[str, list[Tick]] = {engine: [] for engine in truth}
     rewrite = (lambda text: _COUNTER_LINES.sub("", text)) if without_counter else None
     with Reader(path, on_problem=lambda p: problems.append(f"{name}:{p.line}: {p.text}"), rewrite=rewrite) as reader:
@@ -107,9 +110,11 @@ def replay(name: str, without_counter: bool = False, taken: Taken | None = None)
                     continue
                 snapshot = left
             state = pipeline.observe(snapshot)
+            if not without_counter and taken is None:
+                digests.add(snapshot.time, state)
             for engine, ticks in said.items():
                 ticks.append(_tick(round(snapshot.time - start, 3), _engine(state, engine, len(said) == 1)))
-    return Run(name + (" without counter" if without_counter else ""), truth, said, tuple(problems))
+    return Run(name + (" without counter" if without_counter else ""), truth, said, tuple(problems), str(digests))
 
 
 def replay_all(jobs: Iterable[tuple[str, bool]], workers: int = 2) -> dict[tuple[str, bool], Run]:

@@ -114,6 +114,7 @@ class Result:
     warned: tuple[Warned, ...]
     problems: tuple[str, ...]
     ticks: int
+    digests: dict[str, str]  # by recording
 
     def rates(self, *, without_counter: bool = False, scored_only: bool | None = None, part: str = "") -> Rates:
         """Rates over all windows, or over those of one set or one part."""
@@ -154,6 +155,7 @@ def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = 
         tuple(one for name in sorted(real) for one in warnings(plain[name])),
         tuple(problem for run in runs.values() for problem in run.problems),
         sum(len(ticks) for run in runs.values() for ticks in run.said.values()),
+        {name: run.digests for name, run in plain.items()},
     )
 
 

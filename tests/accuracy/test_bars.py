@@ -1,12 +1,15 @@
-"""The bars the verdict is held to, on every recording, and the page that states the score.
+"""The bars the verdict is held to, on every recording, what every replay says, and the page that states the score.
 
 One test, because one replay of everything (half a minute) serves all of it.
 """
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from lab.accuracy import data, report, show
+from lab.accuracy import data, digests, report, show
+from lab.accuracy.run import replay_all
 from lab.accuracy.score import Rates, Result, score
 
 pytestmark = pytest.mark.slow
@@ -93,3 +96,9 @@ def test_the_verdict_reaches_every_bar_and_the_page_says_so() -> None:
     sizes = (len(result.answers), len(result.graded()), len(result.captures), len(result.detections))
     assert sizes == (114, 100, 92, 10)
     assert report.publish(result, check=True) == 0, "docs/reports/accuracy.md is out of date: run `make accuracy`"
+    names = {str(path.relative_to(data.RECORDINGS)) for path in data.RECORDINGS.rglob("*.jsonl.gz")}
+    unscored = replay_all([(name, False) for name in names - result.digests.keys()], os.cpu_count() or 1)
+    now = {**result.digests, **{name: run.digests for (name, _), run in unscored.items()}}
+    if os.environ.get("UPDATE_DIGESTS"):
+        digests.write(now)
+    assert digests.moved(now) == {}

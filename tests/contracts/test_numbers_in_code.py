@@ -142,7 +142,7 @@ def test_numbers_that_decide_stand_in_the_file_of_thresholds(file):
         "def f(x):\n    return x >= 0.95\n",
         "def f(x, y):\n    return x >= 2 * y\n",
         "def f(x):\n    return len(x) < 4\n",
-        "def f():\n    return Finding('idle', 0.9)\n",
+        "def f():\n    return Answer('idle', 0.9)\n",
         "def f(x):\n    MINUTE = 60.0\n    return x > MINUTE\n",
         "def f(x):\n    return min(x, -3)\n",
     ],

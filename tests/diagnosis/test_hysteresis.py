@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvpressure.diagnosis.evaluate import Finding, Grade
+from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
@@ -18,7 +18,7 @@ APART = T["verdict_unconfirmed_seconds"]
 def published(course: list[tuple[float, str]]) -> list[str]:
     """What is published at each (time, verdict found)."""
     settled = VerdictHysteresis()
-    return [settled.observe(t, Finding(verdict, Grade.STRONG), T).verdict for t, verdict in course]
+    return [settled.observe(t, Answer(verdict, Grade.STRONG), T).verdict for t, verdict in course]
 
 
 @pytest.mark.parametrize("apart", [APART + 0.1, 15, 30, 60])

@@ -12,7 +12,7 @@ from kvpressure.advice import limits as advice
 from kvpressure.diagnosis import conditions, signature
 from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
 from kvpressure.diagnosis.diagnose import Diagnoser
-from kvpressure.diagnosis.evaluate import Finding, Grade, decide
+from kvpressure.diagnosis.evaluate import Answer, Grade, decide
 from kvpressure.diagnosis.facts import Gathered, Recent, View
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.longest_request import CALM, LongestRequest
@@ -65,7 +65,7 @@ PRESSURE = {
 }
 
 
-def judge(queue=None, samples=10, **values) -> Finding:
+def judge(queue=None, samples=10, **values) -> Answer:
     s = signals(**values)
     waiting = [s.load.waiting] * samples if queue is None and s.load.waiting is not None else queue or []
     return decide(TABLES, {name: fact.value for name, fact in Gathered(View(s, Recent(waiting), T, samples)).items()})
@@ -414,12 +414,12 @@ def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_e
 # --- conditions ---------------------------------------------------------------------------------------------
 
 
-NO_SCRAPE = Finding("unknown", Grade.NOTHING)
+NO_SCRAPE = Answer("unknown", Grade.NOTHING)
 
 
 def evaluate(finding=None, held=None, utilization=None, **values):
     return conditions.evaluate(
-        conditions.Moment(signals(**values), finding or Finding("healthy", 0.9), held, None, utilization, None, T)
+        conditions.Moment(signals(**values), finding or Answer("healthy", 0.9), held, None, utilization, None, T)
     )
 
 
@@ -633,7 +633,7 @@ def test_a_note_says_why_signature_and_verdict_differ():
 
 
 def run(settled, start, names, step=1.0):
-    return [settled.observe(start + i * step, Finding(name, Grade.STRONG), T).verdict for i, name in enumerate(names)]
+    return [settled.observe(start + i * step, Answer(name, Grade.STRONG), T).verdict for i, name in enumerate(names)]
 
 
 def test_one_odd_sample_does_not_change_the_verdict():
@@ -667,7 +667,7 @@ def test_a_verdict_found_for_sixteen_seconds_is_always_the_published_one(names):
 def test_missing_pages_are_said_at_once():
     settled = VerdictHysteresis()
     run(settled, 0, ["healthy"] * 5)
-    assert settled.observe(6, Finding("unknown", Grade.NOTHING, at_once=True), T).verdict == "unknown"
+    assert settled.observe(6, Answer("unknown", Grade.NOTHING, at_once=True), T).verdict == "unknown"
 
 
 # --- advice -------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from kvpressure.model.state import (
     ContainerState,
     Diagnosis,
     EngineState,
-    Evidence,
+    Found,
     GpuState,
     Limit,
     Objective,
@@ -98,8 +98,7 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
         stage="saturated",
         since=NOW - 90,
         evidence={
-            name: Evidence(name, value, f"{name} sentence")
-            for name, value in zip(names, (True, False, True), strict=True)
+            name: Found(name, value, f"{name} sentence") for name, value in zip(names, (True, False, True), strict=True)
         },
         supporting=("KV usage reached 99 %.",),
         opposing=("Few preemptions.",),
@@ -211,7 +210,7 @@ def unknown_engine(up: bool = True) -> EngineState:
         NOW,
         conditions=dict.fromkeys(NAMES),
         documented_signature=dict.fromkeys(SIGNATURE_CONDITIONS),
-        evidence={"kv_full": Evidence("kv_full", None, "")},
+        evidence={"kv_full": Found("kv_full", None, "")},
     )
     return replace(
         full_engine(),

@@ -12,9 +12,9 @@ from kvpressure.advice.condition_text import standings
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import oom
 from kvpressure.diagnosis.conditions import NAMES, Moment, evaluate
-from kvpressure.diagnosis.evaluate import Finding, Grade
+from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.model.signals import HostSignals, KvSignals, LoadSignals, MemorySignals, ProgressSignals, Signals
-from kvpressure.model.state import EngineState, Evidence, Limit, State
+from kvpressure.model.state import EngineState, Found, Limit, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.publish.page.render import render_page
@@ -72,7 +72,7 @@ def holding() -> EngineState:
     """An engine about which every condition is true."""
     engine = full_engine()
     text = oom.TRUE.format(oom_times=oom.times(SIGNALS), oom_figures=oom.figures(SIGNALS, T))
-    told = {**engine.diagnosis.evidence, "gpu_out_of_memory": Evidence("gpu_out_of_memory", True, text)}
+    told = {**engine.diagnosis.evidence, "gpu_out_of_memory": Found("gpu_out_of_memory", True, text)}
     return replace(
         engine,
         signals=SIGNALS,
@@ -156,7 +156,7 @@ def test_gauges_are_said_to_move_only_where_that_was_seen(
     progress: ProgressSignals, value: bool | None, text: str
 ) -> None:
     s = Signals(time=NOW, progress=progress)
-    moment = Moment(s, Finding("unknown", Grade.GUESS), None, None, None, None, T)
+    moment = Moment(s, Answer("unknown", Grade.GUESS), None, None, None, None, T)
     assert evaluate(moment)["metrics_frozen"] is value
     engine = replace(full_engine(), signals=s)
     engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"metrics_frozen": value}))

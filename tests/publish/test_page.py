@@ -22,7 +22,7 @@ from kvpressure.advice.wording import (
     words,
 )
 from kvpressure.model.readings import EngineKey, GpuReading, SourceHealth
-from kvpressure.model.state import Diagnosis, Evidence, GpuState, State
+from kvpressure.model.state import Diagnosis, Found, GpuState, State
 from kvpressure.printable import visible_lines
 from kvpressure.publish.links import Links
 from kvpressure.publish.page.render import page_headers, render_page
@@ -186,7 +186,7 @@ def test_the_first_action_stands_beside_the_verdict_if_that_is_sure(
     engine = full_engine()
     evidence = engine.diagnosis.evidence
     if verdict.endswith(" with room"):
-        verdict, evidence = verdict.removesuffix(" with room"), {"kv_full": Evidence("kv_full", False, "not full")}
+        verdict, evidence = verdict.removesuffix(" with room"), {"kv_full": Found("kv_full", False, "not full")}
     engine = replace(
         engine, diagnosis=replace(engine.diagnosis, verdict=verdict, confidence=confidence, evidence=evidence)
     )

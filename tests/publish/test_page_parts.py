@@ -28,7 +28,7 @@ from kvpressure.model.state import (
     ContainerState,
     Diagnosis,
     EngineState,
-    Evidence,
+    Found,
     Limit,
     State,
     TargetState,
@@ -270,7 +270,7 @@ class TestTriage:
         self, verdict: str, facts: dict[str, bool | None], finding: str
     ) -> None:
         engine = engine_with(verdict, load=LoadSignals(running=10.0, waiting=38.0))
-        evidence = {name: Evidence(name, value, f"{name} sentence") for name, value in facts.items()}
+        evidence = {name: Found(name, value, f"{name} sentence") for name, value in facts.items()}
         found = replace(engine.diagnosis, documented_signature={"batch_collapsed": False}, evidence=evidence)
         step = self.step(8, replace(engine, diagnosis=found))
         assert step.finding == finding
@@ -335,7 +335,7 @@ class TestPlan:
         self, stuck: float | None, title: str, runbooks: list[str]
     ) -> None:
         engine = engine_with("unknown", 0.4, progress=ProgressSignals(seconds_without_progress=stuck))
-        evidence = {"no_progress": Evidence("no_progress", stuck and stuck >= 8, "no progress")}
+        evidence = {"no_progress": Found("no_progress", stuck and stuck >= 8, "no progress")}
         found = replace(engine.diagnosis, missing=("why it waits", "GPU activity"), inputs=("GPU activity",))
         engine = replace(engine, diagnosis=replace(found, evidence=evidence))
         assert [(action.title, action.text) for action in plan(engine, T).actions] == [

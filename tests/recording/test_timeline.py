@@ -11,7 +11,7 @@ import pytest
 from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.readings import EngineKey, Snapshot
 from kvpressure.model.signals import KvSignals, Signals
-from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS, Diagnosis, EngineState, Evidence
+from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS, Diagnosis, EngineState, Found
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.recording.timeline import Timeline, json_line
@@ -90,7 +90,7 @@ def test_what_is_no_number_in_json_is_null() -> None:
 
 def test_evidence_is_true_false_or_not_known() -> None:
     state = engine("healthy")
-    named = {"a": Evidence("a", True, "yes"), "b": Evidence("b", None, "?")}
+    named = {"a": Found("a", True, "yes"), "b": Found("b", None, "?")}
     line = json.loads(json_line(1.0, replace(state, diagnosis=replace(state.diagnosis, evidence=named))))
     assert line["evidence"] == {"a": True, "b": None}
 

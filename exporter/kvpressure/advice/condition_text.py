@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.advice.wording import UNKNOWN, bytes_text, counted, number_text, percent_text, seconds_text
 from kvpressure.diagnosis import conditions, oom
 from kvpressure.diagnosis.conditions import baseline_limit
 from kvpressure.diagnosis.numbers import minutes
-from kvpressure.model.state import EngineState
+from kvpressure.model.state import EngineState, Found
 from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import Thresholds
 
 OWN_LINE: Final = "documented_signature"  # shown with its five parts elsewhere
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A condition of one engine: true, false or ``None`` for unknown, and the sentence for that value."""
-
-    name: str
-    value: bool | None
-    text: str
-
-
-def standings(engine: EngineState, t: Thresholds) -> tuple[Standing, ...]:
+def standings(engine: EngineState, t: Thresholds) -> tuple[Found, ...]:
     """Every condition of ``engine`` except the documented signature, which is shown apart."""
     return tuple(standing(name, engine, t) for name in engine.diagnosis.conditions if name != OWN_LINE)
 
 
-def standing(name: str, engine: EngineState, t: Thresholds) -> Standing:
+def standing(name: str, engine: EngineState, t: Thresholds) -> Found:
     """One condition of ``engine``; unknown where its diagnosis has none of this name."""
     value = engine.diagnosis.conditions.get(name)
-    return Standing(name, value, _text(name, value, engine, t))
+    return Found(name, value, _text(name, value, engine, t))
 
 
 def _text(name: str, value: bool | None, engine: EngineState, t: Thresholds) -> str:

@@ -25,7 +25,7 @@ from kvpressure.model.state import ContainerState, EngineState, State
 from kvpressure.printable import BESIDE, OR, PIPE, command
 from kvpressure.settings.thresholds import Thresholds
 
-Finding = Literal["fine", "look", "bad", "unknown"]
+Mark = Literal["fine", "look", "bad", "unknown"]
 OOM_EXIT_CODE: Final = 137
 NOTABLE_EVENTS: Final = frozenset({"host_oom", "preemption", "engine_dead", "start_failed", "broadcast_wait"})
 
@@ -38,7 +38,7 @@ class TriageStep:
 
     number: int
     question: str
-    finding: Finding
+    finding: Mark
     answers: tuple[str, ...]
     command: str
 
@@ -109,12 +109,12 @@ def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Tr
     return tuple(step(case) for step in _STEPS)
 
 
-def gravest(*findings: Finding) -> Finding:
+def gravest(*findings: Mark) -> Mark:
     """The most serious of several findings: bad, look, fine, unknown."""
     return next((one for one in _ORDER if one in findings), "unknown")
 
 
-_ORDER: Final[tuple[Finding, ...]] = ("bad", "look", "fine")
+_ORDER: Final[tuple[Mark, ...]] = ("bad", "look", "fine")
 
 
 def _gpus_text(gpus: Sequence[GpuReading]) -> str:
@@ -138,7 +138,7 @@ def _pods(case: _TriagedEngine) -> TriageStep:
         if case.has_pod
         else f"Server at {engine.target} (not a pod); {on}."
     )
-    finding: Finding = "unknown" if ready is None else ("fine" if ready else "bad")
+    finding: Mark = "unknown" if ready is None else ("fine" if ready else "bad")
     return TriageStep(
         1,
         "Which pod serves the model?",
@@ -164,7 +164,7 @@ def _restarts(case: _TriagedEngine) -> TriageStep:
     least = "" if host.restarts_all_known or (recent or 0.0) >= restarts else "at least "
     lately = f"in the last 30 minutes: {'unknown' if recent is None else least + number_text(recent)}"
     answers = [f"{counted(restarts, 'restart')} since the pod was created ({lately})." if restarts else "0 restarts."]
-    finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
+    finding: Mark = "look" if recent else "unknown" if recent is None else "fine"
     if ended is not None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
         answers.append(
@@ -201,7 +201,7 @@ def _signature(case: _TriagedEngine) -> TriageStep:
     )
     conditions = case.engine.diagnosis.documented_signature
     pair = (conditions.get("gpu_memory_high"), conditions.get("gpu_utilization_low"))
-    finding: Finding = "unknown" if None in pair and False not in pair else "fine"
+    finding: Mark = "unknown" if None in pair and False not in pair else "fine"
     if pair == (True, True) or (needed is not None and needed >= t["memory_warning_ratio"]):
         finding = "look"
     return TriageStep(
@@ -255,7 +255,7 @@ def _requests(case: _TriagedEngine) -> TriageStep:
         (burst, "arrival_burst_ratio_high"),
         (over, "kv_overcommit_warning_ratio"),
     )
-    found: list[Finding] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
+    found: list[Mark] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
     return TriageStep(
         5, "What is being sent?", gravest(*found), answers, "check the gateway's or the application's log"
     )
@@ -404,7 +404,7 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
             )
         ),
     )
-    found: list[Finding] = []
+    found: list[Mark] = []
     if batch is not None:
         found.append("look" if batch and (s.load.waiting or 0) > 0 else "fine")
     if worst is not None:
@@ -429,7 +429,7 @@ def _metrics(case: _TriagedEngine) -> TriageStep:
     )
 
 
-def _users_wait(case: _TriagedEngine, baseline: bool) -> list[Finding]:
+def _users_wait(case: _TriagedEngine, baseline: bool) -> list[Mark]:
     """Findings on users' waiting times; without a baseline the thresholds of the latency alerts decide, without
     latency the queue.
     """

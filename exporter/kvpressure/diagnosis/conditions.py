@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.evaluate import Finding, Grade
+from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.diagnosis.facts import forms, prefix_collapsed
 from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import Signals
@@ -85,7 +85,7 @@ class Moment:
     """Inputs of every condition. ``utilization`` is the configured gpu_memory_utilization (0-1)."""
 
     s: Signals
-    finding: Finding
+    finding: Answer
     held: bool | None
     ahead: bool | None
     utilization: float | None
@@ -208,7 +208,7 @@ def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
     return False if host.restarts_recent is not None and host.restarts_all_known else None
 
 
-def _frozen(s: Signals, finding: Finding, t: Thresholds) -> bool | None:
+def _frozen(s: Signals, finding: Answer, t: Thresholds) -> bool | None:
     if finding.row in FROZEN_ROWS:
         return True
     stuck = s.progress.seconds_without_progress

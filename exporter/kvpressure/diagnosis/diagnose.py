@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvpressure.diagnosis import conditions, reasons, signature
 from kvpressure.diagnosis.conditions import Ahead, HeldCache
-from kvpressure.diagnosis.evaluate import Finding, decide
+from kvpressure.diagnosis.evaluate import Answer, decide
 from kvpressure.diagnosis.facts import Gathered, Recent, View
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.logic import Facts
@@ -61,9 +61,7 @@ class Diagnoser:
             signature_note=signature.note(now, finding.verdict, is_met),
         )
 
-    def _for_and_against(
-        self, finding: Finding, found: Finding, facts: Facts
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _for_and_against(self, finding: Answer, found: Answer, facts: Facts) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of the supporting and opposing facts. While a verdict is held though another is found, supporting
         facts that no longer hold oppose it.
         """
@@ -76,7 +74,7 @@ class Diagnoser:
             (*(name for name in finding.opposing if name in same), *over),
         )
 
-    def _stage_of(self, finding: Finding, facts: Facts) -> str | None:
+    def _stage_of(self, finding: Answer, facts: Facts) -> str | None:
         """The stage. That of KV pressure never falls back while requests wait and none finishes."""
         before, self._stage = self._stage, finding.stage
         stuck = facts["queue_present"] is True and facts["finishing"] is False

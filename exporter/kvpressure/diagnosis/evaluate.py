@@ -81,7 +81,7 @@ class Verdict:
 
 
 @frozen
-class Finding:
+class Answer:
     """Result of the tables. ``supporting`` and ``opposing`` name facts; ``missing`` are texts, ``{fact}`` in them is
     replaced by that fact's sentence. ``inputs``: those of ``missing`` that a setting or a source can provide.
     """
@@ -103,7 +103,7 @@ class Finding:
         return self.grade.confidence
 
 
-def find(table: Verdict, facts: Facts) -> Finding | None:
+def find(table: Verdict, facts: Facts) -> Answer | None:
     """The finding of one table; ``None`` where it does not apply."""
     if not table.requires.test(facts):
         return None
@@ -125,7 +125,7 @@ def find(table: Verdict, facts: Facts) -> Finding | None:
     against = [leaf.name for leaf in table.against if leaf.test(facts)]
     against += [name for one in lowered for name in one.against if name not in against]
     inputs = tuple(text for name, text in table.missing if facts[name] is None)
-    return Finding(
+    return Answer(
         row.verdict or table.name,
         grade,
         f"{table.title}: {row.name}",
@@ -147,7 +147,7 @@ def _stage(table: Verdict, facts: Facts) -> str | None:
     return next((stage for stage, when in table.stages if when.test(facts)), None)
 
 
-def decide(tables: Sequence[Verdict], facts: Facts) -> Finding:
+def decide(tables: Sequence[Verdict], facts: Facts) -> Answer:
     """The first finding, with the next other verdict as runner-up if it is at most one grade worse and no guess."""
     found = _findings(tables, facts)
     first = next(found)
@@ -161,17 +161,17 @@ def decide(tables: Sequence[Verdict], facts: Facts) -> Finding:
     return _with_runner_up(first, next(close, None))
 
 
-def _findings(tables: Sequence[Verdict], facts: Facts) -> Iterator[Finding]:
+def _findings(tables: Sequence[Verdict], facts: Facts) -> Iterator[Answer]:
     for table in tables:
         found = find(table, facts)
         if found is not None:
             yield found
 
 
-def _with_runner_up(found: Finding, runner_up: str | None) -> Finding:
+def _with_runner_up(found: Answer, runner_up: str | None) -> Answer:
     if runner_up is None:
         return found
-    return Finding(
+    return Answer(
         found.verdict,
         found.grade,
         found.row,

@@ -19,7 +19,7 @@ from kvpressure.model import reasons
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import Evidence
+from kvpressure.model.state import Found
 from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
@@ -90,7 +90,7 @@ class Values(dict[str, bool | None]):
         return value
 
 
-class Gathered(Mapping[str, Evidence]):
+class Gathered(Mapping[str, Found]):
     """All facts about one engine at one moment; sentences are written when read."""
 
     __slots__ = ("_view", "facts")
@@ -98,9 +98,9 @@ class Gathered(Mapping[str, Evidence]):
     def __init__(self, view: View) -> None:
         self._view, self.facts = view, Values(view)
 
-    def __getitem__(self, name: str) -> Evidence:
+    def __getitem__(self, name: str) -> Found:
         value, fact = self.facts[name], BY_NAME[name]
-        return Evidence(name, value, partial(_sentence, fact, value, self._view))
+        return Found(name, value, partial(_sentence, fact, value, self._view))
 
     def __iter__(self) -> Iterator[str]:
         return iter(BY_NAME)

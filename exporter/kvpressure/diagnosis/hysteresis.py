@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from kvpressure.diagnosis.evaluate import GOOD, Finding, Grade
+from kvpressure.diagnosis.evaluate import GOOD, Answer, Grade
 from kvpressure.model.frozen import frozen
 from kvpressure.settings.thresholds import Thresholds
 
-Pair = Callable[[Finding, Finding], bool]
+Pair = Callable[[Answer, Answer], bool]
 
 
 @frozen
@@ -51,14 +51,14 @@ class VerdictHysteresis:
     __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "_found", "current", "since")
 
     def __init__(self) -> None:
-        self.current: Finding | None = None
+        self.current: Answer | None = None
         self.since = 0.0
         self._found = 0.0  # when the published verdict was last found
         self._away_since: float | None = None  # since when something else than the published verdict is found
         self._candidate: str | None = None
         self._candidate_ticks = 0
 
-    def observe(self, t: float, finding: Finding, thresholds: Thresholds) -> Finding:
+    def observe(self, t: float, finding: Answer, thresholds: Thresholds) -> Answer:
         """Take what was found now; return what is published."""
         current, self.since = self.current, min(self.since, t)  # a clock that steps back
         if current is None or current.verdict == finding.verdict:
@@ -74,7 +74,7 @@ class VerdictHysteresis:
             return self._publish(t, finding, changed=True)
         return self._doubted(current)
 
-    def _doubted(self, current: Finding) -> Finding:
+    def _doubted(self, current: Answer) -> Answer:
         """``current``; if it is healthy or idle, without confidence and without a row, because none of its rows
         holds any more.
         """
@@ -82,7 +82,7 @@ class VerdictHysteresis:
             return current
         return replace(current, grade=min(current.grade, Grade.DOUBTFUL), row="")
 
-    def _publish(self, t: float, finding: Finding, changed: bool) -> Finding:
+    def _publish(self, t: float, finding: Answer, changed: bool) -> Answer:
         if changed:
             self.since = t
         self.current, self._found = finding, t

@@ -47,9 +47,9 @@ SIGNATURE_CONDITIONS: Final = (
 LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_model_len")
 
 
-class Evidence:
-    """One named fact: true, false or unknown, and its sentence, written when read. Equal if name, value and sentence
-    are.
+class Found:
+    """What was found about an engine: true, false or ``None`` for unknown, and its sentence, written when read. Equal
+    if name, value and sentence are.
     """
 
     __slots__ = ("name", "sentence", "value")
@@ -65,7 +65,7 @@ class Evidence:
         return self.sentence if isinstance(self.sentence, str) else self.sentence()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Evidence):
+        if not isinstance(other, Found):
             return NotImplemented
         return (self.name, self.value, self.text) == (other.name, other.value, other.text)
 
@@ -73,7 +73,7 @@ class Evidence:
         return hash((self.name, self.value))
 
     def __repr__(self) -> str:
-        return f"Evidence({self.name!r}, {self.value!r}, {self.text!r})"
+        return f"Found({self.name!r}, {self.value!r}, {self.text!r})"
 
 
 class Sentences(Sequence[str]):
@@ -129,7 +129,7 @@ class Diagnosis:
     confidence: float
     stage: str | None
     since: float
-    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+    evidence: Mapping[str, Found] = field(default_factory=dict)
     supporting: Sequence[str] = ()
     opposing: Sequence[str] = ()
     missing: Sequence[str] = ()

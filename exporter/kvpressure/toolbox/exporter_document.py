@@ -11,13 +11,13 @@ from types import UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from kvpressure.advice.mitigation import Action, MitigationPlan
-from kvpressure.advice.triage import Finding, TriageStep
+from kvpressure.advice.triage import Mark, TriageStep
 from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import VERDICTS, ContainerState, Diagnosis, EngineState, Evidence, Limit
+from kvpressure.model.state import VERDICTS, ContainerState, Diagnosis, EngineState, Found, Limit
 from kvpressure.toolbox.engine_view import EngineView, flag, items, mapping, number
 
-_FINDINGS: Final[tuple[Finding, ...]] = ("fine", "look", "bad", "unknown")
+_MARKS: Final[tuple[Mark, ...]] = ("fine", "look", "bad", "unknown")
 T = TypeVar("T")
 
 
@@ -72,7 +72,7 @@ def _diagnosis(entry: Mapping[str, Any]) -> Diagnosis:
         stage=_text(entry, "stage") or None,
         since=number(entry.get("since")) or 0.0,
         evidence={
-            name: Evidence(name, flag(found.get("value")), _text(found, "text")) for name, found in evidence.items()
+            name: Found(name, flag(found.get("value")), _text(found, "text")) for name, found in evidence.items()
         },
         supporting=_texts(entry, "supporting"),
         opposing=_texts(entry, "opposing"),
@@ -98,7 +98,7 @@ def _step(step: Mapping[str, Any]) -> TriageStep:
     return TriageStep(
         int(number(step.get("number")) or 0),
         _text(step, "question"),
-        next((one for one in _FINDINGS if one == step.get("finding")), "unknown"),
+        next((one for one in _MARKS if one == step.get("finding")), "unknown"),
         _texts(step, "answers"),
         _text(step, "command"),
     )

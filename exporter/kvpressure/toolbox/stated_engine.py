@@ -8,7 +8,7 @@ from kvpressure.advice import limits as advice
 from kvpressure.advice import mitigation
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import BatchSignals, ContextSignals, KvSignals, LoadSignals, MemorySignals, Signals
-from kvpressure.model.state import LIMITS, Diagnosis, EngineState, Evidence, Limit
+from kvpressure.model.state import LIMITS, Diagnosis, EngineState, Found, Limit
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.live_pages import GivenGpu
@@ -59,7 +59,7 @@ def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
         ),
         "max_model_len": None,
     }
-    preempting = Evidence("preempting", given.preempting or None, "as given")
+    preempting = Found("preempting", given.preempting or None, "as given")
     gpus = () if given.gpu is None else (given.gpu.reading(),)
     engine = EngineState(
         key=EngineKey("", "", "", ""),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure.advice.triage import OOM_EXIT_CODE, Finding, TriageStep, gravest
+from kvpressure.advice.triage import OOM_EXIT_CODE, Mark, TriageStep, gravest
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.toolbox.engine_view import EngineView
 
@@ -74,7 +74,7 @@ def _restarts(step: TriageStep, engine: EngineView, _pod: PodFacts) -> TriageSte
 
 def _log(step: TriageStep, _engine: EngineView, pod: PodFacts) -> TriageStep:
     answers = list(pod.log_errors)
-    findings: set[Finding] = set()
+    findings: set[Mark] = set()
     for title, counts in (
         ("Running container, last two hours", pod.running_log),
         ("Previous container", pod.previous_log),

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from kvpressure.advice.condition_text import Standing, standings
+from kvpressure.advice.condition_text import standings
 from kvpressure.advice.mitigation import MitigationPlan, plan
 from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.advice.wording import number_text, reason_text, words
 from kvpressure.model.isolation import ENGINE, Guard, engine_name
 from kvpressure.model.readings import EngineKey
-from kvpressure.model.state import CALM, EngineState, State
+from kvpressure.model.state import CALM, EngineState, Found, State
 from kvpressure.publish.engine_order import RANKS, rank, worst_first
 from kvpressure.publish.links import DASHBOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points
@@ -59,15 +59,15 @@ class PageEngine:
     history: dict[str, Points]
     dashboard: Link
     runbooks: tuple[Link, ...]
-    standings: tuple[Standing, ...]
+    standings: tuple[Found, ...]
 
     @property
-    def holding(self) -> tuple[Standing, ...]:
+    def holding(self) -> tuple[Found, ...]:
         """The conditions that are true."""
         return tuple(one for one in self.standings if one.value)
 
     @property
-    def others(self) -> tuple[Standing, ...]:
+    def others(self) -> tuple[Found, ...]:
         """The conditions that are false or unknown."""
         return tuple(one for one in self.standings if not one.value)
 

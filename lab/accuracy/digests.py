@@ -39,7 +39,8 @@ class Digests:
         for engine in state.engines if self._ticks % STEP == 1 else ():
             said = json.loads(json_line(t, engine), parse_float=_nine_digits)
             for total, keys in zip(self._hashes, PARTS.values(), strict=True):
-                total.update(json.dumps([said["pod"], said["engine"], *(said[key] for key in keys)]).encode())
+                row = [said["pod"], said["engine"], *(said[key] for key in keys)]
+                total.update(json.dumps(row, sort_keys=True).encode())
 
     def __str__(self) -> str:
         return " ".join(total.hexdigest()[:16] for total in self._hashes)

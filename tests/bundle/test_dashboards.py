@@ -27,7 +27,8 @@ from kvpressure.bundle.dashboards.first_screen import (
 from kvpressure.bundle.dashboards.reason_rows import reason_texts
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.variants import EXTERNAL
-from kvpressure.diagnosis.facts import Gathered, Recent, View
+from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.diagnosis.reasons import REASONS, numbers
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.state import CALM, LIMITS, Diagnosis
@@ -461,7 +462,7 @@ def test_no_query_is_long_whatever_is_chosen(uid: str) -> None:
 
 
 def test_every_reason_has_facts_of_its_verdict_and_words_with_thresholds() -> None:
-    known = Gathered(View(full_signals(), Recent([1.0]), builtin(), 5))
+    known = Gathered(Values(View(full_signals(), Recent([1.0]), builtin(), 5)))
     assert len({reason.name for reason in REASONS}) == len(REASONS)
     for reason in REASONS:
         assert set(reason.facts) <= set(known), reason.name

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from kvpressure.bundle.verdicts_page import EXAMPLES, SHOWN_FILE, because, render_rows, render_verdicts
+from kvpressure.diagnosis import conditions as beside
+from kvpressure.diagnosis import facts as read
 from kvpressure.diagnosis import rules
 from kvpressure.diagnosis.conditions import FROZEN_ROWS
 from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, Grade, Row, Verdict, decide
-from kvpressure.diagnosis.facts import BY_NAME, FACTS
+from kvpressure.diagnosis.findings import EVIDENCE, NUMBERS, ROWS
 from kvpressure.diagnosis.logic import Condition, maybe, no, unknown, unsure, yes
 from kvpressure.model.state import STAGES, VERDICTS
 from kvpressure.printable import Asked
@@ -30,7 +32,7 @@ ALLOWED = {
     "unknown": (None,),
 }
 QUIET: dict[str, bool | None] = {
-    **{fact.name: False for fact in FACTS},
+    **dict.fromkeys(EVIDENCE, False),
     "page_fresh": True,
     "work_present": True,
     "any_prompt_fits": True,
@@ -79,7 +81,7 @@ def cases(table: Verdict, row: Row) -> Iterator[dict[str, bool | None]]:
         yield {**QUIET, **found}
 
 
-ROWS = [
+RULES = [
     pytest.param(table, row, id=f"{table.title}: {row.name}")
     for table in dict.fromkeys(table.title for table in rules.TABLES)
     for table in [next(one for one in reversed(rules.TABLES) if one.title == table)]
@@ -97,7 +99,7 @@ def reached(table: Verdict, row: Row) -> dict[str, bool | None]:
     raise AssertionError("this row can never answer")
 
 
-@pytest.mark.parametrize(("table", "row"), ROWS)
+@pytest.mark.parametrize(("table", "row"), RULES)
 def test_every_row_can_answer_and_changing_its_facts_changes_the_answer(table: Verdict, row: Row) -> None:
     facts = reached(table, row)
     found = decide(rules.TABLES, facts)
@@ -112,7 +114,7 @@ def test_every_row_can_answer_and_changing_its_facts_changes_the_answer(table: V
     assert len(others) > 1, "no single fact of this row makes a difference"
 
 
-@pytest.mark.parametrize(("table", "row"), ROWS)
+@pytest.mark.parametrize(("table", "row"), RULES)
 def test_one_scrape_alone_says_nothing_with_confidence(table: Verdict, row: Row) -> None:
     facts = {**reached(table, row), "first_reading": True}
     assert decide(rules.TABLES, facts).grade <= ONE_SCRAPE_AT_MOST
@@ -138,8 +140,8 @@ def test_rows_have_names_of_their_own_and_the_tables_name_what_exists() -> None:
             *table.against,
         )
         for condition in conditions:
-            assert condition.names() <= BY_NAME.keys()
-        assert {name for name, _ in table.missing} <= BY_NAME.keys()
+            assert condition.names() <= set(EVIDENCE)
+        assert {name for name, _ in table.missing} <= set(EVIDENCE)
         assert {table.name, *(row.verdict for row in table.rows if row.verdict)} <= set(VERDICTS)
         assert {name for name, _ in table.stages} <= set(STAGES)
 
@@ -190,14 +192,20 @@ def test_a_rule_is_never_named_after_another_verdict() -> None:
             assert named not in VERDICTS or named == (row.verdict or table.name), (table.title, row.name)
 
 
+def test_a_name_is_that_of_one_finding_or_of_one_number_and_no_rule_reads_what_reads_the_verdict() -> None:
+    assert len(ROWS) == len(read.FACTS) + len(beside.CONDITIONS)
+    assert len(NUMBERS) == len(read.NUMBERS) + len(beside.NUMBERS)
+    assert not [name for name in EVIDENCE if ROWS[name].after_verdict]
+
+
 def test_every_fact_and_its_opposite_are_clauses_of_their_own() -> None:
-    said = [text for fact in FACTS for text in (fact.title, fact.denied)]
+    said = [text for fact in map(ROWS.get, EVIDENCE) for text in (fact.title, fact.denied)]
     assert len(set(said)) == len(said)
     assert not [text for text in said if text.startswith("not ")]
 
 
 def test_every_fact_has_a_sentence_of_its_own_for_each_value() -> None:
-    for fact in FACTS:
+    for fact in ROWS.values():
         true, false, unknown = (fact.sentence(value, Asked(lambda name: name)) for value in (True, False, None))
         assert len({true, false, unknown}) == 3, fact.name
         assert ": unknown" in unknown, fact.name

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from kvpressure.diagnosis.evaluate import Grade, decide
-from kvpressure.diagnosis.facts import FACTS
+from kvpressure.diagnosis.findings import EVIDENCE
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model import readings as r
 from tests.diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
@@ -311,7 +311,7 @@ def test_deferred_requests_that_fill_the_limit_are_named():
 
 def test_health_is_not_sure_while_scrapes_fail():
     for grade, failing in ((Grade.CERTAIN, False), (Grade.DOUBTFUL, True)):
-        facts = {fact.name: False for fact in FACTS} | {"page_fresh": True, "scrape_failing": failing}
+        facts = dict.fromkeys(EVIDENCE, False) | {"page_fresh": True, "scrape_failing": failing}
         assert decide(TABLES, facts).verdict == "idle"
         assert decide(TABLES, facts).grade == grade
     for grade, failing in ((Grade.STRONG, False), (Grade.DOUBTFUL, True)):

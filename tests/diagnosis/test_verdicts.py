@@ -13,7 +13,8 @@ from kvpressure.diagnosis import conditions, signature
 from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.evaluate import Answer, Grade, decide
-from kvpressure.diagnosis.facts import Gathered, Recent, View
+from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.longest_request import CALM, LongestRequest
 from kvpressure.diagnosis.rules import TABLES
@@ -68,7 +69,7 @@ PRESSURE = {
 def judge(queue=None, samples=10, **values) -> Answer:
     s = signals(**values)
     waiting = [s.load.waiting] * samples if queue is None and s.load.waiting is not None else queue or []
-    return decide(TABLES, {name: fact.value for name, fact in Gathered(View(s, Recent(waiting), T, samples)).items()})
+    return decide(TABLES, Values(View(s, Recent(waiting), T, samples)))
 
 
 def test_full_cache_and_a_queue_below_the_limit_is_kv_pressure():
@@ -122,7 +123,7 @@ def test_reached_limit_with_room_is_concurrency_limited():
 )
 def test_a_limit_that_was_reached_until_now_is_said_so(before, running, said):
     values = PRESSURE | {"running": running, "running_at_limit": before, "running_at_limit_now": running == 256.0}
-    facts = Gathered(View(signals(**values), Recent([]), T, 10))
+    facts = Gathered(Values(View(signals(**values), Recent([]), T, 10)))
     assert facts["running_at_limit"].text == f"max_num_seqs was reached {said}"
 
 
@@ -368,7 +369,7 @@ def test_unknown_says_what_is_missing():
 @pytest.mark.parametrize(("finished", "trickles"), [(5.0, False), (0.0, True), (None, True)])
 def test_a_finished_request_counts_as_a_token_because_embeddings_generate_none(finished, trickles):
     load = signals(running=4.0, waiting=0.0, generation_tokens_per_running=0.0, finished_per_second=finished)
-    assert Gathered(View(load, Recent([0.0]), T, 10))["tokens_trickle"].value is trickles
+    assert Values(View(load, Recent([0.0]), T, 10))["tokens_trickle"] is trickles
 
 
 OPTIONAL = st.one_of(st.none(), st.floats(0, 1))
@@ -399,7 +400,7 @@ def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_e
     found = judge(**values)
     assert found.verdict in VERDICTS
     waiting = [] if values["waiting"] is None else [values["waiting"]] * 10
-    facts = Gathered(View(signals(**values), Recent(waiting), T, 10)).facts
+    facts = Values(View(signals(**values), Recent(waiting), T, 10))
     assert not [name for name in found.supporting if facts[name] is None], "what is unknown is no evidence"
     assert 0 <= found.confidence <= 1
     assert found.stage is None or found.stage in STAGES
@@ -417,10 +418,12 @@ def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_e
 NO_SCRAPE = Answer("unknown", Grade.NOTHING)
 
 
-def evaluate(finding=None, held=None, utilization=None, **values):
-    return conditions.evaluate(
-        conditions.Moment(signals(**values), finding or Answer("healthy", 0.9), held, None, utilization, None, T)
-    )
+def evaluate(answer=None, held=None, utilization=None, **values):
+    view = View(signals(**values), Recent([]), T, 10, utilization)
+    view.held, view.answer = held, answer or Answer("healthy", Grade.STRONG)
+    found = Values(view)
+    found["page_fresh"] = True
+    return {name: found[name] for name in NAMES}
 
 
 def test_conditions_are_the_contracts_names_and_unknown_by_default():
@@ -484,10 +487,10 @@ def test_conditions_are_the_contracts_names_and_unknown_by_default():
         ({"gpu_faults": 0}, "gpu_fault", False),
         ({"gpu_faults": 0, "kernel_faults": 1, "restarts_recent": 0.0, **FLOWING}, "gpu_fault", False),
         ({"gpu_faults": 0, "kernel_faults": 1, "restarts_recent": 1.0, **FLOWING}, "gpu_fault", True),
-        ({"gpu_faults": 0, "kernel_faults": 1, "finding": NO_SCRAPE}, "gpu_fault", True),
-        ({"gpu_faults": 0, "kernel_faults": 1, "finding": NO_SCRAPE, "gpus_of_others": True}, "gpu_fault", None),
+        ({"gpu_faults": 0, "kernel_faults": 1, "answer": NO_SCRAPE}, "gpu_fault", True),
+        ({"gpu_faults": 0, "kernel_faults": 1, "answer": NO_SCRAPE, "gpus_of_others": True}, "gpu_fault", None),
         ({"gpu_faults": 0, "kernel_faults": 1, **FLOWING}, "gpu_fault", None),
-        ({"gpu_faults": 0, "restarts_recent": 1.0, "finding": NO_SCRAPE}, "gpu_fault", False),
+        ({"gpu_faults": 0, "restarts_recent": 1.0, "answer": NO_SCRAPE}, "gpu_fault", False),
         ({"idle_growth_bytes_per_hour": 2.0**30}, "memory_leak_idle", True),
         ({"idle_growth_bytes_per_hour": 2.0**30 - 1}, "memory_leak_idle", False),
     ],

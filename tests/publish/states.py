@@ -105,6 +105,7 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
         missing=("the start-up log",),
         inputs=("the start-up log",),
         conditions={name: index % 2 == 0 for index, name in enumerate(NAMES)},
+        beside={name: Found(name, index % 2 == 0, f"{name} sentence") for index, name in enumerate(NAMES)},
         documented_signature={name: index % 2 == 1 for index, name in enumerate(SIGNATURE_CONDITIONS)},
         documented_signature_met=False,
         signature_note="The cache is preallocated.",
@@ -209,6 +210,7 @@ def unknown_engine(up: bool = True) -> EngineState:
         None,
         NOW,
         conditions=dict.fromkeys(NAMES),
+        beside={name: Found(name, None, f"{name}: unknown") for name in NAMES},
         documented_signature=dict.fromkeys(SIGNATURE_CONDITIONS),
         evidence={"kv_full": Found("kv_full", None, "")},
     )

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pytest
 
-from kvpressure.advice.condition_text import standings
-from kvpressure.advice.wording import words
-from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.conditions import NAMES, Moment, evaluate
+from kvpressure.diagnosis.conditions import FROZEN_ROWS, NAMES
 from kvpressure.diagnosis.evaluate import Answer, Grade
+from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.model.signals import HostSignals, KvSignals, LoadSignals, MemorySignals, ProgressSignals, Signals
-from kvpressure.model.state import EngineState, Found, Limit, State
+from kvpressure.model.state import Found, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.publish.page.render import render_page
-from kvpressure.publish.page.view import ViewContext
+from kvpressure.publish.page.view import OWN_LINE, ViewContext
 from kvpressure.recording.reader import Reader
-from kvpressure.settings.thresholds import builtin
-from tests.publish.states import NOW, full_engine, unknown_engine
+from kvpressure.settings.thresholds import Thresholds, builtin
+from tests.publish.states import NOW, full_engine
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
 T = builtin()
@@ -32,6 +33,7 @@ SIGNALS = Signals(
     events_known=True,
     memory=MemorySignals(
         device_used_ratio=0.99,
+        own_used_ratio=0.99,
         allocator_reserved_bytes=9.5e9,
         allocator_allocated_bytes=7e9,
         allocator_inactive_split_bytes=1.5e9,
@@ -44,91 +46,45 @@ SIGNALS = Signals(
         memory_used_ratio=0.95, restarts_recent=4.0, last_termination_reason="OOMKilled", last_exit_code=137.0
     ),
 )
-SAID = {
-    "memory_leak_idle": ("3.0 GiB an hour", "threshold 1.0 GiB", "memory_leak_bytes_per_hour"),
-    "kv_held_without_load": (
-        "40 % used with 0 requests",
-        "threshold 10 %, in 2 idle periods of 60.0 s",
-        "kv_held_seconds",
-    ),
-    "kv_exhaustion_ahead": ("40 % used, full in about 41 s", "threshold 60 s", None),
-    "prefix_cache_collapsed": ("hit ratio 10 % in the last 30 s", "best in 15 minutes 80 %", None),
-    "allocator_fragmentation": (
-        "2.3 GiB reserved but not allocated",
-        "1.4 GiB of it in split blocks (thresholds 1.9 GiB and 25 %)",
-        "fragmentation_warning_bytes",
-    ),
-    "baseline_too_high": ("used 99 %: more than the 98 % that", "gpu_memory_utilization 90 %", "baseline_full_ratio"),
-    "host_memory_near_limit": ("near its limit: 95 % used", "threshold 90 %", "host_memory_limit_ratio"),
-    "host_oom_killed": ("OOMKilled, exit code 137", "4 restarts in half an hour", None),
-    "gpu_out_of_memory": ("3 times", "the log shows", None),
-    "crash_loop": ("4 restarts in half an hour", "crash loop: 3 or more", "crash_loop_restarts"),
-    "gpu_fault": ("2 recent XID events or lost GPUs", "threshold 1", None),
-    "metrics_frozen": ("has moved for 75.0 s", "threshold 8.0 s", "no_progress_seconds"),
-}
 
 
-def holding() -> EngineState:
-    """An engine about which every condition is true."""
-    engine = full_engine()
-    text = oom.TRUE.format(oom_times=oom.times(SIGNALS), oom_figures=oom.figures(SIGNALS, T))
-    told = {**engine.diagnosis.evidence, "gpu_out_of_memory": Found("gpu_out_of_memory", True, text)}
-    return replace(
-        engine,
-        signals=SIGNALS,
-        diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(NAMES, True), evidence=told),
-        limits={"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.9)},
-    )
+def beside(s: Signals, held: bool | None = None, ahead: bool | None = None, t: Thresholds = T) -> Mapping[str, Found]:
+    """The conditions of an engine whose metrics are fresh."""
+    view = View(s, Recent(()), t, 9, 0.9)
+    view.held, view.ahead, view.answer = held, ahead, Answer("unknown", Grade.GUESS, FROZEN_ROWS[0])
+    values = Values(view)
+    values["page_fresh"] = True
+    return Gathered(values, NAMES)
 
 
-def test_every_condition_has_words() -> None:
-    assert set(SAID) == set(NAMES) - {"documented_signature"} == {one.name for one in standings(holding(), T)}
+def test_page_and_json_show_each_with_its_numbers() -> None:
+    holding = {name: one for name, one in beside(SIGNALS, True, True).items() if name != OWN_LINE}
+    assert {name for name, one in holding.items() if one.value is not True} == set()
+    answer = replace(full_engine().diagnosis, conditions=dict.fromkeys(holding, True), beside=holding)
+    state = State(time=NOW, engines=(replace(full_engine(), diagnosis=answer),))
+    html, document = render_page(state, "node-1", "/metrics", ViewContext()), diagnosis_document(state, "node-1")
+    assert document["engines"][0]["condition_texts"] == {name: one.text for name, one in holding.items()}
+    for name, one in holding.items():
+        assert re.search(r"\d", one.text), name
+        assert "unknown" not in one.text
+        assert html.count(escape(one.text)) == 1, "among what is also true, and not again among the others"
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_it_names_value_and_threshold(name: str) -> None:
-    value, threshold, entry = SAID[name]
-    text = next(one.text for one in standings(holding(), T) if one.name == name)
-    assert value in text
-    assert threshold in text
-    if entry is not None:
-        moved = T.override(
-            {
-                entry: {
-                    "memory_leak_bytes_per_hour": 7e9,
-                    "fragmentation_warning_bytes": 7e9,
-                    "crash_loop_restarts": 9,
-                    "no_progress_seconds": 11,
-                }.get(entry, 0.33)
-            },
-            "test",
-        )
-        assert next(one.text for one in standings(holding(), moved) if one.name == name) != text
-
-
-def test_page_and_json_show_them() -> None:
-    state = State(time=NOW, engines=(holding(),))
-    html = render_page(state, "node-1", "/metrics", ViewContext())
-    document = diagnosis_document(state, "node-1")
-    for name, (value, threshold, _) in SAID.items():
-        text = document["engines"][0]["condition_texts"][name]
-        assert value in text
-        assert threshold in text
-        assert html.count(text) == 1, "among what is also true, and not again among the others"
-
-
-def test_what_does_not_hold_is_a_sentence_that_does_not_repeat_its_name() -> None:
-    engine = holding()
-    engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(NAMES, False)))
-    html = render_page(State(time=NOW, engines=(engine,)), "node-1", "/metrics", ViewContext())
-    for one in standings(engine, T):
-        assert f"<strong>{words(one.name)}</strong>: {one.text}</li>" in html
-        assert not one.text.startswith(("no ", "not ")) or one.name in (
-            "kv_held_without_load",
-            "gpu_fault",
-            "metrics_frozen",
-        )
-    assert "too few for a crash loop (3 or more)" in html
+@pytest.mark.parametrize(
+    ("name", "entry", "other"),
+    [
+        ("memory_leak_idle", "memory_leak_bytes_per_hour", 2e9),
+        ("kv_held_without_load", "kv_held_seconds", 90),
+        ("allocator_fragmentation", "fragmentation_warning_bytes", 2.1e9),
+        ("baseline_too_high", "baseline_full_ratio", 0.97),
+        ("host_memory_near_limit", "host_memory_limit_ratio", 0.8),
+        ("crash_loop", "crash_loop_restarts", 2),
+        ("metrics_frozen", "no_progress_seconds", 11),
+    ],
+)
+def test_its_sentence_has_its_threshold(name: str, entry: str, other: float) -> None:
+    moved = T.override({entry: other}, "test")
+    assert beside(SIGNALS, True, t=moved)[name].text != beside(SIGNALS, True)[name].text
 
 
 @pytest.mark.parametrize(
@@ -155,26 +111,16 @@ def test_what_does_not_hold_is_a_sentence_that_does_not_repeat_its_name() -> Non
 def test_gauges_are_said_to_move_only_where_that_was_seen(
     progress: ProgressSignals, value: bool | None, text: str
 ) -> None:
-    s = Signals(time=NOW, progress=progress)
-    moment = Moment(s, Answer("unknown", Grade.GUESS), None, None, None, None, T)
-    assert evaluate(moment)["metrics_frozen"] is value
-    engine = replace(full_engine(), signals=s)
-    engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"metrics_frozen": value}))
-    assert text in standings(engine, T)[0].text
+    values = Values(View(Signals(time=NOW, progress=progress), Recent(()), T, 9))
+    values["page_fresh"] = True
+    found = Gathered(values, NAMES)["metrics_frozen"]
+    assert found.value is value
+    assert text in found.text
 
 
 def test_one_request_is_one_request() -> None:
-    engine = replace(holding(), signals=replace(SIGNALS, load=LoadSignals(in_flight=1.0)))
-    engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"kv_held_without_load": False}))
-    assert standings(engine, T)[0].text.endswith("(KV cache 40 % used, 1 request in flight)")
-
-
-def test_what_is_not_known_has_no_numbers() -> None:
-    texts = [one.text for one in standings(unknown_engine(), T)]
-    assert all("unknown" in text for text in texts), texts
-    assert len(set(texts)) == len(SAID)
-    html = render_page(State(time=NOW, engines=(unknown_engine(),)), "node-1", "/metrics", ViewContext())
-    assert all(text in html for text in texts)
+    text = beside(replace(SIGNALS, load=LoadSignals(in_flight=1.0)), held=False)["kv_held_without_load"].text
+    assert text.endswith("(KV cache 40 % used, 1 request in flight)")
 
 
 @pytest.mark.parametrize(
@@ -193,6 +139,6 @@ def test_while_metrics_are_missing_a_condition_has_its_numbers_or_is_unknown(
         for snapshot in reader:
             for engine in pipeline.observe(snapshot).engines:
                 if not engine.up and engine.diagnosis.conditions[name] == value:
-                    seen += [one.text for one in standings(engine, T) if one.name == name]
+                    seen.append(engine.diagnosis.beside[name].text)
     assert seen
     assert [text for text in seen if value is not None and re.search("–|unknown|^0 ", text)] == []

@@ -484,6 +484,7 @@ def test_conditions_that_hold_keep_an_engine_from_being_calm() -> None:
         ({"documented_signature": True}, True),
         ({"crash_loop": None}, True),
     ):
-        engine = replace(full_engine(), diagnosis=Diagnosis("healthy", 0.9, None, NOW, conditions=conditions))
+        beside = {name: Found(name, value, name) for name, value in conditions.items()}
+        engine = replace(full_engine(), diagnosis=Diagnosis("healthy", 0.9, None, NOW, beside=beside))
         view = engine_view(engine, replace(full_state(), engines=(engine,)), ViewContext())
         assert view.calm is calm

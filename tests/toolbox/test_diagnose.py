@@ -15,6 +15,7 @@ from lab.demo.node import PodSpec
 from lab.demo.scenario import PODS
 
 from kvpressure.cli import main
+from kvpressure.model.state import Found
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.recording.reader import Reader
@@ -80,24 +81,25 @@ def test_memory_growth_is_unknown_without_an_idle_period(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("leak", "held", "present", "words"),
+    ("leak", "held", "present", "shown"),
     [
-        (None, False, None, "memory growth while idle: unknown"),
-        (None, True, True, "requests in flight (threshold"),
-        (True, True, True, "device memory grows by"),
-        (False, False, False, "device memory grows by"),
-        (False, None, False, "device memory grows by"),
+        (None, False, None, "memory_leak_idle"),
+        (None, True, True, "kv_held_without_load"),
+        (True, True, True, "memory_leak_idle"),
+        (False, False, False, "memory_leak_idle"),
+        (False, None, False, "memory_leak_idle"),
     ],
 )
 def test_memory_growth_follows_the_conditions(
-    leak: bool | None, held: bool | None, present: bool | None, words: str
+    leak: bool | None, held: bool | None, present: bool | None, shown: str
 ) -> None:
     view = engine_from(StatedEngine("healthy"), builtin())
-    found = {"memory_leak_idle": leak, "kv_held_without_load": held}
-    view = replace(view, engine=replace(view.engine, diagnosis=replace(view.diagnosis, conditions=found)))
+    found = {
+        name: Found(name, value, name) for name, value in (("memory_leak_idle", leak), ("kv_held_without_load", held))
+    }
+    view = replace(view, engine=replace(view.engine, diagnosis=replace(view.diagnosis, beside=found)))
     (problem, *_) = common_problems(view, None, builtin())
-    assert problem.present is present
-    assert words in problem.evidence
+    assert (problem.present, problem.evidence) == (present, shown)
 
 
 def test_a_condition_that_holds_leads_to_its_runbook_under_every_verdict(capsys: pytest.CaptureFixture[str]) -> None:

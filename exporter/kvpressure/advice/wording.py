@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
+from kvpressure.diagnosis.numbers import percent, seconds, size
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
 from kvpressure.model import ceilings
@@ -12,22 +13,16 @@ from kvpressure.model.reasons import NOT_METRICS, in_words
 from kvpressure.printable import grouped
 
 UNKNOWN: Final = "–"
-_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def bytes_text(value: float | None) -> str:
     """Bytes in binary units (KiB, MiB, ...)."""
-    if value is None:
-        return UNKNOWN
-    size, unit = float(value), 0
-    while abs(size) >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.{0 if unit == 0 or abs(size) >= 100 else 1}f} {_BYTE_UNITS[unit]}"
+    return UNKNOWN if value is None else size(value)
 
 
 def percent_text(value: float | None) -> str:
     """A ratio as a whole percentage."""
-    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+    return UNKNOWN if value is None else percent(value)
 
 
 def number_text(value: float | None) -> str:
@@ -46,19 +41,17 @@ def counted(count: float | None, one: str) -> str:
 
 def seconds_text(value: float | None) -> str:
     """Seconds; milliseconds below 1 s."""
-    if value is None:
-        return UNKNOWN
-    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.{0 if value >= 100 else 1}f} s"
+    return UNKNOWN if value is None else seconds(value)
 
 
-def duration_text(seconds: float) -> str:
+def duration_text(total: float) -> str:
     """A duration in its two largest units."""
-    left = max(0, int(seconds))
+    left = max(0, int(total))
     parts = []
-    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= size:
-            parts.append(f"{left // size} {name}")
-            left %= size
+    for name, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= length:
+            parts.append(f"{left // length} {name}")
+            left %= length
     return " ".join(parts[:2]) or "0 s"
 
 

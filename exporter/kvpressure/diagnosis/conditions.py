@@ -1,14 +1,14 @@
-"""Conditions: facts beside the verdict, each true, false or unknown on its own."""
+"""Conditions: the findings beside the verdict, which nothing is judged by, each with the numbers in its sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.evaluate import Answer, Grade
-from kvpressure.diagnosis.facts import forms, prefix_collapsed
-from kvpressure.model.frozen import frozen
+from kvpressure.diagnosis import oom, signature
+from kvpressure.diagnosis.evaluate import Grade
+from kvpressure.diagnosis.finding import Finding, View, least
+from kvpressure.diagnosis.numbers import counted, minutes, number, percent, seconds, size
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
 
@@ -80,127 +80,83 @@ class Ahead:
         return self._said
 
 
-@frozen
-class Moment:
-    """Inputs of every condition. ``utilization`` is the configured gpu_memory_utilization (0-1)."""
-
-    s: Signals
-    finding: Answer
-    held: bool | None
-    ahead: bool | None
-    utilization: float | None
-    signature: bool | None
-    t: Thresholds
-
-
-@frozen
-class Declared:
-    """A condition: how it is found, its sentence for each value (``{names}`` are those of ``advice.condition_text``),
-    the runbook that explains it, and whether it is bad news by itself (``serious``).
-    """
-
-    name: str
-    find: Callable[[Moment], bool | None]
-    true: str
-    false: str
-    unknown: str
-    runbook: str
-    serious: bool = False
-
-
-def evaluate(moment: Moment) -> dict[str, bool | None]:
-    """All conditions of one engine, by name."""
-    return {name: one.find(moment) for name, one in _BY_NAME.items()}
-
-
-def of(name: str) -> Declared:
-    """The condition of this name. Raises ``KeyError``."""
-    return _BY_NAME[name]
-
-
-def _held(s: Signals, held: bool | None, t: Thresholds) -> bool | None:
+def _held(v: View) -> bool | None:
     """KV blocks held without a running request, even if requests wait. True once there has been no progress for as
     long as freeing blocks may take, else unknown.
     """
+    s, t = v.s, v.t
     usage, running, stuck = s.kv.kv_used_ratio, s.load.running, s.progress.seconds_without_progress
     if running != 0 or not s.progress.work_present or usage is None or usage < t["kv_held_ratio"]:
-        return held
+        return v.held
     return True if usage >= t["kv_near_full_ratio"] and (stuck or 0.0) >= t["kv_held_seconds"] else None
 
 
-def fragmentation(s: Signals, t: Thresholds) -> bool | None:
+def _prefix_collapsed(v: View) -> bool | None:
+    """Whether the prefix cache hits about a third or less (``hit_ratio_collapsed_ratio``) of its usual share."""
+    now, usual = v.s.kv.prefix_hit_ratio_recent, v.s.kv.prefix_hit_ratio_usual
+    if now is None or usual is None:
+        return None
+    return usual >= v.t["hit_ratio_usual_ratio"] and now <= v.t["hit_ratio_collapsed_ratio"] * usual
+
+
+def _fragmentation(v: View) -> bool | None:
     """Whether reserved minus allocated memory of torch's allocator exceeds the documented 2 GB.
 
     Cached blocks alone are not fragmentation: where inactive split blocks are known, they must make up a real share.
     """
-    reserved, allocated = s.memory.allocator_reserved_bytes, s.memory.allocator_allocated_bytes
-    if reserved is None or allocated is None:
-        return None
-    difference = reserved - allocated
-    if difference < t["fragmentation_warning_bytes"]:
-        return False
-    split = s.memory.allocator_inactive_split_bytes
-    return True if split is None else split >= t["fragmented_split_ratio"] * difference
+    difference, split = _unallocated(v), v.s.memory.allocator_inactive_split_bytes
+    if difference is None or difference < v.t["fragmentation_warning_bytes"]:
+        return None if difference is None else False
+    return True if split is None else split >= v.t["fragmented_split_ratio"] * difference
 
 
-def _baseline_too_high(s: Signals, utilization: float | None, t: Thresholds) -> bool | None:
-    if s.memory.own_used_ratio is None or utilization is None:
-        return None
-    most = baseline_limit(utilization, t)
-    return None if most is None else s.memory.own_used_ratio > most
+def _unallocated(v: View) -> float | None:
+    """Bytes that torch's allocator has reserved and not allocated."""
+    reserved, allocated = v.s.memory.allocator_reserved_bytes, v.s.memory.allocator_allocated_bytes
+    return None if reserved is None or allocated is None else reserved - allocated
 
 
-def baseline_limit(utilization: float, t: Thresholds) -> float | None:
+def _baseline_too_high(v: View) -> bool | None:
+    used, most = v.s.memory.own_used_ratio, _baseline_limit(v)
+    return None if used is None or most is None else used > most
+
+
+def _baseline_limit(v: View) -> float | None:
     """Used share of a GPU above which something beside the engine must be on it. ``None`` where the engine may take
     so much that a GPU cannot show the difference.
     """
-    return (
-        None
-        if utilization >= t["baseline_full_ratio"]
-        else min(utilization + t["baseline_excess_ratio"], t["baseline_full_ratio"])
-    )
+    full = v.t["baseline_full_ratio"]
+    if v.utilization is None or v.utilization >= full:
+        return None
+    return min(v.utilization + v.t["baseline_excess_ratio"], full)
 
 
-def _oom_killed(s: Signals, t: Thresholds) -> bool | None:
+def _oom_killed(v: View) -> bool | None:
     """Whether the container was OOM-killed recently: by the time it ended, else by the restarts seen."""
-    host = s.host
+    host = v.s.host
     if host.restarts is None and host.last_termination_reason is None:
         return None
     if host.last_termination_reason != "OOMKilled":
         return False
     if host.terminated_seconds_ago is not None:
-        return host.terminated_seconds_ago <= t["crash_loop_window_seconds"]
+        return host.terminated_seconds_ago <= v.t["crash_loop_window_seconds"]
     return host.restarts_recent > 0 if host.restarts_recent is not None else None
 
 
-def _leak(m: Moment) -> bool | None:
-    growth = m.s.memory.idle_growth_bytes_per_hour
-    return None if growth is None else growth >= m.t["memory_leak_bytes_per_hour"]
-
-
-def _near_limit(m: Moment) -> bool | None:
-    used = m.s.host.memory_used_ratio
-    return None if used is None else used >= m.t["host_memory_limit_ratio"]
-
-
-def _out_of_memory(m: Moment) -> bool | None:
-    return oom.happened(m.s)
-
-
-def _gpu_fault(m: Moment) -> bool | None:
+def _gpu_fault(v: View) -> bool | None:
     """Hardware faults; kernel errors only where the engine went down with them, because any program may cause one."""
-    s = m.s
+    s = v.s
     if s.gpu_faults is None or s.gpu_faults > 0 or not s.kernel_faults:
         return None if s.gpu_faults is None else s.gpu_faults > 0
-    down = m.finding.grade is Grade.NOTHING or (s.host.restarts_recent or 0.0) > 0
+    down = v.answer.grade is Grade.NOTHING or (s.host.restarts_recent or 0.0) > 0
     if s.compute.gpus_of_others or (not down and s.host.restarts_recent is None):
         return None
     return down
 
 
-def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
+def _crash_loop(v: View) -> bool | None:
     """Whether the container restarts repeatedly; unknown where restarts from before the exporter started may decide."""
-    host, many = s.host, t["crash_loop_restarts"]
+    host, many = v.s.host, v.t["crash_loop_restarts"]
     if host.restarts is not None and host.restarts < many:
         return False
     if host.restarts_recent is not None and host.restarts_recent >= many:
@@ -208,130 +164,228 @@ def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
     return False if host.restarts_recent is not None and host.restarts_all_known else None
 
 
-def _frozen(s: Signals, finding: Answer, t: Thresholds) -> bool | None:
-    if finding.row in FROZEN_ROWS:
+def _frozen(v: View) -> bool | None:
+    if v.answer.row in FROZEN_ROWS:
         return True
-    stuck = s.progress.seconds_without_progress
-    if finding.verdict == "stalled" or (stuck is not None and stuck >= t["no_progress_seconds"]):
+    progress = v.s.progress
+    if v.answer.verdict == "stalled" or least(progress.seconds_without_progress, v.t["no_progress_seconds"]):
         return None
-    if s.progress.work_present is False:
+    if progress.work_present is False:
         return False
-    return None if s.progress.progressing is None or s.progress.tokens_flow is None else False  # nothing to compare yet
+    return None if progress.progressing is None or progress.tokens_flow is None else False  # nothing to compare yet
 
+
+# Numbers in the sentences
+
+
+def _device_now(v: View) -> str:
+    used = _device(v)
+    return "" if used is None else f": {percent(used)} used"
+
+
+def _device(v: View) -> float | None:
+    memory = v.s.memory
+    return memory.device_used_ratio if memory.own_used_ratio is None else memory.own_used_ratio
+
+
+def _held_now(v: View) -> str:
+    """KV usage and requests in flight, as far as known."""
+    used, in_flight = v.s.kv.kv_used_ratio, v.s.load.in_flight
+    parts = [] if used is None else [f"KV cache {percent(used)} used"]
+    parts += [] if in_flight is None else [f"{counted(in_flight, 'request')} in flight"]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _movement(v: View) -> str:
+    """Whether gauges and counters move, where they are not frozen."""
+    progress = v.s.progress
+    if progress.work_present is False:
+        return "unchanged gauges and counters are normal: no requests are in flight"
+    if progress.seconds_still:
+        frozen = seconds(v.t["no_progress_seconds"])
+        return f"no gauge or counter has moved for {seconds(progress.seconds_still)} (frozen at {frozen})"
+    return "gauges or counters are moving"
+
+
+def _ended(v: View) -> str:
+    host = v.s.host
+    code = "" if host.last_exit_code is None else f", exit code {number(host.last_exit_code)}"
+    return f"{host.last_termination_reason}{code}" if host.last_termination_reason else "none seen"
+
+
+def _oom_seen(v: View) -> str:
+    if not oom.happened(v.s):
+        return ""
+    return f"{oom.times(v.s)} in the last {minutes(v.t['log_window_seconds'])}{oom.figures(v.s, v.t)}"
+
+
+NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
+    "leak": lambda v: size(v.s.memory.idle_growth_bytes_per_hour),
+    "leak_from": lambda v: size(v.t["memory_leak_bytes_per_hour"]),
+    "requests_in_flight": lambda v: counted(v.s.load.in_flight, "request"),
+    "held_from": lambda v: percent(v.t["kv_held_ratio"]),
+    "held_now": _held_now,
+    "to_full": lambda v: number(v.s.kv.kv_seconds_to_full),
+    "hits": lambda v: percent(v.s.kv.prefix_hit_ratio_recent),
+    "usual_hits": lambda v: percent(v.s.kv.prefix_hit_ratio_usual),
+    "fragmented": lambda v: size(_unallocated(v)),
+    "fragmented_from": lambda v: size(v.t["fragmentation_warning_bytes"]),
+    "split": lambda v: size(v.s.memory.allocator_inactive_split_bytes),
+    "split_from": lambda v: percent(v.t["fragmented_split_ratio"]),
+    "device": lambda v: percent(_device(v)),
+    "device_now": _device_now,
+    "utilization": lambda v: percent(v.utilization),
+    "baseline_from": lambda v: percent(_baseline_limit(v)),
+    "host_memory": lambda v: percent(v.s.host.memory_used_ratio),
+    "host_memory_from": lambda v: percent(v.t["host_memory_limit_ratio"]),
+    "ended": _ended,
+    "restarts": lambda v: f"{counted(v.s.host.restarts_recent, 'restart')} in half an hour",
+    "oom_seen": _oom_seen,
+    "faults": lambda v: number(v.s.gpu_faults or v.s.kernel_faults),
+    "movement": _movement,
+    "still": lambda v: seconds(v.s.progress.seconds_still),
+    "still_from": lambda v: seconds(v.t["no_progress_seconds"]),
+}
 
 CONDITIONS: Final = (
-    Declared(
+    Finding(
         "memory_leak_idle",
-        _leak,
         "device memory grows by {leak} an hour while idle (leak threshold {leak_from})",
         "device memory grows by {leak} an hour while idle, below the leak threshold of {leak_from}",
-        "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this engine)",
-        "InferenceMemoryLeak",
+        lambda v: least(v.s.memory.idle_growth_bytes_per_hour, v.t["memory_leak_bytes_per_hour"]),
+        why="not idle long enough, or no GPU mapped to this engine",
+        question="memory growth while idle",
+        fresh=True,
         serious=True,
+        runbook="InferenceMemoryLeak",
     ),
-    Declared(
+    Finding(
         "kv_held_without_load",
-        lambda m: _held(m.s, m.held, m.t),
-        "KV cache {kv} used with {in_flight} in flight (threshold {held_from}, in {held_stretches} idle"
-        " periods of {held_seconds})",
+        "KV cache {kv} used with {requests_in_flight} in flight (threshold {held_from}, in {kv_held_stretches} idle"
+        " periods of {kv_held_seconds} s)",
         "KV blocks are in use only while requests are in flight{held_now}",
-        "whether KV blocks are held without requests: unknown (no idle period yet)",
-        "InferenceKVHeldWithoutLoad",
+        _held,
+        why="no idle period yet",
+        question="whether KV blocks are held without requests",
+        fresh=True,
         serious=True,
+        runbook="InferenceKVHeldWithoutLoad",
     ),
-    Declared(
+    Finding(
         "kv_exhaustion_ahead",
-        lambda m: m.ahead,
-        "KV cache {kv} used, full in about {to_full} s at the current rate (threshold {to_full_from} s)",
+        "KV cache {kv} used, full in about {to_full} s at the current rate (threshold {kv_seconds_to_full_warning} s)",
         "the KV cache is not forecast to be full soon",
-        "whether the KV cache is about to be full: unknown (KV cache usage: unknown)",
-        "InferenceKVCacheExhaustionAhead",
+        lambda v: v.ahead,
+        why="KV cache usage: unknown",
+        question="whether the KV cache is about to be full",
+        fresh=True,
+        after_verdict=True,
+        runbook="InferenceKVCacheExhaustionAhead",
     ),
-    Declared(
+    Finding(
         "prefix_cache_collapsed",
-        lambda m: prefix_collapsed(m.s, m.t),
-        *forms("prefix_cache_collapsed"),
-        "InferenceTimeToFirstTokenHigh",
+        "prefix cache hits collapsed",
+        "prefix cache hits did not collapse",
+        _prefix_collapsed,
+        "hit ratio {hits} in the last 30 s, best in 15 minutes {usual_hits}",
+        "too few prompts looked up, or prefix caching is off",
+        fresh=True,
+        runbook="InferenceTimeToFirstTokenHigh",
     ),
-    Declared(
+    Finding(
         "allocator_fragmentation",
-        lambda m: fragmentation(m.s, m.t),
         "{fragmented} reserved but not allocated, {split} of it in split blocks (thresholds {fragmented_from} and"
         " {split_from})",
         "{fragmented} reserved but not allocated, so not fragmented (threshold {fragmented_from})",
-        "allocator fragmentation: unknown (only the plugin inside vLLM reports it)",
-        "InferenceMemoryFragmentation",
+        _fragmentation,
+        why="only the plugin inside vLLM reports it",
+        question="allocator fragmentation",
+        fresh=True,
+        runbook="InferenceMemoryFragmentation",
     ),
-    Declared(
+    Finding(
         "baseline_too_high",
-        lambda m: _baseline_too_high(m.s, m.utilization, m.t),
         "device memory used {device}: more than the {baseline_from} that gpu_memory_utilization {utilization} allows",
         "device memory use is as configured{device_now} (with gpu_memory_utilization {utilization}, up to"
         " {baseline_from} is expected)",
-        "whether device memory is used as configured: unknown (no GPU mapped to this engine, or no memory share set)",
-        "InferenceBaselineTooHigh",
+        _baseline_too_high,
+        why="no GPU mapped to this engine, or no memory share set",
+        question="whether device memory is used as configured",
+        fresh=True,
+        runbook="InferenceBaselineTooHigh",
     ),
-    Declared(
+    Finding(
         "host_memory_near_limit",
-        _near_limit,
         "container memory is near its limit: {host_memory} used (threshold {host_memory_from})",
         "container memory is not near its limit: {host_memory} used (threshold {host_memory_from})",
-        "container memory: unknown (the container has no memory limit, or memory was not read)",
-        "InferenceHostMemoryNearLimit",
+        lambda v: least(v.s.host.memory_used_ratio, v.t["host_memory_limit_ratio"]),
+        why="the container has no memory limit, or memory was not read",
+        question="container memory",
+        runbook="InferenceHostMemoryNearLimit",
     ),
-    Declared(
+    Finding(
         "host_oom_killed",
-        lambda m: _oom_killed(m.s, m.t),
         "last termination of the container: {ended}; {restarts}",
         "the container was not OOM-killed recently (last termination: {ended}; {restarts})",
-        "last termination of the container: unknown",
-        "InferenceOOMKilled",
+        _oom_killed,
+        why="the pod's status was not read, or does not say when",
+        question="last termination of the container",
         serious=True,
+        runbook="InferenceOOMKilled",
     ),
-    Declared(
+    Finding(
         "gpu_out_of_memory",
-        _out_of_memory,
-        f"{oom.TRUE}: {{oom_times}} in the last {{log_window}}",
+        oom.TRUE,
         oom.FALSE,
-        f"whether {oom.TRUE}: unknown (no log read)",
-        "InferenceAllocationFailure",
+        lambda v: oom.happened(v.s),
+        "{oom_seen}",
+        "no log read",
+        oom.QUESTION,
         serious=True,
+        runbook="InferenceAllocationFailure",
     ),
-    Declared(
+    Finding(
         "crash_loop",
-        lambda m: _crash_loop(m.s, m.t),
-        "{restarts} (crash loop: {loop_from} or more)",
-        "{restarts}, too few for a crash loop ({loop_from} or more)",
-        "restarts in half an hour: unknown",
-        "InferenceCrashLoop",
+        "{restarts} (crash loop: {crash_loop_restarts} or more)",
+        "{restarts}, too few for a crash loop ({crash_loop_restarts} or more)",
+        _crash_loop,
+        why="the pod's status was not read, or the exporter has not run for so long",
+        question="restarts in half an hour",
         serious=True,
+        runbook="InferenceCrashLoop",
     ),
-    Declared(
+    Finding(
         "gpu_fault",
-        _gpu_fault,
         "{faults} recent XID events or lost GPUs (threshold 1)",
         "no lost GPUs, and no recent XID events from the hardware or this engine",
-        "GPU faults: unknown (this engine has no mapped GPU, or its GPU reports only XID events that other programs"
-        " may have caused)",
-        "GpuXidError",
+        _gpu_fault,
+        why=("this engine has no mapped GPU, or its GPU reports only XID events that other programs may have caused"),
+        question="GPU faults",
+        fresh=True,
+        after_verdict=True,
         serious=True,
+        runbook="GpuXidError",
     ),
-    Declared(
+    Finding(
         "metrics_frozen",
-        lambda m: _frozen(m.s, m.finding, m.t),
         "no gauge or counter has moved for {still} (threshold {still_from})",
         "{movement}",
-        "movement of gauges: unknown",
-        "InferenceEngineStalled",
+        _frozen,
+        why="nothing to compare yet, or requests make no progress",
+        question="movement of gauges",
+        fresh=True,
+        after_verdict=True,
+        runbook="InferenceEngineStalled",
     ),
-    Declared(
+    Finding(
         "documented_signature",
-        lambda m: m.signature,
         'most conditions of the guide "KV Cache Diagnostics" hold',
         'most conditions of the guide "KV Cache Diagnostics" do not hold',
-        "documented signature: unknown (too many of its conditions are unknown)",
-        "InferenceDocumentedSignature",
+        lambda v: signature.met(signature.conditions(v.s, v.t)),
+        why="too many of its conditions are unknown",
+        question="documented signature",
+        fresh=True,
+        runbook="InferenceDocumentedSignature",
     ),
 )
-NAMES: Final = tuple(condition.name for condition in CONDITIONS)
-_BY_NAME: Final = {condition.name: condition for condition in CONDITIONS}
+NAMES: Final = tuple(row.name for row in CONDITIONS)

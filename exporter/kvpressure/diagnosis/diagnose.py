@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kvpressure.diagnosis import conditions, reasons, signature
-from kvpressure.diagnosis.conditions import Ahead, HeldCache
+from kvpressure.diagnosis import reasons, signature
+from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
 from kvpressure.diagnosis.evaluate import Answer, decide
-from kvpressure.diagnosis.facts import Gathered, Recent, View
+from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
@@ -32,52 +33,54 @@ class Diagnoser:
         ``utilization``: the configured gpu_memory_utilization.
         """
         t = self._thresholds
-        evidence = Gathered(View(s, Recent(waiting), t, samples))
-        found = decide(TABLES, evidence.facts)
-        finding = self._settled.observe(s.time, found, t)
-        supporting, opposing = self._for_and_against(finding, found, evidence.facts)
-        now = s if evidence.facts["page_fresh"] is True else s.without_metrics()
-        documented = signature.conditions(now, t)
-        is_met = signature.met(documented)
-        held = self._held.observe(now.time, now.progress.work_present, now.kv.kv_used_ratio, t)
-        ahead = self._ahead.observe(now, finding.verdict, t)
+        values = Values(View(s, Recent(waiting), t, samples, utilization))
+        evidence, beside = Gathered(values), Gathered(values, NAMES)
+        found = decide(TABLES, values)
+        answer = self._settled.observe(s.time, found, t)
+        supporting, opposing = self._for_and_against(answer, found, values)
+        view, now = values.fresh, values.fresh.s
+        view.held = self._held.observe(now.time, now.progress.work_present, now.kv.kv_used_ratio, t)
+        view.ahead = self._ahead.observe(now, answer.verdict, t)
+        view.answer = answer
+        is_met = values["documented_signature"]
         return Diagnosis(
-            verdict=finding.verdict,
-            confidence=finding.confidence,
-            stage=self._stage_of(finding, evidence.facts),
+            verdict=answer.verdict,
+            confidence=answer.confidence,
+            stage=self._stage_of(answer, values),
             since=self._settled.since,
             evidence=evidence,
             supporting=Sentences(lambda: tuple(evidence[name].text for name in supporting)),
             opposing=Sentences(lambda: tuple(evidence[name].text for name in opposing)),
-            missing=Sentences(lambda: tuple(evidence.filled(text) for text in finding.missing)),
-            inputs=Sentences(lambda: tuple(evidence.filled(text) for text in finding.inputs)),
-            reasons=reasons.numbers(finding.verdict, evidence.facts, s),
-            row=finding.row,
-            grade=finding.grade.name.lower(),
-            runner_up=finding.runner_up,
-            conditions=conditions.evaluate(conditions.Moment(now, finding, held, ahead, utilization, is_met, t)),
-            documented_signature=documented,
+            missing=Sentences(lambda: tuple(evidence.filled(text) for text in answer.missing)),
+            inputs=Sentences(lambda: tuple(evidence.filled(text) for text in answer.inputs)),
+            reasons=reasons.numbers(answer.verdict, values, s),
+            row=answer.row,
+            grade=answer.grade.name.lower(),
+            runner_up=answer.runner_up,
+            conditions={name: values[name] for name in NAMES},
+            beside=beside,
+            documented_signature=signature.conditions(now, t),
             documented_signature_met=is_met,
-            signature_note=signature.note(now, finding.verdict, is_met),
+            signature_note=signature.note(now, answer.verdict, is_met),
         )
 
-    def _for_and_against(self, finding: Answer, found: Answer, facts: Facts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _for_and_against(self, answer: Answer, found: Answer, facts: Facts) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of the supporting and opposing facts. While a verdict is held though another is found, supporting
         facts that no longer hold oppose it.
         """
-        if finding.verdict == found.verdict:
-            self._seen = {name: facts[name] for name in (*finding.supporting, *finding.opposing)}
+        if answer.verdict == found.verdict:
+            self._seen = {name: facts[name] for name in (*answer.supporting, *answer.opposing)}
         same = {name for name, value in self._seen.items() if facts[name] is value}
-        over = (name for name in finding.supporting if name not in same and facts[name] is not None)
+        over = (name for name in answer.supporting if name not in same and facts[name] is not None)
         return (
-            tuple(name for name in finding.supporting if name in same),
-            (*(name for name in finding.opposing if name in same), *over),
+            tuple(name for name in answer.supporting if name in same),
+            (*(name for name in answer.opposing if name in same), *over),
         )
 
-    def _stage_of(self, finding: Answer, facts: Facts) -> str | None:
+    def _stage_of(self, answer: Answer, facts: Facts) -> str | None:
         """The stage. That of KV pressure never falls back while requests wait and none finishes."""
-        before, self._stage = self._stage, finding.stage
+        before, self._stage = self._stage, answer.stage
         stuck = facts["queue_present"] is True and facts["finishing"] is False
-        if stuck and before not in (None, STEP_TOKENS) and finding.stage not in (None, STEP_TOKENS):
-            self._stage = max(before, finding.stage, key=STAGES.index)
+        if stuck and before not in (None, STEP_TOKENS) and answer.stage not in (None, STEP_TOKENS):
+            self._stage = max(before, answer.stage, key=STAGES.index)
         return self._stage

@@ -1,128 +1,21 @@
-"""Facts: everything a rule may read, each true, false or unknown, with a sentence for each value.
-
-A fact is declared once: its name, its clauses, how it is found, the numbers behind it and why it may be unknown.
-``{names}`` are keys of ``_NUMBERS``, words of the engine or thresholds; sentences are written only when read.
-"""
+"""Facts: the findings that rules read, each with the numbers in its sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.gpu_facts import NO_GPU, GpuFacts
+from kvpressure.diagnosis.finding import Finding, View, least
+from kvpressure.diagnosis.gpu_facts import NO_GPU
 from kvpressure.diagnosis.logic import listed
 from kvpressure.diagnosis.numbers import NOT_KNOWN, minutes, number, percent
 from kvpressure.engines.registry import dialect
 from kvpressure.model import reasons
-from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import Found
-from kvpressure.printable import Asked
-from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
 
 SLOW: Final = "timeout"  # the reason of a page that did not come in time
-
-
-class Recent:
-    """The queue over the recent samples: number of samples, share with a queue (0-1), mean and most requests
-    waiting.
-    """
-
-    __slots__ = ("samples", "waiting_mean", "waiting_most", "waiting_share")
-
-    def __init__(self, waiting: Sequence[float]) -> None:
-        self.samples = len(waiting)
-        self.waiting_share = sum(1 for value in waiting if value > 0) / len(waiting) if waiting else None
-        self.waiting_mean = sum(waiting) / len(waiting) if waiting else None
-        self.waiting_most = max(waiting, default=None)
-
-
-class View:
-    """Inputs of every fact: signals, recent queue, thresholds and the number of readings."""
-
-    __slots__ = ("gpu", "readings", "recent", "s", "t")
-
-    def __init__(self, s: Signals, recent: Recent, t: Thresholds, readings: int) -> None:
-        self.s, self.recent, self.t, self.readings = s, recent, t, readings
-        self.gpu = GpuFacts(s.compute, t)
-
-
-@frozen
-class Fact:
-    """One input of the rules. ``title`` states it and ``denied`` its opposite, in docs and evidence; ``seen``: the
-    numbers behind either; ``why``: the reason where it is unknown; ``question``: what is unknown then ("" = whether
-    ``title``).
-    """
-
-    name: str
-    title: str
-    denied: str
-    find: Callable[[View], bool | None]
-    seen: str = ""
-    why: str = ""
-    question: str = ""
-
-    def sentence(self, value: bool | None, numbers: Mapping[str, str]) -> str:
-        """The evidence for this value."""
-        if value is None:
-            why = self.why.format_map(numbers)
-            question = (self.question or f"whether {self.title}").format_map(numbers)
-            return f"{question}: unknown" + (f" ({why})" if why else "")
-        said, seen = (self.title if value else self.denied).format_map(numbers), self.seen.format_map(numbers)
-        return f"{said}: {seen}" if seen else said
-
-
-class Values(dict[str, bool | None]):
-    """Facts by name, each found when first asked for."""
-
-    __slots__ = ("_view",)
-
-    def __init__(self, view: View) -> None:
-        super().__init__()
-        self._view = view
-
-    def __missing__(self, name: str) -> bool | None:
-        value = self[name] = FINDERS[name](self._view)
-        return value
-
-
-class Gathered(Mapping[str, Found]):
-    """All facts about one engine at one moment; sentences are written when read."""
-
-    __slots__ = ("_view", "facts")
-
-    def __init__(self, view: View) -> None:
-        self._view, self.facts = view, Values(view)
-
-    def __getitem__(self, name: str) -> Found:
-        value, fact = self.facts[name], BY_NAME[name]
-        return Found(name, value, partial(_sentence, fact, value, self._view))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(BY_NAME)
-
-    def __len__(self) -> int:
-        return len(BY_NAME)
-
-    def filled(self, text: str) -> str:
-        """A sentence about a missing input with its numbers; a text that is only ``{fact}`` becomes that fact's
-        sentence.
-        """
-        fact = text[1:-1] if text.startswith("{") and text.endswith("}") else ""
-        return self[fact].text if fact in BY_NAME else text.format_map(_numbers(self._view))
-
-
-def _sentence(fact: Fact, value: bool | None, view: View) -> str:
-    return fact.sentence(value, _numbers(view))
-
-
-def least(value: float | None, at_least: float) -> bool | None:
-    """Whether a value is at least ``at_least``; ``None`` if it is unknown."""
-    return None if value is None else value >= at_least
 
 
 def _peak_at(name: str) -> Callable[[View], bool | None]:
@@ -323,14 +216,6 @@ def _allocation(v: View) -> int:
     return sum(v.s.events.get(name, 0) for name in ALLOCATION_EVENTS)
 
 
-def prefix_collapsed(s: Signals, t: Thresholds) -> bool | None:
-    """Whether the prefix cache hits about a third or less (``hit_ratio_collapsed_ratio``) of its usual share."""
-    now, usual = s.kv.prefix_hit_ratio_recent, s.kv.prefix_hit_ratio_usual
-    if now is None or usual is None:
-        return None
-    return usual >= t["hit_ratio_usual_ratio"] and now <= t["hit_ratio_collapsed_ratio"] * usual
-
-
 def _held_for_others(v: View) -> bool | None:
     """Whether KV blocks may be held for a server that has yet to pull them: hardly anything runs here."""
     load = v.s.load
@@ -357,9 +242,9 @@ _LIMIT_SOURCES: Final = {
     "observed": "inferred",
 }
 
-FACTS: Final[tuple[Fact, ...]] = (
+FACTS: Final[tuple[Finding, ...]] = (
     # --- the KV cache
-    Fact(
+    Finding(
         "kv_full",
         "the KV cache is full",
         "the KV cache is not full",
@@ -368,7 +253,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{kv_why}",
         "KV cache usage",
     ),
-    Fact(
+    Finding(
         "kv_near_full",
         "the KV cache is full or nearly full",
         "the KV cache is not nearly full",
@@ -377,7 +262,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{kv_why}",
         "KV cache usage",
     ),
-    Fact(
+    Finding(
         "kv_near_full_now",
         "the KV cache is full or nearly full now",
         "the KV cache is not nearly full now",
@@ -386,7 +271,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{kv_why}",
         "KV cache usage",
     ),
-    Fact(
+    Finding(
         "kv_warm",
         "the KV cache is at least half full",
         "the KV cache is less than half full",
@@ -395,14 +280,14 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{kv_why}",
         "KV cache usage",
     ),
-    Fact(
+    Finding(
         "kv_rising",
         "KV cache usage is rising",
         "KV cache usage is not rising",
         lambda v: None if v.s.kv.kv_slope_per_second is None else v.s.kv.kv_slope_per_second > 0,
         why="too few samples of KV cache usage",
     ),
-    Fact(
+    Finding(
         "kv_held_idle",
         "KV blocks are held without requests",
         "KV blocks are in use only while requests are in flight",
@@ -410,7 +295,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{held}",
         "{held_missing}",
     ),
-    Fact(
+    Finding(
         "head_of_line_blocked",
         "a prompt of p95 length is too long for the free KV cache",
         "prompts of p95 length do not wait for KV cache",
@@ -418,7 +303,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{long_blocked}",
         "{long_missing}",
     ),
-    Fact(
+    Finding(
         "mean_prompt_blocked",
         "a prompt of average length is too long for the free KV cache",
         "prompts of average length do not wait for KV cache",
@@ -426,7 +311,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{mean_blocked}",
         "{mean_missing}",
     ),
-    Fact(
+    Finding(
         "any_prompt_fits",
         "every prompt fits into the KV cache",
         "the next prompt may not fit into the KV cache",
@@ -434,22 +319,14 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{free_and_prompts}",
         "{fit_missing}",
     ),
-    Fact(
-        "prefix_cache_collapsed",
-        "prefix cache hits collapsed",
-        "prefix cache hits did not collapse",
-        lambda v: prefix_collapsed(v.s, v.t),
-        "hit ratio {hits} in the last 30 s, best in 15 minutes {usual_hits}",
-        "too few prompts looked up, or prefix caching is off",
-    ),
-    Fact(
+    Finding(
         "waits_for_blocks",
         "the server exchanges KV blocks with other servers",
         "the server exchanges no KV blocks with other servers",
         lambda v: v.s.load.waits_for_blocks,
         question="exchange of KV blocks with other servers",
     ),
-    Fact(
+    Finding(
         "blocks_held_for_others",
         "KV blocks of finished prompts may be waiting for a decode server to fetch them",
         "no KV blocks of finished prompts are waiting for a decode server to fetch them",
@@ -457,7 +334,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         question="whether KV blocks of finished prompts are waiting for a decode server to fetch them",
     ),
     # --- preemptions
-    Fact(
+    Finding(
         "preempting",
         "requests were {preempted} in the last minute",
         "fewer than {preemptions_min} requests were {preempted} in the last minute",
@@ -466,7 +343,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no counter, and no queue movement to infer them from",
         "{preemptions} in the last minute",
     ),
-    Fact(
+    Finding(
         "preempting_now",
         "requests were {preempted} in the last {recent_window_seconds} s",
         "fewer than {preemptions_min} requests were {preempted} in the last {recent_window_seconds} s",
@@ -474,7 +351,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{recent_preemptions}",
         question="{preemptions} in the last {recent_window_seconds} s",
     ),
-    Fact(
+    Finding(
         "preempted_recently",
         "requests were {preempted} in the last 30 s",
         "fewer than {preemptions_min} requests were {preempted} in the last 30 s",
@@ -482,7 +359,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{last_preemptions}",
         question="{preemptions} in the last 30 s",
     ),
-    Fact(
+    Finding(
         "preemptions_borne_out",
         "the engine itself counted {preemptions}",
         "the engine itself counted fewer than {preemptions_min} {preemptions}",
@@ -491,7 +368,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the metrics endpoint has no such counter",
         "{preemptions} by the engine's counter",
     ),
-    Fact(
+    Finding(
         "preempting_much",
         "{preemptions} per running request reach {thrashing_preemptions_per_running_minute} a minute",
         "{preemptions} per running request are below {thrashing_preemptions_per_running_minute} a minute",
@@ -499,7 +376,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{per_running} a minute on average",
         question="{preemptions} per running request",
     ),
-    Fact(
+    Finding(
         "running_falls_waiting_rises",
         "requests moved from running back to waiting while none finished",
         "fewer than {preemptions_min} requests moved from running back to waiting",
@@ -508,7 +385,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         question="whether requests moved from running back to waiting",
     ),
     # --- the sequence limit
-    Fact(
+    Finding(
         "running_at_limit",
         "{max_num_seqs} was reached for most of the last {recent_window_seconds} s",
         "{max_num_seqs} was reached only briefly or not at all in the last {recent_window_seconds} s",
@@ -517,7 +394,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{limit_missing}",
         question="whether {max_num_seqs} is reached",
     ),
-    Fact(
+    Finding(
         "running_at_limit_now",
         "{max_num_seqs} is reached now",
         "{max_num_seqs} is not reached now",
@@ -525,7 +402,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{running_of_limit}",
         "{limit_missing}",
     ),
-    Fact(
+    Finding(
         "limit_is_stated",
         "{max_num_seqs} is set explicitly",
         "{max_num_seqs} is in neither the arguments nor the log",
@@ -533,7 +410,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{limit_of_source}",
         question="source of {max_num_seqs}",
     ),
-    Fact(
+    Finding(
         "limit_is_default",
         "the default of {max_num_seqs} is in use",
         "the default of {max_num_seqs} is not in use",
@@ -541,7 +418,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{limit_unless_default}",
         question="source of {max_num_seqs}",
     ),
-    Fact(
+    Finding(
         "limit_is_observed",
         "{max_num_seqs} is inferred from a constant number of running requests",
         "{max_num_seqs} is known",
@@ -549,7 +426,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{limit_of_source}",
         question="source of {max_num_seqs}",
     ),
-    Fact(
+    Finding(
         "running_plateau",
         "running requests stay at a constant number while a queue builds up and KV blocks are free",
         "no sign of a hidden limit on running requests",
@@ -557,7 +434,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{running_now}",
         question="running requests",
     ),
-    Fact(
+    Finding(
         "something_runs",
         "requests are running",
         "no request is running",
@@ -565,7 +442,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{running}",
         question="running requests",
     ),
-    Fact(
+    Finding(
         "several_run",
         "several requests are running ({host_min_requests} or more)",
         "fewer than {host_min_requests} requests are running",
@@ -574,7 +451,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         question="running requests",
     ),
     # --- the token budget of a step
-    Fact(
+    Finding(
         "step_budget_used",
         "steps use up their token budget",
         "steps do not use up their token budget",
@@ -583,7 +460,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{budget_missing}",
         "whether steps use up their token budget ({max_num_batched_tokens})",
     ),
-    Fact(
+    Finding(
         "steps_small",
         "steps compute fewer than {max_num_batched_tokens_floor} tokens, and no larger budget is known",
         "steps compute {max_num_batched_tokens_floor} tokens or more, or their budget allows it",
@@ -593,7 +470,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "tokens in a step",
     ),
     # --- the queue
-    Fact(
+    Finding(
         "queue_present",
         "requests are waiting",
         "no queue has built up",
@@ -601,7 +478,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{queue}",
         question="waiting requests",
     ),
-    Fact(
+    Finding(
         "waiting_now",
         "requests are waiting now",
         "no request is waiting now",
@@ -609,7 +486,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{queue}",
         question="waiting requests",
     ),
-    Fact(
+    Finding(
         "many_wait_now",
         "many requests are waiting now",
         "few or no requests are waiting now",
@@ -617,7 +494,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{queue}",
         "{many_missing}",
     ),
-    Fact(
+    Finding(
         "many_waited_recently",
         "many requests waited in the last {recent_window_seconds} s",
         "few or no requests waited in the last {recent_window_seconds} s",
@@ -626,7 +503,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{many_missing}",
         "number of requests waiting in the last {recent_window_seconds} s",
     ),
-    Fact(
+    Finding(
         "queue_short",
         "the queue is short",
         "the queue is long or slow",
@@ -634,7 +511,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{mean_queue}",
         "{short_missing}",
     ),
-    Fact(
+    Finding(
         "waited_recently",
         "requests waited in the last {recent_window_seconds} s",
         "no request waited in the last {recent_window_seconds} s",
@@ -642,7 +519,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{waiting_mean}",
         question="waiting requests in the last {recent_window_seconds} s",
     ),
-    Fact(
+    Finding(
         "queue_for_capacity",
         "requests are waiting for capacity",
         "no request is waiting for capacity",
@@ -650,7 +527,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{queue}",
         "{capacity_missing}",
     ),
-    Fact(
+    Finding(
         "queue_for_capacity_now",
         "requests are waiting for capacity now",
         "no request is waiting for capacity now",
@@ -658,7 +535,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{queue}",
         "{capacity_missing}",
     ),
-    Fact(
+    Finding(
         "deferred_fill_limit",
         "running and deferred requests together reach {max_num_seqs}",
         "running and deferred requests together are below {max_num_seqs}",
@@ -667,7 +544,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{deferred_missing}",
     ),
     # --- metrics and progress
-    Fact(
+    Finding(
         "page_fresh",
         "the metrics are fresh",
         "the metrics are stale",
@@ -675,7 +552,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "last successful scrape {age} s ago{failing}",
         "never scraped{page_error}",
     ),
-    Fact(
+    Finding(
         "scrape_failing",
         "the last scrape failed",
         "the last scrape succeeded",
@@ -683,7 +560,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{scrape_error}",
         question="result of the last scrape",
     ),
-    Fact(
+    Finding(
         "first_reading",
         "there has been only one scrape so far",
         "there have been several scrapes",
@@ -691,7 +568,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{readings}",
         question="number of scrapes",
     ),
-    Fact(
+    Finding(
         "work_present",
         "requests are in flight",
         "no requests are in flight",
@@ -699,7 +576,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{in_flight}",
         question="requests in flight",
     ),
-    Fact(
+    Finding(
         "tokens_flow",
         "tokens are being produced",
         "no token was produced in the last {flow_window_seconds} s",
@@ -707,14 +584,14 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{rates}",
         "no second scrape, or no token counters",
     ),
-    Fact(
+    Finding(
         "tokens_recently",
         "tokens were produced in the last {lately_seconds} s",
         "no token was produced in the last {lately_seconds} s",
         lambda v: v.s.progress.tokens_recently,
         why="no second scrape, or no token counters",
     ),
-    Fact(
+    Finding(
         "no_progress",
         "requests have made no progress for {no_progress_seconds} s or longer",
         "requests made progress in the last {no_progress_seconds} s",
@@ -723,7 +600,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _NO_PROGRESS_KNOWN,
         question="progress of requests",
     ),
-    Fact(
+    Finding(
         "no_progress_long",
         "requests have made no progress for {stalled_seconds} s or longer",
         "requests made progress in the last {stalled_seconds} s",
@@ -732,7 +609,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _NO_PROGRESS_KNOWN,
         question="progress of requests",
     ),
-    Fact(
+    Finding(
         "no_progress_very_long",
         "requests have made no progress for {prefill_patience_seconds} s or longer",
         "requests made progress in the last {prefill_patience_seconds} s",
@@ -741,7 +618,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _NO_PROGRESS_KNOWN,
         question="progress of requests",
     ),
-    Fact(
+    Finding(
         "gauges_still",
         "no gauge or counter is moving",
         "gauges or counters are moving",
@@ -750,21 +627,21 @@ FACTS: Final[tuple[Fact, ...]] = (
         _NO_PROGRESS_KNOWN,
         question="whether gauges and counters are still changing",
     ),
-    Fact(
+    Finding(
         "ever_produced",
         "the process has produced tokens since its start",
         "the process has produced no token since its start",
         lambda v: v.s.progress.ever_produced,
         question="tokens since the start of the process",
     ),
-    Fact(
+    Finding(
         "prompt_at_once",
         "the engine may be prefilling the last admitted prompt in one step",
         "the engine is not prefilling a whole prompt in one step",
         lambda v: v.s.progress.prompt_at_once,
         question="whether the engine is prefilling a whole prompt in one step",
     ),
-    Fact(
+    Finding(
         "prefill_usual",
         "the time since the last progress is normal for a prefill",
         "the time since the last progress is too long for a prefill",
@@ -773,35 +650,35 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no requests in flight, or no first token yet",
         question="usual prefill time",
     ),
-    Fact(
+    Finding(
         "http_answers",
         "the engine's API server answered HTTP requests since the last token",
         "the engine's API server answered no HTTP request since the last token",
         lambda v: v.s.progress.http_moved,
         question="whether the engine's API server answered HTTP requests since the last token",
     ),
-    Fact(
+    Finding(
         "clients_gone",
         "most clients have closed their connections since the last token",
         "most clients have kept their connections since the last output",
         lambda v: v.s.progress.connections_dropped,
         question="connections that clients closed since the last token",
     ),
-    Fact(
+    Finding(
         "clients_came",
         "clients have connected, or the queue has grown, since the last output",
         "no clients have connected since the last output, and the queue has not grown",
         lambda v: v.s.progress.clients_came,
         question="new client connections since the last output",
     ),
-    Fact(
+    Finding(
         "finishing",
         "some requests finished in the last {flow_window_seconds} s",
         "no request finished in the last {flow_window_seconds} s",
         lambda v: v.s.progress.finished_flow,
         question="finished requests in the last {flow_window_seconds} s",
     ),
-    Fact(
+    Finding(
         "prompts_looked_up",
         "prompts were admitted in the last {flow_window_seconds} s",
         "no prompt was admitted in the last {flow_window_seconds} s",
@@ -809,7 +686,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         why="no second scrape, or no prefix cache counters",
         question="prompts admitted in the last {flow_window_seconds} s",
     ),
-    Fact(
+    Finding(
         "prompts_just_now",
         "prompts were admitted in the last {lately_seconds} s",
         "no prompt was admitted in the last {lately_seconds} s",
@@ -817,7 +694,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         why="no second scrape, or no prefix cache counters",
         question="prompts admitted in the last {lately_seconds} s",
     ),
-    Fact(
+    Finding(
         "tokens_trickle",
         "running requests get almost no tokens",
         "running requests get tokens",
@@ -825,7 +702,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{per_request} tokens/s each",
         question="output tokens per running request",
     ),
-    Fact(
+    Finding(
         "prefill_dominates",
         "prefill dominates",
         "prefill does not dominate",
@@ -833,7 +710,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{prefill_rates}{cached}",
         "{prefill_missing}",
     ),
-    Fact(
+    Finding(
         "engine_asleep",
         "the engine is asleep (sleep mode)",
         "the engine is awake",
@@ -842,7 +719,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         question="sleep mode",
     ),
     # --- the GPU
-    Fact(
+    Finding(
         "gpu_starved",
         "the GPU is starved",
         "the GPU is not starved",
@@ -850,7 +727,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{gpu} (starved below {starved})",
         "{gpu_known}",
     ),
-    Fact(
+    Finding(
         "gpu_saturated",
         "the GPU is saturated",
         "the GPU is not saturated",
@@ -858,7 +735,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{gpu}",
         "{gpu_known}",
     ),
-    Fact(
+    Finding(
         "gpu_works",
         "GPU cores or GPU memory are busy, or power is high",
         "GPU cores and GPU memory are not busy, and power is not high",
@@ -867,7 +744,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{gpu_known}",
         "whether GPU cores or GPU memory are busy",
     ),
-    Fact(
+    Finding(
         "gpu_computes",
         "the GPU computes at its peak",
         "the GPU does not compute at its peak",
@@ -875,7 +752,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{gpu}",
         "{gpu_known}",
     ),
-    Fact(
+    Finding(
         "gpu_utilization_low",
         "GPU utilization is low",
         "GPU utilization is not low",
@@ -883,15 +760,15 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{gpu}",
         "{gpu_known}",
     ),
-    Fact("gpu_idle", "the GPU is idle", "the GPU is not idle", lambda v: v.gpu.idle, "{gpu}", "{gpu_known}"),
-    Fact(
+    Finding("gpu_idle", "the GPU is idle", "the GPU is not idle", lambda v: v.gpu.idle, "{gpu}", "{gpu_known}"),
+    Finding(
         "gpu_unseen",
         "no GPU activity is readable",
         "GPU activity is readable",
         lambda v: v.gpu.unseen,
         question="GPU activity",
     ),
-    Fact(
+    Finding(
         "gpu_of_others",
         "other pods use the GPU too",
         "no other pod uses the GPU",
@@ -899,7 +776,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         why=NO_GPU,
         question="other pods on the GPU",
     ),
-    Fact(
+    Finding(
         "gpu_shared",
         "the GPU's activity may come from another engine or pod",
         "the GPU's activity comes from this engine alone",
@@ -908,7 +785,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         question="other engines and pods on the GPU",
     ),
     # --- the host
-    Fact(
+    Finding(
         "cpu_throttled",
         "the CPU is throttled",
         "the CPU is not throttled",
@@ -917,7 +794,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _NO_CGROUP,
         "CPU throttling",
     ),
-    Fact(
+    Finding(
         "cpu_throttled_mostly",
         "most CPU periods are throttled",
         "fewer than half of the CPU periods are throttled",
@@ -926,7 +803,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _NO_CGROUP,
         "CPU throttling",
     ),
-    Fact(
+    Finding(
         "cpu_contended",
         "there is CPU contention",
         "there is no CPU contention",
@@ -935,7 +812,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the container's CPU pressure was not read",
         "CPU contention",
     ),
-    Fact(
+    Finding(
         "cpu_saturated",
         "the CPU is at its limit",
         "the CPU is below its limit",
@@ -944,7 +821,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the container has no CPU limit, or its CPU use was not read",
         "CPU use against the limit",
     ),
-    Fact(
+    Finding(
         "api_server_saturated",
         "the engine's API server uses a whole core",
         "the engine's API server uses less than a core",
@@ -953,7 +830,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         question="CPU use of the engine's API server",
     ),
     # --- what users feel
-    Fact(
+    Finding(
         "outside_engine_time",
         "requests spend much of their time outside the engine",
         "requests spend little of their time outside the engine",
@@ -962,7 +839,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no latency histograms",
         "time that requests spend outside the engine",
     ),
-    Fact(
+    Finding(
         "latency_multiplied",
         "latency is at least {latency_multiplied_ratio} × its baseline",
         "latency is below {latency_multiplied_ratio} × its baseline",
@@ -971,7 +848,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no baseline yet, or too few requests",
         question="latency compared with its baseline",
     ),
-    Fact(
+    Finding(
         "steps_slower",
         "steps take at least {steps_slower_ratio} × as long as the fastest steps of a similar batch size",
         "steps take less than {steps_slower_ratio} × as long as the fastest steps of a similar batch size",
@@ -980,7 +857,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         why="no earlier steps of a similar batch size",
         question="step time compared with the fastest steps",
     ),
-    Fact(
+    Finding(
         "throughput_fell",
         "throughput is at most {throughput_collapsed_ratio} × that of the best recent minute",
         "throughput is above {throughput_collapsed_ratio} × that of the best recent minute",
@@ -990,7 +867,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         question="throughput compared with the best recent minute",
     ),
     # --- the log
-    Fact(
+    Finding(
         "allocation_failure_logged",
         "the log shows recent allocation failures",
         "the log shows no recent allocation failure",
@@ -999,29 +876,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no log read",
         "allocation failures",
     ),
-    Fact(
-        "gpu_out_of_memory",
-        oom.TRUE,
-        oom.FALSE,
-        lambda v: oom.happened(v.s),
-        "{oom_seen}",
-        "no log read",
-        oom.QUESTION,
-    ),
 )
-FINDERS: Final = {fact.name: fact.find for fact in FACTS}
-BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
-
-
-def clause(name: str, holds: bool, levels: Mapping[str, str]) -> str:
-    """A fact (``holds``) or its opposite as a short clause; ``levels``: thresholds by name, as printed."""
-    return (BY_NAME[name].title if holds else BY_NAME[name].denied).format_map(levels)
-
-
-def forms(name: str) -> tuple[str, str, str]:
-    """A fact's sentences for true, false and unknown, with the names of numbers in braces."""
-    fact, unfilled = BY_NAME[name], Asked(lambda number: f"{{{number}}}")
-    return fact.sentence(True, unfilled), fact.sentence(False, unfilled), fact.sentence(None, unfilled)
 
 
 def _missing(*inputs: tuple[str, object]) -> str:
@@ -1208,16 +1063,6 @@ def _deferred_where(v: View) -> str:
     )
 
 
-def _log_window(v: View) -> str:
-    return minutes(v.t["log_window_seconds"])
-
-
-def _oom_seen(v: View) -> str:
-    if not oom.happened(v.s):
-        return ""
-    return f"{oom.times(v.s)} in the last {_log_window(v)}{oom.figures(v.s, v.t)}"
-
-
 def _preemption_counts(v: View) -> str:
     return _known(
         (f"# (counted by {dialect(v.s.dialect).title})", v.s.kv.preemptions_counted),
@@ -1226,10 +1071,7 @@ def _preemption_counts(v: View) -> str:
     )
 
 
-_WORDS: Final = frozenset(
-    {"max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions"}
-)  # an engine may have its own
-_NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
+NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "deferred_where": _deferred_where,
     "deferred_missing": _deferred_missing,
     "capacity_missing": _capacity_missing,
@@ -1271,8 +1113,6 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "preemptions_counted": lambda v: number(v.s.kv.preemptions_counted),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
     "per_running": lambda v: number(v.s.kv.preemptions_per_running_minute, 1),
-    "hits": lambda v: percent(v.s.kv.prefix_hit_ratio_recent),
-    "usual_hits": lambda v: percent(v.s.kv.prefix_hit_ratio_usual),
     "per_request": lambda v: number(v.s.throughput.generation_tokens_per_running, 1),
     "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
     "mean_queue": _mean_queue,
@@ -1298,16 +1138,5 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "worst_ratio": lambda v: number((_worst_ratio(v) or ("", None))[1], 1),
     "trend": lambda v: number(v.s.throughput.throughput_trend_ratio, 2),
     "scrape_error": _scrape_error,
-    "oom_seen": _oom_seen,
-    "allocations": lambda v: f"{_allocation(v)} in the last {_log_window(v)}",
+    "allocations": lambda v: f"{_allocation(v)} in the last {minutes(v.t['log_window_seconds'])}",
 }
-
-
-def levels(t: Thresholds, engine: str = "") -> Asked:
-    """Thresholds by name, as printed, and words as the engine has them ("" = the default engine)."""
-    return Asked(lambda name: dialect(engine).called(name) if name in _WORDS else t.entry(name).text)
-
-
-def _numbers(view: View) -> Asked:
-    others = levels(view.t, view.s.dialect)
-    return Asked(lambda name: _NUMBERS[name](view) if name in _NUMBERS else others[name])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
-from kvpressure.diagnosis import conditions as known
+from kvpressure.diagnosis import findings
 from kvpressure.model.readings import EngineKey
 
 DASHBOARDS: Final = {
@@ -58,5 +58,5 @@ class Links:
 
     def runbooks_for(self, verdict: str, conditions: list[str]) -> list[Link]:
         """The runbooks of a verdict and of the conditions that hold, each once."""
-        names = [VERDICT_RUNBOOKS.get(verdict), *(known.of(name).runbook for name in conditions)]
+        names = [VERDICT_RUNBOOKS.get(verdict), *(findings.of(name).runbook for name in conditions)]
         return [self.runbook(name) for name in dict.fromkeys(names) if name]

@@ -50,7 +50,7 @@ def render_metrics_reference() -> str:
         "|---|---|---|",
     ]
     for one in CONDITIONS:
-        held = one.true.format_map(Asked(lambda _: "..."))
+        held = one.title.format_map(Asked(lambda _: "..."))
         lines.append(f"| `{one.name}` | {held} | [{one.runbook}](../runbooks/{one.runbook}.md) |")
     lines += [
         "",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.advice.condition_text import standing
 from kvpressure.advice.wording import bytes_text
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds
@@ -29,7 +28,7 @@ class CommonProblem:
 
 def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[CommonProblem]:
     """All four problems. ``events``: counted log events, None when no log was read."""
-    return [_grows(engine, t), _oom_with_few(engine, events, t), _fragmentation(engine), _baseline(engine)]
+    return [_grows(engine), _oom_with_few(engine, events, t), _fragmentation(engine), _baseline(engine)]
 
 
 def log_events(engine: EngineView) -> dict[str, int] | None:
@@ -43,8 +42,8 @@ def log_events(engine: EngineView) -> dict[str, int] | None:
     return merged if known else None
 
 
-def _grows(engine: EngineView, t: Thresholds) -> CommonProblem:
-    leak, held = (standing(name, engine.engine, t) for name in ("memory_leak_idle", "kv_held_without_load"))
+def _grows(engine: EngineView) -> CommonProblem:
+    leak, held = (engine.beside(name) for name in ("memory_leak_idle", "kv_held_without_load"))
     shown = held if held.value and not leak.value else leak
     return CommonProblem(
         "memory_grows_continuously",

@@ -12,10 +12,11 @@ from typing import Any
 
 from kvpressure.advice import mitigation, triage
 from kvpressure.advice.plan import PlanInput
+from kvpressure.diagnosis import findings
 from kvpressure.model import ceilings
 from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.signals import ContextSignals, Signals
-from kvpressure.model.state import ContainerState, Diagnosis, EngineState, State
+from kvpressure.model.state import ContainerState, Diagnosis, EngineState, Found, State
 from kvpressure.printable import visible
 from kvpressure.publish.diagnosis_json import engine_entry
 from kvpressure.publish.page.view import ViewContext
@@ -76,6 +77,10 @@ class EngineView:
     def condition(self, name: str) -> bool | None:
         """Value of a condition beside the verdict; None = unknown."""
         return self.diagnosis.conditions.get(name)
+
+    def beside(self, name: str) -> Found:
+        """A condition with its sentence."""
+        return self.diagnosis.beside.get(name) or Found(name, None, findings.of(name).sentence(None, {}))
 
     @property
     def true_conditions(self) -> list[str]:

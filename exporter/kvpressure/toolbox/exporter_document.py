@@ -66,6 +66,7 @@ def _engine(entry: Mapping[str, Any], time: float) -> EngineState:
 def _diagnosis(entry: Mapping[str, Any]) -> Diagnosis:
     verdict, signature = _text(entry, "verdict"), mapping(entry.get("documented_signature"))
     evidence = {name: mapping(found) for name, found in mapping(entry.get("evidence")).items()}
+    conditions, texts = _flags(entry.get("conditions")), mapping(entry.get("condition_texts"))
     return Diagnosis(
         verdict=verdict if verdict in VERDICTS else "unknown",
         confidence=number(entry.get("confidence")) or 0.0,
@@ -77,7 +78,8 @@ def _diagnosis(entry: Mapping[str, Any]) -> Diagnosis:
         supporting=_texts(entry, "supporting"),
         opposing=_texts(entry, "opposing"),
         missing=_texts(entry, "missing"),
-        conditions=_flags(entry.get("conditions")),
+        conditions=conditions,
+        beside={name: Found(name, value, _text(texts, name)) for name, value in conditions.items()},
         documented_signature=_flags(signature.get("conditions")),
         documented_signature_met=flag(signature.get("met")),
         signature_note=_text(signature, "note"),

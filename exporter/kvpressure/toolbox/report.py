@@ -10,7 +10,7 @@ from kvpressure import __version__
 from kvpressure.advice.mitigation import NOT_NOW, Action
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
-from kvpressure.diagnosis import conditions
+from kvpressure.diagnosis import findings
 from kvpressure.engines.registry import dialect
 from kvpressure.model.state import CALM, STEP_TOKENS
 from kvpressure.publish.engine_order import fine, worst_first
@@ -98,7 +98,7 @@ def next_steps(engine: EngineView, again: str) -> Iterator[str]:
         flags = " ".join(action.flags)
         yield action.title + (f": {flags}" if flags else "")
     for link in Links(RUNBOOK_FOLDER).runbooks_for("", engine.true_conditions):
-        of = [words(name) for name in engine.true_conditions if conditions.of(name).runbook == link.title]
+        of = [words(name) for name in engine.true_conditions if findings.of(name).runbook == link.title]
         yield f"{' and '.join(of)}: {link.url}"
     if engine.verdict == "kv_pressure":
         yield f"kvpressure mitigate {again}: the full plan with costs, as text, kubectl patch or Helm values"

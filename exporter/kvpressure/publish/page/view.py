@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from kvpressure.advice.condition_text import standings
 from kvpressure.advice.mitigation import MitigationPlan, plan
 from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.advice.wording import number_text, reason_text, words
@@ -23,6 +22,7 @@ from kvpressure.publish.page.history import PageHistory, Points
 from kvpressure.settings.thresholds import Thresholds, builtin
 
 UNKNOWN: Final = "unknown"
+OWN_LINE: Final = "documented_signature"  # shown with its five parts elsewhere
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class PageEngine:
 def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageEngine:
     """The view of one engine."""
     diagnosis = engine.diagnosis
-    beside = standings(engine, around.thresholds)
+    beside = tuple(found for name, found in diagnosis.beside.items() if name != OWN_LINE)
     holding = [one.name for one in beside if one.value]
     return PageEngine(
         state=engine,

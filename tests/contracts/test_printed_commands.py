@@ -24,11 +24,12 @@ from kvpressure.printable import BESIDE, INTO, OR, PIPE, command, visible
 from kvpressure.settings.thresholds import builtin
 from kvpressure.toolbox import patches
 from kvpressure.toolbox.manifests import servers_of
-from tests.helpers.texts import RECORDINGS
 from tests.publish.states import NOW, full_engine, full_state
 from tests.toolbox.test_audit import deployment
 
-PACKAGE = Path(__file__).parents[2] / "exporter" / "kvpressure"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "exporter" / "kvpressure"
+RECORDINGS = ROOT / "tests/fixtures/recordings"
 T = builtin()
 HOSTILE = (
     "a;touch${IFS}/x/pwn",

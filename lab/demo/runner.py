@@ -33,7 +33,7 @@ from lab.demo.node import CONTAINER, NAMESPACE, SimulatedNode
 from lab.demo.prometheus_stack import Interrupted, Stack, installed
 from lab.demo.scenario import Scenario, ScenarioPlayer
 from lab.demo.server import PodServer
-from lab.demo.source import DemoNodeSource
+from lab.demo.source import NODE, DemoNodeSource
 
 STATUS_SECONDS: Final = 15.0  # simulated seconds between two status lines without a terminal
 _POLL_SECONDS: Final = 0.1
@@ -249,8 +249,7 @@ class _Demo:
         specs = registry()
         pages = _PageSource(self._node, servers, self._clock, specs["engines"].interval_seconds / speed)
         sources: dict[str, tuple[SourceSpec, Source]] = {}
-        for source in (DemoNodeSource(self._node), pages):
-            spec = specs[source.name]
+        for source, spec in ((DemoNodeSource(self._node), NODE), (pages, specs["engines"])):
             sources[source.name] = (replace(spec, interval_seconds=spec.interval_seconds / speed), source)
         return sources
 

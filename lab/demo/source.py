@@ -14,10 +14,13 @@ from typing import Final, Protocol
 from kvpressure.model.readings import Scrape
 from kvpressure.model.reasons import REFUSED
 from kvpressure.sources.base import Reading
+from kvpressure.sources.catalog import SourceSpec
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from lab.demo.node import CONTAINER, NAMESPACE, SimulatedNode
 from lab.demo.scenario import SCENARIOS, Scenario, ScenarioPlayer
 
+NODE: Final = SourceSpec("demo", "a simulated node", factory=lambda _: None, hold_seconds=3.0)
+"""How the monitor reads the simulated node."""
 CYCLE_SECONDS: Final = 900.0  # one run of the scenario, then the next begins
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -14,7 +15,7 @@ from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.evaluate import Answer, Grade, decide
 from kvpressure.diagnosis.finding import Recent, View
-from kvpressure.diagnosis.findings import Gathered, Values
+from kvpressure.diagnosis.findings import ROWS, Gathered, Values
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.longest_request import CALM, LongestRequest
 from kvpressure.diagnosis.rules import TABLES
@@ -402,6 +403,8 @@ def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_e
     waiting = [] if values["waiting"] is None else [values["waiting"]] * 10
     facts = Values(View(signals(**values), Recent(waiting), T, 10))
     assert not [name for name in found.supporting if facts[name] is None], "what is unknown is no evidence"
+    said = Gathered(facts, tuple(ROWS)).values()
+    assert not [one for one in said if one.value is None and not re.search(r"unknown \(.+\)$", one.text)]
     assert 0 <= found.confidence <= 1
     assert found.stage is None or found.stage in STAGES
     assert found.verdict != "kv_pressure" or found.stage not in (None, STEP_TOKENS)

@@ -7,7 +7,6 @@ from typing import Final
 
 from kvpressure.diagnosis.finding import Finding, View, least
 from kvpressure.diagnosis.gpu_facts import NO_GPU
-from kvpressure.diagnosis.logic import listed
 from kvpressure.diagnosis.numbers import NOT_KNOWN, minutes, number, percent
 from kvpressure.engines.registry import dialect
 from kvpressure.model import reasons
@@ -234,6 +233,8 @@ def _steps_small(v: View) -> bool | None:
 
 
 _NO_PROGRESS_KNOWN: Final = "no requests in flight, or the engine publishes no token counters"
+_NOT_SHOWN: Final = "the metrics endpoint does not show it"
+_NO_PREEMPTIONS: Final = "no counter, and no queue movement to infer them from"
 _NO_CGROUP: Final = "the container's cgroup was not read"
 _LIMIT_SOURCES: Final = {
     "args": "set in the arguments",
@@ -293,7 +294,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "KV blocks are in use only while requests are in flight",
         _held_idle,
         "{held}",
-        "{held_missing}",
+        needs=("work", "kv"),
     ),
     Finding(
         "head_of_line_blocked",
@@ -301,7 +302,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "prompts of p95 length do not wait for KV cache",
         lambda v: _blocked(v, _long_prompt(v.s)),
         "{long_blocked}",
-        "{long_missing}",
+        needs=("kv_peak", "kv_capacity", "long_prompt", "queue"),
     ),
     Finding(
         "mean_prompt_blocked",
@@ -309,7 +310,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "prompts of average length do not wait for KV cache",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         "{mean_blocked}",
-        "{mean_missing}",
+        needs=("kv_peak", "kv_capacity", "mean_prompt", "queue"),
     ),
     Finding(
         "any_prompt_fits",
@@ -317,7 +318,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "the next prompt may not fit into the KV cache",
         _any_fits,
         "{free_and_prompts}",
-        "{fit_missing}",
+        needs=("kv_peak", "kv_capacity", "longest_prompt"),
     ),
     Finding(
         "waits_for_blocks",
@@ -340,7 +341,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "fewer than {preemptions_min} requests were {preempted} in the last minute",
         _preempting,
         "{preemption_counts}",
-        "no counter, and no queue movement to infer them from",
+        _NO_PREEMPTIONS,
         "{preemptions} in the last minute",
     ),
     Finding(
@@ -350,6 +351,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
         "{recent_preemptions}",
         question="{preemptions} in the last {recent_window_seconds} s",
+        why=_NO_PREEMPTIONS,
     ),
     Finding(
         "preempted_recently",
@@ -358,6 +360,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: least(v.s.kv.preemptions_recently, v.t["preemptions_min"]),
         "{last_preemptions}",
         question="{preemptions} in the last 30 s",
+        why=_NO_PREEMPTIONS,
     ),
     Finding(
         "preemptions_borne_out",
@@ -375,6 +378,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"]),
         "{per_running} a minute on average",
         question="{preemptions} per running request",
+        why=_NO_PREEMPTIONS,
     ),
     Finding(
         "running_falls_waiting_rises",
@@ -383,6 +387,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: least(v.s.kv.preemptions_inferred, v.t["preemptions_min"]),
         "{silent} in the last minute",
         question="whether requests moved from running back to waiting",
+        why="no two scrapes with running and waiting requests",
     ),
     # --- the sequence limit
     Finding(
@@ -391,8 +396,9 @@ FACTS: Final[tuple[Finding, ...]] = (
         "{max_num_seqs} was reached only briefly or not at all in the last {recent_window_seconds} s",
         lambda v: v.s.load.running_at_limit,
         "{running_of_limit}",
-        "{limit_missing}",
         question="whether {max_num_seqs} is reached",
+        needs=("running", "max_num_seqs"),
+        why="too few samples",
     ),
     Finding(
         "running_at_limit_now",
@@ -400,7 +406,8 @@ FACTS: Final[tuple[Finding, ...]] = (
         "{max_num_seqs} is not reached now",
         lambda v: v.s.load.running_at_limit_now,
         "{running_of_limit}",
-        "{limit_missing}",
+        needs=("running", "max_num_seqs"),
+        why="too few samples",
     ),
     Finding(
         "limit_is_stated",
@@ -409,6 +416,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         _source_is("args", "log"),
         "{limit_of_source}",
         question="source of {max_num_seqs}",
+        why="the limit itself is unknown",
     ),
     Finding(
         "limit_is_default",
@@ -417,6 +425,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         _source_is("default"),
         "{limit_unless_default}",
         question="source of {max_num_seqs}",
+        why="the limit itself is unknown",
     ),
     Finding(
         "limit_is_observed",
@@ -425,6 +434,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         _source_is("observed"),
         "{limit_of_source}",
         question="source of {max_num_seqs}",
+        why="the limit itself is unknown",
     ),
     Finding(
         "running_plateau",
@@ -433,6 +443,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: v.s.load.running_plateau,
         "{running_now}",
         question="running requests",
+        why="no requests in flight, or too few samples",
     ),
     Finding(
         "something_runs",
@@ -441,6 +452,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: None if v.s.load.running is None else v.s.load.running > 0,
         "{running}",
         question="running requests",
+        why=_NOT_SHOWN,
     ),
     Finding(
         "several_run",
@@ -449,6 +461,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: least(v.s.load.running, v.t["host_min_requests"]),
         "{running}",
         question="running requests",
+        why=_NOT_SHOWN,
     ),
     # --- the token budget of a step
     Finding(
@@ -457,8 +470,8 @@ FACTS: Final[tuple[Finding, ...]] = (
         "steps do not use up their token budget",
         _budget_used,
         "{step_tokens} tokens a step, {max_num_batched_tokens} {step_budget}",
-        "{budget_missing}",
-        "whether steps use up their token budget ({max_num_batched_tokens})",
+        question="whether steps use up their token budget ({max_num_batched_tokens})",
+        needs=("step_tokens", "max_num_batched_tokens"),
     ),
     Finding(
         "steps_small",
@@ -477,6 +490,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         _queue,
         "{queue}",
         question="waiting requests",
+        why=_NOT_SHOWN,
     ),
     Finding(
         "waiting_now",
@@ -485,6 +499,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: None if v.s.load.waiting is None else v.s.load.waiting > 0,
         "{queue}",
         question="waiting requests",
+        why=_NOT_SHOWN,
     ),
     Finding(
         "many_wait_now",
@@ -492,7 +507,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "few or no requests are waiting now",
         lambda v: _many(v, v.s.load.waiting),
         "{queue}",
-        "{many_missing}",
+        needs=("waiting", "running"),
     ),
     Finding(
         "many_waited_recently",
@@ -500,8 +515,8 @@ FACTS: Final[tuple[Finding, ...]] = (
         "few or no requests waited in the last {recent_window_seconds} s",
         lambda v: _many(v, v.recent.waiting_most),
         "{waiting_most}",
-        "{many_missing}",
-        "number of requests waiting in the last {recent_window_seconds} s",
+        question="number of requests waiting in the last {recent_window_seconds} s",
+        needs=("queue", "running"),
     ),
     Finding(
         "queue_short",
@@ -509,7 +524,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "the queue is long or slow",
         _short,
         "{mean_queue}",
-        "{short_missing}",
+        needs=("running", "queue", "queue_time"),
     ),
     Finding(
         "waited_recently",
@@ -518,6 +533,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: None if v.recent.waiting_share is None else v.recent.waiting_share > 0,
         "{waiting_mean}",
         question="waiting requests in the last {recent_window_seconds} s",
+        why=_NOT_SHOWN,
     ),
     Finding(
         "queue_for_capacity",
@@ -525,7 +541,8 @@ FACTS: Final[tuple[Finding, ...]] = (
         "no request is waiting for capacity",
         _for_capacity,
         "{queue}",
-        "{capacity_missing}",
+        needs=("waiting", "queue"),
+        why="{deferred_where}",
     ),
     Finding(
         "queue_for_capacity_now",
@@ -533,7 +550,8 @@ FACTS: Final[tuple[Finding, ...]] = (
         "no request is waiting for capacity now",
         _capacity_now,
         "{queue}",
-        "{capacity_missing}",
+        needs=("waiting",),
+        why="{deferred_where}",
     ),
     Finding(
         "deferred_fill_limit",
@@ -541,7 +559,8 @@ FACTS: Final[tuple[Finding, ...]] = (
         "running and deferred requests together are below {max_num_seqs}",
         _deferred_fill,
         "{queue}{of_limit}",
-        "{deferred_missing}",
+        why="{deferred_where}",
+        needs=("running", "max_num_seqs"),
     ),
     # --- metrics and progress
     Finding(
@@ -559,6 +578,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: None if v.s.progress.pages_failing is None else v.s.progress.pages_failing > 0,
         "{scrape_error}",
         question="result of the last scrape",
+        why="never scraped",
     ),
     Finding(
         "first_reading",
@@ -575,6 +595,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: v.s.progress.work_present,
         "{in_flight}",
         question="requests in flight",
+        why=_NOT_SHOWN,
     ),
     Finding(
         "tokens_flow",
@@ -633,6 +654,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "the process has produced no token since its start",
         lambda v: v.s.progress.ever_produced,
         question="tokens since the start of the process",
+        why="the engine publishes no token counters",
     ),
     Finding(
         "prompt_at_once",
@@ -656,6 +678,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "the engine's API server answered no HTTP request since the last token",
         lambda v: v.s.progress.http_moved,
         question="whether the engine's API server answered HTTP requests since the last token",
+        why="no requests in flight, or connections and HTTP requests are not counted",
     ),
     Finding(
         "clients_gone",
@@ -663,6 +686,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "most clients have kept their connections since the last output",
         lambda v: v.s.progress.connections_dropped,
         question="connections that clients closed since the last token",
+        why="no requests in flight, or connections and HTTP requests are not counted",
     ),
     Finding(
         "clients_came",
@@ -670,6 +694,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "no clients have connected since the last output, and the queue has not grown",
         lambda v: v.s.progress.clients_came,
         question="new client connections since the last output",
+        why="no requests in flight, or connections and HTTP requests are not counted",
     ),
     Finding(
         "finishing",
@@ -677,6 +702,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "no request finished in the last {flow_window_seconds} s",
         lambda v: v.s.progress.finished_flow,
         question="finished requests in the last {flow_window_seconds} s",
+        why="no second scrape, or finished requests are not counted",
     ),
     Finding(
         "prompts_looked_up",
@@ -701,6 +727,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         _trickle,
         "{per_request} tokens/s each",
         question="output tokens per running request",
+        why="no request is running, or the engine publishes no token counters",
     ),
     Finding(
         "prefill_dominates",
@@ -708,7 +735,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "prefill does not dominate",
         _prefill,
         "{prefill_rates}{cached}",
-        "{prefill_missing}",
+        needs=("computed_rate", "output_rate"),
     ),
     Finding(
         "engine_asleep",
@@ -828,6 +855,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         lambda v: least(v.s.host.api_cpu_cores, v.t["api_cpu_cores"]),
         "{api_cores} cores",
         question="CPU use of the engine's API server",
+        why="the metrics endpoint does not show the CPU time of its process",
     ),
     # --- what users feel
     Finding(
@@ -879,69 +907,10 @@ FACTS: Final[tuple[Finding, ...]] = (
 )
 
 
-def _missing(*inputs: tuple[str, object]) -> str:
-    """Which of these inputs are unknown; "" if all are known."""
-    absent = [name for name, value in inputs if value is None]
-    return f"missing: {listed(absent)}" if absent else ""
-
-
-def _fit_missing(v: View, prompt: float | None, *others: tuple[str, object]) -> str:
-    """Which inputs are missing to judge whether a prompt of ``prompt`` tokens fits."""
-    kv = v.s.kv
-    return _missing(
-        ("KV cache usage", kv.kv_used_ratio_recent_max),
-        ("KV capacity", kv.kv_capacity_tokens),
-        ("prompt lengths", prompt),
-        *others,
-    )
-
-
-def _blocked_missing(v: View, prompt: float | None) -> str:
-    return _fit_missing(v, prompt, ("waiting requests", v.recent.waiting_share))
-
-
 def _longest_known(s: Signals) -> float | None:
     """Length of a long prompt, or the largest that the server allows."""
     long = _long_prompt(s)
     return s.context.context_limit if long is None else long
-
-
-def _limit_missing(v: View) -> str:
-    load = v.s.load
-    limit = dialect(v.s.dialect).called("max_num_seqs")
-    return _missing(("running requests", load.running), (limit, load.max_num_seqs))
-
-
-def _budget_missing(v: View) -> str:
-    budget = dialect(v.s.dialect).called("max_num_batched_tokens")
-    return _missing(("tokens in a step", v.s.batch.step_tokens), (budget, v.s.load.max_num_batched_tokens))
-
-
-def _short_missing(v: View) -> str:
-    return _missing(
-        ("running requests", v.s.load.running),
-        ("waiting requests", v.recent.waiting_mean),
-        ("queue time", v.s.latency.queue.get("0.95")),
-    )
-
-
-def _capacity_missing(v: View) -> str:
-    """Why it is unknown whether requests wait for capacity."""
-    if v.s.load.waiting is None or v.recent.waiting_share is None:
-        return _missing(("waiting requests", None))
-    return _deferred_where(v)
-
-
-def _deferred_missing(v: View) -> str:
-    if v.s.load.waiting_deferred is None:
-        return _deferred_where(v)
-    return _limit_missing(v)
-
-
-def _prefill_missing(v: View) -> str:
-    rates = v.s.throughput
-    prompts = "prompt tokens/s" if rates.prompt_tokens_per_second is None else "prompt tokens/s computed by this server"
-    return _missing((prompts, _computed(v)), ("output tokens/s", rates.generation_tokens_per_second))
 
 
 def _cached(v: View) -> str:
@@ -1071,23 +1040,29 @@ def _preemption_counts(v: View) -> str:
     )
 
 
+INPUTS: Final[Mapping[str, tuple[str, Callable[[View], object]]]] = {
+    "computed_rate": ("prompt tokens/s computed by this server", _computed),
+    "kv": ("KV cache usage", lambda v: v.s.kv.kv_used_ratio),
+    "kv_capacity": ("KV capacity", lambda v: v.s.kv.kv_capacity_tokens),
+    "kv_peak": ("KV cache usage", lambda v: v.s.kv.kv_used_ratio_recent_max),
+    "long_prompt": ("prompt lengths", lambda v: _long_prompt(v.s)),
+    "longest_prompt": ("prompt lengths", lambda v: _longest_known(v.s)),
+    "max_num_batched_tokens": ("{max_num_batched_tokens}", lambda v: v.s.load.max_num_batched_tokens),
+    "max_num_seqs": ("{max_num_seqs}", lambda v: v.s.load.max_num_seqs),
+    "mean_prompt": ("prompt lengths", lambda v: v.s.context.prompt_mean),
+    "output_rate": ("output tokens/s", lambda v: v.s.throughput.generation_tokens_per_second),
+    "queue": ("waiting requests", lambda v: v.recent.waiting_share),
+    "queue_time": ("queue time", lambda v: v.s.latency.queue.get("0.95")),
+    "running": ("running requests", lambda v: v.s.load.running),
+    "step_tokens": ("tokens in a step", lambda v: v.s.batch.step_tokens),
+    "waiting": ("waiting requests", lambda v: v.s.load.waiting),
+    "work": ("requests in flight", lambda v: v.s.progress.work_present),
+}
+"""What a finding may need, in words, and how it is read."""
 NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "deferred_where": _deferred_where,
-    "deferred_missing": _deferred_missing,
-    "capacity_missing": _capacity_missing,
-    "fit_missing": lambda v: _fit_missing(v, _longest_known(v.s)),
-    "long_missing": lambda v: _blocked_missing(v, _long_prompt(v.s)),
-    "mean_missing": lambda v: _blocked_missing(v, v.s.context.prompt_mean),
-    "held_missing": lambda v: _missing(
-        ("requests in flight", v.s.progress.work_present), ("KV cache usage", v.s.kv.kv_used_ratio)
-    ),
-    "limit_missing": _limit_missing,
-    "many_missing": lambda v: _missing(("waiting requests", v.s.load.waiting), ("running requests", v.s.load.running)),
-    "budget_missing": _budget_missing,
     "step_tokens": lambda v: number(v.s.batch.step_tokens),
     "step_budget": lambda v: number(v.s.load.max_num_batched_tokens),
-    "short_missing": _short_missing,
-    "prefill_missing": _prefill_missing,
     "kv": lambda v: percent(v.s.kv.kv_used_ratio),
     "kv_full": lambda v: percent(_level(v, "kv_full_ratio")),
     "kv_near": lambda v: percent(_level(v, "kv_near_full_ratio")),

@@ -53,8 +53,9 @@ class View:
 @frozen
 class Finding:
     """One sentence about an engine. ``title`` states it and ``denied`` its opposite, in docs and on the page; ``seen``:
-    the numbers behind either; ``why``: the reason where it is unknown; ``question``: what is unknown then ("" =
-    whether ``title``). ``{names}`` are numbers, words of the engine or thresholds.
+    the numbers behind either; ``needs``: inputs without which it is unknown; ``why``: the reason where none of them is
+    missing; ``question``: what is unknown then ("" = whether ``title``). ``{names}`` are numbers, words of the engine
+    or thresholds.
 
     ``fresh``: unknown while the engine's metrics are stale. ``after_verdict``: reads the verdict, so no rule may read
     it. ``serious``: bad news by itself. ``runbook``: the page that explains it ("" = that of the verdict).
@@ -67,17 +68,17 @@ class Finding:
     seen: str = ""
     why: str = ""
     question: str = ""
+    needs: tuple[str, ...] = ()
     fresh: bool = False
     after_verdict: bool = False
     serious: bool = False
     runbook: str = ""
 
-    def sentence(self, value: bool | None, numbers: Mapping[str, str]) -> str:
-        """The sentence for this value."""
+    def sentence(self, value: bool | None, numbers: Mapping[str, str], missing: str = "") -> str:
+        """The sentence for this value. ``missing``: which of ``needs`` are."""
         if value is None:
-            why = self.why.format_map(numbers)
             question = (self.question or f"whether {self.title}").format_map(numbers)
-            return f"{question}: unknown" + (f" ({why})" if why else "")
+            return f"{question}: unknown ({missing or self.why.format_map(numbers)})"
         said, seen = (self.title if value else self.denied).format_map(numbers), self.seen.format_map(numbers)
         return f"{said}: {seen}" if seen else said
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from kvpressure.diagnosis import conditions, facts
 from kvpressure.diagnosis.finding import Finding, View
+from kvpressure.diagnosis.logic import listed
 from kvpressure.engines.registry import dialect
 from kvpressure.model.state import Found
 from kvpressure.printable import Asked
@@ -78,7 +79,10 @@ class Gathered(Mapping[str, Found]):
 
 
 def _sentence(row: Finding, value: bool | None, view: View) -> str:
-    return row.sentence(value, _numbers(view))
+    numbers = _numbers(view)
+    needs = (facts.INPUTS[name] for name in row.needs if value is None)
+    absent = dict.fromkeys(words.format_map(numbers) for words, read in needs if read(view) is None)
+    return row.sentence(value, numbers, f"missing: {listed(list(absent))}" if absent else "")
 
 
 def of(name: str) -> Finding:

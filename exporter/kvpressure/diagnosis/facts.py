@@ -380,15 +380,6 @@ FACTS: Final[tuple[Finding, ...]] = (
         question="{preemptions} per running request",
         why=_NO_PREEMPTIONS,
     ),
-    Finding(
-        "running_falls_waiting_rises",
-        "requests moved from running back to waiting while none finished",
-        "fewer than {preemptions_min} requests moved from running back to waiting",
-        lambda v: least(v.s.kv.preemptions_inferred, v.t["preemptions_min"]),
-        "{silent} in the last minute",
-        question="whether requests moved from running back to waiting",
-        why="no two scrapes with running and waiting requests",
-    ),
     # --- the sequence limit
     Finding(
         "running_at_limit",
@@ -415,15 +406,6 @@ FACTS: Final[tuple[Finding, ...]] = (
         "{max_num_seqs} is in neither the arguments nor the log",
         _source_is("args", "log"),
         "{limit_of_source}",
-        question="source of {max_num_seqs}",
-        why="the limit itself is unknown",
-    ),
-    Finding(
-        "limit_is_default",
-        "the default of {max_num_seqs} is in use",
-        "the default of {max_num_seqs} is not in use",
-        _source_is("default"),
-        "{limit_unless_default}",
         question="source of {max_num_seqs}",
         why="the limit itself is unknown",
     ),
@@ -968,13 +950,6 @@ def _limit_of_source(v: View) -> str:
     return f"{number(v.s.load.max_num_seqs)}{_limit_note(v)}"
 
 
-def _limit_unless_default(v: View) -> str:
-    """A default alone, because the claim says that it is one; else the limit and where it was read."""
-    if v.s.load.max_num_seqs_source == "default":
-        return number(v.s.load.max_num_seqs)
-    return f"the limit is {_limit_of_source(v)}"
-
-
 def _running_of_limit(v: View) -> str:
     load = v.s.load
     return f"limit {number(load.max_num_seqs)}{_limit_note(v)}, {number(load.running)} running now"
@@ -1084,14 +1059,12 @@ NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "waiting_mean": lambda v: f"{number(v.recent.waiting_mean, 1)} on average" if v.recent.waiting_mean else "",
     "waiting_most": lambda v: f"at most {number(v.recent.waiting_most)}" if v.recent.waiting_most else "",
     "last_preemptions": lambda v: number(v.s.kv.preemptions_recently),
-    "silent": lambda v: number(v.s.kv.preemptions_inferred),
     "preemptions_counted": lambda v: number(v.s.kv.preemptions_counted),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
     "per_running": lambda v: number(v.s.kv.preemptions_per_running_minute, 1),
     "per_request": lambda v: number(v.s.throughput.generation_tokens_per_running, 1),
     "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
     "mean_queue": _mean_queue,
-    "limit_unless_default": _limit_unless_default,
     "limit_of_source": _limit_of_source,
     "of_limit": _of_limit,
     "age": lambda v: number(v.s.progress.fresh_seconds),

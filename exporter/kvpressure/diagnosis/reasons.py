@@ -135,7 +135,7 @@ REASONS: Final = (
     Reason(
         "preempted",
         ("kv_pressure",),
-        ("preempting", "running_falls_waiting_rises"),
+        ("preempting",),
         lambda s: _times(MINUTE, s.kv.preemption_rate),
         "preemptions in the last minute (threshold {preemptions_min})",
     ),

@@ -285,14 +285,13 @@ DEFERRED: Final = Verdict(
 
 # --- the cache --------------------------------------------------------------------------------------------------------
 
-_known_limit = (yes("limit_is_stated") | yes("limit_is_default")).called("max_num_seqs is known")
 
 KV_PRESSURE: Final = Verdict(
     "kv_pressure",
     "KV pressure",
     unless=(
         no("work_present"),
-        yes("running_at_limit") & _known_limit & maybe("running_at_limit_now") & ~preempting,
+        yes("running_at_limit") & no("limit_is_observed") & maybe("running_at_limit_now") & ~preempting,
     ),
     rows=(
         Row("full, preempting, queue", yes("kv_full") & preempting & cache_queue, CERTAIN),
@@ -357,7 +356,6 @@ KV_PRESSURE: Final = Verdict(
         "kv_full",
         "queue_for_capacity",
         "preempting",
-        "running_falls_waiting_rises",
         "head_of_line_blocked",
         "latency_multiplied",
         "gpu_out_of_memory",
@@ -432,7 +430,7 @@ CONCURRENCY_LIMITED: Final = Verdict(
             "why steps are slow: with a higher {max_num_seqs} they may be slower still, so do not raise it",
         ),
         Row("limit read", yes("limit_is_stated"), CERTAIN),
-        Row("limit is a default", yes("limit_is_default"), STRONG),
+        Row("limit is a default", no("limit_is_observed"), STRONG),
         Row("limit inferred", ALWAYS, LIKELY),
     ),
     lower=(

@@ -54,20 +54,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
     "passwords, keys and tokens in refused values of options, variables and files", "the error line does not hold them"
 )
 @pytest.mark.parametrize("name", sorted(options()))
-def test_no_setting(
-    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_setting(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    entry = options()[name]
     for value in VALUES:
         refused(capsys, "serve", f"--{name}", value, *WRONG)
         refused(capsys, "serve", f"--{name}={value}", "--no-such-option", *WRONG)
         for given in (value, [value], {"password": value}):
             file.write_text(json.dumps({name: given}))
             refused(capsys, "serve", "--config", str(file), *WRONG)
-        monkeypatch.setenv(entry.env, value)
-        refused(capsys, "serve", *WRONG)
-        monkeypatch.delenv(entry.env)
 
 
 def test_no_argument_of_a_target(capsys: pytest.CaptureFixture[str]) -> None:

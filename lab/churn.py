@@ -335,7 +335,7 @@ class LiveNode(kubernetes.Node):
 def live_node(where: Path) -> Iterator[LiveNode]:
     """A node whose exporter reads all its engines."""
     where.mkdir()
-    command = [sys.executable, "-m", "benchmarks.engines", str(SLOTS)]
+    command = [sys.executable, "-m", "lab.engines", str(SLOTS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as engines:
         assert engines.stdout is not None
         try:

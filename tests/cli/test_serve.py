@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[1] / "fixtures/vllm/d_kv_pressure.prom.gz"
 FAKE_SOURCE = """
 import sys, time
 from kvpressure.sources.base import FatalSourceError, Reading
-from kvpressure.sources.catalog import SourceSpec, register
+from kvpressure.sources import catalog
 
 class Fake:
     name = "fake"
@@ -40,7 +40,7 @@ class Fake:
     def close(self):
         pass
 
-register(SourceSpec(name="fake", help="a test", factory=lambda settings: Fake(), deadline_seconds=0.3))
+catalog._BY_NAME["fake"] = catalog.SourceSpec("fake", "a test", lambda settings: Fake(), deadline_seconds=0.3)
 from kvpressure.cli import main
 sys.exit(main())
 """

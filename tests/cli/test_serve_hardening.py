@@ -28,7 +28,7 @@ pytestmark = pytest.mark.live
 STOP_SECONDS = 2.0
 HANGING = """
 import sys, time
-from kvpressure.sources.catalog import SourceSpec, register
+from kvpressure.sources import catalog
 
 class Hanging:
     name = "hanging"
@@ -37,7 +37,7 @@ class Hanging:
     def close(self):
         time.sleep(3600)
 
-register(SourceSpec(name="hanging", help="a test", factory=lambda settings: Hanging(), deadline_seconds=0.3))
+catalog._BY_NAME["hanging"] = catalog.SourceSpec("hanging", "a test", lambda settings: Hanging(), deadline_seconds=0.3)
 from kvpressure.cli import main
 sys.exit(main())
 """

@@ -39,6 +39,7 @@ KNOWN = {
     "exporter/kvpressure/engines/other_software.py": "its router, which is no engine; and what to point at",
     "exporter/kvpressure/model/reasons.py": "the failure reason that names its router",
     "exporter/kvpressure/capacity/models.json": "a source of some models' figures has it in its path",
+    "lab/accuracy/digests.txt": "names of recordings",
     "lab/incidents/build_sglang.py": "writes the fixtures of its incidents",
     "lab/incidents/sglang_incidents.py": "the same",
     "lab/incidents/sglang_model.py": "the same",
@@ -49,7 +50,11 @@ ROW = re.compile(r'^    "sglang": "[^"]+",\n', re.MULTILINE)
 def files() -> Iterator[Path]:
     for top in PROGRAM:
         for path in (ROOT / top).rglob("*"):
-            if path.is_file() and path.suffix in TEXT and not {"node_modules", "kvpressure.egg-info"} & set(path.parts):
+            if (
+                path.is_file()
+                and path.suffix in TEXT
+                and not {"node_modules", "kvpressure.egg-info", "tests"} & set(path.relative_to(ROOT).parts)
+            ):
                 yield path
 
 

@@ -112,21 +112,7 @@ class _Feed:
 
     def failed(self) -> Scrape:
         """The scrape after an internal error."""
-        target = self.target
-        return Scrape(
-            target.name,
-            time(),
-            target.namespace,
-            target.pod,
-            target.container,
-            target.gpus,
-            target.args,
-            target.env,
-            version=target.version,
-            error=INTERNAL,
-            dialect=target.dialect,
-            group=target.group,
-        )
+        return _scrape(self.target, None, INTERNAL)
 
     def take_precedence(self, precedence: Precedence) -> None:
         """Share limits according to the target's claim."""

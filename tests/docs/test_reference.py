@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 from docs.generate import parts, reference
 
-from kvpressure.cli import available
 from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
@@ -24,7 +21,6 @@ from kvpressure.model.readings import (
     StepStats,
 )
 from kvpressure.recording.format import tick_to_json
-from kvpressure.settings.settings import options
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,11 +36,9 @@ def test_pages_are_current_and_an_old_one_is_named(tmp_path: Path, capsys: pytes
     assert reference.main(tmp_path, check=True) == 0
     page = tmp_path / "docs/reference/guarantees.md"
     page.write_text(page.read_text(encoding="utf-8").replace("| 4 MiB |", "| 5 MiB |"), encoding="utf-8")
-    (tmp_path / "docs/reference/commands.md").unlink()
     assert reference.main(tmp_path, check=True) == 1
     said = capsys.readouterr().out
     assert "docs/reference/guarantees.md: out of date" in said
-    assert "docs/reference/commands.md: out of date" in said
     assert reference.main(tmp_path) == 0
     assert reference.main(tmp_path, check=True) == 0
 
@@ -59,19 +53,6 @@ def test_what_is_put_replaces_only_its_own_part() -> None:
         "a\n<!-- x: written by me -->\nold\n<!-- end of x -->\nb\n<!-- y: written by me -->\nold\n<!-- end of y -->\n"
     )
     assert parts.put(text, "x", "new\n") == text.replace("old", "new", 1)
-
-
-@pytest.mark.parametrize("command", [name for name in available() if name != "serve"])
-def test_every_option_of_a_command_is_on_the_page(command: str) -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    importlib.import_module(f"kvpressure.cli.{command}").add_arguments(parser)
-    settings = {f"--{name}" for name in options()} | {"--config"} if command == "record" else set()
-    page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
-    section = page.partition(f"\n## {command}\n")[2].partition("\n## ")[0]
-    flags = {
-        flag for action in parser._actions if not settings & {*action.option_strings} for flag in action.option_strings
-    }
-    assert [flag for flag in flags if f"`{flag}`" not in section and f"`{flag} " not in section] == []
 
 
 def test_every_key_of_a_tick_is_on_the_page() -> None:

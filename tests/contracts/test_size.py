@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import yaml
 
+import kvpressure
 from kvpressure.settings.thresholds import builtin
+from tests.e2e.test_golden_pages import replayed, scenario
 
 ROOT = Path(__file__).parents[2]
 BUDGET = tomllib.loads((ROOT / "tests/contracts/budget.toml").read_text(encoding="utf-8"))
@@ -48,11 +52,34 @@ def alerts() -> int:
     return len({rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule})
 
 
+def files_on_the_walk() -> int:
+    """The files of the package that run, in the tick after 20 others, from one engine's page to our page."""
+    package = f"{Path(kvpressure.__file__).parent}/"
+    files: set[str] = set()
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            files.add(frame.f_code.co_filename)
+
+    def pages() -> Iterator[str]:
+        *before, last = scenario("kv_pressure")[:21]
+        yield from before
+        sys.setprofile(profile)
+        yield last
+
+    try:
+        replayed(pages())
+    finally:
+        sys.setprofile(None)
+    return len(files)
+
+
 def measured() -> dict[str, int]:
     """Today's figures, by their names in the budget."""
     return {
         "statements": statements("exporter"),
         "laboratory_statements": statements("plugin", "lab"),
+        "files_on_the_walk": files_on_the_walk(),
         "thresholds": len(builtin().settable()),
         "numbers": len(builtin().entries()),
         "alerts": alerts(),

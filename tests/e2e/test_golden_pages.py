@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -56,7 +56,7 @@ def samples(page: str) -> list[str]:
     )
 
 
-def replayed(pages: Sequence[str]) -> list[str]:
+def replayed(pages: Iterable[str]) -> list[str]:
     """What is published after the last of ``pages``, scraped once a second by a pipeline without a process."""
     target, pipeline = parse_target(TARGET), Pipeline()
     for second, text in enumerate(pages):

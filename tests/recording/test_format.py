@@ -78,9 +78,9 @@ def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> N
     [
         ({}, "'t' is missing"),
         ({"t": None}, "'t' is missing"),
-        ({"t": "now"}, "t: expected a number, found 'now'"),
-        ({"t": True}, "t: expected a number, found True"),
-        ({"t": 10**400}, "t: expected a number, found 1e400"),
+        ({"t": "now"}, "t: expected Unix seconds, found 'now'"),
+        ({"t": True}, "t: expected Unix seconds, found True"),
+        ({"t": 10**400}, "t: expected Unix seconds, found 1e400"),
         ({"t": 1e300}, "t: expected Unix seconds, found 1e+300"),
         ({"t": 253402300800}, "t: expected Unix seconds"),
         ({"t": -1}, "t: expected Unix seconds, found -1"),
@@ -90,7 +90,7 @@ def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> N
         ({"t": 1, "gpus": [{"index": 1}]}, "gpus[0]: 'uuid' is missing"),
         (
             {"t": 1, "gpus": [{"uuid": "a", "utilization_ratio": "high"}]},
-            "gpus[0].utilization_ratio: expected a number, found 'high'",
+            "gpus[0].utilization_ratio: expected a number from 0 to 1.5, found 'high'",
         ),
         (
             {"t": 1, "gpus": [{"uuid": "a", "memory_used_bytes": 1.5}]},
@@ -125,11 +125,11 @@ def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> N
         ),
         (
             {"t": 1, "gpus": [{"uuid": "a", "power_watts": -0.5}]},
-            "gpus[0].power_watts: expected a number from 0, found -0.5",
+            "gpus[0].power_watts: expected a number from 0 to 1e+15, found -0.5",
         ),
         (
             {"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"79": -1}}]},
-            "gpus[0].xid_errors: expected a whole number from 0, found -1",
+            "gpus[0].xid_errors.79: expected a whole number from 0, found -1",
         ),
         (
             {"t": 1, "gpus": [{"uuid": "a", "processes": [{"pid": 1, "used_bytes": -2}]}]},
@@ -141,7 +141,7 @@ def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> N
         ),
         (
             {"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", "cpu_usage_seconds": -1.5}]},
-            "containers[0].cpu_usage_seconds: expected a number from 0, found -1.5",
+            "containers[0].cpu_usage_seconds: expected a number from 0 to 1e+15, found -1.5",
         ),
         (
             {"t": 1, "allocator": [{"namespace": "n", "pod": "p", "rank": 0, "reserved_bytes": -7}]},
@@ -149,12 +149,15 @@ def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> N
         ),
         (
             {"t": 1, "engines": [{"target": "x", "duration_seconds": -1}]},
-            "engines[0].duration_seconds: expected a number from 0, found -1",
+            "engines[0].duration_seconds: expected a number from 0 to 1e+15, found -1",
         ),
-        ({"t": 1, "process_pods": {"9" * 5000: ["n", "p"]}}, "expected a namespace and a pod by pid, found {'999"),
+        (
+            {"t": 1, "process_pods": {"9" * 5000: ["n", "p"]}},
+            "process_pods: expected whole numbers as keys, found '999",
+        ),
         (
             {"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"9" * 5000: 1}}]},
-            "expected whole numbers as keys, found {'999",
+            "xid_errors: expected whole numbers as keys, found '999",
         ),
         ({"t": 1, "expected_gpus": {"nvidia": -1}}, "expected a whole number from 0, found -1"),
     ],

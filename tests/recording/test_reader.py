@@ -67,7 +67,7 @@ def test_malformed_lines_are_reported_with_their_number_and_skipped(tmp_path: Pa
     snapshots, problems = read(path)
     assert [snapshot.time for snapshot in snapshots] == [100.0, 101.0, 102.0]
     assert [problem.line for problem in problems] == [3, 6]
-    assert "expected a number" in problems[1].text
+    assert "expected Unix seconds" in problems[1].text
 
 
 def test_a_line_without_end_is_reported_as_cut_off(tmp_path: Path) -> None:

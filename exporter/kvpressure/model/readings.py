@@ -319,7 +319,7 @@ class NodeCondition:
     """A condition of this node, e.g. ("MemoryPressure", True)."""
 
     type: str
-    status: bool | None
+    status: bool | None = None
 
 
 @frozen

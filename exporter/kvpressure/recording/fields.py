@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -12,8 +12,12 @@ from kvpressure.model import ceilings
 from kvpressure.printable import visible
 
 _MAX_DIGITS: Final = 18
+_SHOWN: Final = 40  # characters of a wrong value, or of a key
 
 T = TypeVar("T")
+Key = TypeVar("Key")
+Read = Callable[[object], T]
+"""Reads a JSON value. Raises ``MalformedTick``."""
 
 
 class MalformedTick(ValueError):
@@ -25,14 +29,65 @@ def describe(value: object) -> str:
     if isinstance(value, int) and abs(value) > ceilings.COUNT:
         return f"{'-' if value < 0 else ''}1e{int(math.log10(abs(value)))}"
     text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _wrong(expected: str, value: object) -> MalformedTick:
+    return MalformedTick(f"expected {expected}, found {describe(value)}")
+
+
+def at(where: str, read: Read[T], value: object) -> T:
+    """``value`` as read, with ``where`` in front of an error's place."""
+    try:
+        return read(value)
+    except MalformedTick as error:
+        deeper = str(error).startswith((".", "["))
+        raise MalformedTick(f"{where}{'' if deeper else ': '}{error}") from error
+
+
+# --- plain values -----------------------------------------------------------------------------------------------
+
+
+def _of_type(kind: type[T], words: str) -> Read[T]:
+    def read(value: object) -> T:
+        if not isinstance(value, kind):
+            raise _wrong(words, value)
+        return value
+
+    return read
+
+
+def _within(number: Callable[[object, float, float], T | None], words: str, most: float, least: float = 0.0) -> Read[T]:
+    def read(value: object) -> T:
+        found = number(value, most, least)
+        if found is None:
+            raise _wrong(words, value)
+        return found
+
+    return read
+
+
+read_flag: Final = _of_type(bool, "true or false")
+read_object: Final[Read[Mapping[str, Any]]] = _of_type(dict, "an object")
+read_list: Final[Read[list[Any]]] = _of_type(list, "a list")
+_read_str: Final = _of_type(str, "text")
+
+read_whole: Final = _within(ceilings.whole, f"a whole number up to {ceilings.COUNT}", ceilings.COUNT, -ceilings.COUNT)
+read_amount: Final = _within(ceilings.whole, "a whole number from 0", ceilings.COUNT)
+"""A size or a count."""
+read_level: Final = _within(ceilings.number, f"a number from 0 to {ceilings.SECONDS:g}", ceilings.SECONDS)
+"""A power, a time that passed."""
+read_ratio: Final = _within(ceilings.number, f"a number from 0 to {ceilings.ACTIVITY:g}", ceilings.ACTIVITY)
+"""A share of time or of memory."""
+read_time: Final = _within(ceilings.number, "Unix seconds", math.nextafter(ceilings.MOMENT, 0))
+"""Unix seconds up to the year 9999: what lies beyond is no time, and no database takes it."""
+_read_seconds: Final = _within(ceilings.number, "Unix seconds", ceilings.MOMENT, -ceilings.MOMENT)
 
 
 def read_text(value: object) -> str:
     """Text. JSON can say what no text holds and no output can write, half a surrogate pair: that becomes ``?``."""
-    if not isinstance(value, str):
-        raise MalformedTick(f"expected text, found {describe(value)}")
-    return value if value.isascii() else value.encode(errors="replace").decode()
+    text = _read_str(value)
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def read_name(value: object) -> str:
@@ -40,147 +95,50 @@ def read_name(value: object) -> str:
     return visible(read_text(value))
 
 
-def read_number(value: object) -> float:
-    """A finite number."""
-    number = ceilings.number(value, ceilings.FINITE, -ceilings.FINITE)
-    if number is None:
-        raise MalformedTick(f"expected a number, found {describe(value)}")
-    return number
-
-
-def read_whole(value: object) -> int:
-    """A whole number."""
-    number = ceilings.whole(value, ceilings.COUNT, -ceilings.COUNT)
-    if number is None:
-        raise MalformedTick(f"expected a whole number up to {ceilings.COUNT}, found {describe(value)}")
-    return number
-
-
-def read_amount(value: object) -> int:
-    """A size or a count: whole, and never below 0."""
-    number = read_whole(value)
-    if number < 0:
-        raise MalformedTick(f"expected a whole number from 0, found {describe(value)}")
-    return number
-
-
-def read_level(value: object) -> float:
-    """A power, a time that passed: never below 0."""
-    return _within(value, ceilings.SECONDS)
-
-
-def read_ratio(value: object) -> float:
-    """A share of time or of memory."""
-    return _within(value, ceilings.ACTIVITY)
-
-
-def _within(value: object, most: float) -> float:
-    number = read_number(value)
-    if number < 0:
-        raise MalformedTick(f"expected a number from 0, found {describe(value)}")
-    if number > most:
-        raise MalformedTick(f"expected a number up to {most:g}, found {describe(value)}")
-    return number
-
-
-def read_flag(value: object) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise MalformedTick(f"expected true or false, found {describe(value)}")
-    return value
-
-
-def read_object(value: object) -> Mapping[str, Any]:
-    """A JSON object."""
-    if not isinstance(value, dict):
-        raise MalformedTick(f"expected an object, found {describe(value)}")
-    return value
-
-
-def read_list(value: object) -> list[Any]:
-    """A JSON list."""
-    if not isinstance(value, list):
-        raise MalformedTick(f"expected a list, found {describe(value)}")
-    return value
-
-
-def read_texts(value: object) -> tuple[str, ...]:
-    """A list of texts."""
-    return tuple(read_text(item) for item in read_list(value))
-
-
-def read_names(value: object) -> tuple[str, ...]:
-    """A list of names."""
-    return tuple(read_name(item) for item in read_list(value))
-
-
-def read_text_map(value: object) -> dict[str, str]:
-    """Texts by name."""
-    return {read_text(key): read_text(item) for key, item in read_object(value).items()}
-
-
-def read_counts(value: object) -> dict[str, int]:
-    """Counts by name."""
-    return {key: read_amount(item) for key, item in read_object(value).items()}
-
-
-def read_counts_by_number(value: object) -> dict[int, int]:
-    """Counts by a whole number (XIDs, batch sizes), which JSON writes as text."""
-    return {number: read_amount(item) for number, item in _by_number(value)}
-
-
-def read_moments_by_number(value: object) -> dict[int, float]:
-    """Moments by a whole number (XIDs)."""
-    return {number: read_moment(item) for number, item in _by_number(value)}
-
-
-def _is_number(key: str) -> bool:
-    return key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS
-
-
-def _by_number(value: object) -> Iterator[tuple[int, object]]:
-    for key, item in read_object(value).items():
-        if not _is_number(key):
-            raise MalformedTick(f"expected whole numbers as keys, found {describe(value)}")
-        yield int(key), item
-
-
-def read_pods(value: object) -> dict[int, tuple[str, str]]:
-    """(namespace, pod) by host pid."""
-    found: dict[int, tuple[str, str]] = {}
-    for key, item in read_object(value).items():
-        owner = read_texts(item)
-        if not _is_number(key) or len(owner) != 2:
-            raise MalformedTick(f"expected a namespace and a pod by pid, found {describe(value)}")
-        found[int(key)] = (owner[0], owner[1])
-    return found
-
-
-def numbers_as_text(counts: Mapping[int, int]) -> dict[str, int]:
-    """The way back of ``read_counts_by_number``."""
-    return {str(number): count for number, count in counts.items()}
-
-
-def read_time(value: object) -> float:
-    """Unix seconds up to the year 9999: what lies beyond is no time, and no database takes it."""
-    time = read_number(value)
-    if not 0 <= time < ceilings.MOMENT:
-        raise MalformedTick(f"expected Unix seconds, found {describe(value)}")
-    return time
-
-
 def read_moment(value: object) -> float:
     """Unix seconds, or a time as Kubernetes writes it (``2023-11-14T22:27:25Z``)."""
     if not isinstance(value, str):
-        number = read_number(value)
-        if abs(number) > ceilings.MOMENT:
-            raise MalformedTick(f"expected Unix seconds, found {describe(value)}")
-        return number
+        return _read_seconds(value)
     try:
         moment = datetime.fromisoformat(value)
     except ValueError as error:
-        raise MalformedTick(f"expected seconds or an RFC 3339 time, found {describe(value)}") from error
+        raise _wrong("seconds or an RFC 3339 time", value) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+# --- lists and objects ------------------------------------------------------------------------------------------
+
+
+def list_of(read: Read[T]) -> Read[tuple[T, ...]]:
+    """A reader of lists."""
+    return lambda value: tuple(at(f"[{place}]", read, item) for place, item in enumerate(read_list(value)))
+
+
+def map_of(read: Read[T], key: Callable[[str], Key]) -> Read[dict[Key, T]]:
+    """A reader of objects whose keys are content, read by ``key``."""
+    return lambda value: {
+        key(name): at(f".{visible(name[:_SHOWN])}", read, item) for name, item in read_object(value).items()
+    }
+
+
+def number_key(text: str) -> int:
+    """A whole number (pid, XID, batch size) that JSON writes as text."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise _wrong("whole numbers as keys", text)
+    return int(text)
+
+
+def read_pair(value: object) -> tuple[str, str]:
+    """(namespace, pod)."""
+    names = read_texts(value)
+    if len(names) != 2:
+        raise _wrong("a namespace and a pod", value)
+    return names[0], names[1]
+
+
+read_texts: Final = list_of(read_text)
+read_names: Final = list_of(read_name)
+read_counts: Final = map_of(read_amount, read_text)
 
 
 # --- records: one table per reading, used in both directions ---------------------------------------------------
@@ -191,35 +149,51 @@ class Field:
     """One key of a record: how it is read and written. ``default`` is what a missing one means."""
 
     name: str
-    read: Callable[[object], Any]
+    read: Read[Any]
     write: Callable[[Any], object] | None = None  # None = as it is
     required: bool = False
     default: object = None  # not written
 
 
-def fields(
-    read: Callable[[object], Any], *names: str, required: bool = False, default: object = None
-) -> tuple[Field, ...]:
+def fields(read: Read[Any], *names: str, required: bool = False, default: object = None) -> tuple[Field, ...]:
     """Several fields of one kind."""
     return tuple(Field(name, read, required=required, default=default) for name in names)
 
 
-def decode(cls: Callable[..., T], table: tuple[Field, ...], entry: object, where: str) -> T:
-    """``cls`` from a JSON object. Raises ``MalformedTick`` that names ``where`` and the key."""
-    body = read_object(entry)
-    values: dict[str, Any] = {}
-    for item in table:
-        raw = body.get(item.name)
-        if raw is None:
-            if item.required:
-                raise MalformedTick(f"{where}: {item.name!r} is missing")
-            continue
-        try:
-            values[item.name] = item.read(raw)
-        except MalformedTick as error:
-            deeper = str(error).startswith((".", "["))
-            raise MalformedTick(f"{where}.{item.name}{'' if deeper else ': '}{error}") from error
-    return cls(**values)
+def by_number(name: str, read: Read[Any]) -> Field:
+    """A field with values by number."""
+    return Field(name, map_of(read, number_key), _keys_as_text, default={})
+
+
+def _keys_as_text(values: Mapping[int, object]) -> dict[str, object]:
+    return {str(number): value for number, value in values.items()}
+
+
+def records(name: str, build: Callable[..., Any], table: tuple[Field, ...]) -> Field:
+    """A field with a list of records, each made by ``build``."""
+    return Field(name, list_of(record(build, table)), lambda listed: [encode(table, one) for one in listed], default=())
+
+
+def record(build: Callable[..., T], table: tuple[Field, ...]) -> Read[T]:
+    """A reader of records: ``build`` gets the fields that are there."""
+    read = values_of(table)
+    return lambda value: build(**read(value))
+
+
+def values_of(table: tuple[Field, ...]) -> Read[dict[str, Any]]:
+    """A reader of the fields of a record that are there, by name."""
+
+    def read(value: object) -> dict[str, Any]:
+        body, values = read_object(value), {}
+        for item in table:
+            raw = body.get(item.name)
+            if raw is not None:
+                values[item.name] = at(f".{item.name}", item.read, raw)
+            elif item.required:
+                raise MalformedTick(f"{item.name!r} is missing")
+        return values
+
+    return read
 
 
 def encode(table: tuple[Field, ...], record: object) -> dict[str, object]:

@@ -12,11 +12,11 @@ that does not show it).
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from kvpressure.engines import registry as engines
@@ -40,30 +40,29 @@ from kvpressure.printable import visible
 from kvpressure.recording.fields import (
     Field,
     MalformedTick,
-    T,
-    decode,
+    at,
+    by_number,
     describe,
     encode,
     fields,
-    numbers_as_text,
+    list_of,
+    map_of,
     read_amount,
     read_counts,
-    read_counts_by_number,
     read_flag,
     read_level,
-    read_list,
     read_moment,
-    read_moments_by_number,
     read_name,
     read_names,
-    read_object,
-    read_pods,
+    read_pair,
     read_ratio,
     read_text,
-    read_text_map,
     read_texts,
     read_time,
     read_whole,
+    record,
+    records,
+    values_of,
 )
 
 FORMAT: Final = "kvpressure-recording"
@@ -118,7 +117,7 @@ def header_from_json(line: bytes, where: str) -> Header:
             f"{where}:1: version {shown(version)} is not supported; this release reads version {VERSION}"
         )
     try:
-        return decode(Header, _HEADER, body, "header")
+        return at("header", record(Header, _HEADER), body)
     except MalformedTick as error:
         raise RecordingError(f"{where}:1: {error}; give a recording (kvpressure record writes one)") from error
 
@@ -137,10 +136,6 @@ _PROCESS: Final = (Field("pid", read_amount, required=True), Field("used_bytes",
 _TERMINATION: Final = (Field("reason", read_name), Field("exit_code", read_whole), Field("finished_at", read_moment))
 
 
-def _processes(value: object) -> tuple[GpuProcess, ...]:
-    return tuple(decode(GpuProcess, _PROCESS, entry, f"[{i}]") for i, entry in enumerate(read_list(value)))
-
-
 _GPU: Final = (
     Field("uuid", read_name, required=True),
     Field("index", read_amount),
@@ -152,19 +147,17 @@ _GPU: Final = (
     *fields(read_ratio, "utilization_ratio", "sm_activity_ratio", "tensor_activity_ratio", "dram_activity_ratio"),
     *fields(read_level, "power_watts", "power_limit_watts"),
     Field("throttle_reasons", read_names, list),
-    Field("xid_errors", read_counts_by_number, numbers_as_text, default={}),
-    Field(
-        "xid_last_times", read_moments_by_number, lambda times: {str(xid): at for xid, at in times.items()}, default={}
-    ),
+    by_number("xid_errors", read_amount),
+    by_number("xid_last_times", read_moment),
     Field("ecc_errors", read_counts, dict, default={}),
-    Field("processes", _processes, lambda items: [encode(_PROCESS, item) for item in items], default=()),
+    records("processes", GpuProcess, _PROCESS),
 )
 _PAGE: Final = (
     Field("target", read_name, required=True),
     *fields(read_name, "namespace", "pod", "container", default=""),
     Field("gpus", read_names, list, default=()),
     Field("args", read_texts, engines.public_texts, default=()),
-    Field("env", read_text_map, engines.public_environment, default={}),
+    Field("env", map_of(read_text, read_text), engines.public_environment, default={}),
     Field("error", read_name),
     Field("duration_seconds", read_level),
 )
@@ -187,11 +180,7 @@ _CONTAINER: Final = (
     *fields(read_level, "cpu_usage_seconds", "cpu_limit_cores"),
     Field("cpu_pressure_some_ratio", read_ratio),
     Field("alerts", read_text),
-    Field(
-        "last_termination",
-        lambda value: decode(Termination, _TERMINATION, value, ""),
-        lambda value: encode(_TERMINATION, value),
-    ),
+    Field("last_termination", record(Termination, _TERMINATION), partial(encode, _TERMINATION)),
 )
 _LOG: Final = (*_CONTAINER_NAME, Field("line", _read_line, engines.public_line, required=True))
 _ALLOCATOR: Final = (
@@ -206,7 +195,7 @@ _STEPS: Final = (
     Field("exact", read_flag, default=False),
     Field("preemptions", read_amount),
     Field("kv_max", read_ratio),
-    Field("sizes", read_counts_by_number, numbers_as_text, default={}),
+    by_number("sizes", read_amount),
 )
 _OWNER: Final = (
     Field("uuid", read_name, required=True),
@@ -222,6 +211,7 @@ _HEALTH: Final = (
     Field("errors", read_counts, dict, default={}),
 )
 _POD: Final = fields(read_name, "namespace", "pod", "uid", required=True)
+_NODE_CONDITION: Final = (Field("type", read_name, required=True), Field("status", read_flag))
 #: The entries of each list in a tick, and of ``health`` by source.
 ENTRIES: Final = {
     "gpus": _GPU,
@@ -258,24 +248,10 @@ def _values(line: bytes) -> int:
     return bare.count(b",") + bare.count(b"[") + bare.count(b"{")
 
 
-def _entries(body: Mapping[str, Any], key: str, build: Callable[[object, str], T]) -> tuple[T, ...]:
-    raw = body.get(key)
-    if raw is None:
-        return ()
-    if not isinstance(raw, list):
-        raise MalformedTick(f"{key}: expected a list, found {describe(raw)}")
-    return tuple(build(entry, f"{key}[{i}]") for i, entry in enumerate(raw))
-
-
-def _gpus(body: Mapping[str, Any]) -> tuple[GpuReading, ...]:
+def _gpus(value: object) -> tuple[GpuReading, ...]:
     """The GPUs; one without an index gets its place in the list."""
-    places = itertools.count()
-
-    def build(uuid: str, index: int | None = None, vendor: str = "", **rest: Any) -> GpuReading:
-        place = next(places)
-        return GpuReading(uuid, place if index is None else index, vendor, **rest)
-
-    return _entries(body, "gpus", lambda entry, where: decode(build, _GPU, entry, where))
+    listed = list_of(values_of(_GPU))(value)
+    return tuple(GpuReading(**{"index": place, "vendor": "", **gpu}) for place, gpu in enumerate(listed))
 
 
 def _logged(namespace: str, pod: str, container: str, line: str) -> LogLine:
@@ -283,94 +259,70 @@ def _logged(namespace: str, pod: str, container: str, line: str) -> LogLine:
     return log_line(namespace, pod, container, line)
 
 
-def _page(entry: object, where: str, time: float, build: PageBuilder) -> Scrape:
-    body = read_object(entry)
-    given: dict[str, Any] = decode(dict, _PAGE_GIVEN, body, where)
-    page = decode(
-        lambda **values: build(given.get("exposition"), time=given.get("t", time), **values), _PAGE, body, where
-    )
-    known = {name: given[name] for name in ("version", "dialect", "group") if name in given}
-    if page.engines:
-        known.pop("dialect", None)  # the page itself shows whose it is
-    return replace(page, **known) if known else page
+def _pods(value: object) -> dict[tuple[str, str], str]:
+    return {(pod["namespace"], pod["pod"]): pod["uid"] for pod in list_of(values_of(_POD))(value)}
 
 
-def _pod(entry: object, where: str) -> tuple[tuple[str, str], str]:
-    """A pod's name with its uid."""
-    return decode(lambda namespace, pod, uid: ((namespace, pod), uid), _POD, entry, where)
+def _health(value: object) -> dict[str, SourceHealth]:
+    by_source = map_of(values_of(_HEALTH), read_text)(value)
+    return {name: SourceHealth(name, **health) for name, health in by_source.items()}
 
 
-def _health(body: Mapping[str, Any]) -> dict[str, SourceHealth]:
-    raw = body.get("health")
-    if raw is None:
-        return {}
-    return {
-        name: decode(lambda _name=name, **values: SourceHealth(_name, **values), _HEALTH, entry, f"health.{name}")
-        for name, entry in read_object(raw).items()
-    }
+_TIME: Final = Field("t", read_time, required=True)
+#: A tick but for its time and its pages, by the names of ``Snapshot``.
+_TICK: Final = (
+    Field("gpus", _gpus, lambda gpus: [encode(_GPU, gpu) for gpu in gpus], default=()),
+    records("containers", ContainerReading, _CONTAINER),
+    records("owners", GpuOwner, _OWNER),
+    records("logs", _logged, _LOG),
+    records("allocator", AllocatorReading, _ALLOCATOR),
+    records("steps", StepStats, _STEPS),
+    records("node_conditions", NodeCondition, _NODE_CONDITION),
+    Field("targets", read_names, list),
+    Field(
+        "pods",
+        _pods,
+        lambda pods: [{"namespace": name[0], "pod": name[1], "uid": uid} for name, uid in pods.items()],
+    ),
+    by_number("process_pods", read_pair),
+    Field("expected_gpus", read_counts, dict, default={}),
+    Field(
+        "health",
+        _health,
+        lambda sources: {name: encode(_HEALTH, health) for name, health in sources.items()},
+        default={},
+    ),
+)
 
 
 def tick_from_json(line: bytes, build: PageBuilder) -> Snapshot:
     """Read one tick; ``build`` makes an ``Scrape`` from raw text. Raises ``MalformedTick``."""
     body = _parse(line)
-    if body.get("t") is None:
-        raise MalformedTick("'t' is missing")
+    engines = body.get("engines")
     try:
-        time = read_time(body["t"])
+        values = values_of((_TIME, *_TICK))(body)
+        time = values.pop("t")
+        pages = at(".engines", list_of(partial(_page, time, build)), [] if engines is None else engines)
     except MalformedTick as error:
-        raise MalformedTick(f"t: {error}") from error
-    targets = body.get("targets")
-    return Snapshot(
-        time=time,
-        gpus=_gpus(body),
-        pages=_entries(body, "engines", lambda entry, where: _page(entry, where, time, build)),
-        containers=_entries(body, "containers", lambda e, w: decode(ContainerReading, _CONTAINER, e, w)),
-        owners=_entries(body, "owners", lambda e, w: decode(GpuOwner, _OWNER, e, w)),
-        logs=_entries(body, "logs", lambda e, w: decode(_logged, _LOG, e, w)),
-        allocator=_entries(body, "allocator", lambda e, w: decode(AllocatorReading, _ALLOCATOR, e, w)),
-        steps=_entries(body, "steps", lambda e, w: decode(StepStats, _STEPS, e, w)),
-        node_conditions=_entries(body, "node_conditions", _node_condition),
-        health=_health(body),
-        targets=None if targets is None else read_names(targets),
-        pods=None if body.get("pods") is None else dict(_entries(body, "pods", _pod)),
-        process_pods={} if body.get("process_pods") is None else read_pods(body["process_pods"]),
-        expected_gpus={} if body.get("expected_gpus") is None else read_counts(body["expected_gpus"]),
-    )
+        raise MalformedTick(str(error).removeprefix(".")) from error
+    return Snapshot(time, pages=pages, **values)
 
 
-def _node_condition(entry: object, where: str) -> NodeCondition:
-    body = read_object(entry)
-    if "type" not in body:
-        raise MalformedTick(f"{where}: 'type' is missing")
-    status = body.get("status")
-    return NodeCondition(read_name(body["type"]), None if status is None else read_flag(status))
+def _page(time: float, build: PageBuilder, entry: object) -> Scrape:
+    given = values_of(_PAGE_GIVEN)(entry)
+    text, time = given.pop("exposition", None), given.pop("t", time)
+    page = build(text, time=time, **values_of(_PAGE)(entry))
+    if page.engines:
+        given.pop("dialect", None)  # the page itself shows whose it is
+    return replace(page, **given) if given else page
 
 
 def tick_to_json(snapshot: Snapshot) -> str:
     """One tick as a line, without line end. Pages must have been fetched with their exposition kept."""
     body: dict[str, object] = {"t": snapshot.time}
-    lists: tuple[tuple[str, list[dict[str, object]]], ...] = (
-        ("gpus", [encode(_GPU, item) for item in snapshot.gpus]),
-        ("engines", [_page_entry(page, snapshot.time) for page in snapshot.pages]),
-        ("containers", [encode(_CONTAINER, item) for item in snapshot.containers]),
-        ("owners", [encode(_OWNER, item) for item in snapshot.owners]),
-        ("logs", [encode(_LOG, item) for item in snapshot.logs]),
-        ("allocator", [encode(_ALLOCATOR, item) for item in snapshot.allocator]),
-        ("steps", [encode(_STEPS, item) for item in snapshot.steps]),
-        ("node_conditions", [{"type": item.type, "status": item.status} for item in snapshot.node_conditions]),
-    )
-    body.update((name, entries) for name, entries in lists if entries)
-    if snapshot.targets is not None:
-        body["targets"] = list(snapshot.targets)
-    if snapshot.pods is not None:
-        body["pods"] = [{"namespace": name[0], "pod": name[1], "uid": uid} for name, uid in snapshot.pods.items()]
-    if snapshot.process_pods:
-        body["process_pods"] = {str(pid): list(pod) for pid, pod in snapshot.process_pods.items()}
-    if snapshot.expected_gpus:
-        body["expected_gpus"] = dict(snapshot.expected_gpus)
-    if snapshot.health:
-        body["health"] = {name: encode(_HEALTH, item) for name, item in snapshot.health.items()}
-    return json.dumps(body, separators=(",", ":"))
+    if snapshot.pages:
+        body["engines"] = [_page_entry(page, snapshot.time) for page in snapshot.pages]
+    return json.dumps({**body, **encode(_TICK, snapshot)}, separators=(",", ":"))
 
 
 def _page_entry(page: Scrape, time: float) -> dict[str, object]:

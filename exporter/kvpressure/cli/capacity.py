@@ -7,16 +7,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from math import inf
 from pathlib import Path
 from typing import Final
 
-from kvpressure.capacity import kvbytes, load, models, plan, sweep, weights
+from kvpressure.capacity import kvbytes, load, models, plan, weights
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.load import RequestLoad
 from kvpressure.capacity.report import CapacityAnswer, as_json, as_text
-from kvpressure.capacity.rounding import context_limit
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
 from kvpressure.settings.thresholds import Thresholds
@@ -57,8 +55,6 @@ examples:
   kvpressure capacity /models/my-model --gpu-memory 80GiB --prompt p50=1000,p95=4000,p100=9000 --output 500 --concurrency 40
       memory audit, what fits, and the limits to set
   kvpressure capacity llama-3.1-8b --gpu-memory 24GiB --traffic trace.csv.gz --format json
-  kvpressure capacity llama-3.1-70b --gpu-memory 80GiB --prompt 2000 --output 500 --concurrency 200 --sweep
-      tensor-parallel sizes and KV cache dtypes side by side, with replicas and GPUs (--format markdown or csv)
   kvpressure capacity llama_70b --worksheet --gpu-memory 80GB --tp 4 --context 8192 --concurrency 10
       the guides' own approximations
 
@@ -140,19 +136,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the documented approximations instead of kvpressure's own formulas",
     )
-    parser.add_argument(
-        "--sweep",
-        action="store_true",
-        help=f"compare tensor-parallel sizes {', '.join(map(str, sweep.TENSOR_SIZES))} and KV cache dtypes"
-        f" {' and '.join(sweep.DTYPES)}",
-    )
     parser.add_argument("--thresholds", metavar="FILE", help="file with thresholds to use instead of the built-in ones")
-    parser.add_argument(
-        "--format",
-        choices=("text", "json", "markdown", "csv"),
-        default="text",
-        help="output format; markdown and csv need --sweep",
-    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -160,11 +145,7 @@ def run(options: argparse.Namespace) -> int:
     thresholds = load_thresholds(
         options.thresholds
     )  # also where no value of it is asked for: a wrong file is a mistake
-    if options.format in ("markdown", "csv") and not options.sweep:
-        raise InputError(f"--format {options.format}: only with --sweep; allowed: text, json")
     try:
-        if options.sweep:
-            return _sweep(options, thresholds)
         if options.worksheet:
             return _worksheet(options)
         answer = _answer(options, thresholds)
@@ -232,45 +213,6 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
         problems=tuple(_problems(answer, found, fit, options.context or ())),
         warnings=tuple(_warnings(answer, found, options.context or ())),
     )
-
-
-def _sweep(options: argparse.Namespace, thresholds: Thresholds) -> int:
-    fixed = _first_given(options, ("worksheet",)) or ("tp" if options.tp > 1 else "dcp" if options.dcp > 1 else None)
-    if fixed is None and options.kv_cache_dtype != "auto":
-        fixed = "kv_cache_dtype"
-    if fixed is not None:
-        raise InputError(f"--{fixed.replace('_', '-')}: not with --sweep")
-    if options.gpu_memory is None:
-        raise InputError("--sweep: needs --gpu-memory, e.g. 80GiB")
-    shape, path = models.find(options.model, options.draft_layers)
-    sent = _sent(options)
-    longest = sent.longest if sent else max(options.context) if options.context else None
-    if options.max_model_len is None and longest is not None:
-        options.max_model_len = min(context_limit(longest, thresholds), shape.max_model_len or inf)
-    limits = _limits(options, shape, sent, thresholds)
-    question = sweep.Question(
-        shape,
-        options.gpu_memory,
-        limits,
-        _given(options, shape, path),
-        sent,
-        longest or limits.max_model_len,
-        float(options.concurrency) if options.concurrency else sent.in_flight if sent else None,
-        options.pp,
-        options.block_size,
-        not options.disable_hybrid_kv_cache_manager,
-        not options.enforce_eager,
-    )
-    found = sweep.choices(question)
-    if options.format == "json":
-        print(json.dumps(sweep.as_json(question, found), indent=2))
-    elif options.format == "csv":
-        print(sweep.as_csv(found))
-    elif options.format == "markdown":
-        print(sweep.as_markdown(question, found))
-    else:
-        show(sweep.as_text(question, found))
-    return 0 if sweep.best(found) else 1
 
 
 def _lengths(shape: ModelShape, limit: int | None) -> list[int]:

@@ -27,6 +27,7 @@ HTML: Final = "html"
 JSON: Final = "json"
 EMPTY: Final = "empty"
 BAD_TIMESTAMPS: Final = "bad_timestamps"  # every sample has a time of its own, of another moment
+SERIES_COLLIDE: Final = "series_collide"  # several series have one name, and it is unknown which is meant
 NO_ENGINE_METRICS: Final = "no_engine_metrics"  # switched off, or software that is unknown
 NOT_METRICS: Final = (REDIRECT, BAD_ENCODING, PROTOCOL, INVALID_UTF8, HTML, JSON, EMPTY)
 """Answers of a program that is probably no engine."""
@@ -72,6 +73,7 @@ _SHORT: Final = {
     HTTP_4XX: "HTTP 4xx response, not 401, 403 or 404",
     HTTP_5XX: "HTTP 5xx response",
     BAD_TIMESTAMPS: "every sample is stamped more than two minutes before or after the scrape",
+    SERIES_COLLIDE: "several series of each name, which differ in a label that is not known",
     NO_ENGINE_METRICS: "no engine metrics there",
     HTML: "HTML instead of metrics",
     JSON: "JSON instead of metrics",
@@ -109,6 +111,7 @@ REASONS: Final = (
     JSON,
     EMPTY,
     BAD_TIMESTAMPS,
+    SERIES_COLLIDE,
     NO_ENGINE_METRICS,
     *OTHER_SOFTWARE,
     SEVERAL_SERVERS,

@@ -85,6 +85,12 @@ _SCRAPES: Final = (
         "compare the clocks; check that the Prometheus behind the endpoint still scrapes",
     ),
     _meaning(
+        "series_collide",
+        "several series have the same name and differ in a label that kvpressure does not know, so it is unknown which"
+        " one is meant",
+        "scrape each server at its own port; report the labels of the series",
+    ),
+    _meaning(
         "no_engine_metrics",
         "Prometheus text without the series of a supported engine",
         f"start {_SWITCHES}; else use another port",

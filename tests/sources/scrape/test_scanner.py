@@ -794,3 +794,9 @@ def test_a_routers_page_is_no_engine() -> None:
     found = scan(page)
     assert found.engines == ()
     assert found.error == "no_engine_metrics"
+
+
+def test_a_page_emptied_by_series_that_collide_says_so() -> None:
+    stages = [f'vllm:num_requests_running{{engine="0",model_name="q",stage="{stage}"}} 1' for stage in ("a", "b")]
+    assert Scanner().scan("\n".join(stages) + "\n").error == "series_collide"
+    assert Scanner().scan(stages[0] + "\n").error is None

@@ -17,7 +17,16 @@ from kvpressure.engines import other_software, registry
 from kvpressure.engines.series import SampleName
 from kvpressure.model.ceilings import number_in
 from kvpressure.model.readings import EngineReading, PageText, Scrape
-from kvpressure.model.reasons import BAD_TIMESTAMPS, EMPTY, HTML, INVALID_UTF8, JSON, NO_ENGINE_METRICS, TOO_LARGE
+from kvpressure.model.reasons import (
+    BAD_TIMESTAMPS,
+    EMPTY,
+    HTML,
+    INVALID_UTF8,
+    JSON,
+    NO_ENGINE_METRICS,
+    SERIES_COLLIDE,
+    TOO_LARGE,
+)
 from kvpressure.sources.scrape.layout import NO_SERIES, Layout, Series, SeriesOwner, classify
 from kvpressure.sources.scrape.lines import BadLine, labels_of, name_of, sample_of
 from kvpressure.sources.scrape.memory_limits import LAYOUT_BYTES, MAX_ENGINES, SMALL_PAGE_BYTES, ScrapeLimits
@@ -139,7 +148,8 @@ class Scanner:
         self._keep_within(len(engines), allowed)
         bad_lines = samples.bad_lines + unsound
         if not engines:
-            error = BAD_TIMESTAMPS if samples.untimely else _why_no_engines(raw)
+            emptied = SERIES_COLLIDE if self._layout.collisions else _why_no_engines(raw)
+            error = BAD_TIMESTAMPS if samples.untimely else emptied
             return ScanResult(page=page, bad_lines=bad_lines, cut=cut, error=error)
         whose = engines[0].dialect
         of_dialect = [engine for engine in engines if engine.dialect == whose]

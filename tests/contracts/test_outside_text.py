@@ -19,12 +19,13 @@ from kvpressure.engines.vllm import log_lines as logevents
 from kvpressure.engines.vllm.arguments import from_log
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import EngineArgs, human_int
+from kvpressure.parsed import quantity
 from kvpressure.recording.fields import MalformedTick
 from kvpressure.recording.format import tick_from_json
 from kvpressure.recording.reader import Reader, ReadProblem
 from kvpressure.settings import yaml_lines
 from kvpressure.sources.host.procfs import pod_of_cgroup
-from kvpressure.sources.kubernetes.podspec import Policy, quantity, read_pod
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure.sources.scrape import lines as series
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape

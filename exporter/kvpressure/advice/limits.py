@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import floor
 
-from kvpressure.capacity.rounding import context_limit
+from kvpressure.capacity.load import context_limit
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import STEP_TOKENS
 from kvpressure.settings.thresholds import Thresholds

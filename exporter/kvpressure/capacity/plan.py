@@ -14,8 +14,7 @@ from typing import Final, Literal
 
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
-from kvpressure.capacity.load import RequestLoad
-from kvpressure.capacity.rounding import context_limit
+from kvpressure.capacity.load import RequestLoad, context_limit
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.capacity.worksheet import ALLOCATOR_GB, CUDA_CONTEXT_GB
 from kvpressure.engines import registry

@@ -15,13 +15,13 @@ from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError, shown
 from kvpressure.model import ceilings
+from kvpressure.parsed import items, mapping
 from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
 from kvpressure.toolbox import fetch, probing
 from kvpressure.toolbox.completions import Api
-from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.inputs import model_shape
 from kvpressure.toolbox.kv_block_meter import Meter
 from kvpressure.toolbox.option_values import whole_number

@@ -65,6 +65,12 @@ def log_words() -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for one in dialects() for word in one.log_words))
 
 
+@cache
+def variable_prefixes() -> tuple[str, ...]:
+    """Prefixes of the variables that any server reads."""
+    return tuple(prefix for one in dialects() for prefix in one.environment)
+
+
 def recognise(text: str, engine: str = "") -> tuple[str, LogEvent] | None:
     """(message, event) of a log line, by the dialect ``engine``, else by the first that recognises it; None for other
     lines.

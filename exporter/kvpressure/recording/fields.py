@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from kvpressure.model import ceilings
+from kvpressure.parsed import moment
 from kvpressure.printable import visible
 
 _MAX_DIGITS: Final = 18
@@ -99,11 +99,10 @@ def read_moment(value: object) -> float:
     """Unix seconds, or a time as Kubernetes writes it (``2023-11-14T22:27:25Z``)."""
     if not isinstance(value, str):
         return _read_seconds(value)
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError as error:
-        raise _wrong("seconds or an RFC 3339 time", value) from error
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    time = moment(value)
+    if time is None:
+        raise _wrong("seconds or an RFC 3339 time", value)
+    return time
 
 
 # --- lists and objects ------------------------------------------------------------------------------------------

@@ -9,28 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from time import time
-from typing import Protocol
 
 from kvpressure.model.readings import ContainerReading, LogLine, Scrape, Snapshot, StepStats
 from kvpressure.recording.format import RecordingError
 from kvpressure.recording.reader import Reader
-from kvpressure.sources.base import Reading, SourceError
-
-
-class RecordingSettings(Protocol):
-    """Settings of this source."""
-
-    @property
-    def recording_file(self) -> Path | None:
-        """Path of the recording."""
-        ...
-
-    @property
-    def keep_exposition(self) -> bool:
-        """Whether to keep the raw text, for a recorder."""
-        ...
+from kvpressure.sources.base import Reading, SourceError, SourceSettings
 
 
 class RecordingSource:
@@ -40,7 +24,7 @@ class RecordingSource:
 
     name = "recording"
 
-    def __init__(self, settings: RecordingSettings, clock: Callable[[], float] = time) -> None:
+    def __init__(self, settings: SourceSettings, clock: Callable[[], float] = time) -> None:
         if settings.recording_file is None:
             raise SourceError("no_file", "--recording.file is not given")
         try:

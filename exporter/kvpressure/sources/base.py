@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvpressure.model.isolation import FailureLog
 from kvpressure.model.readings import (
@@ -20,6 +21,11 @@ from kvpressure.model.readings import (
     StepStats,
 )
 from kvpressure.model.reasons import INTERNAL
+
+if TYPE_CHECKING:
+    from kvpressure.sources.catalog import CollectorSettings
+    from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
+    from kvpressure.sources.scrape.targets import Target
 
 FILE_REASONS: Final[Mapping[type[Exception], str]] = {PermissionError: "permission_denied", OSError: "unreadable"}
 """Reasons for ``isolated`` of a source that reads files."""
@@ -103,6 +109,104 @@ def isolated(
             _failures.add(subject, "read", error)
 
 
+class SourceSettings(Protocol):
+    """What sources read of the settings, which are a layer above; described where they are set. ``shared``: what the
+    sources of this process share. ``keep_exposition``: keep the raw text of pages, for a recorder.
+    """
+
+    @property
+    def shared(self) -> SharedDiscovery:
+        """Written and read by sources."""
+
+    @property
+    def collectors(self) -> Mapping[str, CollectorSettings]:
+        """Interval and deadline of each source."""
+
+    @property
+    def keep_exposition(self) -> bool:
+        """For a recorder."""
+
+    @property
+    def node_name(self) -> str:
+        """Name of the node."""
+
+    @property
+    def host_sys(self) -> Path:
+        """The host's ``/sys``."""
+
+    @property
+    def host_proc(self) -> Path:
+        """The host's ``/proc``."""
+
+    @property
+    def host_cgroup(self) -> Path:
+        """The host's cgroup v2 hierarchy."""
+
+    @property
+    def host_pod_logs(self) -> Path:
+        """The host's ``/var/log/pods``."""
+
+    @property
+    def log_positions(self) -> Path | None:
+        """File of read positions."""
+
+    @property
+    def engine_targets(self) -> tuple[Target, ...]:
+        """Targets from the command line."""
+
+    @property
+    def engine_pace(self) -> str:
+        """``fixed`` or ``adaptive``: calm targets are scraped less often."""
+
+    @property
+    def engine_timeout_seconds(self) -> float:
+        """Total deadline of one fetch."""
+
+    @property
+    def engine_max_targets(self) -> int:
+        """Maximum number of targets."""
+
+    @property
+    def amd_backend(self) -> str:
+        """``auto``, ``sysfs`` or ``amdsmi``."""
+
+    @property
+    def kube_api_url(self) -> str | None:
+        """None = the cluster of this process."""
+
+    @property
+    def kube_token_file(self) -> Path:
+        """Of the service account."""
+
+    @property
+    def kube_ca_file(self) -> Path:
+        """Certificates of the API server."""
+
+    @property
+    def kube_selector(self) -> str | None:
+        """Label selector of pods."""
+
+    @property
+    def kube_namespaces(self) -> tuple[str, ...]:
+        """Namespaces to watch; none = all."""
+
+    @property
+    def kube_engine_tls(self) -> str:
+        """``verify`` or ``insecure``."""
+
+    @property
+    def kubelet_socket(self) -> Path:
+        """Of PodResources."""
+
+    @property
+    def kubelet_resources(self) -> tuple[str, ...]:
+        """Prefixes of GPU resources."""
+
+    @property
+    def recording_file(self) -> Path | None:
+        """A recording to play."""
+
+
 class Source(Protocol):
     """A source; one worker thread drives it, and ``read`` may block up to its deadline.
 
@@ -115,8 +219,6 @@ class Source(Protocol):
 
     def read(self) -> Reading:
         """Read once, now."""
-        ...
 
     def close(self) -> None:
         """Release all resources. Called once, possibly while ``read`` hangs in another thread."""
-        ...

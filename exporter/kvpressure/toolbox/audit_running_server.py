@@ -15,13 +15,14 @@ from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import EngineArgs, value_text
 from kvpressure.model.state import LIMITS
+from kvpressure.parsed import items, mapping
 from kvpressure.publish.engine_order import worst_first
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.checklist import Seen
-from kvpressure.toolbox.engine_view import EngineView, items, mapping, name_of, number
+from kvpressure.toolbox.engine_view import EngineView, name_of, number
 from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
 from kvpressure.toolbox.live_pages import Around, GivenGpu

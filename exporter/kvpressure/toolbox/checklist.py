@@ -22,6 +22,7 @@ from kvpressure.engines.registry import dialect
 from kvpressure.errors import shown
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.parsed import json_of, mapping
 from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.host_settings import DEFAULT_SHARED_BYTES, SHARED_MEMORY, HostSettings
@@ -363,11 +364,7 @@ _NO_CONTEXT: Final = "give --context TOKENS (prompt plus output of a usual reque
 
 def _output_cap(args: EngineArgs) -> int | None:
     """``max_new_tokens`` of ``--override-generation-config``, which vLLM enforces for every request."""
-    try:
-        config = json.loads(args.values.get("override_generation_config") or "null")
-    except ValueError:
-        return None
-    cap = config.get("max_new_tokens") if isinstance(config, dict) else None
+    cap = mapping(json_of(args.values.get("override_generation_config") or "")).get("max_new_tokens")
     return ceilings.whole(cap, ceilings.LABEL, 1)
 
 

@@ -8,8 +8,8 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Final
 
 from kvpressure import redaction
@@ -18,6 +18,7 @@ from kvpressure.errors import InputError
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.model.readings import LogLine, Scrape, Snapshot
 from kvpressure.model.reasons import HTTP_404, REFUSED, UNAUTHORIZED, UNREACHABLE
+from kvpressure.parsed import json_of, mapping, moment
 from kvpressure.printable import command
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
@@ -26,7 +27,6 @@ from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox import workload
-from kvpressure.toolbox.engine_view import mapping
 from kvpressure.toolbox.history import FoundEngines, judge
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.live_pages import Around
@@ -131,7 +131,7 @@ def _with_args(engine: EngineContainer, more: Sequence[str]) -> EngineContainer:
     """The engine with the command line's arguments, if its pod shows none."""
     if not more or engine.target is None or engine.target.args:
         return engine
-    return replace(engine, target=replace(engine.target, args=tuple(more)))
+    return replace(engine, targets=tuple(replace(target, args=tuple(more)) for target in engine.targets))
 
 
 def _node(item: Mapping[str, Any]) -> str:
@@ -181,7 +181,7 @@ def _stamped(line: str) -> tuple[float | None, str]:
     found = _STAMP.match(line)
     if found is None:
         return None, line
-    return datetime.fromisoformat(found[1] + "+00:00").timestamp(), line[found.end() :]
+    return moment(found[1]), line[found.end() :]
 
 
 def _for_pipeline(
@@ -298,17 +298,12 @@ class _EnginePages:
             clock.sleep(began + INTERVAL_SECONDS - clock.now())
 
     def _versions(self) -> dict[str, str]:
-        import json
-
         found: dict[str, str] = {}
         for member in self._members:
             if member.target is not None:
-                try:
-                    version = mapping(json.loads(self._get(member, member.target, "/version"))).get("version")
-                except (KubectlError, ValueError, RecursionError):
-                    continue
-                if isinstance(version, str):
-                    found[_name(member)] = version
+                with suppress(KubectlError):
+                    version = mapping(json_of(self._get(member, member.target, "/version"))).get("version")
+                    found |= {_name(member): version} if isinstance(version, str) else {}
         return found
 
     def _get(self, member: _Member, target: Target, path: str) -> str:

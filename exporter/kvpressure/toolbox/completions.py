@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from kvpressure.files import checked
 from kvpressure.model import ceilings
+from kvpressure.parsed import items, json_of, mapping
 from kvpressure.sources.scrape.targets import Target
-from kvpressure.toolbox.engine_view import items, mapping
 
 _LOW, _HIGH = 10, 990  # token ids that every vocabulary has
 _MAX_LINE: Final = 1024 * 1024
@@ -129,9 +129,6 @@ def _connection(target: Target, timeout: float) -> http.client.HTTPConnection:
 
 def _message(body: bytes) -> str:
     """The message in an error's JSON, else its beginning."""
-    try:
-        document = mapping(json.loads(body))
-    except (ValueError, RecursionError):
-        document = {}
+    document = mapping(json_of(body))
     message = mapping(document.get("error")).get("message") or document.get("message")
     return str(message or body.decode(errors="replace")).replace("\n", " ")[:200]

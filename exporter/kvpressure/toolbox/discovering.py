@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from kvpressure import redaction
 from kvpressure.errors import InputError
+from kvpressure.parsed import mapping
 from kvpressure.sources.kubernetes.pod import discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox import fetch
-from kvpressure.toolbox.engine_view import mapping
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.manifests import NO_ADDRESS, pod_documents
 

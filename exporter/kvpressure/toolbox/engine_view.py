@@ -124,16 +124,6 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> Engin
     )
 
 
-def mapping(value: object) -> Mapping[str, Any]:
-    """``value`` if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def items(value: object) -> Sequence[Any]:
-    """``value`` if it is a list, else an empty one."""
-    return value if isinstance(value, list | tuple) else ()
-
-
 def number(value: object) -> float | None:
     """A number that an exporter may have published, else None."""
     return ceilings.number(value, ceilings.WORK, -ceilings.WORK)

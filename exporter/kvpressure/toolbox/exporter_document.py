@@ -15,7 +15,8 @@ from kvpressure.advice.triage import Mark, TriageStep
 from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import VERDICTS, ContainerState, Diagnosis, EngineState, Found, Limit
-from kvpressure.toolbox.engine_view import EngineView, flag, items, mapping, number
+from kvpressure.parsed import items, mapping
+from kvpressure.toolbox.engine_view import EngineView, flag, number
 
 _MARKS: Final[tuple[Mark, ...]] = ("fine", "look", "bad", "unknown")
 T = TypeVar("T")

@@ -8,8 +8,7 @@ from math import inf
 from typing import Any, Final
 
 from kvpressure.model.arguments import GIB
-from kvpressure.sources.kubernetes.podspec import quantity
-from kvpressure.toolbox.engine_view import items, mapping
+from kvpressure.parsed import items, mapping, quantity
 
 SHARED_MEMORY: Final = "/dev/shm"
 DEFAULT_SHARED_BYTES: Final = GIB // 16  # 64 MiB, as container runtimes mount it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from typing import IO, Any, Final
 
 from kvpressure.errors import InputError
+from kvpressure.parsed import json_of, mapping, mappings
 
 READ_ONLY: Final = ("get", "logs")
 TIMEOUT_SECONDS: Final = 15.0
@@ -75,23 +75,16 @@ class Kubectl:
     def objects(self, kind: str, namespace: str, *more: str) -> list[Mapping[str, Any]]:
         """The items of ``kubectl get KIND -o json``. Raises ``KubectlError``."""
         text = self.run("get", kind, "-n", namespace, *more, "-o", "json", limit=MAX_LIST_BYTES)
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
-            if len(text) >= MAX_LIST_BYTES // 4:  # in characters of up to four bytes
-                raise KubectlError(
-                    f"kubectl get {kind}: more than {MAX_LIST_BYTES >> 20} MiB; name fewer by -l"
-                ) from None
-            raise KubectlError(f"kubectl get {kind}: the answer is not JSON") from None
-        items = document.get("items") if isinstance(document, dict) else None
-        return [item for item in items or () if isinstance(item, Mapping)]
+        document = json_of(text)
+        if document is None:
+            cut = len(text) >= MAX_LIST_BYTES // 4  # in characters of up to four bytes
+            why = f"more than {MAX_LIST_BYTES >> 20} MiB; name fewer by -l" if cut else "the answer is not JSON"
+            raise KubectlError(f"kubectl get {kind}: {why}")
+        return mappings(mapping(document).get("items"))
 
     def object(self, kind: str, name: str, namespace: str) -> Mapping[str, Any]:
         """One object. Raises ``KubectlError``."""
-        try:
-            document = json.loads(self.run("get", kind, name, "-n", namespace, "-o", "json"))
-        except (ValueError, RecursionError):
-            document = None
+        document = json_of(self.run("get", kind, name, "-n", namespace, "-o", "json"))
         if not isinstance(document, dict):
             raise KubectlError(f"kubectl get {kind} {name}: the answer is not a JSON object")
         return document

@@ -9,13 +9,13 @@ from typing import Final
 
 from kvpressure.model.readings import ContainerReading, GpuReading, LogLine, Scrape, Snapshot
 from kvpressure.model.state import State
+from kvpressure.parsed import mapping
 from kvpressure.publish.engine_order import worst_first
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.scrape.source import EngineSource
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
-from kvpressure.toolbox.engine_view import mapping
 from kvpressure.toolbox.progress import ProgressLine, bar
 
 MAX_TARGETS: Final = 64

@@ -19,9 +19,9 @@ from kvpressure.engines.registry import default, dialect, dialects, titles
 from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.files import read_file
 from kvpressure.model.arguments import GIB, EngineArgs
+from kvpressure.parsed import items, mapping
 from kvpressure.settings.yaml_lines import bounded_loader
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
-from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.host_settings import HostSettings, host_settings
 from kvpressure.toolbox.live_pages import GivenGpu
 

@@ -6,7 +6,6 @@ periods of ``CHUNK_SECONDS``, which bounds memory.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +18,8 @@ from kvpressure.engines.registry import dialect, dialects, samples
 from kvpressure.errors import InputError, shown
 from kvpressure.model import ceilings
 from kvpressure.model.readings import RUNNING, Scrape, Snapshot
+from kvpressure.parsed import items, json_of, mapping
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
-from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.live_pages import Around, GivenGpu, snapshot
 from kvpressure.toolbox.related_series import PodSeries
 
@@ -94,10 +93,7 @@ class Prometheus:
             raise InputError(f"{where}: the answer takes longer than {ANSWER_SECONDS:.0f} s")
         if len(body) > MAX_ANSWER_BYTES:
             raise InputError(f"{where}: more than {MAX_ANSWER_BYTES} bytes; narrow it down with --pod or --model")
-        try:
-            document = None if packed else json.loads(body)
-        except (ValueError, RecursionError):
-            document = None
+        document = None if packed else json_of(body)
         if not isinstance(document, dict) or document.get("status") != "success":
             detail = mapping(document).get("error") or ("a packed answer" if packed else f"status {answer.status_code}")
             raise InputError(f"{where}: {str(detail)[:200]}; allowed: the address of a running Prometheus")

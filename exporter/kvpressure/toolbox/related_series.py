@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kvpressure.model import ceilings
 from kvpressure.model.readings import ContainerReading, GpuReading, Termination
-from kvpressure.toolbox.engine_view import items, mapping
+from kvpressure.parsed import items, mapping
 
 AGE_SECONDS: Final = 120.0  # a sample older than this says nothing about now
 MAX_GPUS: Final = 16

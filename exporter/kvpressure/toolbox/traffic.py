@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from kvpressure.capacity.load import BURST_SECONDS, MAX_LENGTH, MAX_SAMPLES, Req
 from kvpressure.errors import refused_file, shown
 from kvpressure.files import open_packed
 from kvpressure.model import ceilings
+from kvpressure.parsed import json_of
 from kvpressure.toolbox.recorded_traffic import from_recording
 
 _PROMPT_KEYS: Final = (
@@ -139,10 +139,7 @@ def _chain(first: str, rest: Iterable[str]) -> Iterator[str]:
 
 
 def _json(line: str, path: Path, number: int) -> Mapping[str, object]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
+    row = json_of(line)
     if not isinstance(row, dict):
         raise CapacityError(
             f"{path}:{number}: not a JSON object; allowed: one JSON object on each line, one for each request"

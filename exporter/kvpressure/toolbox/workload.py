@@ -9,8 +9,8 @@ from typing import Any, Final
 from kvpressure import redaction
 from kvpressure.engines.registry import titles
 from kvpressure.errors import InputError, shown
+from kvpressure.parsed import items, mapping
 from kvpressure.toolbox import manifests
-from kvpressure.toolbox.engine_view import items, mapping
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.manifests import ServerContainer
 

@@ -14,7 +14,7 @@ from kvpressure.model.readings import GpuOwner, NodeCondition, Termination
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes import pods as pods_module
-from kvpressure.sources.kubernetes import podspec
+from kvpressure.sources.kubernetes import command_lines, podspec
 from kvpressure.sources.kubernetes.node import NodeSource
 from kvpressure.sources.kubernetes.pod import Pod, with_uids_of_their_own
 from kvpressure.sources.kubernetes.pods import PodsSource
@@ -113,8 +113,9 @@ def test_a_change_of_status_reads_no_command_again(
 ) -> None:
     seen: list[object] = []
     told = dataclasses.replace(VLLM, read_command=lambda *given: seen.append(given) or VLLM.read_command(*given))
-    monkeypatch.setattr(podspec, "dialects", lambda: (told,))
-    monkeypatch.setattr(podspec, "default", lambda: told)
+    for module in (podspec, command_lines):
+        monkeypatch.setattr(module, "dialects", lambda: (told,))
+        monkeypatch.setattr(module, "default", lambda: told)
     api.apply(pod("a"))
     chosen = settings(kube_api_url=api.url)
     source = PodsSource(chosen)

@@ -15,8 +15,10 @@ from kvpressure.engines.command import Command
 from kvpressure.engines.vllm.command_line import parse
 from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.model.readings import Termination
-from kvpressure.sources.kubernetes import podspec
-from kvpressure.sources.kubernetes.podspec import CommandLines, EngineContainer, Pod, Policy, quantity, read_pod
+from kvpressure.parsed import quantity
+from kvpressure.sources.kubernetes import command_lines, podspec
+from kvpressure.sources.kubernetes.command_lines import CommandLines
+from kvpressure.sources.kubernetes.podspec import EngineContainer, Pod, Policy, read_pod
 from kvpressure.sources.scrape.targets import Target
 from tests.engines.vllm.crafted import UNITS, repeated, within
 from tests.sources.kubernetes.objects import container, container_id, of_static_pod, pod
@@ -544,8 +546,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         return VLLM.read_command(argv, *rest)
 
     told = dataclasses.replace(VLLM, read_command=read_and_tell)
-    monkeypatch.setattr(podspec, "dialects", lambda: (told,))
-    monkeypatch.setattr(podspec, "default", lambda: told)
+    for module in (podspec, command_lines):
+        monkeypatch.setattr(module, "dialects", lambda: (told,))
+        monkeypatch.setattr(module, "default", lambda: told)
     return seen
 
 

@@ -7,7 +7,6 @@ prefix. Ratios are 0-1, times seconds. A line without any keyword costs about a 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from kvpressure.engines.vllm.arguments import from_log, parse_logged
 from kvpressure.model import ceilings
 from kvpressure.model.log_events import MAX_LINE, LogEvent
+from kvpressure.parsed import json_of, mapping
 
 Values = dict[str, float | str]
 
@@ -46,15 +46,9 @@ def strip(line: str) -> str:
 
 
 def _json_message(text: str) -> str:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    if isinstance(document, dict):
-        for key in ("message", "msg", "log"):
-            if isinstance(document.get(key), str):
-                return str(document[key]).rstrip("\n")
-    return text
+    document = mapping(json_of(text))
+    said = (document.get(key) for key in ("message", "msg", "log"))
+    return next((message.rstrip("\n") for message in said if isinstance(message, str)), text)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------

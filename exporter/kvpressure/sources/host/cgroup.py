@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from kvpressure.files import read_file
 from kvpressure.model.readings import ContainerReading
-from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, isolated
+from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.host.procfs import pod_of_cgroup
-from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 
 REASONS: Final = ("no_cgroup_tree", "not_cgroup_v2", "pods_unknown", "permission_denied", "unreadable", "no_cgroup")
@@ -32,15 +31,6 @@ Key = tuple[str, str]  # uid of the pod, id of the container, which another pod 
 _LEADS: Final = re.compile(r"kubepods|kubelet|besteffort|burstable|guaranteed")
 
 
-class CgroupSettings(Protocol):
-    """The settings that this source needs."""
-
-    @property
-    def shared(self) -> SharedDiscovery: ...
-    @property
-    def host_cgroup(self) -> Path: ...
-
-
 class CgroupSource:
     """Readings of containers; fields without their file are None. ``pods`` is called at every read."""
 
@@ -48,7 +38,7 @@ class CgroupSource:
 
     def __init__(
         self,
-        settings: CgroupSettings,
+        settings: SourceSettings,
         pods: Callable[[], Sequence[Pod] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -14,15 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kvpressure.engines import registry
 from kvpressure.files import below, component, open_to_write, read_file
 from kvpressure.model.log_events import FACT_EVENTS
 from kvpressure.model.readings import LogLine
-from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, isolated
+from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.host.log_files import ContainerLog, Entry, Position
-from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.places import admitted
 
@@ -55,17 +54,6 @@ MAX_POSITIONS_BYTES: Final = 1024 * 1024
 Key = tuple[str, str, str, str]  # namespace, pod, uid, container
 
 
-class LogsSettings(Protocol):
-    """The settings that this source needs."""
-
-    @property
-    def shared(self) -> SharedDiscovery: ...
-    @property
-    def host_pod_logs(self) -> Path: ...
-    @property
-    def log_positions(self) -> Path | None: ...
-
-
 class LogsSource:
     """Recognised lines of the engines' logs. ``pods`` is called at every read."""
 
@@ -73,7 +61,7 @@ class LogsSource:
 
     def __init__(
         self,
-        settings: LogsSettings,
+        settings: SourceSettings,
         pods: Callable[[], Sequence[Pod] | None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:

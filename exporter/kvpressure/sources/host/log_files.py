@@ -6,20 +6,19 @@ line are used. The runtime's format (CRI, or Docker's JSON) is removed, and line
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from kvpressure.engines.registry import log_words
 from kvpressure.files import open_file, open_packed
 from kvpressure.model.log_events import MAX_LINE
+from kvpressure.parsed import json_of, mapping, moment, text
 
 CHUNK_BYTES: Final = 65536
 HEAD_BYTES: Final = 512 * 1024  # of a log that is new here: its start-up lines
@@ -41,12 +40,8 @@ class Entry:
 
     @property
     def time(self) -> float | None:
-        """The stamp as Unix seconds, in microseconds; None without one."""
-        found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?(Z|[+-]\d\d:\d\d)", self.stamp)
-        try:
-            return datetime.fromisoformat(found[1] + found[2].replace("Z", "+00:00")).timestamp() if found else None
-        except (ValueError, OverflowError):
-            return None
+        """The stamp as Unix seconds; None without one."""
+        return moment(self.stamp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +87,10 @@ class _Joiner:
 
 
 def _docker(line: bytes) -> Entry:
-    text = line.decode("utf-8", "replace")
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return Entry("", text)
-    message, stamp = document.get("log"), document.get("time")
-    return Entry(stamp if isinstance(stamp, str) else "", message.rstrip("\n") if isinstance(message, str) else text)
+    whole = line.decode("utf-8", "replace")
+    document = mapping(json_of(whole))
+    message = document.get("log")
+    return Entry(text(document.get("time")), message.rstrip("\n") if isinstance(message, str) else whole)
 
 
 class Tail:

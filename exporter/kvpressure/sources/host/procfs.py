@@ -12,12 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from kvpressure.files import read_file
 from kvpressure.model.readings import GpuReading
-from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, isolated
-from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
+from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.kubernetes.pod import UID, Pod, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources import Claim, owners_of
 from kvpressure.sources.vendors import OwnedDevice
@@ -32,15 +31,6 @@ _CGROUP: Final = re.compile(
     rf"(?<=[/-])pod({UID})(?:\.slice)?(?=[/:\s])(?:[^\n]*?[/:-]([0-9a-f]{{64}})(?:\.scope)?(?=[/:\s]))?"
 )
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of the host's pid namespace, fixed in the kernel
-
-
-class ProcfsSettings(Protocol):
-    """The settings that this source needs."""
-
-    @property
-    def shared(self) -> SharedDiscovery: ...
-    @property
-    def host_proc(self) -> Path: ...
 
 
 def pod_of_cgroup(text: str) -> tuple[str, str] | None:
@@ -59,7 +49,7 @@ class ProcfsSource:
 
     def __init__(
         self,
-        settings: ProcfsSettings,
+        settings: SourceSettings,
         gpus: Callable[[], Sequence[GpuReading]] | None = None,
         pods: Callable[[], Sequence[Pod] | None] | None = None,
     ) -> None:

@@ -88,7 +88,6 @@ class ContainerRow:
     target: Target | None = None
     complete: bool = False
     gpus: Mapping[str, int] = field(default_factory=dict)
-    ranks: int = 0
 
     @property
     def result(self) -> str:

@@ -6,10 +6,10 @@ from typing import Final
 from urllib.parse import quote
 
 from kvpressure.model.readings import NodeCondition
-from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.base import Reading, SourceError, SourceSettings
 from kvpressure.sources.kubernetes.api import REASONS as REASONS
 from kvpressure.sources.kubernetes.api import KubeApi
-from kvpressure.sources.kubernetes.pods import PodsSettings, api_of
+from kvpressure.sources.kubernetes.pods import api_of
 
 MAX_CONDITIONS: Final = 64
 _STATUS: Final = {"True": True, "False": False}
@@ -20,7 +20,7 @@ class NodeSource:
 
     name = "node"
 
-    def __init__(self, settings: PodsSettings, api: KubeApi | None = None) -> None:
+    def __init__(self, settings: SourceSettings, api: KubeApi | None = None) -> None:
         self._api = api or api_of(settings)
         self._path = f"/api/v1/nodes/{quote(settings.node_name, safe='')}"
 

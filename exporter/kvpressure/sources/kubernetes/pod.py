@@ -20,23 +20,22 @@ UID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}"
 
 @dataclass(frozen=True, slots=True)
 class EngineContainer:
-    """A container that runs an inference server. ``dialect``: its name, "" = unknown. ``target`` None: not scraped,
-    because of ``refusal``. ``ranks``: further endpoints of a container whose data-parallel ranks each serve one; with
-    a target, ``refusal`` is why some are missing.
+    """A container that runs an inference server. ``dialect``: its name, "" = unknown. ``targets``: its metrics
+    endpoints, several where data-parallel ranks each serve one. Without one it is not scraped, because of ``refusal``;
+    with one, ``refusal`` is why some are missing.
     """
 
     container: str
     container_id: str  # hexadecimal, without the runtime's scheme; "" when unknown
     reading: ContainerReading
-    target: Target | None = None
+    targets: tuple[Target, ...] = ()
     refusal: str | None = None
-    ranks: tuple[Target, ...] = ()
     dialect: str = ""
 
     @property
-    def targets(self) -> tuple[Target, ...]:
-        """All its metrics endpoints."""
-        return () if self.target is None else (self.target, *self.ranks)
+    def target(self) -> Target | None:
+        """Its first metrics endpoint; None without one."""
+        return next(iter(self.targets), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,6 @@ class Pod:
                 replace(
                     row,
                     target=next(iter(read[row.container]), None),
-                    ranks=max(0, len(read[row.container]) - 1),
                     reason=row.reason or TARGET_LIMIT,
                 )
                 if row.container in read

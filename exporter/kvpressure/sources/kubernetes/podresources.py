@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from kvpressure.model.readings import GpuOwner, GpuReading
-from kvpressure.sources.base import Reading, SourceError, isolated
+from kvpressure.sources.base import Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
-from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.grpc_call import CallError, unary
 from kvpressure.sources.kubernetes.pod import ENDED_PHASES, Pod, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources_message import (
@@ -48,17 +46,6 @@ REASONS: Final = (
 """Reasons of this source. ``unknown_device`` counts devices whose id matches no GPU that was read."""
 
 
-class PodResourcesSettings(Protocol):
-    """The settings that this source needs."""
-
-    @property
-    def shared(self) -> SharedDiscovery: ...
-    @property
-    def kubelet_socket(self) -> Path: ...
-    @property
-    def kubelet_resources(self) -> tuple[str, ...]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A container that holds a device."""
@@ -76,7 +63,7 @@ class PodResourcesSource:
 
     def __init__(
         self,
-        settings: PodResourcesSettings,
+        settings: SourceSettings,
         gpus: Callable[[], Sequence[GpuReading]] | None = None,
         pods: Callable[[], Sequence[Pod] | None] | None = None,
     ) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from kvpressure.sources.base import Reading, SourceError, isolated
+from kvpressure.sources.base import Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS, KubeApi, Watcher
 from kvpressure.sources.kubernetes.api import REASONS as KUBE_REASONS
+from kvpressure.sources.kubernetes.command_lines import CommandLines
 from kvpressure.sources.kubernetes.discovery import TOO_MANY_PODS
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import Pod, discovered, with_uids_of_their_own
@@ -23,7 +23,6 @@ from kvpressure.sources.kubernetes.podspec import (
     OTHER_PROGRAM,
     REFUSALS,
     SAME_ADDRESS,
-    CommandLines,
     Policy,
     bare_pod,
     read_pod,
@@ -50,28 +49,7 @@ part, and containers that run another program. ``command_cut``: command lines to
 """
 
 
-class PodsSettings(Protocol):
-    """The settings that this source needs."""
-
-    @property
-    def shared(self) -> SharedDiscovery: ...
-    @property
-    def node_name(self) -> str: ...
-    @property
-    def kube_api_url(self) -> str | None: ...
-    @property
-    def kube_token_file(self) -> Path: ...
-    @property
-    def kube_ca_file(self) -> Path: ...
-    @property
-    def kube_selector(self) -> str | None: ...
-    @property
-    def kube_namespaces(self) -> tuple[str, ...]: ...
-    @property
-    def kube_engine_tls(self) -> str: ...
-
-
-def api_of(settings: PodsSettings) -> KubeApi:
+def api_of(settings: SourceSettings) -> KubeApi:
     """The client for these settings."""
     return KubeApi(settings.kube_api_url, settings.kube_token_file, settings.kube_ca_file)
 
@@ -178,7 +156,10 @@ class PodsSource:
     name = "pods"
 
     def __init__(
-        self, settings: PodsSettings, api: KubeApi | None = None, backoff_seconds: tuple[float, float] = BACKOFF_SECONDS
+        self,
+        settings: SourceSettings,
+        api: KubeApi | None = None,
+        backoff_seconds: tuple[float, float] = BACKOFF_SECONDS,
     ) -> None:
         self._shared = settings.shared
         parameters = {"fieldSelector": f"spec.nodeName={settings.node_name}"}

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
-from functools import cache, cached_property
 from typing import Any, Final
 
 from kvpressure.engines.base import EngineDialect
-from kvpressure.engines.command import CUT, Command, Host, bounded
-from kvpressure.engines.registry import default, dialects, public_environment
+from kvpressure.engines.command import Host
+from kvpressure.engines.registry import default, dialects
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.readings import ALERT_REACHES, ContainerReading, Termination
+from kvpressure.parsed import items, mapping, mappings, moment, quantity, text
 from kvpressure.sources.kubernetes import endpoint
+from kvpressure.sources.kubernetes.command_lines import CommandLine, CommandLines
 from kvpressure.sources.kubernetes.discovery import (
     NAMED,
     OF_ARGUMENTS,
@@ -29,20 +29,14 @@ from kvpressure.sources.kubernetes.discovery import (
     OF_IMAGE,
     OF_SELECTOR,
     ContainerRow,
-    PodGroup,
     group_of,
     named_after,
     reason_of,
 )
 from kvpressure.sources.kubernetes.pod import UID, EngineContainer, Pod
-from kvpressure.sources.scrape.targets import MAX_PATH_CHARS, Target, TargetError
+from kvpressure.sources.scrape.targets import Target, TargetError
 
 MAX_CONTAINERS: Final = 64  # of one pod
-MAX_COMMAND_CHARACTERS: Final = 16384  # of the command lines of one pod, and of the variables of each container
-"""Command line and script of one pod, characters. Beyond: cut; limits then count as unknown.
-Shown as: `source_errors_total{source="pods",reason="command_cut"}`.
-"""
-MAX_KEPT_CHARACTERS: Final = 8 * 1024 * 1024  # of parsed command lines of all pods, cached
 MAX_RANKS: Final = 64  # of one container, each on its own port; a node has at most 16 GPUs
 
 PORT_ANNOTATIONS: Final = tuple(prefix + "port" for prefix in endpoint.PREFIXES)
@@ -73,7 +67,6 @@ port, and their number is not visible. ``too_many_ranks``: it is above ``MAX_RAN
 
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
 _CONTAINER_ID: Final = re.compile(r"[a-z0-9.-]+://([0-9a-f]{8,128})")
-_VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,108 +81,11 @@ class Policy:
     template: bool = False
 
 
-class _CommandLine:
-    """Command line of one container; each dialect parses it once, on demand."""
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], entry_point: bool, characters: int) -> None:
-        self.argv = bounded(argv, characters)
-        used = {name for part in self.argv for name in _VARIABLE.findall(part)}
-        named = {name: value for name, value in env.items() if name in used or name.startswith(_environment_names())}
-        self.env = _bounded_env(named)
-        self.cut = len(self.env) < len(named) or any(CUT in part for part in self.argv)
-        self.characters = sum(map(len, self.argv)) + sum(len(name) + len(value) for name, value in self.env.items())
-        self._entry_point = entry_point
-        self._likely = [(one, one.names_server(argv)) for one in dialects() if one.may_start(argv, env)]
-        self._named = {one.name: named for one, named in self._likely}
-        self._read: dict[str, Command] = {}
-
-    def read(self, one: EngineDialect) -> Command:
-        """The command line as this engine parses it."""
-        if one.name not in self._read:
-            named = self._named.get(one.name, False)
-            self._read[one.name] = one.read_command(self.argv, self.env, self._entry_point, named)
-        return self._read[one.name]
-
-    @cached_property
-    def starts(self) -> EngineDialect | None:
-        """The engine whose server it certainly starts, or None."""
-        return next((one for one, _ in self._likely if self.read(one).starts_server), None)
-
-    @cached_property
-    def shown(self) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """Arguments and variables that may be recorded."""
-        engine = self.starts or default()
-        return engine.public_words(self.read(engine).args) if self.argv else (), public_environment(self.env)
-
-
-@cache
-def _names_of(engines: tuple[EngineDialect, ...]) -> tuple[str, ...]:
-    return tuple(beginning for one in engines for beginning in one.environment)
-
-
-def _environment_names() -> tuple[str, ...]:
-    return _names_of(dialects())
-
-
-def _bounded_env(env: Mapping[str, str]) -> Mapping[str, str]:
-    left, kept = MAX_COMMAND_CHARACTERS, {}
-    for name, value in env.items():
-        if len(name) + len(value) <= left:
-            left -= len(name) + len(value)
-            kept[name] = value
-    return kept
-
-
-class CommandLines:
-    """Cache of parsed command lines by pod, because most changes of a pod are of its status. Not thread-safe."""
-
-    def __init__(self, most_characters: int = MAX_KEPT_CHARACTERS) -> None:
-        self._pods: dict[str, tuple[int, list[_CommandLine]]] = {}  # by uid, the last used last
-        self._left = most_characters
-
-    def of(
-        self, uid: str, containers: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> list[_CommandLine]:
-        """The command line of each container. ``fields``: the pod's metadata, to which variables may refer."""
-        given = [(tuple(_argv(c)), _environment(c, fields or {}), not _list(c.get("command"))) for c in containers]
-        mark = hash(tuple((argv, tuple(env.items()), entry_point) for argv, env, entry_point in given))
-        before = self._pods.pop(uid, None)
-        if before is not None and before[0] == mark:
-            self._pods[uid] = before
-            return before[1]
-        self._release(before)
-        lines, left = [], MAX_COMMAND_CHARACTERS
-        for argv, env, entry_point in given:
-            lines.append(_CommandLine(argv, env, entry_point, left))
-            left = max(0, left - sum(map(len, lines[-1].argv)))
-        self._pods[uid] = (mark, lines)
-        self._left -= _weight(lines)
-        while self._left < 0:
-            self._release(self._pods.pop(next(iter(self._pods))))
-        return lines
-
-    def forget(self, uid: str) -> None:
-        """Remove a pod."""
-        self._release(self._pods.pop(uid, None))
-
-    def keep(self, uids: Iterable[str]) -> None:
-        """Remove all other pods."""
-        for uid in self._pods.keys() - set(uids):
-            self.forget(uid)
-
-    def _release(self, pod: tuple[int, list[_CommandLine]] | None) -> None:
-        self._left += 0 if pod is None else _weight(pod[1])
-
-
-def _weight(lines: list[_CommandLine]) -> int:
-    return 500 + sum(500 + 2 * line.characters for line in lines)  # read and shown
-
-
 def bare_pod(document: Mapping[str, Any]) -> Pod | None:
     """Identity and phase alone of the pod of an API object; None without an identity."""
-    metadata, status = (_dict(document.get(part)) for part in ("metadata", "status"))
-    namespace, name, uid = (_text(metadata.get(part)) for part in ("namespace", "name", "uid"))
-    return Pod(namespace, name, uid, _text(status.get("phase"))) if namespace and name and uid else None
+    metadata, status = (mapping(document.get(part)) for part in ("metadata", "status"))
+    namespace, name, uid = (text(metadata.get(part)) for part in ("namespace", "name", "uid"))
+    return Pod(namespace, name, uid, text(status.get("phase"))) if namespace and name and uid else None
 
 
 def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: CommandLines | None = None) -> Pod | None:
@@ -198,32 +94,37 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
     if bare is None:
         return None
     namespace, name, uid = bare.namespace, bare.name, bare.uid
-    metadata, spec, status = (_dict(document.get(part)) for part in ("metadata", "spec", "status"))
-    everything = [*_dicts(status.get("containerStatuses")), *_dicts(status.get("initContainerStatuses"))]
-    statuses = {_text(item.get("name")): item for item in reversed(everything)}
-    ids = {_hex(item.get("containerID")): _text(item.get("name")) for item in everything}
+    metadata, spec, status = (mapping(document.get(part)) for part in ("metadata", "spec", "status"))
+    everything = [*mappings(status.get("containerStatuses")), *mappings(status.get("initContainerStatuses"))]
+    statuses = {text(item.get("name")): item for item in reversed(everything)}
+    ids = {_hex(item.get("containerID")): text(item.get("name")) for item in everything}
     ids.pop("", None)
-    pod = _Raw(namespace, name, uid, _dict(metadata.get("labels")), _dict(metadata.get("annotations")), spec, status)
+    pod = _Raw(
+        namespace, name, uid, mapping(metadata.get("labels")), mapping(metadata.get("annotations")), spec, status
+    )
     everyone = _found(pod, uid, metadata, command_lines or CommandLines())
     found, others = _engine_containers(pod, policy, everyone)
     annotated = _annotated(pod, found)
     engines = [
-        _engine(pod, one, statuses.get(_text(one.container.get("name")), {}), policy, one is annotated) for one in found
+        _engine(pod, one, statuses.get(text(one.container.get("name")), {}), policy, one is annotated) for one in found
     ]
     group = group_of(namespace, pod.labels)
-    kept = tuple(engines if policy.template else _apart(_serving(group, engines)))
+    if group is not None and group.leads and len(engines) == 1:  # its other pods may have GPUs of the engine
+        targets = tuple(replace(target, group=group.name) for target in engines[0].targets)
+        engines = [replace(engines[0], targets=targets)]
+    kept = tuple(engines if policy.template else _apart(engines))
     return Pod(
         namespace,
         name,
         uid,
-        _text(status.get("phase")),
+        text(status.get("phase")),
         frozenset({uid, _static_uid(pod, ids)} - {""}),
         ids,
         kept,
-        tuple(_text(one.container.get("name")) for one in others),
+        tuple(text(one.container.get("name")) for one in others),
         tuple(_rows(pod, everyone, dict(zip(map(id, found), kept, strict=True)))),
         group,
-        tuple(_text(one.container["name"]) for one in everyone if one.line.cut),
+        tuple(text(one.container["name"]) for one in everyone if one.line.cut),
     )
 
 
@@ -238,14 +139,6 @@ def _static_uid(pod: _Raw, ids: Mapping[str, str]) -> str:
     return mirror if ids and mirror == written and re.fullmatch(UID, mirror) else ""
 
 
-def _serving(group: PodGroup | None, engines: list[EngineContainer]) -> list[EngineContainer]:
-    """The pod's engines; that of a group's leader gets the group, whose other pods may have GPUs of it."""
-    if group is None or not group.leads or len(engines) != 1 or not engines[0].targets:
-        return engines
-    first, *ranks = (replace(target, group=group.name) for target in engines[0].targets)
-    return [replace(engines[0], target=first, ranks=tuple(ranks))]
-
-
 @dataclass(frozen=True, slots=True)
 class _Raw:
     namespace: str
@@ -257,7 +150,7 @@ class _Raw:
     status: Mapping[str, Any]
 
     def annotation(self, names: Iterable[str]) -> str:
-        return next((text for name in names if (text := _text(self.annotations.get(name)).strip())), "")
+        return next(filter(None, (endpoint.annotation(self.annotations, name) for name in names)), "")
 
 
 # --- which containers ---------------------------------------------------------------------------------------
@@ -268,7 +161,7 @@ class _Candidate:
     """A container and its command line."""
 
     container: Mapping[str, Any]
-    line: _CommandLine
+    line: CommandLine
 
     @property
     def engine(self) -> EngineDialect | None:
@@ -306,11 +199,11 @@ class _Candidate:
     def ports(self) -> list[tuple[int, str]]:
         """(number, name) of the declared TCP ports."""
         return [
-            (port["containerPort"], _text(port.get("name")))
-            for port in _dicts(self.container.get("ports"))
+            (port["containerPort"], text(port.get("name")))
+            for port in mappings(self.container.get("ports"))
             if isinstance(port.get("containerPort"), int)
             and 0 < port["containerPort"] < 65536
-            and _text(port.get("protocol")) in ("", "TCP")
+            and text(port.get("protocol")) in ("", "TCP")
         ]
 
 
@@ -318,12 +211,11 @@ def _found(pod: _Raw, uid: str, metadata: Mapping[str, Any], command_lines: Comm
     if _opted_out(pod):
         return []
     containers = _containers(pod)[:MAX_CONTAINERS]
-    lines = command_lines.of(uid, containers, metadata)
-    return [_Candidate(container, line) for container, line in zip(containers, lines, strict=True)]
+    return list(map(_Candidate, containers, command_lines.of(uid, containers, metadata)))
 
 
 def _opted_out(pod: _Raw) -> bool:
-    return _text(pod.annotations.get(SCRAPE_ANNOTATION)).lower() == "false"
+    return text(pod.annotations.get(SCRAPE_ANNOTATION)).lower() == "false"
 
 
 def _engine_containers(
@@ -342,7 +234,8 @@ def _engine_containers(
     engines = [c for c in likely if (policy.template or _has_gpu(c.container)) and _may_serve(pod, c)]
     if not engines and policy.selected:
         engines = [c for c in containers if _has_gpu(c.container)] or (containers if len(containers) == 1 else [])
-    return engines, [c for c in _with_gpu(images) if c not in likely and c not in engines]
+    on_gpus = [c for c in images if _has_gpu(c.container)] or images
+    return engines, [c for c in on_gpus if c not in likely and c not in engines]
 
 
 ENDING: Final = ("Never", "OnFailure")
@@ -353,10 +246,10 @@ def _may_serve(pod: _Raw, found: _Candidate) -> bool:
     """Whether a container recognised by its image alone may be a server: it is always restarted, keeps the image's
     program, has a port or a probe, or belongs to a group (whose workers have neither). A script has none of these.
     """
-    probes = (_dict(found.container.get(name)) for name in ("readinessProbe", "livenessProbe", "startupProbe"))
+    probes = (mapping(found.container.get(name)) for name in ("readinessProbe", "livenessProbe", "startupProbe"))
     return (
-        _text(pod.spec.get("restartPolicy")) not in ENDING
-        or not _list(found.container.get("command"))
+        text(pod.spec.get("restartPolicy")) not in ENDING
+        or not items(found.container.get("command"))
         or bool(found.ports)
         or any(probe.keys() & {"httpGet", "tcpSocket", "grpc"} for probe in probes)
         or "port" in found.args.explicit
@@ -387,23 +280,21 @@ def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineC
     if _opted_out(pod):
         for container in _containers(pod)[:MAX_CONTAINERS]:
             if _has_gpu(container):
-                yield ContainerRow(_text(container["name"]), "opted_out", gpus=_gpus(container))
+                yield ContainerRow(text(container["name"]), "opted_out", gpus=_gpus(container))
         return
     if named and not any(c.container["name"] == named for c in containers):
         yield ContainerRow(named[:253], CONTAINER_MISSING)
     worker = (group := group_of(pod.namespace, pod.labels)) is not None and not group.leads
     for found in containers:
-        name, gpus = _text(found.container["name"]), _gpus(found.container)
+        name, gpus = text(found.container["name"]), _gpus(found.container)
         engine = engines.get(id(found))
         if engine is not None:
             args = found.args
             port_unknown = "port" in args.explicit and args.port is None
             complete = args.complete and not port_unknown and None not in args.values.values()
-            yield ContainerRow(
-                name, engine.refusal or "", _sign(pod, found), engine.target, complete, gpus, len(engine.ranks)
-            )
+            yield ContainerRow(name, engine.refusal or "", _sign(pod, found), engine.target, complete, gpus)
             continue
-        image = _text(found.container.get("image")).lower()
+        image = text(found.container.get("image")).lower()
         named_engine, other = found.engine is not None, named_after(image)
         if not (_has_gpu(found.container) or named_engine or other):
             continue
@@ -416,8 +307,8 @@ def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineC
 
 def _containers(pod: _Raw) -> list[Mapping[str, Any]]:
     """Long-running containers of a pod: containers, and restarted init containers (native sidecars)."""
-    sidecars = [c for c in _dicts(pod.spec.get("initContainers")) if c.get("restartPolicy") == "Always"]
-    return [c for c in (*_dicts(pod.spec.get("containers")), *sidecars) if _text(c.get("name"))]
+    sidecars = [c for c in mappings(pod.spec.get("initContainers")) if c.get("restartPolicy") == "Always"]
+    return [c for c in (*mappings(pod.spec.get("containers")), *sidecars) if text(c.get("name"))]
 
 
 def _starts_engine(found: _Candidate) -> bool:
@@ -426,21 +317,16 @@ def _starts_engine(found: _Candidate) -> bool:
     """
     if found.line.starts is not None:
         return True
-    if _list(found.container.get("command")) or found.of_image is None:
+    if items(found.container.get("command")) or found.of_image is None:
         return False
     return found.of_image.takes_words(found.line.argv, found.args)
 
 
 def _image(container: Mapping[str, Any]) -> tuple[str, str, str]:
     """Path (with its slash), name and tag of the image."""
-    path, slash, last = _text(container.get("image")).partition("@")[0].rpartition("/")
+    path, slash, last = text(container.get("image")).partition("@")[0].rpartition("/")
     name, _, tag = last.partition(":")
     return path + slash, name, tag
-
-
-def _with_gpu(containers: list[_Candidate]) -> list[_Candidate]:
-    """The containers with a GPU; all if none has one."""
-    return [c for c in containers if _has_gpu(c.container)] or containers
 
 
 def _has_gpu(container: Mapping[str, Any]) -> bool:
@@ -456,13 +342,8 @@ def _gpus(container: Mapping[str, Any]) -> Mapping[str, int]:
         for name, value in list(_limits(container).items())[:64]
         if isinstance(name, str) and ("gpu" in name or "/mig-" in name)
     }
-    claims = len(_list(_dict(container.get("resources")).get("claims")))
+    claims = len(items(mapping(container.get("resources")).get("claims")))
     return {**asked, "claims": claims} if claims else asked
-
-
-def _argv(container: Mapping[str, Any]) -> list[str]:
-    parts = [*_list(container.get("command")), *_list(container.get("args"))]
-    return [part for part in parts if isinstance(part, str)]
 
 
 def _has_endpoint(pod: _Raw, found: _Candidate) -> bool:
@@ -477,7 +358,7 @@ def _has_endpoint(pod: _Raw, found: _Candidate) -> bool:
         return False
     if serves and (found.line.starts is not None or ((host := found.host) is not None and host.every_pod)):
         return True
-    worker = _text(pod.labels.get("ray.io/node-type")) == "worker" or _text(
+    worker = text(pod.labels.get("ray.io/node-type")) == "worker" or text(
         pod.labels.get("leaderworkerset.sigs.k8s.io/worker-index")
     ) not in ("", "0")
     ray_worker = "ray" in argv and "start" in argv and "--head" not in argv
@@ -485,27 +366,6 @@ def _has_endpoint(pod: _Raw, found: _Candidate) -> bool:
 
 
 # --- one engine ---------------------------------------------------------------------------------------------
-
-
-def _environment(container: Mapping[str, Any], metadata: Mapping[str, Any]) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for item in _dicts(container.get("env")):
-        value = item.get("value") if "value" in item else _field(item, metadata)
-        if isinstance(value, str):
-            found[_text(item.get("name"))] = value
-    return found
-
-
-_FIELD: Final = re.compile(r"metadata\.(name|namespace|uid|(labels|annotations)\['([^']{1,317})'\])")
-
-
-def _field(variable: Mapping[str, Any], metadata: Mapping[str, Any]) -> object:
-    """Value of a variable from the pod's own metadata (downward API); None when it comes from elsewhere."""
-    path = _text(_dict(_dict(variable.get("valueFrom")).get("fieldRef")).get("fieldPath"))
-    found = _FIELD.fullmatch(path)
-    if found is None:
-        return None
-    return _dict(metadata.get(found[2])).get(found[3]) if found[2] else metadata.get(found[1])
 
 
 def _annotated(pod: _Raw, engines: list[_Candidate]) -> _Candidate | None:
@@ -526,9 +386,7 @@ def _apart(engines: list[EngineContainer]) -> list[EngineContainer]:
     for engine in engines:
         targets = tuple(target for target in engine.targets if target.name not in taken)
         if len(targets) < len(engine.targets):
-            engine = replace(
-                engine, target=next(iter(targets), None), ranks=targets[1:], refusal=engine.refusal or SAME_ADDRESS
-            )
+            engine = replace(engine, targets=targets, refusal=engine.refusal or SAME_ADDRESS)
         taken |= {target.name for target in targets}
         result.append(engine)
     return result
@@ -537,59 +395,55 @@ def _apart(engines: list[EngineContainer]) -> list[EngineContainer]:
 def _engine(
     pod: _Raw, found: _Candidate, status: Mapping[str, Any], policy: Policy, annotated: bool
 ) -> EngineContainer:
-    args = found.args
-    target, refusal = None, None
-    ranks: tuple[Target, ...] = ()
+    targets: tuple[Target, ...] = ()
+    refusal: str | None = None
     if not _has_endpoint(pod, found):
         refusal = "no_endpoint"
-    elif _text(pod.status.get("phase")) == "Running":
-        target, refusal = _target(pod, found, args, policy, annotated)
-    if target is not None:
-        words, env = found.line.shown
-        target = replace(target, args=words, env=env)
-        ranks, refusal = _ranks(pod, found, target)
+    elif text(pod.status.get("phase")) == "Running":
+        first, refusal = _target(pod, found, policy, annotated)
+        if first is not None:
+            targets, refusal = _ranks(pod, found, first)
     return EngineContainer(
-        _text(found.container["name"]),
+        text(found.container["name"]),
         _hex(status.get("containerID")),
         _reading(pod, found.container, status),
-        target,
+        targets,
         refusal,
-        ranks,
         found.engine.name if found.engine is not None else "",
     )
 
 
 def _ranks(pod: _Raw, found: _Candidate, first: Target) -> tuple[tuple[Target, ...], str | None]:
-    """The endpoints after the first, and why some are missing."""
+    """All endpoints, and why some are missing."""
     endpoints = found.dialect.endpoints(found.args)
     if not endpoints.port_each:
-        return (), None if endpoints.metrics or found.host is not None else endpoint.METRICS_OFF
-    count = endpoints.ranks
-    if count is None:
-        return (), "ranks_not_known"
-    ports = [first.port + rank for rank in range(1, min(count, MAX_RANKS)) if first.port + rank < 65536]
-    refusal = TOO_MANY_RANKS if count > MAX_RANKS else None
-    if pod.spec.get("hostNetwork") is not True:
-        return tuple(replace(first, port=port) for port in ports), refusal
-    declared = {number for number, _ in found.ports} - endpoint.NODE_PORTS
-    refusal = refusal if declared.issuperset(ports) else "port_not_declared"
-    return tuple(replace(first, port=port) for port in ports if port in declared), refusal
+        return (first,), None if endpoints.metrics or found.host is not None else endpoint.METRICS_OFF
+    if endpoints.ranks is None:
+        return (first,), "ranks_not_known"
+    last = first.port + min(endpoints.ranks, MAX_RANKS)
+    ports = set(range(first.port + 1, min(last, 65536)))
+    refusal = TOO_MANY_RANKS if endpoints.ranks > MAX_RANKS else None
+    if pod.spec.get("hostNetwork") is True:
+        declared = ports.intersection(number for number, _ in found.ports) - endpoint.NODE_PORTS
+        ports, refusal = declared, refusal if declared == ports else "port_not_declared"
+    return (first, *(replace(first, port=port) for port in sorted(ports))), refusal
 
 
-def _target(
-    pod: _Raw, found: _Candidate, args: EngineArgs, policy: Policy, annotated: bool
-) -> tuple[Target | None, str | None]:
+def _target(pod: _Raw, found: _Candidate, policy: Policy, annotated: bool) -> tuple[Target | None, str | None]:
+    args, (words, env) = found.args, found.line.shown
     try:
-        address = str(ipaddress.ip_address(_text(pod.status.get("podIP"))))
+        address = str(ipaddress.ip_address(text(pod.status.get("podIP"))))
     except ValueError:
         return None, "no_pod_ip"
-    annotations = pod.annotations if annotated and not found.dialect.endpoints(args).port_each else _without_ports(pod)
+    annotations = dict(pod.annotations)
+    if not annotated or found.dialect.endpoints(args).port_each:
+        annotations = {name: value for name, value in annotations.items() if name not in PORT_ANNOTATIONS}
     port, refusal = endpoint.port(_server(pod, found, args, policy), annotations)
     if port is None:
         return None, refusal
     host = found.host
     path = endpoint.path(pod.annotations, port, (host.path if host is not None else "") or found.dialect.default_path)
-    if not _PATH.fullmatch(path) or ".." in path or len(path) > MAX_PATH_CHARS:
+    if not _PATH.fullmatch(path):
         return None, "bad_path"
     https = endpoint.scheme(pod.annotations, port) == "https" or "ssl_keyfile" in args.explicit
     try:
@@ -600,7 +454,9 @@ def _target(
             "https" if https else "http",
             namespace=pod.namespace,
             pod=pod.name,
-            container=_text(found.container["name"]),
+            container=text(found.container["name"]),
+            args=words,
+            env=env,
             verify=policy.verify_tls or not https,
             version=None if found.of_image is None else found.of_image.image_version(*_image(found.container)[1:]),
             dialect=found.engine.name if found.engine is not None else "",
@@ -610,124 +466,60 @@ def _target(
         return None, "bad_path"
 
 
-def _without_ports(pod: _Raw) -> Mapping[str, Any]:
-    return {name: value for name, value in pod.annotations.items() if name not in PORT_ANNOTATIONS}
-
-
 def _server(pod: _Raw, found: _Candidate, args: EngineArgs, policy: Policy) -> endpoint.ServerPort:
     """What the pod shows about the server's port."""
     host = found.host
+    default_port: int | None = found.dialect.default_port
+    if host is not None:
+        by_name = {name: number for number, name in reversed(found.ports) if name}
+        default_port = by_name.get(host.port_name) if host.port is None else host.port
     return endpoint.ServerPort(
         found.ports,
         host.port if host is not None and host.asked else args.port,
         "port" in args.explicit and args.port is None and not policy.template,
-        found.dialect.default_port if host is None else _port_of(host, found),
+        default_port,
         found.dialect.port_names,
         pod.spec.get("hostNetwork") is True,
         "uds" in args.explicit and not policy.template,
     )
 
 
-def _port_of(host: Host, found: _Candidate) -> int | None:
-    named = (number for number, name in found.ports if name == host.port_name)
-    return next(named, None) if host.port is None and host.port_name else host.port
-
-
 def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerReading:
     limits = _limits(container)
     ready = status.get("ready")
     memory = quantity(limits.get("memory"))
+    reach = pod.annotation((ALERTS_KEY,)) or text(pod.labels.get(ALERTS_KEY)).strip()
     return ContainerReading(
         pod.namespace,
         pod.name,
-        _text(container["name"]),
+        text(container["name"]),
         restarts=ceilings.whole(status.get("restartCount"), ceilings.COUNT),
         ready=ready if isinstance(ready, bool) else None,
         last_termination=_termination(pod, status),
         cpu_limit_cores=quantity(limits.get("cpu")),
         memory_limit_bytes=None if memory is None else int(memory),
-        alerts=_alerts(pod),
+        alerts=reach if reach in ALERT_REACHES else None,
     )
-
-
-def _alerts(pod: _Raw) -> str | None:
-    """Highest alert level by the pod's annotation or label; None without a valid one."""
-    text = pod.annotation((ALERTS_KEY,)) or _text(pod.labels.get(ALERTS_KEY)).strip()
-    return text if text in ALERT_REACHES else None
 
 
 def _termination(pod: _Raw, status: Mapping[str, Any]) -> Termination | None:
     """The container's last termination: the current one, else the previous, else the pod's eviction."""
     for part in ("state", "lastState"):
-        ended = _dict(_dict(status.get(part)).get("terminated"))
+        ended = mapping(mapping(status.get(part)).get("terminated"))
         if ended:
             return Termination(
-                _text(ended.get("reason")) or None,
+                text(ended.get("reason")) or None,
                 ceilings.whole(ended.get("exitCode"), ceilings.IDENTIFIER, -ceilings.IDENTIFIER),
-                _time(ended.get("finishedAt")),
+                moment(ended.get("finishedAt")),
             )
-    reason = _text(pod.status.get("reason"))
-    return Termination(reason) if _text(pod.status.get("phase")) == "Failed" and reason else None
+    reason = text(pod.status.get("reason"))
+    return Termination(reason) if text(pod.status.get("phase")) == "Failed" and reason else None
 
 
 def _limits(container: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _dict(_dict(container.get("resources")).get("limits"))
-
-
-# --- values -------------------------------------------------------------------------------------------------
-
-_QUANTITY: Final = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(?:([numkMGTPE]|[KMGTPE]i)|[eE](-?\d{1,2}))?")
-_SCALE: Final = {
-    "n": 1e-9,
-    "u": 1e-6,
-    "m": 1e-3,
-    "": 1.0,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "E": 1e18,
-    "Ki": 2.0**10,
-    "Mi": 2.0**20,
-    "Gi": 2.0**30,
-    "Ti": 2.0**40,
-    "Pi": 2.0**50,
-    "Ei": 2.0**60,
-}
-
-
-def quantity(value: object) -> float | None:
-    """A Kubernetes quantity (``500m``, ``64Gi``, ``1e9``, 4) as a number; None when invalid or negative."""
-    found = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int) and not isinstance(value, bool) else None
-    if found is None:
-        return None
-    return float(found[1]) * (10.0 ** int(found[3]) if found[3] else _SCALE[found[2] or ""])
-
-
-def _time(value: object) -> float | None:
-    try:
-        return datetime.fromisoformat(_text(value).replace("Z", "+00:00")).timestamp()
-    except (ValueError, OverflowError):
-        return None
+    return mapping(mapping(container.get("resources")).get("limits"))
 
 
 def _hex(value: object) -> str:
-    found = _CONTAINER_ID.fullmatch(_text(value))
+    found = _CONTAINER_ID.fullmatch(text(value))
     return found[1] if found else ""
-
-
-def _dict(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _dicts(value: object) -> list[Mapping[str, Any]]:
-    return [item for item in _list(value) if isinstance(item, dict)]
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic, thread_time, time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure.model.readings import PageText, Scrape
 from kvpressure.model.reasons import INTERNAL, TARGET_LIMIT
-from kvpressure.sources.base import Reading, SourceError, isolated
+from kvpressure.sources.base import Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.places import Place, Precedence, admitted
 from kvpressure.sources.plugin_metrics import FRESH_SECONDS, PluginMetrics, read_plugin_metrics
 from kvpressure.sources.scrape.fetch import Fetcher
@@ -25,53 +25,13 @@ from kvpressure.sources.scrape.scrape_interval import ScrapeInterval
 from kvpressure.sources.scrape.targets import Target
 
 if TYPE_CHECKING:
-    from kvpressure.sources.catalog import CollectorSettings
-    from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
+    pass
 
 CUT_PLUGIN: Final = "plugin"  # too many lines of the plugin
 CUT_NEW_ENGINES: Final = "new_engines"  # too many new engine names
 WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for scrapes
 
 log = logging.getLogger(__name__)
-
-
-class EngineSettings(Protocol):
-    """Settings of this source."""
-
-    @property
-    def engine_targets(self) -> tuple[Target, ...]:
-        """Targets from the command line."""
-        ...
-
-    @property
-    def engine_pace(self) -> str:
-        """``fixed``: every read scrapes every target. ``adaptive``: calm ones are scraped less often."""
-        ...
-
-    @property
-    def engine_timeout_seconds(self) -> float:
-        """Total deadline of one fetch in seconds."""
-        ...
-
-    @property
-    def engine_max_targets(self) -> int:
-        """Maximum number of targets."""
-        ...
-
-    @property
-    def collectors(self) -> Mapping[str, CollectorSettings]:
-        """The interval of this source."""
-        ...
-
-    @property
-    def shared(self) -> SharedDiscovery:
-        """Shared state with the targets that pod discovery found."""
-        ...
-
-    @property
-    def keep_exposition(self) -> bool:
-        """Whether to keep the raw text, for a recorder."""
-        ...
 
 
 class _Feed:
@@ -235,7 +195,7 @@ class EngineSource:
 
     name = "engines"
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: SourceSettings) -> None:
         self._timeout = settings.engine_timeout_seconds
         self._max_targets = settings.engine_max_targets
         self._adaptive = settings.engine_pace == "adaptive"

@@ -15,12 +15,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.model.reasons import INTERNAL
-from kvpressure.sources.base import NothingHere, Reading, SourceError
+from kvpressure.sources.base import NothingHere, Reading, SourceError, SourceSettings
 from kvpressure.sources.gpu.amd import kfd, smi, sysfs
 from kvpressure.sources.gpu.amd.files import LOST, CountingFiles
 
@@ -34,23 +33,12 @@ _MEMORY: Final = ("memory_total_bytes", "memory_used_bytes")
 _ACTIVITY: Final = ("utilization_ratio", "power_watts", "power_limit_watts")
 
 
-class AmdSettings(Protocol):
-    """The settings that this source needs."""
-
-    @property
-    def host_sys(self) -> Path: ...
-    @property
-    def node_name(self) -> str: ...
-    @property
-    def amd_backend(self) -> str: ...
-
-
 class AmdSource:
     """Reads every AMD GPU of the node. ``clock`` gives monotonic seconds."""
 
     name = "amd"
 
-    def __init__(self, settings: AmdSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: SourceSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = str(settings.host_sys).rstrip("/")
         self._node = settings.node_name
         self._backend = settings.amd_backend

@@ -11,6 +11,7 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Final
 
+from kvpressure.engines.command import MAX_WORD, bounded
 from kvpressure.model.frozen import frozen
 
 UNKNOWN: Final = "\x00"  # stands for the unknown text of a variable or substitution
@@ -21,7 +22,7 @@ SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 SET: Final = re.compile(r"([A-Za-z_]\w*+)(\+?)=")
 REFERENCE: Final = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*+)\)")  # which the kubelet replaces
 
-_MAX_DEPTH: Final = 24  # of expansions in one another
+_MAX_DEPTH: Final = 48  # of expansions and quotations in one another
 _MAX_STEPS: Final = 8192  # a script of 16 KiB takes about 5 000
 _MAX_NESTED: Final = 2  # of scripts in one another
 _OPENS: Final = frozenset({"if", "while", "until", "for", "case", "select"})
@@ -32,9 +33,13 @@ _BEFORE_ASSIGNMENT: Final = _DECLARES | BEFORE_PROGRAM
 
 _PLAIN: Final = re.compile(r"[^\s;|&()<>\"'\\$`#]++")
 _BLANKS: Final = re.compile(r"[ \t\r\f\v]++")
-_QUOTED_PLAIN: Final = re.compile(r"[^\"\\$`]++")
-_DEFAULT_PLAIN: Final = re.compile(r"[^}\"'\\$`]++")
-_SKIPPED: Final = {"(": re.compile(r"[^()\"'\\`]++"), "{": re.compile(r"[^{}\"'\\`]++")}
+_PIECES: Final = re.compile(r"\s++|\S++")
+_PLAIN_UNTIL: Final = {  # by what closes it: text without anything special in it
+    '"': re.compile(r"[^\"\\$`]++"),
+    "}": re.compile(r"[^}\"'\\$`]++"),
+    ")": re.compile(r"[^()\"'\\$`]++"),
+}
+_TABS: Final = r"\t*+"  # which may stand before the end of a here-document
 _NAME: Final = re.compile(r"[A-Za-z_]\w*+")
 _BRACE: Final = re.compile(r"([A-Za-z_]\w*+)(\}|:?[-=])")
 _REDIRECTION: Final = re.compile(r"&>>?|>[>&|]?|<<<|<<-?|<[&>]?")
@@ -111,6 +116,16 @@ def script_of(tokens: Sequence[str]) -> tuple[str, Sequence[str]] | None:
 def base(token: str) -> str:
     """The last part of a path."""
     return token.rsplit("/", 1)[-1]
+
+
+def program_of(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], ShellScript, bool]:
+    """(words of a container's command, the commands that it runs, whether a script says which)."""
+    budget = WorkBudget(MAX_WORD)
+    words = [of_kubelet(word, env, budget) for word in bounded(argv)]
+    script = script_of(words)
+    if script is None:
+        return words, ShellScript([words] if words else [], True), False
+    return words, read(*script, env, budget), True
 
 
 def read(text: str, parameters: Sequence[str], variables: Mapping[str, str], budget: WorkBudget) -> ShellScript:
@@ -197,7 +212,7 @@ class _Scan:
 
     def _parenthesis(self, position: int) -> int:
         if self._text[position] == "(" and self._word is not None and SET.fullmatch("".join(self._word)):
-            end = self._skip(position + 1, "(")  # an array
+            end = self._until(")", position + 1, False, _nowhere)  # an array
             self._put(UNKNOWN_WORDS, False)
             return end
         self._end_command(";")
@@ -217,26 +232,17 @@ class _Scan:
             self._put(following, False)
         return position + 2
 
-    def _single(self, position: int) -> int:
-        return self._verbatim(position, self._put)
-
     def _double(self, position: int) -> int:
         if self._text.startswith('"$@"', position):
             self._put_parameters()
             return position + 4
         self._put("", False)
-        return self._quoted(position + 1, self._put)
-
-    def _dollar(self, position: int) -> int:
-        return self._expansion(position, False, self._put)
-
-    def _backtick(self, position: int) -> int:
-        return self._substitution(position, self._put)
+        return self._until('"', position + 1, True, self._put)
 
     def _redirect(self, position: int) -> int:
         text = self._text
         if text[position] in "<>" and text.startswith("(", position + 1):
-            end = self._skip(position + 2, "(")
+            end = self._until(")", position + 2, False, _nowhere)
             self._put(UNKNOWN, False)
             return end
         if self._word is not None and "".join(self._word).isdigit():
@@ -256,28 +262,45 @@ class _Scan:
         put(self._text[position + 1 : end], False)
         return end + 1
 
-    def _quoted(self, position: int, put: _Put) -> int:
-        """Read a double-quoted text; ``position`` is after its opening quote."""
-        text = self._text
+    def _until(self, closing: str, position: int, quoted: bool, put: _Put) -> int:
+        """Read up to ``closing``, and return the position after it; ``position`` is after what opened it."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise NotUnderstood
         while True:
             self._budget.step()
-            found = _QUOTED_PLAIN.match(text, position)
+            found = _PLAIN_UNTIL[closing].match(self._text, position)
             if found is not None:
-                put(found[0], False)
+                put(found[0], not quoted)
                 position = found.end()
-            sign = text[position : position + 1]
-            if sign == '"':
+            sign = self._text[position : position + 1]
+            if sign == closing:
+                self._depth -= 1
                 return position + 1
-            if sign == "\\":
-                following = text[position + 1 : position + 2]
-                put(" " if following == "\n" else following if following in '"\\$`' else sign + following, False)
-                position += 2
-            elif sign == "$":
-                position = self._expansion(position, True, put)
-            elif sign == "`":
-                position = self._substitution(position, put)
-            else:
-                raise NotUnderstood
+            position = self._within(closing, sign, position, quoted, put)
+
+    def _within(self, closing: str, sign: str, position: int, quoted: bool, put: _Put) -> int:
+        """Read what a ``sign`` before ``closing`` begins."""
+        if sign == "":
+            raise NotUnderstood
+        if sign == "$":
+            return self._expansion(position, quoted, put)
+        if sign == "`":
+            return self._substitution(position, put)
+        if sign == '"':
+            return self._until('"', position + 1, True, put)
+        if sign == "'" and not quoted:
+            return self._verbatim(position, put)
+        if sign == "(" and closing == ")":
+            return self._until(")", position + 1, quoted, put)
+        if sign != "\\":
+            put(sign, False)
+            return position + 1
+        following = self._text[position + 1 : position + 2]
+        if closing == '"':
+            following = " " if following == "\n" else following if following in '"\\$`' else sign + following
+        put(following, False)
+        return position + 2
 
     def _substitution(self, position: int, put: _Put) -> int:
         end = self._text.find("`", position + 1)
@@ -293,7 +316,7 @@ class _Scan:
         if sign == "{":
             return self._brace(position + 2, quoted, put)
         if sign == "(":
-            end = self._skip(position + 2, "(")
+            end = self._until(")", position + 2, False, _nowhere)
             put(UNKNOWN, False)
             return end
         found = _NAME.match(text, position + 1)
@@ -321,7 +344,7 @@ class _Scan:
                 if name is not None
                 else text[position : position + 1] in ("@", "*")
             )
-            end = self._skip(position, "{")
+            end = self._until("}", position, False, _nowhere)
             put(UNKNOWN_WORDS if many else UNKNOWN, False)
             return end
         value = self._variables.get(found[1])
@@ -331,69 +354,7 @@ class _Scan:
         given = value is not None and (value != "" or ":" not in found[2])
         if given and value is not None:
             put(self._value(value), not quoted)
-        return self._default(found.end(), quoted, _nowhere if given else put)
-
-    def _default(self, position: int, quoted: bool, put: _Put) -> int:
-        """Read the text after ``:-`` up to its brace."""
-        text = self._text
-        self._deeper()
-        while True:
-            self._budget.step()
-            found = _DEFAULT_PLAIN.match(text, position)
-            if found is not None:
-                put(found[0], not quoted)
-                position = found.end()
-            sign = text[position : position + 1]
-            if sign == "}":
-                self._depth -= 1
-                return position + 1
-            if sign == '"':
-                position = self._quoted(position + 1, put)
-            elif sign == "'" and not quoted:
-                position = self._verbatim(position, put)
-            elif sign == "$":
-                position = self._expansion(position, quoted, put)
-            elif sign == "`":
-                position = self._substitution(position, put)
-            elif sign:
-                escaped = sign == "\\"
-                put(text[position + escaped : position + escaped + 1], False)
-                position += 1 + escaped
-            else:
-                raise NotUnderstood
-
-    def _skip(self, position: int, opening: str) -> int:
-        """The position after the bracket that closes the one before ``position``."""
-        text, plain, closing, open_here = self._text, _SKIPPED[opening], ")" if opening == "(" else "}", 1
-        self._deeper()
-        while open_here:
-            self._budget.step()
-            found = plain.match(text, position)
-            if found is not None:
-                position = found.end()
-            sign = text[position : position + 1]
-            if sign == opening:
-                open_here += 1
-            elif sign == closing:
-                open_here -= 1
-            elif sign == '"':
-                position = self._quoted(position + 1, _nowhere) - 1
-            elif sign == "'":
-                position = self._verbatim(position, _nowhere) - 1
-            elif sign == "`":
-                position = self._substitution(position, _nowhere) - 1
-            elif sign == "\\":
-                position += 1
-            else:
-                raise NotUnderstood
-            position += 1
-        self._depth -= 1
-        return position
-
-    def _deeper(self) -> None:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise NotUnderstood
+        return self._until("}", found.end(), quoted, _nowhere if given else put)
 
     def _value(self, text: str) -> str:
         return text if self._budget.takes(text) else UNKNOWN
@@ -401,28 +362,19 @@ class _Scan:
     # --- words and commands -----------------------------------------------------------------------------------------
 
     def _put(self, text: str, splits: bool) -> None:
-        if self._word is None:
-            if splits and not text.strip():
-                return
-            self._word = []
-            self._splits = True
-        if not (splits and self._splits):
-            self._word.append(text)
-            if len(self._word) == 1 and SET.match(text) and self._may_assign():
-                self._splits = False
+        if splits and self._splits:
+            for piece in _PIECES.findall(text):
+                self._budget.step()
+                if piece.isspace():
+                    self._end_word()
+                else:
+                    self._word = [*(self._word or ()), piece]
             return
-        pieces = text.split()
-        if not pieces or text[0].isspace():
-            self._end_word()
-        for index, piece in enumerate(pieces):
-            self._budget.step()
-            if index:
-                self._end_word()
-            if self._word is None:
-                self._word = []
-            self._word.append(piece)
-        if text[-1:].isspace():
-            self._end_word()
+        if self._word is None:
+            self._word = []
+        self._word.append(text)
+        if len(self._word) == 1 and SET.match(text) and self._may_assign():
+            self._splits = False
 
     def _may_assign(self) -> bool:
         """Whether the word is at a place where an assignment is possible."""
@@ -502,19 +454,10 @@ class _Scan:
 
     def _heredoc(self, position: int, last: str, tabs: bool) -> int:
         """The position after the here-document that ends with ``last``; it may be a script and is parsed as one."""
-        text, start = self._text, position
-        while position < len(text):
-            newline = text.find("\n", position)
-            end = len(text) if newline < 0 else newline
-            self._budget.step()
-            line = text[position:end]
-            if (line.lstrip("\t") if tabs else line) == last:
-                break
-            position = end + 1
-        else:
-            end = position
+        found = re.compile(rf"^{_TABS if tabs else ''}{re.escape(last)}$", re.MULTILINE).search(self._text, position)
+        stop, end = (len(self._text), len(self._text)) if found is None else found.span()
         if self._nested < _MAX_NESTED:
-            self._look_into(text[start:position], (), ChainMap({}, self._variables))
+            self._look_into(self._text[position:stop], (), ChainMap({}, self._variables))
         return end
 
 
@@ -534,10 +477,10 @@ _STEPS: Final[Mapping[str, Callable[[_Scan, int], int]]] = {
     ")": _Scan._parenthesis,
     "#": _Scan._comment,
     "\\": _Scan._escape,
-    "'": _Scan._single,
+    "'": lambda scan, position: scan._verbatim(position, scan._put),
     '"': _Scan._double,
-    "$": _Scan._dollar,
-    "`": _Scan._backtick,
+    "$": lambda scan, position: scan._expansion(position, False, scan._put),
+    "`": lambda scan, position: scan._substitution(position, scan._put),
     "<": _Scan._redirect,
     ">": _Scan._redirect,
 }

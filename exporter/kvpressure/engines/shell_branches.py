@@ -9,7 +9,6 @@ from kvpressure.engines.shell import UNKNOWN
 
 _EQUAL: Final = frozenset({"=", "==", "-eq"})
 _UNEQUAL: Final = frozenset({"!=", "-ne"})
-_TESTS: Final = {"[": "]", "[[": "]]", "test": ""}
 
 
 def taken(commands: Sequence[Sequence[str]]) -> list[Sequence[str]]:
@@ -19,14 +18,11 @@ def taken(commands: Sequence[Sequence[str]]) -> list[Sequence[str]]:
     for command in commands:
         word = command[0] if command else ""
         if word == "if":
-            result = _decided(command[1:])
-            stack.append((result is not False, result is not True))
-        elif word == "elif" and stack:
-            result = _decided(command[1:])
+            stack.append((True, True))
+        if word in ("if", "elif", "else") and stack:
+            result = None if word == "else" else _decided(command[1:])
             open_still = stack[-1][1]
-            stack[-1] = (open_still and result is not False, open_still and result is not True)
-        elif word == "else" and stack:
-            stack[-1] = (stack[-1][1], False)
+            stack[-1] = (open_still and result is not False, open_still and result is not True and word != "else")
         elif word == "fi" and stack:
             stack.pop()
             continue
@@ -37,17 +33,10 @@ def taken(commands: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 
 def _decided(test: Sequence[str]) -> bool | None:
     """Result of comparing two known texts; None for any other test."""
-    if not test or test[0] not in _TESTS:
-        return None
-    closing = _TESTS[test[0]]
-    words = list(test[1:])
-    if closing:
-        if not words or words[-1] != closing:
-            return None
-        words.pop()
-    if len(words) != 3 or UNKNOWN in words[0] or UNKNOWN in words[2]:
-        return None
-    left, operator, right = words
-    if operator in _EQUAL:
-        return left == right
-    return left != right if operator in _UNEQUAL else None
+    match test:
+        case ["test", left, operator, right] | ["[", left, operator, right, "]"] | ["[[", left, operator, right, "]]"]:
+            if UNKNOWN in left + right:
+                return None
+            equal = left == right
+            return equal if operator in _EQUAL else not equal if operator in _UNEQUAL else None
+    return None

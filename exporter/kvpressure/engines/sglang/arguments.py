@@ -8,7 +8,7 @@ from typing import Final
 
 from kvpressure import redaction
 from kvpressure.engines import shell
-from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded, on_first_node
+from kvpressure.engines.command import CUT, Command, Endpoints, on_first_node
 from kvpressure.engines.shell import REFERENCE, UNKNOWN, base
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
@@ -97,14 +97,9 @@ def read(
 ) -> Command:
     """A container's command followed by its args, and its environment; see ``base.ReadCommand``. Never raises."""
     known = dict(env or {})
-    budget = shell.WorkBudget(MAX_WORD)
-    tokens = [shell.of_kubelet(word, known, budget) for word in bounded(argv)]
-    script = shell.script_of(tokens)
-    found = (
-        shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, budget)
-    )
+    tokens, found, scripted = shell.program_of(argv, known)
     started = next((rest for command in found.commands if (rest := _after_start(command)) is not None), None)
-    words = started if started is not None else tokens if script is None and _bare(tokens) else None
+    words = started if started is not None else tokens if not scripted and _bare(tokens) else None
     args = _arguments(words, found.understood, known) if words is not None else EngineArgs()
     starts = started is not None or (names_server(argv) if named is None else named)
     other = not starts and not entry_point and found.understood and bool(found.commands)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.engines import shell
-from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded, on_first_node
+from kvpressure.engines.command import CUT, Command, Endpoints, on_first_node
 from kvpressure.engines.shell import BEFORE_PROGRAM, REFERENCE, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
 from kvpressure.engines.shell_branches import taken
 from kvpressure.engines.vllm.options import full
@@ -202,12 +202,7 @@ def read(
     ``entry_point``: the first word may then be a model.
     """
     known = dict(env or {})
-    budget = shell.WorkBudget(MAX_WORD)
-    tokens = [shell.of_kubelet(item, known, budget) for item in bounded(argv)]
-    script = shell.script_of(tokens)
-    found = (
-        shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, budget)
-    )
+    tokens, found, scripted = shell.program_of(argv, known)
     commands, understood = taken(found.commands), found.understood
     started = next((command for command in commands if _anchor(command) is not None), None)
     words = (
@@ -215,7 +210,7 @@ def read(
         if started is not None
         else [word for command in commands if not _starts_ray(command) for word in command]
     )
-    args = _arguments(words, known, understood, of_program=started is not None or script is None)
+    args = _arguments(words, known, understood, of_program=started is not None or not scripted)
     other = understood and bool(commands) and all(_is_foreign(command) for command in commands)
     if entry_point and tokens and base(tokens[0]) not in _NOT_MODELS | SHELLS | {"vllm"}:
         other = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +33,7 @@ class ReadProblem:
     text: str
 
 
-class Reader:
+class Reader(AbstractContextManager["Reader"]):
     """Iterate over the snapshots of one recording; use as a context manager.
 
     ``on_problem`` is called for every skipped line and for a truncated end; the rest is read. ``keep_exposition``
@@ -67,9 +67,6 @@ class Reader:
         except BaseException:
             self._open.close()
             raise
-
-    def __enter__(self) -> Reader:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -132,18 +129,12 @@ class Reader:
         return parse_scrape(text, target=target, error=reason, scanner=scanner, keep_text=self._keep, **identity)
 
 
+_WORDS: Final = {"refused": REFUSED, "timed out": TIMEOUT, "timeout": TIMEOUT, "reset": RESET, "resolve": DNS}
+
+
 @lru_cache(maxsize=256)
 def _reason(error: str) -> str:
     """A recorded failure as one of the closed set of reasons; recordings of other makers hold free text."""
     if error in REASONS:
         return error
-    for word, reason in (
-        ("refused", REFUSED),
-        ("timed out", TIMEOUT),
-        ("timeout", TIMEOUT),
-        ("reset", RESET),
-        ("resolve", DNS),
-    ):
-        if word in error.lower():
-            return reason
-    return UNREACHABLE
+    return next((reason for word, reason in _WORDS.items() if word in error.lower()), UNREACHABLE)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -103,10 +104,31 @@ def isolated(
     except SourceError as error:
         errors[error.reason] = errors.get(error.reason, 0) + 1
     except Exception as error:
-        reason = next((reason for raised, reason in (reasons or {}).items() if isinstance(error, raised)), INTERNAL)
+        reason = reason_of(error, reasons or {}, INTERNAL)
         errors[reason] = errors.get(reason, 0) + 1
         if reason == INTERNAL:
             _failures.add(subject, "read", error)
+
+
+class CountedFailures:
+    """Work in parts, whose failures are counted by reason until they are taken."""
+
+    def __init__(self) -> None:
+        self._errors: Counter[str] = Counter()
+
+    def isolated(self, subject: str) -> AbstractContextManager[None]:
+        """``isolated``, counted here."""
+        return isolated(subject, self._errors)
+
+    def take_errors(self) -> dict[str, int]:
+        """Failures by reason since the last call."""
+        errors, self._errors = dict(self._errors), Counter()
+        return errors
+
+
+def reason_of(error: Exception, reasons: Mapping[type[Exception], str], otherwise: str) -> str:
+    """The reason of the first type that ``error`` is of."""
+    return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), otherwise)
 
 
 class SourceSettings(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvpressure.model import ceilings
@@ -94,19 +94,13 @@ def read_plugin_metrics(text: PageText, namespace: str, pod: str, now: float) ->
 
 def _steps(known: StepStats, engine: _Engine) -> StepStats:
     sizes = engine.sizes["batch" if known.exact else "running"]
-    steps = sum(sizes.values()) if known.exact else engine.sums.get("steps", 0)
-    return StepStats(
-        known.namespace,
-        known.pod,
-        known.engine,
-        known.started,
-        known.written,
-        steps,
-        engine.sums.get("decoded", 0),
-        known.exact,
-        engine.sums.get("preemptions"),
-        engine.kv_max,
-        sizes,
+    return replace(
+        known,
+        steps=sum(sizes.values()) if known.exact else engine.sums.get("steps", 0),
+        decoded=engine.sums.get("decoded", 0),
+        preemptions=engine.sums.get("preemptions"),
+        kv_max=engine.kv_max,
+        sizes=sizes,
     )
 
 

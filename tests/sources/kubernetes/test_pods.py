@@ -13,8 +13,8 @@ from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.model.readings import GpuOwner, NodeCondition, Termination
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.kubernetes import pods as pods_module
 from kvpressure.sources.kubernetes import command_lines, podspec
+from kvpressure.sources.kubernetes import pods as pods_module
 from kvpressure.sources.kubernetes.node import NodeSource
 from kvpressure.sources.kubernetes.pod import Pod, with_uids_of_their_own
 from kvpressure.sources.kubernetes.pods import PodsSource

@@ -117,13 +117,13 @@ class CgroupSource:
 
     def _read(self, pod: Pod, engine: EngineContainer, directory: Path) -> ContainerReading | None:
         try:
-            cpu = _table(directory / "cpu.stat")
+            cpu = _table(read_file(directory / "cpu.stat", MAX_FILE_BYTES).decode("ascii", "replace"))
         except FileNotFoundError:
             del self._found[pod.uid, engine.container_id]  # ended since; a new one has another id
             return None
         usage = cpu.get("usage_usec")
         current = _number(directory / "memory.current")
-        inactive = _optional_table(directory / "memory.stat").get("inactive_file")
+        inactive = _table(_text(directory / "memory.stat")).get("inactive_file")
         return ContainerReading(
             pod.namespace,
             pod.name,
@@ -149,39 +149,28 @@ def _directories(directory: Path, errors: Counter[str]) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    return read_file(path, MAX_FILE_BYTES).decode("ascii", "replace")
-
-
-def _optional_text(path: Path) -> str:
     """The file's text; "" where kernel, controller or permission is missing."""
     try:
-        return _text(path)
+        return read_file(path, MAX_FILE_BYTES).decode("ascii", "replace")
     except OSError:
         return ""
 
 
-def _table(path: Path) -> dict[str, int]:
+def _table(text: str) -> dict[str, int]:
     """Lines of ``name number``."""
-    pairs = (line.split() for line in _text(path).splitlines())
+    pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal() and len(pair[1]) < 20}
-
-
-def _optional_table(path: Path) -> dict[str, int]:
-    try:
-        return _table(path)
-    except OSError:
-        return {}
 
 
 def _number(path: Path) -> int | None:
     """A single number; None for ``max`` and anything else."""
-    text = _optional_text(path).strip()
+    text = _text(path).strip()
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 def _cpu_limit(path: Path) -> float | None:
     """Cores from ``quota period``; None without a limit."""
-    parts = _optional_text(path).split()
+    parts = _text(path).split()
     if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[1]) == 0:
         return None
     return int(parts[0]) / int(parts[1])
@@ -189,5 +178,5 @@ def _cpu_limit(path: Path) -> float | None:
 
 def _pressure(path: Path) -> float | None:
     """Share of the last 10 seconds in which some task waited for the CPU, 0-1."""
-    found = re.search(r"^some avg10=(\d{1,3}(?:\.\d{1,4})?)\b", _optional_text(path), re.MULTILINE)
+    found = re.search(r"^some avg10=(\d{1,3}(?:\.\d{1,4})?)\b", _text(path), re.MULTILINE)
     return min(1.0, float(found[1]) / 100) if found else None

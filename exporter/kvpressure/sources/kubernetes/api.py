@@ -13,7 +13,6 @@ Gone the next list is a consistent one without pages, because the cache may be o
 from __future__ import annotations
 
 import http.client
-import json
 import logging
 import os
 import random
@@ -28,7 +27,8 @@ from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from kvpressure.files import checked, read_file
-from kvpressure.sources.base import SourceError
+from kvpressure.parsed import json_of, mapping, text
+from kvpressure.sources.base import SourceError, reason_of
 from kvpressure.sources.kubernetes.json_list import CHUNK, ListError, read_list
 
 log = logging.getLogger(__name__)
@@ -243,21 +243,19 @@ def _refusal(status: object, detail: str, retry_after: object) -> SourceError:
     return SourceError(reason, detail)
 
 
+_FAILURES: Final[Mapping[type[Exception], str]] = {
+    TimeoutError: "api_timeout",
+    ssl.SSLError: "api_tls",
+    OSError: "api_unreachable",
+}
+
+
 def _failure(error: Exception) -> SourceError:
-    if isinstance(error, TimeoutError):
-        return SourceError("api_timeout", str(error))
-    if isinstance(error, ssl.SSLError):
-        return SourceError("api_tls", str(error))
-    if isinstance(error, OSError):
-        return SourceError("api_unreachable", str(error))
-    return SourceError("api_bad_answer", str(error))
+    return SourceError(reason_of(error, _FAILURES, "api_bad_answer"), str(error))
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise SourceError("api_bad_answer", "no JSON") from error
+    document = json_of(body)
     if not isinstance(document, dict):
         raise SourceError("api_bad_answer", "no JSON object")
     return document
@@ -272,17 +270,14 @@ def _event(line: bytes) -> dict[str, Any]:
     if event["type"] == "ERROR":
         if found.get("code") == 410:
             raise Gone(str(found.get("message", "")))
-        details = found.get("details")
-        wish = details.get("retryAfterSeconds") if isinstance(details, dict) else None
+        wish = mapping(found.get("details")).get("retryAfterSeconds")
         raise _refusal(found.get("code"), str(found.get("message", "")), wish)
     return event
 
 
 def version_of(found: Mapping[str, Any]) -> str:
     """``metadata.resourceVersion`` of an object or list; "" without one."""
-    metadata = found.get("metadata")
-    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
-    return version if isinstance(version, str) else ""
+    return text(mapping(found.get("metadata")).get("resourceVersion"))
 
 
 class Watcher:

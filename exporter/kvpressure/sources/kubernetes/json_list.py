@@ -28,9 +28,7 @@ def read_list(chunks: Iterator[bytes], most_bytes: int) -> Generator[dict[str, A
     text = _Text(chunks, most_bytes)
     metadata: Any = None
     listed = False
-    text.expect("{")
-    more = not text.skip("}")
-    while more:
+    for _ in text.members("{", "}"):
         name = text.value()
         text.expect(":")
         if name == "items":
@@ -40,9 +38,6 @@ def read_list(chunks: Iterator[bytes], most_bytes: int) -> Generator[dict[str, A
             metadata = text.value()
         else:
             text.value()
-        more = text.skip(",")
-        if not more:
-            text.expect("}")
     text.expect("")
     if not listed or not isinstance(metadata, dict):
         raise ListError("no list")
@@ -50,13 +45,8 @@ def read_list(chunks: Iterator[bytes], most_bytes: int) -> Generator[dict[str, A
 
 
 def _items(text: _Text) -> Iterator[dict[str, Any]]:
-    text.expect("[")
-    more = not text.skip("]")
-    while more:
+    for _ in text.members("[", "]"):
         yield _object(text.value())  # no name for it here: the consumer's is the only one
-        more = text.skip(",")
-        if not more:
-            text.expect("]")
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -95,6 +85,16 @@ class _Text:
             if left > self._most:
                 raise ListError("a value that is too large")
             self._fill(2 * left)
+
+    def members(self, opening: str, closing: str) -> Iterator[None]:
+        """Stops at each member of an object or list, which the caller takes."""
+        self.expect(opening)
+        more = not self.skip(closing)
+        while more:
+            yield
+            more = self.skip(",")
+            if not more:
+                self.expect(closing)
 
     def expect(self, sign: str) -> None:
         """Skip ``sign``, "" = the end. Raises ``ListError`` for anything else."""

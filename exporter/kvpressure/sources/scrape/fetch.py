@@ -37,7 +37,7 @@ from kvpressure.model.reasons import (
     UNAUTHORIZED,
     UNREACHABLE,
 )
-from kvpressure.sources.base import SourceError
+from kvpressure.sources.base import SourceError, reason_of
 from kvpressure.sources.scrape.memory_limits import SMALL_PAGE_BYTES, Reservation
 from kvpressure.sources.scrape.targets import Target
 
@@ -52,6 +52,8 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent; a page of 64 engines has 3.3
 """One scrape, as sent and unpacked. Beyond: the scrape fails. Shown as: `target_errors_total{reason="too_large"}`."""
 MAX_TEXT_BYTES: Final = MAX_BODY_BYTES  # unpacked
 PART_BYTES: Final = 64 * 1024  # of a body of unknown length is read or unpacked at once
+_OF_STATUS: Final = {401: UNAUTHORIZED, 403: UNAUTHORIZED, 404: HTTP_404}
+_OF_CLASS: Final = {3: REDIRECT, 4: HTTP_4XX, 5: HTTP_5XX}
 GROWING: Final = 1.125  # a growing bytearray allocates this much more than it holds
 
 
@@ -175,7 +177,7 @@ class Fetcher:
                 raise
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self._drop()
-                reason = _reason(error)
+                reason = reason_of(error, _FAILURES, PROTOCOL)
                 if reason == TLS:
                     self._tls = None  # certificates may have been renewed: read them again next time
                 raise SourceError(reason, str(error)) from error
@@ -245,18 +247,23 @@ class Fetcher:
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
             try:
-                self._tls = ssl.create_default_context(cafile=self._target.ca and checked(self._target.ca))
+                self._tls = tls_context(self._target)
             except OSError as error:
                 raise SourceError(TLS, f"{self._target.ca}: {error}") from error
-            if not self._target.verify:
-                self._tls.check_hostname = False
-                self._tls.verify_mode = ssl.CERT_NONE
         return self._tls
 
     def _drop(self) -> None:
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
+
+
+def tls_context(target: Target) -> ssl.SSLContext:
+    """What a target's certificate is checked by. Raises ``OSError``."""
+    context = ssl.create_default_context(cafile=target.ca and checked(target.ca))
+    if not target.verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _request(target: Target) -> bytes:
@@ -275,14 +282,8 @@ def _remaining(deadline: float) -> float:
 
 
 def _check_status(status: int) -> None:
-    if status in (200, 204):
-        return
-    if status in (401, 403):
-        raise SourceError(UNAUTHORIZED, f"status {status}")
-    if status == 404:
-        raise SourceError(HTTP_404, f"status {status}")
-    reasons = {3: REDIRECT, 4: HTTP_4XX, 5: HTTP_5XX}
-    raise SourceError(reasons.get(status // 100, PROTOCOL), f"status {status}")
+    if status not in (200, 204):
+        raise SourceError(_OF_STATUS.get(status) or _OF_CLASS.get(status // 100, PROTOCOL), f"status {status}")
 
 
 def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _FetchBudget) -> PageText:
@@ -335,14 +336,11 @@ def _unpacked(body: PageText, encoding: str, claim: _FetchBudget) -> PageText:
     return text
 
 
-def _reason(error: Exception) -> str:
-    """Reason of a failure below HTTP."""
-    if isinstance(error, TimeoutError):
-        return TIMEOUT
-    if isinstance(error, ssl.SSLError):
-        return TLS
-    if isinstance(error, ConnectionRefusedError):
-        return REFUSED
-    if isinstance(error, ConnectionError | http.client.IncompleteRead):
-        return RESET
-    return UNREACHABLE if isinstance(error, OSError) else PROTOCOL
+_FAILURES: Final = {  # below HTTP, the more special first
+    TimeoutError: TIMEOUT,
+    ssl.SSLError: TLS,
+    ConnectionRefusedError: REFUSED,
+    ConnectionError: RESET,
+    http.client.IncompleteRead: RESET,
+    OSError: UNREACHABLE,
+}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
-from contextlib import AbstractContextManager
 from typing import Final
 
 from kvpressure.files import read_file
-from kvpressure.sources.base import isolated
+from kvpressure.sources.base import CountedFailures
 
 NO_PERMISSION: Final = "no_permission"
 BUSY: Final = "busy"
@@ -38,11 +36,8 @@ _NORMAL: Final = frozenset(
 )
 
 
-class CountingFiles:
+class CountingFiles(CountedFailures):
     """Reads files and counts failures by reason; what the hardware does not have is no failure."""
-
-    def __init__(self) -> None:
-        self._errors: Counter[str] = Counter()
 
     def text(self, path: str) -> str | None:
         """The stripped content, or None when it cannot be read or is empty."""
@@ -74,18 +69,9 @@ class CountingFiles:
         text = self.text(path)
         return text[:100] if text is not None and text.isprintable() else None
 
-    def isolated(self, subject: str) -> AbstractContextManager[None]:
-        """``base.isolated``, counted here."""
-        return isolated(subject, self._errors)
-
     def reject(self) -> None:
         """Count an impossible value."""
         self._errors[INVALID_DATA] += 1
-
-    def take_errors(self) -> dict[str, int]:
-        """Failures since the last call, by reason."""
-        errors, self._errors = dict(self._errors), Counter()
-        return errors
 
 
 def names(path: str) -> list[str]:

@@ -13,14 +13,13 @@ import importlib
 import io
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Final
 
 from kvpressure.model import ceilings
-from kvpressure.sources.base import isolated
+from kvpressure.sources.base import CountedFailures
 from kvpressure.sources.gpu.amd.files import BUSY, NO_PERMISSION
 
 MISSING: Final = "amdsmi_missing"  # package or library is missing, or the import fails
@@ -64,7 +63,7 @@ class Figures:
     power_limit_watts: float | None = None
 
 
-class Smi:
+class Smi(CountedFailures):
     """The opened library. ``expected``: PCI address -> bytes of device memory in sysfs, where known.
 
     Raises:
@@ -72,7 +71,7 @@ class Smi:
     """
 
     def __init__(self, expected: Mapping[str, int | None]) -> None:
-        self._errors: Counter[str] = Counter()
+        super().__init__()
         self._nameless = 0  # devices that the library sees and whose address it does not report
         self._module = _import()
         try:
@@ -96,11 +95,6 @@ class Smi:
         if all(figures == Figures() for figures in found.values()):
             raise SmiError(FAILED, "no device answers")
         return found
-
-    def take_errors(self) -> dict[str, int]:
-        """Failed calls since the last time, by reason; what a device does not have is no failure."""
-        errors, self._errors = dict(self._errors), Counter()
-        return errors
 
     def close(self) -> None:
         """Shut the library down. Never raises."""
@@ -128,7 +122,7 @@ class Smi:
                 raise SmiError(MISMATCH, f"{bus}: the library says {said} bytes of memory, sysfs {total}")
 
     def _read(self, bus: str, handle: Any) -> Figures:
-        with isolated(f"GPU {bus}", self._errors):
+        with self.isolated(f"GPU {bus}"):
             return self._figures(handle)
         return Figures()
 

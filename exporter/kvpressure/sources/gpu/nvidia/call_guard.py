@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -18,36 +19,7 @@ class Hung(Exception):
     """The call has not returned in time, or an earlier one for the same key hangs still."""
 
 
-class Job(Generic[T]):
-    """Work for another thread."""
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self._running = (
-            threading.Lock()
-        )  # held until the work has ended: far cheaper than an Event, and there is one a GPU a second
-        self._running.acquire()
-        self.done = False
-        """True once the work has ended."""
-        self._value: T | None = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Do the work; called once, by the worker thread."""
-        try:
-            self._value = self._work()
-        except BaseException as error:  # handed to whoever waits
-            self._error = error
-        self.done = True
-        self._running.release()
-
-    def result(self, timeout: float) -> T:
-        """What the work returned or raised. Raises ``Hung`` after ``timeout`` seconds."""
-        if not self.done and not self._running.acquire(timeout=timeout):
-            raise Hung
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]  # set when there is no error
+_Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class HangGuard:
@@ -55,35 +27,34 @@ class HangGuard:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[Job[Any] | None] | None = None
-        self._stuck: dict[str, Job[Any]] = {}
+        self._queue: _Queue | None = None
+        self._stuck: dict[str, Future[Any]] = {}
 
-    def start(self, work: Callable[[], T]) -> Job[T]:
+    def start(self, work: Callable[[], T]) -> Future[T]:
         """Start ``work``; the previous one must have ended or been abandoned."""
         if self._queue is None:
-            queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
+            queue: _Queue = SimpleQueue()
             threading.Thread(target=_serve, args=(queue,), name=self._name, daemon=True).start()
             self._queue = queue  # only now: where no thread can be started, the next call tries again
-        job = Job(work)
-        self._queue.put(job)
-        return job
+        future: Future[T] = Future()
+        self._queue.put((future, work))
+        return future
 
     def call(self, key: str, work: Callable[[], T], timeout: float) -> T:
         """Do ``work`` and return its result. Raises ``Hung``, or what the work raises."""
         if key in self.stuck():
             raise Hung
-        job = self.start(work)
+        future = self.start(work)
         try:
-            return job.result(timeout)
+            return result_of(future, timeout)
         except Hung:
-            self._stuck[key] = job
+            self._stuck[key] = future
             self.close()
             raise
 
     def stuck(self) -> set[str]:
         """Keys whose call has not returned."""
-        for key in [key for key, job in self._stuck.items() if job.done]:
-            del self._stuck[key]
+        self._stuck = {key: future for key, future in self._stuck.items() if not future.done()}
         return set(self._stuck)
 
     def close(self) -> None:
@@ -93,6 +64,20 @@ class HangGuard:
             self._queue = None
 
 
-def _serve(queue: SimpleQueue[Job[Any] | None]) -> None:
+def _serve(queue: _Queue) -> None:
     while (job := queue.get()) is not None:
-        job.run()
+        future, work = job
+        try:
+            future.set_result(work())
+        except BaseException as error:  # handed to whoever waits
+            future.set_exception(error)
+
+
+def result_of(future: Future[T], timeout: float) -> T:
+    """What the work returned or raised. Raises ``Hung`` where it has not ended after ``timeout`` seconds."""
+    try:
+        return future.result(timeout)
+    except TimeoutError:
+        if future.done():  # raised by the work itself
+            raise
+        raise Hung from None

@@ -11,7 +11,6 @@ import pynvml
 from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.gpu.nvidia import codes, fields
 from kvpressure.sources.gpu.nvidia.gpm import Activity, Gpm
-from kvpressure.sources.gpu.nvidia.identity import Identity
 from kvpressure.sources.gpu.nvidia.mig import Mig
 from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from kvpressure.sources.gpu.nvidia.query import DeviceQuery, Queries
@@ -25,7 +24,7 @@ class NvmlDevice:
     """A GPU with a known UUID. Not thread-safe."""
 
     def __init__(
-        self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, identity: Identity, handle: Any
+        self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, identity: GpuReading, handle: Any
     ) -> None:
         self.identity = identity
         self._queries = queries
@@ -40,8 +39,8 @@ class NvmlDevice:
         self._processes: tuple[GpuProcess, ...] = ()
 
     @property
-    def identities(self) -> tuple[Identity, ...]:
-        """Identity of the GPU and of its MIG instances."""
+    def identities(self) -> tuple[GpuReading, ...]:
+        """GpuReading of the GPU and of its MIG instances."""
         return (self.identity, *(self._mig.identities if self._mig is not None else ()))
 
     @property
@@ -78,7 +77,7 @@ class NvmlDevice:
             self._queries.forget(self.identity.uuid)  # the whole GPU is out: ask for everything again next time
         if error is not None:
             self._slow_due = 0.0
-            reading = self.identity.reading(error=error)
+            reading = replace(self.identity, error=error)
         return [reading, *instances]
 
     def _read_gpu(self, slow: bool) -> tuple[GpuReading, str | None]:
@@ -97,7 +96,8 @@ class NvmlDevice:
         if slow:
             self._power_limit = fields.power_limit(ask, handle)
             self._processes = () if self._mig is not None else fields.processes(ask, handle)
-        reading = self.identity.reading(
+        reading = replace(
+            self.identity,
             memory_total_bytes=memory.total,
             memory_used_bytes=memory.used,
             memory_reserved_bytes=memory.reserved,
@@ -142,7 +142,7 @@ class NvmlDevice:
         """Complete the identity. Apart from the reading: names come from the library's memory even when the GPU is
         unreachable, so they are no sign that it answers.
         """
-        if self.identity.complete:
+        if None not in (self.identity.name, self.identity.minor, self.identity.pci_bus_id):
             return
         ask = DeviceQuery(self._queries, self.identity.uuid)
         pci = ask("pci", pynvml.nvmlDeviceGetPciInfo_v3, self._handle)

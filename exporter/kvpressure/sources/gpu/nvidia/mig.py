@@ -16,7 +16,6 @@ import pynvml
 from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.gpu.nvidia import codes, fields
 from kvpressure.sources.gpu.nvidia.gpm import Activity
-from kvpressure.sources.gpu.nvidia.identity import Identity
 from kvpressure.sources.gpu.nvidia.query import DeviceQuery, Queries
 
 MOST_INSTANCES: Final = 64
@@ -27,7 +26,7 @@ ReadActivity = Callable[[DeviceQuery, str, int], Activity]
 
 @dataclass
 class _Instance:
-    identity: Identity
+    identity: GpuReading
     handle: Any
     had_memory: bool = False
     processes: tuple[GpuProcess, ...] = field(default=())
@@ -42,11 +41,11 @@ class Mig:
         self._slots: dict[int, _Instance] = {}  # the same, by NVML's number
 
     @property
-    def identities(self) -> tuple[Identity, ...]:
+    def identities(self) -> tuple[GpuReading, ...]:
         """The instances found last."""
         return tuple(instance.identity for instance in self._instances.values())
 
-    def read(self, parent: Identity, handle: Any, slow: bool, activity: ReadActivity | None) -> list[GpuReading]:
+    def read(self, parent: GpuReading, handle: Any, slow: bool, activity: ReadActivity | None) -> list[GpuReading]:
         """Readings of all instances. ``slow``: list the instances again, and read rarely read values."""
         if slow:
             self._walk(parent, handle)
@@ -60,7 +59,7 @@ class Mig:
     def _fell_silent(self, reading: GpuReading) -> bool:
         return reading.memory_total_bytes is None and self._instances[reading.uuid].had_memory
 
-    def _walk(self, parent: Identity, handle: Any) -> None:
+    def _walk(self, parent: GpuReading, handle: Any) -> None:
         ask = DeviceQuery(self._queries, parent.uuid)
         count = ask("mig_count", pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
         slots: dict[int, _Instance] = {}
@@ -75,7 +74,7 @@ class Mig:
             self._queries.forget(uuid)
         self._instances, self._slots = found, slots
 
-    def _examine(self, slot: int, parent: Identity, handle: Any, before: _Instance | None) -> _Instance | None:
+    def _examine(self, slot: int, parent: GpuReading, handle: Any, before: _Instance | None) -> _Instance | None:
         """The instance in a slot; None for an empty one, of which there may be some in the middle, too."""
         found = self._queries.ask(
             parent.uuid, f"mig_handle_{slot}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot
@@ -87,7 +86,7 @@ class Mig:
             return None if uuid.reason in codes.NORMAL else before
         return self._known(uuid.value, parent, found.value)
 
-    def _known(self, uuid: str, parent: Identity, handle: Any) -> _Instance:
+    def _known(self, uuid: str, parent: GpuReading, handle: Any) -> _Instance:
         instance = self._instances.get(uuid)
         if instance is None:
             ask = DeviceQuery(self._queries, uuid)
@@ -106,7 +105,7 @@ class Mig:
     def _guarded(self, instance: _Instance, slow: bool, activity: ReadActivity | None) -> GpuReading:
         with self._queries.isolated(f"MIG instance {instance.identity.uuid}"):
             return self._read_one(instance, slow, activity)
-        return instance.identity.reading(error=codes.INTERNAL)
+        return replace(instance.identity, error=codes.INTERNAL)
 
     def _read_one(self, instance: _Instance, slow: bool, activity: ReadActivity | None) -> GpuReading:
         ask = DeviceQuery(self._queries, instance.identity.uuid)
@@ -118,8 +117,9 @@ class Mig:
             active = activity(ask, instance.identity.uuid, instance.identity.gpu_instance_id)
         error = ask.why_silent()
         if error is not None:
-            return instance.identity.reading(error=error)
-        return instance.identity.reading(
+            return replace(instance.identity, error=error)
+        return replace(
+            instance.identity,
             memory_total_bytes=memory.total,
             memory_used_bytes=memory.used,
             memory_reserved_bytes=memory.reserved,

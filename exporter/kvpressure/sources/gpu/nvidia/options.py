@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,17 +27,13 @@ class NvidiaOptions:
 
     @classmethod
     def of(cls, settings: Any) -> NvidiaOptions:
-        """From ``kvpressure.settings.settings.Settings``; missing attributes keep their defaults."""
-        given = {
-            field.name: getattr(settings, f"nvidia_{field.name}")
-            for field in fields(cls)
-            if hasattr(settings, f"nvidia_{field.name}")
-        }
-        if given.get("release_between_readings"):
-            given["gpm"] = False
-        if hasattr(settings, "host_sys"):
-            given["host_sys"] = Path(settings.host_sys)
+        """From ``kvpressure.settings.settings.Settings``; missing attributes have their defaults."""
+        release = getattr(settings, "nvidia_release_between_readings", False)
         collector = getattr(settings, "collectors", {}).get("nvidia")
-        if collector is not None:
-            given["budget_seconds"] = SHARE_OF_DEADLINE * collector.deadline_seconds
-        return cls(**given)
+        return cls(
+            mig=getattr(settings, "nvidia_mig", True),
+            gpm=getattr(settings, "nvidia_gpm", False) and not release,
+            release_between_readings=release,
+            budget_seconds=SHARE_OF_DEADLINE * (collector.deadline_seconds if collector else 5.0),
+            host_sys=Path(getattr(settings, "host_sys", "/sys")),
+        )

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pynvml
 
-from kvpressure.sources.base import BeyondSubject, isolated
+from kvpressure.sources.base import BeyondSubject, CountedFailures
 from kvpressure.sources.gpu.nvidia import codes
 
 T = TypeVar("T")
@@ -32,23 +32,23 @@ class NvmlAnswer(NamedTuple, Generic[T]):
     reason: str | None = None
 
 
-class LibraryDown(BeyondSubject):
-    """No call can succeed before the library is reopened. ``reason``: one of ``codes.REASONS``."""
+class NvmlDown(BeyondSubject):
+    """``reason``: one of ``codes.REASONS``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-class DeviceDown(BeyondSubject):
-    """One GPU is gone until the library is reopened. ``reason``: one of ``codes.REASONS``."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+class LibraryDown(NvmlDown):
+    """No call can succeed before the library is reopened."""
 
 
-class Queries:
+class DeviceDown(NvmlDown):
+    """One GPU is gone until the library is reopened."""
+
+
+class Queries(CountedFailures):
     """Calls NVML, counts failures by reason, and remembers what a device cannot answer, so that it is not asked each
     second.
 
@@ -56,10 +56,10 @@ class Queries:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
         self._clock = clock
         self._silent: dict[str, dict[str, tuple[float, str]]] = {}
         self._refused: dict[str, Counter[str]] = {}  # refusals in a row by device and metric
-        self._errors: Counter[str] = Counter()
         self._asking: dict[str, str] = {}
 
     def ask(self, device: str, metric: str, function: Callable[..., T], *arguments: Any) -> NvmlAnswer[T]:
@@ -87,10 +87,6 @@ class Queries:
             return answer
         return NvmlAnswer(None, codes.INTERNAL)
 
-    def isolated(self, subject: str) -> AbstractContextManager[None]:
-        """``base.isolated``, counted here."""
-        return isolated(subject, self._errors)
-
     def count(self, reason: str) -> None:
         """Count a failure that was not raised by a call."""
         self._errors[reason] += 1
@@ -109,11 +105,6 @@ class Queries:
             self._silent.pop(device, None)
             self._refused.pop(device, None)
             self._asking.pop(device, None)
-
-    def take_errors(self) -> dict[str, int]:
-        """Failures by reason since the last call."""
-        errors, self._errors = self._errors, Counter()
-        return dict(errors)
 
     def _failed(self, device: str, metric: str, reason: str) -> NvmlAnswer[Any]:
         if reason not in codes.NORMAL:

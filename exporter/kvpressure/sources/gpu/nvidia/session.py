@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import pynvml
 
+from kvpressure.model.readings import GpuReading
 from kvpressure.sources.gpu.nvidia import codes
 from kvpressure.sources.gpu.nvidia.device import NvmlDevice
+from kvpressure.sources.gpu.nvidia.device_ids import VENDOR
 from kvpressure.sources.gpu.nvidia.events import EventLog, EventWatch
-from kvpressure.sources.gpu.nvidia.identity import Identity
 from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from kvpressure.sources.gpu.nvidia.query import DeviceDown, LibraryDown, Queries
 
@@ -115,6 +116,8 @@ class Session:
     def _device(self, uuid: str, index: int, handle: Any, before: dict[str, NvmlDevice]) -> NvmlDevice:
         device = before.get(uuid)
         if device is None:
-            return NvmlDevice(self._queries, self._clock, self._options, Identity(uuid, index, self._driver), handle)
+            return NvmlDevice(
+                self._queries, self._clock, self._options, GpuReading(uuid, index, VENDOR, driver=self._driver), handle
+            )
         device.attach(index, self._driver, handle)
         return device

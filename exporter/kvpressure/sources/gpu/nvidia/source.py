@@ -11,6 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,12 +20,12 @@ from kvpressure.model.readings import GpuReading
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, SourceError
 from kvpressure.sources.gpu.nvidia import codes, hardware
 from kvpressure.sources.gpu.nvidia.backoff import Backoff
-from kvpressure.sources.gpu.nvidia.call_guard import HangGuard, Hung, Job
+from kvpressure.sources.gpu.nvidia.call_guard import HangGuard, Hung, result_of
 from kvpressure.sources.gpu.nvidia.device import NvmlDevice
+from kvpressure.sources.gpu.nvidia.device_ids import VENDOR
 from kvpressure.sources.gpu.nvidia.events import EventLog
-from kvpressure.sources.gpu.nvidia.identity import VENDOR, Identity
 from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
-from kvpressure.sources.gpu.nvidia.query import DeviceDown, LibraryDown, Queries
+from kvpressure.sources.gpu.nvidia.query import DeviceDown, LibraryDown, NvmlDown, Queries
 from kvpressure.sources.gpu.nvidia.session import NODE, OpenedGpus, Session
 
 log = logging.getLogger(__name__)
@@ -66,12 +68,12 @@ class NvidiaSource:
         self._queries = Queries(clock)
         self._events = EventLog()
         self._session = Session(self._queries, clock, self._options, self._events)
-        self._opening: Job[OpenedGpus] | None = None
+        self._opening: Future[OpenedGpus] | None = None
         self._open_again = Backoff(OPEN_FIRST_SECONDS, OPEN_LONGEST_SECONDS)
         self._repair_again = Backoff(REPAIR_FIRST_SECONDS, REPAIR_LONGEST_SECONDS)
         self._down_reason: str | None = None
         self._devices: dict[str, NvmlDevice] = {}
-        self._known: dict[str, tuple[Identity, ...]] = {}  # every GPU that ever answered, with its MIG instances
+        self._known: dict[str, tuple[GpuReading, ...]] = {}  # every GPU that ever answered, with its MIG instances
         self._broken: dict[str, str] = {}  # known GPUs that are out until the library is opened anew: why
         self._unidentified = 0  # GPUs that are counted but did not even give a UUID
         self._expected = 0
@@ -91,7 +93,7 @@ class NvidiaSource:
             try:
                 self._ensure_open()
                 gpus = self._read_devices()
-            except (LibraryDown, DeviceDown) as down:
+            except NvmlDown as down:
                 raise self._went_down(down.reason) from down
             if self._options.release_between_readings:
                 self._close()
@@ -136,10 +138,10 @@ class NvidiaSource:
         """Take the result of opening; if this reading cannot wait so long, a later one does."""
         assert self._opening is not None
         try:
-            found = self._opening.result(self._options.budget_seconds)
+            found = result_of(self._opening, self._options.budget_seconds)
         except Hung:
             raise SourceError(codes.TIMEOUT, "opening the library does not return") from None
-        except (LibraryDown, DeviceDown):
+        except NvmlDown:
             self._opening = None
             raise
         self._opening = None
@@ -198,7 +200,7 @@ class NvidiaSource:
         return self._unreadable(uuid, codes.INTERNAL)
 
     def _unreadable(self, uuid: str, reason: str) -> list[GpuReading]:
-        return [identity.reading(error=reason) for identity in self._known[uuid]]
+        return [replace(identity, error=reason) for identity in self._known[uuid]]
 
     # --- judging -----------------------------------------------------------------------------------------------
 

@@ -276,9 +276,9 @@ _WEB: Final = (
         "nothing, unless it is your Prometheus",
     ),
     _meaning(
-        "passwords rate",
-        "too many password checks were waiting, or the limit in the web configuration was reached",
-        "find who guesses passwords, or raise `rate_limit`",
+        "passwords",
+        "too many password checks were waiting",
+        "find who guesses passwords",
     ),
 )
 SCRAPES: Final = Section("Scrapes of engines", (), _SCRAPES)

@@ -67,7 +67,6 @@ REASONS: Final = (
     "request_timeout",
     "answer_timeout",
     "passwords",
-    "rate",
 )
 """Why a connection was closed or a request refused. Closing an idle connection is not counted."""
 HEALTH_PATHS: Final = ("/-/healthy", "/-/ready")
@@ -316,9 +315,6 @@ class Server:
                 return
 
     async def _respond(self, connection: _Connection, request: HttpRequest, config: WebConfig) -> Response:
-        if config.rate is not None and not config.rate.allow():
-            self._refused["rate"] += 1
-            return text_response(429)
         header = request.headers.get("authorization")
         allowed = self._auth.remembered(config, header)
         if allowed is None:

@@ -1,9 +1,9 @@
 """The web configuration file of the Prometheus exporter-toolkit: TLS, client certificates, basic auth, headers.
 
-Same file, same meaning. What this server cannot do as asked (unverified client certificates, several curves) fails
-the start, because every key here concerns security. HTTP/2 is not supported, so ``http2`` has no effect. File and
-certificates are checked at every connection: a change applies at once, and one that cannot be used (half a rotation,
-a typo) is logged while the last good configuration stays.
+Same file, same meaning. What this server cannot do as asked (unverified client certificates, cipher suites,
+certificates inline, a rate limit) fails the start, because every key here concerns security. HTTP/2 is not supported,
+so ``http2`` has no effect. File and certificates are checked at every connection: a change applies at once, and one
+that cannot be used (half a rotation, a typo) is logged while the last good configuration stays.
 
 As in the toolkit, basic auth and client certificates protect every path, ``/-/healthy`` and ``/-/ready`` included; a
 pod's probes then have to be of the kind ``tcpSocket``.
@@ -16,7 +16,7 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,6 @@ from typing import Any, Final
 from kvpressure.errors import InputError, shown
 from kvpressure.publish.web.tls import TlsError, context_from
 from kvpressure.settings import yaml_lines as yaml_nodes
-from kvpressure.settings.kinds import SECONDS
 from kvpressure.settings.yaml_lines import YamlNode
 
 log = logging.getLogger(__name__)
@@ -40,9 +39,6 @@ _HEADERS: Final[Mapping[str, tuple[str, ...]]] = {  # header -> allowed values, 
 }
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "tls_server_config": (
-        "cert",
-        "key",
-        "client_ca",
         "cert_file",
         "key_file",
         "client_ca_file",
@@ -50,39 +46,14 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "client_allowed_sans",
         "min_version",
         "max_version",
-        "cipher_suites",
-        "prefer_server_cipher_suites",
-        "curve_preferences",
     ),
     "http_server_config": ("http2", "headers"),
     "basic_auth_users": (),
-    "rate_limit": ("interval", "burst"),
 }
 
 
 class WebConfigError(InputError):
     """The web configuration is wrong; one line with place, problem and what is allowed."""
-
-
-class RateLimit:
-    """A token bucket: one request per ``interval`` seconds, bursts of ``burst``."""
-
-    def __init__(self, interval: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._interval = interval
-        self._burst = float(burst)
-        self._clock = clock
-        self._tokens = float(burst)
-        self._at = clock()
-
-    def allow(self) -> bool:
-        """Take a token; False when there is none."""
-        now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) / self._interval)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +64,6 @@ class WebConfig:
     allowed_sans: frozenset[str] = frozenset()
     users: Mapping[str, bytes] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    rate: RateLimit | None = None
     files: tuple[Path, ...] = ()  # all files read, to notice changes
 
 
@@ -185,7 +155,6 @@ def parse(path: Path) -> WebConfig:
         allowed_sans=sans,
         users=_users(parts.get("basic_auth_users", {})),
         headers=_headers(parts.get("http_server_config", {})),
-        rate=_rate(parts.get("rate_limit", {})),
         files=(path, *certificates),
     )
 
@@ -232,21 +201,3 @@ def _headers(nodes: Mapping[str, YamlNode]) -> dict[str, str]:
         if value:
             headers[name] = value
     return headers
-
-
-def _rate(nodes: Mapping[str, YamlNode]) -> RateLimit | None:
-    interval, burst = nodes.get("interval"), nodes.get("burst")
-    if interval is None or interval.value in (0, "0", "0s"):
-        return None
-    try:
-        seconds = SECONDS.parse(interval.value)
-    except ValueError:
-        raise WebConfigError(
-            f"{interval.where}: rate_limit.interval: {shown(interval.value)} is not allowed; allowed: {SECONDS.allowed}"
-        ) from None
-    allowed = "allowed: a whole number of 1 or more"
-    if burst is None:
-        raise WebConfigError(f"{interval.where}: rate_limit.burst is missing; {allowed}")
-    if isinstance(burst.value, bool) or not isinstance(burst.value, int) or burst.value < 1:
-        raise WebConfigError(f"{burst.where}: rate_limit.burst: {shown(burst.value)} is not allowed; {allowed}")
-    return RateLimit(seconds, burst.value)

@@ -26,8 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import tests.helpers.vllm_pages as pages
 from kvpressure import redaction
 from kvpressure.engines import registry, shell
+from kvpressure.engines.base import option
 from kvpressure.engines.vllm import command_line, public
-from kvpressure.engines.vllm.arguments import option
 from kvpressure.errors import InputError
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r

@@ -23,7 +23,7 @@ from kvpressure.model.arguments import value_text
 from kvpressure.toolbox import changed_flags
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.mitigation_check import Check, Outcome
-from kvpressure.toolbox.mitigation_report import outcome_text
+from kvpressure.toolbox.mitigation_report import outcome_lines
 from tests.toolbox.conftest import FIXTURES, FakeClock
 from tests.toolbox.test_audit import deployment
 from tests.toolbox.test_diagnose import CHAT, dead_address, document_of, heavy
@@ -608,7 +608,7 @@ def test_silence_proves_no_recovery(
     ],
 )
 def test_well_at_the_end_only_is_no_failure(verdict: str, queue: bool | None, headline: str) -> None:
-    text = outcome_text(Outcome(False, "chat-0", verdict, 40, (Check("queue", queue, "0", "0"),)))
+    text = "\n".join(outcome_lines(Outcome(False, "chat-0", verdict, 40, (Check("queue", queue, "0", "0"),))))
     assert text.startswith(headline)
     assert ("not for 30 s without a break" in text) is (headline == "NOT PROVEN")
 

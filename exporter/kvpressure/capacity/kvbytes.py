@@ -6,9 +6,11 @@ model with one kind of layers; hybrid models need ``CacheLayout.blocks`` (a line
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from math import ceil
 from typing import Final
 
@@ -193,14 +195,8 @@ class CacheLayout:
 
     def longest(self, blocks: int, limit: int, in_flight: int = 1) -> int:
         """The longest request up to ``limit`` tokens that ``blocks`` blocks hold, vLLM's own block set aside."""
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.blocks(middle, in_flight) <= blocks - 1:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        too_long = bisect_right(range(limit + 1), blocks - 1, key=lambda tokens: self.blocks(tokens, in_flight))
+        return max(0, too_long - 1)
 
 
 def layout(
@@ -269,14 +265,10 @@ def _stages(layers: int, pipeline: int) -> list[range]:
         raise CapacityError(
             f"pipeline parallel {pipeline} is not allowed; allowed: up to the {layers} layers of the model"
         )
-    sizes = [layers // pipeline] * pipeline
-    for extra in range(layers % pipeline):
-        sizes[-(extra + 2)] += 1
-    stages, start = [], 0
-    for length in sizes:
-        stages.append(range(start, start + length))
-        start += length
-    return stages
+    size, more = divmod(layers, pipeline)
+    longer = range(pipeline - 1 - more, pipeline - 1)
+    ends = accumulate(size + (stage in longer) for stage in range(pipeline))
+    return [range(start, end) for start, end in pairwise((0, *ends))]
 
 
 def kv_bytes_per_token(shape: ModelShape, parallel: Parallel = Parallel(), cache_dtype: str = "auto") -> float:

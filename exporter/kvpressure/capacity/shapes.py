@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from kvpressure.capacity.errors import CapacityError
 from kvpressure.errors import refused_file, shown
 from kvpressure.files import read_file
 from kvpressure.model import ceilings
+from kvpressure.parsed import json_of
 
 Kind = Literal["full", "sliding", "chunked", "mla", "indexer"]
 
@@ -96,15 +96,11 @@ def load(path: Path, draft_layers: int = 0) -> ModelShape:
     try:
         file = path / "config.json" if path.is_dir() else path
         text = read_file(file, _MAX_CONFIG_BYTES + 1, pipe=True)
-        if len(text) > _MAX_CONFIG_BYTES:
-            raise CapacityError(f"{file}: larger than {_MAX_CONFIG_BYTES} bytes; allowed: a model's config.json")
-        config = json.loads(text)
     except OSError as error:
         raise CapacityError(refused_file(str(file), error, "a model's config.json")) from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, CapacityError):
-            raise
-        raise CapacityError(f"{file}: not valid JSON ({error}); allowed: a model's config.json") from error
+    if len(text) > _MAX_CONFIG_BYTES:
+        raise CapacityError(f"{file}: larger than {_MAX_CONFIG_BYTES} bytes; allowed: a model's config.json")
+    config = json_of(text)
     if not isinstance(config, dict):
         raise CapacityError(f"{file}: no JSON object; allowed: a model's config.json")
     folder = file.resolve().parent.name

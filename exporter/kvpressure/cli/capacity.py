@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.capacity import kvbytes, load, models, plan, weights
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.load import RequestLoad
 from kvpressure.capacity.report import CapacityAnswer, as_json, as_text
@@ -20,7 +19,7 @@ from kvpressure.errors import InputError
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.settings.thresholds import load as load_thresholds
 from kvpressure.toolbox.option_values import above_zero, refused, whole_number
-from kvpressure.toolbox.terminal import show
+from kvpressure.toolbox.terminal import answer
 
 _UNITS: Final = {
     "B": 1,
@@ -145,17 +144,11 @@ def run(options: argparse.Namespace) -> int:
     thresholds = load_thresholds(
         options.thresholds
     )  # also where no value of it is asked for: a wrong file is a mistake
-    try:
-        if options.worksheet:
-            return _worksheet(options)
-        answer = _answer(options, thresholds)
-    except CapacityError as error:
-        raise InputError(str(error)) from error
-    if options.format == "json":
-        print(json.dumps(as_json(answer), indent=2))
-    else:
-        show(as_text(answer))
-    return 0 if answer.fits is not False else 1
+    if options.worksheet:
+        return _worksheet(options)
+    found = _answer(options, thresholds)
+    answer(options.format, as_json(found), as_text(found))
+    return 0 if found.fits is not False else 1
 
 
 def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnswer:

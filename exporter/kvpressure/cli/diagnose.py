@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from kvpressure.settings.thresholds import load
 from kvpressure.toolbox import inputs, report
-from kvpressure.toolbox.terminal import show
+from kvpressure.toolbox.terminal import answer
 
 _EXAMPLES = """\
 examples:
@@ -36,8 +35,5 @@ def run(options: argparse.Namespace) -> int:
     thresholds = load(options.thresholds)
     found = inputs.open_inputs(options, thresholds)
     answered = report.answers(found, thresholds)
-    if options.format == "json":
-        print(json.dumps(report.as_json(found, answered), indent=2))
-    else:
-        show(report.as_text(found, answered))
+    answer(options.format, report.as_json(found, answered), report.as_text(found, answered))
     return 0 if all(answer.fine for answer in answered) else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
 from kvpressure.errors import InputError
@@ -16,7 +17,7 @@ from kvpressure.toolbox import stated_engine as given
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.option_values import above_zero, whole_number
-from kvpressure.toolbox.terminal import show
+from kvpressure.toolbox.terminal import answer, show
 
 _EXAMPLES = """\
 examples:
@@ -233,11 +234,7 @@ def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:
         raise InputError("--verify: not together with another input; give only --verify URL")
     target = fetch.target_of(options.verify, "--verify")
     if options.args:
-        from dataclasses import replace
-
         target = replace(target, args=target.args or options.args)
     outcome = mitigation_check.verify(target, options.verify_seconds, thresholds)
-    print(
-        json.dumps(outcome.as_json(), indent=2) if options.format == "json" else mitigation_report.outcome_text(outcome)
-    )
+    answer(options.format, asdict(outcome), "\n".join(mitigation_report.outcome_lines(outcome)))
     return 0 if outcome.recovered else 1

@@ -97,15 +97,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-class _Damage:
+class _Damage(contextlib.AbstractContextManager["_Damage"]):
     """Reports unreadable lines on standard error: the first few, then a count."""
 
     def __init__(self, file: str) -> None:
         self._file = file
         self._count = 0
-
-    def __enter__(self) -> _Damage:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._count > _SHOWN_PROBLEMS:

@@ -106,7 +106,8 @@ class ReadCommand(Protocol):
 _PREEMPTION: Final = frozenset({"preemption", "preemptions", "preempted"})
 
 
-def _option(name: str) -> str:
+def option(name: str) -> str:
+    """``--max-num-seqs`` for ``max_num_seqs``."""
     return "--" + name.replace("_", "-")
 
 
@@ -206,7 +207,7 @@ class EngineDialect:
     """From the arguments, the flavour, and the names of present gauges and page values."""
 
     # --- names in advice and verdicts
-    flag: Callable[[str], str] = _option
+    flag: Callable[[str], str] = option
     """The flag of a limit or another common argument; "" = none."""
     flags_since: Mapping[str, str] = field(default_factory=dict)
     """The first release of a flag, by argument."""

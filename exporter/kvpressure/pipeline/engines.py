@@ -106,12 +106,7 @@ class Engines:
         for track in known:
             track.begin_anew(now, failure)
             track.was_read = page.error is None
-        target = self._targets.setdefault(page.target, _KeptTarget(TargetState(page.target, False, None, 0), now))
-        target.seen_t = now
-        target.errors[INTERNAL] = target.errors.get(INTERNAL, 0) + 1
-        target.state = TargetState(
-            page.target, False, page.duration_seconds, page.bad_lines, dict(target.errors), page.cut
-        )
+        self._count(page, self._target(now, page), INTERNAL)
 
     def forget(self, now: float) -> None:
         """Drop engines whose target was removed, at once, and those not seen for ``FORGET_SECONDS`` (or seen in what
@@ -130,18 +125,25 @@ class Engines:
 
     def _of_one_server(self, now: float, page: Scrape) -> Scrape:
         """The page, counted; failed when its address stands for several servers, or for one that is scraped already."""
-        target = self._targets.setdefault(page.target, _KeptTarget(TargetState(page.target, True, None, 0), now))
-        target.seen_t = now
+        target = self._target(now, page)
         pod = (page.namespace, page.pod, self.pods.get((page.namespace, page.pod)))
         if target.pod != pod:  # the processes of another pod say nothing of this one's
             target.pod, target.start, target.starts, target.returned_t = pod, None, {}, float("-inf")
         error = page.error or self._identity_conflict(now, page, target)
+        self._count(page, target, error)
+        return page if error == page.error else replace(page, engines=(), error=error)
+
+    def _target(self, now: float, page: Scrape) -> _KeptTarget:
+        target = self._targets.setdefault(page.target, _KeptTarget(TargetState(page.target, True, None, 0), now))
+        target.seen_t = now
+        return target
+
+    def _count(self, page: Scrape, target: _KeptTarget, error: str | None) -> None:
         if error is not None:
             target.errors[error] = target.errors.get(error, 0) + 1
         target.state = TargetState(
             page.target, error is None, page.duration_seconds, page.bad_lines, dict(target.errors), page.cut
         )
-        return page if error == page.error else replace(page, engines=(), error=error)
 
     def _identity_conflict(self, now: float, page: Scrape, target: _KeptTarget) -> str | None:
         """Why the page cannot be used, if so. A replaced process does not come back: one that answers again after

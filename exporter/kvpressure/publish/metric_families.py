@@ -7,6 +7,7 @@ would void the whole exposition) are dropped; label values are bounded and free 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -40,24 +41,18 @@ class Families:
     """Samples by metric, in the table's order."""
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[Labels, float]] = {}
+        self._values: dict[str, dict[Labels, float]] = defaultdict(dict)
         self._histograms: dict[Labels, dict[Labels, float]] = {}
 
     def add(self, name: str, labels: Labels, value: float | None) -> None:
         """Add one sample of ``name``; booleans count as 1 and 0, ``None`` adds none."""
         if value is None or not ceilings.is_finite(value):
             return
-        rows = self._values.get(name)
-        if rows is None:
-            self._values[name] = {labels: value}
-        else:
-            rows.setdefault(labels, value)
+        self._values[name].setdefault(labels, value)
 
     def each(self, name: str, labels: Labels, values: Mapping[str, float | None]) -> None:
         """Add samples that differ in the last label only."""
-        rows = self._values.get(name)
-        if rows is None:
-            rows = self._values[name] = {}
+        rows = self._values[name]
         for key, value in values.items():
             if value is not None and ceilings.is_finite(value):
                 rows.setdefault((*labels, clean(key)), value)

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
@@ -25,7 +26,7 @@ _CACHE_KIB: Final = 8192
 _WITHIN_METRIC: Final = {"histogram": "le", "summary": "quantile"}  # label that tells samples of one metric apart
 
 
-class OpenMetricsWriter:
+class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
     """Collects ticks and writes ``out`` when closed without an exception; use as a context manager.
 
     Raises ``OSError`` when ``out`` cannot be written.
@@ -47,9 +48,6 @@ class OpenMetricsWriter:
         self._metrics: dict[tuple[int, tuple[tuple[str, str], ...]], int] = {}
         self._batch: list[tuple[int, int, str]] = []
         self._last_ms: int | None = None
-
-    def __enter__(self) -> OpenMetricsWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

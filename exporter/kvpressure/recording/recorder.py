@@ -120,7 +120,7 @@ class _File:
         self.part.rename(self.path)
 
 
-class Recorder:
+class Recorder(contextlib.AbstractContextManager["Recorder"]):
     """Writes snapshots to ``out``; not for two threads at once.
 
     ``out`` is a file if its name ends in ``.jsonl`` or ``.jsonl.gz``: ``write`` raises ``RecordingFull`` when it
@@ -163,9 +163,6 @@ class Recorder:
             )
             self._file = self._next_file(self._directory)
 
-    def __enter__(self) -> Recorder:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -207,12 +204,18 @@ class Recorder:
         if self._directory is not None and not self._fits(data) and self._file.size > self._file.empty_size:
             self._file.finish()
             self._file = self._next_file(self._directory)
-        fitting = lines if self._fits(data) else self._fitting(lines)
-        self._file.append(data if fitting is lines else self._file.member(fitting))
-        self.ticks += len(fitting)
-        if self._directory is None and len(fitting) < len(lines):
-            self._file.finish()
-            raise self._ended()
+        if self._fits(data):
+            self._file.append(data)
+            self.ticks += len(lines)
+            return
+        for line in lines:  # what fits; of a directory the others are dropped, a single file ends at the first
+            data = self._file.member([line])
+            if self._fits(data):
+                self._file.append(data)
+                self.ticks += 1
+            elif self._directory is None:
+                self._file.finish()
+                raise self._ended()
 
     def _ended(self) -> Exception:
         """Why a single file takes no more."""
@@ -222,16 +225,6 @@ class Recorder:
 
     def _fits(self, data: bytes) -> bool:
         return self._file.size + len(data) <= self._max_bytes
-
-    def _fitting(self, lines: list[str]) -> list[str]:
-        """The lines that fit; the rest is dropped (of a single file the last ones, because it ends there)."""
-        fitting: list[str] = []
-        for line in lines:
-            if self._fits(self._file.member([*fitting, line])):
-                fitting.append(line)
-            elif self._directory is None:
-                break
-        return fitting
 
     def close(self) -> None:
         """Write the rest and give the file its final name."""

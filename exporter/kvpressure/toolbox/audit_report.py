@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any, Final
 from urllib.parse import quote
-from xml.sax.saxutils import quoteattr
+from xml.etree import ElementTree
 
 from kvpressure import __version__
 from kvpressure.toolbox.checklist import Item
@@ -88,16 +88,21 @@ def _plain(item: Item) -> dict[str, Any]:
 
 def as_junit(audited: Sequence[Audited]) -> str:
     """One suite per server, one case per item; items that cannot be seen are skipped."""
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<testsuites name="kvpressure audit">']
+    root = ElementTree.Element("testsuites", name="kvpressure audit")
     for server in audited:
-        lines.append(
-            f'  <testsuite name={_attribute(server.title)} tests="{len(server.items)}"'
-            f' failures="{server.count("fail")}" errors="0"'
-            f' skipped="{server.count("cannot see") + server.count("accepted")}">'
-        )
-        lines += [line for item in server.items for line in _case(server, item)]
-        lines.append("  </testsuite>")
-    return "\n".join([*lines, "</testsuites>"])
+        skipped = server.count("cannot see") + server.count("accepted")
+        counts = {"tests": len(server.items), "failures": server.count("fail"), "errors": 0, "skipped": skipped}
+        attributes = {"name": _legal(server.title), **{name: str(count) for name, count in counts.items()}}
+        suite = ElementTree.SubElement(root, "testsuite", attributes)
+        for item in server.items:
+            title = _legal(f"{item.section}: {item.text}")
+            case = ElementTree.SubElement(suite, "testcase", classname=_legal(server.title), name=title)
+            if item.result != "pass":
+                advice = f"; set {item.set}" if item.set else ""
+                kind = "failure" if item.result == "fail" else "skipped"
+                ElementTree.SubElement(case, kind, message=_legal(f"{item.found}{advice} ({item.why})"))
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode")
 
 
 def as_sarif(audited: Sequence[Audited]) -> str:
@@ -135,18 +140,5 @@ def _physical(written: FileLine | None) -> dict[str, Any]:
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": written.line}}}
 
 
-def _case(server: Audited, item: Item) -> list[str]:
-    opening = f"    <testcase classname={_attribute(server.title)} name={_attribute(f'{item.section}: {item.text}')}"
-    if item.result == "pass":
-        return [opening + "/>"]
-    kind = "failure" if item.result == "fail" else "skipped"
-    advice = f"; set {item.set}" if item.set else ""
-    return [
-        opening + ">",
-        f"      <{kind} message={_attribute(f'{item.found}{advice} ({item.why})')}/>",
-        "    </testcase>",
-    ]
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(_ILLEGAL.sub("?", text))
+def _legal(text: str) -> str:
+    return _ILLEGAL.sub("?", text)

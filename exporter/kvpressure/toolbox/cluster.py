@@ -338,10 +338,8 @@ def _name(member: _Member) -> str:
     return f"pod/{member.pod.name}{port} through the API server"
 
 
+_REASONS: Final = {"refused": REFUSED, "forbidden": UNAUTHORIZED, "notfound": HTTP_404, "not found": HTTP_404}
+
+
 def _reason(text: str) -> str:
-    lower = text.lower()
-    if "refused" in lower:
-        return REFUSED
-    if "forbidden" in lower:
-        return UNAUTHORIZED
-    return HTTP_404 if "notfound" in lower or "not found" in lower else UNREACHABLE
+    return next((reason for word, reason in _REASONS.items() if word in text.lower()), UNREACHABLE)

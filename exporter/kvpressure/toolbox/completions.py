@@ -5,15 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import ssl
 import threading
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from kvpressure.files import checked
 from kvpressure.model import ceilings
 from kvpressure.parsed import items, json_of, mapping
+from kvpressure.sources.scrape.fetch import tls_context
 from kvpressure.sources.scrape.targets import Target
 
 _LOW, _HIGH = 10, 990  # token ids that every vocabulary has
@@ -121,10 +120,7 @@ class Completion(threading.Thread):
 def _connection(target: Target, timeout: float) -> http.client.HTTPConnection:
     if target.scheme == "http":
         return http.client.HTTPConnection(target.host, target.port, timeout=timeout)
-    context = ssl.create_default_context(cafile=target.ca and checked(target.ca))
-    if not target.verify:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return http.client.HTTPSConnection(target.host, target.port, timeout=timeout, context=context)
+    return http.client.HTTPSConnection(target.host, target.port, timeout=timeout, context=tls_context(target))
 
 
 def _message(body: bytes) -> str:

@@ -19,7 +19,7 @@ from kvpressure.engines.registry import default, dialect, dialects, titles
 from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.files import read_file
 from kvpressure.model.arguments import GIB, EngineArgs
-from kvpressure.parsed import items, mapping
+from kvpressure.parsed import items, mapping, mappings
 from kvpressure.settings.yaml_lines import bounded_loader
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox.host_settings import HostSettings, host_settings
@@ -552,27 +552,28 @@ def _gpu(spec: Mapping[str, Any]) -> GivenGpu | None:
 def _surroundings(documents: list[Mapping[str, Any]]) -> Surroundings:
     found: dict[str, str] = {}
     for document in documents:
-        kind = str(document.get("kind"))
-        metadata = mapping(document.get("metadata"))
-        spec = mapping(document.get("spec"))
-        title, annotations = f"{kind} {metadata.get('name')}", mapping(metadata.get("annotations"))
-        if kind in _MONITORS:
-            found.setdefault("monitor", title)
-        if kind == "PrometheusRule" and "kvpressure_" in str(spec):
-            found.setdefault("rules", title)
-        if any(name in str(spec)[:100_000] for name in _EXPORTERS) and kind in ("DaemonSet", "Deployment"):
-            found.setdefault("gpu_exporter", title)
-        if _BODY_SIZE in annotations:
-            found.setdefault("body_limit", f"{title}, proxy-body-size {annotations[_BODY_SIZE]}")
-        if _READ_TIMEOUT in annotations:
-            found.setdefault("timeout", f"{title}, proxy-read-timeout {annotations[_READ_TIMEOUT]}")
-        limit = mapping(spec.get("requestBuffer")).get("limit")
-        if kind == "BackendTrafficPolicy" and limit:
-            found.setdefault("body_limit", f"{title}, requestBuffer.limit {limit}")
-        if kind == "EnvoyExtensionPolicy" and "max_tokens" in str(spec):
-            found.setdefault("output_limit", title)
-        if kind == "HTTPRoute" and any(
-            mapping(mapping(rule).get("timeouts")).get("request") for rule in items(spec.get("rules"))
-        ):
-            found.setdefault("timeout", f"{title}, timeouts.request")
+        for name, words in _notes(document):
+            if words is not None:
+                found.setdefault(name, words)
     return Surroundings(**found)
+
+
+def _notes(document: Mapping[str, Any]) -> Iterable[tuple[str, str | None]]:
+    """What a document says about each field of ``Surroundings``; None = nothing."""
+    kind = str(document.get("kind"))
+    metadata, spec = mapping(document.get("metadata")), mapping(document.get("spec"))
+    title, annotations, written = f"{kind} {metadata.get('name')}", mapping(metadata.get("annotations")), str(spec)
+    size, seconds = annotations.get(_BODY_SIZE), annotations.get(_READ_TIMEOUT)
+    limit = mapping(spec.get("requestBuffer")).get("limit") if kind == "BackendTrafficPolicy" else None
+    timeouts = (mapping(rule.get("timeouts")).get("request") for rule in mappings(spec.get("rules")))
+    exports = kind in ("DaemonSet", "Deployment") and any(name in written[:100_000] for name in _EXPORTERS)
+    return (
+        ("monitor", title if kind in _MONITORS else None),
+        ("rules", title if kind == "PrometheusRule" and "kvpressure_" in written else None),
+        ("gpu_exporter", title if exports else None),
+        ("body_limit", f"{title}, proxy-body-size {size}" if size is not None else None),
+        ("timeout", f"{title}, proxy-read-timeout {seconds}" if seconds is not None else None),
+        ("body_limit", f"{title}, requestBuffer.limit {limit}" if limit else None),
+        ("output_limit", title if kind == "EnvoyExtensionPolicy" and "max_tokens" in written else None),
+        ("timeout", f"{title}, timeouts.request" if kind == "HTTPRoute" and any(timeouts) else None),
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from kvpressure.advice.wording import reason_text
 from kvpressure.errors import InputError
@@ -44,10 +44,6 @@ class Outcome:
     seconds: float
     checks: tuple[Check, ...]
     trouble: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -155,30 +151,23 @@ def _checks(watch: _Watch, seen: _WatchedTick, t: Thresholds) -> Iterator[Check]
     yield Check(
         "headroom in the KV cache",
         None if seen.kv is None else seen.kv < t["kv_full_ratio"] or not seen.waiting,
-        _percent(first.kv),
-        _percent(seen.kv),
+        _said(first.kv, "{:.0%}"),
+        _said(seen.kv, "{:.0%}"),
     )
     queue = (
         None
         if seen.waiting is None
         else seen.waiting == 0 or (seen.running is not None and seen.waiting < seen.running)
     )
-    yield Check("queue", queue, _count(first.waiting), _count(seen.waiting))
+    yield Check("queue", queue, _said(first.waiting, "{:.0f}"), _said(seen.waiting, "{:.0f}"))
     steady = None if seen.gap is None else seen.gap < t["latency_multiplied_ratio"] * (first.gap or seen.gap)
-    yield Check("token latency p95", steady, _time(first.gap), _time(seen.gap))
+    gaps = (None if gap is None else 1000 * gap for gap in (first.gap, seen.gap))
+    yield Check("token latency p95", steady, *(_said(gap, "{:.0f} ms") for gap in gaps))
     grown = None if seen.running is None or not seen.waiting else seen.running > t["signature_batch_size"]
-    yield Check("batch size", grown, _count(first.running), _count(seen.running))
+    yield Check("batch size", grown, _said(first.running, "{:.0f}"), _said(seen.running, "{:.0f}"))
     refusals = None if seen.refused is None or before.refused is None else seen.refused <= before.refused
-    yield Check("503s and rejections", refusals, _count(first.refused), _count(seen.refused))
+    yield Check("503s and rejections", refusals, _said(first.refused, "{:.0f}"), _said(seen.refused, "{:.0f}"))
 
 
-def _percent(value: float | None) -> str:
-    return "not seen" if value is None else f"{value:.0%}"
-
-
-def _count(value: float | None) -> str:
-    return "not seen" if value is None else f"{value:.0f}"
-
-
-def _time(value: float | None) -> str:
-    return "not seen" if value is None else f"{value * 1000:.0f} ms"
+def _said(value: float | None, form: str) -> str:
+    return "not seen" if value is None else form.format(value)

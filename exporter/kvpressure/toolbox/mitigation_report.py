@@ -149,12 +149,8 @@ def as_helm(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan
     )
 
 
-def outcome_text(outcome: Outcome) -> str:
+def outcome_lines(outcome: Outcome) -> Iterator[str]:
     """Whether the server recovered, and why."""
-    return "\n".join(_outcome(outcome))
-
-
-def _outcome(outcome: Outcome) -> Iterator[str]:
     verdict = verdict_words(outcome.verdict, None)
     yield f"{_headline(outcome)} after {outcome.seconds:.0f} s: {outcome.engine}: {verdict}"
     for check in outcome.checks:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kvpressure.errors import shown
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import human_int
 from kvpressure.settings.kinds import Kind
 
+T = TypeVar("T")
 _MOST: Final = 10**9
 
 
@@ -19,24 +20,9 @@ def refused(text: str, allowed: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{shown(text)} is not allowed; allowed: {allowed}")
 
 
-def whole_number(least: int = 1, most: int = _MOST) -> Callable[[str], int]:
-    """A parser of whole numbers from ``least`` to ``most``, also in the forms of vLLM (``8k``)."""
-
-    def parse(text: str) -> int:
-        value = human_int(text)
-        if value is None or not least <= value <= most:
-            raise refused(text, f"a whole number from {least} to {most}")
-        return value
-
-    return parse
-
-
-def number(least: float, most: float | None = None) -> Callable[[str], float]:
-    """A parser of finite numbers from ``least`` to ``most``."""
-    allowed = f"a number of {least:g} or more" if most is None else f"a number from {least:g} to {most:g}"
-
-    def parse(text: str) -> float:
-        value = ceilings.number_in(text, ceilings.FINITE if most is None else most, least)
+def _parser(read: Callable[[str], T | None], allowed: str) -> Callable[[str], T]:
+    def parse(text: str) -> T:
+        value = read(text)
         if value is None:
             raise refused(text, allowed)
         return value
@@ -44,16 +30,20 @@ def number(least: float, most: float | None = None) -> Callable[[str], float]:
     return parse
 
 
+def whole_number(least: int = 1, most: int = _MOST) -> Callable[[str], int]:
+    """A parser of whole numbers from ``least`` to ``most``, also in the forms of vLLM (``8k``)."""
+    return _parser(lambda text: ceilings.whole(human_int(text), most, least), f"a whole number from {least} to {most}")
+
+
+def number(least: float, most: float | None = None) -> Callable[[str], float]:
+    """A parser of finite numbers from ``least`` to ``most``."""
+    allowed = f"a number of {least:g} or more" if most is None else f"a number from {least:g} to {most:g}"
+    return _parser(lambda text: ceilings.number_in(text, ceilings.FINITE if most is None else most, least), allowed)
+
+
 def above_zero(most: int = _MOST) -> Callable[[str], float]:
     """A parser of numbers above 0 and up to ``most``."""
-
-    def parse(text: str) -> float:
-        value = ceilings.number_in(text, most)
-        if not value:
-            raise refused(text, f"above 0 and up to {most}")
-        return value
-
-    return parse
+    return _parser(lambda text: ceilings.number_in(text, most) or None, f"above 0 and up to {most}")
 
 
 def of_kind(kind: Kind) -> Callable[[str], Any]:

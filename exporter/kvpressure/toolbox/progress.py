@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from kvpressure.printable import control, visible
 
 
-class ProgressLine:
+class ProgressLine(AbstractContextManager["ProgressLine"]):
     """``show`` replaces the line; leaving the block erases it."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._shown = False
-
-    def __enter__(self) -> ProgressLine:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

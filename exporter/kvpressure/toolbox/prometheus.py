@@ -254,11 +254,8 @@ def _seconds(value: float) -> str:
 
 def _reason(error: Exception) -> str:
     """The innermost cause of an error."""
-    text = str(error)
-    for word in ("Connection refused", "Name or service not known", "timed out", "certificate verify failed"):
-        if word in text:
-            return word.lower()
-    return type(error).__name__
+    words = ("Connection refused", "Name or service not known", "timed out", "certificate verify failed")
+    return next((word.lower() for word in words if word in str(error)), type(error).__name__)
 
 
 def wall() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,14 @@ _COLOURS: Final = (
 )
 _COPIED: Final = re.compile(r"^ *(?:\$ |set: |by hand: |\d+\. kvpressure )")  # a line break would end up in the shell
 _HANGING: Final = re.compile(r" *(?:[\w-]+: +|\d+ \S+ +|\S{1,4} {1,3}|\d+\. )?")
+
+
+def answer(form: str, values: object, text: str) -> None:
+    """Print the result of a command: ``values`` where ``form`` is json, else ``text``."""
+    if form == "json":
+        print(json.dumps(values, indent=2))
+    else:
+        show(text)
 
 
 def show(text: str) -> None:

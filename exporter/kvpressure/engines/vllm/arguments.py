@@ -15,11 +15,7 @@ from kvpressure.model.arguments import GIB, EngineArgs, Version, parse_version
 
 REFERENCE_VERSION: Final = "0.33.0"  # its defaults are assumed where no version is given
 MAX_TEXT: Final = 65536  # characters read of a logged line
-
-
-def option(name: str) -> str:
-    """``--max-num-seqs`` for ``max_num_seqs``."""
-    return "--" + name.replace("_", "-")
+_SIGN: Final = re.compile(r"'(?:[^'\\]++|\\.)*+(?:'|\Z)|\"(?:[^\"\\]++|\\.)*+(?:\"|\Z)|[,()\[\]{}]", re.DOTALL)
 
 
 # --- the logged line --------------------------------------------------------------------------------------
@@ -62,27 +58,18 @@ def _items(body: str, separator: str) -> Iterator[tuple[str, str | None]]:
 
 def _split(body: str) -> Iterator[str]:
     """Split at commas outside quotes and brackets, up to the end of the outermost bracket."""
-    depth, quote, start, escaped = 0, "", 0, False
-    for position, char in enumerate(body):
-        if quote:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == quote:
-                quote = ""
-        elif char in "'\"":
-            quote = char
-        elif char in "([{":
+    depth, start = 0, 0
+    for found in _SIGN.finditer(body):
+        sign = found[0]
+        if sign in "([{":
             depth += 1
-        elif char in ")]}":
-            depth -= 1
+        elif sign in ")]}" or (sign == "," and depth == 0):
+            depth -= sign != ","
+            if depth < 0 or sign == ",":
+                yield body[start : found.start()]
+                start = found.end()
             if depth < 0:
-                yield body[start:position]
                 return
-        elif char == "," and depth == 0:
-            yield body[start:position]
-            start = position + 1
 
 
 def _plain(text: str) -> str | None:

@@ -71,7 +71,6 @@ VLLM: Final = EngineDialect(
     block_size=cache_config.block_size,
     pool=cache_config.pool,
     features=limits.features,
-    flag=arguments.option,
     flags_since={"watermark": "0.24"},
     deferred_since="0.20",
     words={"broadcast_wait": "no free shared-memory broadcast block"},

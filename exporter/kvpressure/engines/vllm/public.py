@@ -17,8 +17,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from kvpressure import redaction
+from kvpressure.engines.base import option
 from kvpressure.engines.command import CUT
-from kvpressure.engines.vllm.arguments import option, parse_logged
+from kvpressure.engines.vllm.arguments import parse_logged
 from kvpressure.engines.vllm.command_line import parse
 from kvpressure.engines.vllm.log_lines import recognise, strip
 from kvpressure.model.arguments import EngineArgs

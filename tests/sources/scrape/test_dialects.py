@@ -116,9 +116,8 @@ def test_configuration_is_of_the_engine_it_names() -> None:
 
 @pytest.mark.usefixtures("ranked")
 def test_the_page_is_described_by_its_dialect() -> None:
-    page = scrape()
-    assert (page.dialect, page.flavour) == ("ranked", "2 ranks")
-    assert {engine.dialect for engine in page.engines} == {"ranked"}
+    assert (scrape().dialect, scrape().flavour) == ("ranked", "2 ranks")
+    assert {engine.dialect for engine in scrape().engines} == {"ranked"}
 
 
 def test_a_failed_page_keeps_what_discovery_took_the_server_for() -> None:

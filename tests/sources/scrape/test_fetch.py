@@ -22,7 +22,6 @@ from kvpressure.model.reasons import REASONS
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape import fetch as fetch_module
 from kvpressure.sources.scrape.fetch import MAX_BODY_BYTES, MAX_TEXT_BYTES, Fetcher
-from kvpressure.sources.scrape.scanner import Scanner
 from kvpressure.sources.scrape.targets import parse_target
 from tests.helpers.vllm_server import RawServer, answering, reset, response, saying
 from tests.helpers.waiting import until
@@ -105,13 +104,6 @@ def test_ways_to_send_a_page(answer):
         fetcher.close()
 
 
-def test_an_empty_answer_is_an_empty_page():
-    with answering(response(b"", "204 No Content")) as server:
-        fetcher = fetcher_for(server)
-        assert fetcher.fetch() == b""
-        fetcher.close()
-
-
 # --- connections that end --------------------------------------------------------------------------------
 
 
@@ -171,14 +163,6 @@ def test_an_answer_that_breaks_off_is_not_asked_for_again(how):
     assert server.connections == 2
 
 
-def test_a_connection_that_the_server_wants_closed_is_closed():
-    with answering(response(PAGE, headers=["connection: close"])) as server:
-        fetcher = fetcher_for(server)
-        assert fetcher.fetch() == fetcher.fetch() == PAGE
-        fetcher.close()
-    assert server.connections == 2
-
-
 @pytest.mark.fault(
     "engines",
     "connection breaks",
@@ -202,8 +186,6 @@ def test_after_any_failure_the_next_fetch_works():
     ("status", "reason"),
     [
         ("301 Moved", "redirect"),
-        ("302 Found", "redirect"),
-        ("307 Temporary", "redirect"),
         ("304 Not Modified", "redirect"),
         ("400 Bad", "http_4xx"),
         ("401 Who", "unauthorized"),
@@ -248,7 +230,6 @@ def test_what_is_not_http(said):
 @pytest.mark.parametrize(
     ("body", "encoding", "reason"),
     [
-        (zlib.compress(b"abc"), "deflate", "bad_encoding"),
         (b"abc", "br", "bad_encoding"),
         (b"abc", "gzip", "bad_encoding"),
         (zipped(PAGE)[:-20], "gzip", "bad_encoding"),
@@ -318,7 +299,6 @@ def test_as_much_as_allowed():
         lambda: saying(then="reset"),
         lambda: saying(b"HTTP/1.1 200 OK\r\ncontent-le", then="reset"),
         lambda: saying(response(PAGE[:1000], length=5000)),
-        lambda: saying(response(b"", length=5000)),
         lambda: saying(response(PAGE[:1000], length=5000), then="reset", pause=0.05),
         lambda: saying(CHUNKED + b"ff\r\nabc"),
         lambda: saying(CHUNKED + b"3\r\nabc\r\n"),
@@ -368,17 +348,6 @@ def dripping(head: bytes, drip: bytes) -> RawServer:
         lambda: dripping(CHUNKED, b"1\r\nx\r\n"),
         lambda: dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
     ],
-    ids=[
-        "deaf",
-        "silent",
-        "headers stop",
-        "body stops",
-        "drips status",
-        "drips headers",
-        "drips body",
-        "drips chunks",
-        "drips without length",
-    ],
 )
 def test_the_deadline_is_for_everything_together(server):
     with server() as running:
@@ -421,14 +390,11 @@ def test_close_ends_a_hanging_fetch_at_once():
 # --- below HTTP ------------------------------------------------------------------------------------------
 
 
-def test_nobody_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    assert reason_of(Fetcher(parse_target(f"127.0.0.1:{port}"), 5)) == "refused"
-
-
-def test_a_name_that_is_none():
-    assert reason_of(Fetcher(parse_target("http://a..b/"), 5)) == "dns"
+@pytest.mark.parametrize(
+    ("address", "reason"), [("127.0.0.1:1", "refused"), ("http://a..b/", "dns"), ("255.255.255.255", "unreachable")]
+)
+def test_nobody_there(address, reason):
+    assert reason_of(Fetcher(parse_target(address), 5)) == reason
 
 
 def test_a_name_that_nobody_knows(monkeypatch):
@@ -437,10 +403,6 @@ def test_a_name_that_nobody_knows(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert reason_of(Fetcher(parse_target("vllm.invalid"), 5)) == "dns"
-
-
-def test_no_way_there():
-    assert reason_of(Fetcher(parse_target("255.255.255.255"), 5)) == "unreachable"
 
 
 def test_the_next_address_of_a_name_is_tried(monkeypatch):
@@ -568,32 +530,9 @@ def test_a_handshake_that_hangs_or_drips_ends_in_time():
             assert time.monotonic() - started < 0.4 + SLACK
 
 
-def test_what_is_fetched_is_scanned_as_it_was_recorded():
-    with answering(response(PAGE)) as server:
-        fetcher = fetcher_for(server)
-        assert Scanner().scan(fetcher.fetch()) == Scanner().scan(PAGE.decode())
-        fetcher.close()
-
-
-HEADERS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                "Content-Length",
-                "content-length",
-                "Transfer-Encoding",
-                "Connection",
-                "Content-Encoding",
-                "Keep-Alive",
-                "X",
-            ]
-        ),
-        st.sampled_from(
-            ["chunked", "Chunked", "close", "keep-alive", "Close, x", "12", "-1", "1e3", "", " 7 ", "gzip", "a: b"]
-        ),
-    ),
-    max_size=6,
-)
+NAMES = ("Content-Length", "content-length", "Transfer-Encoding", "Connection", "Content-Encoding", "X")
+VALUES = ("chunked", "Chunked", "close", "keep-alive", "Close, x", "12", "-1", "1e3", "", " 7 ", "gzip", "a: b")
+HEADERS = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=6)
 
 
 @given(
@@ -623,16 +562,3 @@ def test_headers_mean_what_they_mean_to_the_library(
     assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
     first = theirs.headers.get("Content-Encoding")
     assert ours.headers.get("content-encoding") == (None if first is None else first.strip())
-
-
-@pytest.mark.parametrize(
-    "head",
-    [b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 101, b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000, b"HTTP/2.0 200 OK\r\n\r\n"],
-)
-def test_headers_without_end_are_refused(head: bytes) -> None:
-    class Peer:
-        def makefile(self, _: str) -> io.BytesIO:
-            return io.BytesIO(head)
-
-    with pytest.raises(http.client.HTTPException):
-        fetch_module._HttpResponse(cast(socket.socket, Peer()), method="GET").begin()

@@ -15,7 +15,7 @@ from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
 pytestmark = pytest.mark.slow
 
-many = settings(derandomize=True, deadline=None, max_examples=300)
+many = settings(derandomize=True, deadline=None, max_examples=150)
 some = settings(derandomize=True, deadline=None, max_examples=40)
 
 CAPTURE = pages.text_of("d_kv_pressure")

@@ -198,17 +198,6 @@ def test_reasons(settings: Build, tmp_path: Path) -> None:
     assert reason(CgroupSource(settings(host_cgroup=tmp_path), lambda: None)) == "pods_unknown"
 
 
-def test_an_unreadable_file_costs_only_its_container(settings: Build, tmp_path: Path) -> None:
-    b = engine_pod("b")
-    directory = container(tmp_path, f"kubepods/burstable/pod{b.uid}/{b.engines[0].container_id}")
-    (directory / "cpu.stat").unlink()
-    (directory / "cpu.stat").mkdir()  # reading a directory fails for root, too
-    container(tmp_path, LAYOUTS[3])
-    reading = source(settings, tmp_path, A, b).read()
-    assert reading.containers == (READING,)
-    assert reading.errors == {"unreadable": 1}
-
-
 def test_real_kernel_files_are_understood(settings: Build) -> None:
     """A cgroup made in the kernel's own tree, in the layout of a pod; without controllers only cpu.stat has figures."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]

@@ -69,15 +69,6 @@ def test_other_paths(text: str, found: tuple[str, str] | None) -> None:
     assert pod_of_cgroup(text) == found
 
 
-@given(st.text(max_size=300))
-def test_text_names_a_pod_only_by_a_uid_that_stands_in_it(text: str) -> None:
-    found = pod_of_cgroup(text + "pod")
-    if found is not None:
-        uid, container = found
-        assert uid.replace("-", "") in text.replace("-", "").replace("_", "")
-        assert container in text
-
-
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_the_pod_is_found_whatever_other_lines_stand_around_it(before: str, after: str) -> None:
     line = f"12:cpu:{BURSTABLE}/cri-containerd-{ID}.scope"

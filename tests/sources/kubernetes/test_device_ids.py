@@ -33,7 +33,6 @@ ALL = (GPU0, MIG3, MIG4, GPU1, AMD0, AMD1, PART0, PART1)
         ("GPU-1", OwnedDevice("GPU-1")),
         ("MIG-4", OwnedDevice("MIG-4")),
         ("MIG-GPU-0/4/0", OwnedDevice("MIG-4")),
-        ("GPU-8a3b1c2d-0000-1111-2222-333344445555", None),
         ("GPU-8a3b1c2d-0000-1111-2222-333344445555::0", None),
         ("GPU-0-3", None),  # some plugins number parts of a GPU so, and give the container another one
         ("MIG-8a3b1c2d-0000-1111-2222-333344445555", None),
@@ -58,9 +57,6 @@ ALL = (GPU0, MIG3, MIG4, GPU1, AMD0, AMD1, PART0, PART1)
         ("0000:ff:00.0", None),
         ("", None),
         ("::1", None),
-        ("0", None),
-        ("cpu-3", None),
-        ("GPU-" + "x" * 500, None),
     ],
 )
 def test_ids_of_device_plugins(device_id: str, device: OwnedDevice | None) -> None:
@@ -77,12 +73,6 @@ def test_a_uuid_is_believed_where_nothing_of_its_kind_was_read(
     assert find("GPU-7", (AMD0,)) == OwnedDevice("GPU-7")
     assert find("GPU-7", ()) == OwnedDevice("GPU-7")
     assert find("GPU-7", (replace(GPU0, uuid="GPU-7", error="lost"),)) == OwnedDevice("GPU-7")
-
-
-def test_uuids_need_no_reading_and_other_forms_do() -> None:
-    assert from_plugin("GPU-0::1", ()) == OwnedDevice("GPU-0", True)
-    assert from_plugin("nvidia0", ()) is None
-    assert from_plugin("0000:c3:00.0", ()) is None
 
 
 @pytest.mark.parametrize(

@@ -157,12 +157,6 @@ def test_answers_of_an_http2_server(
         assert refused(path) == reason
 
 
-def test_the_detail_is_the_servers(serve: Callable[[Answer], Path]) -> None:
-    path = serve(answering(("headers", [*GOOD, ("grpc-status", "12"), ("grpc-message", "no%20such%20method")])))
-    with pytest.raises(CallError, match="gRPC status 12: no such method"):
-        unary(path, METHOD, b"", 5.0, LIMIT)
-
-
 def test_nobody_there(tmp_path: Path, serve: Callable[[Answer], Path]) -> None:
     assert refused(tmp_path / "none.sock") == "unavailable"
     (tmp_path / "file.sock").write_text("no socket")

@@ -125,34 +125,6 @@ def test_cpu_and_log_events_of_a_container(node: Node) -> None:
     until(working, 30)
 
 
-def test_a_restart_is_followed(node: Node) -> None:
-    log = node.logs["vllm-0"]
-    until(lambda: node.value("source_up", source="logs") == 1)
-    log.write(OOM)
-    log.restart()
-    log.write("EngineCore failed to start.")
-    node.api.apply(node.document("vllm-0", restarts=3, ready=False, last={"reason": "Error", "exitCode": 1}))
-    until(lambda: node.value("container_restarts_total", pod="vllm-0") == 3)
-    until(
-        lambda: (
-            node.value("log_events_total", pod="vllm-0", event="cuda_oom") == 1
-            and node.value("log_events_total", pod="vllm-0", event="start_failed") == 1
-        )
-    )
-    assert node.value("container_last_termination_info", pod="vllm-0", reason="Error", exit_code="1") == 1
-    assert node.value("container_ready", pod="vllm-0") == 0
-
-
-def test_positions_survive_a_restart_of_the_exporter(node: Node) -> None:
-    node.logs["vllm-0"].write(OOM)
-    until(lambda: node.value("log_events_total", pod="vllm-0", event="cuda_oom") == 1)
-    node.stop()
-    node.logs["vllm-0"].write("EngineCore encountered a fatal error.")
-    node.start()
-    until(lambda: node.value("log_events_total", pod="vllm-0", event="engine_dead") == 1)
-    assert node.value("log_events_total", pod="vllm-0", event="cuda_oom") is None
-
-
 def test_two_hundred_pods_come_and_go(node: Node) -> None:
     """Afterwards the page tells of the pods that are left and of no other, and memory has not grown with the dead."""
     draw = random.Random(3)
@@ -369,15 +341,6 @@ def test_without_the_kubelet_owners_come_from_processes(steady: Node) -> None:
         assert steady.labels("gpu_pod_info", "shared", uuid=uuid(1)) == {"true"}
     finally:
         steady.kubelet.start()
-
-
-def test_one_engine_down_costs_only_itself(steady: Node) -> None:
-    steady.server("vllm-1").down.add("/vllm-1/metrics")
-    until(lambda: steady.value("engine_up", pod="vllm-1") == 0)
-    assert steady.value("engine_up", pod="vllm-0") == 1
-    assert steady.samples("target_errors_total", reason="http_5xx")
-    steady.server("vllm-1").down.clear()
-    until(lambda: steady.value("engine_up", pod="vllm-1") == 1)
 
 
 def test_an_exporter_that_starts_before_anything_else_recovers(tmp_path: Path, nvml_library: Path) -> None:

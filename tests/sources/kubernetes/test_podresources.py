@@ -79,12 +79,6 @@ def test_extra_resource_names_can_be_configured(kubelet: FakeKubelet, settings: 
     source.close()
 
 
-def test_one_call_a_read(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
-    source.read()
-    source.read()
-    assert kubelet.calls == 2
-
-
 @pytest.mark.fault(
     "sources",
     "kubelet restarts",
@@ -99,14 +93,6 @@ def test_a_restarted_kubelet_has_a_new_socket(kubelet: FakeKubelet, source: PodR
     assert reason(source) == "no_socket"
     kubelet.start()
     assert [owner.uuid for owner in source.read().owners or ()] == ["GPU-1"]
-
-
-def test_a_restart_between_two_reads_is_seen(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
-    source.read()
-    kubelet.stop()
-    kubelet.start()
-    kubelet.pods = [claim("b", devices={"nvidia.com/gpu": ["GPU-2"]})]
-    assert [owner.pod for owner in source.read().owners or ()] == ["b"]
 
 
 def test_no_socket_and_nobody_behind_it(source: PodResourcesSource, tmp_path: Path) -> None:
@@ -196,13 +182,3 @@ def test_garbage_and_too_much(
     reading = source.read()
     assert len(reading.owners or ()) == 10
     assert reading.errors == {"too_many_devices": 90}
-
-
-def test_an_unknown_service_is_an_old_kubelet(tmp_path: Path, source: PodResourcesSource) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    server = grpc.server(ThreadPoolExecutor(1))
-    server.add_insecure_port(f"unix://{tmp_path / 'kubelet.sock'}")
-    server.start()
-    assert reason(source) == "unimplemented"
-    server.stop(0).wait()

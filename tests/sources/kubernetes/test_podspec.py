@@ -92,19 +92,16 @@ IMAGE = "vllm/vllm-openai:v0.32.0"
         {"command": ["sleep", "infinity"]},
         {"command": ["bash", "-c", "set -e; A=1; sleep infinity"]},
         {"command": ["python3", "benchmark_serving.py", "--port", "8000"]},
-        {"command": ["tail", "-f", "/dev/null"]},
         {"command": None, "args": ["sleep", "infinity"]},
         {"command": None, "args": ["vllm", "bench", "serve"]},
         {"command": ["python3", "-m", "http.server", "8000"]},
         {"command": ["bash", "-c", "--", "while true; do sleep 3600; done"]},
         {"command": ["/usr/sbin/nginx", "-g", "daemon off;"]},
         {"command": ["python3", "-m", "vllm.benchmarks.serve"]},
-        {"command": ["python3", "/app/openai_client.py"]},
         {"command": ["bash", "-c", "pip install x && tail -f /dev/null"]},
         {"command": ["bash", "-c", "eval 'sleep infinity'"]},
         {"command": ["vllm-router", "--port", "8000"]},
         {"command": ["python3", "-m", "vllm_router.app"]},
-        {"command": ["envoy"]},
     ],
 )
 def test_a_foreign_command_in_an_image_of_vllm_is_no_engine_and_counted(fields: dict[str, Any]) -> None:
@@ -129,13 +126,8 @@ def test_what_is_counted_for_its_program() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"command": ["/start.sh"]},
-        {"command": ["/bin/launch-server"]},
-        {"command": ["bash", "/srv/run.sh"]},
         {"command": ["sh", "-c", "$CMD"]},
         {"command": ["sh", "-c", ". /env; sleep 1"]},
-        {"command": ["python3", "/srv/server.py"]},
-        {"command": ["ray", "start", "--head"]},
         {"command": None, "args": ["org/model"]},
         {"command": None, "args": ["--model", "m"]},
         {"command": ["vllm", "$(MODE)"]},
@@ -144,15 +136,14 @@ def test_what_is_counted_for_its_program() -> None:
         *(
             {"command": words.split()}
             for words in (
-                "/app/llm-server",
+                "/start.sh",
+                "bash /srv/run.sh",
+                "ray start --head",
                 "./vllm_server",
                 "/opt/corp/inference --model m",
                 "poetry run python x.py",
-                "vault-env python3 x.py",
-                "opentelemetry-instrument python -m x",
                 "accelerate launch x.py",
                 "/init",
-                "s6-svscan",
                 "catatonit -- /app/x",
                 "python3 /app/client_server.py",
                 "python3 -m my.router_engine",
@@ -193,7 +184,6 @@ def test_a_script_after_the_end_of_the_shells_options(command: list[str], args: 
     [
         {},
         {"command": None, "args": ["--model", "x"]},
-        {"command": None, "args": ["org/m", "--max-model-len", "9"]},
         {"command": ["/start.sh"], "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
         {"command": ["/start.sh"], "resources": {"claims": [{"name": "gpu"}]}},
     ],
@@ -366,10 +356,8 @@ def test_the_path_never_leaves_the_pod(annotations: dict[str, str], path: str | 
         ("10.0.0.5", "10.0.0.5"),
         ("fd00::5", "fd00::5"),
         (None, None),
-        ("", None),
         ("evil.example", None),
         ("10.0.0.5:80", None),
-        ("10.0.0.5/x", None),
     ],
 )
 def test_the_host_is_the_pods_address(ip: str | None, host: str | None) -> None:
@@ -486,12 +474,6 @@ def test_leaders_and_own_servers_have_one(spec: dict[str, Any], labels: dict[str
     assert engine(pod(containers=[spec], labels=labels)).target is not None
 
 
-def test_several_engines_in_a_pod() -> None:
-    found = read(pod(containers=[container("a", ports=ports(8000)), container("b", ports=ports(8001))]))
-    assert [e.target.port for e in found.engines if e.target] == [8000, 8001]
-    assert set(found.containers.values()) == {"a", "b"}
-
-
 def test_only_running_pods_are_scraped_and_evictions_are_seen() -> None:
     pending = engine(pod(phase="Pending"))
     assert (pending.target, pending.refusal) == (None, None)
@@ -593,19 +575,6 @@ def test_what_is_remembered_of_commands_is_bounded_and_forgotten(readings: list[
     assert len(readings) == 3
 
 
-def test_the_templates_of_kserves_llm_service_are_engines() -> None:
-    script = (
-        'if [ -n "$A" ]; then\n  export GREP=${KSERVE_INFER_IB_GID_INDEX_GREP:-"RoCE v2"}\nfi\neval "vllm serve \\\n'
-        '  /mnt/models --served-model-name "m" --port 8000 --ssl-certfile /c --ssl-keyfile /k"'
-    )
-    found = engine(
-        pod(containers=[container(image="ghcr.io/llm-d/llm-d-cuda:v0.4.0", command=["/bin/bash", "-c"], args=[script])])
-    )
-    assert found.target is not None
-    assert (found.target.port, found.target.scheme) == (8000, "https")
-    assert parse(found.target.args).model == "/mnt/models"
-
-
 def test_what_a_long_command_line_hides_is_not_taken_for_a_default() -> None:
     long = container(command=["vllm", "serve", "m", "--max-num-seqs", "8", *["--x"] * 30_000])
     found = target(pod(containers=[long]))
@@ -659,34 +628,11 @@ def test_secrets_stay_out_of_targets() -> None:
         {"name": "MAX_TOKENS", "value": "9"},
         {"name": "REF", "valueFrom": {"secretKeyRef": {}}},
     ]
-    command = [
-        "vllm",
-        "serve",
-        "m",
-        "--api-key",
-        "s3",
-        "--hf-token=s4",
-        "--max-num-batched-tokens",
-        "$(MAX_TOKENS)",
-        "--max-num-seqs",
-        "$(SEQS)",
-        "--tokenizer",
-        "org/t",
-        "--hf-token",
-        "$(HF_TOKEN)",
-    ]
-    found = target(pod(containers=[container(command=command, env=env)]))
+    command = "vllm serve m --api-key s3 --hf-token=s4 --max-num-batched-tokens $(MAX_TOKENS) --max-num-seqs $(SEQS)"
+    found = target(pod(containers=[container(command=[*command.split(), "--hf-token", "$(HF_TOKEN)"], env=env)]))
     assert found.env == {"VLLM_USE_V1": "1"}
-    assert found.args == (
-        "vllm",
-        "serve",
-        "--api-key=[redacted]",
-        "--hf-token=[redacted]",
-        "--max-num-batched-tokens=9",
-        "--max-num-seqs=8",
-        "--tokenizer=org/t",
-        "--model=m",
-    )
+    redacted = "--api-key=[redacted] --hf-token=[redacted] --max-num-batched-tokens=9 --max-num-seqs=8 --model=m"
+    assert found.args == ("vllm", "serve", *redacted.split(" "))
     script = target(pod(containers=[container(command=["sh", "-c", "vllm serve m --api-key s5 --max-num-seqs 4"])]))
     assert script.args == ("vllm", "serve", "--api-key=[redacted]", "--max-num-seqs=4", "--model=m")
 
@@ -701,15 +647,11 @@ def test_secrets_stay_out_of_targets() -> None:
         ("64Gi", 64 * 2.0**30),
         ("128974848", 128974848.0),
         ("129e6", 129e6),
-        ("1k", 1000.0),
         ("100n", 1e-7),
         ("1E", 1e18),
-        ("1e3", 1000.0),
         ("-1", None),
         ("", None),
-        ("many", None),
         (True, None),
-        (None, None),
         ({}, None),
         ("1" * 60, None),
         ("1KB", None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import combinations
 
 import pytest
@@ -128,16 +127,12 @@ def test_an_estimate_says_nothing_of_a_gpu_whose_peak_is_not_known(name: str | N
     [
         ("NVIDIA H100 80GB HBM3", 3.35),
         ("NVIDIA H100 PCIe", 2.0),
-        ("NVIDIA H100 NVL", 3.9),
-        ("NVIDIA H200", 4.9),
         ("NVIDIA GH200 480GB", 4.9),
         ("NVIDIA A100-SXM4-80GB", 2.04),
         ("NVIDIA A10", 0.6),
         ("NVIDIA A10G", None),
         ("NVIDIA L4", 0.3),
         ("NVIDIA L40S", 0.864),
-        ("NVIDIA B200", 8.0),
-        ("NVIDIA GB200", 8.0),
         ("AMD Instinct MI300X OAM", 5.3),
         ("AMD INSTINCT MI250X", 1.6),
         ("AMD Instinct MI300A", None),
@@ -147,10 +142,3 @@ def test_an_estimate_says_nothing_of_a_gpu_whose_peak_is_not_known(name: str | N
 def test_peaks_by_the_names_of_drivers(name: str, terabytes: float | None) -> None:
     found = peak(GpuReading("u", 0, "x", name))
     assert (None if found is None else found.bytes / 1e12) == (None if terabytes is None else pytest.approx(terabytes))
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_evidence_names_no_number_that_was_not_read(level: str) -> None:
-    text = engine("decode", level).diagnosis.evidence["gpu_starved"].text
-    names = {"profiling": "tensor", "power": "power", "estimated_flops": "estimated", "utilization_weak": "NVML"}
-    assert [name for name in names.values() if re.search(name, text)] == [names[level]]

@@ -11,7 +11,7 @@ from kvpressure.sources.base import SourceError
 from kvpressure.sources.gpu.amd import smi
 from kvpressure.sources.gpu.amd.source import RESCAN_SECONDS, AmdSource
 from tests.sources.gpu.amd import trees
-from tests.sources.gpu.amd.smi_stub import SmiDevice, build, readings, wrapper_symbols, write
+from tests.sources.gpu.amd.smi_stub import SmiDevice, build, readings, write
 from tests.sources.gpu.amd.test_sysfs import Clock, Given
 from tests.sources.gpu.amd.trees import GIB
 
@@ -59,10 +59,6 @@ def failure(rocm: Path, tmp_path: Path, devices: list[SmiDevice], **world: Any) 
     (failed,) = readings(rocm, tmp_path / "world", tmp_path / "sys", "amdsmi")
     assert "gpus" not in failed
     return failed
-
-
-def test_the_stub_has_every_symbol_of_the_wrapper() -> None:
-    assert len(wrapper_symbols()) > 150
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
@@ -183,7 +179,7 @@ def test_a_library_without_one_symbol_does_not_import(tmp_path: Path) -> None:
     assert "amdsmi_get_cpu_affinity_with_scope" in failed["detail"]
 
 
-@pytest.mark.parametrize("version", [(25, 5, 1), (26, 1, 0), (26, 2, 1), (27, 0, 0), (0, 0, 0), (7, 0, 2)])
+@pytest.mark.parametrize("version", [(25, 5, 1), (26, 1, 0)])
 def test_a_library_of_another_release_is_not_trusted(rocm: Path, tmp_path: Path, version: tuple[int, int, int]) -> None:
     failed = failure(rocm, tmp_path, [full()], version=version)
     assert failed["reason"] == "amdsmi_mismatch"

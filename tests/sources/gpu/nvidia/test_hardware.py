@@ -12,18 +12,19 @@ from kvpressure.sources.base import NothingHere
 from kvpressure.sources.gpu.nvidia.source import NvidiaSource
 
 BRIDGE, NVIDIA, AMD = ("0x060400", "0x1022"), ("0x030200", "0x10de"), ("0x030000", "0x1002")
+ACCELERATOR, NVIDIA_NETWORK = ("0x120000", "0x1002"), ("0x020000", "0x10de")
 
 
 @pytest.mark.parametrize(
     ("devices", "module", "reason"),
     [
         ([BRIDGE], False, "no_devices"),
-        ([BRIDGE, AMD], False, "no_devices"),
+        ([BRIDGE, AMD, ACCELERATOR, NVIDIA_NETWORK], False, "no_devices"),
         ([BRIDGE], True, "library_missing"),
         ([BRIDGE, NVIDIA], False, "library_missing"),
         ([], False, "library_missing"),
     ],
-    ids=["no GPU", "another vendor's GPU", "a loaded driver", "an NVIDIA GPU", "a hidden bus"],
+    ids=["no GPU", "another vendor's GPUs and a network card", "a loaded driver", "an NVIDIA GPU", "a hidden bus"],
 )
 def test_a_missing_library_is_a_failure_only_where_a_gpu_may_be(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, devices: list[tuple[str, str]], module: bool, reason: str

@@ -42,14 +42,6 @@ def test_mean_of_the_samples_since_the_last_reading(start: StartChild) -> None:
     assert utilization(child) == 0.0
 
 
-def test_point_read_while_there_are_no_new_samples(start: StartChild) -> None:
-    child = start(ring("1000:50"))
-    utilization(child)
-    assert utilization(child) == 0.99
-    child.set(ring("1000:50,2000:40"))
-    assert utilization(child) == 0.4
-
-
 @pytest.mark.parametrize("kind", range(7))
 def test_samples_of_every_type(start: StartChild, kind: int) -> None:
     child = start(ring("1000:1", sample_type=kind))
@@ -99,14 +91,6 @@ def test_samples_too_close_are_not_compared(start: StartChild) -> None:
     assert activity(child) == (None, None, None)
     child.advance(0.06)
     assert activity(child) == (0.8, 0.125, 0.64)
-
-
-def test_off_unless_wanted(start: StartChild) -> None:
-    child = start(gpm())
-    child.gpus()
-    child.advance(1)
-    assert activity(child) == (None, None, None)
-    assert not any(name.startswith("nvmlGpm") for name in child.calls())
 
 
 def test_gpu_without_gpm_is_asked_once(start: StartChild) -> None:

@@ -161,27 +161,6 @@ def test_instances_are_left_out_on_request(start: StartChild) -> None:
     assert [gpu["uuid"] for gpu in child.gpus()] == [gpu_uuid(0)]
 
 
-def test_activity_of_instances(start: StartChild) -> None:
-    child = start(
-        World(
-            gpus=[
-                mig_gpu(
-                    Mig("MIG-a", gi=3, sm=40, tensor=20, dram=60), Mig("MIG-b", gi=5, sm=10), sm=99, tensor=99, dram=99
-                )
-            ]
-        ),
-        nvidia_gpm=True,
-    )
-    child.gpus()
-    child.advance(1)
-    got = by_uuid(child)
-    activity = {
-        uuid: (gpu["sm_activity_ratio"], gpu["tensor_activity_ratio"], gpu["dram_activity_ratio"])
-        for uuid, gpu in got.items()
-    }
-    assert activity == {gpu_uuid(0): (None, None, None), "MIG-a": (0.4, 0.2, 0.6), "MIG-b": (0.1, None, None)}
-
-
 def test_nothing_is_kept_of_an_instance_that_is_gone(start: StartChild) -> None:
     denied = dict.fromkeys(("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"), 4)
     child = start(World(gpus=[mig_gpu(Mig("MIG-a", codes=denied, sm=1))]), nvidia_gpm=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +14,7 @@ from kvpressure.sources.kubernetes.api import Gone, KubeApi, Watcher
 from tests.api_server.cluster import Cluster
 from tests.deploy.chart import Json, only, render
 from tests.helpers.waiting import until
-from tests.sources.gpu.nvml_stub import Gpu, build
 from tests.sources.kubernetes import objects
-from tests.sources.kubernetes.node import SOURCES, Node, uuid
-from tests.sources.kubernetes.test_node_e2e import rich
 
 pytestmark = pytest.mark.live
 
@@ -151,27 +147,6 @@ def test_a_compacted_version_is_gone_and_the_view_recovers(cluster: Cluster, api
         list(api.watch(PODS, parameters, lambda _: None))
 
 
-def test_a_page_after_a_compaction_is_of_the_same_list_or_gone(cluster: Cluster, api: KubeApi) -> None:
-    """Newer servers keep snapshots of their cache, older ones have forgotten the list."""
-    expected = fill(cluster, "paged", 4)
-    found, metadata = [], {}
-    items = api.items(PODS, {"fieldSelector": "spec.nodeName=paged", "limit": "2"})
-    try:
-        while True:
-            found.append(next(items)["metadata"]["name"])
-    except StopIteration as end:
-        metadata = end.value
-    assert len(found) == 2
-    cluster.pod(objects.pod("paged-new", node="paged"))
-    cluster.compact()
-    more = {"fieldSelector": "spec.nodeName=paged", "limit": "2", "continue": str(metadata["continue"])}
-    try:
-        found += [item["metadata"]["name"] for item in api.items(PODS, more)]
-    except Gone:
-        return
-    assert set(found) == expected
-
-
 def test_a_rotated_token_is_used_and_a_bad_one_named(cluster: Cluster, account: str, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(cluster.token("kvpressure", account))
@@ -189,94 +164,3 @@ def test_a_rotated_token_is_used_and_a_bad_one_named(cluster: Cluster, account: 
     with pytest.raises(SourceError) as refused:
         api.get("/api/v1/nodes/nobody")
     assert refused.value.reason == "api_not_found"
-
-
-# --- the whole exporter
-# ---------------------------------------------------------------------------------------------------
-
-
-class RealApi:
-    """The API server in place of the one that the tests of a node bring."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.url = cluster.url
-        self.tokens: set[str] = set()
-
-    def __enter__(self) -> RealApi:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """The cluster goes on."""
-
-    def apply(self, document: Json) -> Json:
-        """Create a pod or a node with its status."""
-        if document["kind"] == "Node":
-            made = self._cluster.create(document)
-            assert made.status_code in (201, 409), made.text
-            path = f"/api/v1/nodes/{document['metadata']['name']}/status"
-            body = {"status": document["status"]}
-            answer = self._cluster.ask("PATCH", path, body=body, content="application/strategic-merge-patch+json")
-            assert answer.status_code == 200, answer.text
-            return dict(answer.json())
-        return self._cluster.pod(document)
-
-    def delete(self, document: Json) -> None:
-        """Delete a pod."""
-        self._cluster.delete_pod(document["metadata"]["namespace"], document["metadata"]["name"])
-
-
-class RealNode(Node):
-    """A node whose API server is real. What the API server decides (uid) is what the node goes by."""
-
-    def __init__(self, where: Path, library: Path, cluster: Cluster, token: str, *arguments: str) -> None:
-        super().__init__(where, library, "--kube.ca-file", str(cluster.ca), *arguments)
-        self.api = RealApi(cluster)  # type: ignore[assignment]  # answers like the stub
-        self._token = token
-
-    def __enter__(self) -> RealNode:
-        super().__enter__()
-        (self.where / "token").write_text(self._token)
-        return self
-
-    def document(self, name: str, **fields: Any) -> Json:
-        """The pod as the API server has made it, so that the node's files bear the uid that it chose."""
-        return self.api.apply(super().document(name, **fields))
-
-
-@pytest.fixture(scope="module")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.mark.parametrize("kilobytes", [76, 240])
-def test_a_full_node_of_large_pods_stays_in_its_memory(
-    cluster: Cluster, account: str, tmp_path: Path, nvml_library: Path, kilobytes: int
-) -> None:
-    with RealNode(tmp_path, nvml_library, cluster, cluster.token("kvpressure", account)) as node:
-        node.gpus = [Gpu() for _ in range(8)]
-        node.write_world()
-        for number in range(8):
-            node.add(f"vllm-{number}", [uuid(number)])
-        for number in range(242):
-            document = rich(number, kilobytes * 1000)
-            document["metadata"]["name"] += f"-of-{kilobytes}"
-            missing = kilobytes * 1000 // 2
-            document["metadata"]["annotations"]["managed"] = "x" * missing
-            cluster.pod(document)
-        try:
-            node.start()
-            until(lambda: node.labels("engine_up", "pod") == {f"vllm-{number}" for number in range(8)}, 180)
-            until(lambda: all(node.value("source_up", source=name) == 1 for name in SOURCES), 60)
-            time.sleep(5)
-            size = len(cluster.ask("GET", f"{PODS}?fieldSelector=spec.nodeName%3D{objects.NODE}").content)
-            now, peak = node.memory_bytes() / 2**20, node.peak_bytes() / 2**20
-            print(f"250 pods of {kilobytes} KB: list {size / 1e6:.0f} MB, memory {now:.1f} MiB, peak {peak:.1f} MiB")
-            assert node.peak_bytes() < 64 * 2**20
-            assert node.samples("container_restarts_total")
-            assert node.value("node_condition", condition="Ready") == 1
-        finally:
-            for number in range(242):
-                cluster.delete_pod(f"team-{number % 7}", f"other-{number}-of-{kilobytes}")
-            for name in list(node.pods):
-                cluster.delete_pod("inference", name)

@@ -101,17 +101,6 @@ def test_discover_says_the_same_of_a_namespace_and_of_a_file(
         cluster.delete_pod(namespace, name)
 
 
-def test_audit_reads_what_kubectl_prints(cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    cluster.namespace(NAMESPACE)
-    apply(cluster, chat())
-    status, out, problem = cluster.kubectl("get", "deploy", "-n", NAMESPACE, "-o", "yaml")
-    assert status == 0, problem
-    (tmp_path / "all.yaml").write_text(out)
-    status, text = read(capsys, "audit", str(tmp_path / "all.yaml"), "--gpu", "H100:80", "--context", "3000")
-    assert status == 1
-    assert "chat" in text
-
-
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 def test_a_patch_is_taken_and_changes_what_it_names(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str

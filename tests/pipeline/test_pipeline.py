@@ -182,20 +182,6 @@ def test_engines_are_forgotten_when_their_target_goes_or_after_a_while():
     assert pipeline.observe(Snapshot(1007.0 + FORGET_SECONDS)).engines == ()
 
 
-def test_gpu_pod_and_engine_are_joined_by_ownership():
-    gpu = GpuReading(
-        "GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB, utilization_ratio=0.9
-    )
-    owner = GpuOwner("GPU-1", "inference", "chat-0", "vllm")
-    pipeline = Pipeline()
-    for i in range(5):
-        state = pipeline.observe(Snapshot(1000.0 + i, gpus=(gpu,), owners=(owner,), pages=(busy(1000.0 + i),)))
-    (engine,) = state.engines
-    assert engine.gpus == ("GPU-1",)
-    assert engine.signals.memory.device_used_ratio == pytest.approx(0.9)
-    assert engine.signals.memory.device_demand_ratio is None, "the pool's size is not known"
-
-
 def test_start_up_lines_give_the_pool_and_so_the_real_demand():
     gpu = GpuReading("GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB)
     lines = tuple(
@@ -305,16 +291,6 @@ def test_container_and_log_events_reach_state_and_conditions():
     assert conditions["gpu_out_of_memory"] is True
     assert conditions["crash_loop"] is False
     assert state.containers[0].log_events == {"cuda_oom": 1}
-
-
-def test_log_events_are_published_of_a_container_that_only_its_log_tells_of():
-    oom = log_line(
-        "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
-    )
-    state = Pipeline().observe(Snapshot(1000.0, pages=(busy(1000.0),), logs=(oom,)))
-    assert [(c.reading, c.log_events) for c in state.containers] == [
-        (ContainerReading("inference", "chat-0", "vllm"), {"cuda_oom": 1})
-    ]
 
 
 def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():

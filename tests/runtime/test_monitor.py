@@ -17,7 +17,7 @@ from kvpressure.model.state import State
 from kvpressure.runtime.monitor import HANG_SECONDS, HEARTBEAT_SECONDS, PIPELINE, DeferredSource, Monitor, build_sources
 from kvpressure.runtime.worker import PENDING_LOGS, REASONS, Worker, next_due
 from kvpressure.settings.settings import Settings
-from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError
+from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError
 from kvpressure.sources.catalog import CollectorSettings, SourceSpec
 from tests.helpers.waiting import until
 
@@ -59,6 +59,29 @@ def raising(error: Exception) -> Callable[[], Reading]:
     return step
 
 
+class Hanging(Scripted):
+    """A source whose next read, begun in a thread, hangs until ``let_go``. The reads before are ``steps``."""
+
+    def __init__(self, *steps: Callable[[], Reading]) -> None:
+        super().__init__(*steps, self._hang, lambda: GPUS)
+        self._began, self._go = threading.Event(), threading.Event()
+        self._thread = threading.Thread()
+
+    def _hang(self) -> Reading:
+        self._began.set()
+        assert self._go.wait(10)
+        return GPUS
+
+    def begin(self, worker: Worker) -> None:
+        self._thread = threading.Thread(target=worker.read_once)
+        self._thread.start()
+        assert self._began.wait(10)
+
+    def let_go(self) -> None:
+        self._go.set()
+        self._thread.join(10)
+
+
 class Recorder:
     """A pipeline that keeps what it was given."""
 
@@ -97,10 +120,6 @@ class TestSchedule:
         steps = (following - due) / interval
         assert steps == pytest.approx(round(steps), abs=1e-3)
         assert now - 1e-6 < following <= now + interval + 1e-6
-
-    def test_a_read_that_ends_early_is_still_one_interval_from_the_last(self) -> None:
-        assert next_due(10.0, 1.0, 10.3) == 11.0
-        assert next_due(10.0, 1.0, 13.4) == 14.0
 
 
 class TestWorker:
@@ -250,20 +269,11 @@ class TestWorker:
         "when the call returns",
     )
     def test_a_hanging_read_is_down_after_its_deadline_and_picked_up_when_it_returns(self) -> None:
-        clock = Clock()
-        began, go = threading.Event(), threading.Event()
-
-        def hang() -> Reading:
-            began.set()
-            assert go.wait(10)
-            return GPUS
-
-        one = worker(Scripted(lambda: GPUS, hang, lambda: GPUS), clock, deadline_seconds=5.0, hold_seconds=60.0)
+        clock, source = Clock(), Hanging(lambda: GPUS)
+        one = worker(source, clock, deadline_seconds=5.0, hold_seconds=60.0)
         one.read_once()
         one.take(clock.now)
-        thread = threading.Thread(target=one.read_once)
-        thread.start()
-        assert began.wait(10)
+        source.begin(one)
         clock.now += 5.0
         assert one.take(clock.now) is not None  # within the deadline the last reading is held
         assert one.hanging_seconds(clock.now) == 0
@@ -272,8 +282,7 @@ class TestWorker:
             assert one.take(clock.now) is None
             assert one.health(clock.now) == SourceHealth("fake", False, "timeout", WALL, 0.0, {"timeout": 1})
             assert one.hanging_seconds(clock.now) == pytest.approx(extra)
-        go.set()
-        thread.join(10)
+        source.let_go()
         assert one.take(clock.now) is None  # 705 s old
         assert one.hanging_seconds(clock.now) == 0
         one.read_once()
@@ -375,18 +384,9 @@ class TestTick:
 
     @pytest.mark.fault("process", "the loop hangs", "`/-/healthy` 503", "liveness probe", "restart by the kubelet")
     def test_health_is_the_loop_and_a_hang_only_after_long(self) -> None:
-        clock = Clock()
-        began, go = threading.Event(), threading.Event()
-
-        def hang() -> Reading:
-            began.set()
-            assert go.wait(10)
-            return GPUS
-
-        one = monitor(clock, (spec(deadline_seconds=5.0), Scripted(hang)))
-        thread = threading.Thread(target=one.workers["fake"].read_once)
-        thread.start()
-        assert began.wait(10)
+        clock, source = Clock(), Hanging()
+        one = monitor(clock, (spec(deadline_seconds=5.0), source))
+        source.begin(one.workers["fake"])
         clock.now += HEARTBEAT_SECONDS
         assert one.why_unhealthy() is None
         clock.now += 1
@@ -399,8 +399,7 @@ class TestTick:
         clock.now += 1
         one.tick()
         assert one.why_unhealthy() == "source fake has been hanging for 601 s"
-        go.set()
-        thread.join(10)
+        source.let_go()
         assert one.why_unhealthy() is None
 
     def test_ready_when_every_source_has_answered_or_failed_and_a_tick_is_done(self) -> None:
@@ -414,25 +413,15 @@ class TestTick:
         assert one.ready()
 
     def test_a_source_that_hangs_from_the_start_does_not_keep_it_from_being_ready(self) -> None:
-        clock = Clock()
-        began, go = threading.Event(), threading.Event()
-
-        def hang() -> Reading:
-            began.set()
-            assert go.wait(10)
-            return GPUS
-
-        one = monitor(clock, (spec(deadline_seconds=5.0), Scripted(hang)))
-        thread = threading.Thread(target=one.workers["fake"].read_once)
-        thread.start()
-        assert began.wait(10)
+        clock, source = Clock(), Hanging()
+        one = monitor(clock, (spec(deadline_seconds=5.0), source))
+        source.begin(one.workers["fake"])
         one.tick()
         assert not one.ready()
         clock.now += 6
         one.tick()
         assert one.ready()
-        go.set()
-        thread.join(10)
+        source.let_go()
 
 
 class TestRunning:
@@ -606,54 +595,26 @@ class TestBuilding:
         assert source.name == "nvidia"
 
 
-def test_a_source_with_nothing_to_read_is_neither_up_nor_down():
+def test_a_source_with_nothing_to_read_is_neither_up_nor_down() -> None:
     """A node without AMD GPUs is normal: no source_up, no error count, and the exporter is ready all the same."""
-    from kvpressure.runtime.worker import Worker
-    from kvpressure.sources.base import NothingHere
-    from kvpressure.sources.catalog import SourceSpec
-
-    class Nothing:
-        name = "amd"
-
-        def read(self):
-            raise NothingHere("no_devices")
-
-        def close(self):
-            pass
-
-    worker = Worker(SourceSpec("amd", "", lambda _: Nothing()), Nothing(), lambda _: None)
-    assert worker.read_once()
-    health = worker.health(0.0)
+    clock = Clock()
+    one = worker(Scripted(raising(NothingHere("no_devices"))), clock)
+    assert one.read_once()
+    health = one.health(clock.now)
     assert (health.up, health.reason, dict(health.errors)) == (None, "no_devices", {})
-    assert worker.answered
-    assert worker.take(0.0) is None
+    assert one.answered
+    assert one.take(clock.now) is None
 
 
-def test_a_source_that_asks_by_itself_says_how_often_it_failed():
+def test_a_source_that_asks_by_itself_says_how_often_it_failed() -> None:
     """A read fails for as long as a watch is broken; counted is what was asked in vain meanwhile."""
-    from kvpressure.runtime.worker import Worker
-    from kvpressure.sources.base import SourceError
-    from kvpressure.sources.catalog import SourceSpec
-
-    class Watching:
-        name = "pods"
-        new = ({"api_error": 3, "api_gone": 1}, {}, None)
-
-        def __init__(self):
-            self.reads = 0
-
-        def read(self):
-            self.reads += 1
-            raise SourceError("api_error", "", self.new[self.reads - 1])
-
-        def close(self):
-            pass
-
-    worker = Worker(SourceSpec("pods", "", lambda _: Watching()), Watching(), lambda _: None)
+    clock = Clock()
+    new = ({"api_error": 3, "api_gone": 1}, {}, None)
+    one = worker(Scripted(*(raising(SourceError("api_error", "", counts)) for counts in new)), clock)
     counted = []
-    for _ in range(3):
-        worker.read_once()
-        health = worker.health(0.0)
+    for _ in new:
+        one.read_once()
+        health = one.health(clock.now)
         assert (health.up, health.reason) == (False, "api_error")
         counted.append(dict(health.errors))
     once = {"api_error": 3, "api_gone": 1}

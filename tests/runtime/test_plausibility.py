@@ -10,9 +10,8 @@ import pytest
 from kvpressure.model.readings import AllocatorReading, ContainerReading, GpuProcess, GpuReading, Termination
 from kvpressure.runtime import plausibility
 from kvpressure.runtime.plausibility import IMPOSSIBLE, believed
-from kvpressure.runtime.worker import Worker
 from kvpressure.sources.base import Reading
-from kvpressure.sources.catalog import SourceSpec
+from tests.runtime.test_monitor import Clock, Scripted, worker
 
 SOUND = Reading(
     gpus=(
@@ -91,19 +90,12 @@ def test_parts_of_a_reading_are_left_out_alone(value: Any) -> None:
 
 
 def test_a_worker_gives_out_what_is_believed_and_counts_the_rest() -> None:
-    class Lying:
-        name = "lying"
-
-        def read(self) -> Reading:
-            return Reading(gpus=(GpuReading("GPU-1", 0, "nvidia", memory_used_bytes=-5, power_watts=100.0),))
-
-        def close(self) -> None:
-            """Nothing is held."""
-
-    worker = Worker(SourceSpec(name="lying", help="a test", factory=lambda _: Lying()), Lying(), lambda _: None)
-    assert worker.read_once()
-    found = worker.take(worker._arrived)
+    clock = Clock()
+    lie = Reading(gpus=(GpuReading("GPU-1", 0, "nvidia", memory_used_bytes=-5, power_watts=100.0),))
+    one = worker(Scripted(lambda: lie), clock)
+    assert one.read_once()
+    found = one.take(clock.now)
     assert found is not None
     assert found.gpus == (GpuReading("GPU-1", 0, "nvidia", power_watts=100.0),)
-    assert worker.health(worker._arrived).errors == {IMPOSSIBLE: 1}
-    assert worker.health(worker._arrived).up is True
+    assert one.health(clock.now).errors == {IMPOSSIBLE: 1}
+    assert one.health(clock.now).up is True

@@ -26,9 +26,8 @@ OPENED_ELSEWHERE = {
     ("cli/__init__.py", "Path(os.devnull).open"): "/dev/null",
     ("cli/__init__.py", "os.open"): "/dev/null",
     ("recording/openmetrics.py", "os.fdopen"): "the descriptor of open_to_write",
-    ("sources/host/container_logs.py", "os.fdopen"): "the descriptor of open_to_write",
-    ("publish/web/tls.py", "context.load_cert_chain"): "files that _pem has checked, or its own memory",
-    ("publish/web/tls.py", "context.load_verify_locations"): "files that _pem has checked, or its own memory",
+    ("publish/web/tls.py", "context.load_cert_chain"): "files that _file has checked",
+    ("publish/web/tls.py", "context.load_verify_locations"): "files that _file has checked",
     ("sources/gpu/nvidia/source.py", "self._session.open"): "no file: the driver's library",
 }
 """Calls outside ``files`` that open something, by module and callee, each with the reason."""
@@ -36,14 +35,12 @@ OPENED_ELSEWHERE = {
 JOINED_ELSEWHERE = {
     ("sources/gpu/nvidia/hardware.py", "sysfs / 'module' / own"): "the name of a vendor's kernel module",
     ("sources/host/procfs.py", "self._root / str(pid)"): "a number",
-    ("sources/host/log_files.py", "self.directory / candidate"): "listed there, or a position's: a component",
     ("sources/host/log_files.py", "self.directory / name"): "listed there",
     ("sources/host/log_files.py", "self.directory / older[0]"): "listed there",
     ("sources/host/log_files.py", "self.directory / f'{current}.log'"): "a number",
     ("sources/host/log_files.py", "self.directory / f'{files.live[-2]}.log'"): "a number",
     ("sources/host/log_files.py", "self.directory / f'{following}.log'"): "a number",
     ("sources/host/log_files.py", "self.directory / f'{self._current}.log'"): "a number",
-    ("sources/host/container_logs.py", "self._file.with_name(f'{self._file.name}.new')"): "of an option",
     ("sources/gpu/amd/sysfs.py", "Path(f'{drm}/{name}/device')"): "listed there",
     ("sources/gpu/amd/sysfs.py", "Path(f'{root}/module/amdgpu')"): "of an option",
     ("sources/gpu/amd/sysfs.py", "Path(device.path)"): "found in sysfs",

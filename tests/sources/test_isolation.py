@@ -116,7 +116,6 @@ class Node:
             host_proc=root / "proc",
             host_cgroup=root / "cgroup",
             host_pod_logs=root / "logs",
-            log_positions=root / "positions",
             kubelet_socket=root / "kubelet.sock",
         )
         tree = trees.mi300x(root / "sys", 2)

@@ -257,11 +257,6 @@ _FILES: Final = (
         "some lines could not be read, or there were too many: they are counted and skipped",
         "nothing; a log of megabytes a second loses lines",
     ),
-    _meaning(
-        "positions_unreadable positions_unwritable",
-        "the file of log positions is not usable; lines may be read twice after a restart",
-        "check the emptyDir",
-    ),
 )
 _WEB: Final = (
     _meaning(

@@ -52,7 +52,7 @@ GROUPS: Final = (
     SettingsGroup(
         "Kubernetes",
         "how this node's pods are found, with their GPUs, logs and cgroups",
-        ("kube.", "kubelet.", "host.", "log-positions"),
+        ("kube.", "kubelet.", "host."),
     ),
     SettingsGroup("web server", "addresses, TLS and links", ("web.",)),
     SettingsGroup("recordings", "the flight recorder, and playback of recordings", ("record.", "recording.")),

@@ -221,9 +221,6 @@ class Settings:
     host_pod_logs: Path = option(
         "host.pod-logs", ANY_PATH, Path("/var/log/pods"), "Path of the log files of pods on the host."
     )
-    log_positions: Path | None = option(
-        "log-positions", ANY_PATH, None, "File for the read positions in the pods' logs."
-    )
     record_directory: Path | None = option(
         "record.directory",
         ANY_PATH,

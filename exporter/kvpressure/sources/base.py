@@ -169,10 +169,6 @@ class SourceSettings(Protocol):
         """The host's ``/var/log/pods``."""
 
     @property
-    def log_positions(self) -> Path | None:
-        """File of read positions."""
-
-    @property
     def engine_targets(self) -> tuple[Target, ...]:
         """Targets from the command line."""
 

@@ -233,8 +233,6 @@ class Node:
             str(self.cgroup),
             "--host.pod-logs",
             str(self.logs_root),
-            "--log-positions",
-            str(self.where / "positions.json"),
             *self._arguments,
         ]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}

@@ -23,7 +23,6 @@
 {{- end -}}
 {{- if $values.sources.logs -}}
 {{- $_ := set $settings "host.pod-logs" "/var/log/pods" -}}
-{{- $_ := set $settings "log-positions" "/var/lib/kvpressure/log-positions.json" -}}
 {{- end -}}
 {{- if $values.recording.enabled -}}
 {{- $_ := set $settings "record.directory" "/var/lib/kvpressure/recordings" -}}
@@ -67,7 +66,6 @@ kubelet.socket: sources.podresources and host.kubelet
 host.proc: sources.procfs and host.proc
 host.cgroup: sources.cgroup and host.cgroup
 host.pod-logs: sources.logs and host.podLogs
-log-positions: sources.logs
 record.directory: recording.enabled
 record.max-size: recording.maxSizeMiB
 record.keep: recording.keep

@@ -2,26 +2,23 @@
 
 Only lines that the engine's dialect recognises leave this source, with their event. A line older than
 ``RECENT_SECONDS`` when first seen (this process has just started) counts only if it states a fact that still holds,
-such as the arguments. Read positions survive a restart in ``--log-positions``.
+such as the arguments.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kvpressure.engines import registry
-from kvpressure.files import below, component, open_to_write, read_file
+from kvpressure.files import below
 from kvpressure.model.log_events import FACT_EVENTS
 from kvpressure.model.readings import LogLine
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
-from kvpressure.sources.host.log_files import ContainerLog, Entry, Position
+from kvpressure.sources.host.log_files import ContainerLog, Entry
 from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.places import admitted
 
@@ -34,8 +31,6 @@ REASONS: Final = (
     "skipped",
     "too_many_lines",
     "too_many_containers",
-    "positions_unreadable",
-    "positions_unwritable",
 )
 """Reasons of this source. ``skipped`` counts logs written faster than they are read."""
 
@@ -47,9 +42,7 @@ MAX_CONTAINERS: Final = 128
 Shown as: `source_errors_total{source="logs"}`.
 """
 RECENT_SECONDS: Final = 600.0
-SAVE_SECONDS: Final = 5.0
 MISSING_SECONDS: Final = 30.0
-MAX_POSITIONS_BYTES: Final = 1024 * 1024
 
 Key = tuple[str, str, str, str]  # namespace, pod, uid, container
 
@@ -74,16 +67,10 @@ class LogsSource:
         self._dialects: dict[Key, str] = {}  # the engine's name, as discovery knows it
         self._leaving: set[Key] = set()
         self._turn = 0
-        self._file = settings.log_positions
-        self._known: dict[str, tuple[str, Position]] | None = None
-        self._saved: dict[str, Any] = {}
-        self._save_due = 0.0
 
     def read(self) -> Reading:
         """Lines logged since the last read. Raises ``SourceError`` without a log directory or pods."""
         errors: Counter[str] = Counter()
-        if self._known is None:
-            self._known = self._load(errors)
         self._check_root()
         pods = self._pods()
         if pods is None:
@@ -93,14 +80,11 @@ class LogsSource:
         for key, log in self._in_turn():
             with isolated(_subject(key), errors, FILE_REASONS):
                 lines += self._lines(key, log, errors)
-        if self._clock() >= self._save_due:
-            self._save(errors)
         return Reading(logs=tuple(lines), errors=dict(errors))
 
     def close(self) -> None:
-        """Save the positions and close the files."""
+        """Close the files."""
         errors: Counter[str] = Counter()
-        self._save(errors)
         for key in list(self._logs):
             self._unfollow(key, errors)
 
@@ -138,8 +122,7 @@ class LogsSource:
             with isolated(_subject(key), errors, FILE_REASONS):
                 directory = self._directory(pod, key[3])
                 if directory is not None:
-                    known = (self._known or {}).pop(self._name(directory), None)
-                    self._logs[key] = ContainerLog(directory, known)
+                    self._logs[key] = ContainerLog(directory)
                     del self._missing[key]
                 elif pod.phase == "Running":
                     errors["no_log"] += 1
@@ -186,60 +169,6 @@ class LogsSource:
             if event.event in FACT_EVENTS or (entry.time or since) >= since:
                 yield LogLine(key[0], key[1], key[3], message, event)
 
-    # --- positions ----------------------------------------------------------------------------------------------
-
-    def _name(self, directory: Path) -> str:
-        return str(directory.relative_to(self._root))
-
-    def _load(self, errors: Counter[str]) -> dict[str, tuple[str, Position]]:
-        if self._file is None:
-            return {}
-        try:
-            return dict(_positions(json.loads(read_file(self._file, MAX_POSITIONS_BYTES))))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            errors["positions_unreadable"] += 1
-            return {}
-
-    def _save(self, errors: Counter[str]) -> None:
-        """Write all positions atomically."""
-        self._save_due = self._clock() + SAVE_SECONDS
-        if self._file is None:
-            return
-        files = {}
-        for key, log in self._logs.items():
-            with isolated(_subject(key), errors, FILE_REASONS):
-                position = log.position()
-                if position is not None:
-                    files[self._name(log.directory)] = {"file": position[0], **asdict(position[1])}
-        if files == self._saved:
-            return
-        fresh = self._file.with_name(f"{self._file.name}.new")
-        try:
-            with os.fdopen(open_to_write(fresh), "w", encoding="utf-8") as file:
-                file.truncate()
-                json.dump({"version": 1, "files": files}, file)
-            fresh.replace(self._file)
-        except OSError:
-            errors["positions_unwritable"] += 1
-        else:
-            self._saved = files
-
 
 def _subject(key: Key) -> str:
     return f"container {key[0]}/{key[1]}/{key[3]}"
-
-
-def _positions(document: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Position]]]:
-    if document["version"] != 1:
-        raise ValueError("unknown version")
-    for name, item in document["files"].items():
-        numbers = [item[part] for part in ("inode", "offset", "head_bytes", "head")]
-        if (
-            not isinstance(item["file"], str)
-            or component(item["file"]) is None
-            or not all(isinstance(number, int) and number >= 0 for number in numbers)
-        ):
-            raise ValueError("no position")
-        yield name, (item["file"], Position(*numbers))

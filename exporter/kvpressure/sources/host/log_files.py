@@ -24,7 +24,6 @@ CHUNK_BYTES: Final = 65536
 HEAD_BYTES: Final = 512 * 1024  # of a log that is new here: its start-up lines
 TAIL_BYTES: Final = 256 * 1024  # and its end
 SKIP_BYTES: Final = 16 * 1024 * 1024  # a log with more unread bytes is followed from its end again
-HEAD_CHECK_BYTES: Final = 256  # checksummed to recognise a file
 MAX_FILES: Final = 1000  # names in one directory that are looked at
 
 _LIVE: Final = re.compile(r"(\d{1,9})\.log")
@@ -42,16 +41,6 @@ class Entry:
     def time(self) -> float | None:
         """The stamp as Unix seconds; None without one."""
         return moment(self.stamp)
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a file was read. ``head``: checksum of its first ``head_bytes`` bytes, because inodes are reused."""
-
-    inode: int
-    offset: int
-    head_bytes: int
-    head: int
 
 
 class _Joiner:
@@ -100,7 +89,6 @@ class Tail:
         self._words = tuple(word.encode() for word in log_words())
         self.path = path
         self.offset = offset  # of the next byte to read
-        self.done = offset  # of the first byte not yet part of a complete message
         self.end = end
         self._file = open_file(path)
         self._fd = self._file.fileno()
@@ -139,15 +127,10 @@ class Tail:
 
     def restart(self, offset: int, cut: bool) -> None:
         """Continue from ``offset`` and drop incomplete lines."""
-        self.offset = self.done = offset
+        self.offset = offset
         self._carry = b""
         self._cut = cut
         self._joiner.clear()
-
-    def position(self) -> Position:
-        """Where to continue after a restart of this process."""
-        size = min(self.done, HEAD_CHECK_BYTES)
-        return Position(self.inode, self.done, size, zlib.crc32(os.pread(self._fd, size, 0)))
 
     def _entries(self, chunk: bytes) -> Iterator[Entry]:
         """Messages completed by ``chunk``; a chunk without any keyword is not even split into lines."""
@@ -165,28 +148,12 @@ class Tail:
                 entry = self._joiner.entry(line)
                 if entry is not None:
                     yield entry
-        if not self._joiner.open:
-            self.done = self.offset - len(rest)
 
     def _keep(self, rest: bytes) -> None:
         """Keep the beginning of an incomplete line, at most ``MAX_LINE`` bytes of it."""
         if not self._cut:
             room = MAX_LINE + 64 - len(self._carry)  # the runtime's prefix stands in front
             self._carry += rest[: max(0, room)]
-
-
-def matches(path: Path, position: Position) -> bool:
-    """Whether ``path`` is the file of ``position`` and at least as long."""
-    try:
-        with open_file(path) as file:
-            found = os.fstat(file.fileno())
-            return (
-                found.st_ino == position.inode
-                and found.st_size >= position.offset
-                and zlib.crc32(file.read(min(position.head_bytes, HEAD_CHECK_BYTES))) == position.head
-            )
-    except OSError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +205,9 @@ def _inode(path: Path) -> int | None:
 class ContainerLog:
     """Follows a container's log through rotations and restarts."""
 
-    def __init__(self, directory: Path, known: tuple[str, Position] | None = None) -> None:
-        """``known``: file name and position from before a restart of this process."""
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.skipped = 0  # how often unread bytes or rotated files were skipped
-        self._known = known
         self._current = 0  # restart count of the log being followed
         self._segments: deque[Tail] = deque()
         self._heads: list[Entry] = []
@@ -253,12 +218,6 @@ class ContainerLog:
         """Close all files."""
         while self._segments:
             self._segments.popleft().close()
-
-    def position(self) -> tuple[str, Position] | None:
-        """File name and position of the followed log; None while older files are unread."""
-        if len(self._segments) != 1 or self._segments[0].end is not None:
-            return None
-        return self._segments[0].path.name, self._segments[0].position()
 
     def read(self, budget: int) -> tuple[list[Entry], int]:
         """Messages from at most ``budget`` bytes, and the bytes read. Raises ``OSError``."""
@@ -285,26 +244,10 @@ class ContainerLog:
             return
         self._current = files.live[-1]
         try:
-            if not (self._known and self._resume(files, *self._known)):
-                self._start(files)
+            self._start(files)
         except OSError:
             self.close()
             raise
-        self._known = None
-
-    def _resume(self, files: LogFolder, name: str, position: Position) -> bool:
-        """Continue in the file that was followed before, which may have been rotated."""
-        for candidate in (name, *(other for other in files.rotated if not other.endswith(".gz"))):
-            path = self.directory / candidate
-            if matches(path, position):
-                self._segments.append(Tail(path, position.offset))
-                found = _LIVE.fullmatch(candidate) or _ROTATED.fullmatch(candidate)
-                self._current = int(found[1]) if found else files.live[-1]
-                self._rotation_seen = candidate != name
-                at = files.rotated.index(candidate) if candidate in files.rotated else len(files.rotated)
-                self._before = _plain(files.rotated[:at])
-                return True
-        return False
 
     def _start(self, files: LogFolder) -> None:
         """Begin a new log: the end of the previous container's, the start-up lines, then the end."""

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from kvpressure.errors import InputError
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.metrics import METRICS
@@ -116,7 +117,7 @@ def test_nothing_is_left_behind_when_the_replay_fails(tmp_path: Path) -> None:
 
 
 def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(InputError, match="No such file"):
         OpenMetricsWriter(tmp_path / "no" / "out")
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from kvpressure.errors import InputError, refused_file
+from kvpressure.errors import InputError
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
@@ -90,29 +88,26 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("an empty name was given; allowed: the path of a recording")
     with contextlib.ExitStack() as stack:
         readers = [
-            stack.enter_context(Reader(file, on_problem=stack.enter_context(_Damage(file)).report))
-            for file in options.files
+            stack.enter_context(Reader(file, on_problem=stack.enter_context(_damage(file)))) for file in options.files
         ]
         _replay(options, _Replay(readers, Pipeline(load(options.thresholds)), options))
     return 0
 
 
-class _Damage(contextlib.AbstractContextManager["_Damage"]):
+@contextlib.contextmanager
+def _damage(file: str) -> Iterator[Callable[[ReadProblem], None]]:
     """Reports unreadable lines on standard error: the first few, then a count."""
+    count = 0
 
-    def __init__(self, file: str) -> None:
-        self._file = file
-        self._count = 0
+    def report(problem: ReadProblem) -> None:
+        nonlocal count
+        count += 1
+        if count <= _SHOWN_PROBLEMS:
+            print(f"{file}:{problem.line}: {problem.text}", file=sys.stderr)
 
-    def __exit__(self, *_: object) -> None:
-        if self._count > _SHOWN_PROBLEMS:
-            print(f"{self._file}: {self._count - _SHOWN_PROBLEMS} more lines skipped", file=sys.stderr)
-
-    def report(self, problem: ReadProblem) -> None:
-        """Count a problem; show it if it is among the first."""
-        self._count += 1
-        if self._count <= _SHOWN_PROBLEMS:
-            print(f"{self._file}:{problem.line}: {problem.text}", file=sys.stderr)
+    yield report
+    if count > _SHOWN_PROBLEMS:
+        print(f"{file}: {count - _SHOWN_PROBLEMS} more lines skipped", file=sys.stderr)
 
 
 class _Replay:
@@ -149,52 +144,12 @@ class _Replay:
             control("\r\033[K", sys.stderr)
 
 
-@contextlib.contextmanager
-def _writing(out: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: a name like "/" or ""
-        raise InputError(refused_file(f"--openmetrics: {out}", error, "a file that can be written")) from error
-
-
-class _OpenMetricsFile:
-    """The file of ``--openmetrics``, whose errors are distinct from those of standard output. Raises ``InputError``."""
-
-    def __init__(self, out: str, recordings: Sequence[str]) -> None:
-        self._out = out
-        with _writing(out):
-            if Path(out).exists():  # the finished file takes the name: a device or the recording would be gone
-                if not Path(out).is_file():
-                    raise ValueError("a directory or a device")
-                if any(Path(file).samefile(out) for file in recordings):
-                    raise ValueError("the recording itself")
-            self._writer = OpenMetricsWriter(out)
-
-    def __enter__(self) -> _OpenMetricsFile:
-        self._writer.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        with _writing(self._out):
-            self._writer.__exit__(*raised)
-
-    def add(self, t: float, state: State) -> None:
-        """Take one tick."""
-        with _writing(self._out):
-            self._writer.add(t, state)
-
-    @property
-    def samples(self) -> int:
-        """Number of lines written."""
-        return self._writer.samples
-
-
 def _replay(options: argparse.Namespace, ticks: _Replay) -> None:
     form = options.format or ("text" if options.openmetrics is None else None)
     timeline = Timeline() if form == "text" else None
     with contextlib.ExitStack() as stack:
         series = (
-            stack.enter_context(_OpenMetricsFile(options.openmetrics, options.files))
+            stack.enter_context(OpenMetricsWriter(options.openmetrics, options.files))
             if options.openmetrics is not None
             else None
         )

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
+from kvpressure.errors import InputError, refused_file
 from kvpressure.files import open_to_write
 from kvpressure.model.state import State
 from kvpressure.publish.collector import families
@@ -29,12 +30,23 @@ _WITHIN_METRIC: Final = {"histogram": "le", "summary": "quantile"}  # label that
 class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
     """Collects ticks and writes ``out`` when closed without an exception; use as a context manager.
 
-    Raises ``OSError`` when ``out`` cannot be written.
+    ``recordings``: what is replayed, which ``out`` must not replace. Raises ``InputError`` when ``out`` cannot be
+    written.
     """
 
-    def __init__(self, out: str | Path) -> None:
+    def __init__(self, out: str | Path, recordings: Sequence[str] = ()) -> None:
         self.samples = 0
+        self._name = str(out)
         self._out = Path(out)
+        with self._writing():
+            self._open(recordings)
+
+    def _open(self, recordings: Sequence[str]) -> None:
+        if self._out.exists():  # the finished file takes the name: a device or the recording would be gone
+            if not self._out.is_file():
+                raise ValueError("a directory or a device")
+            if any(Path(file).samefile(self._out) for file in recordings):
+                raise ValueError("the recording itself")
         self._part = self._out.with_name(self._out.name + ".part")
         os.close(open_to_write(self._part))  # an unusable name fails now, not after a long replay
         self._directory = tempfile.TemporaryDirectory(prefix="kvpressure-")
@@ -52,17 +64,27 @@ class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with self._writing():
+            try:
+                if kind is None:
+                    self._store()
+                    with os.fdopen(open_to_write(self._part), "w", encoding="utf-8") as out:
+                        out.truncate()
+                        self._write(out)
+                    self._part.replace(self._out)
+            finally:
+                self._part.unlink(missing_ok=True)
+                self._database.close()
+                self._directory.cleanup()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            if kind is None:
-                self._store()
-                with os.fdopen(open_to_write(self._part), "w", encoding="utf-8") as out:
-                    out.truncate()
-                    self._write(out)
-                self._part.replace(self._out)
-        finally:
-            self._part.unlink(missing_ok=True)
-            self._database.close()
-            self._directory.cleanup()
+            yield
+        except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: a name like "/" or ""
+            raise InputError(
+                refused_file(f"--openmetrics: {self._name}", error, "a file that can be written")
+            ) from error
 
     def add(self, t: float, state: State) -> None:
         """The series of one tick at ``t``. A tick that is not later than the one before, to the millisecond, is left
@@ -81,7 +103,8 @@ class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
                 metric = self._metric(number, sample.labels, within)
                 self._batch.append((number, metric, f"{line} {stamp}\n"))
         if len(self._batch) >= _BATCH:
-            self._store()
+            with self._writing():
+                self._store()
 
     def _metric(self, family: int, labels: Mapping[str, str], within: str | None) -> int:
         """The number of a label set; the buckets of a histogram belong together."""

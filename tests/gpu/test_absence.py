@@ -10,21 +10,18 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvpressure.model.readings import GpuProcess, GpuReading, Snapshot
+from kvpressure.model.readings import GpuReading, Snapshot
 from kvpressure.model.state import GpuState, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.sources.base import NothingHere
 from kvpressure.sources.gpu.amd.source import AmdSource
-from tests.gpu.nodes import Build
 from tests.sources.gpu.amd import trees
 from tests.sources.gpu.amd.test_sysfs import Clock, Given
-from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
-from tests.sources.gpu.nvml_stub.driver import Child
+from tests.sources.gpu.nvml_stub import GIB
 
 pytestmark = pytest.mark.live
 
@@ -68,113 +65,6 @@ def check(found: Page, truth: Mapping[str, Mapping[str, float]]) -> None:
         assert short in NEVER_ZERO, name
         same = short.replace("demand", "used")  # without an engine
         assert value == pytest.approx(truth[uuid][same]), (name, uuid)
-
-
-# --- NVIDIA ---------------------------------------------------------------------------------------------------------
-
-WHOLE = {
-    "memory_total_bytes": 80 * GIB,
-    "memory_used_bytes": 50 * GIB,
-    "memory_reserved_bytes": GIB // 2,
-    "memory_used_ratio": 0.625,
-    "utilization_ratio": 0.7,
-    "sm_activity_ratio": 0.5,
-    "tensor_activity_ratio": 0.25,
-    "dram_activity_ratio": 0.75,
-    "power_watts": 350.0,
-    "power_limit_watts": 700.0,
-}
-INSTANCE = {
-    "memory_total_bytes": 10 * GIB,
-    "memory_used_bytes": 6 * GIB,
-    "memory_reserved_bytes": GIB // 4,
-    "memory_used_ratio": 0.6,
-    "sm_activity_ratio": 0.5,
-    "tensor_activity_ratio": 0.25,
-    "dram_activity_ratio": 0.75,
-}
-TRUTH = {gpu_uuid(0): WHOLE, gpu_uuid(1): WHOLE, "MIG-a": INSTANCE, "MIG-b": INSTANCE}
-
-CALLS = (
-    "MemoryInfo",
-    "MemoryInfo_v2",
-    "UtilizationRates",
-    "Samples",
-    "PowerUsage",
-    "EnforcedPowerLimit",
-    "CurrentClocksEventReasons",
-    "ComputeRunningProcesses_v3",
-    "MigMode",
-    "MaxMigDeviceCount",
-    "UUID",
-    "Name",
-    "GpuInstanceId",
-)
-GPM_CALLS = ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet")
-SILENT = ("memory_total", "utilization", "power_mw", "power_limit_mw", "samples", "processes")
-CODES = [code for code in (*range(2, 31), 999) if code not in (9, 18)]  # the library itself stays up
-
-
-def failing(draw: random.Random) -> dict[str, int]:
-    """Return codes of a few calls."""
-    names = [f"nvmlDeviceGet{name}" for name in CALLS] + list(GPM_CALLS)
-    chosen = {name: draw.choice(CODES) for name in draw.sample(names, draw.randint(0, 6))}
-    return {"all": draw.choice(CODES)} if draw.random() < 0.05 else chosen
-
-
-def nvidia_gpu(draw: random.Random) -> Gpu:
-    """A GPU, perhaps in MIG mode, of which some things fail, and some are not there."""
-    silent: dict[str, Any] = dict.fromkeys(draw.sample(SILENT, draw.randint(0, 3)))
-    values: dict[str, Any] = {
-        "samples": "1000:70",
-        "gpm": 1,
-        "sm": 50,
-        "tensor": 25,
-        "dram": 75,
-        "processes": ((1, GIB),),
-        **silent,
-    }
-    if draw.random() < 0.4:
-        values |= {"mig": 1, "utilization": None, "samples": None}
-        values["migs"] = [
-            Mig(
-                uuid,
-                memory_reserved=GIB // 4,
-                sm=50,
-                tensor=25,
-                dram=75,
-                gi=number,
-                codes={} if draw.random() < 0.5 else failing(draw),
-            )
-            for number, uuid in enumerate(("MIG-a", "MIG-b"), 1)
-        ]
-    return Gpu(codes=failing(draw), **values)
-
-
-def reading(told: Mapping[str, Any]) -> GpuReading:
-    """The reading that a child process told."""
-    processes = tuple(GpuProcess(**process) for process in told["processes"])
-    return GpuReading(**{**told, "processes": processes})
-
-
-def test_nvidia_pages_hold_the_truth_or_nothing(nvml: Build, tmp_path: Path) -> None:
-    draw = random.Random(5)
-    # One GPU changes, the other one is whole; instances are on the first only, since their UUIDs are.
-    worlds = [
-        World(gpus=[nvidia_gpu(draw), Gpu(samples="1000:70", gpm=1, sm=50, tensor=25, dram=75)])
-        for _ in range(EXAMPLES)
-    ]
-    with Child(nvml(()), tmp_path / "world", World()) as child:
-        answers = child.sweep(worlds, 3, nvidia_gpm=True)
-    told = [answer for answer in answers if "gpus" in answer]
-    assert len(told) == len(answers)
-    shown: set[str] = set()
-    for answer in told:
-        found = page(tuple(reading(gpu) for gpu in answer["gpus"]))
-        check(found, TRUTH)
-        assert found["kvpressure_gpu_memory_used_bytes", gpu_uuid(1)] == 50 * GIB, "the other GPU goes on"
-        shown |= {name.removeprefix("kvpressure_gpu_") for name, _ in found}
-    assert shown == {*NEVER_ZERO, "up"}
 
 
 # --- AMD ------------------------------------------------------------------------------------------------------------

@@ -309,21 +309,17 @@ def with_kv(page: Scrape, *levels: float) -> Scrape:
 POOL = log_line("inference", "chat-0", "vllm", "Available KV cache memory: 60.00 GiB")
 
 
+def on_node(pages: tuple[Scrape, ...], gpus: tuple[GpuReading, ...], *owners: GpuOwner) -> State:
+    """The state of engines that logged the size of their pool."""
+    return Pipeline().observe(Snapshot(1000.0, pages=pages, gpus=gpus, owners=owners, logs=(POOL,)))
+
+
 class TestGpus:
     def test_each_data_parallel_engine_has_its_own_gpus(self) -> None:
         """Both GPUs hold 74 GiB; the first engine's pool of 60 GiB is all but full, the second's all but empty."""
         arguments = ("vllm", "serve", "m", "--data-parallel-size", "2")
         both = with_kv(page(1000.0, engines=("0", "1"), args=arguments), 0.99, 0.10)
-        state = Pipeline().observe(
-            Snapshot(
-                1000.0,
-                pages=(both,),
-                targets=(FIRST,),
-                gpus=(gpu(1, 74), gpu(0, 74)),
-                owners=(owned(0), owned(1)),
-                logs=(POOL,),
-            )
-        )
+        state = on_node((both,), (gpu(1, 74), gpu(0, 74)), owned(0), owned(1))
         found = {gpu.reading.uuid: gpu.demand_ratio for gpu in state.gpus}
         assert found == {"GPU-0": pytest.approx((74 - 0.6) / 80), "GPU-1": pytest.approx((74 - 54) / 80)}
         demands = [engine.signals.memory.device_demand_ratio for engine in state.engines]
@@ -339,43 +335,18 @@ class TestGpus:
     )
     def test_where_the_gpus_of_an_engine_are_not_known_demand_is_absent(self, arguments: tuple[str, ...]) -> None:
         both = page(1000.0, engines=("0", "1"), args=arguments)
-        state = Pipeline().observe(
-            Snapshot(
-                1000.0,
-                pages=(both,),
-                targets=(FIRST,),
-                gpus=(gpu(0, 74), gpu(1, 74)),
-                owners=(owned(0), owned(1)),
-                logs=(POOL,),
-            )
-        )
+        state = on_node((both,), (gpu(0, 74), gpu(1, 74)), owned(0), owned(1))
         assert [gpu.demand_ratio for gpu in state.gpus] == [None, None]
         assert [engine.signals.memory.device_demand_ratio for engine in state.engines] == [None, None]
 
     def test_each_container_has_its_own_gpus(self) -> None:
         pages = (page(1000.0, container="a"), page(1000.0, SECOND, container="b"))
-        state = Pipeline().observe(
-            Snapshot(
-                1000.0,
-                pages=pages,
-                targets=(FIRST, SECOND),
-                gpus=(gpu(0, 74), gpu(1, 8)),
-                owners=(owned(0, "a"), owned(1, "b")),
-            )
-        )
+        state = on_node(pages, (gpu(0, 74), gpu(1, 8)), owned(0, "a"), owned(1, "b"))
         assert {engine.container: engine.gpus for engine in state.engines} == {"a": ("GPU-0",), "b": ("GPU-1",)}
 
     @pytest.mark.parametrize(("container", "owner"), [("", "vllm"), ("vllm", "")])
     def test_where_no_container_is_known_the_pod_decides(self, container: str, owner: str) -> None:
-        state = Pipeline().observe(
-            Snapshot(
-                1000.0,
-                pages=(page(1000.0, container=container),),
-                targets=(FIRST,),
-                gpus=(gpu(0, 74),),
-                owners=(owned(0, owner),),
-            )
-        )
+        state = on_node((page(1000.0, container=container),), (gpu(0, 74),), owned(0, owner))
         assert state.engines[0].gpus == ("GPU-0",)
 
 

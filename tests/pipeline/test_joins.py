@@ -29,7 +29,11 @@ def page(pod: str, seqs: str) -> Scrape:
 
 def test_the_same_command_line_in_two_environments_gives_two_limits() -> None:
     state = Pipeline().observe(Snapshot(1000.0, pages=(page("a", "8"), page("b", "16"))))
-    assert {engine.key.pod: engine.limits["max_num_seqs"].value for engine in state.engines} == {"a": 8, "b": 16}
+    limits = {engine.key.pod: engine.limits["max_num_seqs"] for engine in state.engines}
+    assert {pod: (limit.value, limit.explicit, limit.source) for pod, limit in limits.items()} == {
+        "a": (8, True, "args"),
+        "b": (16, True, "args"),
+    }
 
 
 def test_the_version_is_the_logs_else_the_images() -> None:

@@ -95,12 +95,14 @@ def test_values_go_when_the_page_goes_and_identity_stays():
     assert state.engines[0].signals.kv.kv_used_ratio is None, "a number from 20 s ago describes another moment"
 
 
-def test_one_answer_that_comes_too_late_does_not_change_the_verdict():
+def test_one_answer_that_comes_too_late_does_not_change_the_verdict_and_a_second_in_a_row_is_none():
     pipeline = Pipeline()
     feed(pipeline, [busy] * 10)
     for i, pages in enumerate([(None,), (busy,), (failed,), (None,), (busy,), (failed,)]):
         (engine,) = feed(pipeline, pages, start=1010.0 + i).engines
         assert (engine.up, engine.diagnosis.verdict) == (True, "healthy")
+    (engine,) = feed(pipeline, [failed], start=1016.0).engines
+    assert (engine.up, engine.diagnosis.verdict) == (False, "unknown")
 
 
 FULL = partial(busy, kv=0.99, running=40, waiting=30)
@@ -152,13 +154,6 @@ def test_gauges_that_freeze_with_requests_in_flight_are_not_called_healthy_longe
     assert said[: patience - 1] == ["healthy"] * (patience - 1)
     assert set(said[patience - 1 :]) <= {"unknown", "stalled"}
     assert said[-1] == "stalled"
-
-
-def test_a_second_late_answer_in_a_row_is_no_answer():
-    pipeline = Pipeline()
-    feed(pipeline, [busy] * 10)
-    said = [feed(pipeline, [failed], start=1010.0 + i).engines[0] for i in range(2)]
-    assert [(engine.up, engine.diagnosis.verdict) for engine in said] == [(True, "healthy"), (False, "unknown")]
 
 
 @pytest.mark.slow
@@ -325,14 +320,6 @@ def test_an_application_xid_is_a_fault_where_the_engine_went_down_with_it():
         assert engine.diagnosis.conditions["gpu_fault"] is expected
 
 
-def test_limits_come_from_arguments_with_their_source():
-    state = feed(
-        Pipeline(), [lambda t: dataclasses.replace(busy(t), args=("--max-num-seqs", "64", "--model", "m"))] * 2
-    )
-    limit = state.engines[0].limits["max_num_seqs"]
-    assert (limit.value, limit.explicit, limit.source) == (64, True, "args")
-
-
 def test_snapshots_that_step_back_a_little_are_ignored():
     pipeline = Pipeline()
     feed(pipeline, [busy] * 5)
@@ -342,7 +329,7 @@ def test_snapshots_that_step_back_a_little_are_ignored():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vllm-cpu/d_kv_pressure", "vllm-cpu/l_dp2", "incidents/KV04", "burstgpt/scale-100"])
+@pytest.mark.parametrize("name", ["vllm-cpu/l_dp2", "incidents/KV04"])
 def test_unrelated_noise_in_other_pods_changes_nothing(name):
     """Another pod that fails, storms or vanishes leaves an engine's diagnosis as it was."""
     alone, crowded = Pipeline(), Pipeline()
@@ -411,15 +398,15 @@ def test_churn_of_thousands_of_pods_leaves_nothing_behind():
         containers = tuple(ContainerReading("inference", p.pod, "vllm", restarts=0) for p in pages)
         pipeline.observe(Snapshot(t, pages=pages, containers=containers, targets=tuple(p.target for p in pages)))
 
-    for i in range(350):
+    for i in range(330):  # longer than an engine is remembered
         wave(i)
     gc.collect()
     before = len(gc.get_objects())
-    for i in range(350, 500):
+    for i in range(330, 420):
         wave(i)
     gc.collect()
     assert len(gc.get_objects()) < before * 1.02 + 2000
-    assert len(pipeline.observe(Snapshot(1500.0)).engines) == 20
+    assert len(pipeline.observe(Snapshot(1420.0)).engines) == 20
 
 
 def test_expected_devices_pass_through_so_that_a_lost_one_is_missed():

@@ -53,46 +53,6 @@ def device_of(tree: Tree, bus: str) -> Path:
     return tree.root / "devices/pci0000:00" / bus
 
 
-def test_mi300x_as_one_partition(tmp_path: Path) -> None:
-    trees.mi300x(tmp_path)
-    reading = source(tmp_path).read()
-    assert reading.gpus is not None
-    assert reading.errors == {}
-    assert [gpu.index for gpu in reading.gpus] == list(range(8))
-    assert reading.gpus[0] == GpuReading(
-        uuid="GPU-8f6c2a1d4e3b5a00",
-        index=0,
-        vendor="amd",
-        name="AMD Instinct MI300X OAM",
-        driver="6.12.12",
-        pci_bus_id="0000:05:00.0",
-        minor=128,
-        memory_total_bytes=trees.MI300X_VRAM,
-        memory_used_bytes=100 * GIB,
-        utilization_ratio=0.97,
-        power_watts=612.0,
-        power_limit_watts=750.0,
-    )
-
-
-def test_mi250x_is_two_devices_and_an_unknown_power_is_absent(tmp_path: Path) -> None:
-    trees.mi250x(tmp_path)
-    first, second = read(tmp_path)
-    assert (first.power_watts, first.power_limit_watts) == (310.0, 560.0)
-    assert (second.power_watts, second.power_limit_watts) == (None, None)
-    assert first.uuid != second.uuid
-    assert second.utilization_ratio == 0.86
-
-
-def test_radeon_without_unique_id_is_known_by_its_pci_address(tmp_path: Path) -> None:
-    trees.radeon(tmp_path)
-    (card,) = read(tmp_path)
-    assert card.uuid == "node/0000:03:00.0"
-    assert card.name == "AMD GPU 1002:744c"
-    assert card.driver == f"kernel {os.uname().release}"
-    assert card.power_watts == 54.0
-
-
 def test_order_follows_the_pci_address_not_the_card_number(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     for bus in ("0000:c7:00.0", "0000:05:00.0", "0001:01:00.0"):

@@ -83,24 +83,6 @@ def test_first_memory_structure_where_the_second_is_unknown(start: StartChild, c
     assert gpu["memory_reserved_bytes"] is None
 
 
-def test_old_driver_without_the_newer_symbols(start: StartChild) -> None:
-    child = start(
-        World(gpus=[Gpu(processes=[(7, GIB)], clocks_reasons=0x80)]),
-        missing=(
-            "nvmlDeviceGetMemoryInfo_v2",
-            "nvmlDeviceGetComputeRunningProcesses_v3",
-            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-            "nvmlDeviceGetCurrentClocksEventReasons",
-        ),
-    )
-    got = child.read()
-    (gpu,) = got["gpus"]
-    assert known(gpu) == ALL_FIELDS - {"memory_reserved_bytes"}
-    assert gpu["processes"] == [{"pid": 7, "used_bytes": GIB}]
-    assert gpu["throttle_reasons"] == ["hw_power_brake"]
-    assert got["errors"] == {}
-
-
 def test_mps_clients_are_added_once(start: StartChild) -> None:
     (gpu,) = start(World(gpus=[Gpu(processes=[(1, None), (2, GIB)], mps_processes=[(1, GIB), (3, 2 * GIB)])])).gpus()
     assert {(p["pid"], p["used_bytes"]) for p in gpu["processes"]} == {(1, GIB), (2, GIB), (3, 2 * GIB)}

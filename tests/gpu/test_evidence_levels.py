@@ -44,27 +44,6 @@ def test_the_best_level_is_used_and_published(levels: tuple[str, ...]) -> None:
         assert found.engines[0].signals.compute.score_compute_factor == alone.signals.compute.score_compute_factor
 
 
-@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
-@pytest.mark.parametrize("level", [level for level in LEVELS if level != "utilization_weak"])
-def test_the_score_is_high_for_decode_at_a_full_cache_alone(level: str, vendor: str) -> None:
-    factors = {load: engine(load, level, vendor=vendor).signals.compute.score_compute_factor for load in LOADS}
-    assert factors["decode"] is not None
-    assert factors["decode"] >= 0.85
-    assert factors["prefill"] is not None
-    assert factors["prefill"] < 0.15
-    assert factors["host"] == 0.0
-    scores = {load: engine(load, level, vendor=vendor).signals.compute.memory_high_compute_low_score for load in LOADS}
-    assert scores["decode"] == factors["decode"]
-    assert scores["prefill"] == scores["host"] == 0.0  # the cache has room
-
-
-def test_by_utilization_alone_the_score_is_blind_and_marked_weak() -> None:
-    """Under pressure utilization is high, and low only where the host is the cause: why it comes last."""
-    factors = {load: engine(load, "utilization_weak").signals.compute.score_compute_factor for load in LOADS}
-    assert factors == {"decode": 0.0, "prefill": 0.0, "host": 1.0}
-    assert engine("decode", "utilization_weak").signals.compute.activity_level == "utilization_weak"
-
-
 @pytest.mark.parametrize("level", ["profiling", "utilization_weak"])
 def test_a_starved_gpu_is_proven_by_what_ran_on_it(level: str) -> None:
     for load in LOADS:

@@ -340,16 +340,6 @@ def test_pods_come_and_go(follower: Follower, root: Path) -> None:
     assert follower.read() == [OOM]
 
 
-def test_too_many_containers(settings: Build, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_CONTAINERS", 2)
-    pods = [engine_pod(f"p{i}") for i in range(3)]
-    for one in pods:
-        PodLog(root, one).write(FACT)
-    found = Follower(settings, root, *pods)
-    assert found.read() == [FACT, FACT]
-    assert found.errors == {"too_many_containers": 1}
-
-
 def test_containers_without_a_gpu_push_out_no_container_with_one(
     settings: Build, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

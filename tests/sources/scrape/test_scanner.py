@@ -148,18 +148,6 @@ def test_bare_names_of_nim():
     assert engine.gauges == {"kv_usage": 0.25, "running": 2}
 
 
-def test_sleep_state():
-    def asleep(**states):
-        return engine_of(
-            RUNNING + "".join(series("engine_sleep_state", value, sleep_state=state) for state, value in states.items())
-        ).gauges.get("asleep")
-
-    assert asleep() is None
-    assert asleep(awake="1", weights_offloaded="0", discard_all="0") == 0
-    assert asleep(awake="0", weights_offloaded="1", discard_all="0") == 1
-    assert asleep(awake="0", weights_offloaded="0", discard_all="1") == 1
-
-
 def test_a_pid_label_is_dropped_and_the_largest_value_counts():
     text = "".join(
         series("kv_cache_usage_perc", value, pid=pid) for pid, value in (("7", "0.1"), ("9", "0.8"), ("8", "0"))
@@ -178,18 +166,6 @@ def test_replicas_on_a_page_of_ray_are_engines_of_their_own():
     text = "".join(series("num_requests_running", n, ReplicaId=replica) for n, replica in (("1", "a"), ("2", "b")))
     result = scan(text.replace("vllm:", "ray_vllm_"))
     assert [(e.engine, e.gauges["running"]) for e in result.engines] == [("0/r0", 1), ("0/r1", 2)]
-
-
-def test_rejections_belong_to_every_engine_of_their_model():
-    text = (
-        series("num_requests_running")
-        + series("num_requests_running", engine="1")
-        + series("num_requests_running", model_name="other")
-        + series("admission_rejections_total", "4", engine=None, reason="max_num_queued_reqs")
-    )
-    counters = {(e.model_name, e.engine): dict(e.counters) for e in scan(text).engines}
-    rejected = {"rejected:max_num_queued_reqs": 4}
-    assert counters == {("m", "0"): rejected, ("m", "1"): rejected, ("other", "0"): {}}
 
 
 @pytest.mark.parametrize(
@@ -333,21 +309,6 @@ def test_of_duplicates_the_last_counts():
     assert engine_of(text + reordered).gauges["running"] == 9
 
 
-def test_http_requests_are_summed_over_handlers_by_class_of_status():
-    text = RUNNING + "".join(
-        f'http_requests_total{{handler="{handler}",method="POST",status="{status}"}} {n}\n'
-        for handler, status, n in (
-            ("/a", "2xx", 3),
-            ("/b", "2xx", 4),
-            ("/a", "4xx", 1),
-            ("/a", "503", 2),
-            ("/b", "500", 5),
-            ("/a", "weird", 9),
-        )
-    )
-    assert scan(text).page == {"http:2xx": 7, "http:4xx": 1, "http:5xx": 7}
-
-
 # --- histograms ------------------------------------------------------------------------------------------
 
 
@@ -413,11 +374,6 @@ def test_why_there_are_no_engines(body, error):
     assert (result.error, result.engines) == (error, ())
 
 
-def test_page_values_of_a_server_without_engine_metrics_are_kept():
-    result = scan("process_cpu_seconds_total 5\n")  # --disable-log-stats
-    assert (result.error, result.page) == ("no_engine_metrics", {"process_cpu_seconds": 5})
-
-
 # --- the scanner's memory --------------------------------------------------------------------------------
 
 
@@ -455,14 +411,6 @@ def test_a_page_that_stays_the_same_grows_old():
     scanner = Scanner()
     assert scanner.scan(text, 1772445600.0).engines
     assert scanner.scan(text, 1772445800.0).error == "bad_timestamps"
-
-
-def test_a_histogram_without_change_is_the_same_object():
-    text = pages.text_of("d_kv_pressure")
-    scanner = Scanner()
-    (first,), (second,) = scanner.scan(text).engines, scanner.scan(text).engines
-    assert first.histograms
-    assert all(first.histograms[name] is second.histograms[name] for name in first.histograms)
 
 
 def test_engines_are_limited_and_the_choice_does_not_depend_on_order():

@@ -94,14 +94,6 @@ def test_a_page_is_what_its_text_gives(source_for):
     assert reading.errors == {}
 
 
-def test_text_is_kept_only_for_recordings(source_for):
-    with answering(PAGE) as server:
-        source = source_for(server)
-        assert source.read().pages[0].exposition is None
-        source.keep_exposition = True
-        assert source.read().pages[0].exposition == TEXT
-
-
 def test_each_read_brings_each_target_once_over_one_connection(source_for):
     with answering(PAGE) as first, answering(PAGE) as second:
         source = source_for(first, second)
@@ -321,13 +313,6 @@ def test_engines_of_targets_without_a_gpu_push_none_off_the_page_of_one_with_a_g
         engines = {page.pod: (len(page.engines), dict(page.cut)) for page in source.read().pages}
         assert engines["chat"] == (2, {})
         assert [engines[f"evil-{n}"] for n in range(3)] == 3 * [(1, {"engines": 1})]
-
-
-def test_the_same_target_twice_is_one(source_for):
-    with answering(PAGE) as server:
-        source = source_for(server, server.url, engine_max_targets=1)
-        reading = source.read()
-    assert (len(reading.pages), reading.errors) == (1, {})
 
 
 def test_of_two_targets_with_one_name_the_first_counts_and_discovery_knows_more_than_what_was_given(source_for):

@@ -12,22 +12,11 @@ from tests.sources.gpu.nvml_stub.driver import Child, StartChild
 
 pytestmark = pytest.mark.live
 
-SILENT = dict.fromkeys(
-    (
-        "nvmlDeviceGetMemoryInfo_v2",
-        "nvmlDeviceGetMemoryInfo",
-        "nvmlDeviceGetUtilizationRates",
-        "nvmlDeviceGetSamples",
-        "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetEnforcedPowerLimit",
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetCurrentClocksThrottleReasons",
-        "nvmlDeviceGetComputeRunningProcesses_v3",
-        "nvmlDeviceGetComputeRunningProcesses_v2",
-        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-    ),
-    999,
-)
+READ_EACH_TIME = """
+    MemoryInfo_v2 MemoryInfo UtilizationRates Samples PowerUsage EnforcedPowerLimit CurrentClocksEventReasons
+    CurrentClocksThrottleReasons ComputeRunningProcesses_v3 ComputeRunningProcesses_v2 MPSComputeRunningProcesses_v3
+"""
+SILENT = {f"nvmlDeviceGet{name}": 999 for name in READ_EACH_TIME.split()}
 READINGS = (
     "memory_total_bytes",
     "memory_used_bytes",

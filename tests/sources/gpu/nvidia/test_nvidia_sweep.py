@@ -16,44 +16,19 @@ pytestmark = pytest.mark.live
 
 CODES = [*range(1, 31), 999]
 
+OF_DEVICE = """
+    HandleByIndex_v2 UUID Name MinorNumber PciInfo_v3 MemoryInfo MemoryInfo_v2 UtilizationRates Samples PowerUsage
+    EnforcedPowerLimit CurrentClocksEventReasons CurrentClocksThrottleReasons ComputeRunningProcesses_v2
+    ComputeRunningProcesses_v3 MPSComputeRunningProcesses_v3 MigMode MaxMigDeviceCount MigDeviceHandleByIndex
+    GpuInstanceId SupportedEventTypes
+"""
 PER_GPU = [
-    "nvmlDeviceGetHandleByIndex_v2",
-    "nvmlDeviceGetUUID",
-    "nvmlDeviceGetName",
-    "nvmlDeviceGetMinorNumber",
-    "nvmlDeviceGetPciInfo_v3",
-    "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetMemoryInfo_v2",
-    "nvmlDeviceGetUtilizationRates",
-    "nvmlDeviceGetSamples",
-    "nvmlDeviceGetPowerUsage",
-    "nvmlDeviceGetEnforcedPowerLimit",
-    "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlDeviceGetCurrentClocksThrottleReasons",
-    "nvmlDeviceGetComputeRunningProcesses_v2",
-    "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-    "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetMaxMigDeviceCount",
-    "nvmlDeviceGetMigDeviceHandleByIndex",
-    "nvmlDeviceGetGpuInstanceId",
-    "nvmlGpmQueryDeviceSupport",
-    "nvmlGpmSampleGet",
-    "nvmlGpmMigSampleGet",
-    "nvmlDeviceGetSupportedEventTypes",
-    "nvmlDeviceRegisterEvents",
-    "all",
+    *(f"nvmlDeviceGet{name}" for name in OF_DEVICE.split()),
+    *("nvmlDeviceRegisterEvents", "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "all"),
 ]
 LIBRARY_WIDE = [
-    "nvmlInitWithFlags",
-    "nvmlShutdown",
-    "nvmlSystemGetDriverVersion",
-    "nvmlDeviceGetCount_v2",
-    "nvmlGpmSampleAlloc",
-    "nvmlGpmSampleFree",
-    "nvmlGpmMetricsGet",
-    "nvmlEventSetCreate",
-    "nvmlEventSetWait_v2",
+    *("nvmlInitWithFlags", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount_v2"),
+    *("nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmMetricsGet", "nvmlEventSetCreate", "nvmlEventSetWait_v2"),
 ]
 EVENT_CALLS = {"nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetCreate"}
 LIBRARY_DOWN = {1, 9, 18}  # no GPU can be read then
@@ -89,35 +64,17 @@ MIG_TRUTH: dict[str, Any] = {
 
 def world(call: str, code: int, gpu: bool, mig: bool) -> World:
     """Two GPUs that can do everything; ``call`` fails with ``code`` on the first, or for all."""
-
-    def gpu(codes: dict[str, int]) -> Gpu:
-        instance = Mig("MIG-a", memory_reserved=GIB // 4, sm=50, tensor=25, dram=75, processes=[(2, GIB)])
-        return Gpu(
-            samples="1000:70",
-            clocks_reasons=4,
-            gpm=1,
-            sm=50,
-            tensor=25,
-            dram=75,
-            processes=[(1, GIB)],
-            mps_processes=[(3, GIB)],
-            mig=int(mig),
-            migs=[instance] if mig else [],
-            codes=codes,
-            event_types=8 if call in EVENT_CALLS else None,
-        )
-
-    whole = Gpu(
-        samples="1000:70",
+    activity = {"sm": 50, "tensor": 25, "dram": 75}
+    full: dict[str, Any] = {"samples": "1000:70", "gpm": 1, "processes": [(1, GIB)], "mps_processes": [(3, GIB)]}
+    first = Gpu(
+        **full | activity,
         clocks_reasons=4,
-        gpm=1,
-        sm=50,
-        tensor=25,
-        dram=75,
-        processes=[(1, GIB)],
-        mps_processes=[(3, GIB)],
+        mig=int(mig),
+        migs=[Mig("MIG-a", memory_reserved=GIB // 4, processes=[(2, GIB)], **activity)] if mig else [],
+        codes={call: code} if gpu else {},
+        event_types=8 if call in EVENT_CALLS else None,
     )
-    return World(gpus=[gpu({call: code} if gpu else {}), whole], codes={} if gpu else {call: code})
+    return World(gpus=[first, Gpu(**full | activity, clocks_reasons=4)], codes={} if gpu else {call: code})
 
 
 def check(reading: dict[str, Any], truth: dict[str, Any]) -> None:

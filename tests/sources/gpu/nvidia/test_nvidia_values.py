@@ -155,19 +155,9 @@ def test_what_does_not_change_or_is_not_there_is_not_asked_each_second(start: St
         child.advance(1.0)
     calls = child.calls()
     assert calls["nvmlDeviceGetMemoryInfo"] == 100
-    once = (
-        "nvmlInitWithFlags",
-        "nvmlDeviceGetCount_v2",
-        "nvmlDeviceGetHandleByIndex_v2",
-        "nvmlDeviceGetUUID",
-        "nvmlDeviceGetName",
-        "nvmlDeviceGetMinorNumber",
-        "nvmlDeviceGetPciInfo_v3",
-        "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetUtilizationRates",
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetCurrentClocksThrottleReasons",
-    )
+    asked = "Count_v2 HandleByIndex_v2 UUID Name MinorNumber PciInfo_v3 PowerUsage UtilizationRates"
+    asked += " CurrentClocksEventReasons CurrentClocksThrottleReasons"
+    once = ("nvmlInitWithFlags", *(f"nvmlDeviceGet{name}" for name in asked.split()))
     assert {name: calls[name] for name in once} == dict.fromkeys(once, 1)
     assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 10
     assert calls["nvmlDeviceGetEnforcedPowerLimit"] == 10

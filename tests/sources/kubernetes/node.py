@@ -207,34 +207,21 @@ class Node:
 
     def start(self) -> None:
         """Start the exporter and wait until it listens."""
-        flags = [flag for name in SOURCES for flag in (f"--collector.{name}", f"--collector.{name}.interval={TICK}")]
-        command = [
-            sys.executable,
-            "-m",
-            "kvpressure",
-            "serve",
-            "--web.listen-address",
-            "127.0.0.1:0",
-            *flags,
-            "--no-collector.amd",
-            "--interval",
-            TICK,
-            "--node-name",
-            objects.NODE,
-            "--kube.api-url",
-            self.api.url,
-            "--kube.token-file",
-            str(self.where / "token"),
-            "--kubelet.socket",
-            str(self.kubelet.socket),
-            "--host.proc",
-            str(self.proc),
-            "--host.cgroup",
-            str(self.cgroup),
-            "--host.pod-logs",
-            str(self.logs_root),
-            *self._arguments,
-        ]
+        options = {
+            **{f"collector.{name}.interval": TICK for name in SOURCES},
+            "interval": TICK,
+            "web.listen-address": "127.0.0.1:0",
+            "node-name": objects.NODE,
+            "kube.api-url": self.api.url,
+            "kube.token-file": self.where / "token",
+            "kubelet.socket": self.kubelet.socket,
+            "host.proc": self.proc,
+            "host.cgroup": self.cgroup,
+            "host.pod-logs": self.logs_root,
+        }
+        flags = [*(f"--collector.{name}" for name in SOURCES), "--no-collector.amd"]
+        flags += [f"--{name}={value}" for name, value in options.items()]
+        command = [sys.executable, "-m", "kvpressure", "serve", *flags, *self._arguments]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
         self._exporter = subprocess.Popen(
             command,

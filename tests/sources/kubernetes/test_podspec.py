@@ -669,7 +669,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.attack("pod documents with fields of any type", "that pod alone is left out")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_any_field_may_have_any_type(data: st.DataObject) -> None:
     document = copy.deepcopy(pod(last={"reason": "Error", "exitCode": 1}, annotations={"prometheus.io/port": "8000"}))

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,15 +79,8 @@ class Cluster:
         """Where the API server listens."""
         return f"https://127.0.0.1:{self._port}"
 
-    def _tokens(self) -> str:
-        return f"{ADMIN},admin,admin,system:masters\n"
-
-    def api_server_options(self) -> Sequence[str]:
-        """Where it listens and which addresses services get."""
-        return "--bind-address=127.0.0.1", "--service-cluster-ip-range=10.0.0.0/24"
-
     def _write_files(self) -> None:
-        (self.where / "tokens.csv").write_text(self._tokens())
+        (self.where / "tokens.csv").write_text(f"{ADMIN},admin,admin,system:masters\n")
         (self.where / "audit-policy.yaml").write_text(AUDIT_POLICY)
         key = self.where / "service-accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
@@ -130,7 +122,8 @@ class Cluster:
             "kube-apiserver",
             os.environ[API_SERVER],
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
-            *self.api_server_options(),
+            "--bind-address=127.0.0.1",
+            "--service-cluster-ip-range=10.0.0.0/24",
             f"--secure-port={self._port}",
             f"--cert-dir={self.ca.parent}",
             "--endpoint-reconciler-type=none",
@@ -197,11 +190,6 @@ class Cluster:
         return self._session.request(
             method, f"{self.url}{path}", headers=headers, data=data, verify=str(self.ca), timeout=60
         )
-
-    def version(self) -> str:
-        """Of the API server."""
-        found: str = self.ask("GET", "/version").json()["gitVersion"]
-        return found
 
     def create(self, document: Json, dry_run: bool = False) -> requests.Response:
         """Create an object of ``v1``."""

@@ -98,22 +98,6 @@ def test_what_a_gpu_tells_is_never_zero_for_not_known(name: str) -> None:
     assert [s for s in figures if s[2] != "*" and float(s[2]) == 0] == []
 
 
-@pytest.mark.parametrize(
-    ("page", "total", "used"),
-    [
-        ("h100_mig", (40 + 10 + 10 + 80) * GIB, (36 + 4 + 4 + 50) * GIB),
-        ("mi300x_cpx", 8 * (206_141_652_992 // 8), 8 * 12 * GIB),
-        ("one_of_eight_lost", 7 * 80 * GIB, 7 * 50 * GIB),
-    ],
-)
-def test_memory_adds_up_on_the_page(page: str, total: int, used: int) -> None:
-    """``sum(kvpressure_gpu_memory_*_bytes)`` counts every byte once, whatever is split."""
-    samples = pages()[f"gpu_{page}.metrics"]
-    for metric, expected in (("total", total), ("used", used)):
-        values = [float(s[2]) for s in samples if s[0] == f"kvpressure_gpu_memory_{metric}_bytes"]
-        assert sum(values) == expected
-
-
 def test_every_metric_of_a_gpu_is_seen_in_the_matrix() -> None:
     shown = {sample[0] for samples in pages().values() for sample in samples}
     elsewhere = {"kvpressure_gpu_ecc_errors_total"}  # tests/sources/gpu/nvidia/test_nvidia_events.py

@@ -164,16 +164,6 @@ def test_after_a_step_back_of_the_clock_the_next_page_counts(step: float) -> Non
     assert state.engines[0].signals.load.running == 60.0
 
 
-def test_after_a_large_step_of_the_clock_engines_are_absent_until_they_are_read_again() -> None:
-    """Not down: nobody has failed to read them."""
-    pipeline = Pipeline()
-    for i in range(10):
-        pipeline.observe(Snapshot(10_000.0 + i, pages=(page(10_000.0 + i, i),)))
-    assert pipeline.observe(Snapshot(10_010.0 - HOUR)).engines == ()
-    (engine,) = pipeline.observe(Snapshot(10_011.0 - HOUR, pages=(page(10_011.0 - HOUR, 11),))).engines
-    assert engine.up
-
-
 @pytest.mark.attack(
     "a clock stepped by an hour or three years, forward or back", "engines are read as before from the next scrape on"
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -196,26 +194,3 @@ def test_reasons(settings: Build, tmp_path: Path) -> None:
     assert reason(source(settings, tmp_path)) == "not_cgroup_v2"
     (tmp_path / "cgroup.controllers").touch()
     assert reason(CgroupSource(settings(host_cgroup=tmp_path), lambda: None)) == "pods_unknown"
-
-
-def test_real_kernel_files_are_understood(settings: Build) -> None:
-    """A cgroup made in the kernel's own tree, in the layout of a pod; without controllers only cpu.stat has figures."""
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    root = next((Path(mount[1]) for mount in mounts if mount[2] == "cgroup2" and os.access(mount[1], os.W_OK)), None)
-    if root is None:
-        pytest.skip("no writable cgroup v2 tree on this machine")
-    path = root / "kubepods" / f"pod{UID}" / f"{ID[:48]}{os.getpid():016x}"
-    try:
-        path.mkdir(parents=True)
-    except OSError as error:
-        pytest.skip(f"the cgroup v2 tree is not writable here: {error}")
-    running = replace(A, engines=(replace(A.engines[0], container_id=path.name),))
-    try:
-        readings = source(settings, root, running).read().containers
-        assert readings is not None
-        assert readings[0].cpu_usage_seconds == 0.0
-    finally:
-        path.rmdir()
-        for directory in (path.parent, path.parent.parent):
-            with contextlib.suppress(OSError):  # another test process may be using it
-                directory.rmdir()

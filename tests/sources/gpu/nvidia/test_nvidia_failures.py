@@ -195,21 +195,6 @@ def test_attempts_to_open_back_off_to_a_minute(start: StartChild) -> None:
     assert 14 <= child.calls()["nvmlInitWithFlags"] <= 18
 
 
-def test_attempts_to_open_are_soon_again_for_the_next_failure(start: StartChild) -> None:
-    down, up = World(gpus=[Gpu()], codes={"nvmlInitWithFlags": 9}, epoch=1), World(gpus=[Gpu()], epoch=2)
-    child = start(down)
-    for _ in range(20):
-        child.read()
-        child.advance(60)
-    child.set(up)
-    assert errors(child) == [None]
-    child.set(down)
-    assert child.read()["reason"] == "uninitialized"
-    child.set(up)
-    child.advance(0.6)
-    assert errors(child) == [None]
-
-
 def test_node_without_the_library_until_it_is_mounted(tmp_path: Path) -> None:
     directory = tmp_path / "late"
     directory.mkdir()
@@ -322,15 +307,6 @@ def test_container_that_lost_its_gpus_ends(start: StartChild, code: int, reason:
     rounds, got = rounds_until_fatal(child, 30)
     assert rounds == 10
     assert got["reason"] == reason
-
-
-def test_container_whose_library_answers_unknown_ends(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu()], epoch=1))
-    child.gpus()
-    child.set(World(gpus=[Gpu()], epoch=2, codes={"nvmlInitWithFlags": 999}))
-    rounds, got = rounds_until_fatal(child, 600)
-    assert rounds is not None
-    assert got["reason"] == "unknown"
 
 
 def test_another_failure_in_between_begins_the_count_anew(start: StartChild) -> None:

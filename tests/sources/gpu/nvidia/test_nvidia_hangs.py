@@ -5,16 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvpressure.settings.settings import Settings
-from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.gpu.nvidia.call_guard import HangGuard
-from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from tests.helpers.waiting import until
 from tests.sources.gpu.nvml_stub import Gpu, Mig, World
 from tests.sources.gpu.nvml_stub.driver import Child, StartChild
@@ -117,17 +112,6 @@ def test_library_that_fails_after_a_hang_is_opened_anew(start: StartChild) -> No
     assert errors(got) == [None, None]
 
 
-def test_lost_gpus_are_not_repaired_under_a_hanging_call(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu(), Gpu(), Gpu()]), own_process=True, nvidia_budget_seconds=BUDGET)
-    child.read()
-    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60}), Gpu(codes={"all": 15}), Gpu()]))
-    for _ in range(5):
-        assert errors(child.read()) == ["timeout", "lost", None]
-        child.advance(600)
-    assert "nvmlShutdown" not in child.calls()
-    assert child.calls()["nvmlInitWithFlags"] == 1
-
-
 def test_a_repair_that_hangs_is_not_begun_twice(start: StartChild) -> None:
     lost = Gpu(codes={"nvmlDeviceGetMemoryInfo_v2": 15})
     child = start(World(gpus=[Gpu(), lost]), own_process=True, nvidia_budget_seconds=0.2)
@@ -212,22 +196,6 @@ def test_driver_released_between_readings(start: StartChild) -> None:
         child.advance(1)
     assert calls["nvmlDeviceGetName"] == 3  # identity outlives the handles
     assert not any(name.startswith(("nvmlEvent", "nvmlGpm")) for name in calls)  # both need the library open
-
-
-def test_options_come_from_the_settings() -> None:
-    assert NvidiaOptions.of(Settings()) == NvidiaOptions(budget_seconds=4.0)
-    assert NvidiaOptions.of(None) == NvidiaOptions()
-    settings = Settings(
-        nvidia_gpm=True,
-        nvidia_mig=False,
-        nvidia_release_between_readings=True,
-        collectors={"nvidia": CollectorSettings(True, 1.0, 2.0)},
-    )
-    assert NvidiaOptions.of(settings) == NvidiaOptions(
-        mig=False, gpm=False, release_between_readings=True, budget_seconds=1.6
-    )
-    assert NvidiaOptions.of(SimpleNamespace(nvidia_gpm=True)).gpm
-    assert NvidiaOptions.of(Settings(host_sys=Path("/host/sys"))).host_sys == Path("/host/sys")
 
 
 def test_a_thread_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -643,10 +643,7 @@ def _ahead(result: Result) -> Iterator[str]:
         ["recording", "warned at s", "full after s", "highest usage after it"],
         [(one.recording, _seconds(one.begin), _seconds(one.lead), f"{one.peak:.2f}") for one in result.warned],
     )
-    yield (
-        f"\nFor nothing: {sum(one.lead is None for one in result.warned)}."
-        " InferenceKVCacheExhaustionAhead fires on this condition alone."
-    )
+    yield f"\nFor nothing: {sum(one.lead is None for one in result.warned)}."
 
 
 def _slow(item: Episode) -> bool:

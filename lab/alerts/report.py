@@ -304,8 +304,8 @@ CHANGED: Final = (
     "InferenceAllocationFailure counts `host_oom`: HST6 paged nobody",
     "InferenceRequestsWaitTooLong waits two minutes: KV03 is over in less than three, and paged nobody",
     (
-        "InferenceRequestsWaitTooLong was added, and InferenceKVCacheExhaustionAhead and InferenceContextLengthSpike"
-        " got narrower: KV03 and PRE1 showed overload without a baseline"
+        "InferenceRequestsWaitTooLong was added, and InferenceContextLengthSpike got narrower: KV03 and PRE1 showed"
+        " overload without a baseline"
     ),
     "log events are published of a container that only its log tells of: FRG2, OOM1 and OOM3 paged nobody",
 )

@@ -236,7 +236,7 @@ class Stack:
         _write(folder / "rules.yaml", alerting.rules(by, scrape_seconds))
         self.prometheus.reload()
         self.prometheus.wait_for(
-            "/api/v1/rules", lambda page: "KvpressureExporterAbsent" in page, "had not loaded its rules"
+            "/api/v1/rules", lambda page: "KvpressureExportersDown" in page, "had not loaded its rules"
         )
 
     def active_alerts(self) -> set[str]:

@@ -23,9 +23,6 @@ DIFFERENCES = {
         r"^(?:GpuMemoryHigh |GpuLost |InferenceModelDown critical|InferenceKVCachePressure critical"
         r"|InferenceRequestsWaitTooLong |recording workload:kvpressure_pods_up:last_timestamp_seconds)"
     ),
-    "an increase counts from the sample before its range, so an alert on a lack of progress comes one interval later": re.compile(  # noqa: E501
-        r"^KvpressureExporterStuck "
-    ),
 }
 _ROUNDED = re.compile(r"round\((\S+), 0\.0001\)")
 _ALERT = re.compile(r'alertname="(\w+)",')

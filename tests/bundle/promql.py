@@ -50,7 +50,7 @@ def _labels(node: pp.Expr, recordings: Mapping[str, frozenset[str]]) -> frozense
         if node.func.name in LABELLESS:
             return frozenset()
         vector = next(arg for arg in node.args if not isinstance(arg, pp.NumberLiteral))
-        added = {node.args[1].val} if node.func.name == "label_replace" else set()
+        added = {node.args[1].val} if node.func.name in ("label_replace", "label_join") else set()
         removed = {"le"} if node.func.name == "histogram_quantile" else set()
         return _labels(vector, recordings) - removed | added
     if isinstance(node, pp.BinaryExpr):
@@ -79,8 +79,8 @@ def _combined(node: pp.BinaryExpr, recordings: Mapping[str, frozenset[str]]) -> 
     operator = str(node.op)
     if operator in ("and", "unless"):
         return left
-    if operator == "or":
-        return left & right
+    if operator == "or":  # an alert with several causes names its subject by each; unit tests hold the labels of each
+        return left | right
     modifier = node.modifier
     added = frozenset((modifier.group_labels or ()) if modifier else ())
     if modifier and modifier.card == pp.VectorMatchCardinality.ManyToOne:

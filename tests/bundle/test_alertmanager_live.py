@@ -74,8 +74,8 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     # alerts without engine, GPU, container or instance never mute each other
     (other("InferenceModelDown", "critical", "failure", "true", namespace="inference", model_name="llama"), False),
     (other("InferenceModelKVPressure", "warning", "pressure", namespace="inference", model_name="llama"), False),
-    (other("KvpressureExporterAbsent", "critical", "self"), False),
-    (other("KvpressureSourceDown", "warning", "self", instance="n1"), False),
+    (other("KvpressureExportersDown", "warning", "self"), False),
+    (other("KvpressureExporterImpaired", "warning", "self", instance="n1", what="stuck"), False),
     # containers
     (
         other(

@@ -88,14 +88,12 @@ def test_durations_exclusions_labels_and_urls(
     assert changed["InferenceQueueTimeHigh", "critical"]["for"] == "10m"
     assert changed["InferenceQueueTimeHigh", "warning"]["for"] == before["InferenceQueueTimeHigh", "warning"]["for"]
     gone = {name for name, _ in before} - {name for name, _ in changed}
-    assert gone == {
-        name for (name, _), rule in before.items() if rule["labels"]["kvpressure_family"] == "configuration"
-    }
-    assert "InferenceMixedContextLengths" in gone
+    family = {name for (name, _), rule in before.items() if rule["labels"]["kvpressure_family"] == "load"}
+    assert gone == family | {"InferenceModelKVPressure"}
     assert not any(f"docs/runbooks/{name}.md" in site[1] for name in gone)
     for path, text in site[1].items():
         assert not any(f"{name}.md" in text for name in gone), f"{path} links an alert that is excluded"
-    assert "alerts/tests/configuration-slow.yaml" not in site[1]
+    assert "alerts/tests/load-slow.yaml" not in site[1]
     assert all(rule["labels"]["team"] == "inference" for rule in changed.values())
     assert {rule["labels"]["page"] for (name, _), rule in changed.items() if name == "InferenceKVCachePressure"} == {
         "false"
@@ -103,7 +101,7 @@ def test_durations_exclusions_labels_and_urls(
     for rule in changed.values():
         assert rule["annotations"]["runbook_url"].startswith("https://docs.example.com/kvpressure/runbooks/")
         assert rule["annotations"]["dashboard_url"].startswith("https://grafana.example.com/d/kvpressure-incident")
-    assert 'job=~".*monitoring/kvpressure.*"' in changed["KvpressureExporterDown", "warning"]["expr"]
+    assert 'job=~".*monitoring/kvpressure.*"' in changed["KvpressureExportersDown", "warning"]["expr"]
     assert "https://docs.example.com/kvpressure/runbooks/" in site[1]["dashboards/kvpressure-incident.json"]
 
 

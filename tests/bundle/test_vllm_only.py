@@ -131,7 +131,7 @@ def test_a_stall_takes_as_long_as_the_text_says(
 
 def test_the_file_says_how_it_is_used_and_what_a_site_changes_is_in_it() -> None:
     values = BundleValues(
-        exclude=("InferenceOOMKilled", "InferenceQueueTimeHigh", "pressure", "configuration"),
+        exclude=("InferenceOOMKilled", "InferenceQueueTimeHigh", "pressure", "hardware"),
         include=("InferenceNoTraffic",),
         labels={"team": "a"},
         alert_labels={"GpuLost": {"team": "b"}, "InferenceModelDown": {"team": "c"}},

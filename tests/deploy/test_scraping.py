@@ -239,7 +239,7 @@ def test_the_rules_find_the_monitors_job_whatever_the_release_is_called(
         rule["expr"]
         for group in only(documents, "PrometheusRule")["spec"]["groups"]
         for rule in group["rules"]
-        if rule.get("alert") == "KvpressureExporterDown"
+        if rule.get("alert") == "KvpressureExportersDown"
     )
     scrape, labels = by_operator(documents, kind)
     scrape["static_configs"] = [{"targets": [exporter], "labels": {**OF_THE_POD, **labels}}]

@@ -201,15 +201,6 @@ def test_the_confidence_carries_the_present_verdict_and_stage_and_no_other() -> 
     assert named(State(time=NOW, engines=(idle,)), "verdict_confidence") == {("idle", ""): 1.0}
 
 
-def test_the_time_until_exhaustion_is_a_warning_only_while_the_condition_holds() -> None:
-    engine = full_engine()
-    for ahead, published in ((True, {(): engine.signals.kv.kv_seconds_to_full}), (False, {}), (None, {})):
-        diagnosis = replace(engine.diagnosis, conditions={"kv_exhaustion_ahead": ahead})
-        state = State(time=NOW, engines=(replace(engine, diagnosis=diagnosis),))
-        assert named(state, "kv_cache_exhaustion_ahead_seconds") == published
-        assert named(state, "kv_cache_seconds_to_full")
-
-
 def test_values_stand_under_their_documented_labels() -> None:
     state = full_state()
     assert set(named(state, "requests_waiting_by_reason")) == {("capacity",), ("deferred",)}

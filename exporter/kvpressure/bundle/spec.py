@@ -16,9 +16,9 @@ from kvpressure.bundle.text import TOKEN, Named, duration, number, read_number
 from kvpressure.errors import InputError
 
 SEVERITIES: Final = ("critical", "warning", "info", "none")
-FAMILIES: Final = ("objectives", "pressure", "harm", "memory", "load", "failure", "configuration", "hardware", "self")
+FAMILIES: Final = ("objectives", "pressure", "harm", "memory", "load", "failure", "hardware", "self")
 
-EVALUATION_INTERVALS: Final = ("urgent", "steady", "calm", "slow")
+EVALUATION_INTERVALS: Final = ("steady", "calm", "slow")
 """How often a group is evaluated; ``rules_<name>_interval_seconds`` are the thresholds."""
 
 SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {

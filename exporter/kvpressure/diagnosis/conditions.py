@@ -257,7 +257,7 @@ CONDITIONS: Final = (
         question="memory growth while idle",
         fresh=True,
         serious=True,
-        runbook="InferenceMemoryLeak",
+        runbook="InferenceMemoryHeld",
     ),
     Finding(
         "kv_held_without_load",
@@ -269,7 +269,7 @@ CONDITIONS: Final = (
         question="whether KV blocks are held without requests",
         fresh=True,
         serious=True,
-        runbook="InferenceKVHeldWithoutLoad",
+        runbook="InferenceMemoryHeld",
     ),
     Finding(
         "kv_exhaustion_ahead",
@@ -280,7 +280,7 @@ CONDITIONS: Final = (
         question="whether the KV cache is about to be full",
         fresh=True,
         after_verdict=True,
-        runbook="InferenceKVCacheExhaustionAhead",
+        runbook="InferenceKVCachePressure",
     ),
     Finding(
         "prefix_cache_collapsed",
@@ -312,7 +312,7 @@ CONDITIONS: Final = (
         why="no GPU mapped to this engine, or no memory share set",
         question="whether device memory is used as configured",
         fresh=True,
-        runbook="InferenceBaselineTooHigh",
+        runbook="GpuMemoryHigh",
     ),
     Finding(
         "host_memory_near_limit",

@@ -42,8 +42,6 @@ def add_engine(out: Families, engine: EngineState) -> None:
     out.add("engine_trouble", labels, trouble(engine))
     _add_limits(out, labels, engine)
     if engine.up:
-        if engine.diagnosis.conditions.get("kv_exhaustion_ahead"):
-            out.add("kv_cache_exhaustion_ahead_seconds", labels, engine.signals.kv.kv_seconds_to_full)
         frozen = engine.diagnosis.conditions.get("metrics_frozen")
         out.add("wait_seconds", labels, engine.signals.requests.wait(engine.diagnosis.verdict, frozen))
         for group in engine.signals.groups():

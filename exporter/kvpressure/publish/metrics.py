@@ -182,13 +182,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         "the reason does not support the verdict, or the number is unknown",
     ),
     _m(
-        "kv_cache_exhaustion_ahead_seconds",
-        "gauge",
-        "kv_cache_seconds_to_full while the condition kv_exhaustion_ahead holds.",
-        ENGINE,
-        "the condition does not hold",
-    ),
-    _m(
         "wait_seconds",
         "gauge",
         "Waiting time on an engine without a baseline: p95 queue time or p95 time to first token, whichever is longer."

@@ -35,7 +35,7 @@ def evaluated(stack: Stack) -> dict[str, str]:
     return {group["name"]: group["lastEvaluation"] for group in groups}
 
 
-TICKS_APART = "KvpressureExporterStuck"  # true here for a moment: scrapes are closer together than ticks may be
+TICKS_APART = {"what": "stuck"}.items()  # true here for a moment: scrapes are closer together than ticks may be
 
 
 def test_no_alert_about_the_exporter_fires_before_its_first_scrape(tmp_path: Path) -> None:
@@ -64,5 +64,5 @@ def test_no_alert_about_the_exporter_fires_before_its_first_scrape(tmp_path: Pat
             stack.stop()
     finally:
         process.stop()
-    names = [alert["metric"]["alertname"] for alert in fired] + [alert["labels"]["alertname"] for alert in sent]
-    assert [name for name in names if name.startswith(OURS) and name != TICKS_APART] == []
+    labels = [alert["metric"] for alert in fired] + [alert["labels"] for alert in sent]
+    assert [one for one in labels if one["alertname"].startswith(OURS) and not one.items() >= TICKS_APART] == []

@@ -66,7 +66,6 @@ def _tiles(site: DashboardContext) -> list[Json]:
             f"count({engine('limit_explicit', by='limit')} == 0) or vector(0)",
             "short",
             none,
-            "InferenceLimitNotExplicit",
         ),
         stat(
             site,
@@ -78,7 +77,6 @@ def _tiles(site: DashboardContext) -> list[Json]:
             steps(
                 site, (YELLOW, "gpu_memory_utilization_long_context"), (ORANGE, "gpu_memory_utilization_recommended")
             ),
-            "InferenceGpuMemoryUtilizationHigh",
         ),
         stat(
             site,
@@ -96,7 +94,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             f"count(kvpressure_source_up{{{NODE}}} == 0) or vector(0)",
             "short",
             none,
-            "KvpressureSourceDown",
+            "KvpressureExporterImpaired",
         ),
         stat(
             site,
@@ -106,7 +104,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             " or vector(0)",
             "short",
             none,
-            "GpuCountLow",
+            "GpuLost",
         ),
         stat(
             site,
@@ -115,7 +113,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             f"count(kvpressure_build_info{{{NODE}}})",
             "short",
             neutral(),
-            "KvpressureExporterDown",
+            "KvpressureExportersDown",
         ),
     ]
 
@@ -149,7 +147,6 @@ def _limits(site: DashboardContext) -> Json:
         queries,
         columns,
         overrides,
-        alert="InferenceLimitNotExplicit",
         order="pod",
     )
 
@@ -182,7 +179,6 @@ def _limits_over_time(site: DashboardContext, dashboard: Dashboard) -> None:
             steps(
                 site, (YELLOW, "gpu_memory_utilization_long_context"), (ORANGE, "gpu_memory_utilization_recommended")
             ),
-            "InferenceGpuMemoryUtilizationHigh",
             top=1,
         ),
         12,
@@ -203,8 +199,6 @@ def _limits_over_time(site: DashboardContext, dashboard: Dashboard) -> None:
                 ),
             ],
             "short",
-            None,
-            "InferenceLimitNotExplicit",
         ),
         12,
         8,
@@ -326,7 +320,6 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
                 )
             ],
             texts(v1=("holds", ORANGE)),
-            alert="GpuNodeUnderPressure",
         ),
         8,
         8,
@@ -342,7 +335,7 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
             "Whether each source's last reading succeeded. While a source is down, its values are absent, never 0.",
             [PanelQuery(f"min by (node, source) (kvpressure_source_up{{{NODE}}})", "{{node}} {{source}}")],
             mappings,
-            alert="KvpressureSourceDown",
+            alert="KvpressureExporterImpaired",
             shown="auto",
         ),
         12,
@@ -370,7 +363,7 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
             ],
             "reqps",
             None,
-            "KvpressurePageUnreadable",
+            "KvpressureExporterImpaired",
         ),
         12,
         8,
@@ -388,7 +381,7 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
             ],
             "s",
             None,
-            "KvpressureMappingStale",
+            "KvpressureExporterImpaired",
         ),
         8,
         8,
@@ -415,7 +408,7 @@ def _sources(site: DashboardContext, dashboard: Dashboard) -> None:
             [PanelQuery(f"max by (target) (kvpressure_page_bad_lines{{{NODE}}})", "{{target}}")],
             "short",
             None,
-            "KvpressurePageUnreadable",
+            "KvpressureExporterImpaired",
         ),
         8,
         8,
@@ -435,7 +428,7 @@ def _process(site: DashboardContext, dashboard: Dashboard) -> None:
             ],
             "short",
             None,
-            "KvpressureExporterStuck",
+            "KvpressureExporterImpaired",
         ),
         6,
         8,

@@ -398,7 +398,7 @@ def _unwatched(site: DashboardContext) -> Json:
             )
         ],
         {"node": "Node", "cluster": "Cluster"},
-        alert="KvpressureNodesUnwatched",
+        alert="KvpressureExportersDown",
     )
 
 
@@ -426,7 +426,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
             "Number of exporters that report, by cluster.",
             [PanelQuery(some(f"max by (cluster) (cluster:kvpressure_exporters:count{{{CLUSTER}}})"), "{{cluster}}")],
             "short",
-            alert="KvpressureExportersMissing",
+            alert="KvpressureExportersDown",
         ),
         timeseries(
             site,
@@ -451,7 +451,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
                 ),
             ],
             "short",
-            alert="KvpressureIsolatedFailure",
+            alert="KvpressureExporterImpaired",
         ),
         timeseries(
             site,
@@ -474,7 +474,7 @@ def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
                 ),
             ],
             "short",
-            alert="KvpressureRecorderFailing",
+            alert="KvpressureExporterImpaired",
         ),
     ):
         dashboard.add(panel, 8, 7)

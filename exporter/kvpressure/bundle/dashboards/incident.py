@@ -294,7 +294,6 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
-            "InferenceKVCacheExhaustionAhead",
         ),
         8,
         8,

@@ -72,7 +72,6 @@ def _tiles(site: DashboardContext) -> list[Json]:
             f"min({engine('kv_cache_seconds_to_full')})",
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
-            "InferenceKVCacheExhaustionAhead",
             optional="no cache is filling",
         ),
         stat(
@@ -84,7 +83,6 @@ def _tiles(site: DashboardContext) -> list[Json]:
             f"max({engine('kv_overcommit_ratio')})",
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
-            "InferenceKVCacheOvercommitted",
         ),
         stat(
             site,
@@ -255,7 +253,6 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
-            "InferenceKVCacheExhaustionAhead",
         ),
         8,
         8,
@@ -268,7 +265,6 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
             [PanelQuery(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
-            "InferenceKVCacheOvercommitted",
         ),
         8,
         8,
@@ -353,8 +349,6 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
             "Device memory of each engine by component, as reported by its log and its metrics.",
             [PanelQuery(lines("memory_component_bytes", by="component"), "{{pod}} {{component}}")],
             "decbytes",
-            None,
-            "InferenceBaselineTooHigh",
         ),
         8,
         8,
@@ -397,8 +391,6 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
                 )
             ],
             "decbytes",
-            None,
-            "InferenceBaselineTooHigh",
         ),
         8,
         8,
@@ -426,7 +418,7 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
                 )
             ],
             texts(v1=("holds", ORANGE)),
-            alert="InferenceMemoryLeak",
+            alert="InferenceMemoryHeld",
         ),
         8,
         8,

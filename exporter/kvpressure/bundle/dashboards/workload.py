@@ -290,7 +290,6 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
                     optional=VLLM_BUCKETS,
                 ),
                 "short",
-                "InferenceMixedContextLengths",
             ),
             12,
             8,
@@ -350,7 +349,6 @@ def _shape(site: DashboardContext, dashboard: Dashboard) -> None:
                 )
             ],
             texts(v1=("mixed", ORANGE)),
-            alert="InferenceMixedContextLengths",
         ),
         6,
         8,

@@ -56,16 +56,16 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     (engine("InferenceConcurrencyNearLimit", "warning", "b"), False),
     (engine("InferenceQueueTimeHigh", "warning", "a", "harm"), False),
     # an engine that is stalled or gone explains everything measured on it
-    (engine("InferenceEngineDown", "warning", "d", "failure"), True),  # InferenceModelDown below says it of the model
-    (engine("InferenceEngineDown", "warning", "o", "failure") | {"model_name": "other"}, False),
+    (engine("InferenceCapacityLost", "warning", "d", "failure"), True),  # InferenceModelDown below says it of the model
+    (engine("InferenceCapacityLost", "warning", "o", "failure") | {"model_name": "other"}, False),
     (engine("InferenceQueueTimeHigh", "warning", "d", "harm"), True),
     (engine("InferenceConcurrencyNearLimit", "warning", "d"), True),
     (engine("InferenceEngineStalled", "critical", "s", "failure", page="true"), False),
     (engine("InferenceQueueTimeHigh", "critical", "s", "harm", page="true"), True),
     (engine("InferenceQueueTimeHigh", "critical", "t", "harm", page="true"), False),
-    (engine("InferenceEngineDown", "warning", "s", "failure"), True),
+    (engine("InferenceCapacityLost", "warning", "s", "failure"), True),
     # a ticket never mutes a page
-    (engine("InferenceEngineDown", "warning", "e", "failure"), True),
+    (engine("InferenceCapacityLost", "warning", "e", "failure"), True),
     (engine("InferenceQueueTimeHigh", "critical", "e", "harm", page="true"), False),
     # GPUs without a pod: the missing labels are equal on both sides and must not count
     (other("GpuMemoryHigh", "critical", "memory", uuid="GPU-1", gpu="0"), False),

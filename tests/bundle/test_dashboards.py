@@ -340,7 +340,7 @@ def test_request_shapes_are_read_from_what_vllm_serves() -> None:
         (
             "kvpressure-configuration",
             {
-                "InferenceEngineDown",
+                "InferenceCapacityLost",
                 "InferenceOOMKilled",
                 "InferenceCrashLoop",
                 "InferenceAllocationFailure",

@@ -21,7 +21,7 @@ VERDICT_RUNBOOKS: Final = {
     "compute_bound": "InferenceQueueTimeHigh",
     "host_bound": "InferenceHostBound",
     "stalled": "InferenceEngineStalled",
-    "unknown": "InferenceEngineDown",
+    "unknown": "InferenceCapacityLost",
 }
 
 

@@ -85,7 +85,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             f"count({engine('engine_up')} == 0) or vector(0)",
             "short",
             none,
-            "InferenceEngineDown",
+            "InferenceCapacityLost",
         ),
         stat(
             site,
@@ -164,7 +164,7 @@ def _versions(site: DashboardContext) -> Json:
             )
         ],
         columns,
-        alert="InferenceEngineDown",
+        alert="InferenceCapacityLost",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
 from typing import Final
 
 #: beginning of an old name -> beginning of the new one
@@ -14,6 +15,19 @@ _BEGINNINGS: Final = {
     "--vllm.": "--engine.",
     "Vllm": "Inference",
 }
+
+#: thresholds that are gone, as patterns -> what decides now
+_THRESHOLDS_GONE: Final = {
+    "confidence_*": "confidence follows from the rule's grade",
+    "verdict_enter_samples": "confidence follows from the rule's grade",
+    "rules_*": "the intervals and limits of the rule groups are fixed",
+    "notify_*": "your Alertmanager's configuration has these times",
+}
+
+
+def threshold_gone(name: str) -> str | None:
+    """What decides in place of the threshold ``name`` now; ``None`` for a name that never was one."""
+    return next((now for old, now in _THRESHOLDS_GONE.items() if fnmatchcase(name, old)), None)
 
 
 def renamed(name: str, known: Collection[str]) -> str | None:

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import yaml
 
-from kvpressure.settings.thresholds import builtin
+from kvpressure.bundle.spec import EVALUATION_INTERVALS
 from lab.alerts.series import RULES, SCRAPE_SECONDS, Series
 
-EVALUATION_SECONDS: Final = builtin()["rules_steady_interval_seconds"]
+EVALUATION_SECONDS: Final = EVALUATION_INTERVALS["steady"]
 HIDDEN: Final = ("KvpressureWatchdog",)  # always fires, by design
 _QUERY: Final = f'ALERTS{{alertname!~"{"|".join(HIDDEN)}"}}'
 _TIME: Final = re.compile(r'expr: ".*", time: (?P<time>[0-9hms.]+),')

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.settings.thresholds import builtin
+from kvpressure.bundle.spec import EVALUATION_INTERVALS
 from lab.accuracy.data import ROOT
 from lab.alerts import recorded
 from lab.alerts.cold import Outcome
@@ -192,7 +192,6 @@ def _head(result: Result) -> Iterator[str]:
 
 
 def _method() -> Iterator[str]:
-    t = builtin()
     yield "## How it is measured"
     yield ""
     yield (
@@ -202,12 +201,12 @@ def _method() -> Iterator[str]:
     yield (
         "engine (`promtool test rules`) evaluates recordings, alerts, `for` and `keep_firing_for` every"
         f" {EVALUATION_SECONDS:g} s. In production what pages is evaluated every"
-        f" {t['rules_steady_interval_seconds']:g} s"
+        f" {EVALUATION_INTERVALS['steady']} s"
     )
     yield (
-        f"(InferenceCrashLoop, which counts over half an hour, every {t['rules_slow_interval_seconds']:g} s), warnings"
-        f" every {t['rules_calm_interval_seconds']:g} s, tickets and information every"
-        f" {t['rules_slow_interval_seconds']:g} s. Alertmanager is not part of this; see the last section."
+        f"(InferenceCrashLoop, which counts over half an hour, every {EVALUATION_INTERVALS['slow']} s), warnings"
+        f" every {EVALUATION_INTERVALS['calm']} s, tickets and information every"
+        f" {EVALUATION_INTERVALS['slow']} s. Alertmanager is not part of this; see the last section."
     )
     yield ""
     yield (

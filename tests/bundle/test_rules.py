@@ -16,7 +16,16 @@ import yaml
 from kvpressure.bundle import spec
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
-from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, Alert, AlertLevel, Input, RuleGroup
+from kvpressure.bundle.spec import (
+    EVALUATION_INTERVALS,
+    FAMILIES,
+    SEVERITIES,
+    SUBJECTS,
+    Alert,
+    AlertLevel,
+    Input,
+    RuleGroup,
+)
 from kvpressure.bundle.text import to_yaml, words
 from kvpressure.bundle.values import BundleValues
 from kvpressure.bundle.variants import COMPARE, EXTERNAL, growing, identity, metric_labels, on_value, plain, series_name
@@ -195,7 +204,7 @@ def test_a_model_without_traffic_was_watched_for_as_long_as_the_alert_says(
     tmp_path: Path, days: float, fires: bool
 ) -> None:
     options = Options(builtin(), BundleValues(include=("InferenceNoTraffic",)))
-    step = int(builtin()["rules_slow_interval_seconds"])
+    step = EVALUATION_INTERVALS["slow"]
     busy = round(days * 86400 / step)
     (tmp_path / "rules.yaml").write_text(to_yaml(rule_file(load_groups(options), options.values)))
     document = {

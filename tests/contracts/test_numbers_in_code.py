@@ -172,7 +172,6 @@ def words() -> frozenset[str]:
 
 @pytest.mark.parametrize("name", sorted(builtin()))
 def test_no_threshold_is_a_leftover(name):
-    pace = re.fullmatch(r"rules_(\w+)_interval_seconds", name)
     objective = re.fullmatch(r"(objective)_\w+_(?:ratio|seconds)", name)  # signals/objectives.py reads all of them
-    read = next((found[1] for found in (pace, objective) if found), name)
+    read = objective[1] if objective else name
     assert read in words(), f"nothing reads {name}"

@@ -83,9 +83,9 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
             "/thresholds.yaml:1: kv_full_ratio: None is not allowed; allowed: a number from 0 to 1 (ratio)",
         ),
         (
-            "rules_calm_interval_seconds: 200\n",
-            "/thresholds.yaml:1: rules_calm_interval_seconds: 200 is not allowed; allowed: a "
-            "number from 0.001 to 150 (seconds)",
+            "context_window_seconds: 7200\n",
+            "/thresholds.yaml:1: context_window_seconds: 7200 is not allowed; allowed: a "
+            "number from 0.001 to 3600 (seconds)",
         ),
         (
             "\n\nkv_ful_ratio: 0.9\n",
@@ -114,7 +114,9 @@ def test_what_is_wrong_is_one_line_with_file_line_name_value_and_what_is_allowed
     assert "; allowed: " in said or "; did you mean " in said
 
 
-@pytest.mark.parametrize("name", ["confidence_idle", "verdict_enter_samples", "kv_warm_ratio"])
+@pytest.mark.parametrize(
+    "name", ["confidence_idle", "verdict_enter_samples", "rules_calm_interval_seconds", "kv_warm_ratio"]
+)
 def test_an_override_of_one_that_is_gone_says_so_in_one_line(tmp_path, name):
     said = refused(tmp_path, f"kv_full_ratio: 0.98\n{name}: 0.5\n")
     assert said.startswith(f"/thresholds.yaml:2: {name} is no longer a threshold")
@@ -182,8 +184,7 @@ def test_unknown_names_never_raise_anything_else(values):
         T.override(values, "here")
 
 
-def test_the_settable_ones_are_few_and_no_constant_has_the_name_of_one():
-    assert 60 <= len(T.settable()) <= 90
+def test_no_constant_has_the_name_of_a_settable_one():
     folder = Path(thresholds.__file__).parent
     names = [set(yaml.safe_load((folder / name).read_text())) for name in ("thresholds.yaml", "constants.yaml")]
     assert not names[0] & names[1]

@@ -10,7 +10,6 @@ from typing import Any, Final
 import yaml
 
 from kvpressure.bundle.spec import (
-    EVALUATION_INTERVALS,
     SUBJECTS,
     Alert,
     AlertLevel,
@@ -67,8 +66,7 @@ def load_groups(options: Options) -> tuple[RuleGroup, ...]:
         options.thresholds, literal=options.profile == "literal", exporter_job=options.values.exporter_job
     )
     names = sorted(name for name in environment().list_templates() if name.startswith(f"{folder}/"))
-    intervals = {name: options.thresholds[f"rules_{name}_interval_seconds"] for name in EVALUATION_INTERVALS}
-    groups = [group for name in names for group in parse_groups(yaml.load(render(name, variables), _LOADER), intervals)]
+    groups = [group for name in names for group in parse_groups(yaml.load(render(name, variables), _LOADER))]
     groups.sort(key=lambda group: group.family != "recordings")
     _check_names(groups, options.values)
     if options.source == "kvpressure" and options.profile == "default":

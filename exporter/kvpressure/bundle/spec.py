@@ -12,14 +12,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvpressure.bundle.text import TOKEN, Named, duration, number, read_number
+from kvpressure.bundle.text import TOKEN, duration, number, read_number
 from kvpressure.errors import InputError
 
 SEVERITIES: Final = ("critical", "warning", "info", "none")
 FAMILIES: Final = ("objectives", "pressure", "harm", "memory", "load", "failure", "hardware", "self")
 
-EVALUATION_INTERVALS: Final = ("steady", "calm", "slow")
-"""How often a group is evaluated; ``rules_<name>_interval_seconds`` are the thresholds."""
+EVALUATION_INTERVALS: Final[Mapping[str, int]] = {
+    "steady": 60,  # most alerts that page somebody
+    "calm": 150,  # half of the five minutes that a warning must last, so that it fires on time
+    "slow": 240,  # tickets and fleets; below the five minutes after which Prometheus calls a series stale
+}
+"""How often a group is evaluated, in seconds."""
+
+MOST_ALERTS: Final = 20_000  # of a rule: two for each of 8 000 engines; a rule with more fails, and floods nobody
+MOST_SERIES: Final = 100_000  # of a recording: twelve for each of 8 000 engines
 
 SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("cluster", "namespace", "pod", "model_name", "engine"),
@@ -172,16 +179,18 @@ class RecordingTest:
 
 @dataclass(frozen=True, slots=True)
 class RuleGroup:
-    """A rule group: recordings, or alerts of one family, with one evaluation interval in seconds. ``limit``: maximum
-    results of a rule.
-    """
+    """A rule group: recordings, or alerts of one family, with one evaluation interval in seconds."""
 
     name: str
     family: str
-    interval: float
-    limit: float
+    interval: int
     recordings: tuple[Recording, ...] = ()
     alerts: tuple[Alert, ...] = ()
+
+    @property
+    def limit(self) -> int:
+        """Maximum results of a rule."""
+        return MOST_SERIES if self.family == "recordings" else MOST_ALERTS
 
 
 def _indent(text: str) -> str:
@@ -192,8 +201,8 @@ def _clean(expr: str) -> str:
     return "\n".join(line.rstrip() for line in expr.strip().splitlines() if line.strip())
 
 
-def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) -> list[RuleGroup]:
-    """A rendered and parsed rule template as groups, one per evaluation interval. ``intervals``: name -> seconds.
+def parse_groups(document: Mapping[str, Any]) -> list[RuleGroup]:
+    """A rendered and parsed rule template as groups, one per evaluation interval.
 
     Raises ``SpecError`` for an invalid template.
     """
@@ -202,23 +211,12 @@ def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) ->
         raise SpecError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
     dashboard = document.get("dashboard", True)
     groups = []
-    for interval in EVALUATION_INTERVALS:
-        alerts = tuple(
-            _alert(item, family, dashboard, intervals[interval]) for item in _evaluated(document, "alerts", interval)
-        )
+    for interval, seconds in EVALUATION_INTERVALS.items():
+        alerts = tuple(_alert(item, family, dashboard, seconds) for item in _evaluated(document, "alerts", interval))
         recordings = tuple(_recording(item) for item in _evaluated(document, "recordings", interval))
         if alerts or recordings:
-            groups.append(
-                RuleGroup(
-                    f"{family}-{interval}", family, intervals[interval], _limit(document["limit"]), recordings, alerts
-                )
-            )
+            groups.append(RuleGroup(f"{family}-{interval}", family, seconds, recordings, alerts))
     return groups
-
-
-def _limit(text: object) -> float:
-    limit = read_number(text)
-    return limit if isinstance(limit, Named) else int(limit)
 
 
 def _evaluated(document: Mapping[str, Any], kind: str, interval: str) -> Iterator[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import jinja2
 
-from kvpressure.bundle.spec import SUBJECTS
+from kvpressure.bundle.spec import EVALUATION_INTERVALS, SUBJECTS
 from kvpressure.bundle.text import duration, number, origin, span, words
 from kvpressure.bundle.variants import QUIET_SECONDS, recorded_at
 from kvpressure.bundle.verdicts_page import because
@@ -125,9 +125,8 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "number": number,
         "span": span,
         "duration": duration,
-        "quiet_seconds": lambda name, after=QUIET_SECONDS: recorded_at(
-            thresholds[f"rules_{name}_interval_seconds"], after
-        ),
+        "interval": EVALUATION_INTERVALS,
+        "quiet_seconds": lambda name, after=QUIET_SECONDS: recorded_at(EVALUATION_INTERVALS[name], after),
         "workload": workload,
         "kube": kube,
         "grown": grown,

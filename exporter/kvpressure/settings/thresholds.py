@@ -15,11 +15,10 @@ from typing import Any, Final
 
 from kvpressure.errors import InputError, shown
 from kvpressure.model import ceilings
-from kvpressure.renames import nearest
+from kvpressure.renames import nearest, threshold_gone
 
 _FILE: Final = Path(__file__).with_name("thresholds.yaml")
 _CONSTANTS: Final = Path(__file__).with_name("constants.yaml")
-_RETIRED: Final = re.compile(r"confidence_\w+|verdict_enter_samples")
 LARGEST: Final = 1e15  # of what has no natural end: products of two such numbers are still finite
 _YEAR: Final = 31_622_400.0
 
@@ -176,8 +175,8 @@ class Thresholds(dict[str, float]):
 
 
 def _unknown(name: object, known: Sequence[Threshold]) -> str:
-    if isinstance(name, str) and _RETIRED.fullmatch(name):
-        return f"{name} is no longer a threshold: confidence follows from the rule's grade; remove this line"
+    if now := threshold_gone(str(name)):
+        return f"{name} is no longer a threshold: {now}; remove this line"
     close = nearest(str(name), (entry.name for entry in known))
     hint = f"; did you mean {close}?" if close else "; allowed: the names in docs/reference/thresholds.md"
     return f"unknown threshold {shown(name)}{hint}"

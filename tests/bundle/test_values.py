@@ -56,7 +56,7 @@ def test_thresholds_reach_rules_dashboards_and_pages(
     assert 'kvpressure_latency_slow_seconds{phase="queue"} >= 5)' in files["alerts/kvpressure-rules.yaml"]
     assert "above 10 seconds" in changed["docs/runbooks/InferenceQueueTimeHigh.md"]
     assert "above 5 seconds" in files["docs/runbooks/InferenceQueueTimeHigh.md"]
-    assert "| `queue_floor_seconds` | 10 seconds |" in changed["docs/reference/thresholds.md"]
+    assert "| `ttft_floor_seconds` | 10 seconds |" in changed["docs/reference/thresholds.md"]
 
 
 def test_a_number_of_ones_own_is_not_called_documented() -> None:

@@ -86,6 +86,7 @@ EXPRESSIONS = {
     "running * (block_size - 1) / 2 * pool / kv.kv_capacity_tokens": (
         "the last block of a request is half empty on average"
     ),
+    "(len(values) - 1) // 2": "the middle: a median",
     "increase.sizes[::2]": "sizes and counts in turns",
     "increase.sizes[1::2]": "sizes and counts in turns",
     "number(v.s.host.api_cpu_cores, 2)": "decimals shown",

@@ -190,7 +190,7 @@ class TestTriage:
         assert self.step(5, engine_with()).finding == "unknown"
         assert self.step(5, engine_with(context=ContextSignals(context_spike_ratio=spike - 0.1))).finding == "fine"
         assert self.step(5, engine_with(context=ContextSignals(context_spike_ratio=spike))).finding == "look"
-        over = engine_with(kv=KvSignals(kv_overcommit_ratio=T["kv_overcommit_warning_ratio"]))
+        over = engine_with(kv=KvSignals(kv_overcommit_ratio=1.0))
         assert self.step(5, over).finding == "look"
 
     @pytest.mark.parametrize(

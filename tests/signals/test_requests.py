@@ -83,7 +83,7 @@ class TestSlow:
         assert slow_phases(requests.finished_per_second(few), {"ttft": T["ttft_floor_seconds"]}, {}, T).keys() == phases
 
     def test_a_first_token_many_times_slower_than_usual_is_slow_below_its_floor(self) -> None:
-        many, seconds = 1.0, T["ttft_objective_seconds"]
+        many, seconds = 1.0, T["objective_ttft_seconds"]
         assert seconds < T["ttft_floor_seconds"]
         multiple = T["latency_critical_ratio"]
         assert slow_phases(many, {"ttft": seconds}, {"ttft": multiple}, T) == {"ttft": seconds}

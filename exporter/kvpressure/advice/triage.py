@@ -251,11 +251,11 @@ def _requests(case: _TriagedEngine) -> TriageStep:
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
     answers = (*_sent(case), *_demand(case))
     marks = (
-        (shape.context_spike_ratio, "context_spike_ratio"),
-        (burst, "arrival_burst_ratio_high"),
-        (over, "kv_overcommit_warning_ratio"),
+        (shape.context_spike_ratio, t["context_spike_ratio"]),
+        (burst, t["arrival_burst_ratio_high"]),
+        (over, 1),
     )
-    found: list[Mark] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
+    found: list[Mark] = ["look" if value >= level else "fine" for value, level in marks if value is not None]
     return TriageStep(
         5, "What is being sent?", gravest(*found), answers, "check the gateway's or the application's log"
     )
@@ -437,11 +437,10 @@ def _users_wait(case: _TriagedEngine, baseline: bool) -> list[Mark]:
     known = {
         name: diagnosis.evidence[name].value for name in ("no_progress", "queue_short") if name in diagnosis.evidence
     }
-    floors = (("ttft_floor_seconds", latency.ttft), ("queue_floor_seconds", latency.queue))
-    waits = [(quantiles["0.95"], t[floor]) for floor, quantiles in floors if "0.95" in quantiles]
-    if diagnosis.verdict == "stalled" or any(wait >= t["wait_page_seconds"] for wait, _ in waits):
+    waits = [quantiles["0.95"] for quantiles in (latency.ttft, latency.queue) if "0.95" in quantiles]
+    if diagnosis.verdict == "stalled" or any(wait >= t["wait_page_seconds"] for wait in waits):
         return ["bad"]
-    if known.get("no_progress") or (not baseline and any(wait >= floor for wait, floor in waits)):
+    if known.get("no_progress") or (not baseline and any(wait >= t["ttft_floor_seconds"] for wait in waits)):
         return ["look"]
     if baseline or waits:
         return []

@@ -546,7 +546,7 @@ HOST_BOUND: Final = Verdict(
     missing=(_GPU, _THROTTLED, _CPU),
     when="the CPU is throttled, contended or at its limit, the GPU starves, or time is lost outside the engine",
     confident=(
-        "the CPU is throttled most of the time and steps are at least {steps_slower_ratio} × slower, or the "
+        "the CPU is throttled most of the time and steps are at least {latency_multiplied_ratio} × slower, or the "
         "GPU starves while several requests run and users suffer"
     ),
 )

@@ -300,10 +300,9 @@ class LatencySignals:
     slow_p95: Mapping[str, float] = published(
         gauge(
             "latency_slow_seconds",
-            "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds,"
-            " inter_token_floor_seconds, queue_floor_seconds). If the time to first token is at least"
-            " latency_critical_ratio times its baseline, its threshold is the lower of ttft_floor_seconds and"
-            " ttft_objective_seconds.",
+            "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds, between tokens"
+            " inter_token_floor_seconds). If the time to first token is at least latency_critical_ratio times its"
+            " baseline, its threshold is the lower of ttft_floor_seconds and objective_ttft_seconds.",
             "phase",
             absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
         ),

@@ -134,7 +134,7 @@ class GpuTrack(SubjectTrack):
 
     def __init__(self, thresholds: Thresholds, uuid: str) -> None:
         super().__init__(GPU, uuid)
-        self._fault_window = thresholds["gpu_fault_window_seconds"]
+        self._fault_window = thresholds["crash_loop_window_seconds"]
 
     def _begin(self) -> None:
         self.window = GpuWindow()
@@ -154,11 +154,11 @@ class GpuTrack(SubjectTrack):
             self._faults.append(t)
 
     def recent_faults(self, now: float) -> int:
-        """Hardware faults of the last ``gpu_fault_window_seconds``."""
+        """Hardware faults of the last ``crash_loop_window_seconds``."""
         return self._recent(self._faults, now)
 
     def recent_kernel_faults(self, now: float) -> int:
-        """Kernel errors of the last ``gpu_fault_window_seconds``."""
+        """Kernel errors of the last ``crash_loop_window_seconds``."""
         return self._recent(self._kernel_faults, now)
 
     def _recent(self, times: Iterable[float], now: float) -> int:

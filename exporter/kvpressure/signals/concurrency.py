@@ -9,7 +9,7 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import KvSignals, LoadSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
-from kvpressure.signals.window import FIVE_MINUTES, EngineWindow
+from kvpressure.signals.window import FIVE_MINUTES, HALF_MINUTE, EngineWindow
 
 BURST_SECONDS: Final = 10.0  # of arrival_burst_ratio, as it is published
 
@@ -26,7 +26,7 @@ def plateau(window: EngineWindow, full: float, t: Thresholds) -> float | None:
     """Running requests where their number stayed at its highest while requests waited and KV cache was free: some
     limit binds. ``None`` if it moved, nothing waited, or KV usage reached ``full``.
     """
-    samples = [s for s in window.since(t["plateau_window_seconds"]) if r.RUNNING in s.gauges]
+    samples = [s for s in window.since(HALF_MINUTE) if r.RUNNING in s.gauges]
     if len(samples) < t["trend_min_samples"] or samples[-1].t - samples[0].t < t["plateau_min_seconds"]:
         return None
     running = [s.gauges[r.RUNNING] for s in samples]
@@ -43,7 +43,7 @@ def at_limit(window: EngineWindow, limit: float | None, t: Thresholds) -> bool |
     if limit is None or not running:
         return None
     reached = reaching(limit, t)
-    return sum(1 for value in running if value >= reached) >= t["at_limit_share_ratio"] * len(running)
+    return sum(1 for value in running if value >= reached) >= t["queue_share_ratio"] * len(running)
 
 
 def reaching(limit: float, t: Thresholds) -> float:

@@ -40,7 +40,7 @@ def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> boo
         return False
     if ever_positive:
         return True
-    recent = [s for s in window.since(t["kv_unrecorded_window_seconds"]) if s.gauges.get(r.RUNNING, 0.0) > 0]
+    recent = [s for s in window.since(HALF_MINUTE) if s.gauges.get(r.RUNNING, 0.0) > 0]
     if len(recent) < t["kv_unrecorded_samples"] or recent[-1].t - recent[0].t < t["kv_unrecorded_seconds"]:
         return None
     generated = recent[-1].counters.get(r.GENERATION_TOKENS, 0.0) - recent[0].counters.get(r.GENERATION_TOKENS, 0.0)

@@ -16,13 +16,13 @@ PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E
 FLOORS: Final = {
     "ttft": "ttft_floor_seconds",
     "inter_token": "inter_token_floor_seconds",
-    "queue": "queue_floor_seconds",
+    "queue": "ttft_floor_seconds",
 }
 BASELINE_VALUES: Final = 240  # kept: two hours of calm half-minutes
 
 
 class Baseline:
-    """The engine's usual p95 latency: the median (``baseline_rank_ratio``) of the p95 of calm minutes.
+    """The engine's usual p95 latency: the median of the p95 of calm minutes.
 
     Only calm moments enter (no lasting queue, cache not near full), so that an incident does not move it. Unknown
     until there are ``baseline_min_values``.
@@ -59,7 +59,7 @@ class Baseline:
         values, t = self._values[phase], self._thresholds
         if len(values) < t["baseline_min_values"]:
             return None
-        return max(t["baseline_floor_seconds"], sorted(values)[int(t["baseline_rank_ratio"] * (len(values) - 1))])
+        return max(t["baseline_floor_seconds"], sorted(values)[(len(values) - 1) // 2])
 
 
 def compute(
@@ -105,7 +105,7 @@ def slow_phases(
         return {}
     floors = {phase: t[floor] for phase, floor in FLOORS.items()}
     if ratios.get("ttft", 0.0) >= t["latency_critical_ratio"]:
-        floors["ttft"] = min(floors["ttft"], t["ttft_objective_seconds"])
+        floors["ttft"] = min(floors["ttft"], t["objective_ttft_seconds"])
     return {phase: now for phase, floor in floors.items() if (now := p95.get(phase)) is not None and now >= floor}
 
 

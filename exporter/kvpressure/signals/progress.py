@@ -55,7 +55,7 @@ class Progress:
             self._busy_fds, self._busy_waiting = sample.page.get(r.PROCESS_OPEN_FDS), sample.waiting
         if before is None:
             return
-        step = min(sample.t - before.t, self._thresholds["unseen_gap_seconds"])
+        step = min(sample.t - before.t, self._thresholds["recent_window_seconds"])
         if not work_present(sample) or not work_present(before):
             self._without = self._still = 0.0
             return
@@ -84,7 +84,7 @@ class Progress:
         closed. ``None`` if several API servers share the endpoint, or too few requests are in flight.
         """
         now, t = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None, self._thresholds
-        if now is None or self._busy_fds is None or in_flight < t["dropped_min_requests"]:
+        if now is None or self._busy_fds is None or in_flight < 1:
             return None
         return self._busy_fds - now >= t["dropped_share_ratio"] * in_flight
 
@@ -166,7 +166,7 @@ def compute(
         return ProgressSignals(fresh_seconds=None, pages_failing=float(contact.failing), page_error=contact.error)
     work = work_present(last)
     known = progress.counters_known
-    seconds = t["flow_window_seconds"]
+    seconds = t["recent_window_seconds"]
     return ProgressSignals(
         work_present=work,
         progressing=None if not known or not work else progress.seconds_without == 0.0,

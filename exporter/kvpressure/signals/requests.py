@@ -19,9 +19,9 @@ def compute(window: EngineWindow, finished: float | None, latency: LatencySignal
     return RequestSignals(
         requests_finished_per_second=finished,
         requests_failed_ratio=_failed_ratio(window, finished or 0.0, t),
-        wait_measured_seconds=_measured_wait(window, latency, t),
+        wait_measured_seconds=_measured_wait(window, latency),
         wait_estimated_seconds=None if finished is None else _estimated_wait(window, finished, t),
-        waited_before=_waited_before(window, t),
+        waited_before=_waited_before(window),
     )
 
 
@@ -50,14 +50,14 @@ def _failed_ratio(window: EngineWindow, finished: float, t: Thresholds) -> float
     return failed / (failed + finished) if failed > 0 and failed >= t["failed_min_per_second"] else None
 
 
-def _measured_wait(window: EngineWindow, latency: LatencySignals, t: Thresholds) -> float | None:
+def _measured_wait(window: EngineWindow, latency: LatencySignals) -> float | None:
     """p95 of the wait for the first token or in the queue, in seconds, where it is slow and requests wait now.
     ``None`` where a baseline is known.
     """
     if not latency.slow_p95 or window.last is None or any(phase in latency.slow_ratios for phase in _WAITS):
         return None
     slow = [latency.slow_p95[phase] for phase in _WAITS if phase in latency.slow_p95]
-    return max(slow, default=None) if (window.last.waiting or 0.0) >= t["traffic_min_requests"] else None
+    return max(slow, default=None) if (window.last.waiting or 0.0) >= 1 else None
 
 
 def _estimated_wait(window: EngineWindow, finished: float, t: Thresholds) -> float | None:
@@ -67,13 +67,13 @@ def _estimated_wait(window: EngineWindow, finished: float, t: Thresholds) -> flo
     if finished >= t["latency_min_finished_per_second"] or _first(window) is None:
         return None
     waiting = max(sample.waiting or 0.0 for sample in window.since(FIVE_MINUTES))
-    return waiting / max(finished, 1.0 / FIVE_MINUTES) if waiting >= t["traffic_min_requests"] else None
+    return waiting / max(finished, 1.0 / FIVE_MINUTES) if waiting >= 1 else None
 
 
-def _waited_before(window: EngineWindow, t: Thresholds) -> bool | None:
+def _waited_before(window: EngineWindow) -> bool | None:
     """Whether requests already waited five minutes ago."""
     first = _first(window)
-    return None if first is None or first.waiting is None else first.waiting >= t["traffic_min_requests"]
+    return None if first is None or first.waiting is None else first.waiting >= 1
 
 
 def _first(window: EngineWindow) -> Sample | None:

@@ -302,10 +302,13 @@ def _link(title: str, url: str) -> Json:
 # --- thresholds and mappings -----------------------------------------------------------------------------------
 
 
-def steps(site: DashboardContext, *marks: tuple[str, str], base: str = GREEN) -> Json:
-    """Colour bands: ``base``, then (colour, threshold name) from each threshold upwards."""
+def steps(site: DashboardContext, *marks: tuple[str, str | int], base: str = GREEN) -> Json:
+    """Colour bands: ``base``, then (colour, name of a threshold or a number) from each upwards."""
     bands: list[Json] = [{"color": base, "value": None}]
-    bands += [{"color": color, "value": site.thresholds[name]} for color, name in marks]
+    bands += [
+        {"color": color, "value": site.thresholds[mark] if isinstance(mark, str) else float(mark)}
+        for color, mark in marks
+    ]
     return {"mode": "absolute", "steps": bands}
 
 

@@ -57,7 +57,7 @@ def build(site: DashboardContext) -> Dashboard:
 
 
 def _tiles(site: DashboardContext) -> list[Json]:
-    none = steps(site, (ORANGE, "traffic_min_requests"))
+    none = steps(site, (ORANGE, 1))
     return [
         stat(
             site,

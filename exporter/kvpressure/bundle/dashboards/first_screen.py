@@ -213,7 +213,7 @@ def _engine_columns(site: DashboardContext) -> list[Json]:
             _dashboard("kvpressure-memory", "Memory and KV cache of this pod"),
         ),
         "Waiting": (
-            ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))),
+            ("thresholds", steps(site, (ORANGE, 1))),
             COLORED,
             _dashboard("kvpressure-workload", "Workload of this pod"),
         ),

@@ -117,15 +117,15 @@ def _models(site: DashboardContext) -> Json:
         "Value #H": "Budget burn",
         "Value #I": "Alerts",
     }
-    bad = ("thresholds", steps(site, (RED, "traffic_min_requests"), base="text"))  # from one on
+    bad = ("thresholds", steps(site, (RED, 1), base="text"))  # from one on
     shown: dict[str, tuple[tuple[str, object], ...]] = {
         "Under KV pressure": (*RATIO, ("thresholds", steps(site, (RED, "fleet_pressure_ratio"))), COLORED),
         "KV cache free": RATIO,
-        "Waiting": (("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), COLORED),
+        "Waiting": (("thresholds", steps(site, (ORANGE, 1))), COLORED),
         "Finished/s": (("decimals", 2),),
         "Budget burn": (
             ("decimals", 1),
-            ("thresholds", steps(site, (ORANGE, "objective_days_burn"), (RED, "objective_fast_burn"))),
+            ("thresholds", steps(site, (ORANGE, 1), (RED, "objective_fast_burn"))),
             COLORED,
         ),
         "Down": (bad, COLORED),
@@ -256,7 +256,7 @@ def _burn(site: DashboardContext) -> Json:
         " high over both a long and a short window, such as six hours and half an hour.",
         {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
-        steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
+        steps(site, (YELLOW, 1), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
         overrides=[dashed("/ 6h$/")],
     )
 

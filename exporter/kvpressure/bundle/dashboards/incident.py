@@ -94,7 +94,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             "Requests waiting for any reason.",
             engine("requests_waiting"),
             "short",
-            steps(site, (ORANGE, "traffic_min_requests")),
+            steps(site, (ORANGE, 1)),
         ),
         extreme(
             site,

@@ -82,7 +82,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             " become too small for the load.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
-            steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
+            steps(site, (ORANGE, 1)),
         ),
         stat(
             site,
@@ -164,7 +164,7 @@ def _fullest(site: DashboardContext) -> Json:
         column(
             "Overcommit",
             ("decimals", 2),
-            ("thresholds", steps(site, (ORANGE, "kv_overcommit_warning_ratio"))),
+            ("thresholds", steps(site, (ORANGE, 1))),
             ("custom.cellOptions", {"type": "color-text"}),
         ),
         column("Preempted/s", ("decimals", 2)),
@@ -264,7 +264,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
             "Largest number of KV tokens that the current load can need, divided by KV capacity.",
             [PanelQuery(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
             "none",
-            steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
+            steps(site, (ORANGE, 1)),
         ),
         8,
         8,

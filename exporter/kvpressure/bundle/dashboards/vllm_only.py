@@ -146,7 +146,7 @@ def _preemptions(site: DashboardContext) -> Json:
 
 _LATENCIES: Final = {
     "ttft": ("Time to first token", "ttft_floor_seconds", "InferenceTimeToFirstTokenHigh"),
-    "queue": ("Time in the queue", "queue_floor_seconds", "InferenceQueueTimeHigh"),
+    "queue": ("Time in the queue", "ttft_floor_seconds", "InferenceQueueTimeHigh"),
     "inter_token": ("Time between tokens", "inter_token_floor_seconds", "InferenceTokenLatencyHigh"),
 }
 

@@ -64,7 +64,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             "Requests running and waiting on all chosen engines.",
             f"sum({engine('requests_in_flight')})",
             "short",
-            steps(site, (GREEN, "traffic_min_requests"), base=YELLOW),
+            steps(site, (GREEN, 1), base=YELLOW),
         ),
         stat(
             site,
@@ -145,9 +145,9 @@ def _busiest(site: DashboardContext) -> Json:
         column(
             "Pod", ("links", [drill("kvpressure-incident", "Incident dashboard of this pod", pod="${__value.raw}")])
         ),
-        column("Waiting", ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), colored),
+        column("Waiting", ("thresholds", steps(site, (ORANGE, 1))), colored),
         *(column(name, ("decimals", 0)) for name in ("Batch p95", "Prompt p95", "Output p95", "max_tokens p95")),
-        column("Queue p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "queue_floor_seconds"))), colored),
+        column("Queue p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "ttft_floor_seconds"))), colored),
         column("Token p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "inter_token_floor_seconds"))), colored),
     ]
     return table(
@@ -359,7 +359,7 @@ def _latency(site: DashboardContext, dashboard: Dashboard) -> None:
     for phase, title, alert, floor in (
         ("ttft", "Time to first token", "InferenceTimeToFirstTokenHigh", "ttft_floor_seconds"),
         ("inter_token", "Time between tokens", "InferenceTokenLatencyHigh", "inter_token_floor_seconds"),
-        ("queue", "Time in the queue", "InferenceQueueTimeHigh", "queue_floor_seconds"),
+        ("queue", "Time in the queue", "InferenceQueueTimeHigh", "ttft_floor_seconds"),
     ):
         dashboard.add(
             timeseries(

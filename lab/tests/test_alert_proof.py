@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 
-from kvpressure.bundle.spec import EVALUATION_INTERVALS
 from kvpressure.model.readings import GpuReading
 from kvpressure.model.state import GpuState, State
 from kvpressure.recording.reader import Reader

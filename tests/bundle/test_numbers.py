@@ -23,22 +23,23 @@ pytestmark = pytest.mark.slow
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 
 # The windows of burn rates are the method's own; their steps are those of the subqueries that read them. A workload is
-# its pod's name without the hashes of Kubernetes. A memory of when something was last there is time() where it is, and
-# its own last value where not. Groups have intervals and limits; what is counted is multiplied by the interval. A state
-# is 0 or 1, more than none is > 0, percent are divided by 100, the free share is 1 minus the used one; quantiles,
-# status classes and the driver's XID numbers are names; format strings are formats.
+# its pod's name without the hashes of Kubernetes. Groups have intervals and limits; what is counted is multiplied by
+# the interval. Percent are divided by 100; quantiles, status classes and the driver's XID numbers are names; format
+# strings are formats.
 STRUCTURE = re.compile(
-    r"""interval: \d+[ms]|limit: \d+|\) \* (?:60|150)\b|rate5m\[\d+[mhd](?::\d+m)?\](?:\) \* (?:300|600)\b)?|burn_rate:\d+[mhd]|over (?:both )?\d+[mhd] and \d+[mhd]|\(1 - max by|\(\.\+\?\)\(-\[a-z0-9\]\{8,10\}-\[a-z0-9\]\{5\}\|-\[0-9\]\+\)\?|> 0\)(?:$| \* 0 \+ time)|\* 0 \+ time|:count\) \* 0\b|== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df"""  # noqa: E501
+    r"""interval: \d+[ms]|limit: \d+|\) \* (?:60|150)\b|rate5m\[\d+[mhd](?::\d+m)?\](?:\) \* (?:300|600)\b)?|burn_rate:\d+[mhd]|over (?:both )?\d+[mhd] and \d+[mhd]|\(\.\+\?\)\(-\[a-z0-9\]\{8,10\}-\[a-z0-9\]\{5\}\|-\[0-9\]\+\)\?|/ 100\) <|quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df"""  # noqa: E501
 )
+
+# Nothing, one and the whole are no thresholds.
+ALLOWED = {"0", "1", "1.0"}
 
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
 PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
 PROSE_TEXT = re.compile(
     r"Operator below 0\.66|Prometheus below 2\.42|503s|about 1-"
     r"|XIDs [\d, ]+ are|--since=2h|tail -n 50|^\d+\. |Prometheus"
-    r" 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
-    r"|over (?:both )?\d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]|\b[01] where"
-    r"|is above 0(?!\.?\d)|is below 1\b|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
+    r" 2\.42|Grafana 10\.4"
+    r"|over (?:both )?\d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]",
     re.MULTILINE,
 )
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
@@ -58,7 +59,7 @@ VERDICT_PAGE = re.compile(
 
 # Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second
 # to per minute, ratios to per cent, the steps of the mitigation, none counted as 0, what 1 and 0 mean,
-# and the fixed window of the slope of the KV cache (``SLOPE_SECONDS``).
+# and the fixed window of the slope of the KV cache (``QUARTER_MINUTE``).
 DASHBOARD_TEXT = re.compile(
     r"\(1, |60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d\"|vector\(0\)|1 is"
     r" normal|never 0|topk\(20, |^The 20 |1 minus p95 batch|Above 1, |last 15 s"
@@ -117,7 +118,7 @@ def stayed(before: str, after: str) -> list[str]:
     return [
         before[max(0, a.start() - 30) : a.end() + 10].replace("\n", " ")
         for a, b in zip(first, second, strict=True)
-        if a[0] == b[0] and a[0] not in PROSE
+        if a[0] == b[0] and a[0] not in PROSE | ALLOWED
     ]
 
 
@@ -202,7 +203,7 @@ def _same(before: Any, after: Any, key: str) -> list[str]:
     if key in LAYOUT_KEYS or isinstance(before, bool):
         return []
     if isinstance(before, int | float):
-        return [f"{key}: {before}"] if before == after else []
+        return [f"{key}: {before}"] if before == after and str(before) not in ALLOWED else []
     if isinstance(before, str) and key in ("expr", "title", "description"):
         return stayed(*(DASHBOARD_TEXT.sub("", STRUCTURE.sub("", version)) for version in (before, after)))
     return []

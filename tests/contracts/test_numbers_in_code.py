@@ -36,12 +36,10 @@ CONSTANTS = {
     # windows of metrics, as they are published
     "MINUTE",
     "HALF_MINUTE",
+    "QUARTER_MINUTE",
     "FIVE_MINUTES",
     "HOUR",
-    "SLOPE_SECONDS",
     "BURST_SECONDS",
-    "TREND_SECONDS",
-    "ACTIVITY_SECONDS",
     "QUANTILES",
     "RUNNING_BOUNDS",
     # how finely and how long history is kept
@@ -55,7 +53,6 @@ CONSTANTS = {
     "REACH_SECONDS",
     "TREND_STEP_SECONDS",
     "IDLE_STEP_SECONDS",
-    "STEP_SECONDS",
     "FORGET_SECONDS",
     # bounds of memory
     "MAX_NAMES",

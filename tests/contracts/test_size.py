@@ -25,6 +25,29 @@ GENERATED = (
     "docs/runbooks",
     "docs/reference",
 )
+JUDGING = ("signals", "diagnosis", "advice", "pipeline", "toolbox", "bundle")
+DECIDES_NOTHING = {
+    "bounds of memory, of what is read and of what is shown": """
+        MAX_RESTARTS_KEPT BASELINE_VALUES IDLE_POINTS MAX_REPORTS MAX_ENTRIES MAX_SIZES MAX_NAMES MAX_GONE_ENGINES
+        MAX_COMMAND_LINES MAX_EVENTS_KEPT MAX_BYTES MAX_PODS LOG_TAIL LOG_HEAD_BYTES _MAX_LINE _MAX_ERROR_BYTES _SHOWN
+        MAX_CHANGES _MAX_SINCE MAX_LIST_BYTES _ERROR_BYTES MAX_TARGETS _DEPTH _MAX_MAPPINGS _MOST MAX_SERVERS
+        MAX_ANSWER_BYTES _PART_BYTES _MAX_ENGINES MAX_GPUS _MAX_CHANGES_SHOWN""",
+    "how finely and how long history is kept": """
+        TREND_STEP_SECONDS IDLE_STEP_SECONDS FINE_SECONDS MID_SECONDS LONG_SECONDS MID_STEP LONG_STEP
+        STEP_BACK_SECONDS FORGET_SECONDS REACH_SECONDS""",
+    "pace and patience of what is read over a network": """
+        INFO_SECONDS INTERVAL_SECONDS TIMEOUT_SECONDS _CALLS_AT_ONCE MAX_SECONDS SILENT_SECONDS _FIRST_TICKS
+        CHUNK_SECONDS ANSWER_SECONDS SAMPLE_SECONDS RETURN_SECONDS BASELINE_SECONDS""",
+    "what a probe sends": "_LOW SHORT_TOKENS CONCURRENT CONCURRENT_TOKENS LONG_TOKENS FILL LEAST_TOKENS",
+    "units, ranks, names and defaults of other programs": """
+        RUNNING_BOUNDS QUANTILES TWICE MILLICORE PERCENT _GB _MIB _GIB _RANKS _IN_FLIGHT_QUANTILE ROUNDING
+        OOM_EXIT_CODE EXPORTER_PORT _POD_PREFIX DEFAULT_SHARED_BYTES _DELAY _PERIOD _FAILURES DEFERRED_HOST
+        _ENVELOPE_BYTES _EXAMPLE _SHAPE_STEP""",
+    "how a grade is published": "GRADE_CONFIDENCE",
+    "layout and tests of the bundle": """
+        SCHEMA_VERSION WIDTH TOP SCREEN _SPANS _WIDTH _KEY_LENGTH MARGIN QUIET_SECONDS TAIL_STEPS MOST_ALERTS
+        MOST_SERIES""",
+}
 
 
 def is_docstring(node: ast.stmt) -> bool:
@@ -74,6 +97,23 @@ def files_on_the_walk() -> int:
     return len(files)
 
 
+def constants_in_code() -> dict[str, int]:
+    """How many numbers, 0 and 1 apart, each constant of the packages that judge holds, by ``file:NAME``. Whatever is
+    not in ``DECIDES_NOTHING`` decides something.
+    """
+    nothing = {name for names in DECIDES_NOTHING.values() for name in names.split()}
+    found: dict[str, int] = {}
+    for path in (path for name in JUDGING for path in (ROOT / "exporter/kvpressure" / name).rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) not in nothing:
+                numbers = [value for value in ast.walk(node) if isinstance(value, ast.Constant)]
+                values = [v.value for v in numbers if type(v.value) in (int, float) and v.value not in (0, 1)]
+                only_numbers = isinstance(node.value, ast.Constant | ast.Tuple | ast.BinOp | ast.UnaryOp)
+                if values and only_numbers:
+                    found[f"{path.stem}:{ast.unparse(node.target)}"] = len(values)
+    return found
+
+
 def measured() -> dict[str, int]:
     """Today's figures, by their names in the budget."""
     return {
@@ -81,7 +121,7 @@ def measured() -> dict[str, int]:
         "laboratory_statements": statements("plugin", "lab"),
         "files_on_the_walk": files_on_the_walk(),
         "thresholds": len(builtin().settable()),
-        "numbers": len(builtin().entries()),
+        "numbers": len(builtin().entries()) + sum(constants_in_code().values()),
         "alerts": alerts(),
         "generated_files": sum(path.is_file() for name in GENERATED for path in (ROOT / name).rglob("*")),
         "words": words([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]),

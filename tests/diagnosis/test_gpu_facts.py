@@ -23,7 +23,7 @@ works: Fact = attrgetter("works")
 
 @pytest.mark.parametrize(
     ("fact", "busy"),
-    [(computes, T["tensor_busy_ratio"]), (works, min(T["tensor_busy_ratio"], T["dram_busy_ratio"]))],
+    [(computes, T["tensor_busy_ratio"]), (works, min(T["tensor_busy_ratio"], T["most_ratio"]))],
 )
 def test_a_low_duty_cycle_disproves_busy_units_and_a_high_one_proves_nothing(fact: Fact, busy: float) -> None:
     for used, said in ((0.0, False), (busy - 0.001, False), (busy, None), (1.0, None)):

@@ -12,7 +12,7 @@ from kvpressure.settings.thresholds import load
 from tests.recording.strategies import RECORDINGS
 
 T = load(None)
-APART = T["verdict_unconfirmed_seconds"]
+APART = T["kv_recent_seconds"]
 
 
 def published(course: list[tuple[float, str]]) -> list[str]:

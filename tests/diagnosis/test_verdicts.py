@@ -720,12 +720,12 @@ def test_context_limit_follows_the_longest_seen():
 
 
 def followed(*steps: tuple[float, float | None, str]) -> list[float | None]:
-    longest = LongestRequest(T)
+    longest = LongestRequest()
     return [longest.observe(t, tokens, verdict) for t, tokens, verdict in steps]
 
 
 def test_the_longest_request_is_that_of_an_hour_and_an_incident_does_not_shorten_it():
-    hour = T["longest_request_seconds"]
+    hour = 3600.0
     assert followed(
         (0.0, 9000.0, "healthy"), (60.0, 500.0, "healthy"), (hour, 500.0, "healthy"), (hour + 61.0, 500.0, "healthy")
     ) == [9000, 9000, 9000, 500], "calm: forgotten after an hour"
@@ -742,7 +742,7 @@ def test_the_longest_request_is_that_of_an_hour_and_an_incident_does_not_shorten
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.none() | st.floats(1, 1e6), st.sampled_from(VERDICTS)), max_size=200))
 def test_the_longest_request_never_falls_in_an_incident_and_stays_bounded(steps):
-    longest, before = LongestRequest(T), None
+    longest, before = LongestRequest(), None
     for t, tokens, verdict in steps:
         now = longest.observe(t, tokens, verdict)
         assert now is None or tokens is None or now >= tokens
@@ -750,7 +750,7 @@ def test_the_longest_request_never_falls_in_an_incident_and_stays_bounded(steps)
             assert now is not None
             assert now >= before
         before = now
-        assert len(longest._minutes) <= T["longest_request_seconds"] / 60 + 2
+        assert len(longest._minutes) <= 62
 
 
 def test_a_diagnosis_carries_sentences_with_numbers():

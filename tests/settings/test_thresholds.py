@@ -180,7 +180,7 @@ def test_the_lower_of_two_is_never_above_the_other(entry, data):
 
 @given(st.dictionaries(st.text(max_size=20), st.integers(), min_size=1, max_size=3))
 def test_unknown_names_never_raise_anything_else(values):
-    with pytest.raises(ThresholdError, match="unknown threshold|no longer a threshold"):
+    with pytest.raises(ThresholdError, match=r"unknown threshold|no longer a threshold"):
         T.override(values, "here")
 
 

@@ -72,11 +72,11 @@ class TestWindow:
         window = StepWindow(builtin())
         window.observe(told(1.0, {4: 5}))
         window.observe(told(2.0, {4: 10}, kv_max=0.9))
-        assert (window.quantiles(2.0 + builtin()["plugin_silent_seconds"], 0.5), window.kv_max(9.0, 10.0)) == (
+        assert (window.quantiles(2.0 + builtin()["stale_page_seconds"], 0.5), window.kv_max(9.0, 10.0)) == (
             [4.0],
             0.9,
         )
-        assert window.quantiles(2.1 + builtin()["plugin_silent_seconds"], 0.5) is None
+        assert window.quantiles(2.1 + builtin()["stale_page_seconds"], 0.5) is None
 
     def test_the_same_report_again_changes_nothing(self) -> None:
         window = StepWindow(builtin())

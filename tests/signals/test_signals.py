@@ -177,8 +177,8 @@ def test_other_reasons_for_falling_running_are_no_preemptions(after):
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_one_request_that_arrives_meanwhile_does_not_hide_preemptions(more):
-    """Beside those that went back, one more waits than ``preemption_match_high_ratio`` allows, or two."""
-    rose = T["preemption_match_high_ratio"] * 10 + 1 + more
+    """Beside those that went back, one more waits than ``most_ratio`` allows, or two."""
+    rose = 10 / T["most_ratio"] + 1 + more
     rows = every(1, [{r.RUNNING: 20, r.WAITING: 5, FINISHED: 5}, {r.RUNNING: 10, r.WAITING: 5 + rose, FINISHED: 5}])
     assert kv_of(rows).preemptions_inferred == (0 if more else 10)
 

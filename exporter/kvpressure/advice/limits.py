@@ -62,11 +62,11 @@ def max_num_batched_tokens(current: float | None, verdict: str, stage: str | Non
     if current is None:
         return None
     if stage == STEP_TOKENS and verdict == "concurrency_limited":
-        return max(t["max_num_batched_tokens_usual"], 2 * current)
+        return max(t["max_num_batched_tokens_usual"], t["max_num_seqs_raise_ratio"] * current)
     least = t["max_num_batched_tokens_floor"]
     if verdict != "kv_pressure" or current <= least:
         return None
-    return float(max(least, floor(current * (1 - t["max_num_batched_tokens_cut_ratio"]))))
+    return float(max(least, floor(current * (1 - t["max_num_seqs_cut_max_ratio"]))))
 
 
 def gpu_memory_utilization(

@@ -298,7 +298,7 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 f"{named('CPU cores used by its processes', number_text(host.api_cpu_cores))}. Each API server process"
                 " has one event loop, which can use only one core. "
                 f"{named('Share of the request duration outside the engine', percent_text(engine.signals.latency.outside_engine_share))}.",  # noqa: E501
-                ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["api_cpu_cores"] else (),
+                ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["container_limit_ratio"] else (),
             ),
             Action("Leave the engine's limits as they are", "Requests are not waiting for KV cache."),
         ),

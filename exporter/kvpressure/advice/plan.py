@@ -33,7 +33,6 @@ ROUNDING: Final = 1e-9
 RESTART: Final = command("systemctl", "restart", UNIT)
 MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of outputs
 _BEYOND_GUIDE: Final = '(this step is not in the guide "Emergency Mitigation")'
-_FULL: Final = 0.9  # share of the cache that capped requests may fill together
 
 MEASURED: Final = {
     "caps": "preemptions fell from 40 to 24; all engine steps together took 57 % less time, but only 60 of 72 requests"
@@ -265,7 +264,7 @@ def _sizes(engine: PlanInput, share: float) -> tuple[int, int]:
         question, answer = min(question, max(1, int(most))), min(answer, max(1, int(most)))
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if capacity and together:
-        budget = floor(_FULL * capacity / together)
+        budget = floor((1 - WATERMARK) * capacity / together)  # what capped requests may fill together
         if question + answer > budget >= 2 * _OUTPUT_STEP:
             scale = budget / (question + answer)
             answer = min(answer, max(_OUTPUT_STEP, floor(answer * scale), ceil(least_answer)))
@@ -570,7 +569,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
     if engine.evidence("preempting") or engine.stage == "thrashing":
         yield _watermark(engine)
     if not engine.condition("gpu_out_of_memory"):
-        yield _more_memory(engine)
+        yield _more_memory(engine, t)
     spike = engine.signals.context.context_spike_ratio
     if engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"]):
         yield MitigationStep(
@@ -610,7 +609,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     return MitigationStep(title, "do", lost, cost, measured, {"watermark": WATERMARK})
 
 
-def _more_memory(engine: PlanInput) -> MitigationStep:
+def _more_memory(engine: PlanInput, t: Thresholds) -> MitigationStep:
     share, flag = engine.engine.limit("gpu_memory_utilization").value, dialect(engine.engine.dialect).flag
     cost = "fp8 needs an accuracy test; tensor parallelism and replicas need more GPUs"
     raised = "Use "
@@ -619,7 +618,7 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
         "more GPUs (tensor parallel)",
         "or more replicas",
     ]
-    if share is not None and share < 0.9:
+    if share is not None and share < t["memory_critical_ratio"]:
         unknown = engine.condition("gpu_out_of_memory") is None
         failed = "failed allocations: unknown" if unknown else "no failed allocation was found"
         raised = f"Raise {flag('gpu_memory_utilization')} (now {share:g}; {failed}). Or use "

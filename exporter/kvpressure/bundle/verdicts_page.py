@@ -278,7 +278,7 @@ def _changes(t: Thresholds) -> Iterator[str]:
         yield f"| {change.words} | {samples} | {seconds} |"
     yield ""
     yield (
-        f"If scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart, one scrape is enough for a"
+        f"If scrapes are more than {t.entry('kv_recent_seconds').text} s apart, one scrape is enough for a"
         " new verdict, except in the rows *to unknown* and *from kv_pressure while a queue remains*. If"
         " `idle` or `healthy` is published while another verdict is being confirmed, its grade is at most *doubtful*."
     )

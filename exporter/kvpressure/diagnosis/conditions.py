@@ -51,7 +51,7 @@ class HeldCache:
         if not self._counted:
             self._counted = True
             self._held_stretches += 1
-        return True if self._moves or self._held_stretches >= thresholds["kv_held_stretches"] else None
+        return True if self._moves or self._held_stretches >= thresholds["several_min"] else None
 
 
 class Ahead:
@@ -237,7 +237,7 @@ NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "utilization": lambda v: percent(v.utilization),
     "baseline_from": lambda v: percent(_baseline_limit(v)),
     "host_memory": lambda v: percent(v.s.host.memory_used_ratio),
-    "host_memory_from": lambda v: percent(v.t["host_memory_limit_ratio"]),
+    "host_memory_from": lambda v: percent(v.t["container_limit_ratio"]),
     "ended": _ended,
     "restarts": lambda v: f"{counted(v.s.host.restarts_recent, 'restart')} in half an hour",
     "oom_seen": _oom_seen,
@@ -261,7 +261,7 @@ CONDITIONS: Final = (
     ),
     Finding(
         "kv_held_without_load",
-        "KV cache {kv} used with {requests_in_flight} in flight (threshold {held_from}, in {kv_held_stretches} idle"
+        "KV cache {kv} used with {requests_in_flight} in flight (threshold {held_from}, in {several_min} idle"
         " periods of {kv_held_seconds} s)",
         "KV blocks are in use only while requests are in flight{held_now}",
         _held,
@@ -318,7 +318,7 @@ CONDITIONS: Final = (
         "host_memory_near_limit",
         "container memory is near its limit: {host_memory} used (threshold {host_memory_from})",
         "container memory is not near its limit: {host_memory} used (threshold {host_memory_from})",
-        lambda v: least(v.s.host.memory_used_ratio, v.t["host_memory_limit_ratio"]),
+        lambda v: least(v.s.host.memory_used_ratio, v.t["container_limit_ratio"]),
         why="the container has no memory limit, or memory was not read",
         question="container memory",
         runbook="InferenceHostMemoryNearLimit",

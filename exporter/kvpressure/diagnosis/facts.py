@@ -98,14 +98,14 @@ def _any_fits(v: View) -> bool | None:
         return None
     if long is not None and free < long:
         return False
-    if limit is None or (s.kv.kv_used_ratio_recent_max or 0.0) < v.t["kv_warm_ratio"]:
+    if limit is None or (s.kv.kv_used_ratio_recent_max or 0.0) < v.t["most_ratio"]:
         return True
     return free >= limit
 
 
 def _queue(v: View) -> bool | None:
     share = v.recent.waiting_share
-    return None if share is None else share >= v.t["queue_share_ratio"] and (v.s.load.waiting or 0.0) > 0
+    return None if share is None else share >= v.t["most_ratio"] and (v.s.load.waiting or 0.0) > 0
 
 
 def _short(v: View) -> bool | None:
@@ -178,7 +178,7 @@ def _stuck(name: str) -> Callable[[View], bool | None]:
 
 def _prefill_usual(v: View) -> bool | None:
     stuck, usual = v.s.progress.seconds_without_progress, v.s.progress.prefill_usual_seconds
-    return None if stuck is None or usual is None else stuck < v.t["prefill_usual_ratio"] * usual
+    return None if stuck is None or usual is None else stuck < v.t["latency_rising_ratio"] * usual
 
 
 def _fresh(v: View) -> bool | None:
@@ -203,7 +203,7 @@ def _multiplied(v: View) -> bool | None:
 
 def _fell(v: View) -> bool | None:
     trend = v.s.throughput.throughput_trend_ratio
-    return None if trend is None else trend <= v.t["throughput_collapsed_ratio"]
+    return None if trend is None else trend <= v.t["most_ratio"]
 
 
 def _seen_or(v: View, found: bool) -> bool | None:
@@ -219,7 +219,7 @@ def _held_for_others(v: View) -> bool | None:
     """Whether KV blocks may be held for a server that has yet to pull them: hardly anything runs here."""
     load = v.s.load
     held = load.waits_for_blocks and load.kv_role != "kv_consumer"
-    return held and (load.running or 0.0) < v.t["host_min_requests"]
+    return held and (load.running or 0.0) < v.t["several_min"]
 
 
 def _budget_used(v: View) -> bool | None:
@@ -276,7 +276,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "kv_warm",
         "the KV cache is at least half full",
         "the KV cache is less than half full",
-        lambda v: least(v.s.kv.kv_used_ratio_recent_max, v.t["kv_warm_ratio"]),
+        lambda v: least(v.s.kv.kv_used_ratio_recent_max, v.t["most_ratio"]),
         "{level}",
         "{kv_why}",
         "KV cache usage",
@@ -373,9 +373,9 @@ FACTS: Final[tuple[Finding, ...]] = (
     ),
     Finding(
         "preempting_much",
-        "{preemptions} per running request reach {thrashing_preemptions_per_running_minute} a minute",
-        "{preemptions} per running request are below {thrashing_preemptions_per_running_minute} a minute",
-        lambda v: least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"]),
+        "{preemptions} per running request reach 1 a minute",
+        "{preemptions} per running request are below 1 a minute",
+        lambda v: least(v.s.kv.preemptions_per_running_minute, 1),
         "{per_running} a minute on average",
         question="{preemptions} per running request",
         why=_NO_PREEMPTIONS,
@@ -438,9 +438,9 @@ FACTS: Final[tuple[Finding, ...]] = (
     ),
     Finding(
         "several_run",
-        "several requests are running ({host_min_requests} or more)",
-        "fewer than {host_min_requests} requests are running",
-        lambda v: least(v.s.load.running, v.t["host_min_requests"]),
+        "several requests are running ({several_min} or more)",
+        "fewer than {several_min} requests are running",
+        lambda v: least(v.s.load.running, v.t["several_min"]),
         "{running}",
         question="running requests",
         why=_NOT_SHOWN,
@@ -807,7 +807,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "cpu_throttled_mostly",
         "most CPU periods are throttled",
         "fewer than half of the CPU periods are throttled",
-        lambda v: least(v.s.host.cpu_throttled_ratio, v.t["cpu_throttled_most_ratio"]),
+        lambda v: least(v.s.host.cpu_throttled_ratio, v.t["most_ratio"]),
         "{throttled}",
         _NO_CGROUP,
         "CPU throttling",
@@ -816,7 +816,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "cpu_contended",
         "there is CPU contention",
         "there is no CPU contention",
-        lambda v: least(v.s.host.cpu_pressure_ratio, v.t["cpu_pressure_ratio"]),
+        lambda v: least(v.s.host.cpu_pressure_ratio, v.t["most_ratio"]),
         "processes waited for a CPU {contended} of the time",
         "the container's CPU pressure was not read",
         "CPU contention",
@@ -825,7 +825,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "cpu_saturated",
         "the CPU is at its limit",
         "the CPU is below its limit",
-        lambda v: least(v.s.host.cpu_used_ratio, v.t["cpu_saturated_ratio"]),
+        lambda v: least(v.s.host.cpu_used_ratio, v.t["container_limit_ratio"]),
         "{cpu_used} of the limit used",
         "the container has no CPU limit, or its CPU use was not read",
         "CPU use against the limit",
@@ -834,7 +834,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "api_server_saturated",
         "the engine's API server uses a whole core",
         "the engine's API server uses less than a core",
-        lambda v: least(v.s.host.api_cpu_cores, v.t["api_cpu_cores"]),
+        lambda v: least(v.s.host.api_cpu_cores, v.t["container_limit_ratio"]),
         "{api_cores} cores",
         question="CPU use of the engine's API server",
         why="the metrics endpoint does not show the CPU time of its process",
@@ -869,8 +869,8 @@ FACTS: Final[tuple[Finding, ...]] = (
     ),
     Finding(
         "throughput_fell",
-        "throughput is at most {throughput_collapsed_ratio} × that of the best recent minute",
-        "throughput is above {throughput_collapsed_ratio} × that of the best recent minute",
+        "throughput is at most {most_ratio} × that of the best recent minute",
+        "throughput is above {most_ratio} × that of the best recent minute",
         _fell,
         "now {trend} ×",
         "less than two minutes of comparable load",

@@ -25,7 +25,7 @@ class GpuFacts:
         self.works = _works(gpu, t)
         self.computes = _computes(gpu, t)
         used, low, high = gpu.gpu_utilization, gpu.gpu_utilization_low, gpu.gpu_utilization_high
-        waiting = t["host_queue_utilization_ratio"]
+        waiting = t["signature_utilization_ratio"]
         still = t["gpu_idle_ratio"]
         busy = t["compute_bound_utilization_ratio"]
         self.low = None if used is None else used < waiting
@@ -81,7 +81,7 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
         busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
         return (
             busiest < t["gpu_starved_ratio"],
-            gpu.tensor_activity >= t["tensor_busy_ratio"] or _at_least(gpu.dram_activity, t["dram_busy_ratio"]),
+            gpu.tensor_activity >= t["tensor_busy_ratio"] or _at_least(gpu.dram_activity, t["most_ratio"]),
         )
     used, power, work = gpu.gpu_utilization, gpu.power_ratio, gpu.estimated_peak_ratio
     busiest_gpu = _highest(gpu)
@@ -92,7 +92,7 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
     if (
         _at_least(used, t["compute_bound_utilization_ratio"])
         or _at_least(power, t["power_prefill_ratio"])
-        or _at_least(work, t["dram_busy_ratio"])
+        or _at_least(work, t["most_ratio"])
     ):
         saturated = True
     return starved, saturated
@@ -118,11 +118,11 @@ def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
     it.
     """
     if gpu.activity_level == PROFILING:
-        parts = ((gpu.tensor_activity, "tensor_busy_ratio"), (gpu.dram_activity, "dram_busy_ratio"))
+        parts = ((gpu.tensor_activity, "tensor_busy_ratio"), (gpu.dram_activity, "most_ratio"))
     else:
-        parts = ((gpu.power_ratio, "power_prefill_ratio"), (gpu.estimated_peak_ratio, "dram_busy_ratio"))
+        parts = ((gpu.power_ratio, "power_prefill_ratio"), (gpu.estimated_peak_ratio, "most_ratio"))
     known = [value >= t[least] for value, least in parts if value is not None]
-    return any(known) if known else _denied(gpu, min(t["tensor_busy_ratio"], t["dram_busy_ratio"]))
+    return any(known) if known else _denied(gpu, min(t["tensor_busy_ratio"], t["most_ratio"]))
 
 
 def _computes(gpu: ComputeSignals, t: Thresholds) -> bool | None:

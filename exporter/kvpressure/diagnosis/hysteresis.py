@@ -17,7 +17,7 @@ Pair = Callable[[Answer, Answer], bool]
 class Transition:
     """How long another verdict must be found before it is published. ``samples``: times in a row. ``seconds``: the
     threshold of how long the published verdict has not been found. ``far_apart``: at once when that was last found
-    more than ``verdict_unconfirmed_seconds`` ago, because waiting for a second sample would keep an outdated verdict.
+    more than ``kv_recent_seconds`` ago, because waiting for a second sample would keep an outdated verdict.
     """
 
     words: str
@@ -37,7 +37,7 @@ CHANGES: Final = (
         "from kv_pressure while a queue remains",
         lambda old, new: old.verdict == "kv_pressure" and new.verdict != "healthy",
         SAMPLES,
-        "pressure_leave_seconds",
+        "recent_window_seconds",
         False,
     ),
     Transition("to unknown", lambda _old, new: new.verdict == "unknown", SAMPLES, "verdict_enter_seconds", False),
@@ -70,7 +70,7 @@ class VerdictHysteresis:
         change = next(change for change in CHANGES if change.applies(current, finding))
         wait = 0.0 if change.seconds is None else thresholds[change.seconds]
         held = self._candidate_ticks >= change.samples and t - self._away_since >= wait
-        if held or (change.far_apart and t - self._found > thresholds["verdict_unconfirmed_seconds"]):
+        if held or (change.far_apart and t - self._found > thresholds["kv_recent_seconds"]):
             return self._publish(t, finding, changed=True)
         return self._doubted(current)
 

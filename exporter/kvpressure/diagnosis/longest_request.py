@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections import deque
 
 from kvpressure.model.state import CALM
-from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.window import MINUTE
+from kvpressure.signals.window import HOUR, MINUTE
 
 
 class LongestRequest:
-    """Longest request of one engine in tokens: the maximum over ``longest_request_seconds``, held while the verdict
+    """Longest request of one engine in tokens: the maximum over an hour, held while the verdict
     is neither healthy nor idle.
     """
 
-    __slots__ = ("_held", "_minutes", "_seconds")
+    __slots__ = ("_held", "_minutes")
 
-    def __init__(self, thresholds: Thresholds) -> None:
-        self._seconds = thresholds["longest_request_seconds"]
+    def __init__(self) -> None:
         self._minutes: deque[tuple[float, float]] = deque()  # (begin of the minute, longest of it)
         self._held: float | None = None
 
@@ -30,7 +28,7 @@ class LongestRequest:
         minutes = self._minutes
         while minutes and minutes[-1][0] > t:  # the clock stepped back
             minutes.pop()
-        while minutes and minutes[0][0] < t - self._seconds:
+        while minutes and minutes[0][0] < t - HOUR:
             minutes.popleft()
         if longest is not None:
             if minutes and t - minutes[-1][0] < MINUTE:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from kvpressure.printable import grouped
+from kvpressure.signals.window import MINUTE
 
 NOT_KNOWN: Final = "unknown"
 PERCENT: Final = 100
-MINUTE: Final = 60
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 

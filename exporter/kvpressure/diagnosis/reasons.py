@@ -12,9 +12,8 @@ from typing import Final
 from kvpressure.diagnosis.numbers import PERCENT
 from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import Signals
-from kvpressure.signals.window import HALF_MINUTE
+from kvpressure.signals.window import HALF_MINUTE, MINUTE
 
-MINUTE: Final = 60  # seconds
 QUEUED: Final = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bound")
 NOT_THE_CACHE: Final = ("concurrency_limited", "compute_bound", "host_bound", "stalled")
 
@@ -65,7 +64,7 @@ REASONS: Final = (
         ("host_bound",),
         ("cpu_saturated", "cpu_contended"),
         lambda s: _times(PERCENT, s.host.cpu_used_ratio),
-        "% of the CPU limit used (threshold {cpu_saturated_ratio})",
+        "% of the CPU limit used (threshold {container_limit_ratio})",
     ),
     Reason(
         "outside",
@@ -165,7 +164,7 @@ REASONS: Final = (
         ("host_bound", "stalled"),
         ("gpu_starved", "gpu_utilization_low", "gpu_idle"),
         lambda s: _times(PERCENT, s.compute.gpu_utilization_high),
-        "% GPU utilization: the GPU waits (low below {host_queue_utilization_ratio})",
+        "% GPU utilization: the GPU waits (low below {signature_utilization_ratio})",
     ),
     Reason(
         "kv_not_full",

@@ -205,7 +205,7 @@ class EngineTrack(SubjectTrack):
     def _begin(self) -> None:
         self.tracker = EngineTracker(self._thresholds)
         self.diagnoser = Diagnoser(self._thresholds)
-        self.longest = LongestRequest(self._thresholds)
+        self.longest = LongestRequest()
         self.counters: Mapping[str, float] = {}
 
     def rename(self, key: EngineKey) -> None:

@@ -11,10 +11,9 @@ from kvpressure.model import readings as r
 from kvpressure.model.signals import BatchSignals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.plugin_steps import StepWindow
-from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, EngineWindow, quantile
+from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, QUARTER_MINUTE, EngineWindow, quantile
 
 RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
-STEP_SECONDS: Final = 15.0  # half a minute would hide for as long that steps became slow
 QUANTILES: Final = (0.5, 0.95, 0.99)
 
 
@@ -52,7 +51,7 @@ class FastestStep:
 
     def ratio(self, t: float, step: float | None, batch: float | None) -> float | None:
         """Step time now divided by the fastest comparable one of another quarter minute; ``None`` without one.
-        Comparable: a batch at least half as large (``comparable_batch_ratio``); a smaller one is scaled up in
+        Comparable: a batch at least half as large (``most_ratio``); a smaller one is scaled up in
         proportion to its requests, because no step takes longer than that.
         """
         points = self._points
@@ -60,13 +59,11 @@ class FastestStep:
             points.popleft()
         if step is None or not batch or step <= 0:
             return None
-        comparable = self._thresholds["comparable_batch_ratio"]
+        smallest = self._thresholds["most_ratio"] * batch
         expected = [
-            fast * max(1.0, batch / size)
-            for at, fast, size in points
-            if t - at >= STEP_SECONDS and size * comparable >= batch
+            fast * max(1.0, batch / size) for at, fast, size in points if t - at >= QUARTER_MINUTE and size >= smallest
         ]
-        if not points or t - points[-1][0] >= STEP_SECONDS:
+        if not points or t - points[-1][0] >= QUARTER_MINUTE:
             points.append((t, step, batch))
         return step / min(expected) if expected else None
 
@@ -96,11 +93,12 @@ def compute(
     mean, step = _mean_and_step(window, HALF_MINUTE, preempting)
     ratio = None
     if fastest is not None and window.last is not None:
-        lately, slowness = _mean_and_step(window, STEP_SECONDS, preempting)
+        # half a minute would hide for as long that steps became slow
+        lately, slowness = _mean_and_step(window, QUARTER_MINUTE, preempting)
         ratio = fastest.ratio(window.last.t, slowness, lately)
     running = sorted(window.gauge_values(r.RUNNING, MINUTE))
     p50 = p95 = p99 = None
-    if len(running) >= t["batch_min_samples"]:
+    if len(running) >= t["values_min"]:
         p50, p95, p99 = (quantile(running, q) for q in QUANTILES)
     if steps is not None and (exact := steps.quantiles(now, *QUANTILES)) is not None:
         p50, p95, p99 = exact

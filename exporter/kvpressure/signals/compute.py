@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
@@ -21,9 +20,7 @@ from kvpressure.model.signals import (
 )
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.gpu_peaks import peak
-from kvpressure.signals.window import STEP_BACK_SECONDS, EngineWindow, History
-
-ACTIVITY_SECONDS: Final = 15.0
+from kvpressure.signals.window import QUARTER_MINUTE, STEP_BACK_SECONDS, TWICE, EngineWindow, History
 
 
 class GpuWindow:
@@ -47,9 +44,7 @@ class GpuWindow:
 
     def mean(self, value: Callable[[GpuReading], float | None]) -> float | None:
         """Mean of a field over the last 15 s; ``None`` without a reading of it."""
-        found = [
-            v for reading in self.history.since(self.last_t - ACTIVITY_SECONDS) if (v := value(reading)) is not None
-        ]
+        found = [v for reading in self.history.since(self.last_t - QUARTER_MINUTE) if (v := value(reading)) is not None]
         return sum(found) / len(found) if found else None
 
 
@@ -91,7 +86,7 @@ def compute_low(level: str, activity: ComputeSignals, t: Thresholds) -> float | 
     * utilization_weak: utilization around the documented 0.60. Weak, because it is a duty cycle.
     """
     if level == PROFILING and activity.tensor_activity is not None and activity.dram_activity is not None:
-        busy = ramp(activity.dram_activity, t["dram_ramp_ratio"], t["dram_busy_ratio"])
+        busy = ramp(activity.dram_activity, t["most_ratio"] / TWICE, t["most_ratio"])
         return busy * (1.0 - min(1.0, activity.tensor_activity / activity.dram_activity)) if busy > 0 else 0.0
     if level == POWER and activity.power_ratio is not None:
         if activity.power_ratio < t["power_starved_ratio"]:
@@ -157,9 +152,9 @@ def compute(
     """GPU activity, the three factors of the score and their product; the score is absent where a factor is unknown."""
     utilizations = [mean for gpu in gpus if (mean := gpu.mean(_utilization)) is not None]
     gpus = working(gpus, t)
-    read = window.rate(r.ESTIMATED_READ_BYTES, ACTIVITY_SECONDS)
-    written = window.rate(r.ESTIMATED_WRITE_BYTES, ACTIVITY_SECONDS)
-    flops = window.rate(r.ESTIMATED_FLOPS, ACTIVITY_SECONDS) or None
+    read = window.rate(r.ESTIMATED_READ_BYTES, QUARTER_MINUTE)
+    written = window.rate(r.ESTIMATED_WRITE_BYTES, QUARTER_MINUTE)
+    flops = window.rate(r.ESTIMATED_FLOPS, QUARTER_MINUTE) or None
     moved = None if read is None else (read + (written or 0.0)) or None
     activity = ComputeSignals(
         gpu_utilization=_mean_over(gpus, _utilization),

@@ -9,7 +9,7 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import KvSignals, LoadSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
-from kvpressure.signals.window import FIVE_MINUTES, HALF_MINUTE, EngineWindow
+from kvpressure.signals.window import FIVE_MINUTES, HALF_MINUTE, MINUTE, EngineWindow
 
 BURST_SECONDS: Final = 10.0  # of arrival_burst_ratio, as it is published
 
@@ -43,7 +43,7 @@ def at_limit(window: EngineWindow, limit: float | None, t: Thresholds) -> bool |
     if limit is None or not running:
         return None
     reached = reaching(limit, t)
-    return sum(1 for value in running if value >= reached) >= t["queue_share_ratio"] * len(running)
+    return sum(1 for value in running if value >= reached) >= t["most_ratio"] * len(running)
 
 
 def reaching(limit: float, t: Thresholds) -> float:
@@ -107,7 +107,7 @@ def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
     minutes. ``None`` with too little history or without arrivals.
     """
     known = window.arrivals(FIVE_MINUTES)
-    if len(known) < t["trend_min_samples"] or known[-1][0] - known[0][0] < t["burst_min_seconds"]:
+    if len(known) < t["trend_min_samples"] or known[-1][0] - known[0][0] < MINUTE:
         return None
     (begin, before), (end, in_all) = known[0], known[-1]
     mean, first = (in_all - before) / (end - begin), begin + BURST_SECONDS

@@ -136,7 +136,7 @@ def _from_counters(window: EngineWindow, output: float | None, t: Thresholds) ->
     samples = window.since(FIVE_MINUTES)
     begin, end = (samples[0].finished, samples[-1].finished) if samples else (None, None)
     done = 0.0 if begin is None or end is None else end - begin
-    if done < t["lengths_min_requests"]:
+    if done < t["values_min"]:
         return None, output
     prompt = window.increase(r.PROMPT_TOKENS, FIVE_MINUTES)
     generated = window.increase(r.GENERATION_TOKENS, FIVE_MINUTES)
@@ -159,7 +159,7 @@ def compute(
     prompts = window.observed(r.REQUEST_PROMPT, FIVE_MINUTES)
     finished = prompts[0].count if prompts else None
     spike = None
-    if maximum is not None and mean and (finished or 0) >= t["lengths_min_requests"]:
+    if maximum is not None and mean and (finished or 0) >= t["values_min"]:
         maximum = max(maximum, mean)
         spike = maximum / mean
     return ContextSignals(
@@ -199,6 +199,6 @@ def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
             valley = min(range(left + 1, right), key=lambda i: shares[i])
             heights = min(shares[left], shares[right])
             smaller = min(sum(shares[: valley + 1]), sum(shares[valley + 1 :]))
-            if shares[valley] <= t["hump_valley_ratio"] * heights and smaller >= t["hump_min_share_ratio"]:
+            if shares[valley] <= t["most_ratio"] * heights and smaller >= t["hump_min_share_ratio"]:
                 return True
     return False

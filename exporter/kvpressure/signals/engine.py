@@ -155,7 +155,7 @@ class EngineTracker:
         if found.kv_used_ratio_max is None or found.kv_used_ratio_recent_max is None:
             return found
         lately = self.steps.kv_max(now, self._thresholds["kv_recent_seconds"]) or 0.0
-        minute = self.steps.kv_max(now, self._thresholds["kv_window_seconds"]) or 0.0
+        minute = self.steps.kv_max(now, MINUTE) or 0.0
         if minute <= found.kv_used_ratio_max and lately <= found.kv_used_ratio_recent_max:
             return found
         return replace(

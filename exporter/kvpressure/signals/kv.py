@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
-from typing import Final
 
 from kvpressure.model import readings as r
 from kvpressure.model.signals import KvSignals
@@ -16,15 +15,15 @@ from kvpressure.signals.context import Shape
 from kvpressure.signals.window import (
     FIVE_MINUTES,
     HALF_MINUTE,
+    HOUR,
     JITTER_SECONDS,
     MINUTE,
     QUARTER_HOUR,
+    QUARTER_MINUTE,
     EngineWindow,
     Sample,
     slope,
 )
-
-SLOPE_SECONDS: Final = 15.0  # of kv_cache_usage_slope_per_second, as it is published
 
 
 def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> bool | None:
@@ -41,7 +40,7 @@ def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> boo
     if ever_positive:
         return True
     recent = [s for s in window.since(HALF_MINUTE) if s.gauges.get(r.RUNNING, 0.0) > 0]
-    if len(recent) < t["kv_unrecorded_samples"] or recent[-1].t - recent[0].t < t["kv_unrecorded_seconds"]:
+    if len(recent) < t["values_min"] or recent[-1].t - recent[0].t < t["kv_unrecorded_seconds"]:
         return None
     generated = recent[-1].counters.get(r.GENERATION_TOKENS, 0.0) - recent[0].counters.get(r.GENERATION_TOKENS, 0.0)
     return False if generated > 0 else None
@@ -54,11 +53,11 @@ def inferred_preemptions(window: EngineWindow, t: Thresholds) -> list[tuple[Samp
     """
     if not any(before.requests and after.requests for before, after in pairwise(window.since(MINUTE))):
         return None
-    low, high = t["preemption_match_low_ratio"], t["preemption_match_high_ratio"]
+    most = t["most_ratio"]  # of the fall are in the queue, and most that joined it are of the fall, but for one
     return [
         (before, min(fell, rose))
         for before, fell, rose in window.falls_of_minute()
-        if low * fell <= rose <= high * fell + 1
+        if most * fell <= rose and most * (rose - 1) <= fell
     ]
 
 
@@ -143,9 +142,9 @@ def compute(
     usage = window.gauge(r.KV_USAGE) if recorded is not False else None
     peak = recent_max = rise = seconds = None
     if usage is not None:
-        peak = max(window.gauge_values(r.KV_USAGE, t["kv_window_seconds"]))
+        peak = max(window.gauge_values(r.KV_USAGE, MINUTE))
         recent_max = max(window.gauge_values(r.KV_USAGE, t["kv_recent_seconds"]))
-        rise = slope([(s.t, s.gauges[r.KV_USAGE]) for s in window.since(SLOPE_SECONDS) if r.KV_USAGE in s.gauges])
+        rise = slope([(s.t, s.gauges[r.KV_USAGE]) for s in window.since(QUARTER_MINUTE) if r.KV_USAGE in s.gauges])
         seconds = seconds_to_full(usage, rise, t)
     return KvSignals(
         kv_recorded=recorded,
@@ -177,17 +176,17 @@ def full_from(name: str, watermark: float | None, t: Thresholds) -> float:
     """A threshold of KV usage lowered by the watermark, because a cache that keeps a tenth of its blocks free admits
     nothing at 0.9; never below the warm threshold.
     """
-    return max(min(t[name], t["kv_warm_ratio"]), t[name] - (watermark or 0.0))
+    return max(min(t[name], t["most_ratio"]), t[name] - (watermark or 0.0))
 
 
 def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | None:
     """Seconds until the cache is full at the current slope; ``None`` below the warm threshold, when not rising, or
     beyond the forecast horizon.
     """
-    if rise is None or rise <= t["kv_rise_min_per_second"] or usage < t["kv_warm_ratio"]:
+    if rise is None or rise <= t["kv_rise_min_per_second"] or usage < t["most_ratio"]:
         return None
     seconds = max(0.0, 1.0 - usage) / rise
-    return seconds if seconds <= t["kv_forecast_seconds"] else None
+    return seconds if seconds <= HOUR else None
 
 
 def _preemptions(

@@ -10,7 +10,7 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.signals import LatencySignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.window import FIVE_MINUTES, MINUTE, TWICE, EngineWindow
+from kvpressure.signals.window import FIVE_MINUTES, HALF_MINUTE, MINUTE, TWICE, EngineWindow
 
 PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E), ("queue", r.QUEUE))
 FLOORS: Final = {
@@ -36,8 +36,8 @@ class Baseline:
         self._last_t = float("-inf")
 
     def learn(self, t: float, calm: bool, p95: Mapping[str, float]) -> None:
-        """Take the last minute's p95 in seconds by phase if calm; at most once per ``baseline_every_seconds``."""
-        if not calm or 0 <= t - self._last_t < self._thresholds["baseline_every_seconds"] or not self._good(p95):
+        """Take the last minute's p95 in seconds by phase if calm; at most once in half a minute."""
+        if not calm or 0 <= t - self._last_t < HALF_MINUTE or not self._good(p95):
             return
         self._last_t = t
         for phase, value in p95.items():
@@ -140,5 +140,5 @@ def before_engine(window: EngineWindow, t: Thresholds) -> float | None:
             return None
         inside += (after.t - before.t) * max(before.in_flight, after.in_flight)
     share = 1.0 - inside / waited
-    several = (waited - inside) / span >= t["host_min_requests"]
+    several = (waited - inside) / span >= t["several_min"]
     return share if several and share >= t["outside_engine_share_ratio"] else None

@@ -89,7 +89,7 @@ class StepWindow:
         return max((i.kv_max for i in self._since(now, seconds) if i.kv_max is not None), default=None)
 
     def _since(self, now: float, seconds: float) -> list[_Increase]:
-        if self._last is None or now - self._last.written > self._thresholds["plugin_silent_seconds"]:
+        if self._last is None or now - self._last.written > self._thresholds["stale_page_seconds"]:
             return []
         return [increase for increase in self._increases if increase.t > now - seconds]
 

@@ -86,7 +86,7 @@ class Progress:
         now, t = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None, self._thresholds
         if now is None or self._busy_fds is None or in_flight < 1:
             return None
-        return self._busy_fds - now >= t["dropped_share_ratio"] * in_flight
+        return self._busy_fds - now >= t["most_ratio"] * in_flight
 
     def clients_came(self) -> bool | None:
         """Whether clients connected since the last output: more requests wait, or the API server has several more
@@ -100,7 +100,7 @@ class Progress:
         now = last.page.get(r.PROCESS_OPEN_FDS)
         if now is None or self._busy_fds is None:
             return None
-        return now - self._busy_fds >= self._thresholds["came_min_connections"]
+        return now - self._busy_fds >= self._thresholds["several_min"]
 
 
 def work_present(sample: Sample) -> bool | None:

@@ -8,10 +8,9 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.signals import ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.window import HALF_MINUTE, MINUTE, EngineWindow
+from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, EngineWindow
 
 TREND_STEP_SECONDS: Final = 15.0
-TREND_SECONDS: Final = 900.0  # of throughput_trend_ratio, as it is published
 
 
 class Trend:
@@ -26,18 +25,18 @@ class Trend:
     def observe(self, t: float, throughput: float | None, demand: float | None) -> None:
         """Take the last minute's throughput (tokens/s) and demand (requests in flight)."""
         points = self._points
-        while points and points[0][0] < t - TREND_SECONDS:
+        while points and points[0][0] < t - QUARTER_HOUR:
             points.popleft()
         if throughput is not None and demand is not None and (not points or t - points[-1][0] >= TREND_STEP_SECONDS):
             points.append((t, throughput, demand))
 
     def ratio(self, t: float, throughput: float | None, demand: float | None) -> float | None:
-        """Throughput now divided by the best at no more than about the same demand (``demand_rose_ratio``), at most
+        """Throughput now divided by the best at no more than about the same demand (``trend_change_ratio``), at most
         1. ``None`` with less than two minutes of such history.
         """
         if throughput is None or demand is None:
             return None
-        most = demand * self._thresholds["demand_rose_ratio"]
+        most = demand * (1 + self._thresholds["trend_change_ratio"])
         alike = [(at, rate) for at, rate, wanted in self._points if wanted <= most]
         if not alike or t - alike[0][0] < self._thresholds["trend_min_seconds"]:
             return None
@@ -50,14 +49,15 @@ class Trend:
         """
         if throughput is None or demand is None:
             return None
-        known, fell = self._thresholds, self._thresholds["throughput_fell_ratio"]
+        known, change = self._thresholds, self._thresholds["trend_change_ratio"]
         earlier = [(rate, wanted) for at, rate, wanted in self._points if t - at >= known["trend_min_seconds"]]
         if not earlier:
             return None
         before = sum(rate for rate, _ in earlier) / len(earlier)
         wanted = sum(demanded for _, demanded in earlier) / len(earlier)
-        if demand >= known["demand_rose_ratio"] * wanted:
-            return before > 0 and throughput <= known["throughput_flat_ratio"] * before
+        if demand >= (1 + change) * wanted:
+            return before > 0 and throughput <= (1 + known["most_ratio"] * change) * before
+        fell = 1 - change
         return throughput < fell * before and demand >= fell * wanted
 
 

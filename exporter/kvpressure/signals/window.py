@@ -30,6 +30,7 @@ from kvpressure.signals import outcomes
 
 MINUTE: Final = 60.0  # windows of the metrics, as they are published
 HALF_MINUTE: Final = 30.0
+QUARTER_MINUTE: Final = 15.0
 FIVE_MINUTES: Final = 300.0
 QUARTER_HOUR: Final = 900.0
 HOUR: Final = 3600.0

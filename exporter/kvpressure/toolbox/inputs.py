@@ -38,7 +38,6 @@ from kvpressure.toolbox.related_series import PodSeries
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
 SILENT_SECONDS: Final = 5.0  # before a server that never answered is given up
-SPARSE_SECONDS: Final = 10.0  # the shortest window of the signals
 _FIRST_TICKS: Final = 20  # of a Prometheus, to measure the interval of samples
 _DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -297,13 +296,17 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
             ticks = prometheus.snapshots(api, query, server, now, options.gpu, beside)
             first = list(islice(ticks, _FIRST_TICKS))
             gap = _usual_gap(first)
+            sparse = gap > thresholds["kv_recent_seconds"]  # the shortest window of the signals
             found = judge(chain(first, ticks), thresholds, worst=True, on_state=show)
-            unseen = list(_unseen(beside, gap))
+            unseen = list(_unseen(beside, gap, sparse))
             cases += [case.without(unseen) for case in found]
             name = server.get("pod") or server.get("instance", "")
             warnings += [
                 f"{name}: {text}"
-                for text in (*_sparse(gap), *([f"beside it: {', '.join(sorted(beside.seen))}"] if beside.seen else ()))
+                for text in (
+                    *_apart(gap, sparse),
+                    *([f"beside it: {', '.join(sorted(beside.seen))}"] if beside.seen else ()),
+                )
             ]
     return FoundEngines(tuple(cases), command("--prometheus", redaction.value(options.prometheus)), {}, tuple(warnings))
 
@@ -314,7 +317,7 @@ def _usual_gap(ticks: Sequence[Snapshot]) -> float:
     return median(gaps) if gaps else 0.0
 
 
-def _unseen(beside: PodSeries, gap: float) -> Iterator[str]:
+def _unseen(beside: PodSeries, gap: float, sparse: bool) -> Iterator[str]:
     """Inputs that this way of watching lacks, as far as nothing else provides them."""
     told = " ".join(beside.seen)
     missing = [
@@ -323,15 +326,15 @@ def _unseen(beside: PodSeries, gap: float) -> Iterator[str]:
         if word not in told
     ]
     yield ", ".join([*missing, "log"]) + ": not in this Prometheus"
-    if gap > SPARSE_SECONDS:
+    if sparse:
         yield (
             f"what happened between samples, which are {gap:.0f} s apart: short peaks and bursts, single long requests"
         )
 
 
-def _sparse(gap: float) -> Iterator[str]:
+def _apart(gap: float, sparse: bool) -> Iterator[str]:
     """A warning when samples are too far apart for the windows of the signals."""
-    if gap > SPARSE_SECONDS:
+    if sparse:
         yield (
             f"samples are {gap:.0f} s apart: weak evidence. Short peaks are lost; verdicts are one sample late and less"
             " confident than from an exporter (1 s). Give the server's limits with --args"

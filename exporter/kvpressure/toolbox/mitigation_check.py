@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from kvpressure.advice.wording import reason_text
 from kvpressure.errors import InputError
@@ -12,13 +11,12 @@ from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.engine_order import worst_first
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.window import HALF_MINUTE
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.engine_view import name_of
 from kvpressure.toolbox.live_pages import Around
 from kvpressure.toolbox.progress import ProgressLine, bar
-
-SETTLED_SECONDS: Final = 30.0  # how long it has to be well
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``recovered``: every known check held for ``SETTLED_SECONDS`` until the end of the watch, under traffic; a
+    """``recovered``: every known check held for half a minute until the end of the watch, under traffic; a
     server without requests proves nothing. ``engine``: the one in most trouble at the end, with its ``verdict``.
     ``trouble``: a check failed during the watch.
     """
@@ -102,7 +100,7 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
 
 
 def _settled(watch: _Watch, now: float) -> bool:
-    return watch.well_since is not None and now - watch.well_since >= SETTLED_SECONDS
+    return watch.well_since is not None and now - watch.well_since >= HALF_MINUTE
 
 
 def _observe(watch: _Watch, seen: _WatchedTick, now: float, t: Thresholds) -> tuple[Check, ...]:

@@ -260,7 +260,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
                 ),
             ],
             "percentunit",
-            steps(site, (YELLOW, "cpu_throttled_ratio"), (ORANGE, "cpu_saturated_ratio")),
+            steps(site, (YELLOW, "cpu_throttled_ratio"), (ORANGE, "container_limit_ratio")),
             "InferenceHostBound",
         ),
         8,
@@ -279,7 +279,7 @@ def _pods(site: DashboardContext, dashboard: Dashboard) -> None:
                 )
             ],
             "percentunit",
-            steps(site, (ORANGE, "host_memory_limit_ratio")),
+            steps(site, (ORANGE, "container_limit_ratio")),
             "InferenceHostMemoryNearLimit",
             top=1,
         ),

@@ -119,7 +119,7 @@ def _models(site: DashboardContext) -> Json:
     }
     bad = ("thresholds", steps(site, (RED, 1), base="text"))  # from one on
     shown: dict[str, tuple[tuple[str, object], ...]] = {
-        "Under KV pressure": (*RATIO, ("thresholds", steps(site, (RED, "fleet_pressure_ratio"))), COLORED),
+        "Under KV pressure": (*RATIO, ("thresholds", steps(site, (RED, "most_ratio"))), COLORED),
         "KV cache free": RATIO,
         "Waiting": (("thresholds", steps(site, (ORANGE, 1))), COLORED),
         "Finished/s": (("decimals", 2),),
@@ -179,7 +179,7 @@ def _pressed(site: DashboardContext) -> Json:
             )
         ],
         "percentunit",
-        steps(site, (RED, "fleet_pressure_ratio")),
+        steps(site, (RED, "most_ratio")),
         "InferenceModelKVPressure",
         top=1,
     )

@@ -35,7 +35,7 @@ from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_
 from kvpressure.bundle.dashboards.ranking import lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
 from kvpressure.bundle.dashboards.reason_rows import reason_texts
 from kvpressure.publish.engine_order import RANKS
-from kvpressure.signals.kv import SLOPE_SECONDS
+from kvpressure.signals.window import QUARTER_MINUTE
 
 
 def build(site: DashboardContext) -> Dashboard:
@@ -290,7 +290,7 @@ def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            f"Extrapolated from KV cache usage over the last {SLOPE_SECONDS:g} s.",
+            f"Extrapolated from KV cache usage over the last {QUARTER_MINUTE:g} s.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),

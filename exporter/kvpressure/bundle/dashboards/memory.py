@@ -29,7 +29,7 @@ from kvpressure.bundle.dashboards.builder import (
     top,
 )
 from kvpressure.bundle.dashboards.ranking import lines, worst, worst_gpus
-from kvpressure.signals.kv import SLOPE_SECONDS
+from kvpressure.signals.window import QUARTER_MINUTE
 
 NO_PLUGIN = "the plugin inside vLLM is not installed"
 NO_FAULT = "no XID event or ECC error has occurred since the exporter started"
@@ -249,7 +249,7 @@ def _cache(site: DashboardContext, dashboard: Dashboard) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            f"Extrapolated from KV cache usage over the last {SLOPE_SECONDS:g} s.",
+            f"Extrapolated from KV cache usage over the last {QUARTER_MINUTE:g} s.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),

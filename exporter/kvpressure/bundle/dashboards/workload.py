@@ -81,7 +81,7 @@ def _tiles(site: DashboardContext) -> list[Json]:
             "How far the p95 batch size is below the number of requests that could run, for the worst engine.",
             f"max({engine('batch_collapse_ratio')})",
             "percentunit",
-            steps(site, (ORANGE, "batch_collapse_warning_ratio")),
+            steps(site, (ORANGE, "most_ratio")),
             "InferenceBatchCollapse",
         ),
         stat(
@@ -202,7 +202,7 @@ def _batching(site: DashboardContext, dashboard: Dashboard) -> None:
             " requests, and requests above the limit on running requests.",
             [PanelQuery(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
-            steps(site, (ORANGE, "batch_collapse_warning_ratio")),
+            steps(site, (ORANGE, "most_ratio")),
             "InferenceBatchCollapse",
             top=1,
         ),

@@ -40,7 +40,6 @@ def pages(options: Options, groups: Sequence[RuleGroup], others: Sequence[Alert]
         alerts=alerts,
         recordings=recordings,
         entries=options.thresholds.settable(),
-        constants=options.thresholds.constants(),
         span=span,
         words=words,
         title=title,

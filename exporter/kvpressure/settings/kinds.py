@@ -22,7 +22,6 @@ _UNITS: Final = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _SIZE_UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SIZE: Final = re.compile(r"(\d{1,13})(KiB|MiB|GiB)?")
-_PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +95,31 @@ def _size(raw: object) -> int:
     return value
 
 
-def _file(raw: object) -> Path:
-    if not isinstance(raw, str) or not raw or "\0" in raw:
-        raise ValueError
-    if not os.path.isfile(raw):  # noqa: PTH113 - Path raises where a name is too long to be one
-        raise ValueError(f"{shown(short_path(raw))} is not a file")
-    return Path(raw)
+def _existing(is_one: Callable[[str], bool], noun: str) -> Callable[[object], Path]:
+    def parse(raw: object) -> Path:
+        if not isinstance(raw, str) or not raw or "\0" in raw:
+            raise ValueError
+        if not is_one(raw):  # of os.path: Path raises where a name is too long to be one
+            raise ValueError(f"{shown(short_path(raw))} is not a {noun}")
+        return Path(raw)
+
+    return parse
 
 
-def _directory(raw: object) -> Path:
-    if not isinstance(raw, str) or not raw or "\0" in raw:
-        raise ValueError
-    if not os.path.isdir(raw):  # noqa: PTH112 - Path raises where a name is too long to be one
-        raise ValueError(f"{shown(short_path(raw))} is not a directory")
-    return Path(raw)
+def _matching(pattern: str, convert: Callable[[str], str] = str) -> Callable[[object], str]:
+    """Texts of the form ``pattern``, converted."""
+    form = re.compile(pattern)
+
+    def parse(raw: object) -> str:
+        if not isinstance(raw, str) or not form.fullmatch(raw):
+            raise ValueError
+        return convert(raw)
+
+    return parse
 
 
-def _telemetry_path(raw: object) -> str:
-    if not isinstance(raw, str) or not _PATH.fullmatch(raw) or len(raw) > 200:
-        raise ValueError
-    return raw
+def _without_slash(address: str) -> str:
+    return address.rstrip("/")
 
 
 def _listen_address(raw: object) -> ListenAddress:
@@ -135,34 +139,6 @@ def _path(raw: object) -> Path:
     if not isinstance(raw, str) or not raw.startswith("/") or not raw.isprintable():
         raise ValueError
     return Path(raw)
-
-
-def _namespace(raw: object) -> str:
-    if not isinstance(raw, str) or not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", raw):
-        raise ValueError
-    return raw
-
-
-def _pages_url(raw: object) -> str:
-    if not isinstance(raw, str) or not re.fullmatch(r"https?://[^\s\"'<>]+", raw):
-        raise ValueError
-    return raw.rstrip("/")
-
-
-def _host_name(raw: object) -> str:
-    if (
-        not isinstance(raw, str)
-        or len(raw) > 253
-        or not re.fullmatch(r"\.?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", raw)
-    ):
-        raise ValueError
-    return raw.lower()
-
-
-def _api_url(raw: object) -> str:
-    if not isinstance(raw, str) or not re.fullmatch(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?/?", raw):
-        raise ValueError
-    return raw.rstrip("/")
 
 
 def _target(raw: object) -> Any:
@@ -187,15 +163,29 @@ WHOLE: Final = Kind("a whole number from 0 to 999999999", _whole, "N")
 COUNT: Final = Kind("a whole number from 1 to 999999999", _count, "N")
 SECONDS: Final = Kind("seconds from 0.01 to 86400, or a number with ms, s, m or h", _seconds, "SECONDS")
 SIZE: Final = Kind("bytes from 64KiB to 1024GiB, or a number with KiB, MiB or GiB", _size, "SIZE")
-FILE: Final = Kind("an existing file", _file, "FILE")
-DIRECTORY: Final = Kind("an existing directory", _directory, "DIRECTORY")
+FILE: Final = Kind("an existing file", _existing(os.path.isfile, "file"), "FILE")
+DIRECTORY: Final = Kind("an existing directory", _existing(os.path.isdir, "directory"), "DIRECTORY")
 ANY_PATH: Final = Kind("a path that starts with /; it need not exist", _path, "PATH")
-NAMESPACE: Final = Kind("the name of a namespace", _namespace, "NAMESPACE")
-HOST_NAME: Final = Kind("a host name, or a dot and a domain", _host_name, "NAME")
-API_URL: Final = Kind("http://HOST[:PORT] or https://HOST[:PORT]", _api_url, "URL")
-PAGES_URL: Final = Kind("an http:// or https:// address without spaces or quotes", _pages_url, "URL")
+NAMESPACE: Final = Kind("the name of a namespace", _matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"), "NAMESPACE")
+HOST_NAME: Final = Kind(
+    "a host name, or a dot and a domain",
+    _matching(r"(?!.{254})\.?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", str.lower),
+    "NAME",
+)
+API_URL: Final = Kind(
+    "http://HOST[:PORT] or https://HOST[:PORT]",
+    _matching(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?/?", _without_slash),
+    "URL",
+)
+PAGES_URL: Final = Kind(
+    "an http:// or https:// address without spaces or quotes",
+    _matching(r"https?://[^\s\"'<>]+", _without_slash),
+    "URL",
+)
 TELEMETRY_PATH: Final = Kind(
-    "a path that starts with / and has only letters, digits and . _ ~ / -", _telemetry_path, "PATH"
+    "a path that starts with / and has only letters, digits and . _ ~ / -",
+    _matching(r"/[A-Za-z0-9._~/-]{0,199}"),
+    "PATH",
 )
 LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address, "ADDRESS")
 TARGET: Final = Kind("an address of an engine, e.g. http://127.0.0.1:8000/metrics", _target, "TARGET")

@@ -62,9 +62,7 @@ UNITS: Final[Mapping[str, Unit]] = {
     "requests": _ABOVE_ZERO,
     "tokens": _ABOVE_ZERO,
     "count": Unit(1, LARGEST, whole=True),
-    "cores": _ABOVE_ZERO,
     "flops_per_byte": _ABOVE_ZERO,
-    "per_minute": _ABOVE_ZERO,
     "per_second": Unit(0, LARGEST),
 }
 

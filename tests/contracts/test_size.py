@@ -34,19 +34,19 @@ DECIDES_NOTHING = {
         MAX_ANSWER_BYTES _PART_BYTES _MAX_ENGINES MAX_GPUS _MAX_CHANGES_SHOWN""",
     "how finely and how long history is kept": """
         TREND_STEP_SECONDS IDLE_STEP_SECONDS FINE_SECONDS MID_SECONDS LONG_SECONDS MID_STEP LONG_STEP
-        STEP_BACK_SECONDS FORGET_SECONDS REACH_SECONDS""",
+        STEP_BACK_SECONDS FORGET_SECONDS""",
     "pace and patience of what is read over a network": """
         INFO_SECONDS INTERVAL_SECONDS TIMEOUT_SECONDS _CALLS_AT_ONCE MAX_SECONDS SILENT_SECONDS _FIRST_TICKS
         CHUNK_SECONDS ANSWER_SECONDS SAMPLE_SECONDS RETURN_SECONDS BASELINE_SECONDS""",
-    "what a probe sends": "_LOW SHORT_TOKENS CONCURRENT CONCURRENT_TOKENS LONG_TOKENS FILL LEAST_TOKENS",
+    "what a probe sends": "SHORT_TOKENS CONCURRENT CONCURRENT_TOKENS LONG_TOKENS FILL LEAST_TOKENS",
     "units, ranks, names and defaults of other programs": """
-        RUNNING_BOUNDS QUANTILES TWICE MILLICORE PERCENT _GB _MIB _GIB _RANKS _IN_FLIGHT_QUANTILE ROUNDING
-        OOM_EXIT_CODE EXPORTER_PORT _POD_PREFIX DEFAULT_SHARED_BYTES _DELAY _PERIOD _FAILURES DEFERRED_HOST
-        _ENVELOPE_BYTES _EXAMPLE _SHAPE_STEP""",
+        RUNNING_BOUNDS QUANTILES TWICE MILLICORE PERCENT _GB _MIB _GIB _RANKS _PEAKS _UNITS _IN_FLIGHT_QUANTILE ROUNDING
+        OOM_EXIT_CODE EXPORTER_PORT _POD_PREFIX DEFAULT_SHARED_BYTES _PERIOD _FAILURES DEFERRED_HOST
+        _ENVELOPE_BYTES _EXAMPLE _SHAPE_STEP _REFINED""",
     "how a grade is published": "GRADE_CONFIDENCE",
     "layout and tests of the bundle": """
-        SCHEMA_VERSION WIDTH TOP SCREEN _SPANS _WIDTH _KEY_LENGTH MARGIN QUIET_SECONDS TAIL_STEPS MOST_ALERTS
-        MOST_SERIES""",
+        EVALUATION_INTERVALS MOST_ALERTS MOST_SERIES NO_TRAFFIC SCHEMA_VERSION WIDTH TOP SCREEN _SPANS _WIDTH
+        _KEY_LENGTH MARGIN QUIET_SECONDS TAIL_STEPS""",
 }
 
 
@@ -97,21 +97,34 @@ def files_on_the_walk() -> int:
     return len(files)
 
 
+def plain_numbers(node: ast.AST) -> list[float]:
+    """The numbers, 0 and 1 apart, of a ``Final`` that holds no code."""
+    if not isinstance(node, ast.AnnAssign) or not ast.unparse(node.annotation).startswith("Final"):
+        return []
+    parts = list(ast.walk(node))
+    if any(isinstance(part, ast.Lambda) or (isinstance(part, ast.Call) and part.keywords) for part in parts):
+        return []
+    return [
+        part.value
+        for part in parts
+        if isinstance(part, ast.Constant) and type(part.value) in (int, float) and part.value not in (0, 1)
+    ]
+
+
 def constants_in_code() -> dict[str, int]:
-    """How many numbers, 0 and 1 apart, each constant of the packages that judge holds, by ``file:NAME``. Whatever is
-    not in ``DECIDES_NOTHING`` decides something.
+    """How many numbers each constant of the packages that judge holds, by ``file:NAME``. Whatever is not in
+    ``DECIDES_NOTHING`` decides something.
     """
+    files = [path for name in JUDGING for path in (ROOT / "exporter/kvpressure" / name).rglob("*.py")]
+    counted = {
+        (path.stem, ast.unparse(node.target)): len(numbers)
+        for path in files
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.AnnAssign) and (numbers := plain_numbers(node))
+    }
     nothing = {name for names in DECIDES_NOTHING.values() for name in names.split()}
-    found: dict[str, int] = {}
-    for path in (path for name in JUDGING for path in (ROOT / "exporter/kvpressure" / name).rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) not in nothing:
-                numbers = [value for value in ast.walk(node) if isinstance(value, ast.Constant)]
-                values = [v.value for v in numbers if type(v.value) in (int, float) and v.value not in (0, 1)]
-                only_numbers = isinstance(node.value, ast.Constant | ast.Tuple | ast.BinOp | ast.UnaryOp)
-                if values and only_numbers:
-                    found[f"{path.stem}:{ast.unparse(node.target)}"] = len(values)
-    return found
+    assert nothing - {name for _, name in counted} == set(), "names that are gone"
+    return {f"{stem}:{name}": number for (stem, name), number in counted.items() if name not in nothing}
 
 
 def measured() -> dict[str, int]:

@@ -16,73 +16,60 @@ _BEGINNINGS: Final = {
     "Vllm": "Inference",
 }
 
-#: thresholds that are gone, as patterns -> what decides now
+#: threshold or constant -> those whose place it took
+_THRESHOLDS_MERGED: Final = {
+    "recent_window_seconds": "flow_window_seconds pressure_leave_seconds unseen_gap_seconds",
+    "kv_recent_seconds": "verdict_unconfirmed_seconds",
+    "stale_page_seconds": "plugin_silent_seconds",
+    "ttft_floor_seconds": "queue_floor_seconds",
+    "objective_ttft_seconds": "ttft_objective_seconds",
+    "latency_multiplied_ratio": "steps_slower_ratio",
+    "latency_rising_ratio": "prefill_usual_ratio",
+    "batch_collapse_min_requests": "wait_page_min_requests",
+    "container_limit_ratio": "api_cpu_cores cpu_saturated_ratio host_memory_limit_ratio",
+    "signature_utilization_ratio": "host_queue_utilization_ratio",
+    "max_num_seqs_cut_max_ratio": "max_num_batched_tokens_cut_ratio",
+    "crash_loop_window_seconds": "gpu_fault_window_seconds",
+    "log_window_seconds": "kill_window_seconds",
+    "counting_window_seconds": "scrape_check_seconds stall_window_seconds",
+    "most_ratio": "at_limit_share_ratio batch_collapse_warning_ratio comparable_batch_ratio cpu_pressure_ratio"
+    " cpu_throttled_most_ratio dram_busy_ratio dram_ramp_ratio dropped_share_ratio fleet_pressure_ratio"
+    " hump_valley_ratio kv_warm_ratio preemption_match_high_ratio preemption_match_low_ratio queue_share_ratio"
+    " throughput_collapsed_ratio",
+    "trend_change_ratio": "demand_rose_ratio throughput_fell_ratio throughput_flat_ratio",
+    "several_min": "came_min_connections host_min_requests kv_held_stretches",
+    "values_min": "batch_min_samples kv_unrecorded_samples lengths_min_requests",
+}
+
+#: thresholds that are gone, as patterns -> what holds now
 _THRESHOLDS_GONE: Final = {
     "confidence_*": "confidence follows from the rule's grade",
     "verdict_enter_samples": "confidence follows from the rule's grade",
     "rules_*": "the intervals and limits of the rule groups are fixed",
     "notify_*": "your Alertmanager's configuration has these times",
-    "flow_window_seconds": "recent_window_seconds has its place",
-    "unseen_gap_seconds": "recent_window_seconds has its place",
-    "queue_floor_seconds": "ttft_floor_seconds, which includes the queue, has its place",
-    "ttft_objective_seconds": "objective_ttft_seconds has its place",
-    "steps_slower_ratio": "latency_multiplied_ratio has its place",
-    "at_limit_share_ratio": "most_ratio has its place",
-    "wait_page_min_requests": "batch_collapse_min_requests has its place",
-    "wait_page_for_seconds": "durations in the values file have its place",
-    "gpu_fault_window_seconds": "crash_loop_window_seconds has its place",
-    "stall_window_seconds": "counting_window_seconds, a constant, has its place",
-    "scrape_check_seconds": "counting_window_seconds, a constant, has its place",
-    "kill_window_seconds": "log_window_seconds has its place",
-    "plateau_window_seconds": "it is half a minute",
-    "kv_unrecorded_window_seconds": "it is half a minute",
-    "traffic_min_requests": "one request is traffic",
+    "wait_page_for_seconds": "use durations in the values file",
+    "baseline_rank_ratio": "the baseline is the median",
+    "fleet_min_engines": "it is two engines",
+    "traffic_min_requests": "it is one request",
     "dropped_min_requests": "it is one request",
     "kv_overcommit_warning_ratio": "it is 1",
     "objective_days_burn": "it is 1",
-    "fleet_min_engines": "it is two engines",
-    "baseline_rank_ratio": "the baseline is the median",
-    "kv_warm_ratio": "most_ratio, a constant, has its place",
-    "dram_busy_ratio": "most_ratio, a constant, has its place",
-    "fleet_pressure_ratio": "most_ratio, a constant, has its place",
-    "pressure_leave_seconds": "recent_window_seconds has its place",
-    "verdict_unconfirmed_seconds": "kv_recent_seconds has its place",
-    "queue_share_ratio": "most_ratio, a constant, has its place",
-    "cpu_throttled_most_ratio": "most_ratio, a constant, has its place",
-    "cpu_pressure_ratio": "most_ratio, a constant, has its place",
-    "dropped_share_ratio": "most_ratio, a constant, has its place",
-    "comparable_batch_ratio": "most_ratio, a constant, has its place",
-    "preemption_match_*_ratio": "most_ratio, a constant, has its place",
-    "batch_collapse_warning_ratio": "most_ratio, a constant, has its place",
-    "hump_valley_ratio": "most_ratio, a constant, has its place",
-    "throughput_collapsed_ratio": "most_ratio, a constant, has its place",
-    "throughput_f*_ratio": "trend_change_ratio, a constant, has its place",
-    "demand_rose_ratio": "trend_change_ratio, a constant, has its place",
-    "host_min_requests": "several_min, a constant, has its place",
-    "came_min_connections": "several_min, a constant, has its place",
-    "kv_held_stretches": "several_min, a constant, has its place",
-    "batch_min_samples": "values_min, a constant, has its place",
-    "lengths_min_requests": "values_min, a constant, has its place",
-    "kv_unrecorded_samples": "values_min, a constant, has its place",
-    "api_cpu_cores": "container_limit_ratio has its place",
-    "cpu_saturated_ratio": "container_limit_ratio has its place",
-    "host_memory_limit_ratio": "container_limit_ratio has its place",
-    "plugin_silent_seconds": "stale_page_seconds has its place",
+    "thrashing_preemptions_per_running_minute": "it is 1",
     "kv_window_seconds": "it is a minute",
     "burst_min_seconds": "it is a minute",
     "baseline_every_seconds": "it is half a minute",
+    "plateau_window_seconds": "it is half a minute",
+    "kv_unrecorded_window_seconds": "it is half a minute",
     "kv_forecast_seconds": "it is an hour",
     "longest_request_seconds": "it is an hour",
-    "host_queue_utilization_ratio": "signature_utilization_ratio has its place",
-    "max_num_batched_tokens_cut_ratio": "max_num_seqs_cut_max_ratio has its place",
-    "thrashing_preemptions_per_running_minute": "it is 1",
-    "prefill_usual_ratio": "latency_rising_ratio, a constant, has its place",
-    "dram_ramp_ratio": "it is half of most_ratio",
 }
 
 
 def threshold_gone(name: str) -> str | None:
-    """What decides in place of the threshold ``name`` now; ``None`` for a name that never was one."""
+    """What holds in place of the threshold ``name`` now; ``None`` for a name that never was one."""
+    for now, merged in _THRESHOLDS_MERGED.items():
+        if name in merged.split():
+            return f"{now} has its place"
     return next((now for old, now in _THRESHOLDS_GONE.items() if fnmatchcase(name, old)), None)
 
 

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpressure import renames
 from kvpressure.cli import main
 from kvpressure.settings import thresholds
 from kvpressure.settings.thresholds import LARGEST, UNITS, ThresholdError, Thresholds, builtin, load
@@ -121,6 +122,13 @@ def test_an_override_of_one_that_is_gone_says_so_in_one_line(tmp_path, name):
     said = refused(tmp_path, f"kv_full_ratio: 0.98\n{name}: 0.5\n")
     assert said.startswith(f"/thresholds.yaml:2: {name} is no longer a threshold")
     assert said.endswith("; remove this line")
+
+
+def test_what_took_the_place_of_another_is_there():
+    for now, merged in renames._THRESHOLDS_MERGED.items():
+        assert now in T
+        assert not T.keys() & set(merged.split())
+    assert [name for name in T if renames.threshold_gone(name)] == []
 
 
 def test_each_one_that_a_site_may_move_says_when():

@@ -104,7 +104,7 @@ def drawn(seed: int) -> dict[str, float]:
         entry.name: min(of_unit.get(entry.unit, lambda: rng.choice([1, 2, 17, 5000, 2500000]))(), entry.allowed.most)
         for entry in thresholds.builtin().settable()
     }
-    every = {entry.name: entry.value for entry in thresholds.builtin().constants()} | found
+    every = dict(thresholds.builtin()) | found
     for _ in found:  # until chains of several are in order
         for entry in thresholds.builtin().entries():
             if entry.not_above is not None and every[entry.name] > every[entry.not_above]:

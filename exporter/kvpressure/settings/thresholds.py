@@ -146,10 +146,6 @@ class Thresholds(dict[str, float]):
         """Entries that a user may override."""
         return tuple(entry for entry in self._entries.values() if not entry.constant)
 
-    def constants(self) -> tuple[Threshold, ...]:
-        """The entries that are part of the program."""
-        return tuple(entry for entry in self._entries.values() if entry.constant)
-
     def override(self, values: Mapping[str, Any], where: str, lines: Mapping[str, str] | None = None) -> Thresholds:
         """A copy with some values replaced.
 

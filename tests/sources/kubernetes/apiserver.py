@@ -41,15 +41,11 @@ class FakeApi:
         self.objects: dict[str, Json] = {}
         self.events: list[tuple[int, str, Json, Json | None]] = []  # version, kind, object, as it was before
         self.tokens: set[str] | None = None  # None = no authentication
-        self.status: dict[
-            str, int
-        ] = {}  # path -> status to answer with ("watch" for all watches, "list" for all lists)
+        self.status: dict[str, int] = {}  # by path, or by "watch" for all watches, "list" for all lists
         self.retry_after: str | None = None  # sent with these
         self.pages_from_cache = False  # take "limit" with resourceVersion=0, which older servers ignore
         self.expired_pages = 0  # so many continuations are answered with 410
         self.gone_as_event = False
-        self.watch_seconds: float | None = None  # end watches after this long
-        self.bookmarks = True
         self.resets = False  # watches that are cut end with RST
         self.hang = False  # accept and say nothing
         self.html = False  # answer everything with a page, as a proxy in between does
@@ -201,10 +197,7 @@ class FakeApi:
             handler.chunk({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}})
             handler.chunk(None)
             return
-        started = time.monotonic()
-        while generation == self._generation and (
-            self.watch_seconds is None or time.monotonic() - started < self.watch_seconds
-        ):
+        while generation == self._generation:
             with self.lock:
                 new = [event for event in self.events if event[0] > seen]
                 if not new:
@@ -215,10 +208,9 @@ class FakeApi:
                     handler.chunk({"type": kind, "object": found})
                 elif before is not None and _matches(before, path, query):  # it left the selector
                     handler.chunk({"type": "DELETED", "object": found})
-            if new and self.bookmarks:
-                handler.chunk(
-                    {"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": str(seen)}}}
-                )
+            if new:
+                metadata = {"resourceVersion": str(seen)}
+                handler.chunk({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": metadata}})
         if self.resets and generation != self._generation:
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             handler.close_connection = True

@@ -53,7 +53,6 @@ class FakeKubelet:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.pods: list[Any] = []
-        self.calls = 0
         self.status: grpc.StatusCode | None = None
         self.delay = 0.0
         self.raw: bytes | None = None  # answer with these bytes
@@ -87,7 +86,6 @@ class FakeKubelet:
         self.socket.unlink(missing_ok=True)
 
     def _list(self, _request: object, context: Any) -> Any:
-        self.calls += 1
         time.sleep(self.delay)
         if self.status is not None:
             context.abort(self.status, "as told")

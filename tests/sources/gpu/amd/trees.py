@@ -177,34 +177,21 @@ def mi300x_cpx(root: Path, gpus: int = 1, **changes: object) -> Tree:
 def mi250x(root: Path) -> Tree:
     """One MI250X: two dies, each a PCI device of its own; power is told by the first die only."""
     tree = Tree(root)
-    tree.add(
-        Card(
-            "0000:c1:00.0",
-            "0x7408",
-            MI250X_GCD_VRAM,
-            40 * GIB,
-            "2f1e0d9c8b7a6950",
-            "AMD INSTINCT MI250X",
-            "power1_average",
-            310_000_000,
-            560_000_000,
-            88,
+    for number, (bus, power, cap) in enumerate((("c1", 310_000_000, 560_000_000), ("c6", 0, 0))):
+        tree.add(
+            Card(
+                f"0000:{bus}:00.0",
+                "0x7408",
+                vram=MI250X_GCD_VRAM,
+                used=(40 - number) * GIB,
+                unique_id=f"2f1e0d9c8b7a695{number}",
+                product="AMD INSTINCT MI250X",
+                power_file="power1_average",
+                power=power,
+                cap=cap,
+                busy=88 - 2 * number,
+            )
         )
-    )
-    tree.add(
-        Card(
-            "0000:c6:00.0",
-            "0x7408",
-            MI250X_GCD_VRAM,
-            39 * GIB,
-            "2f1e0d9c8b7a6951",
-            "AMD INSTINCT MI250X",
-            "power1_average",
-            0,
-            0,
-            86,
-        )
-    )
     return tree
 
 

@@ -166,26 +166,9 @@ def build(directory: Path, missing: Iterable[str] = ()) -> Path:
     version_script = directory / "symbols.map"
     hidden = "".join(f" {name};" for name in missing)
     version_script.write_text("{ global: *;" + (f" local:{hidden}" if hidden else "") + " };\n")
-    subprocess.run(
-        [
-            "cc",
-            "-std=gnu11",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-O1",
-            "-shared",
-            "-fPIC",
-            f"-Wl,--version-script={version_script}",
-            "-o",
-            str(library),
-            str(SOURCE),
-            "-lpthread",
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    options = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-lpthread"]
+    command = ["cc", f"-Wl,--version-script={version_script}", "-o", library, SOURCE, *options]
+    subprocess.run(command, check=True, capture_output=True, text=True)
     return library
 
 

@@ -26,14 +26,10 @@ pytestmark = pytest.mark.slow
 RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
 LOADS = {
     "h100/llama-2-7b-046": "kv_pressure",
-    "h100/llama-2-7b-173": "kv_pressure",
-    "h100/llama-2-7b-121": "kv_pressure",
     "h100/llama-2-7b-009": "concurrency_limited",
-    "h100/llama-2-7b-016": "concurrency_limited",
     "h100/opt-1.3b-018": "concurrency_limited",
     "h100/opt-1.3b_chunked-212": "healthy",
     "burstgpt/scale-300": "healthy",
-    "burstgpt/scale-1500": "healthy",
     "incidents/CPU3": "healthy",
     "incidents/CPU7": "host_bound",
     "incidents/MM01": "host_bound",

@@ -21,7 +21,6 @@ from kvpressure.model.readings import (
     GpuOwner,
     GpuProcess,
     GpuReading,
-    Histogram,
     Scrape,
     Snapshot,
     Termination,
@@ -29,7 +28,6 @@ from kvpressure.model.readings import (
 from kvpressure.pipeline.engines import FORGET_SECONDS, MAX_GONE_ENGINES
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
-from kvpressure.settings.thresholds import builtin
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings"
 GIB = 2**30
@@ -142,18 +140,6 @@ def test_no_verdict_stands_over_an_engine_that_is_gone(verdict, gone, reason, sa
     assert tuple(engine.diagnosis.missing) == ("what the engine does now",)
     assert engine.signals.load.running is None
     assert feed(pipeline, [STANDING[verdict]], start=1021.0).engines[0].diagnosis.verdict == verdict, "back at once"
-
-
-def test_gauges_that_freeze_with_requests_in_flight_are_not_called_healthy_longer_than_a_slow_step():
-    """The API server answers, its engine does not move any more."""
-    pipeline = Pipeline()
-    feed(pipeline, [busy] * 20)
-    frozen = [partial(lambda t, at: dataclasses.replace(busy(at), time=t), at=1019.0)]
-    said = [feed(pipeline, frozen, start=1020.0 + i).engines[0].diagnosis.verdict for i in range(25)]
-    patience = int(builtin()["no_progress_seconds"])
-    assert said[: patience - 1] == ["healthy"] * (patience - 1)
-    assert set(said[patience - 1 :]) <= {"unknown", "stalled"}
-    assert said[-1] == "stalled"
 
 
 @pytest.mark.slow
@@ -453,33 +439,6 @@ def test_a_chatty_log_does_not_push_out_an_out_of_memory_line():
         )
     assert state.engines[0].signals.events["cuda_oom"] == 1
     assert state.engines[0].diagnosis.conditions["gpu_out_of_memory"] is True
-
-
-def test_the_recommended_context_limit_stands_while_an_incident_lasts():
-    """A long request finished before; for ten minutes of pressure only short ones do."""
-    pipeline, recommended, prompts, count = Pipeline(), [], 0.0, 0.0
-    for i in range(150):
-        t, pressure = 1000.0 + 5 * i, i > 20
-        prompts, count = prompts + (9000.0 if i == 10 else 100.0), count + 1
-        histograms = {
-            r.REQUEST_PROMPT: Histogram(
-                (1000.0, 10_000.0, float("inf")), (count - (i >= 10), count, count), prompts, count
-            ),
-            r.REQUEST_OUTPUT: Histogram((float("inf"),), (count,), count * 50, count),
-        }
-        reading = EngineReading(
-            "m",
-            "0",
-            {r.RUNNING: 40, r.WAITING: 30 if pressure else 0, r.KV_USAGE: 0.99 if pressure else 0.5},
-            {r.GENERATION_TOKENS: 1000.0 * i, r.FINISHED_PREFIX + "stop": count},
-            histograms,
-            {},
-        )
-        state = pipeline.observe(Snapshot(t, pages=(page(t, engines=(reading,), args=("--max-model-len", "32768")),)))
-        if state.engines[0].diagnosis.verdict == "kv_pressure":
-            recommended.append(state.engines[0].limits["max_model_len"].recommended)
-    assert len(recommended) > 100
-    assert set(recommended) == {12288.0}, "9050 tokens and a quarter, rounded up"
 
 
 def test_the_context_component_joins_driver_and_plugin_by_pod():

@@ -63,22 +63,6 @@ def test_a_plain_engine() -> None:
     assert (reading.cpu_limit_cores, reading.memory_limit_bytes) == (8.0, 64 * 2**30)
 
 
-@pytest.mark.parametrize(
-    ("spec", "is_engine"),
-    [
-        (container(), True),
-        (container(command=["python3", "-m", "vllm.entrypoints.openai.api_server"], image="registry:5000/own:1"), True),
-        (container(command=["sh", "-c", "sleep 1; exec vllm serve m"], image="own"), True),
-        (container(command=None, image="registry.example/vllm-openai@sha256:ab"), True),
-        (container(command=None, image="lmcache/vllm-router:1"), False),
-        (container(command=["nginx"], image="nginx:vllm"), False),
-        (container(command=["python", "train.py"], image="pytorch"), False),
-    ],
-)
-def test_which_containers_are_engines(spec: dict[str, Any], is_engine: bool) -> None:
-    assert bool(read(pod(containers=[spec])).engines) is is_engine
-
-
 IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
@@ -426,52 +410,42 @@ def test_triton_has_metrics_unless_they_are_off(options: list[str], port: int) -
     assert (off.target, off.refusal) == (None, "metrics_off")
 
 
+LWS_WORKER = {"leaderworkerset.sigs.k8s.io/worker-index": "1"}
+OF_TWO = ["vllm", "serve", "m", "--nnodes", "2", "--node-rank"]
+
+
 @pytest.mark.parametrize(
-    ("spec", "labels"),
+    ("command", "labels"),
     [
-        (container(command=["vllm", "serve", "m", "--headless", "--data-parallel-start-rank", "1"]), {}),
-        (container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "1"]), {}),
-        (container(command=["ray", "start", "--address=x"]), {}),
-        (
-            container(command=["bash", "-c", "/multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"]),
-            {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
-        ),
-        (container(command=None), {"ray.io/node-type": "worker"}),
-        (
-            container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "$(RANK)"]),
-            {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
-        ),
-        (
-            container(command=["python3", "-m", "sglang.launch_server", "--nnodes", "2", "--node-rank", "$(RANK)"]),
-            {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
-        ),
+        (["vllm", "serve", "m", "--headless", "--data-parallel-start-rank", "1"], {}),
+        ([*OF_TWO, "1"], {}),
+        ([*OF_TWO, "$(RANK)"], LWS_WORKER),
+        (["ray", "start", "--address=x"], {}),
+        (["bash", "-c", "/multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"], LWS_WORKER),
+        (None, {"ray.io/node-type": "worker"}),
+        (["python3", "-m", "sglang.launch_server", "--nnodes", "2", "--node-rank", "$(RANK)"], LWS_WORKER),
     ],
 )
-def test_workers_have_a_reading_but_no_endpoint(spec: dict[str, Any], labels: dict[str, str]) -> None:
-    found = engine(pod(containers=[spec], labels=labels))
-    assert found.target is None
-    assert found.refusal == "no_endpoint"
-    assert found.reading.restarts == 0
+def test_workers_have_a_reading_but_no_endpoint(command: list[str] | None, labels: dict[str, str]) -> None:
+    found = engine(pod(containers=[container(command=command)], labels=labels))
+    assert (found.target, found.refusal, found.reading.restarts) == (None, "no_endpoint", 0)
 
 
 @pytest.mark.parametrize(
-    ("spec", "labels"),
+    ("command", "labels"),
     [
         (
-            container(command=["bash", "-c", "/multi-node-serving.sh leader; vllm serve m"]),
+            ["bash", "-c", "/multi-node-serving.sh leader; vllm serve m"],
             {"leaderworkerset.sigs.k8s.io/worker-index": "0"},
         ),
-        (container(command=["vllm", "serve", "m"]), {"leaderworkerset.sigs.k8s.io/worker-index": "1"}),
-        (container(command=["ray", "start", "--head"]), {"ray.io/node-type": "head"}),
-        (container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "$(RANK)"]), {}),
-        (
-            container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "0"]),
-            {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
-        ),
+        (["vllm", "serve", "m"], LWS_WORKER),
+        (["ray", "start", "--head"], {"ray.io/node-type": "head"}),
+        ([*OF_TWO, "$(RANK)"], {}),
+        ([*OF_TWO, "0"], LWS_WORKER),
     ],
 )
-def test_leaders_and_own_servers_have_one(spec: dict[str, Any], labels: dict[str, str]) -> None:
-    assert engine(pod(containers=[spec], labels=labels)).target is not None
+def test_leaders_and_own_servers_have_one(command: list[str], labels: dict[str, str]) -> None:
+    assert engine(pod(containers=[container(command=command)], labels=labels)).target is not None
 
 
 def test_only_running_pods_are_scraped_and_evictions_are_seen() -> None:

@@ -505,3 +505,36 @@ def test_a_page_emptied_by_series_that_collide_says_so() -> None:
     stages = [f'vllm:num_requests_running{{engine="0",model_name="q",stage="{stage}"}} 1' for stage in ("a", "b")]
     assert Scanner().scan("\n".join(stages) + "\n").error == "series_collide"
     assert Scanner().scan(stages[0] + "\n").error is None
+
+
+# --- another dialect -------------------------------------------------------------------------------------
+
+SGLANG = """\
+sglang:num_running_reqs{model_name="m",tp_rank="0",priority=""} 5
+sglang:num_running_reqs{model_name="m",tp_rank="1",priority=""} 5
+sglang:num_running_reqs{model_name="m",tp_rank="0",priority="high"} 3
+sglang:num_decode_prealloc_queue_reqs{model_name="m",tp_rank="0"} 2
+sglang:num_decode_transfer_queue_reqs{model_name="m",tp_rank="0"} 4
+sglang:time_to_first_token_seconds_bucket{model_name="m",is_streaming="true",le="1.0"} 3
+sglang:time_to_first_token_seconds_bucket{model_name="m",is_streaming="true",le="+Inf"} 4
+sglang:time_to_first_token_seconds_sum{model_name="m",is_streaming="true"} 2.5
+sglang:time_to_first_token_seconds_bucket{model_name="m",is_streaming="false",le="1.0"} 1
+sglang:time_to_first_token_seconds_bucket{model_name="m",is_streaming="false",le="+Inf"} 1
+sglang:time_to_first_token_seconds_sum{model_name="m",is_streaming="false"} 0.5
+"""
+
+
+def test_copies_count_once_parts_add_up_and_parts_of_a_total_do_not_count():
+    engine = engine_of(SGLANG)
+    assert (engine.dialect, engine.gauges["running"], engine.gauges["waiting_deferred"]) == ("sglang", 5, 6)
+    assert engine.histograms["ttft"] == Histogram((1.0, math.inf), (4, 5), 3.0, 5)
+
+
+def test_parts_with_other_buckets_lose_their_buckets_and_nothing_else():
+    page = SGLANG.replace('is_streaming="false",le="1.0"', 'is_streaming="false",le="2.0"')
+    assert engine_of(page).histograms["ttft"] == Histogram((), (), 3.0, 5)
+
+
+def test_a_failed_page_keeps_what_discovery_took_the_server_for():
+    assert parse_scrape(None, target="t", time=0.0, error="refused", dialect="sglang").dialect == "sglang"
+    assert parse_scrape(RUNNING, target="t", time=0.0, dialect="sglang").dialect == "vllm"

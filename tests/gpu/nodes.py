@@ -160,21 +160,6 @@ NODES = {
     "gb10_unified_memory": Node(
         world=World(gpus=[Gpu(name="NVIDIA GB10", memory_total=None, power_limit_mw=None, power_mw=38_000)])
     ),
-    "gh200": Node(
-        world=World(
-            driver_version="580.65.06",
-            gpus=[  # pages may stay used after a process: the GPU is a NUMA node
-                h100(
-                    name="NVIDIA GH200 480GB",
-                    memory_total=96 * GIB,
-                    memory_free=40 * GIB,
-                    processes=(),
-                    power_mw=210_000,
-                    power_limit_mw=900_000,
-                )
-            ],
-        )
-    ),
     "old_driver": Node(
         missing=V2_V3,
         world=World(

@@ -28,8 +28,12 @@ READINGS = (
 )
 
 
-def errors(child: Child) -> list[str | None]:
-    """``error`` of each GPU, in order of index."""
+def errors(child: Child, world: World | None = None, after: float = 0.0) -> list[str | None]:
+    """``error`` of each GPU, in order of index, once the world is this one and so many seconds have passed."""
+    if world is not None:
+        child.set(world)
+    if after:
+        child.advance(after)
     return [gpu["error"] for gpu in child.gpus()]
 
 
@@ -58,12 +62,9 @@ def test_a_lost_gpu_leaves_the_others_alone_and_comes_back(start: StartChild, co
     assert all(lost[name] is None for name in READINGS)
     assert lost["processes"] == []
 
-    child.set(World(gpus=[Gpu(), Gpu(), Gpu()]))
-    child.advance(59)
-    assert errors(child) == [None, reason, None]
+    assert errors(child, World(gpus=[Gpu(), Gpu(), Gpu()]), 59) == [None, reason, None]
     assert child.calls()["nvmlInitWithFlags"] == 1  # opening the library anew disturbs the others: seldom
-    child.advance(2)
-    assert errors(child) == [None, None, None]
+    assert errors(child, after=2) == [None, None, None]
 
 
 def test_attempts_to_repair_become_seldom(start: StartChild) -> None:
@@ -96,15 +97,9 @@ def test_attempts_to_repair_are_soon_again_for_the_next_loss(start: StartChild) 
     for _ in range(40):
         child.read()
         child.advance(60)
-    child.set(healthy)
-    child.advance(1800)
-    assert errors(child) == [None, None]
-    child.set(lost)
-    child.advance(1)
-    assert errors(child) == [None, "lost"]
-    child.set(healthy)
-    child.advance(61)
-    assert errors(child) == [None, None]
+    assert errors(child, healthy, 1800) == [None, None]
+    assert errors(child, lost, 1) == [None, "lost"]
+    assert errors(child, healthy, 61) == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +128,7 @@ def test_a_gpu_without_handle_is_left_out_counted_and_looked_for_again(start: St
     assert [gpu["uuid"] for gpu in got["gpus"]] == [gpu_uuid(1)]
     assert got["errors"] == {"irq_issue": 1}
     assert got["expected"] == {"nvidia": 2}
-    child.set(World(gpus=[Gpu(), Gpu()]))
-    child.advance(61)
-    assert errors(child) == [None, None]
+    assert errors(child, World(gpus=[Gpu(), Gpu()]), 61) == [None, None]
 
 
 def test_two_gpus_with_one_uuid_are_one_series(start: StartChild) -> None:
@@ -146,11 +139,8 @@ def test_two_gpus_with_one_uuid_are_one_series(start: StartChild) -> None:
 
 def test_a_gpu_that_says_nothing_is_an_error_for_now(start: StartChild) -> None:
     child = start(World(gpus=[Gpu(), Gpu(codes={"all": 999})]))
-    child.set(World(gpus=[Gpu(), Gpu()]))
-    assert errors(child) == [None, None]
-    child.set(World(gpus=[Gpu(), Gpu(codes={"all": 999})]))
-    child.advance(10)
-    assert errors(child) == [None, "unknown"]
+    assert errors(child, World(gpus=[Gpu(), Gpu()])) == [None, None]
+    assert errors(child, World(gpus=[Gpu(), Gpu(codes={"all": 999})]), 10) == [None, "unknown"]
     child.set(World(gpus=[Gpu(), Gpu()]))
     child.advance(1)
     back = child.gpus()[1]
@@ -183,8 +173,7 @@ def test_library_that_does_not_open_is_tried_again(start: StartChild, code: int,
     assert (got["reason"], got["fatal"]) == (reason, False)
     child.set(World(gpus=[Gpu()]))
     assert child.read()["reason"] == reason  # not before the back-off has passed
-    child.advance(1)
-    assert errors(child) == [None]
+    assert errors(child, after=1) == [None]
 
 
 def test_attempts_to_open_back_off_to_a_minute(start: StartChild) -> None:
@@ -201,8 +190,7 @@ def test_node_without_the_library_until_it_is_mounted(tmp_path: Path) -> None:
     with Child(directory / "libnvidia-ml.so.1", tmp_path / "world", World(gpus=[Gpu()])) as child:
         assert child.read()["reason"] == "library_missing"
         build(directory)
-        child.advance(1)
-        assert errors(child) == [None]
+        assert errors(child, after=1) == [None]
 
 
 def test_a_node_without_nvidia_gpus_is_no_failure_until_it_has_had_some(start: StartChild, tmp_path: Path) -> None:
@@ -214,9 +202,7 @@ def test_a_node_without_nvidia_gpus_is_no_failure_until_it_has_had_some(start: S
     for _ in range(3):  # while waiting for the next attempt, too
         got = child.read()
         assert (got["reason"], got["nothing_here"]) == ("no_devices", True)
-    child.set(World(gpus=[Gpu()]))
-    child.advance(1)
-    assert errors(child) == [None]
+    assert errors(child, World(gpus=[Gpu()]), 1) == [None]
     child.set(World(codes={"nvmlInitWithFlags": 9}, epoch=2))
     child.read()
     child.advance(1)
@@ -246,8 +232,7 @@ def test_driver_unloaded_and_back(start: StartChild, unloaded: World) -> None:
     child.set(World(gpus=[Gpu()], epoch=8))
     for _ in range(3):
         child.read()
-        child.advance(1)
-    assert errors(child) == [None]
+        assert errors(child, after=1) == [None]
 
 
 def test_what_is_remembered_and_counted_ends_with_the_library(start: StartChild) -> None:
@@ -341,8 +326,7 @@ def test_a_good_reading_in_between_is_worth_staying(start: StartChild) -> None:
     for _ in range(4):
         child.set(World(gpus=[Gpu(codes={"all": 999})]))
         assert rounds_until_fatal(child, 9)[0] is None
-        child.set(World(gpus=[Gpu()]))
-        assert errors(child) == [None]
+        assert errors(child, World(gpus=[Gpu()])) == [None]
 
 
 def test_container_that_never_saw_a_gpu_is_patient(start: StartChild) -> None:
@@ -391,6 +375,5 @@ def test_a_gpu_that_refuses_everything_is_asked_again_at_once(start: StartChild)
     for _ in range(20):
         assert errors(child) == ["blocked", None]
         child.advance(1)
-    child.set(World(gpus=[Gpu(), Gpu()]))
-    assert errors(child) == [None, None]
+    assert errors(child, World(gpus=[Gpu(), Gpu()])) == [None, None]
     assert child.gpus()[0]["power_watts"] == 350.0

@@ -1,4 +1,4 @@
-"""The exporter's client against a real API server: pages, bookmarks, 410 after compaction, restarts, tokens, memory."""
+"""The exporter's client against a real API server: pages, bookmarks, 410 after compaction, restarts, tokens."""
 
 from __future__ import annotations
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,12 @@ from lab.demo.node import PodSpec, SimulatedNode
 from lab.demo.server import PodServer
 
 from kvpressure.toolbox import live_pages as live
+from tests.helpers.web import serving_pages
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 START = 1_800_000_000.0
+ServeJson = Callable[[Mapping[str, Any]], str]
+ServePod = Callable[[PodSpec, float], tuple[SimulatedNode, str]]
 
 
 class FakeClock(live.Clock):
@@ -43,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 @pytest.fixture
-def serve_pod(clock: FakeClock) -> Iterator[Callable[[PodSpec, float], tuple[SimulatedNode, str]]]:
+def serve_pod(clock: FakeClock) -> Iterator[ServePod]:
     """Starts a simulated vLLM pod that has run for some seconds; returns the node and the server's address."""
     servers: list[PodServer] = []
 
@@ -62,32 +64,19 @@ def serve_pod(clock: FakeClock) -> Iterator[Callable[[PodSpec, float], tuple[Sim
 
 
 @pytest.fixture
-def serve_json() -> Iterator[Callable[[Mapping[str, Any]], str]]:
+def serve_json() -> Iterator[ServeJson]:
     """A server that answers with a JSON document or bytes by path (anything else is 404); returns its address."""
-    servers: list[ThreadingHTTPServer] = []
+    with ExitStack() as servers:
 
-    def start(answers: Mapping[str, Any]) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                answer = answers.get(self.path)
-                body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                self.send_response(200 if self.path in answers else 404)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        def start(answers: Mapping[str, Any]) -> str:
+            def page(path: str) -> bytes | None:
+                answer = answers.get(path)
+                found = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                return found if path in answers else None
 
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
+            return servers.enter_context(serving_pages(page))
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_address[1]}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 @dataclass

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvpressure.cli import main
-from tests.toolbox.conftest import FIXTURES, FakeClock
+from tests.helpers.command import Capsys, answer, refused
+from tests.toolbox.conftest import FIXTURES, ServeJson
 from tests.toolbox.fake_vllm import FakeVllm
-from tests.toolbox.test_diagnose import dead_address, document_of
+from tests.toolbox.test_diagnose import document_of
 
 pytestmark = pytest.mark.live
 
 PRESSURE = FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 
 
-def audit(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+def audit(capsys: Capsys, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Status and the first server of the answer."""
-    status = main(["audit", *arguments, "--format", "json"])
-    server: dict[str, Any] = json.loads(capsys.readouterr().out)["servers"][0]
-    return status, server
+    status, document = answer(capsys, "audit", *arguments)
+    return status, document["servers"][0]
 
 
 def item(server: dict[str, Any], name: str) -> dict[str, Any]:
@@ -31,7 +28,7 @@ def item(server: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def test_a_bare_server_tells_little_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bare_server_tells_little_and_says_so(capsys: Capsys) -> None:
     with FakeVllm() as vllm:
         status, server = audit(capsys, vllm.url)
     assert item(server, "max_num_seqs_explicit")["result"] == "cannot see"
@@ -50,7 +47,7 @@ def test_a_bare_server_tells_little_and_says_so(capsys: pytest.CaptureFixture[st
     assert server["cannot_see"] > 15
 
 
-def test_stated_arguments_are_held_against_the_measured_cache(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stated_arguments_are_held_against_the_measured_cache(capsys: Capsys) -> None:
     with FakeVllm(blocks=1001, block_size=16, max_model_len=4000) as vllm:
         _, server = audit(capsys, vllm.url, "--args=--max-num-seqs 64 --max-model-len 4000", "--context", "1000")
         assert item(server, "max_num_seqs_explicit")["result"] == "pass"
@@ -60,7 +57,7 @@ def test_stated_arguments_are_held_against_the_measured_cache(capsys: pytest.Cap
         assert item(server, "concurrency_from_memory")["result"] == "pass"
 
 
-def test_server_info_tells_values_but_not_whether_somebody_set_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_info_tells_values_but_not_whether_somebody_set_them(capsys: Capsys) -> None:
     info = {
         "vllm_config": {
             "scheduler_config": {"max_num_seqs": 48, "max_num_batched_tokens": 2048},
@@ -76,9 +73,7 @@ def test_server_info_tells_values_but_not_whether_somebody_set_them(capsys: pyte
     assert seqs["found"].startswith("48 (may be the default")
 
 
-def test_an_exporter_tells_traffic_and_conditions(
-    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]
-) -> None:
+def test_an_exporter_tells_traffic_and_conditions(capsys: Capsys, serve_json: ServeJson) -> None:
     document = document_of(PRESSURE)
     document["engines"][0]["conditions"]["host_memory_near_limit"] = True
     document["engines"][0]["signals"]["bimodal_prompts"] = 1.0
@@ -96,37 +91,12 @@ def test_an_exporter_tells_traffic_and_conditions(
     assert item(server, "max_num_seqs_explicit")["result"] == "cannot see"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["{dead}"], "connection refused"),
-        (["{dead}", "-"], "files and addresses cannot be combined"),
-        (["http://"], "URL: "),
-        (["{other}"], "no engine metrics"),
-        (["{empty}"], "has found no engine yet"),
-    ],
-)
-def test_bad_addresses_are_one_clear_line(
-    capsys: pytest.CaptureFixture[str],
-    serve_json: Callable[..., str],
-    clock: FakeClock,
-    arguments: list[str],
-    said: str,
-) -> None:
-    places = {
-        "dead": f"http://{dead_address()}",
-        "other": serve_json({"/metrics": "up 1"}),
-        "empty": serve_json({"/api/v1/diagnosis": {"engines": []}}),
-    }
-    assert main(["audit", *(text.format(**places) for text in arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert said in captured.err
-    assert any(part in captured.err for part in ("could not", "allowed:", "; give ", "; try again"))
-    del clock
+def test_addresses_that_cannot_be_audited(capsys: Capsys, serve_json: ServeJson) -> None:
+    empty = serve_json({"/api/v1/diagnosis": {"engines": []}})
+    assert "has found no engine yet" in refused(capsys, f"audit {empty}")
+    assert "files and addresses cannot be combined" in refused(capsys, f"audit {empty} -")
+    assert "URL: " in refused(capsys, "audit http://")
 
 
-def test_a_path_is_still_a_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["audit", str(tmp_path / "http:")]) == 2
-    assert "No such file" in capsys.readouterr().err
+def test_a_path_is_still_a_path(capsys: Capsys, tmp_path: Path) -> None:
+    assert "No such file" in refused(capsys, "audit", tmp_path / "http:")

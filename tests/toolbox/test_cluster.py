@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import pytest
 
-from kvpressure.cli import main
 from kvpressure.recording.reader import Reader
 from kvpressure.toolbox.kubectl import Kubectl
-from tests.toolbox.conftest import FIXTURES, START, FakeClock, FakeKubectl
+from tests.helpers.command import Capsys, answer, refused
+from tests.toolbox.conftest import FIXTURES, START, FakeKubectl
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("clock")]
 
 PAGES = "/api/v1/namespaces/inference/pods/vllm-0:8000/proxy/metrics"
 
 
+@cache
 def pages(name: str, skip: int) -> list[str]:
     """The pages of a recording, from the tick ``skip`` on."""
     with Reader(FIXTURES / f"recordings/vllm-cpu/{name}.jsonl.gz", keep_exposition=True) as reader:
@@ -93,10 +95,8 @@ def prepare(
     kubectl.install()
 
 
-def diagnose(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
-    status = main(["diagnose", "-n", "inference", "-l", "app=vllm", "--seconds", "20", "--format", "json", *more])
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return status, document
+def diagnose(capsys: Capsys, *more: str) -> tuple[int, dict[str, Any]]:
+    return answer(capsys, "diagnose -n inference -l app=vllm --seconds 20", *more)
 
 
 def step(document: dict[str, Any], number: int) -> dict[str, Any]:
@@ -104,9 +104,7 @@ def step(document: dict[str, Any], number: int) -> dict[str, Any]:
     return found
 
 
-def test_all_steps_of_a_pod_under_pressure(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_all_steps_of_a_pod_under_pressure(capsys: Capsys, kubectl: FakeKubectl) -> None:
     prepare(
         kubectl,
         pods=[pod(**killed())],
@@ -140,53 +138,38 @@ def test_all_steps_of_a_pod_under_pressure(
     assert "node-8" not in events
     assert "Scheduled pod" not in events
     assert "Port 8000" in " ".join(step(document, 7)["answers"])
-    del clock
 
 
-def test_an_old_failure_in_the_log_is_told_and_does_not_count_as_now(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_an_old_failure_in_the_log_is_told_and_does_not_count_as_now(capsys: Capsys, kubectl: FakeKubectl) -> None:
     prepare(kubectl, log=stamped(3600, OOM))
     _, document = diagnose(capsys)
     assert document["engines"][0]["stage"] != "failing"
     assert step(document, 4)["finding"] == "bad"
-    del clock
 
 
-def test_common_problem_oom_with_few_requests(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_common_problem_oom_with_few_requests(capsys: Capsys, kubectl: FakeKubectl) -> None:
     prepare(kubectl, pods=[pod(**killed("Error", 1))], metrics=pages("a_idle", 0), previous=stamped(900, OOM))
     _, document = diagnose(capsys)
     problems = {problem["name"]: problem["present"] for problem in document["engines"][0]["common_problems"]}
     assert problems["oom_with_few_requests"] is True
-    del clock
 
 
-def test_only_reading_verbs_are_used(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_only_reading_verbs_are_used(capsys: Capsys, kubectl: FakeKubectl) -> None:
     prepare(kubectl)
     diagnose(capsys, "--context", "staging")
     assert {call[2] for call in kubectl.calls} == {"get", "logs"}
     assert all(call[:2] == ["--context", "staging"] for call in kubectl.calls)
     with pytest.raises(ValueError, match="not a reading verb"):
         Kubectl().run("delete", "pod")
-    del clock
 
 
-def test_the_previous_log_is_asked_for_only_after_a_restart(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_the_previous_log_is_asked_for_only_after_a_restart(capsys: Capsys, kubectl: FakeKubectl) -> None:
     prepare(kubectl)
     diagnose(capsys)
     assert not any("--previous" in call for call in kubectl.calls)
-    del clock
 
 
-def test_what_may_not_be_read_is_said(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_what_may_not_be_read_is_said(capsys: Capsys, kubectl: FakeKubectl) -> None:
     prepare(kubectl, events=Exception("Error from server (Forbidden): events is forbidden"))
     kubectl.answers[3] = ("logs", Exception("Error from server (Forbidden): pods/log is forbidden"))
     kubectl.install()
@@ -195,12 +178,9 @@ def test_what_may_not_be_read_is_said(
     assert "pods/log is forbidden" in " ".join(step(document, 4)["answers"])
     assert step(document, 6)["finding"] == "unknown"
     assert document["engines"][0]["verdict"] == "kv_pressure"
-    del clock
 
 
-def test_a_page_that_the_proxy_does_not_reach(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_a_page_that_the_proxy_does_not_reach(capsys: Capsys, kubectl: FakeKubectl) -> None:
     prepare(
         kubectl, metrics=Exception("Error from server (ServiceUnavailable): dial tcp 10.0.0.5:8000: connection refused")
     )
@@ -208,12 +188,9 @@ def test_a_page_that_the_proxy_does_not_reach(
     assert (status, document["engines"][0]["verdict"]) == (1, "unknown")
     assert step(document, 7)["finding"] == "bad"
     assert "connection refused" in " ".join(step(document, 7)["answers"])
-    del clock
 
 
-def test_several_pods_and_one_that_is_pending(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_several_pods_and_one_that_is_pending(capsys: Capsys, kubectl: FakeKubectl) -> None:
     pending = pod("vllm-1")
     pending["status"] = {"phase": "Pending"}
     prepare(kubectl, pods=[pod(), pending])
@@ -227,7 +204,6 @@ def test_several_pods_and_one_that_is_pending(
     assert "Pending" in " ".join(first["answers"])
     _, document = diagnose(capsys, "--pod", "vllm-0")
     assert [engine["pod"] for engine in document["engines"]] == ["vllm-0"]
-    del clock
 
 
 @pytest.mark.parametrize(
@@ -240,18 +216,12 @@ def test_several_pods_and_one_that_is_pending(
         (Exception('Error from server (Forbidden): pods is forbidden: User "me"'), "pods is forbidden"),
     ],
 )
-def test_pods_that_cannot_be_had(
-    capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl, answer: Any, said: str
-) -> None:
+def test_pods_that_cannot_be_had(capsys: Capsys, kubectl: FakeKubectl, answer: Any, said: str) -> None:
     kubectl.answers = [("get pods", answer)]
     kubectl.install()
-    assert main(["diagnose", "-n", "inference", "-l", "app=vllm"]) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert len(captured.err.splitlines()) == 1
+    assert said in refused(capsys, "diagnose -n inference -l app=vllm")
 
 
-def test_without_kubectl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kubectl(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["diagnose", "-n", "inference"]) == 2
-    assert "-n needs kubectl: not found in PATH" in capsys.readouterr().err
+    assert "-n needs kubectl: not found in PATH" in refused(capsys, "diagnose -n inference")

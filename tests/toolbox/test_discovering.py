@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.sources.kubernetes.pod import discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
-from tests.toolbox.conftest import FakeKubectl
+from tests.helpers.command import Capsys, answer, refused, run
+from tests.toolbox.conftest import FakeKubectl, ServeJson
 
 PODS = Path(__file__).parents[1] / "fixtures" / "pods"
 EXPECTED: Mapping[str, Any] = yaml.safe_load((PODS / "expected.yaml").read_text())["pods"]
 ENGINES = [
     (name, container, want) for name, said in EXPECTED.items() for container, want in said.get("engines", {}).items()
 ]
-SCRAPED = "llm-d/decode-gpu.json"
 
 NOT_READ_IN_FULL = {  # what a script computes is called unknown, which is safe
     ("kserve/llmisvc-prefill.json", "main"),
@@ -32,14 +32,14 @@ NOT_READ_IN_FULL = {  # what a script computes is called unknown, which is safe
 }
 
 
-def entries(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
-    main(["discover", *arguments, "--format", "json"])
-    return {entry["container"]: entry for entry in json.loads(capsys.readouterr().out)}
+def entries(capsys: Capsys, *arguments: str) -> dict[str, dict[str, Any]]:
+    found: Any = answer(capsys, "discover", *arguments)[1]
+    return {entry["container"]: entry for entry in found}
 
 
 @pytest.mark.parametrize(("name", "container", "want"), ENGINES)
 def test_gpus_and_completeness_of_each_engine(
-    name: str, container: str, want: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
+    name: str, container: str, want: Mapping[str, Any], capsys: Capsys
 ) -> None:
     found = entries(capsys, "-f", str(PODS / name))[container]
     assert found["result"] == ("no_target" if want["port"] is None else "engine")
@@ -49,9 +49,7 @@ def test_gpus_and_completeness_of_each_engine(
         assert found["address"].endswith(f":{want['port']}{want['path']}")
 
 
-def test_a_running_exporter_answers_the_same_as_a_file(
-    capsys: pytest.CaptureFixture[str], serve_json: Callable[[Mapping[str, Any]], str]
-) -> None:
+def test_a_running_exporter_answers_the_same_as_a_file(capsys: Capsys, serve_json: ServeJson) -> None:
     name = "aibrix/deployment.json"
     pod = read_pod(json.loads((PODS / name).read_text()), Policy())
     assert pod is not None
@@ -60,21 +58,19 @@ def test_a_running_exporter_answers_the_same_as_a_file(
     assert entries(capsys, "--exporter", address) == entries(capsys, "-f", str(PODS / name))
 
 
-def test_a_pod_that_does_not_run_has_no_address_yet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_pod_that_does_not_run_has_no_address_yet(capsys: Capsys, tmp_path: Path) -> None:
     container = {"name": "vllm", "image": "vllm/vllm-openai", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     spec = {"template": {"spec": {"containers": [container]}}}
     file = written(tmp_path, {"kind": "Deployment", "metadata": {"name": "chat"}, "spec": spec})
     assert entries(capsys, "-f", file)["vllm"]["address"] == "http://<pod IP>:8000/metrics"
-    assert main(["discover", "-f", file]) == 0
-    assert "  metrics: http://<pod IP>:8000/metrics\n" in capsys.readouterr().out
+    assert "  metrics: http://<pod IP>:8000/metrics\n" in run(capsys, "discover -f", file)[1]
 
 
-def test_the_text_says_why_and_the_status_whether_something_is_not_scraped(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["discover", "-f", str(PODS / "aibrix/deployment.json")]) == 0
-    assert "vllm-openai: engine (" in capsys.readouterr().out
-    assert main(["discover", "-f", str(PODS / "variants/port-configmap.json")]) == 1
-    said = capsys.readouterr().out
-    assert "engine, not scraped (port_unknown)" in said
+def test_the_text_says_why_and_the_status_whether_something_is_not_scraped(capsys: Capsys) -> None:
+    status, said, _ = run(capsys, "discover -f", PODS / "aibrix/deployment.json")
+    assert (status, "vllm-openai: engine (" in said) == (0, True)
+    status, said, _ = run(capsys, "discover -f", PODS / "variants/port-configmap.json")
+    assert (status, "engine, not scraped (port_unknown)" in said) == (1, True)
     assert "8000" not in said
 
 
@@ -108,7 +104,7 @@ def written(tmp_path: Path, *documents: Mapping[str, Any]) -> str:
     ],
 )
 def test_a_template_of_workers_is_what_its_controller_makes_of_it(
-    spec: Mapping[str, Any], reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    spec: Mapping[str, Any], reason: str, capsys: Capsys, tmp_path: Path
 ) -> None:
     file = written(tmp_path, {"kind": "LeaderWorkerSet", "metadata": {"name": "big"}, "spec": spec})
     assert entries(capsys, "-f", file)["worker"]["reason"] == reason
@@ -125,9 +121,7 @@ OPAQUE: list[dict[str, Any]] = [
 ]
 
 
-def test_objects_whose_pods_only_their_controllers_know_are_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_objects_whose_pods_only_their_controllers_know_are_named(capsys: Capsys, tmp_path: Path) -> None:
     """Command, image and port are the controller's: nothing is guessed, and the answer is not "no engine"."""
     named = "no pod template in Workspace phi, InferenceService llama"
     others = [
@@ -135,20 +129,12 @@ def test_objects_whose_pods_only_their_controllers_know_are_named(
         {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": "llama"}},
         {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": {"name": "llama"}},
     ]
-    assert main(["discover", "-f", written(tmp_path, *OPAQUE, *others)]) == 2
-    said = capsys.readouterr()
-    assert (said.out, len(said.err.splitlines())) == ("", 1)
-    assert named in said.err
-
+    assert named in refused(capsys, "discover -f", written(tmp_path, *OPAQUE, *others))
     pod = json.loads((PODS / "aibrix/deployment.json").read_text())
-    assert main(["discover", "-f", written(tmp_path, *OPAQUE, *others, pod)]) == 0
-    said = capsys.readouterr()
-    assert "vllm-openai: engine (" in said.out
-    assert named in said.err
-    assert "HTTPRoute" not in said.err
-
-    assert main(["discover", "-f", written(tmp_path, *others)]) == 0
-    assert capsys.readouterr().out == "no container with a GPU or an inference server\n"
+    status, out, err = run(capsys, "discover -f", written(tmp_path, *OPAQUE, *others, pod))
+    assert (status, "vllm-openai: engine (" in out, named in err, "HTTPRoute" in err) == (0, True, True, False)
+    _, out, _ = run(capsys, "discover -f", written(tmp_path, *others))
+    assert out == "no container with a GPU or an inference server\n"
 
 
 def as_list(names: Iterable[str]) -> str:
@@ -157,7 +143,7 @@ def as_list(names: Iterable[str]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items, "metadata": {"resourceVersion": ""}})
 
 
-def test_a_namespace_is_read_through_kubectl(capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl) -> None:
+def test_a_namespace_is_read_through_kubectl(capsys: Capsys, kubectl: FakeKubectl) -> None:
     """All pods of the projects together, as one namespace."""
     names = [name for name in EXPECTED if name.endswith(".json")]
     kubectl.answers = [("get pods", as_list(names))]
@@ -177,23 +163,18 @@ def test_a_namespace_is_read_through_kubectl(capsys: pytest.CaptureFixture[str],
     assert len(ENGINES) >= 50
 
 
-def test_a_namespace_that_kubectl_refuses_is_one_clear_line(
-    capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl
-) -> None:
+def test_a_namespace_that_kubectl_refuses_is_one_clear_line(capsys: Capsys, kubectl: FakeKubectl) -> None:
     refusal = 'Error from server (Forbidden): pods is forbidden: User "jane" cannot list resource "pods"'
     kubectl.answers = [("get pods", Exception(refusal))]
     kubectl.install()
-    assert main(["discover", "-n", "inference"]) == 2
-    assert refusal in capsys.readouterr().err
+    assert refusal in refused(capsys, "discover -n inference")
     kubectl.answers = [("get pods", as_list([]))]
     kubectl.install()
-    assert main(["discover", "-n", "inference", "-l", "app=vllm"]) == 0
-    assert capsys.readouterr().out == "no container with a GPU or an inference server\n"
+    _, out, _ = run(capsys, "discover -n inference -l app=vllm")
+    assert out == "no container with a GPU or an inference server\n"
     assert kubectl.calls[-1][-4:] == ["-l", "app=vllm", "-o", "json"]
 
 
-def test_an_address_without_discovery_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["discover", "--exporter", "127.0.0.1:1"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    assert main(["discover", "-l", "app=vllm", "-f", "-"]) == 2
-    assert "--selector: only together with -n NAMESPACE" in capsys.readouterr().err
+def test_an_address_without_discovery_is_one_clear_line(capsys: Capsys) -> None:
+    refused(capsys, "discover --exporter 127.0.0.1:1")
+    assert "--selector: only together with -n NAMESPACE" in refused(capsys, "discover -l app=vllm -f -")

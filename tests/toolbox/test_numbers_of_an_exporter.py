@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvpressure.cli import main
+from tests.helpers.command import Capsys
 from tests.helpers.three_engines import Shown
+from tests.toolbox.conftest import ServeJson
 
 pytestmark = pytest.mark.live
 
@@ -44,7 +46,7 @@ def published() -> bytes:
     return Shown().get(PATH)
 
 
-def answers_in_order(capsys: pytest.CaptureFixture[str], command: list[str], address: str) -> None:
+def answers_in_order(capsys: Capsys, command: list[str], address: str) -> None:
     status = main([word.format(address) for word in command])
     said = capsys.readouterr()
     assert status in (0, 1, 2)
@@ -59,7 +61,7 @@ def answers_in_order(capsys: pytest.CaptureFixture[str], command: list[str], add
 )
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_number_of_an_exporter_ends_a_command(
-    command: list[str], published: bytes, capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]
+    command: list[str], published: bytes, capsys: Capsys, serve_json: ServeJson
 ) -> None:
     answers: dict[str, bytes] = {}
     address = serve_json(answers)
@@ -71,9 +73,7 @@ def test_no_number_of_an_exporter_ends_a_command(
         answers_in_order(capsys, command, address)
 
 
-def test_no_single_number_of_an_exporter_ends_mitigate(
-    published: bytes, capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]
-) -> None:
+def test_no_single_number_of_an_exporter_ends_mitigate(published: bytes, capsys: Capsys, serve_json: ServeJson) -> None:
     answers: dict[str, bytes] = {}
     address = serve_json(answers)
     document = json.loads(published)
@@ -86,9 +86,7 @@ def test_no_single_number_of_an_exporter_ends_mitigate(
             answers_in_order(capsys, COMMANDS[0], address)
 
 
-def test_a_quantile_that_is_no_rank_is_left_out(
-    published: bytes, capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]
-) -> None:
+def test_a_quantile_that_is_no_rank_is_left_out(published: bytes, capsys: Capsys, serve_json: ServeJson) -> None:
     document = json.loads(published)
     for engine in document["engines"]:
         engine["verdict"] = "kv_pressure"

@@ -14,9 +14,12 @@ from kvpressure.cli import main
 from kvpressure.errors import InputError
 from kvpressure.toolbox import manifests, patches
 from kvpressure.toolbox.manifests import ServerContainer
-from tests.toolbox.conftest import FakeClock, FakeKubectl
+from tests.helpers.command import Capsys, refused, run
+from tests.toolbox.conftest import FakeKubectl
 from tests.toolbox.test_audit import deployment
 from tests.toolbox.test_cluster import PAGES, pages, pod
+
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("clock")]
 
 VALUES = {"max_num_seqs": 7.0}
 
@@ -98,10 +101,7 @@ def configured(name: str, kind: str = "configMapKeyRef") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        (
-            workload(["vllm serve llama $EXTRA"], ["sh", "-c"], env=[configured("EXTRA")]),
-            "EXTRA from ConfigMap chat-args",
-        ),
+        (workload(["vllm serve llama $EXTRA"], ["sh", "-c"], env=[configured("EXTRA")]), "EXTRA from ConfigMap"),
         (
             workload(["--model", "llama", "$(EXTRA)"], env=[configured("EXTRA", "secretKeyRef")]),
             "EXTRA from Secret chat-args",
@@ -158,18 +158,6 @@ def test_a_custom_resource_is_patched_by_its_index() -> None:
         ],
     )
     assert patches.command(found, "json") == "kubectl patch lws/big -n inference --type json --patch-file THIS_FILE"
-
-
-def test_a_served_model_has_no_index() -> None:
-    document = {
-        "kind": "InferenceService",
-        "metadata": {"name": "chat"},
-        "spec": {"predictor": {"model": {"modelFormat": {"name": "vllm"}, "args": ["--max-num-seqs=256"]}}},
-    }
-    assert patches.as_patch(server(document), VALUES) == (
-        "json",
-        [{"op": "add", "path": "/spec/predictor/model/args", "value": ["--max-num-seqs=7"]}],
-    )
 
 
 @pytest.mark.parametrize(
@@ -247,10 +235,7 @@ def patch(*more: str) -> int:
     return main(["mitigate", "-n", "inference", *more, "--seconds", "20", "--format", "patch"])
 
 
-@pytest.mark.live
-def test_a_patch_straight_from_the_cluster(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_a_patch_straight_from_the_cluster(capsys: Capsys, kubectl: FakeKubectl) -> None:
     cluster(kubectl, workload(["--max-num-seqs", "64", "--model", "tiny"]))
     assert patch("-l", "app=vllm") == 0
     text = capsys.readouterr().out
@@ -261,62 +246,39 @@ def test_a_patch_straight_from_the_cluster(
     assert 0 < int(container["args"][1]) < 64
     assert container["args"][2:4] == ["--model", "tiny"]
     assert {call[0] for call in kubectl.calls} <= {"get", "logs"}
-    del clock
 
 
-@pytest.mark.live
-def test_the_pods_of_a_workload(capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl) -> None:
+def test_the_pods_of_a_workload(capsys: Capsys, kubectl: FakeKubectl) -> None:
     document = workload(["--max-num-seqs", "64"])
     document["spec"]["selector"] = {"matchLabels": {"app": "vllm", "tier": "a"}}
     cluster(kubectl, document)
     assert patch("--workload", "deploy/chat") == 0
     assert next(call for call in kubectl.calls if "pods" in call)[4:6] == ["-l", "app=vllm,tier=a"]
     assert "kubectl patch deploy/chat" in capsys.readouterr().out
-    del clock
+    _, out, _ = run(capsys, "mitigate -n inference --workload deploy/chat --seconds 20")
+    assert "kubectl rollout status -n inference deployment/chat" in out
 
 
-@pytest.mark.live
-def test_the_plan_names_the_workload(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
-    cluster(kubectl, workload(["--max-num-seqs", "64"]))
-    assert main(["mitigate", "-n", "inference", "-l", "app=vllm", "--seconds", "20"]) == 0
-    assert "kubectl rollout status -n inference deployment/chat" in capsys.readouterr().out
-    del clock
-
-
-@pytest.mark.live
-def test_a_workload_that_may_not_be_read(
-    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
-) -> None:
+def test_a_workload_that_may_not_be_read(capsys: Capsys, kubectl: FakeKubectl) -> None:
     cluster(kubectl, Exception('Error from server (Forbidden): deployments.apps "chat" is forbidden'))
-    assert patch("-l", "app=vllm") == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert "is forbidden" in captured.err
-    assert "--manifest FILE" in captured.err
-    del clock
+    said = refused(capsys, "mitigate -n inference -l app=vllm --seconds 20 --format patch")
+    assert "is forbidden" in said
+    assert "--manifest FILE" in said
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("typed", "said"),
     [
-        (["--workload", "deploy/chat"], "with -n NAMESPACE"),
-        (["-n", "x", "-l", "a=b", "--workload", "deploy/chat"], "without -l"),
-        (["-n", "x", "--workload", "chat"], "KIND/NAME"),
-        (["-n", "x", "--workload", "deploy/-o"], "KIND/NAME"),
-        (["-n", "x", "--workload", "--context/a"], "--workload"),
+        ("--workload deploy/chat", "with -n NAMESPACE"),
+        ("-n x -l a=b --workload deploy/chat", "without -l"),
+        ("-n x --workload chat", "KIND/NAME"),
+        ("-n x --workload deploy/-o", "KIND/NAME"),
+        ("-n x --workload --context/a", "--workload"),
     ],
 )
-def test_bad_workloads_are_one_clear_line(
-    capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl, arguments: list[str], said: str
-) -> None:
+def test_bad_workloads_are_one_clear_line(capsys: Capsys, kubectl: FakeKubectl, typed: str, said: str) -> None:
     cluster(kubectl, workload(["--max-num-seqs", "64"]))
-    assert main(["mitigate", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1
-    assert said in captured.err
+    assert said in refused(capsys, f"mitigate {typed}")
 
 
 @pytest.mark.parametrize("word", ["[redacted]", "--api-key=[redacted]", "$(kvpressure.cut)"])

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import socket
-import subprocess
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvpressure.cli import main
 from kvpressure.recording.reader import Reader
-from tests.toolbox.conftest import FIXTURES
+from tests.helpers.command import Capsys, answer, refused
+from tests.helpers.prometheus import backfilled
+from tests.toolbox.conftest import FIXTURES, ServeJson
 
 pytestmark = pytest.mark.live
 
@@ -85,68 +81,20 @@ def write_history(path: Path, servers: dict[str, tuple[str, float]], end: float)
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prometheus with ten minutes of two servers."""
-    programs = [shutil.which(name) for name in ("prometheus", "promtool")]
-    assert all(programs), "apt install prometheus: this test needs prometheus and promtool"
-    folder = tmp_path_factory.mktemp("prometheus")
-    write_history(
-        folder / "history.om",
-        {
-            "vllm-0": ("d_kv_pressure", 5.0),
-            "vllm-1": ("b_light", 5.0),
-            "vllm-2": ("d_kv_pressure", 15.0),
-            "vllm-3": ("d_kv_pressure", 30.0),
-        },
-        time.time() - 20,
-    )
-    subprocess.run(
-        [
-            str(programs[1]),
-            "tsdb",
-            "create-blocks-from",
-            "openmetrics",
-            str(folder / "history.om"),
-            str(folder / "data"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    (folder / "prometheus.yml").write_text("scrape_configs: []\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [
-            str(programs[0]),
-            f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-            "--storage.tsdb.retention.time=10y",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(200):
-            try:
-                with urllib.request.urlopen(f"{url}/-/ready", timeout=1):
-                    break
-            except OSError:
-                time.sleep(0.05)
+    history = tmp_path_factory.mktemp("prometheus") / "history.om"
+    servers = {"vllm-0": ("d_kv_pressure", 5.0), "vllm-1": ("b_light", 5.0)}
+    servers |= {"vllm-2": ("d_kv_pressure", 15.0), "vllm-3": ("d_kv_pressure", 30.0)}
+    write_history(history, servers, time.time() - 20)
+    with backfilled(history) as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
-def diagnose(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    status = main(["diagnose", *arguments, "--format", "json"])
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return status, document
+def diagnose(capsys: Capsys, url: str, more: str = "", *words: str) -> tuple[int, dict[str, Any]]:
+    return answer(capsys, f"diagnose --prometheus {url} --since 30m {more}", *words)
 
 
-def test_the_past_of_every_server(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:
-    status, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m")
+def test_the_past_of_every_server(capsys: Capsys, prometheus: str) -> None:
+    status, document = diagnose(capsys, prometheus)
     engines = {engine["pod"]: engine for engine in document["engines"]}
     assert status == 1
     assert engines["vllm-0"]["verdict"] == "kv_pressure"
@@ -155,52 +103,46 @@ def test_the_past_of_every_server(capsys: pytest.CaptureFixture[str], prometheus
     assert engines["vllm-1"]["verdict"] in ("healthy", "idle")
 
 
-def test_by_pod_and_by_model(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:
-    _, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-1")
+def test_by_pod_and_by_model(capsys: Capsys, prometheus: str) -> None:
+    _, document = diagnose(capsys, prometheus, "--pod vllm-1")
     assert [engine["pod"] for engine in document["engines"]] == ["vllm-1"]
-    _, document = diagnose(
-        capsys, "--prometheus", f"{prometheus}/", "--since", "30m", "--model", "tiny", "-n", "inference"
-    )
+    _, document = diagnose(capsys, f"{prometheus}/", "--model tiny -n inference")
     assert len(document["engines"]) == 4
 
 
-def test_sparse_samples_are_judged_with_a_warning(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:
-    _, document = diagnose(
-        capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-2", "--args=--max-num-seqs 64"
-    )
+def test_sparse_samples_are_judged_with_a_warning(capsys: Capsys, prometheus: str) -> None:
+    _, document = diagnose(capsys, prometheus, "--pod vllm-2", "--args=--max-num-seqs 64")
     engine = document["engines"][0]
     assert engine["verdict"] == "kv_pressure"
     assert engine["engine"]["limits"]["max_num_seqs"]["source"] == "args"
     assert "vllm-2: samples are 15 s apart: weak evidence" in document["warnings"][0]
     assert any("between samples, which are 15 s apart" in text for text in engine["engine"]["missing"])
-    _, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-1")
+    _, document = diagnose(capsys, prometheus, "--pod vllm-1")
     assert document["warnings"] == []
     assert not any("between samples" in text for text in document["engines"][0]["engine"]["missing"])
 
 
-def test_half_a_minute_between_scrapes(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:
+def test_half_a_minute_between_scrapes(capsys: Capsys, prometheus: str) -> None:
     """Three or four samples of a hundred seconds of pressure are enough, and that it is little is said."""
-    status, document = diagnose(
-        capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-3", "--args=--max-num-seqs 64"
-    )
+    status, document = diagnose(capsys, prometheus, "--pod vllm-3", "--args=--max-num-seqs 64")
     engine = document["engines"][0]
     assert (status, engine["verdict"], engine["final_verdict"]) == (1, "kv_pressure", "kv_pressure")
     assert engine["verdict_seconds"]["kv_pressure"] >= 25
     assert "samples are 30 s apart: weak evidence" in document["warnings"][0]
 
 
-def test_what_is_not_in_this_prometheus_is_said(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:
-    _, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-1")
+def test_what_is_not_in_this_prometheus_is_said(capsys: Capsys, prometheus: str) -> None:
+    _, document = diagnose(capsys, prometheus, "--pod vllm-1")
     assert (
         "GPU, restarts, CPU of the container, log: not in this Prometheus"
         in document["engines"][0]["engine"]["missing"]
     )
-    _, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-0")
+    _, document = diagnose(capsys, prometheus, "--pod vllm-0")
     assert "log: not in this Prometheus" in document["engines"][0]["engine"]["missing"]
 
 
-def test_restarts_and_gpu_from_other_exporters(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:
-    _, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-0")
+def test_restarts_and_gpu_from_other_exporters(capsys: Capsys, prometheus: str) -> None:
+    _, document = diagnose(capsys, prometheus, "--pod vllm-0")
     engine = document["engines"][0]
     steps = {one["number"]: " ".join(one["answers"]) for one in engine["triage"]}
     assert "3 restarts" in steps[2]
@@ -212,8 +154,8 @@ def test_restarts_and_gpu_from_other_exporters(capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_restarts_and_gpu_from_our_own_exporter(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:
-    _, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-2")
+def test_restarts_and_gpu_from_our_own_exporter(capsys: Capsys, prometheus: str) -> None:
+    _, document = diagnose(capsys, prometheus, "--pod vllm-2")
     engine = document["engines"][0]
     assert "2 restarts" in " ".join(engine["triage"][1]["answers"])
     assert "Error, exit code 1" in " ".join(engine["triage"][1]["answers"])
@@ -221,19 +163,12 @@ def test_restarts_and_gpu_from_our_own_exporter(capsys: pytest.CaptureFixture[st
     assert engine["engine"]["gpus"] == [UUID]
 
 
-def test_nothing_matches(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:
+def test_nothing_matches(capsys: Capsys, prometheus: str) -> None:
     for arguments in (["--pod", "nobody"], ["--model", 'a"b\\'], ["-n", "elsewhere"]):
-        assert main(["diagnose", "--prometheus", prometheus, "--since", "30m", *arguments]) == 2
-        assert "no series like" in capsys.readouterr().err
+        assert "no series like" in refused(capsys, f"diagnose --prometheus {prometheus} --since 30m", *arguments)
 
 
-@pytest.mark.parametrize(
-    "answer", [{}, {"status": "error", "error": "out of order"}, "text", [], {"status": "success"}]
-)
-def test_something_else_than_prometheus(
-    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], answer: object
-) -> None:
-    assert main(["diagnose", "--prometheus", serve_json({"/api/v1/query": answer})]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("kvpressure diagnose: --prometheus: ")
-    assert len(captured.err.splitlines()) == 1
+@pytest.mark.parametrize("found", [{}, {"status": "error", "error": "out of order"}, "text", [], {"status": "success"}])
+def test_something_else_than_prometheus(capsys: Capsys, serve_json: ServeJson, found: object) -> None:
+    said = refused(capsys, f"diagnose --prometheus {serve_json({'/api/v1/query': found})}")
+    assert said.startswith("kvpressure diagnose: --prometheus: ")

@@ -37,12 +37,6 @@ def test_a_sample_counts_for_two_minutes_and_not_longer() -> None:
     assert beside.containers(100.1 + AGE_SECONDS) == ()
 
 
-def test_only_this_container_counts() -> None:
-    beside = loaded(row(RESTARTS, "40", container="proxy"), row(RESTARTS, "7"))
-    assert beside.containers(100.0) == ()
-    assert beside.seen == set()
-
-
 def test_only_a_reason_that_holds_is_told() -> None:
     reason = "kube_pod_container_status_last_terminated_reason"
     beside = loaded(
@@ -88,18 +82,3 @@ def test_only_gpus_that_the_pod_owns_are_asked_for() -> None:
     beside.load(ask, 90.0, 200.0)
     assert asked == ["GPU-a-1"]
     assert beside.gpus(100.0)[0].utilization_ratio == 0.4
-
-
-def test_a_server_that_is_no_pod_is_not_asked_for() -> None:
-    def ask(*_: object) -> Sequence[Mapping[str, Any]]:
-        raise AssertionError
-
-    PodSeries("", "10.0.0.5:8000", "").load(ask, 90.0, 200.0)
-
-
-def test_values_that_are_no_numbers_are_left_out() -> None:
-    beside = loaded(
-        row(RESTARTS, "NaN", container="vllm"),
-        {"metric": {"__name__": RESTARTS, "container": "vllm"}, "values": [[1], "x", [100.0, "?"]]},
-    )
-    assert beside.containers(100.0) == ()

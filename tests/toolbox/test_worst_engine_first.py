@@ -5,7 +5,6 @@ page, and names it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,8 @@ import yaml
 from kvpressure.cli import main
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.exporter_document import engine_views
-from tests.toolbox.conftest import FIXTURES
+from tests.helpers.command import Capsys
+from tests.toolbox.conftest import FIXTURES, ServeJson
 from tests.toolbox.test_audit import deployment
 from tests.toolbox.test_diagnose import document_of
 
@@ -50,16 +50,10 @@ COMMANDS: Final = {
 }
 
 
-@pytest.mark.parametrize("calm_first", [True, False])
-@pytest.mark.parametrize("worst", ["stalled", "kv_pressure", "unknown"])
+@pytest.mark.parametrize(("worst", "calm_first"), [("stalled", True), ("kv_pressure", False), ("unknown", True)])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_engine_in_trouble_comes_first_and_by_its_name(
-    capsys: pytest.CaptureFixture[str],
-    serve_json: Callable[..., str],
-    tmp_path: Path,
-    command: str,
-    worst: str,
-    calm_first: bool,
+    capsys: Capsys, serve_json: ServeJson, tmp_path: Path, command: str, worst: str, calm_first: bool
 ) -> None:
     manifest = tmp_path / "chat.yaml"
     manifest.write_text(yaml.safe_dump(deployment(["--max-num-seqs", "64"])))
@@ -78,9 +72,7 @@ def test_the_engine_in_trouble_comes_first_and_by_its_name(
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name.startswith("mitigate")])
-def test_others_in_trouble_are_named_too(
-    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], tmp_path: Path, command: str
-) -> None:
+def test_others_in_trouble_are_named_too(capsys: Capsys, serve_json: ServeJson, tmp_path: Path, command: str) -> None:
     manifest = tmp_path / "chat.yaml"
     manifest.write_text(yaml.safe_dump(deployment(["--max-num-seqs", "64"])))
     document, _ = node("kv_pressure", True)
@@ -94,7 +86,7 @@ def test_others_in_trouble_are_named_too(
         assert yaml.safe_load(said), "names are in comments"
 
 
-def test_a_recording_of_a_dead_replica_is_not_an_all_clear(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_of_a_dead_replica_is_not_an_all_clear(capsys: Capsys) -> None:
     """One of two replicas is dead; the other one serves."""
     path = str(RECORDINGS / "incidents/CP10.jsonl.gz")
     assert main(["mitigate", path]) == 1
@@ -108,9 +100,7 @@ def test_a_recording_of_a_dead_replica_is_not_an_all_clear(capsys: pytest.Captur
     assert (document["pod"], document["verdict"]) == ("vllm-cp10-0", "unknown")
 
 
-def test_engines_of_one_pod_are_told_apart_by_audit(
-    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]
-) -> None:
+def test_engines_of_one_pod_are_told_apart_by_audit(capsys: Capsys, serve_json: ServeJson) -> None:
     document, _ = node("stalled", True)
     idle, worst = document["engines"]
     document["engines"] = [idle | WORST | {"engine": "0"}, worst | {"engine": "1"}]

@@ -14,21 +14,10 @@ class Certificates:
         self.directory = directory
         self.authority = directory / "ca.crt"
         self._openssl(
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
+            *("-subj",),
             "/CN=test authority",
-            "-keyout",
-            "ca.key",
-            "-out",
-            "ca.crt",
+            *("-keyout", "ca.key", "-out", "ca.crt"),
         )
         self.issue("server", "DNS:localhost,IP:127.0.0.1")
         self.issue("client", "DNS:prometheus.example,email:ops@example.com")
@@ -38,13 +27,7 @@ class Certificates:
         """``name.crt`` and ``name.key``, signed by the authority; a new pair each time."""
         (self.directory / f"{name}.ext").write_text(f"subjectAltName={sans}\n")
         self._openssl(
-            "req",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-subj",
+            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj"),
             f"/CN={name}",
             "-keyout",
             f"{name}.key",
@@ -56,14 +39,7 @@ class Certificates:
             "-req",
             "-in",
             f"{name}.csr",
-            "-CA",
-            "ca.crt",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-            "-days",
-            "2",
-            "-extfile",
+            *("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile"),
             f"{name}.ext",
             "-out",
             f"{name}.crt",

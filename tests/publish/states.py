@@ -167,12 +167,7 @@ def full_state() -> State:
         alerts="ticket",
     )
     found = Discovered(
-        "prod",
-        "chat-0",
-        "vllm",
-        "engine",
-        "command",
-        "command",
+        *("prod", "chat-0", "vllm", "engine", "command", "command"),
         "its command starts vLLM",
         "http://10.0.0.5:8000/metrics",
         True,

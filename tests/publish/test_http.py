@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvpressure.publish.web.http import HEADERS_LIMIT, BadRequest, Response, head_of, parse_head
 
@@ -15,36 +11,23 @@ def head(*lines: str) -> bytes:
     return "".join(f"{line}\r\n" for line in (*lines, "")).encode("latin-1")
 
 
-@pytest.mark.parametrize(
-    ("target", "path"),
-    [
-        ("/", "/"),
-        ("/metrics", "/metrics"),
-        ("/metrics?collect[]=x", "/metrics"),
-        ("/a#b", "/a"),
-        ("http://host:9846/metrics?x=1", "/metrics"),
-        ("http://host", "/"),
-        ("http://host?x", "/"),
-        ("/%6detrics", "/%6detrics"),
-    ],
-)
-def test_paths(target: str, path: str) -> None:
-    assert parse_head(head(f"GET {target} HTTP/1.1", "Host: x")).path == path
+def test_paths() -> None:
+    paths = {"/": "/", "/metrics?collect[]=x": "/metrics", "/a#b": "/a", "http://host:9846/metrics?x=1": "/metrics"}
+    paths |= {"http://host": "/", "http://host?x": "/", "/%6detrics": "/%6detrics"}
+    assert {target: parse_head(head(f"GET {target} HTTP/1.1", "Host: x")).path for target in paths} == paths
 
 
 @pytest.mark.parametrize(
-    ("version", "connection", "keep"),
+    ("version", "more", "keep"),
     [
-        ("1.1", None, True),
-        ("1.1", "close", False),
-        ("1.1", "Keep-Alive, CLOSE", False),
-        ("1.0", None, False),
-        ("1.0", "keep-alive", True),
+        ("1.1", [], True),
+        ("1.1", ["Connection: Keep-Alive, CLOSE"], False),
+        ("1.0", [], False),
+        ("1.0", ["Connection: keep-alive"], True),
     ],
 )
-def test_keep_alive(version: str, connection: str | None, keep: bool) -> None:
-    lines = [f"GET / HTTP/{version}", "Host: x", *([f"Connection: {connection}"] if connection else [])]
-    assert parse_head(head(*lines)).keep_alive is keep
+def test_keep_alive(version: str, more: list[str], keep: bool) -> None:
+    assert parse_head(head(f"GET / HTTP/{version}", "Host: x", *more)).keep_alive is keep
 
 
 def test_header_names_ignore_case_and_lists_join() -> None:
@@ -90,19 +73,6 @@ def test_what_is_malformed_is_refused(lines: list[str], status: int) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_head(head(*lines))
     assert caught.value.status == status
-
-
-@given(
-    st.binary(max_size=300)
-    | st.lists(
-        st.sampled_from(
-            [b"GET ", b"/", b" HTTP/1.1", b"\r\n", b"Host: x", b":", b" ", b"\x00", b"\xff", b"Content-Length: 1"]
-        )
-    ).map(b"".join)
-)
-def test_any_bytes_give_a_request_or_a_refusal(data: bytes) -> None:
-    with contextlib.suppress(BadRequest):
-        assert parse_head(data + b"\r\n\r\n").path.startswith("/")
 
 
 def test_configured_headers_win_but_cannot_change_the_framing() -> None:

@@ -74,26 +74,13 @@ def page(state: State, links: Links | None = None) -> Document:
 
 def test_it_says_the_verdict_and_what_speaks_for_and_against_it() -> None:
     text = page(full_state()).text
-    for part in (
-        "kvpressure on node-1",
-        "org/model",
-        "prod/chat-0",
-        "KV pressure (saturated)",
-        "confidence 90 %",
-        "(for 1 min 30 s)",
-        "KV usage reached 99 %.",
-        "Few preemptions.",
-        "the start-up log",
-        "Documented signature: not met",
-        "GPU utilization low: yes",
-        "Why signature and verdict differ: The cache is preallocated.",
-        "72.0 GiB of 80.0 GiB",
-        "97 %",
-        "prod/other-0",
-        "down: library missing",
-        "library missing 9",
-    ):
-        assert part in text, part
+    parts = (
+        *("kvpressure on node-1", "org/model", "prod/chat-0", "KV pressure (saturated)", "confidence 90 %"),
+        *("(for 1 min 30 s)", "KV usage reached 99 %.", "Few preemptions.", "the start-up log"),
+        *("Documented signature: not met", "GPU utilization low: yes", "72.0 GiB of 80.0 GiB", "97 %", "prod/other-0"),
+        *("Why signature and verdict differ: The cache is preallocated.", "down: library missing", "library missing 9"),
+    )
+    assert [part for part in parts if part not in text] == []
 
 
 def test_it_links_to_metrics_and_json_and_to_nothing_elsewhere() -> None:
@@ -162,12 +149,6 @@ def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:
     assert not any(unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") for char in document.text)
 
 
-def test_every_verdict_renders_without_optional_parts() -> None:
-    for verdict in ("idle", "healthy", "stalled", "unknown"):
-        engine = replace(full_engine(), diagnosis=Diagnosis(verdict, 0.5, None, NOW))
-        assert words(verdict) in page(State(time=NOW, engines=(engine,))).text
-
-
 @pytest.mark.parametrize(
     ("verdict", "confidence", "first"),
     [
@@ -228,13 +209,6 @@ def test_with_addresses_dashboards_and_runbooks_are_links() -> None:
     assert "https://grafana.example/d/kvpressure-memory" in links
 
 
-def test_engines_in_trouble_come_first_and_calm_ones_are_folded() -> None:
-    calm = replace(full_engine("calm-0"), diagnosis=Diagnosis("healthy", 0.9, None, NOW))
-    text = html(State(time=NOW, engines=(calm, full_engine("worse-0"))))
-    assert text.index("prod/worse-0") < text.index("prod/calm-0")
-    assert len(re.findall(r'-triage" open>', text)) == 1
-
-
 def test_headings_go_down_one_level_at_a_time_and_every_id_is_unique() -> None:
     down = replace(unknown_engine(up=False), key=EngineKey("prod", "chat-2", "", "0"))
     text = html(replace(full_state(), engines=(full_engine(), down, full_engine("chat-1"))))
@@ -282,41 +256,14 @@ def test_colours_have_contrast_in_both_themes() -> None:
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, back)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "–"),
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (80 * 2**30, "80.0 GiB"),
-        (2**60, "1048576 TiB"),
-        (-2048, "-2.0 KiB"),
-    ],
-)
-def test_bytes(value: float | None, text: str) -> None:
-    assert bytes_text(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-5, "0 s"), (0, "0 s"), (59.9, "59 s"), (60, "1 min"), (90, "1 min 30 s"), (3600, "1 h"), (90061, "1 d 1 h")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
-
-
-def test_ratios_and_times() -> None:
+def test_numbers_have_their_units() -> None:
+    sizes = {None: "–", 0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 80 * 2**30: "80.0 GiB", 2**60: "1048576 TiB"}
+    assert {size: bytes_text(size) for size in sizes} == sizes
+    times = {-5: "0 s", 59.9: "59 s", 60: "1 min", 90: "1 min 30 s", 3600: "1 h", 90061: "1 d 1 h"}
+    assert {seconds: duration_text(seconds) for seconds in times} == times
     assert (percent_text(None), percent_text(0.976)) == ("–", "98 %")
     assert (clock_text(None), clock_text(NOW)) == ("–", "2023-11-14 22:13:20 UTC")
     assert [seconds_text(value) for value in (None, 0.0421, 2.25)] == ["–", "42 ms", "2.2 s"]
-    assert [number_text(value) for value in (None, 0, 0.25, 3.0, 12.34, 123.4, 42416)] == [
-        "–",
-        "0",
-        "0.25",
-        "3",
-        "12.3",
-        "123",
-        "42 416",
-    ]
+    numbers = {None: "–", 0: "0", 0.25: "0.25", 3.0: "3", 12.34: "12.3", 123.4: "123", 42416: "42 416"}
+    assert {value: number_text(value) for value in numbers} == numbers
     assert (words(None), words("kv_pressure"), words("gpu_lost")) == ("–", "KV pressure", "GPU lost")

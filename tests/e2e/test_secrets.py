@@ -5,7 +5,6 @@ the secret.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from kvpressure.redaction import REDACTED
 from kvpressure.sources.kubernetes.pod import discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.scrape.scanner import parse_scrape
-from tests.engines.vllm.test_public import COMMANDS, LINES, NAMES, OTHERS, QUOTES, filled, pod
+from tests.engines.vllm.test_public import COMMANDS, LINES, NAMES, OTHERS, QUOTES, filled
 from tests.helpers.vllm_pages import text_of
 
 pytestmark = pytest.mark.slow
@@ -47,6 +46,21 @@ PLACES = [  # beyond one command and one name: each command with some name, each
     (["env", "{n}={v}", "vllm", "serve", "m"], "HF_TOKEN", "{}"),
     (["bash", "-lc", "HF_TOKEN='{v}' exec vllm serve m # {v}"], "x", "{}"),
 ]
+
+
+def pod(argv: list[str], secret: str) -> dict[str, object]:
+    container = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.9.1",
+        "command": argv,
+        "ports": [{"containerPort": 8000}],
+        "env": [{"name": name, "value": secret} for name in ("HF_TOKEN", "VLLM_API_KEY", "VLLM_OTHER", "K", "api_key")],
+    }
+    return {
+        "metadata": {"namespace": "ns", "name": "p", "uid": "u"},
+        "spec": {"containers": [container]},
+        "status": {"phase": "Running", "podIP": "10.0.0.1"},
+    }
 
 
 def shown(pod_document: dict[str, Any], argv: list[str]) -> Iterator[tuple[str, str]]:
@@ -121,12 +135,7 @@ def test_a_secret_of_a_pod_is_in_nothing_that_is_said_of_it(
         assert SECRET not in printed.out + printed.err, arguments
     assert SECRET not in caplog.text
     patch = [
-        "mitigate",
-        "--verdict",
-        "kv_pressure",
-        "--max-num-seqs",
-        "256",
-        "--manifest",
+        *("mitigate", "--verdict", "kv_pressure", "--max-num-seqs", "256", "--manifest"),
         str(manifest),
         "--format",
         "patch",
@@ -147,7 +156,3 @@ def deployment(document: dict[str, Any]) -> dict[str, Any]:
         "metadata": {"name": "chat", "namespace": "ns"},
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
     }
-
-
-def test_the_places_are_as_many_as_they_look() -> None:
-    assert len({json.dumps([command, name, quote]) for command, name, quote in PLACES}) >= 60

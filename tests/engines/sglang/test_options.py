@@ -46,18 +46,10 @@ def test_max_running_requests_is_the_limit_of_the_batch() -> None:
     assert limits("--max-running-requests", "48")["max_num_seqs"] == EffectiveLimit(48.0, True, "args")
 
 
-def test_chunked_prefill_size_is_the_budget_of_a_step() -> None:
-    assert limits("--chunked-prefill-size", "4096")["max_num_batched_tokens"] == EffectiveLimit(4096.0, True, "args")
-
-
 def test_without_chunks_there_is_no_budget_and_prompts_are_whole() -> None:
     assert "max_num_batched_tokens" not in limits("--chunked-prefill-size", "-1", version="0.5.9", gpu=gpu(80))
     assert SGLANG.features(started("--chunked-prefill-size", "-1"), None, ()).whole_prompts
     assert not SGLANG.features(started("--chunked-prefill-size", "4096"), None, ()).whole_prompts
-
-
-def test_context_length_is_the_longest_request() -> None:
-    assert limits("--context-length", "32768")["max_model_len"] == EffectiveLimit(32768.0, True, "args")
 
 
 def test_the_start_up_log_is_truer_than_the_arguments() -> None:

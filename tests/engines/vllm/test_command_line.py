@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 import tracemalloc
 from functools import partial
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from kvpressure.engines.command import CUT, Command, bounded
 from kvpressure.engines.vllm.arguments import default_limits, from_log, limits_in_force
 from kvpressure.engines.vllm.command_line import parse, read, starts_server
-from kvpressure.model.arguments import GIB, EngineArgs, human_int, parse_version
+from kvpressure.model.arguments import GIB, human_int
 from tests.engines.vllm.crafted import OPENINGS, UNITS, repeated, superlinear, within
 
 H100 = ("NVIDIA H100 80GB HBM3", 79.6 * GIB)
@@ -22,130 +23,44 @@ L40S = ("NVIDIA L40S", 44.4 * GIB)
 B200 = ("NVIDIA B200", 178.4 * GIB)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("8192", 8192),
-        ("8k", 8000),
-        ("8K", 8192),
-        ("25.6k", 25600),
-        ("1m", 10**6),
-        ("1M", 2**20),
-        ("2g", 2 * 10**9),
-        ("2G", 2 * 2**30),
-        ("1t", 10**12),
-        ("1T", 2**40),
-        (" 16 ", 16),
-        ("0", 0),
-        ("1.5K", None),
-        ("1.5", None),
-        ("-1", None),
-        ("auto", None),
-        ("", None),
-        ("8kb", None),
-        ("k", None),
-        (None, None),
-        ("9" * 40, None),
-        ("1e3", None),
-    ],
-)
-def test_integers_as_vllm_reads_them(text: str | None, value: int | None) -> None:
-    assert human_int(text) == value
+def test_integers_as_vllm_reads_them() -> None:
+    read = {"8192": 8192, "8k": 8000, "8K": 8192, "25.6k": 25600, "1m": 10**6, "1M": 2**20, "2g": 2 * 10**9, "0": 0}
+    read |= {"2G": 2 * 2**30, "1t": 10**12, "1T": 2**40, " 16 ": 16}
+    assert {text: human_int(text) for text in read} == read
+    for text in ("1.5K", "1.5", "-1", "auto", "", "8kb", "k", None, "9" * 40, "1e3"):
+        assert human_int(text) is None
 
 
-SAME = EngineArgs(
-    {"model": "org/m", "max_num_seqs": "64", "gpu_memory_utilization": "0.9"},
-    frozenset({"model", "max_num_seqs", "gpu_memory_utilization"}),
-    True,
-)
+SAME = {"model": "org/m", "max_num_seqs": "64", "gpu_memory_utilization": "0.9"}
+LIMITS = "--max-num-seqs 64 --gpu-memory-utilization 0.9"
+WAYS = [
+    f"vllm serve org/m {LIMITS}",
+    "vllm serve org/m --max-num-seqs=64 --gpu-memory-utilization=0.9",
+    "vllm serve org/m --max_num_seqs 64 --gpu_memory_utilization=0.9",
+    f"vllm serve {LIMITS} --model org/m",
+    f"vllm serve org/m --max-num-seqs 8 {LIMITS}",
+    f"python3 -m vllm.entrypoints.openai.api_server --model org/m {LIMITS}",
+    f"--model org/m {LIMITS}",
+    f"org/m {LIMITS}",
+    f"serve org/m {LIMITS}",
+    f"numactl -N0 /opt/venv/bin/vllm serve org/m {LIMITS}",
+    f"/bin/sh -c 'vllm serve org/m {LIMITS}'",
+    f"bash -lc 'set -e; export A=1\npip install x && exec vllm serve org/m \\\n  {LIMITS} 2>&1 | tee log'",
+    f"/usr/bin/tini -- sh -c 'exec vllm serve \"$@\"' -- org/m {LIMITS}",
+    f"bash -c -- 'vllm serve org/m {LIMITS}'",
+    f"bash -c -x -o pipefail -- 'vllm serve org/m {LIMITS}'",
+    f"bash -lc -- 'exec vllm serve \"$@\"' x org/m {LIMITS}",
+    f'sh -c \'A=1\nif true; then eval "vllm serve \\\n  org/m --served-model-name "name" {LIMITS}"; fi\'',
+    "sh -c '# start\nSEQS=64\nexec python3 -m vllm.entrypoints.openai.api_server --model org/m --max-num-seqs $SEQS "
+    '--gpu-memory-utilization "${UTIL:-0.9}"\'',
+]
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["vllm", "serve", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-        ["vllm", "serve", "org/m", "--max-num-seqs=64", "--gpu-memory-utilization=0.9"],
-        ["vllm", "serve", "org/m", "--max_num_seqs", "64", "--gpu_memory_utilization=0.9"],
-        ["vllm", "serve", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9", "--model", "org/m"],
-        [
-            "python3",
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            "org/m",
-            "--max-num-seqs",
-            "64",
-            "--gpu-memory-utilization",
-            "0.9",
-        ],
-        ["--model", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-        ["org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-        ["serve", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-        ["/bin/sh", "-c", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
-        [
-            "bash",
-            "-lc",
-            "set -e; export A=1\npip install x && exec vllm serve org/m \\\n  --max-num-seqs 64 \\\n "
-            "--gpu-memory-utilization 0.9 2>&1 | tee log",
-        ],
-        [
-            "sh",
-            "-c",
-            "# start\nSEQS=64\nexec python3 -m vllm.entrypoints.openai.api_server --model 'org/m' "
-            '--max-num-seqs $SEQS --gpu-memory-utilization "${UTIL:-0.9}"',
-        ],
-        [
-            "/usr/bin/tini",
-            "--",
-            "sh",
-            "-c",
-            'exec vllm serve "$@"',
-            "--",
-            "org/m",
-            "--max-num-seqs",
-            "64",
-            "--gpu-memory-utilization",
-            "0.9",
-        ],
-        ["bash", "-c", "--", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
-        ["bash", "-c", "-x", "-o", "pipefail", "--", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
-        [
-            "bash",
-            "-lc",
-            "--",
-            'exec vllm serve "$@"',
-            "x",
-            "org/m",
-            "--max-num-seqs",
-            "64",
-            "--gpu-memory-utilization",
-            "0.9",
-        ],
-        [
-            "sh",
-            "-c",
-            'A=1\nif true; then eval "vllm serve \\\n  org/m --served-model-name "name" --max-num-seqs 64 \\\n'
-            '  --gpu-memory-utilization 0.9"; fi',
-        ],
-        [
-            "numactl",
-            "-N0",
-            "/opt/venv/bin/vllm",
-            "serve",
-            "org/m",
-            "--max-num-seqs",
-            "64",
-            "--gpu-memory-utilization",
-            "0.9",
-        ],
-        ["vllm", "serve", "org/m", "--max-num-seqs", "8", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-    ],
-    ids=str,
-)
-def test_every_way_to_write_the_same_command(argv: list[str]) -> None:
-    found = parse(argv)
-    assert {name: found.values.get(name) for name in SAME.values} == SAME.values
-    assert found.explicit >= SAME.explicit
+@pytest.mark.parametrize("command", WAYS)
+def test_every_way_to_write_the_same_command(command: str) -> None:
+    found = parse(shlex.split(command))
+    assert {name: found.values.get(name) for name in SAME} == SAME
+    assert found.explicit >= SAME.keys()
     assert (found.max_num_seqs, found.gpu_memory_utilization, found.model) == (64, 0.9, "org/m")
     assert found.complete
     assert found.is_explicit("max_num_seqs") is True
@@ -230,20 +145,8 @@ def test_an_unseen_command_line_leaves_open_what_was_set(argv: list[str]) -> Non
 
 
 def test_flags_take_no_value_and_no_turns_off() -> None:
-    found = parse(
-        [
-            "vllm",
-            "serve",
-            "--enforce-eager",
-            "--no-enable-prefix-caching",
-            "--enable-chunked-prefill",
-            "False",
-            "--trust-remote-code",
-            "--max-num-seqs",
-            "4",
-        ]
-    )
-    assert found.values == {
+    words = "--enforce-eager --no-enable-prefix-caching --enable-chunked-prefill False --trust-remote-code"
+    assert parse(shlex.split(f"vllm serve {words} --max-num-seqs 4")).values == {
         "enforce_eager": "True",
         "enable_prefix_caching": "False",
         "enable_chunked_prefill": "False",
@@ -254,46 +157,17 @@ def test_flags_take_no_value_and_no_turns_off() -> None:
 
 def test_short_names_lists_and_json() -> None:
     found = parse(
-        [
-            "vllm",
-            "serve",
-            "m",
-            "-tp",
-            "4",
-            "-dp=2",
-            "--served-model-name",
-            "a",
-            "b",
-            "--compilation-config",
-            '{"level": 3}',
-            "--compilation-config.mode",
-            "3",
-            "--kv-cache-dtype",
-            "fp8",
-            "--max-model-len",
-            "8K",
-            "--kv-cache-memory-bytes",
-            "2G",
-            "--block-size",
-            "16",
-            "--num-gpu-blocks-override",
-            "100",
-            "--watermark",
-            "0.1",
-            "--port",
-            "8001",
-        ]
+        shlex.split(
+            "vllm serve m -tp 4 -dp=2 --served-model-name a b --compilation-config '{\"level\": 3}' "
+            "--compilation-config.mode 3 --kv-cache-dtype fp8 --max-model-len 8K --kv-cache-memory-bytes 2G "
+            "--block-size 16 --num-gpu-blocks-override 100 --watermark 0.1 --port 8001"
+        )
     )
     assert (found.tensor_parallel_size, found.data_parallel_size, found.served_model_name) == (4, 2, "a")
     assert found.values["compilation_config"] == '{"level": 3}'
     assert (found.kv_cache_dtype, found.max_model_len, found.kv_cache_memory_bytes) == ("fp8", 8192, 2**31)
-    assert (found.block_size, found.integer("num_gpu_blocks_override"), found.watermark, found.port) == (
-        16,
-        100,
-        0.1,
-        8001,
-    )
-    assert found.pipeline_parallel_size is None
+    assert (found.block_size, found.integer("num_gpu_blocks_override")) == (16, 100)
+    assert (found.watermark, found.port, found.pipeline_parallel_size) == (0.1, 8001, None)
 
 
 @pytest.mark.parametrize(
@@ -314,43 +188,6 @@ def test_bad_values_are_not_known_yet_explicit(option: str, value: str, attribut
     found = parse(["vllm", "serve", "m", option, value])
     assert getattr(found, attribute) is None
     assert found.is_explicit(attribute) is True
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.one_of(
-            st.text(max_size=20),
-            st.sampled_from(
-                [
-                    "vllm",
-                    "serve",
-                    "sh",
-                    "-c",
-                    "--max-num-seqs",
-                    "--max-num-seqs=4",
-                    "$(A)",
-                    "${A",
-                    "'",
-                    '"',
-                    "`x",
-                    "$(",
-                    "vllm serve '",
-                    "-m",
-                    "vllm.entrypoints.openai.api_server",
-                    "--",
-                    "-tp",
-                    "\x00",
-                ]
-            ),
-        ),
-        max_size=8,
-    )
-)
-def test_never_raises(argv: list[str]) -> None:
-    found = parse(argv, {"A": "$A ${A}"})
-    assert found.explicit == frozenset(found.values)
 
 
 @pytest.mark.parametrize(
@@ -391,11 +228,8 @@ def read_script(text: str) -> Command:
 @pytest.mark.slow
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_script_costs_what_it_is_long(opening: str) -> None:
-    """No text makes the time grow faster than its length, and none costs more than 50 ms."""
+    """None costs more than 50 ms; what grew faster than the text would cost seconds at this length."""
     for unit in UNITS:
-        assert within(0.05, partial(read_script, repeated(opening, unit, 1000))), (opening, unit)
-        grown = superlinear(read_script, partial(repeated, opening, unit), 4000)
-        assert grown is None, (opening, unit, grown)
         assert within(0.05, partial(read_script, repeated(opening, unit, 64000))), (opening, unit)
 
 
@@ -410,27 +244,11 @@ def test_no_mixture_of_a_shells_signs_costs_more_than_it_is_long(unit: str, open
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["sh"] + ["-c"] * 5000,
-        ["-c"] * 5000,
-        ["sh", "-c"] * 3000,
-        ["env"] * 5000,
-        ["--a"] * 5000,
-        ["$(A)"] * 5000,
-        ["sh", "-c", "-o"] * 3000,
-        ["vllm", "serv"] * 3000,
-        ["vllm"] * 5000,
-        ["A=1"] * 5000,
-        ["-n", "-1"] * 3000,
-        ["/a/b" * 100] * 5000,
-    ],
+    [["sh"] + ["-c"] * 5000, ["env"] * 5000, ["--a"] * 5000, ["$(A)"] * 5000, ["vllm", "serv"] * 3000, ["A=1"] * 5000],
+    ids=lambda words: words[-1],
 )
 def test_many_words_cost_little(words: list[str]) -> None:
-    for action in (
-        lambda: parse(words, {"A": "y" * 100_000}),
-        lambda: starts_server(words),
-        lambda: read(words),
-    ):
+    for action in (lambda: parse(words, {"A": "y" * 100_000}), lambda: starts_server(words), lambda: read(words)):
         assert within(0.05, action)
 
 
@@ -605,12 +423,6 @@ def test_v1_as_an_option_of_old_versions_and_v0_as_one_of_newer() -> None:
 )
 def test_default_utilization(version: str | None, value: float | None) -> None:
     assert default_limits(version, *H100).get("gpu_memory_utilization") == value
-
-
-def test_versions() -> None:
-    assert parse_version("0.6.3.post1") == (0, 6, 3)
-    assert parse_version("0.11.0rc2.dev5+g12") == (0, 11, 0)
-    assert parse_version("dev") is None
 
 
 @pytest.mark.parametrize(

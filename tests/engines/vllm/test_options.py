@@ -44,7 +44,3 @@ def test_no_option_of_a_real_server_is_called_misspelt() -> None:
     names = {name for found in (*logged, *argued) for name in found} - {"model_tag"}
     assert len(names) > 25
     assert options.misspelt(names) == {}
-
-
-def test_no_known_option_is_called_misspelt() -> None:
-    assert options.misspelt(options.NAMES) == {}

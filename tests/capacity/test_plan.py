@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpressure.capacity import weights
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel, layout
 from kvpressure.capacity.load import RequestLengths, RequestLoad, stated
 from kvpressure.capacity.models import named
@@ -68,17 +67,6 @@ def test_the_estimated_pool_is_what_a_real_server_had(recording: str, model: str
     assert abs(found.activations.bytes + found.non_torch.bytes - measured) < 0.3e9
 
 
-def test_parts_add_up_to_the_gpu() -> None:
-    found = audit(
-        named("llama-2-70b"), Parallel(4), 80 * 10**9, Limits(0.9, 256, 2048, 4096), StatedMemory(140 * 10**9)
-    )
-    assert found.weights.bytes == 35 * 10**9
-    inside = sum(p.bytes for p in (found.weights, found.activations, found.graphs, found.non_torch, found.pool))
-    assert inside == 72 * 10**9
-    assert inside + found.context.bytes + found.allocator.bytes + found.outside == 80 * 10**9
-    assert (found.context.bytes, found.allocator.bytes) == (1_500_000_000, 2_000_000_000)
-
-
 def test_what_is_given_is_taken_and_named_so() -> None:
     given = StatedMemory(10 * GIB, "measured", GIB, 2 * GIB, 3 * GIB, 4 * GIB, 5 * GIB)
     found = audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.5, 1, 512, 4096), given)
@@ -90,13 +78,6 @@ def test_what_is_given_is_taken_and_named_so() -> None:
     assert found.pool.origin == "estimate"
     fixed = audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.5, 1, 512, 4096), StatedMemory(10 * GIB, pool=7 * GIB))
     assert (fixed.pool.bytes, fixed.pool.origin) == (7 * GIB, "given")
-
-
-def test_eager_mode_needs_no_graphs() -> None:
-    limits = default_limits_for(80 * GIB, 4096)
-    eager = audit(LLAMA_7B, Parallel(), 80 * GIB, limits, StatedMemory(GIB), graphs=False)
-    assert eager.graphs.bytes == 0
-    assert eager.pool.bytes > audit(LLAMA_7B, Parallel(), 80 * GIB, limits, StatedMemory(GIB)).pool.bytes
 
 
 def test_ranks_share_the_activations_and_need_buffers_of_their_own() -> None:
@@ -113,11 +94,6 @@ def test_activations_end_at_what_the_limits_admit() -> None:
         audit(LLAMA_7B, Parallel(), 80 * GIB, wide, StatedMemory(GIB)).activations
         == audit(LLAMA_7B, Parallel(), 80 * GIB, narrow, StatedMemory(GIB)).activations
     )
-
-
-def test_unknown_weights_are_asked_for() -> None:
-    with pytest.raises(CapacityError, match="give --weights"):
-        audit(LLAMA_7B, Parallel(), 80 * GIB, default_limits_for(80 * GIB, 4096), StatedMemory())
 
 
 @pytest.mark.parametrize(("gib", "tokens", "seqs"), [(24, 2048, 256), (80, 8192, 1024), (192, 16384, 1024)])
@@ -140,17 +116,6 @@ def test_capacity_of_a_pool() -> None:
     assert found.max_concurrency == 25.0
     assert found.longest == 4096
     assert found.requests is None
-
-
-def test_nothing_fits_into_nothing() -> None:
-    found = fit(layout(LLAMA_7B), audited(-5), stated("10", "10"))
-    assert (found.pool_blocks, found.usable_blocks, found.capacity_tokens, found.longest, found.requests) == (
-        0,
-        0,
-        0,
-        0,
-        0,
-    )
 
 
 def test_a_start_reserves_the_tokens_in_flight_of_hybrid_models() -> None:
@@ -182,10 +147,6 @@ def test_unequal_requests_leave_room_for_the_long_ones() -> None:
     many = requests_that_fit(layout(LLAMA_7B), 1_100, load, 4096)
     assert many * 100 + 2.33 * many**0.5 * 99 <= 1_100 < (many + 1) * 100 + 2.33 * (many + 1) ** 0.5 * 99
     assert many == 5
-
-
-def test_requests_end_at_max_model_len() -> None:
-    assert requests_that_fit(layout(LLAMA_7B), 256, stated("100", "1000000"), 4096) == 1
 
 
 LOADS = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 1_000)), min_size=1, max_size=20).map(
@@ -327,10 +288,6 @@ def test_limits_agree_with_one_another() -> None:
         assert found.max_num_seqs.value >= (needed or 1)
         assert found.max_model_len.value >= load.longest
         assert found.fit.longest >= found.max_model_len.value
-
-
-def test_the_models_own_context_is_not_exceeded() -> None:
-    assert made(plan_for(stated("3900", "100"), model="llama-2-7b")).max_model_len.value == 4096
 
 
 @given(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -43,8 +43,24 @@ _texts = st.text(max_size=12).map(visible)  # as a recording gives names back
 _number = st.floats(-MOMENT, MOMENT)
 _time = st.floats(0, MOMENT, exclude_max=True)
 _ratio = st.none() | st.floats(0, 1)
-_whole = st.none() | st.integers(0, 2**53)
 _count = st.integers(0, 2**40)
+_BY_TYPE = {
+    "str": _texts,
+    "str | None": st.none() | _texts,
+    "int": _count,
+    "int | None": st.none() | st.integers(0, 2**53),
+    "float": _number,
+    "float | None": _ratio,
+    "bool": st.booleans(),
+    "bool | None": st.none() | st.booleans(),
+    "Mapping[int, int]": st.dictionaries(_count, _count, max_size=3),
+    "Mapping[str, int]": st.dictionaries(_texts, _count, max_size=2),
+}
+
+
+def every(kind: type, **own: st.SearchStrategy) -> st.SearchStrategy:
+    """Readings of a kind: each field by its type, or from ``own``."""
+    return st.builds(kind, **{field.name: own.get(field.name, _BY_TYPE.get(field.type)) for field in fields(kind)})
 
 
 @lru_cache
@@ -57,50 +73,14 @@ def real_pages() -> tuple[str, ...]:
     return tuple(found)
 
 
-gpus = st.builds(
+gpus = every(
     GpuReading,
-    uuid=_texts,
-    index=st.integers(0, 63),
-    vendor=_texts,
-    name=st.none() | _texts,
-    driver=st.none() | _texts,
-    pci_bus_id=st.none() | _texts,
-    minor=_whole,
-    parent_uuid=st.none() | _texts,
-    memory_total_bytes=_whole,
-    memory_used_bytes=_whole,
-    memory_reserved_bytes=_whole,
-    utilization_ratio=_ratio,
-    sm_activity_ratio=_ratio,
-    tensor_activity_ratio=_ratio,
-    dram_activity_ratio=_ratio,
-    power_watts=_ratio,
-    power_limit_watts=_ratio,
     throttle_reasons=st.none() | st.lists(_texts, max_size=2).map(tuple),
-    xid_errors=st.dictionaries(st.integers(0, 200), _count, max_size=2),
-    gpu_instance_id=_whole,
     xid_last_times=st.dictionaries(st.integers(0, 200), _time, max_size=2),
-    ecc_errors=st.dictionaries(_texts, _count, max_size=2),
-    processes=st.lists(st.builds(GpuProcess, pid=_count, used_bytes=_whole), max_size=2).map(tuple),
-    error=st.none() | _texts,
+    processes=st.lists(every(GpuProcess), max_size=2).map(tuple),
 )
-containers = st.builds(
-    ContainerReading,
-    namespace=_texts,
-    pod=_texts,
-    container=_texts,
-    restarts=_whole,
-    ready=st.none() | st.booleans(),
-    last_termination=st.none()
-    | st.builds(Termination, reason=st.none() | _texts, exit_code=_whole, finished_at=st.none() | _time),
-    cpu_usage_seconds=_ratio,
-    cpu_limit_cores=_ratio,
-    cpu_periods=_whole,
-    cpu_throttled_periods=_whole,
-    cpu_pressure_some_ratio=_ratio,
-    memory_working_set_bytes=_whole,
-    memory_limit_bytes=_whole,
-)
+ended = every(Termination, finished_at=st.none() | _time)
+containers = every(ContainerReading, last_termination=st.none() | ended, alerts=st.none())
 
 
 @st.composite
@@ -134,50 +114,17 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     def some(items: st.SearchStrategy) -> tuple:
         return tuple(draw(st.lists(items, max_size=2)))
 
-    health = draw(
-        st.dictionaries(
-            _texts,
-            st.builds(
-                SourceHealth,
-                name=st.just(""),
-                up=st.none() | st.booleans(),
-                reason=st.none() | _texts,
-                last_success=st.none() | _number,
-                duration_seconds=_ratio,
-                errors=st.dictionaries(_texts, _count, max_size=2),
-            ),
-            max_size=2,
-        )
-    )
     return Snapshot(
         time=time,
         gpus=some(gpus),
         pages=some(pages(time)),
         containers=some(containers),
-        owners=some(st.builds(GpuOwner, *[_texts] * 4, st.booleans(), _texts)),
+        owners=some(every(GpuOwner)),
         logs=some(st.builds(log_line, *[_texts] * 3, st.sampled_from(EVENT_LINES).map(public.log_line))),
-        allocator=some(st.builds(AllocatorReading, _texts, _texts, st.integers(0, 64), *[_whole] * 5)),
-        steps=some(
-            st.builds(
-                StepStats,
-                _texts,
-                _texts,
-                _texts,
-                _number,
-                _number,
-                _count,
-                _count,
-                st.booleans(),
-                _whole,
-                _ratio,
-                st.dictionaries(_count, _count, max_size=3),
-            )
-        ),
-        node_conditions=some(st.builds(NodeCondition, _texts, st.none() | st.booleans())),
-        health={
-            name: SourceHealth(name, h.up, h.reason, h.last_success, h.duration_seconds, h.errors)
-            for name, h in health.items()
-        },
+        allocator=some(every(AllocatorReading)),
+        steps=some(every(StepStats)),
+        node_conditions=some(every(NodeCondition)),
+        health={one.name: one for one in some(every(SourceHealth, last_success=st.none() | _number))},
         targets=draw(st.none() | st.lists(_texts, max_size=2).map(tuple)),
         pods=draw(st.none() | st.dictionaries(st.tuples(_texts, _texts), _texts, max_size=2)),
         process_pods=draw(st.dictionaries(st.integers(0, 2**22), st.tuples(_texts, _texts), max_size=2)),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import http.server
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +19,8 @@ from kvpressure.model.readings import Snapshot
 from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Reader
 from kvpressure.recording.recorder import Recorder
+from tests.helpers.command import Capsys, refused, run
+from tests.helpers.vllm_server import answering, response
 from tests.helpers.waiting import until
 from tests.recording.strategies import RECORDINGS, real_pages
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.live
 KV03 = RECORDINGS / "incidents" / "KV03.jsonl.gz"
 
 
-def test_replay_json_has_a_line_per_engine_and_tick(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_json_has_a_line_per_engine_and_tick(capsys: Capsys) -> None:
     assert main(["replay", str(KV03), "--format", "json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 109
@@ -38,32 +38,14 @@ def test_replay_json_has_a_line_per_engine_and_tick(capsys: pytest.CaptureFixtur
     assert "kv_pressure" in {line["verdict"] for line in lines}
 
 
-@pytest.mark.parametrize(
-    "command", [["replay"], ["replay", "--format", "json"], ["replay", "--openmetrics", "OUT"], ["mitigate"], ["audit"]]
-)
+@pytest.mark.parametrize("command", [["replay", "--format", "json"], ["replay", "--openmetrics", "OUT"], ["mitigate"]])
 def test_half_a_surrogate_pair_in_a_recording_is_printed_as_a_question_mark(command: list[str], tmp_path: Path) -> None:
     odd = "a\ud800b"
-    page = "".join(
-        f'vllm:{name}{{engine="0",model_name="{odd}"}} 3\n' for name in ("num_requests_running", "kv_cache_usage_perc")
-    )
-    entry = {
-        "target": odd,
-        "namespace": odd,
-        "pod": odd,
-        "container": odd,
-        "args": ["--model", odd],
-        "env": {odd: odd},
-        "exposition": page,
-    }
-    lines = [
-        {
-            "t": 1e9 + 5 * i,
-            "engines": [entry],
-            "gpus": [{"uuid": odd, "name": odd}],
-            "logs": [{"namespace": odd, "pod": odd, "container": odd, "line": odd}],
-        }
-        for i in range(4)
-    ]
+    page = f'vllm:num_requests_running{{engine="0",model_name="{odd}"}} 3\n'
+    place = dict.fromkeys(("namespace", "pod", "container"), odd)
+    entry = {**place, "target": odd, "args": ["--model", odd], "env": {odd: odd}, "exposition": page}
+    rest = {"engines": [entry], "gpus": [{"uuid": odd, "name": odd}], "logs": [{**place, "line": odd}]}
+    lines = [{"t": 1e9 + 5 * i, **rest} for i in range(4)]
     recording = tmp_path / "odd.jsonl"
     recording.write_text(Header().to_json() + "\n" + "".join(json.dumps(line) + "\n" for line in lines))
     arguments = [str(tmp_path / word) if word == "OUT" else word for word in command]
@@ -79,14 +61,14 @@ def test_half_a_surrogate_pair_in_a_recording_is_printed_as_a_question_mark(comm
     assert command[0] != "replay" or "a?b" in shown
 
 
-def test_a_part_of_a_replay_is_judged_with_what_came_before(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_a_replay_is_judged_with_what_came_before(capsys: Capsys) -> None:
     main(["replay", str(KV03), "--format", "json"])
     whole = capsys.readouterr().out.splitlines()
     assert main(["replay", str(KV03), "--format", "json", "--from", "350", "--to", "400"]) == 0
     assert capsys.readouterr().out.splitlines() == whole[70:81]
 
 
-def test_files_of_a_rotation_are_one_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_a_rotation_are_one_recording(tmp_path: Path, capsys: Capsys) -> None:
     with gzip.open(KV03, "rt") as lines:
         head, *ticks = lines
     for name, part in (("a", ticks[:40]), ("b", ticks[40:])):
@@ -97,7 +79,7 @@ def test_files_of_a_rotation_are_one_recording(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == whole
 
 
-def test_replay_text_shows_changes_and_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_text_shows_changes_and_a_summary(capsys: Capsys) -> None:
     assert main(["replay", str(KV03)]) == 0
     shown = capsys.readouterr().out
     assert "-> kv_pressure (saturated)" in shown
@@ -105,23 +87,13 @@ def test_replay_text_shows_changes_and_a_summary(capsys: pytest.CaptureFixture[s
     assert shown.splitlines()[-1].startswith("inference/vllm-kv03 Llama-3.1-8B engine 0: ")
 
 
-def test_thresholds_of_the_user_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thresholds_of_the_user_judge(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "t.yaml").write_text("kv_full_ratio: 1\nkv_near_full_ratio: 1\n")
     assert main(["replay", str(KV03), "--format", "json", "--thresholds", str(tmp_path / "t.yaml")]) == 0
     assert all(json.loads(line)["evidence"]["kv_full"] is not True for line in capsys.readouterr().out.splitlines())
 
 
-def test_openmetrics_alone_prints_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(KV03), "--openmetrics", str(tmp_path / "out"), "--from", "500"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "samples" in captured.err
-    text = (tmp_path / "out").read_text()
-    assert " 1700000500.000\n" in text
-    assert " 1700000495.000\n" not in text
-
-
-def test_damage_is_reported_and_the_rest_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported_and_the_rest_replayed(tmp_path: Path, capsys: Capsys) -> None:
     with gzip.open(KV03, "rt") as lines:
         rows = list(lines)
     path = tmp_path / "r.jsonl"
@@ -134,59 +106,38 @@ def test_damage_is_reported_and_the_rest_replayed(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("typed", "says"),
     [
-        (["/nowhere"], "/nowhere: No such file or directory"),
-        ([str(KV03), "--from", "-1"], "--from: '-1' is not allowed; allowed: a number of 0 or more"),
-        ([str(KV03), "--to", "nan"], "--to: 'nan' is not allowed; allowed: a number of 0 or more"),
-        ([str(KV03), "--from", "9", "--to", "8"], "--to: 8 is before --from; allowed: 9 or more"),
-        ([str(KV03), "--openmetrics", "/nowhere/out"], "/nowhere/out: No such file or directory"),
-        ([str(KV03), "--thresholds", "/nowhere"], "/nowhere: No such file or directory"),
-        ([str(KV03), "--format", "xml"], "--format: 'xml' is not allowed; allowed: text, json"),
-        ([str(RECORDINGS / "labels.csv")], "labels.csv:1: not a recording"),
+        (f"{KV03} --from -1", "--from: '-1' is not allowed; allowed: a number of 0 or more"),
+        (f"{KV03} --to nan", "--to: 'nan' is not allowed; allowed: a number of 0 or more"),
+        (f"{KV03} --from 9 --to 8", "--to: 8 is before --from; allowed: 9 or more"),
+        (f"{KV03} --format xml", "--format: 'xml' is not allowed; allowed: text, json"),
+        (str(RECORDINGS / "labels.csv"), "labels.csv:1: not a recording"),
     ],
 )
-def test_replay_refuses_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.startswith("kvpressure replay: ")
-    assert error.count("\n") == 1
+def test_replay_refuses_in_one_line(typed: str, says: str, capsys: Capsys) -> None:
+    assert says in refused(capsys, f"replay {typed}")
 
 
-def test_a_recording_without_ticks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_without_ticks_or_engines_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(Header().to_json() + "\n")
-    assert main(["replay", str(path)]) == 2
-    out, err = capsys.readouterr()
     said = f"kvpressure replay: {path}: no readable tick; allowed: a recording with at least one tick\n"
-    assert (out, err) == ("", said)
-
-
-def test_a_recording_without_an_engine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "r.jsonl"
+    assert refused(capsys, f"replay {path}") == said
+    path.unlink()
     with Recorder(str(path), Header()) as recorder:
-        for second in range(3):
-            recorder.write(Snapshot(1e9 + second))
-    for form in ("text", "json"):
-        assert main(["replay", str(path), "--format", form]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert f"{path}: the recording contains no engine; allowed: a recording with" in err
-        assert err.count("\n") == 1
-    assert main(["diagnose", str(path)]) == 2
-    assert f"{path}: the recording contains no engine; allowed: a recording with" in capsys.readouterr().err
-    assert main(["replay", str(path), "--openmetrics", str(tmp_path / "series.txt")]) == 0  # GPUs and health remain
+        recorder.write(Snapshot(1e9))
+    for command in ("replay", "replay --format json", "diagnose"):
+        said = refused(capsys, f"{command} {path}")
+        assert f"{path}: the recording contains no engine; allowed: a recording with" in said
+    assert run(capsys, f"replay {path} --openmetrics {tmp_path}/series.txt")[0] == 0  # GPUs and health remain
 
 
-def test_a_start_after_the_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_start_after_the_end_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     series = tmp_path / "series.txt"
-    for more in ([], ["--format", "json"], ["--openmetrics", str(series)]):
-        assert main(["replay", str(KV03), "--from", "100000", *more]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert f"--from: 100000 is after the end of {KV03}; allowed: up to " in err
-        assert err.count("\n") == 1
+    for more in ("", "--format json", f"--openmetrics {series}"):
+        said = refused(capsys, f"replay {KV03} --from 100000 {more}")
+        assert f"--from: 100000 is after the end of {KV03}; allowed: up to " in said
     assert not series.exists()
 
 
@@ -201,17 +152,12 @@ def test_a_start_after_the_end_is_refused(tmp_path: Path, capsys: pytest.Capture
         ("{}/r.jsonl", "the recording itself"),
     ],
 )
-def test_openmetrics_replaces_nothing_but_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, said: str
-) -> None:
+def test_openmetrics_replaces_nothing_but_a_file(tmp_path: Path, capsys: Capsys, out: str, said: str) -> None:
     """The finished file takes the name: as root that would put a file in the place of /dev/stdout."""
     recording = tmp_path / "r.jsonl"
     recording.write_text(Header().to_json() + "\n")
     os.mkfifo(tmp_path / "fifo")
-    assert main(["replay", str(recording), "--openmetrics", out.format(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    assert said in refused(capsys, f"replay {recording} --openmetrics", out.format(tmp_path))
     assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
     assert recording.read_text() == Header().to_json() + "\n"
 
@@ -219,39 +165,16 @@ def test_openmetrics_replaces_nothing_but_a_file(
 @pytest.fixture
 def engine() -> Iterator[str]:
     """A server that answers with a real page; its metrics URL."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = real_pages()[0].encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-        server.shutdown()
+    with answering(response(real_pages()[0].encode())) as server:
+        yield server.url
 
 
 def record(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
             sys.executable,
-            "-m",
-            "kvpressure",
-            "record",
-            "--no-collector.nvidia",
-            "--no-collector.amd",
-            "--interval",
-            "0.1",
-            "--collector.engines.interval",
-            "0.1",
-            "--engine.pace",
-            "fixed",
+            *("-m", "kvpressure", "record", "--no-collector.nvidia", "--no-collector.amd", "--interval", "0.1"),
+            *("--collector.engines.interval", "0.1", "--engine.pace", "fixed"),
             *arguments,
         ],
         stderr=subprocess.PIPE,
@@ -260,7 +183,7 @@ def record(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_record_then_replay(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_then_replay(engine: str, tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "r.jsonl.gz"
     with record("--out", str(out), "--for", "4", "--engine.target", engine, "--node-name", "here") as process:
         _, error = process.communicate(timeout=30)
@@ -297,40 +220,33 @@ def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: P
     assert out.stat().st_size <= 65536
 
 
+NAMES = "allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("typed", "says"),
     [
-        ([], "required: --out"),
-        (["--out", "/nowhere/r.jsonl"], "--out: /nowhere/r.jsonl: No such file or directory"),
-        (
-            ["--out", str(KV03)],
-            "File exists; give a new file in an existing directory that can be written, or a directory",
-        ),
-        (["--out", "x.jsonl", "--for", "soon"], "--for: 'soon' is not allowed; allowed: seconds"),
-        (["--out", "x.jsonl", "--max-size", "1"], "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
-        (["--out", "x.jsonl", "--keep", "0"], "--keep: '0' is not allowed; allowed: a whole number from 1"),
-        (["--out", "x.jsonl", "--engine.target", "nonsense://"], "--engine.target"),
+        ("", "required: --out"),
+        (f"--out {KV03}", "File exists; give a new file in an existing directory that can be written, or a directory"),
+        *((f"--out {name} --for 1 --engine.target a", NAMES) for name in ("''", "a.json", "a.gz", "a.jsonl.zst")),
+        ("--out x.jsonl --for soon", "--for: 'soon' is not allowed; allowed: seconds"),
+        ("--out x.jsonl --max-size 1", "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
+        ("--out x.jsonl --keep 0", "--keep: '0' is not allowed; allowed: a whole number from 1"),
+        ("--out x.jsonl --engine.target nonsense://", "--engine.target"),
     ],
 )
-def test_record_refuses_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["record", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1
-    assert not Path("x.jsonl.part").exists()
+def test_record_refuses_in_one_line_and_makes_nothing(
+    typed: str, says: str, capsys: Capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in refused(capsys, f"record {typed}")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recording_of_nothing_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_of_nothing_is_no_success(tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "nothing.jsonl"
     target = ["--engine.target", "http://127.0.0.1:9"]
     assert main(["record", *target, "--out", str(out), "--for", "2"]) == 1
     said = capsys.readouterr().err
     assert "nothing was recorded: no GPU could be read, and no engine could be scraped (http://" in said
     assert "(http://127.0.0.1:9/metrics: connection refused)" in said
-
-
-def test_the_help_of_record_names_the_units_of_for(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["record", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "--for TIME stop after this time: seconds from 0.01 to 86400, or a number with ms, s, m or h" in said

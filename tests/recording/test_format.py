@@ -6,7 +6,7 @@ import json
 import string
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpressure.engines.registry import log_line
@@ -34,7 +34,7 @@ def read(body: object) -> Snapshot:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(snapshots())
 def test_every_snapshot_survives_the_way_through_a_line(snapshot: Snapshot) -> None:
     line = tick_to_json(snapshot)
@@ -73,6 +73,18 @@ def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> N
     assert page.engines == ()
 
 
+def gpu(**more: object) -> dict[str, object]:
+    return {"t": 1, "gpus": [{"uuid": "a", **more}]}
+
+
+def box(**more: object) -> dict[str, object]:
+    return {"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", **more}]}
+
+
+def engine(**more: object) -> dict[str, object]:
+    return {"t": 1, "engines": [{"target": "x", **more}]}
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -84,81 +96,34 @@ def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> N
         ({"t": 1e300}, "t: expected Unix seconds, found 1e+300"),
         ({"t": 253402300800}, "t: expected Unix seconds"),
         ({"t": -1}, "t: expected Unix seconds, found -1"),
-        ({"t": 1, "engines": [{"target": "a", "t": -5.0}]}, "engines[0].t: expected Unix seconds, found -5.0"),
+        ([1], "expected a JSON object, found [1]"),
+        (engine(t=-5.0), "engines[0].t: expected Unix seconds, found -5.0"),
+        ({"t": 1, "engines": [{}]}, "engines[0]: 'target' is missing"),
+        (engine(exposition=5), "engines[0].exposition: expected text, found 5"),
+        (engine(args="--model"), "engines[0].args: expected a list, found '--model'"),
+        (engine(duration_seconds=-1), "engines[0].duration_seconds: expected a number from 0 to 1e+15, found -1"),
         ({"t": 1, "gpus": {}}, "gpus: expected a list, found {}"),
         ({"t": 1, "gpus": [3]}, "expected an object, found 3"),
         ({"t": 1, "gpus": [{"index": 1}]}, "gpus[0]: 'uuid' is missing"),
-        (
-            {"t": 1, "gpus": [{"uuid": "a", "utilization_ratio": "high"}]},
-            "gpus[0].utilization_ratio: expected a number from 0 to 1.5, found 'high'",
-        ),
-        (
-            {"t": 1, "gpus": [{"uuid": "a", "memory_used_bytes": 1.5}]},
-            "gpus[0].memory_used_bytes: expected a whole number",
-        ),
-        (
-            {"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"x": 1}}]},
-            "gpus[0].xid_errors: expected whole numbers as keys",
-        ),
-        ({"t": 1, "gpus": [{"uuid": "a", "processes": [{"pid": 1}, {}]}]}, "gpus[0].processes[1]: 'pid' is missing"),
-        ({"t": 1, "engines": [{}]}, "engines[0]: 'target' is missing"),
-        ({"t": 1, "engines": [{"target": "x", "exposition": 5}]}, "engines[0].exposition: expected text, found 5"),
-        (
-            {"t": 1, "engines": [{"target": "x", "args": "--model"}]},
-            "engines[0].args: expected a list, found '--model'",
-        ),
-        (
-            {
-                "t": 1,
-                "containers": [
-                    {"namespace": "n", "pod": "p", "container": "c", "last_termination": {"finished_at": "?"}}
-                ],
-            },
-            "containers[0].last_termination.finished_at: expected seconds or an RFC 3339 time, found '?'",
-        ),
+        (gpu(utilization_ratio="high"), "gpus[0].utilization_ratio: expected a number from 0 to 1.5, found 'high'"),
+        (gpu(memory_used_bytes=1.5), "gpus[0].memory_used_bytes: expected a whole number"),
+        (gpu(memory_used_bytes=-1), "gpus[0].memory_used_bytes: expected a whole number from 0, found -1"),
+        (gpu(power_watts=-0.5), "gpus[0].power_watts: expected a number from 0 to 1e+15, found -0.5"),
+        (gpu(xid_errors={"x": 1}), "gpus[0].xid_errors: expected whole numbers as keys"),
+        (gpu(xid_errors={"79": -1}), "gpus[0].xid_errors.79: expected a whole number from 0, found -1"),
+        (gpu(xid_errors={"9" * 5000: 1}), "expected whole numbers as keys, found '999"),
+        (gpu(processes=[{"pid": 1}, {}]), "gpus[0].processes[1]: 'pid' is missing"),
+        (gpu(processes=[{"pid": 1, "used_bytes": -2}]), "processes[0].used_bytes: expected a whole number from 0"),
+        (box(last_termination={"finished_at": "?"}), "containers[0].last_termination.finished_at: expected seconds"),
+        (box(restarts=-1), "containers[0].restarts: expected a whole number from 0, found -1"),
+        (box(cpu_usage_seconds=-1.5), "containers[0].cpu_usage_seconds: expected a number from 0 to 1e+15, found -1.5"),
         ({"t": 1, "logs": [{"namespace": "n", "pod": "p", "container": "c"}]}, "logs[0]: 'line' is missing"),
         ({"t": 1, "node_conditions": [{}]}, "node_conditions[0]: 'type' is missing"),
-        ([1], "expected a JSON object, found [1]"),
-        (
-            {"t": 1, "gpus": [{"uuid": "a", "memory_used_bytes": -1}]},
-            "gpus[0].memory_used_bytes: expected a whole number from 0, found -1",
-        ),
-        (
-            {"t": 1, "gpus": [{"uuid": "a", "power_watts": -0.5}]},
-            "gpus[0].power_watts: expected a number from 0 to 1e+15, found -0.5",
-        ),
-        (
-            {"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"79": -1}}]},
-            "gpus[0].xid_errors.79: expected a whole number from 0, found -1",
-        ),
-        (
-            {"t": 1, "gpus": [{"uuid": "a", "processes": [{"pid": 1, "used_bytes": -2}]}]},
-            "gpus[0].processes[0].used_bytes: expected a whole number from 0, found -2",
-        ),
-        (
-            {"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", "restarts": -1}]},
-            "containers[0].restarts: expected a whole number from 0, found -1",
-        ),
-        (
-            {"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", "cpu_usage_seconds": -1.5}]},
-            "containers[0].cpu_usage_seconds: expected a number from 0 to 1e+15, found -1.5",
-        ),
         (
             {"t": 1, "allocator": [{"namespace": "n", "pod": "p", "rank": 0, "reserved_bytes": -7}]},
             "allocator[0].reserved_bytes: expected a whole number from 0, found -7",
         ),
-        (
-            {"t": 1, "engines": [{"target": "x", "duration_seconds": -1}]},
-            "engines[0].duration_seconds: expected a number from 0 to 1e+15, found -1",
-        ),
-        (
-            {"t": 1, "process_pods": {"9" * 5000: ["n", "p"]}},
-            "process_pods: expected whole numbers as keys, found '999",
-        ),
-        (
-            {"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"9" * 5000: 1}}]},
-            "xid_errors: expected whole numbers as keys, found '999",
-        ),
+        ({"t": 1, "process_pods": {"9" * 5000: ["n", "p"]}}, "expected whole numbers as keys, found '999"),
         ({"t": 1, "expected_gpus": {"nvidia": -1}}, "expected a whole number from 0, found -1"),
     ],
 )
@@ -185,26 +150,9 @@ _json = st.recursive(
         | st.dictionaries(
             st.sampled_from(
                 [
-                    "t",
-                    "gpus",
-                    "engines",
-                    "containers",
-                    "logs",
-                    "allocator",
-                    "owners",
-                    "health",
-                    "targets",
-                    "uuid",
-                    "target",
-                    "exposition",
-                    "namespace",
-                    "pod",
-                    "container",
-                    "line",
-                    "rank",
-                    "last_termination",
-                    "processes",
-                    "errors",
+                    *("t", "gpus", "engines", "containers", "logs", "allocator", "owners", "health", "targets"),
+                    *("uuid", "target", "exposition", "namespace"),
+                    *("pod", "container", "line", "rank", "last_termination", "processes", "errors"),
                 ],
             ),
             inner,
@@ -217,7 +165,7 @@ _json = st.recursive(
 
 @pytest.mark.slow
 @pytest.mark.attack("restarts of `10**400` and any JSON in a recording", "the tick is skipped with its line number")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(_json)
 def test_no_json_whatever_breaks_the_reader(body: object) -> None:
     said = ""
@@ -241,16 +189,10 @@ def test_the_header_is_read_back() -> None:
         (b"\n", "f.jsonl: empty"),
         (b"# HELP x\n", "f.jsonl:1: not a recording"),
         (b'{"t": 1}', "f.jsonl:1: not a recording"),
-        (
-            b'{"format": "kvpressure-recording"}',
-            "f.jsonl:1: version None is not supported; this release reads version 1",
-        ),
+        (b'{"format": "kvpressure-recording"}', "f.jsonl:1: version None is not supported; this release reads"),
         (b'{"format": "kvpressure-recording", "version": 2}', "version 2 is not supported"),
         (b'{"format": "kvpressure-recording", "version": true}', "version True is not supported"),
-        (
-            b'{"format": "kvpressure-recording", "version": 1, "interval_seconds": "5"}',
-            "header.interval_seconds: expected a number",
-        ),
+        (b'{"format": "kvpressure-recording", "version": 1, "interval_seconds": "5"}', "header.interval_seconds:"),
     ],
 )
 def test_what_is_no_header_is_refused_in_one_line(line: bytes, says: str) -> None:

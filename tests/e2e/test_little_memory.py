@@ -28,7 +28,7 @@ MIB = 1024 * 1024
 ADDRESSES_MIB = 147  # ulimit -v 150000
 CONTAINER_MIB = 96  # half of what the chart allows; 64 was too little once in three runs
 CGROUPS = Path("/sys/fs/cgroup")
-SECONDS = 8.0
+SECONDS = 4.0
 
 
 def _address_space() -> None:

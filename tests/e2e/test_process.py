@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import urllib.request
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from tests.e2e.replay_server import ReplayServer, recorded_pages
-from tests.e2e.test_golden_pages import GOLDEN, samples, scenario
+from tests.e2e.test_golden_pages import GOLDEN, recorded_pages, samples, scenario
 from tests.helpers.serve_process import QUIET, serving
-from tests.helpers.vllm_pages import CAPTURES, text_of
 from tests.helpers.waiting import until
+from tests.helpers.web import serving_pages
 
 pytestmark = pytest.mark.live
 
@@ -44,12 +44,22 @@ def test_the_process_publishes_what_the_replay_says() -> None:
     golden = (GOLDEN / "kv_pressure.metrics").read_text().splitlines()
     wanted = {without_target(line) for line in golden if LAST_SCRAPE.match(line)}
     assert len(wanted) > 10
-    server = ReplayServer(scenario("kv_pressure")[-4:])
-    try:
-        with exporter(f"inference/vllm-0={server.url};container=vllm;args=--max-num-seqs 64") as address:
-            until(lambda: wanted <= {without_target(line) for line in samples(scrape(address))}, 30)
-    finally:
-        server.close()
+    more = "container=vllm;args=--max-num-seqs 64"
+    with in_order(scenario("kv_pressure")[-4:]) as (url, _), exporter(f"inference/vllm-0={url};{more}") as address:
+        until(lambda: wanted <= {without_target(line) for line in samples(scrape(address))}, 30)
+
+
+@contextmanager
+def in_order(pages: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Serves a page after the other, the last one again and again; yields the URL and the paths asked for so far."""
+    left, asked = list(pages), []
+
+    def page(path: str) -> bytes:
+        asked.append(path)
+        return (left.pop(0) if len(left) > 1 else left[0]).encode()
+
+    with serving_pages(page) as address:
+        yield f"{address}/metrics", asked
 
 
 def without_target(line: str) -> str:
@@ -57,40 +67,11 @@ def without_target(line: str) -> str:
     return re.sub(r'target="[^"]*"', "", line)
 
 
-def test_every_capture_is_served_by_one_exporter():
-    """All captured pages at once, each its own target: every engine comes up with vLLM's own numbers."""
-    servers = {capture: ReplayServer([text_of(capture)]) for capture in CAPTURES}
-    try:
-        with exporter(*(f"inference/{i}={server.url}" for i, server in enumerate(servers.values()))) as address:
-            until(lambda: scrape(address).count("kvpressure_engine_up{") >= len(servers))
-            until(lambda: all(server.served >= 3 for server in servers.values()))
-            page = scrape(address)
-    finally:
-        for server in servers.values():
-            server.close()
-    for i, capture in enumerate(CAPTURES):
-        ups = re.findall(rf'kvpressure_engine_up{{[^}}]*pod="{i}"[^}}]*}} (\S+)', page)
-        assert ups, capture
-        assert set(ups) == {"1.0"}, capture
-        running = sorted(
-            float(v) for v in re.findall(rf'kvpressure_requests_running{{[^}}]*pod="{i}"[^}}]*}} (\S+)', page)
-        )
-        served = sorted(
-            float(line.rsplit(" ", 1)[1])
-            for line in text_of(capture).splitlines()
-            if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_running "))
-        )
-        assert running == served, capture
-
-
 def test_the_page_is_clean_for_promtool():
-    server = ReplayServer(recorded_pages("vllm-cpu/d_kv_pressure")[20:24])
-    try:
-        with exporter(f"inference/vllm-0={server.url}") as address:
-            until(lambda: server.served >= 4)
-            page = scrape(address)
-    finally:
-        server.close()
+    pages = recorded_pages("vllm-cpu/d_kv_pressure")[20:24]
+    with in_order(pages) as (url, asked), exporter(f"inference/vllm-0={url}") as address:
+        until(lambda: len(asked) >= 4)
+        page = scrape(address)
     checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert not checked.stderr.strip()

@@ -10,10 +10,11 @@ import pytest
 
 from kvpressure.cli import COMMANDS, Parser, main
 from kvpressure.errors import InputError
+from tests.helpers.command import Capsys
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples_that_can_be_given(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_examples_that_can_be_given(command: str, capsys: Capsys) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
@@ -30,10 +31,10 @@ def test_help_has_examples_that_can_be_given(command: str, capsys: pytest.Captur
             pytest.fail(f"{own.strip()}: {error}")
 
 
-@pytest.mark.parametrize("width", ["60", "80", "100", "120"])
+@pytest.mark.parametrize("width", ["60", "100"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_keeps_options_whole_and_wraps_prose(
-    command: str, width: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, width: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
     with pytest.raises(SystemExit):
@@ -44,9 +45,7 @@ def test_help_keeps_options_whole_and_wraps_prose(
     assert max(len(line) for line in lines[start:]) <= int(width)
 
 
-def test_the_help_of_serve_begins_with_what_most_need(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_of_serve_begins_with_what_most_need(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
@@ -54,11 +53,3 @@ def test_the_help_of_serve_begins_with_what_most_need(
     assert first_screen.startswith("usage: kvpressure serve [setting ...]\n\nRun the exporter.")
     for option in ("--config", "--engine.target", "--web.listen-address", "--thresholds", "--record.directory"):
         assert f"\n  {option} " in first_screen
-
-
-def test_the_help_of_record_begins_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["record", "--help"])
-    usage, empty, does, *_ = capsys.readouterr().out.splitlines()
-    assert (usage, empty) == ("usage: kvpressure record --out FILE|DIR [option ...] [setting ...]", "")
-    assert does.startswith("Record scrapes and readings")

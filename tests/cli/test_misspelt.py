@@ -6,9 +6,10 @@ import pytest
 
 from kvpressure import __version__
 from kvpressure.cli import main
+from tests.helpers.command import Capsys
 
 
-def test_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_command_names_the_nearest(capsys: Capsys) -> None:
     assert main(["diagnoze"]) == 2
     assert "did you mean diagnose?" in capsys.readouterr().err
 
@@ -23,9 +24,7 @@ def test_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
         (["serve", "--log.level", "7"], "--log.level: '7' is not allowed; allowed: debug, info, warning or error"),
     ],
 )
-def test_a_misspelt_flag_or_word_names_the_nearest(
-    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_misspelt_flag_or_word_names_the_nearest(typed: list[str], said: str, capsys: Capsys) -> None:
     assert main(typed) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"kvpressure {typed[0]}: {said}")
@@ -33,6 +32,6 @@ def test_a_misspelt_flag_or_word_names_the_nearest(
 
 
 @pytest.mark.parametrize("word", ["version", "--version", "-V"])
-def test_the_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version(word: str, capsys: Capsys) -> None:
     assert main([word]) == 0
     assert capsys.readouterr().out == f"kvpressure {__version__}\n"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvpressure.cli import COMMANDS, main
 from kvpressure.toolbox.option_values import above_zero, number, whole_number
@@ -65,10 +62,3 @@ def test_boundaries(parse: argparse._ActionType, accepted: list[str], refused: l
     for text in refused:
         with pytest.raises(argparse.ArgumentTypeError, match="is not allowed; allowed: "):
             parse(text)
-
-
-@given(st.text())
-def test_any_text_is_a_number_within_or_refused(text: str) -> None:
-    for parse in (whole_number(2, 9), number(2, 9)):
-        with contextlib.suppress(argparse.ArgumentTypeError):
-            assert 2 <= parse(text) <= 9

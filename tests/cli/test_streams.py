@@ -15,10 +15,7 @@ pytestmark = pytest.mark.live
 RECORDING = Path(__file__).parents[1] / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 COMMANDS = {
     "diagnose": f"diagnose {RECORDING}",
-    "mitigate": f"mitigate {RECORDING} --format json",
-    "replay": f"replay {RECORDING}",
     "lines": f"replay {RECORDING} --format json",
-    "capacity": "capacity llama-3-8b",
     "help": "--help",
 }
 STATUS = {"diagnose": 1}

@@ -131,9 +131,6 @@ class TestWheel:
         assert version(PLUGIN) == version(ROOT)
         assert (PLUGIN / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
-    def test_the_exporter_brings_no_plugin_of_its_own(self) -> None:
-        assert "entry-points" not in project(ROOT)
-
 
 def project(where: Path) -> dict[str, Any]:
     found: dict[str, Any] = tomllib.loads((where / "pyproject.toml").read_text())["project"]
@@ -142,19 +139,6 @@ def project(where: Path) -> dict[str, Any]:
 
 def version(where: Path) -> str:
     return str(project(where)["version"])
-
-
-def test_no_document_installs_it_by_a_name_that_anybody_may_register() -> None:
-    """An installer is given a path, a URL or a wheel, never the bare name of either distribution."""
-    bare = re.compile(
-        r"(?:pip3?|uv pip) (?:install|download)[^\n`]*[ '\"]kvpressure(?:-vllm)?(?:\[\w+\])?(?:[=<>~ '\"`]|$)", re.M
-    )
-    places = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugin/*.md"), *ROOT.glob("deploy/**/*")]
-    texts = {path: path.read_text(errors="replace") for path in places if path.is_file()}
-    assert bare.search("pip install --no-deps kvpressure-vllm\n")
-    assert bare.search("RUN pip install --no-deps kvpressure")
-    assert not bare.search("pip install --no-deps ./kvpressure_vllm-0.1.0-py3-none-any.whl")
-    assert not [str(path) for path, text in texts.items() if bare.search(text)]
 
 
 def its_page(directory: Path) -> str:

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tests.helpers.vllm_pages as pages
 from kvpressure.settings.settings import Settings
@@ -41,26 +39,6 @@ registry = CollectorRegistry()
 multiprocess.MultiProcessCollector(registry)
 print(generate_latest(registry).decode(), end="")
 """
-NAMES = (
-    "allocator",
-    "written_seconds",
-    "engine_steps_total",
-    "engine_sums_total",
-    "engine_kv_max",
-    "frontends",
-    "later",
-)
-LABELS = (
-    "",
-    '{rank="0"}',
-    '{figure="allocated_bytes",rank="0"}',
-    '{figure="x",rank="-1"}',
-    '{engine="0"}',
-    '{engine="0",count="batch",size="4"}',
-    '{engine="0",count="x",size="y"}',
-    '{engine="0",sum="steps"}',
-)
-VALUES = ("0", "1", "7.5", "-3", "1e300", "NaN", "+Inf", "x")
 
 
 def python(code: str, directory: Path | None) -> str:
@@ -135,31 +113,6 @@ class TestPage:
         inside = read_plugin_metrics(one_server, "ns", "p", time.time() + 20)
         assert inside is not None
         assert inside.allocator == ()
-
-    def test_without_the_variable_nothing_is_shown(self) -> None:
-        assert python(FRONTEND + "import sys; print('prometheus_client' in sys.modules)", None) == "False\n"
-
-    def test_a_page_without_the_plugin(self) -> None:
-        assert read_plugin_metrics(pages.text_of("d_kv_pressure").encode(), "ns", "p", 0.0) is None
-
-    @given(st.text(alphabet='kvpressure:_{}="019 .\n-e\\', max_size=200))
-    def test_text_that_no_plugin_writes_gives_no_reading(self, text: str) -> None:
-        found = read_plugin_metrics(b"\nkvpressure:" + text.encode(), "ns", "p", 0.0)
-        assert found is not None
-        assert (found.allocator, found.steps) == ((), ())
-
-    @given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(LABELS), st.sampled_from(VALUES)), max_size=12))
-    def test_lines_are_counted_as_bad_or_read_within_bounds(self, lines: list[tuple[str, str, str]]) -> None:
-        text = "\n" + "".join(f"kvpressure:{name}{labels} {value}\n" for name, labels, value in lines)
-        found = read_plugin_metrics(text.encode(), "ns", "p", 1.0)
-        assert found is None if not lines else found is not None and found.bad_lines <= len(lines)
-        for stats in found.steps if found else ():
-            assert 0 <= stats.steps <= len(lines) * 2**53
-            assert stats.kv_max is None or 0 <= stats.kv_max <= 1
-            assert all(size >= 0 <= count for size, count in stats.sizes.items())
-        for reading in found.allocator if found else ():
-            assert reading.rank >= 0
-            assert reading.allocated_bytes is None or reading.allocated_bytes >= 0
 
     def test_the_source_gives_it_with_every_read_while_it_is_fresh(self, tmp_path: Path) -> None:
         page = response(pages.text_of("c_steady").encode() + b"\n" + shown(tmp_path))

@@ -28,7 +28,6 @@ from kvpressure.model.readings import StepStats
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure_vllm import registry_gauges, report, steps
 from kvpressure_vllm.steps import Frontend, StepCounts
-from tests.helpers.waiting import until
 
 RECORDED = Path(__file__).parents[1] / "fixtures/vllm/steps-0.32.0.jsonl.gz"
 
@@ -116,22 +115,6 @@ class TestRecorded:
             call["scheduler_stats"]["kv_cache_usage"] for call in calls if call["scheduler_stats"]
         )
 
-    def test_the_session_has_what_makes_it_worth_counting(self) -> None:
-        """A full cache, batches of many sizes, steps without output."""
-        calls = recorded()
-        assert max(call["scheduler_stats"]["kv_cache_usage"] for call in calls) == 1.0
-        assert (
-            len(
-                {
-                    len(call["iteration_stats"]["inter_token_latencies_iter"])
-                    for call in calls
-                    if call["iteration_stats"]
-                }
-            )
-            > 10
-        )
-        assert any(call["iteration_stats"] is None for call in calls)
-
 
 class TestBuilding:
     def test_off_it_keeps_nothing_and_starts_nothing(self, frontend, monkeypatch) -> None:
@@ -149,13 +132,6 @@ class TestBuilding:
         frontend(vllm_config=None, engine_index=1).record(*step(5))
         steps.FRONTEND.report()
         assert {name: told.sizes for name, told in engines().items()} == {"0": {2: 3}, "1": {5: 1}}
-
-    def test_one_thread_for_all_engines(self, frontend, monkeypatch) -> None:
-        started: list[str] = []
-        monkeypatch.setattr(steps.threading.Thread, "start", lambda self: started.append(self.name))
-        for index in (0, 1, 0):
-            frontend(None, index)
-        assert started == ["kvpressure-steps"]
 
     def test_without_the_directory_of_prometheus_it_says_once_that_nothing_is_reported(
         self, frontend, monkeypatch, caplog
@@ -274,15 +250,3 @@ def test_reporting_while_steps_are_counted_loses_nothing(frontend) -> None:
     steps.FRONTEND.report()
     assert sum(engines()["0"].sizes.values()) == 2999
     assert not report._told
-
-
-def test_the_thread_reports_what_is_counted(frontend, monkeypatch) -> None:
-    def for_a_while(tell: Callable[[], None]) -> None:
-        for _ in range(200):
-            tell()
-            time.sleep(0.01)
-
-    monkeypatch.setattr(steps, "repeat", for_a_while)
-    frontend(None).record(*step(3))
-    until(lambda: "0" in engines())
-    assert engines()["0"].sizes == {3: 1}

@@ -12,7 +12,7 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from lab.accuracy import data
 from lab.alerts import cold, fortnight, recorded, report, stored
-from lab.alerts.engine import Active, episodes, evaluate
+from lab.alerts.engine import episodes, evaluate
 from lab.alerts.series import Series
 
 pytestmark = pytest.mark.live
@@ -45,32 +45,12 @@ def test_series_hold_runs_gaps_and_one_marker_where_they_end() -> None:
     assert values(series, 7, 9)["kvpressure_gpu_up"] == "_x1"
 
 
-def test_forgetting_changes_nothing_later() -> None:
-    series = states((gpu(True), 4), (gpu(False), 4), (State(0.0), 4))
-    before = values(series, 6, 12)
-    series.forget(6)
-    assert values(series, 6, 12) == before
-    series.forget(11)
-    assert "kvpressure_gpu_up" not in values(series, 11, 12)
-
-
 def test_an_alert_waits_fires_and_ends_as_in_prometheus() -> None:
     active = evaluate(states((gpu(True), 20), (gpu(False), 40), (gpu(True), 8)), evaluation_seconds=30)
     lost = [item for item in active if item.name == "GpuLost"]
     assert [(item.at, item.firing) for item in lost[8:11]] == [(540, False), (570, False), (600, True)]
     (episode,) = [item for item in episodes(active, 30) if item.name == "GpuLost"]
     assert (episode.start, episode.end, episode.pages, episode.pending_since) == (600, 870, False, 300)  # a spare GPU
-
-
-def test_a_series_that_ends_feeds_no_alert() -> None:
-    active = evaluate(states((gpu(True), 20), (gpu(False), 2), (State(0.0), 20)), evaluation_seconds=30)
-    assert [(item.at, item.firing) for item in active if item.name == "GpuLost"] == [(300, False)]
-
-
-def test_episodes_are_split_where_an_evaluation_is_missing() -> None:
-    labels = {"alertname": "A", "alertstate": "firing", "severity": "critical", "page": "true"}
-    found = episodes([Active(at, labels) for at in (0.0, 30.0, 120.0)], 30)
-    assert [(item.start, item.end) for item in found] == [(0, 30), (120, 120)]
 
 
 @pytest.fixture(scope="module")

@@ -170,41 +170,6 @@ def test_nothing_is_left_running_even_when_the_demo_is_killed(
     until(lambda: using(tmp_path) == {})
 
 
-def test_it_runs_without_prometheus_and_serves_its_verdicts(running: Callable[..., subprocess.Popen[str]]) -> None:
-    process = running("--no-prometheus", "--for", "600", "--scenario", "stall")
-    seen = lines_until(process, "-> healthy")
-    assert any("Prometheus    as asked" in line for line in seen)
-    url = next(line.split()[1] for line in seen if line.strip().startswith("exporter"))
-    with urlopen(url + "metrics", timeout=5) as answer:
-        text = answer.read().decode()
-    for pod in ("chat-13b-0", "code-7b-0", "mail-1b3-0"):
-        assert re.search(rf'kvpressure_verdict{{[^}}]*pod="{pod}"[^}}]*}} 1', text), pod
-    assert 'kvpressure_gpu_pod_info{container="vllm",namespace="inference",pod="chat-13b-0"' in text
-    assert 'kvpressure_source_up{source="engines"} 1' in text
-
-
-def test_prometheus_that_does_not_start_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in ("prometheus", "prometheus-alertmanager"):
-        (programs / name).write_text("#!/bin/sh\necho no such luck >&2\nexit 7\n", encoding="utf-8")
-        (programs / name).chmod(0o755)
-    done = subprocess.run(
-        COMMAND,
-        env={**environment, "PATH": f"{programs}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert done.stderr == (
-        "demo: alertmanager ended with status 7: no such luck; give --no-prometheus to run the demo without"
-        " Prometheus and Alertmanager\n"
-    )
-    assert [item.name for item in tmp_path.iterdir()] == ["bin"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -218,10 +183,3 @@ def test_prometheus_that_does_not_start_is_one_line(environment: dict[str, str],
 )
 def test_bad_arguments_are_one_line(arguments: tuple[str, ...], complaint: str) -> None:
     assert complaint in refused(*arguments)
-
-
-def test_a_taken_port_is_one_line(running: Callable[..., subprocess.Popen[str]]) -> None:
-    process = running("--no-prometheus", "--for", "600")
-    url = next(line.split()[1] for line in lines_until(process, "exporter") if "exporter" in line)
-    port = url.rstrip("/").rsplit(":", 1)[1]
-    assert "--port" in refused("--no-prometheus", "--port", port)

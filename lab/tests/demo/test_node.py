@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.client import HTTPConnection, RemoteDisconnected
-from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -16,10 +14,8 @@ from kvpressure.engines.vllm.log_lines import match, strip
 from kvpressure.model.readings import ContainerReading
 from kvpressure.sources.scrape.scanner import parse_scrape
 from lab.demo.node import PodChange, SimulatedNode
-from lab.demo.scenario import CHAT, CODE, MAIL, PODS
+from lab.demo.scenario import CHAT, CODE, PODS
 from lab.demo.server import PodServer
-from lab.demo.source import DemoSource
-from lab.demo.traffic import Traffic, TrafficLoad
 
 
 @pytest.fixture
@@ -44,27 +40,6 @@ def counter(node: SimulatedNode, name: str) -> float:
 # --- traffic ----------------------------------------------------------------------------------------------------
 
 
-def test_traffic_has_its_rate_and_lengths_and_is_the_same_every_time() -> None:
-    load = TrafficLoad(5.0, prompt_tokens=400, output_tokens=100, max_tokens=256, prompt_limit=1000)
-    arrived = list(Traffic(load, START, seed=3).until(START + 2000))
-    assert len(arrived) == pytest.approx(5 * 2000 * 0.967, rel=0.03)  # 3.3 % of the prompts are refused
-    assert [r.arrival for r in arrived] == sorted(r.arrival for r in arrived)
-    prompts = sorted(r.prompt_tokens for r in arrived)
-    assert prompts[len(prompts) // 2] == pytest.approx(395, rel=0.05)
-    assert prompts[-1] <= 1000
-    again = Traffic(load, START, seed=3).until(START + 2000)
-    assert [(r.arrival, r.prompt_tokens, r.output_tokens) for r in arrived] == [
-        (r.arrival, r.prompt_tokens, r.output_tokens) for r in again
-    ]
-
-
-def test_a_load_of_nothing_sends_nothing_until_it_changes() -> None:
-    traffic = Traffic(TrafficLoad(0.0, 1, 1), START, seed=1)
-    assert not list(traffic.until(START + 1e6))
-    traffic.change(TrafficLoad(10.0, 5, 5), START + 10)
-    assert START + 10 < next(traffic.until(START + 20)).arrival < START + 12
-
-
 # --- pods -------------------------------------------------------------------------------------------------------
 
 
@@ -84,29 +59,6 @@ def test_a_rollout_takes_the_pod_away_and_starts_its_counters_anew(node: Simulat
     assert container(node).cpu_usage_seconds < 10
     page = parse_scrape(node.metrics(CHAT), target="t", time=clock.now)
     assert page.page["process_start_time_seconds"] == START + 36
-
-
-def test_a_change_that_comes_late_happens_now_not_in_the_past(node: SimulatedNode, clock: Clock) -> None:
-    """Another thread's reading may have let time pass beyond the moment that the scenario gave the change."""
-    before = clock.now
-    node.apply(
-        {CHAT: PodChange(load=TrafficLoad(requests_per_second=50, prompt_tokens=5000, output_tokens=10))}, before
-    )
-    clock.now += 20
-    node.metrics(CHAT)
-    busy = TrafficLoad(requests_per_second=50, prompt_tokens=100, output_tokens=10)
-    node.apply({CHAT: PodChange(load=busy)}, before)
-    clock.now += 1
-    assert node.metrics(CHAT) is not None
-
-
-def test_requests_that_come_while_the_pod_is_away_are_lost(node: SimulatedNode, clock: Clock) -> None:
-    node.apply({CHAT: PodChange(restart=True)}, clock.now)
-    clock.now += 7
-    node.metrics(CHAT)
-    pod = node.pods[CHAT]
-    assert pod.engine is not None
-    assert pod.engine.in_flight + sum(pod.engine.books.finished.values()) <= 15  # of one second, not of seven
 
 
 def test_throttling_is_in_the_cgroup_and_the_quota_is_used_up(node: SimulatedNode, clock: Clock) -> None:
@@ -148,37 +100,6 @@ def test_log_lines_are_those_that_the_exporter_recognises(node: SimulatedNode, c
     assert not node.logs()
 
 
-def test_every_pod_owns_one_gpu(node: SimulatedNode) -> None:
-    assert {(owner.pod, owner.shared) for owner in node.owners()} == {(CHAT, False), (CODE, False), (MAIL, False)}
-    assert {owner.uuid for owner in node.owners()} == {gpu.uuid for gpu in node.gpus()}
-
-
-def test_gpus_average_over_at_least_a_fifth_of_a_second(node: SimulatedNode, clock: Clock) -> None:
-    node.gpus()
-    clock.now += 20
-    first = node.gpus()
-    clock.now += 0.1
-    assert node.gpus() == first
-    clock.now += 1
-    assert node.gpus() != first
-
-
-def test_the_source_starts_the_incident_again(clock: Clock) -> None:
-    source = DemoSource(None, clock=clock, cycle_seconds=100)
-    clock.now += 60
-    source.read()
-    clock.now += 41
-    pages = source.read().pages or ()
-    assert [page.engines[0].counters["generation_tokens"] for page in pages] == [0.0, 0.0, 0.0]
-    assert pages[0].args[pages[0].args.index("--max-num-seqs") + 1] == "128"
-
-
-def test_the_source_keeps_its_scrapes_for_a_recorder(clock: Clock) -> None:
-    kept = DemoSource(SimpleNamespace(keep_exposition=True), clock=clock).read().pages or ()
-    assert kept
-    assert all("vllm:num_requests_running" in (page.exposition or "") for page in kept)
-
-
 # --- servers ----------------------------------------------------------------------------------------------------
 
 
@@ -203,16 +124,3 @@ def test_a_server_answers_as_vllm_does(server: PodServer) -> None:
     assert json.loads(get("/v1/models")[1])["data"][0]["max_model_len"] == 4096
     with pytest.raises(URLError, match="404"):
         get("/nothing")
-
-
-def test_a_pod_that_is_away_hangs_up(server: PodServer, node: SimulatedNode, clock: Clock) -> None:
-    node.apply({CHAT: PodChange(restart=True)}, clock.now)
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
-    connection.request("GET", "/metrics")
-    with pytest.raises(RemoteDisconnected):
-        connection.getresponse()
-    connection.close()
-
-
-def test_a_server_listens_on_loopback_only(server: PodServer) -> None:
-    assert server._server.server_address[0] == "127.0.0.1"

@@ -64,36 +64,6 @@ def test_help_type_and_order_of_the_vllm_lines_equal_the_captured_ones() -> None
     assert lines(simulated()) == lines(captured())
 
 
-def test_process_and_http_series_that_a_reader_uses_are_there() -> None:
-    real, ours = shape(captured(), "process_"), shape(simulated(), "process_")
-    assert ours == real
-    for name in ("http_requests", "http_request_duration_seconds", "http_request_duration_highr_seconds"):
-        assert shape(simulated(), name)[name] == shape(captured(), name)[name]
-
-
-def test_states_labels_and_reasons_equal_the_captured_ones() -> None:
-    def values(text: str, label: str) -> set[str]:
-        return {
-            sample.labels[label]
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if label in sample.labels and sample.name.startswith("vllm:")
-        }
-
-    for label in ("reason", "finished_reason", "source", "sleep_state", "engine"):
-        assert values(simulated(), label) == values(captured(), label), label
-
-
-def test_cache_config_says_what_the_engine_holds() -> None:
-    info = next(
-        family for family in text_string_to_metric_families(simulated()) if family.name == "vllm:cache_config_info"
-    ).samples[0]
-    assert info.labels["num_gpu_blocks"] == "2651"
-    assert info.labels["kv_cache_size_tokens"] == "42416"
-    assert float(info.labels["kv_cache_max_concurrency"]) == pytest.approx(42416 / 2048)
-    assert info.labels["gpu_memory_utilization"] == "0.9"
-
-
 def test_values_are_those_of_the_engine() -> None:
     samples = {
         (s.name, s.labels.get("le")): s.value

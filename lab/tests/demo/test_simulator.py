@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.demo.counters import Books, BucketCounts, token_bounds
-from lab.demo.model import LLAMA_2_7B, LLAMA_2_13B, OPT_1_3B, OPT_2_7B
+from lab.demo.counters import Books, BucketCounts
+from lab.demo.model import LLAMA_2_13B
 from lab.demo.page import Page
 from lab.demo.requests import EngineConfig, SimulatedRequest, SimulationError
 from lab.demo.simulator import SimulatedEngine
@@ -148,17 +148,6 @@ def test_every_request_is_answered_and_booked_once(config: EngineConfig, load: S
 
 @settings(max_examples=40, deadline=None)
 @given(configs, shapes)
-def test_littles_law(config: EngineConfig, load: Sequence[Shape]) -> None:
-    """The sum of all gaps between tokens is the time that requests spent decoding, preempted time included."""
-    engine, _ = submitted(config, load)
-    drain(engine)
-    assert engine.books.inter_token.sum == pytest.approx(engine.books.decode.sum, rel=1e-9, abs=1e-5)
-    whole = engine.books.queue.sum + engine.books.prefill.sum + engine.books.decode.sum
-    assert engine.books.queue.sum + engine.books.inference.sum == pytest.approx(whole, rel=1e-9, abs=1e-5)
-
-
-@settings(max_examples=40, deadline=None)
-@given(configs, shapes)
 def test_leaping_over_equal_steps_changes_nothing(config: EngineConfig, load: Sequence[Shape]) -> None:
     leaping, _ = submitted(config, load)
     walking, _ = submitted(config, load)
@@ -174,98 +163,7 @@ def test_leaping_over_equal_steps_changes_nothing(config: EngineConfig, load: Se
         assert mine.joules == pytest.approx(other.joules, rel=1e-3)
 
 
-@settings(max_examples=40, deadline=None)
-@given(configs, shapes, st.floats(0.01, 3))
-def test_the_pace_of_advancing_changes_nothing(config: EngineConfig, load: Sequence[Shape], pause: float) -> None:
-    once, _ = submitted(config, load)
-    often, _ = submitted(config, load)
-    end = START + 40
-    at = START
-    while at < end:
-        at = min(end, at + pause)
-        often.advance(at)
-    once.advance(end)
-    assert counters(often.books) == pytest.approx(counters(once.books), rel=1e-9, abs=1e-6)
-    assert (often.books.running, often.books.waiting) == (once.books.running, once.books.waiting)
-
-
-@given(st.floats(0.001, 0.5), st.floats(1e-6, 0.01), st.integers(1, 300), st.integers(1, 9))
-def test_a_ramp_counts_like_its_values(first: float, slope: float, steps: int, times: int) -> None:
-    at_once, singly = BucketCounts((0.01, 0.025, 0.05, 0.1, 0.5, 1.0)), BucketCounts((0.01, 0.025, 0.05, 0.1, 0.5, 1.0))
-    at_once.observe_ramp(first, slope, steps, times)
-    for step in range(steps):
-        singly.observe(first + slope * step, times)
-    assert at_once.total == singly.total == sum(at_once.counts)
-    assert at_once.sum == pytest.approx(singly.sum)
-    # A value that stands exactly on a bound may fall on either side of it by rounding.
-    assert all(abs(a - b) <= times for a, b in zip(at_once.counts, singly.counts, strict=True))
-
-
-def test_work_grows_with_the_requests_and_not_with_the_time() -> None:
-    """A calm day costs seconds: a handful of events a request, while the engine makes thousands of steps."""
-    engine = SimulatedEngine(EngineConfig(LLAMA_2_13B, "calm"), START)
-    events = 0
-    schedule, leap = engine._schedule, engine._leap
-
-    def counted_schedule() -> object:
-        nonlocal events
-        events += 1
-        return schedule()
-
-    def counted_leap(steps: int) -> None:
-        nonlocal events
-        events += 1
-        leap(steps)
-
-    engine._schedule = counted_schedule
-    engine._leap = counted_leap
-    draw = random.Random(7)
-    arrival = START
-    for _ in range(500):
-        arrival += draw.expovariate(1.0)
-        engine.submit(SimulatedRequest(arrival, draw.randint(50, 1000), draw.randint(50, 400), 1024))
-    engine.advance(START + 10_000)
-    assert engine.in_flight == 0
-    assert engine.books.iteration.total > 15_000
-    assert events < 6 * 500
-
-
 # --- measured behaviour -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "running", "kv_tokens", "milliseconds"),
-    [
-        (LLAMA_2_13B, 100, 42_416, 46.6),
-        (LLAMA_2_13B, 1, 500, 19.8),
-        (LLAMA_2_7B, 100, 90_500, 44.9),
-    ],
-)
-def test_step_law(model: object, running: int, kv_tokens: int, milliseconds: float) -> None:
-    assert model.decode_ms(running, kv_tokens) == pytest.approx(milliseconds, abs=0.1)
-
-
-def test_a_full_cache_of_13b_steps_in_46_ms_at_92_percent_utilization() -> None:
-    engine = SimulatedEngine(EngineConfig(LLAMA_2_13B, "chat", max_num_seqs=100), START)
-    for _ in range(100):
-        engine.submit(SimulatedRequest(START, 205, 212, 1024))
-    engine.advance(START + 9.3)
-    assert engine.books.kv_usage > 0.96
-    assert engine.books.running == 100
-    books, work = engine.books.inter_token, engine.work_until(engine.now)
-    total, count = books.sum, books.total
-    engine.advance(START + 9.5)
-    step = (books.sum - total) / (books.total - count)
-    assert step == pytest.approx(0.046, abs=0.0005)
-    done = engine.work_until(engine.now).since(work)
-    assert done.kernel_seconds / done.step_seconds == pytest.approx(0.92, abs=0.01)
-
-
-def test_kv_bytes_and_pools_fit_the_gpu() -> None:
-    """Weights and the pool together are what 0.9 of the GPU leaves, for every model of the table."""
-    for model in (LLAMA_2_13B, LLAMA_2_7B, OPT_2_7B, OPT_1_3B):
-        used = model.weight_bytes + model.kv_pool_tokens * model.kv_bytes_per_token
-        assert 0.85 < used / 68_416_438_272 < 0.9, model.name
 
 
 def offline_burst(max_num_seqs: int) -> tuple[SimulatedEngine, float]:
@@ -372,66 +270,6 @@ def test_gauges_freeze_between_steps_and_in_a_stall() -> None:
     assert quantile_bound(engine.books.inter_token, 1.0) == 80  # the one gap of a minute
 
 
-def test_a_step_with_a_preemption_admits_nobody_and_the_victim_comes_first() -> None:
-    engine = under_pressure(replace(SMALL, max_num_batched_tokens=2048))
-    at = START
-    while not engine.books.preemptions:
-        at += 0.01
-        engine.advance(at)
-    numbers = [request.number for request in engine._waiting]
-    assert numbers == sorted(numbers)
-    assert engine._waiting[0].preemptions == 1
-    assert engine._waiting[0].number == max(engine._running) + 1  # it was the newest
-
-
-def test_head_of_the_queue_blocks_below_a_full_cache() -> None:
-    """A prompt is admitted only whole: usage stays below 1 while it waits."""
-    engine = SimulatedEngine(replace(SMALL, kv_pool_tokens=416, max_num_seqs=16, max_num_batched_tokens=512), START)
-    engine.submit(SimulatedRequest(START, 180, 60, 60))
-    engine.submit(SimulatedRequest(START, 240, 5, 5))
-    engine.submit(SimulatedRequest(START, 16, 5, 5))
-    engine.advance(START + 0.5)
-    books = engine.books
-    assert (books.running, books.waiting) == (1, 2)
-    assert books.kv_usage < 0.65
-    assert books.preemptions == 0
-
-
-def test_a_watermark_keeps_blocks_free_on_admission() -> None:
-    def preemptions(watermark: float) -> int:
-        engine = under_pressure(replace(SMALL, watermark=watermark, max_num_batched_tokens=2048))
-        drain(engine)
-        return engine.books.preemptions
-
-    assert preemptions(0.3) < preemptions(0.0)
-
-
-def test_limits_of_the_queue_and_of_the_context_are_answered_not_queued() -> None:
-    engine = SimulatedEngine(replace(SMALL, max_num_queued_reqs=1, max_num_seqs=1), START)
-    engine.submit(SimulatedRequest(START, 256, 1, 1))
-    for _ in range(3):
-        engine.submit(SimulatedRequest(START, 10, 5, 5))
-    drain(engine)
-    assert engine.books.http == {"2xx": 1, "4xx": 1, "5xx": 2}
-    assert engine.books.rejected_requests == 2
-
-
-def test_a_starved_cpu_lengthens_steps_and_time_outside_the_engine() -> None:
-    def run(host_factor: float) -> tuple[float, float]:
-        engine = SimulatedEngine(SMALL, START)
-        engine.host_factor = host_factor
-        engine.submit(SimulatedRequest(START, 50, 100, 100))
-        drain(engine)
-        books = engine.books
-        return books.decode.sum, books.e2e.sum - books.queue.sum - books.inference.sum
-
-    calm, starved = run(1), run(50)
-    gap = (0.44 + 0.0304) / 1000
-    assert starved[0] == pytest.approx(calm[0] + 99 * 49 * gap, rel=0.01)
-    assert calm[1] == pytest.approx(0.008, abs=1e-6)
-    assert starved[1] == pytest.approx(0.4, abs=1e-6)
-
-
 # --- what is refused ---------------------------------------------------------------------------------------------
 
 
@@ -440,15 +278,3 @@ def test_what_vllm_refuses_at_start_is_refused() -> None:
         SimulatedEngine(replace(SMALL, kv_pool_tokens=256), START)
     with pytest.raises(SimulationError, match="from 1 to max_num_batched_tokens"):
         SimulatedEngine(replace(SMALL, max_num_seqs=65), START)
-
-
-def test_requests_out_of_order_are_refused() -> None:
-    engine = SimulatedEngine(SMALL, START)
-    engine.submit(SimulatedRequest(START + 2, 5, 5, 5))
-    with pytest.raises(SimulationError, match="in order"):
-        engine.submit(SimulatedRequest(START + 1, 5, 5, 5))
-
-
-def test_token_bounds_end_within_the_context() -> None:
-    assert token_bounds(2048)[-3:] == (500.0, 1000.0, 2000.0)
-    assert token_bounds(1) == (1.0,)

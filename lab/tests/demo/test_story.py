@@ -62,19 +62,6 @@ def test_the_whole_story_misses_nothing(heard: Listener) -> None:
     assert heard.story.missing(set()) == []
 
 
-def test_verdicts_are_told_once_with_their_evidence_and_what_to_set(heard: Listener) -> None:
-    heard.watch(60)
-    at = next(n for n, line in enumerate(heard.lines) if f"{CHAT}: healthy -> kv_pressure (saturated)" in line)
-    assert heard.lines[at].startswith("[  3")
-    told = heard.lines[at + 1 : at + 7]
-    evidence = re.compile(r"\+ the KV cache is full(?: or nearly full)?: \d+ % now, recent peak \d+ %")
-    assert any(evidence.search(line) for line in told)
-    assert any("= set max_num_seqs to" in line and "(now 128)" in line for line in told)
-    assert sum("-> kv_pressure (saturated)" in line for line in heard.lines) == 1
-    assert "waiting" in heard.story.status()
-    assert heard.story.status().startswith(CHAT)
-
-
 @pytest.mark.parametrize(
     ("until", "complaint"),
     [
@@ -86,10 +73,6 @@ def test_verdicts_are_told_once_with_their_evidence_and_what_to_set(heard: Liste
 def test_a_sequence_that_stops_early_is_named(heard: Listener, until: int, complaint: str) -> None:
     heard.watch(until)
     assert complaint in heard.story.missing(None)[0]
-
-
-def test_nothing_seen_at_all_is_named(heard: Listener) -> None:
-    assert "seen: nothing" in heard.story.missing(None)[0]
 
 
 def test_alerts_that_did_not_fire_or_clear_are_named(heard: Listener) -> None:
@@ -116,75 +99,7 @@ def test_alerts_are_told_when_they_fire_and_clear_and_not_when_repeated(heard: L
     ]
 
 
-def test_the_summary_says_how_each_alert_ended(heard: Listener) -> None:
-    heard.watch(60)
-    for fingerprint in ("cleared", "active", "muted"):
-        heard.now += 1
-        heard.alert("firing", fingerprint)
-    heard.alert("resolved", "cleared")
-    lines = heard.story.summary({"active"})
-    assert [line.rsplit(": ", 1)[1] for line in lines if "InferenceKVCachePressure" in line] == [
-        "cleared at 63 s",
-        "still firing",
-        "the alert was inhibited, or the demo was over before the next notification of its group",
-    ]
-    assert any(line.endswith(f"{CHAT}  kv_pressure (saturated)") for line in lines)
-
-
-def test_after_its_end_nothing_is_told_and_the_summary_stays(heard: Listener) -> None:
-    heard.watch(30)
-    heard.alert("firing")
-    heard.story.end()
-    told, summary = list(heard.lines), heard.story.summary({"a"})
-    heard.watch(100)
-    heard.alert("resolved")
-    assert heard.lines == told
-    assert heard.story.summary({"a"}) == summary
-
-
-def test_the_alerts_of_the_scenarios_are_in_the_bundle() -> None:
-    names = {alert.name for group in load_groups(Options(builtin())) for alert in group.alerts}
-    promised = {name for scenario in SCENARIOS.values() for name in scenario.alerts}
-    assert promised <= names
-    assert len(promised) > 2
-
-
 # --- shortened waiting times ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "by", "expected"),
-    [
-        ("5m", 1 / 20, "15s"),
-        ("1h", 1 / 20, "3m"),
-        ("30s", 1 / 120, "250ms"),
-        ("90s", 0.05, "4500ms"),
-        ("0s", 0.05, "0s"),
-        ("15m", 1.0, "15m"),
-        ("500ms", 1.0, "500ms"),
-        ("1d", 0.5, "12h"),
-    ],
-)
-def test_durations_are_shortened(text: str, by: float, expected: str) -> None:
-    assert alerting.shortened(text, by) == expected
-
-
-def test_a_duration_of_several_units_is_refused() -> None:
-    with pytest.raises(ValueError, match="1h30m"):
-        alerting.shortened("1h30m", 0.5)
-
-
-@pytest.mark.parametrize(
-    ("speed", "seconds"), [(0.5, 2.0), (1, 1.0), (2, 1.0), (2.5, 1.0), (5, 0.5), (10, 0.25), (20, 0.25)]
-)
-def test_a_slower_run_is_scraped_less_often(speed: float, seconds: float) -> None:
-    assert alerting.scrape_seconds(speed) == seconds
-
-
-def test_a_run_of_an_hour_in_real_time_shortens_nothing() -> None:
-    assert alerting.factor(3600, 1) == alerting.factor(7200, 1) == 1
-    assert alerting.factor(180, 1) == pytest.approx(1 / 20)
-    assert alerting.factor(180, 6) == pytest.approx(1 / 120)
 
 
 def test_only_waiting_times_of_the_rules_differ_from_the_bundle() -> None:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,13 @@ import pytest
 from tests.gpu.loads import SEEN
 from tests.gpu.nodes import Build, Node, h100, mig_h100
 from tests.gpu.test_golden_nodes import served
-from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, environment, write
+from tests.sources.gpu.nvml_stub import GIB, Gpu, World, environment, write
 from tests.sources.gpu.nvml_stub import kept as stub_world
 
 from kvpressure.model.readings import GpuReading
-from lab.gpu import allocator, command, fragmentation_alert, levels, plan, privileges, publish, report, smi
+from lab.gpu import allocator, command, levels, plan, privileges, publish, report
 from lab.gpu.options import Options
 from lab.gpu.result import Result, load
-from lab.gpu.timing import summary
 
 pytestmark = pytest.mark.live
 
@@ -81,14 +79,8 @@ class Place:
                 "lab.gpu",
                 "--results",
                 str(self.results),
-                "--reads",
-                "6",
-                "--phase-seconds",
-                "2.5",
-                "--settle-seconds",
-                "0.1",
-                "--leak-minutes",
-                "0.15",
+                *("--reads", "6", "--phase-seconds", "2.5", "--settle-seconds", "0.1", "--leak-minutes"),
+                *("0.15",),
                 *arguments,
             ],
             cwd=ROOT,
@@ -226,56 +218,6 @@ class TestWhatFails:
             " write to"
         ]
 
-    def test_a_python_without_the_packages_is_one_line(self) -> None:
-        done = subprocess.run(
-            [sys.executable, "-S", "-m", "lab.gpu"], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 2
-        assert re.fullmatch("lab.gpu: .* lacks nvidia-ml-py, .*; run it with a Python that has them, .*\n", done.stderr)
-
-    def test_a_sandbox_that_refuses_calls(self, nvml: Build) -> None:
-        """Power blocked, no GPM permission, utilization not there: codes in the table, and a check that fails."""
-        gpu = replace(
-            H200, utilization=None, samples=None, codes={"nvmlDeviceGetPowerUsage": 17, "nvmlGpmSampleGet": 4}
-        )
-        place = Place(nvml(()), World(gpus=[gpu]))
-        done = place.run("--part", "calls")
-        assert done.returncode == 1
-        found = place.result("calls").data["identities"][privileges.AS_IS]
-        assert found["absent"] == ["power_watts", "utilization_ratio"]
-        assert found["calls"]["nvmlDeviceGetPowerUsage"]["codes"] == {"17": 5}
-        assert set(found["calls"]["nvmlGpmSampleGet"]["codes"]) == {"4"}
-        assert found["activity"] == {"readings": 6, "with": 0, "last": 0}
-        assert found["errors"] == {"blocked": 5, "no_permission": 1}
-
-    def test_an_nvidia_smi_without_gpm_and_with_other_figures(self, nvml: Build) -> None:
-        told = {**TOLD, "row": ["20", "[N/A]", "512", "350.00", "700.00"], "gpm": None}
-        place = Place(nvml(()), World(gpus=[H200]), told)
-        done = place.run("--part", "counters")
-        result = place.result("counters")
-        assert done.returncode == 1
-        assert not found_for(result, "idle: utilization against nvidia-smi query")[0]["ok"]
-        lacking = {item["what"]: item["reason"] for item in result.missing}
-        assert "Invalid argument" in lacking["GPM metrics of nvidia-smi dmon"]
-        assert (
-            lacking["idle: memory used without reserved against nvidia-smi query"]
-            == "nvidia-smi does not tell 'memory.used'"
-        )
-
-    def test_a_part_that_hangs_is_ended_and_leaves_its_reason(
-        self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        place = Place(nvml(()), World(hangs={"nvmlInitWithFlags": 600}))
-        for name, value in place.environment.items():
-            monkeypatch.setenv(name, value)
-        part = plan.Part("calls", "calls", "hangs", lambda _: -38.7)  # ended after two seconds
-        options = Options(tmp_path)
-        assert command._run(part, options, ["--results", str(tmp_path)]) is False
-        found = load(tmp_path, "calls")
-        assert found is not None
-        assert found.failed is not None
-        assert found.failed.startswith("did not end within")
-
     def test_a_part_that_breaks_keeps_what_it_had(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def breaks(result: Result, _: Options) -> None:
             result.check("before", True, "yes")
@@ -290,24 +232,9 @@ class TestWhatFails:
         assert "driver went" in (kept.failed or "")
         assert "**Ended early:** `RuntimeError: driver went`" in report.render(tmp_path)
 
-    def test_a_file_of_another_format_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "calls.json").write_text('{"format": 0}')
-        with pytest.raises(ValueError, match="not a result of format 1"):
-            report.render(tmp_path)
-
 
 class TestGpu:
     """A real GPU becomes one more golden GPU: what the tool keeps of it gives the same page again."""
-
-    def test_a_gpu_as_it_is_kept(self, nvml: Build) -> None:
-        place = Place(nvml(()), World(gpus=[H200, h100(codes={"nvmlDeviceGetPowerUsage": 17})]))
-        kept = place.module("inventory")
-        first = kept["gpu"]["gpus"][0]
-        assert set(first) <= {field.name for field in fields(Gpu)}
-        assert (first["name"], first["processes"], first["codes"]) == ("NVIDIA H200", [[101, 48 * GIB]], {})
-        assert kept["gpu"]["gpus"][1]["codes"] == {"nvmlDeviceGetPowerUsage": 17}
-        assert not re.search("GPU-|4711|0000:", json.dumps(kept)), "nothing that tells whose GPU it was"
-        assert kept["memory"][0]["second"]["reserved"] == GIB // 2
 
     @pytest.mark.parametrize(
         "gpu", [H200, mig_h100(), h100(memory_total=None, power_limit_mw=None)], ids=["h200", "mig", "unified"]
@@ -323,10 +250,6 @@ class TestGpu:
             lines = served(Node(ready, world, arguments=("--nvidia.gpm",)), where, nvml, lambda: tmp_path)
             pages.append([re.sub('uuid="MIG-[^"]*"', 'uuid="MIG"', line) for line in lines])
         assert sorted(pages[0]) == sorted(pages[1])
-
-    def test_name_of_a_fixture(self, tmp_path: Path) -> None:
-        gpu = {"driver_version": "580.159.03", "gpus": [{"name": "NVIDIA H200"}]}
-        assert publish.fixture(Result("calls", data={"gpu": gpu}), tmp_path).name == "h200_580.json"
 
 
 class TestLoads:
@@ -366,34 +289,6 @@ class TestLoads:
         }
         assert data["figures"]["tensor"]["power_watts"] == 665.0
 
-    def test_what_was_measured_once_stays_told_apart(self, tmp_path: Path) -> None:
-        """Kept readings, real ones too once there are some, by the thresholds of today."""
-        made = Result("loads")
-        made.data |= levels.judge(made, self.readings(("profiling", "power", "utilization_weak")))
-        made.write(tmp_path)
-        results = [result for place in (tmp_path, publish.KEPT) if (result := load(place, "loads")) is not None]
-        assert results[0].data == made.data
-        for result in results:
-            again = Result("loads")
-            found = levels.judge(again, levels.kept(result))
-            assert [check["ok"] for check in again.checks] == [check["ok"] for check in result.checks]
-            assert found["levels"] == result.data["levels"]
-
-    def test_not_told_apart_is_said(self) -> None:
-        result = Result("loads")
-        levels.judge(result, self.readings(("profiling", "power", "utilization_weak"), swap=True))
-        assert [check["ok"] for check in result.checks[:2]] == [False, False]
-
-    def test_without_gpm_the_other_levels_are_judged(self) -> None:
-        result = Result("loads")
-        levels.judge(result, self.readings(("power", "utilization_weak")))
-        assert result.good
-        assert len(result.checks) == 2
-        assert [item["what"] for item in result.missing] == [
-            "profiling: the loads told apart",
-            "profiling: which load leaves the GPU starved",
-        ]
-
 
 class TestAllocator:
     def judged(self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch, *lie: str) -> Result:
@@ -424,29 +319,6 @@ class TestAllocator:
         result.write(tmp_path)
         assert "silent when full, fires when fragmented and clears after the release" in report.render(tmp_path)
 
-    def test_figures_that_are_not_torchs_are_noticed(
-        self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        result = self.judged(tmp_path, nvml, monkeypatch, "lie")
-        assert not any(check["ok"] for check in found_for(result, "five figures"))
-
-    @pytest.mark.parametrize(
-        ("figures", "text"),
-        [
-            ((0.0, 6e9, 0.0), "silent when full, fires when fragmented and clears"),
-            ((0.0, 1e9, 0.0), "does not do as it should"),
-            ((0.0, 6e9, 6e9), "does not do as it should"),
-            ((0.0, None, 0.0), "was not asked: a figure is absent"),
-            ((0.0, 6e9), "was not asked: a figure is absent"),
-        ],
-    )
-    def test_the_shipped_alert_is_asked(self, figures: tuple[float | None, ...], text: str) -> None:
-        shown = {
-            step: {"fragmentation_bytes": value, "condition": float((value or 0) > 2e9)}
-            for step, value in zip(("fill", "fail", "release"), figures, strict=False)
-        }
-        assert text in fragmentation_alert.sentence(shown)
-
 
 class TestPage:
     def test_publishing_keeps_results_and_writes_report_and_fixture(
@@ -463,40 +335,3 @@ class TestPage:
         assert load(tmp_path / "kept", "calls") == load(given, "calls")
         assert "| name | NVIDIA H200 |" in (tmp_path / "kept/report.md").read_text()
         assert stub_world(tmp_path / "fixtures/h200_580.json").gpus[0].dram == 76
-
-    def test_without_results_nothing_is_claimed(self, tmp_path: Path) -> None:
-        text = report.render(tmp_path)
-        assert text.count(report.NOT_RUN) == 1 + len(plan.PARTS)
-        assert "ok" not in re.findall(r"\w+", text)
-        assert "checks" not in text.split("## calls")[1]
-
-
-def test_all_parts_fit_the_time_they_are_planned_for() -> None:
-    options = Options(Path())
-    assert sum(part.seconds(options) for part in plan.PARTS) <= 20 * 60
-    assert all(part.seconds(options) <= 8 * 60 for part in plan.PARTS if part.name != "leak")
-
-
-def test_only_root_can_become_less() -> None:
-    code = "import sys; from lab.gpu import privileges as p; p.become(sys.argv[1]); print(p.facts()['CapEff'])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, privileges.NO_CAPABILITIES], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if os.getuid() == 0:
-        assert int(done.stdout, 16) == 0
-    else:
-        assert "only root can become" in done.stderr
-
-
-def test_summaries_and_cells() -> None:
-    assert summary([]) == {"n": 0}
-    assert summary([3.0, 1.0, 2.0]) == {"n": 3, "min": 1.0, "median": 2.0, "p99": 3.0, "max": 3.0}
-    assert [smi.number(cell) for cell in ("350.25", "[N/A]", "[Not Supported]", "")] == [350.25, None, None, None]
-
-
-def test_a_split_gpu_is_kept_with_its_instances(nvml: Build) -> None:
-    kept = Place(nvml(()), World(gpus=[mig_h100()])).module("inventory")["gpu"]["gpus"][0]
-    slots = kept["migs"]
-    assert [slot is not None for slot in slots] == [True, True, False, True, False, False, False]
-    assert set(slots[0]) <= {field.name for field in fields(Mig)}
-    assert (slots[1]["gi"], slots[1]["memory_free"], slots[1]["dram"]) == (7, 6 * GIB, 20.0)

@@ -28,6 +28,7 @@ from kvpressure.settings.kinds import (
     WHOLE,
     Kind,
 )
+from tests.helpers.command import Capsys
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +64,7 @@ def remedy(name: str, value: str) -> str:
     return "; give a readable YAML file" if OPTIONS[name].kind is THRESHOLDS_FILE and value else "; allowed: "
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refusal(capsys: Capsys, *arguments: str) -> str:
     assert cli.main(["serve", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -82,7 +83,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_wrong_flag(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_wrong_flag(capsys: Capsys, name: str) -> None:
     for value in wrong_values(name):
         text = refusal(capsys, f"--{name}={value}")
         assert f"--{name}" in text
@@ -91,7 +92,7 @@ def test_a_wrong_flag(capsys: pytest.CaptureFixture[str], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_wrong_key_of_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+def test_a_wrong_key_of_the_file(capsys: Capsys, tmp_path: Path, name: str) -> None:
     path = tmp_path / "settings.yaml"
     for written in ("{a: 1}", "[[1]]", "''"):
         path.write_text(f"# first\n{name}: {written}\n")
@@ -101,5 +102,5 @@ def test_a_wrong_key_of_the_file(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].kind is not BOOL])
-def test_a_flag_without_its_value(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_a_flag_without_its_value(capsys: Capsys, name: str) -> None:
     assert f": --{name}: expected one argument" in refusal(capsys, f"--{name}")

@@ -14,7 +14,6 @@ from urllib.parse import quote
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from kvpressure.errors import InputError
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.metrics import METRICS

@@ -193,7 +193,7 @@ def test_a_rule_is_never_named_after_another_verdict() -> None:
 
 
 def test_a_name_is_that_of_one_finding_or_of_one_number_and_no_rule_reads_what_reads_the_verdict() -> None:
-    assert len(ROWS) == len(read.FACTS) + len(beside.CONDITIONS)
+    assert len(ROWS) == len(read.FACTS) + len(beside.CONDITIONS) + len(beside.ALERTED)
     assert len(NUMBERS) == len(read.NUMBERS) + len(beside.NUMBERS)
     assert not [name for name in EVIDENCE if ROWS[name].after_verdict]
 

@@ -1,4 +1,6 @@
-"""Conditions: the findings beside the verdict, which nothing is judged by, each with the numbers in its sentence."""
+"""Findings beside the verdict, which nothing is judged by, each with the numbers in its sentence: conditions, and what
+alerts read.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from kvpressure.diagnosis.finding import Finding, View, least
 from kvpressure.diagnosis.numbers import counted, minutes, number, percent, seconds, size
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.latency import FLOORS
 
 FROZEN_ROWS: Final = ("No progress: frozen", "No progress: stalled or left-over gauges")
+EXPLAINS_QUEUE: Final = frozenset({"kv_pressure", "concurrency_limited", "compute_bound", "host_bound", "stalled"})
 
 
 class HeldCache:
@@ -175,7 +179,88 @@ def _frozen(v: View) -> bool | None:
     return None if progress.progressing is None or progress.tokens_flow is None else False  # nothing to compare yet
 
 
+def _enough_finish(v: View) -> bool:
+    """Whether enough requests finish for quantiles of their latency."""
+    finished = v.s.requests.requests_finished_per_second
+    return finished is not None and finished >= v.t["latency_min_finished_per_second"]
+
+
+def _slower(phase: str, ratio: str) -> Callable[[View], bool | None]:
+    """Whether the p95 of a phase is above its floor, and ``ratio`` times its baseline."""
+
+    def find(v: View) -> bool | None:
+        latency = v.s.latency
+        if phase not in latency.baseline_ratios or not _enough_finish(v):
+            return None
+        return latency.slow_p95.get(phase, 0.0) >= v.t[FLOORS[phase]] and latency.baseline_ratios[phase] >= v.t[ratio]
+
+    return find
+
+
+def _always_slow(v: View) -> bool | None:
+    """Whether tokens are slow without a baseline to tell by, or the first token is many times slower than usual below
+    its floor.
+    """
+    if not _enough_finish(v):
+        return None
+    latency, t = v.s.latency, v.t
+    slow = (
+        latency.slow_p95.get(phase, 0.0) >= t[FLOORS[phase]] for phase in _TOKENS if phase not in latency.slow_ratios
+    )
+    much = latency.slow_ratios.get("ttft", 0.0) >= t["latency_critical_ratio"]
+    return any(slow) or (much and latency.slow_p95["ttft"] >= t["objective_ttft_seconds"])
+
+
+def _wait(v: View) -> float | None:
+    """Seconds that requests wait on an engine without a baseline."""
+    return v.s.requests.wait(v.answer.verdict, _frozen(v))
+
+
+def _wait_too_long(v: View) -> bool | None:
+    wait, in_flight = _wait(v), v.s.load.in_flight
+    if wait is None or in_flight is None:
+        return False if in_flight == 0 else None
+    return wait >= v.t["wait_page_seconds"] and in_flight > 0
+
+
+def _failing(name: str) -> Callable[[View], bool | None]:
+    """Whether at least this share of the requests fails; false where hardly any does."""
+
+    def find(v: View) -> bool | None:
+        ratio, finished = v.s.requests.requests_failed_ratio, v.s.requests.requests_finished_per_second
+        return (None if finished is None else False) if ratio is None else ratio >= v.t[name]
+
+    return find
+
+
+def _confident(v: View) -> bool:
+    return v.answer.grade >= Grade.LIKELY
+
+
+def _queue_explained(v: View) -> bool | None:
+    waiting = v.s.load.waiting
+    return None if waiting is None else waiting > 0 and _confident(v) and v.answer.verdict in EXPLAINS_QUEUE
+
+
 # Numbers in the sentences
+
+_TOKENS: Final = {"ttft": "time to first token", "inter_token": "time between tokens"}
+_PHASES: Final = {**_TOKENS, "queue": "time in the queue"}
+
+
+def _latency(*phases: str) -> Callable[[View], str]:
+    """p95 of phases, and as multiples of their baselines, as far as known."""
+
+    def text(v: View) -> str:
+        parts = []
+        for phase in phases:
+            p95, ratio = getattr(v.s.latency, phase).get("0.95"), v.s.latency.baseline_ratios.get(phase)
+            if p95 is not None:
+                than = "" if ratio is None else f", {number(ratio, 1)} × its baseline"
+                parts.append(f"{_PHASES[phase]} p95 {seconds(p95)}{than}")
+        return "; ".join(parts)
+
+    return text
 
 
 def _device_now(v: View) -> str:
@@ -245,6 +330,16 @@ NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "movement": _movement,
     "still": lambda v: seconds(v.s.progress.seconds_still),
     "still_from": lambda v: seconds(v.t["no_progress_seconds"]),
+    **{f"{phase}_p95": _latency(phase) for phase in _PHASES},
+    "tokens_p95": _latency(*_TOKENS),
+    "underused": lambda v: percent(v.s.batch.batch_collapse_ratio),
+    "underused_from": lambda v: percent(v.t["most_ratio"]),
+    "failed": lambda v: percent(v.s.requests.requests_failed_ratio) if v.s.requests.requests_failed_ratio else "",
+    "failed_from": lambda v: percent(v.t["rejected_warning_ratio"]),
+    "failed_much_from": lambda v: percent(v.t["rejected_critical_ratio"]),
+    "wait": lambda v: seconds(_wait(v)) if _wait(v) is not None else "",
+    "wait_from": lambda v: seconds(v.t["wait_page_seconds"]),
+    "certainty": lambda v: percent(v.answer.confidence),
 }
 
 CONDITIONS: Final = (
@@ -257,6 +352,7 @@ CONDITIONS: Final = (
         question="memory growth while idle",
         fresh=True,
         serious=True,
+        published=True,
         runbook="InferenceMemoryHeld",
     ),
     Finding(
@@ -269,6 +365,7 @@ CONDITIONS: Final = (
         question="whether KV blocks are held without requests",
         fresh=True,
         serious=True,
+        published=True,
         runbook="InferenceMemoryHeld",
     ),
     Finding(
@@ -301,6 +398,7 @@ CONDITIONS: Final = (
         why="only the plugin inside vLLM reports it",
         question="allocator fragmentation",
         fresh=True,
+        published=True,
         runbook="InferenceMemoryFragmentation",
     ),
     Finding(
@@ -312,6 +410,7 @@ CONDITIONS: Final = (
         why="no GPU mapped to this engine, or no memory share set",
         question="whether device memory is used as configured",
         fresh=True,
+        published=True,
         runbook="GpuMemoryHigh",
     ),
     Finding(
@@ -321,6 +420,7 @@ CONDITIONS: Final = (
         lambda v: least(v.s.host.memory_used_ratio, v.t["container_limit_ratio"]),
         why="the container has no memory limit, or memory was not read",
         question="container memory",
+        published=True,
         runbook="InferenceHostMemoryNearLimit",
     ),
     Finding(
@@ -331,6 +431,7 @@ CONDITIONS: Final = (
         why="the pod's status was not read, or does not say when",
         question="last termination of the container",
         serious=True,
+        published=True,
         runbook="InferenceOOMKilled",
     ),
     Finding(
@@ -342,6 +443,7 @@ CONDITIONS: Final = (
         "no log read",
         oom.QUESTION,
         serious=True,
+        published=True,
         runbook="InferenceAllocationFailure",
     ),
     Finding(
@@ -375,6 +477,7 @@ CONDITIONS: Final = (
         question="movement of gauges",
         fresh=True,
         after_verdict=True,
+        published=True,
         runbook="InferenceEngineStalled",
     ),
     Finding(
@@ -385,7 +488,121 @@ CONDITIONS: Final = (
         why="too many of its conditions are unknown",
         question="documented signature",
         fresh=True,
+        published=True,
         runbook="InferenceDocumentedSignature",
     ),
 )
 NAMES: Final = tuple(row.name for row in CONDITIONS)
+
+
+def _latency_row(phase: str, much: bool) -> Finding:
+    title, ratio = _PHASES[phase], "latency_critical_ratio" if much else "latency_multiplied_ratio"
+    bound = f"{{{ratio}}} × its baseline"
+    return Finding(
+        f"{_NAMES.get(phase, phase)}_{'very_high' if much else 'high'}",
+        f"{title} is at least {bound} and {{{FLOORS[phase]}}} s",
+        f"{title} is below {bound}, or below {{{FLOORS[phase]}}} s",
+        _slower(phase, ratio),
+        f"{{{phase}_p95}}",
+        "no baseline yet, or too few requests finish",
+        f"{title} compared with its baseline",
+        fresh=True,
+        published=True,
+        runbook=_RUNBOOKS[phase],
+    )
+
+
+_NAMES: Final = {"queue": "queue_time"}
+_RUNBOOKS: Final = {
+    "ttft": "InferenceTimeToFirstTokenHigh",
+    "inter_token": "InferenceTokenLatencyHigh",
+    "queue": "InferenceQueueTimeHigh",
+}
+ALERTED: Final = (
+    *(_latency_row(phase, much) for phase in _PHASES for much in (False, True)),
+    Finding(
+        "always_slow",
+        "tokens are slow and there is no baseline, or the first token takes at least {latency_critical_ratio} × its"
+        " baseline and {objective_ttft_seconds} s",
+        "tokens are not slow, or slow only compared with the baseline",
+        _always_slow,
+        "{tokens_p95}",
+        "too few requests finish",
+        "whether tokens were always slow",
+        fresh=True,
+        published=True,
+        runbook="InferenceSlow",
+    ),
+    Finding(
+        "wait_too_long",
+        "requests wait {wait} (threshold {wait_from})",
+        "requests do not wait as long as {wait_from}",
+        _wait_too_long,
+        why="no request waits long, the queue does not move, or there is a baseline",
+        question="how long requests wait",
+        fresh=True,
+        after_verdict=True,
+        published=True,
+        runbook="InferenceRequestsWaitTooLong",
+    ),
+    *(
+        Finding(
+            name,
+            f"{{failed}} of the requests fail (threshold {{{level}}})",
+            f"fewer than {{{level}}} of the requests fail",
+            _failing(threshold),
+            why="finished requests are not counted",
+            question="whether requests fail",
+            fresh=True,
+            published=True,
+            runbook="InferenceRequestsFailing",
+        )
+        for name, level, threshold in (
+            ("requests_failing", "failed_from", "rejected_warning_ratio"),
+            ("requests_failing_much", "failed_much_from", "rejected_critical_ratio"),
+        )
+    ),
+    Finding(
+        "several_in_flight",
+        "at least {batch_collapse_min_requests} requests are in flight",
+        "fewer than {batch_collapse_min_requests} requests are in flight",
+        lambda v: least(v.s.load.in_flight, v.t["batch_collapse_min_requests"]),
+        "{in_flight}",
+        "the engine does not report running or waiting requests",
+        "requests in flight",
+        fresh=True,
+        published=True,
+    ),
+    Finding(
+        "batch_underused",
+        "{underused} of the possible batch is unused (threshold {underused_from})",
+        "{underused} of the possible batch is unused, below the threshold of {underused_from}",
+        lambda v: least(v.s.batch.batch_collapse_ratio, v.t["most_ratio"]),
+        why="no request is in flight that could run, or too few samples",
+        question="unused share of the possible batch",
+        fresh=True,
+        published=True,
+        runbook="InferenceBatchCollapse",
+    ),
+    Finding(
+        "verdict_confident",
+        "the verdict is confident",
+        "the verdict is not confident",
+        _confident,
+        "{certainty}",
+        after_verdict=True,
+        fresh=True,
+        published=True,
+    ),
+    Finding(
+        "queue_explained",
+        "a confident verdict explains why requests wait",
+        "no request waits, or no confident verdict explains it",
+        _queue_explained,
+        why="the engine does not report waiting requests",
+        fresh=True,
+        after_verdict=True,
+        published=True,
+    ),
+)
+"""What alerts read beside conditions."""

@@ -6,7 +6,7 @@ from kvpressure.diagnosis import reasons, signature
 from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
 from kvpressure.diagnosis.evaluate import Answer, decide
 from kvpressure.diagnosis.finding import Recent, View
-from kvpressure.diagnosis.findings import Gathered, Values
+from kvpressure.diagnosis.findings import PUBLISHED, Gathered, Values
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
@@ -42,7 +42,7 @@ class Diagnoser:
         view.held = self._held.observe(now.time, now.progress.work_present, now.kv.kv_used_ratio, t)
         view.ahead = self._ahead.observe(now, answer.verdict, t)
         view.answer = answer
-        is_met = values["documented_signature"]
+        is_met, documented = values["documented_signature"], signature.conditions(now, t)
         return Diagnosis(
             verdict=answer.verdict,
             confidence=answer.confidence,
@@ -58,8 +58,12 @@ class Diagnoser:
             grade=answer.grade.name.lower(),
             runner_up=answer.runner_up,
             conditions={name: values[name] for name in NAMES},
+            published={
+                **{name: values[name] for name in PUBLISHED},
+                **{f"signature_{name}": value for name, value in documented.items()},
+            },
             beside=beside,
-            documented_signature=signature.conditions(now, t),
+            documented_signature=documented,
             documented_signature_met=is_met,
             signature_note=signature.note(now, answer.verdict, is_met),
         )

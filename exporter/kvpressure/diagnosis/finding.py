@@ -58,7 +58,8 @@ class Finding:
     or thresholds.
 
     ``fresh``: unknown while the engine's metrics are stale. ``after_verdict``: reads the verdict, so no rule may read
-    it. ``serious``: bad news by itself. ``runbook``: the page that explains it ("" = that of the verdict).
+    it. ``published``: as ``kvpressure_finding``, because a rule or a dashboard reads it. ``serious``: bad news by
+    itself. ``runbook``: the page that explains it ("" = that of the verdict).
     """
 
     name: str
@@ -71,6 +72,7 @@ class Finding:
     needs: tuple[str, ...] = ()
     fresh: bool = False
     after_verdict: bool = False
+    published: bool = False
     serious: bool = False
     runbook: str = ""
 

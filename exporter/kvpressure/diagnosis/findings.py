@@ -14,7 +14,10 @@ from kvpressure.model.state import Found
 from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import Thresholds
 
-ROWS: Final[Mapping[str, Finding]] = {row.name: row for row in (*facts.FACTS, *conditions.CONDITIONS)}
+ROWS: Final[Mapping[str, Finding]] = {
+    row.name: row for row in (*facts.FACTS, *conditions.CONDITIONS, *conditions.ALERTED)
+}
+PUBLISHED: Final = tuple(row.name for row in ROWS.values() if row.published)
 NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {**facts.NUMBERS, **conditions.NUMBERS}
 EVIDENCE: Final = (*(row.name for row in facts.FACTS), "prefix_cache_collapsed", "gpu_out_of_memory")
 """What rules read."""

@@ -120,7 +120,7 @@ class Diagnosis:
 
     ``supporting`` and ``opposing``: sentences for and against the verdict. ``missing``: what is unknown; ``inputs``:
     those of them that a setting or a source can provide.
-    ``beside``: the conditions with their sentences.
+    ``beside``: the conditions with their sentences. ``published``: the findings that rules and dashboards read.
     ``reasons``: the numbers behind it, by name (``diagnosis/reasons.py``). ``since``: when the verdict began.
     ``row``: line of ``docs/reference/verdict-rows.md`` that gave it. ``grade``: how reliable it is. ``runner_up``:
     another verdict about as likely.
@@ -137,6 +137,7 @@ class Diagnosis:
     inputs: Sequence[str] = ()
     reasons: Mapping[str, float] = field(default_factory=dict)
     conditions: Mapping[str, bool | None] = field(default_factory=dict)
+    published: Mapping[str, bool | None] = field(default_factory=dict)
     beside: Mapping[str, Found] = field(default_factory=dict)
     documented_signature: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature_met: bool | None = None

@@ -57,6 +57,7 @@ def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
     out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
     out.states("pressure_stage", labels, STAGES, diagnosis.stage)
     out.each("verdict_reason", labels, diagnosis.reasons)
+    out.each("finding", labels, diagnosis.published)
     out.each("condition", labels, diagnosis.conditions)
     out.each("documented_signature", labels, diagnosis.documented_signature)
     out.add("documented_signature_met", labels, diagnosis.documented_signature_met)

@@ -198,6 +198,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         " token budget (max_num_batched_tokens).",
         (*ENGINE, "stage"),
     ),
+    _m(
+        "finding",
+        "gauge",
+        "Finding about an engine, 1 true or 0 false.",
+        (*ENGINE, "finding"),
+        "the finding is unknown",
+    ),
     _m("condition", "gauge", "Named condition, 1 true or 0 false.", (*ENGINE, "condition"), "the condition is unknown"),
     _m("limit", "gauge", "Value of a limit in force.", (*ENGINE, "limit"), "the limit is unknown"),
     _m(

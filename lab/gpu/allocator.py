@@ -72,7 +72,7 @@ def _look(result: Result, step: str, truth: dict[str, Any], reports: Path, expor
         "torch": truth,
         "plugin": {name: report.get(name) for name in NAMES},
         "fragmentation_bytes": shown,
-        "condition": value(page, "condition", ENGINE, 'condition="allocator_fragmentation"'),
+        "finding": value(page, "finding", ENGINE, 'finding="allocator_fragmentation"'),
         "nvml_used_bytes": value(page, "gpu_memory_used_bytes", 'gpu="0"'),
     }
     result.data["steps"].append(row)
@@ -106,8 +106,8 @@ def _judge(result: Result, steps: dict[str, dict[str, Any]]) -> None:
     for step, expected in (("start", 0.0), ("fill", 0.0), ("fragment", 1.0), ("fail", 1.0), ("release", 0.0)):
         result.check(
             f"{step}: condition allocator_fragmentation is {expected:g}",
-            steps[step]["condition"] == expected,
-            steps[step]["condition"],
+            steps[step]["finding"] == expected,
+            steps[step]["finding"],
         )
         above = (steps[step]["fragmentation_bytes"] or 0) >= threshold
         result.check(

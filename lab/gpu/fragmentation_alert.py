@@ -21,11 +21,11 @@ HOLD_MINUTES: Final = 30  # of each figure: twice what the alert waits
 LABELS: Final = f'namespace="{POD[0]}",pod="{POD[1]}",model_name="none",engine="0"'
 SERIES: Final = {
     "fragmentation_bytes": f'kvpressure_fragmentation_bytes{{scope="allocator",{LABELS}}}',
-    "condition": f'kvpressure_condition{{condition="allocator_fragmentation",{LABELS}}}',
+    "finding": f'kvpressure_finding{{finding="allocator_fragmentation",{LABELS}}}',
 }
 
 Figures = Mapping[str, float | None]
-"""``fragmentation_bytes`` and ``condition`` as the exporter showed them at a step."""
+"""``fragmentation_bytes`` and ``finding`` as the exporter showed them at a step."""
 
 
 def sentence(shown: Mapping[str, Figures]) -> str:

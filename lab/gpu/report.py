@@ -205,7 +205,7 @@ def _allocator(data: Mapping[str, Any]) -> Iterable[str]:
             "retries",
             "OOMs",
             "`fragmentation_bytes`",
-            "condition",
+            "finding",
             "NVML used",
         ),
         [
@@ -217,7 +217,7 @@ def _allocator(data: Mapping[str, Any]) -> Iterable[str]:
                 step["torch"]["alloc_retries"],
                 step["torch"]["ooms"],
                 _gib(step["fragmentation_bytes"]),
-                _dash(step["condition"]),
+                _dash(step["finding"]),
                 _gib(step["nvml_used_bytes"]),
             )
             for step in steps

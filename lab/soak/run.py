@@ -34,7 +34,7 @@ RARE_EVERY: Final = 20  # rounds
 TICKS: Final = re.compile(r"^kvpressure_ticks_total (\S+)$", re.M)
 SERIES: Final = re.compile(r"^(kvpressure_\w+\{[^}]*\}) (\S+)$", re.M)
 CONCLUSIONS: Final = re.compile(
-    r"kvpressure_(condition|evidence|documented_signature(_met)?|latency_slow_\w+"
+    r"kvpressure_(finding|latency_slow_\w+"
     r"|limit_recommended|pressure_stage|requests_failed_ratio|wait_seconds|verdict_confidence|verdict_reason)\b"
 )  # absent where unknown, or where the verdict is another
 

@@ -81,6 +81,7 @@ def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path:
     }
     engine = f'cluster="a",{ENGINE},verdict="kv_pressure",stage="thrashing"'
     series[f"kvpressure_verdict_confidence{{{engine}}}"] = "0.9+0x30"
+    series[f'kvpressure_finding{{cluster="a",{ENGINE},finding="verdict_confident"}}'] = "1+0x30"
     site = Options(builtin(), BundleValues(dashboard_base_url="https://grafana.internal"))
     (tmp_path / "rules.yaml").write_text(render(site)[RULES])
     case = {

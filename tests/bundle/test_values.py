@@ -48,12 +48,8 @@ def test_example_says_every_key() -> None:
     assert set(yaml.safe_load(documented_example())) == set(values.BundleValues.__dataclass_fields__)
 
 
-def test_thresholds_reach_rules_dashboards_and_pages(
-    files: dict[str, str], site: tuple[values.BundleValues, dict[str, str]]
-) -> None:
+def test_thresholds_reach_pages(files: dict[str, str], site: tuple[values.BundleValues, dict[str, str]]) -> None:
     changed = site[1]
-    assert 'kvpressure_latency_slow_seconds{phase="queue"} >= 10)' in changed["alerts/kvpressure-rules.yaml"]
-    assert 'kvpressure_latency_slow_seconds{phase="queue"} >= 5)' in files["alerts/kvpressure-rules.yaml"]
     assert "above 10 seconds" in changed["docs/runbooks/InferenceQueueTimeHigh.md"]
     assert "above 5 seconds" in files["docs/runbooks/InferenceQueueTimeHigh.md"]
     assert "| `ttft_floor_seconds` | 10 seconds |" in changed["docs/reference/thresholds.md"]

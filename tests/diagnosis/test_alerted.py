@@ -84,6 +84,8 @@ def test_a_finding_holds_from_its_threshold_on(name: str, signals: dict[str, Any
 
 def test_only_a_confident_verdict_other_than_healthy_explains_a_queue() -> None:
     waiting = LoadSignals(waiting=3.0)
+    explaining = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bound", "stalled")
+    assert all(found("queue_explained", Answer(verdict, Grade.LIKELY), load=waiting)[0] for verdict in explaining)
     assert found("queue_explained", DOUBTED, load=waiting)[0] is False
     assert found("queue_explained", Answer("healthy", Grade.CERTAIN), load=waiting)[0] is False
     assert (found("verdict_confident")[0], found("verdict_confident", DOUBTED)[0]) == (True, False)

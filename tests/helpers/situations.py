@@ -19,8 +19,11 @@ from typing import Any
 
 import yaml
 
+from kvpressure.diagnosis.conditions import ALERTED
+from kvpressure.diagnosis.evaluate import Answer, Grade
+from kvpressure.diagnosis.finding import Recent, View
 from kvpressure.model import readings as r
-from kvpressure.model.signals import LatencySignals
+from kvpressure.model.signals import BatchSignals, LatencySignals, LoadSignals, Signals
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import requests
 from kvpressure.signals.latency import FLOORS, slow_phases
@@ -29,8 +32,9 @@ from kvpressure.signals.window import EngineWindow
 FILE = Path(__file__).parents[1] / "bundle" / "situations" / "situations.yaml"
 MINUTES = 60.0
 LONG_MINUTES = 75.0
+FINDING = "kvpressure_finding"
 _TICK_SECONDS = 15.0  # of the exporter whose derived series are computed
-_OF_SERIES = ("reason", "phase", "quantile", "verdict", "stage", "condition")  # labels beside those of the engine
+_OF_SERIES = ("reason", "phase", "quantile", "verdict", "stage", "finding")  # labels beside those of the engine
 _READ = frozenset(
     f"kvpressure_{name}"
     for name in (
@@ -44,7 +48,8 @@ _READ = frozenset(
         "latency_slow_seconds",
         "latency_slow_baseline_ratio",
         "verdict_confidence",
-        "condition",
+        "finding",
+        "batch_collapse_ratio",
     )
 )
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -172,7 +177,8 @@ def with_derived(series: Mapping[str, str], minutes: float) -> dict[str, str]:
     found = dict(series)
     for key, read in engines.items():
         for (metric, *kind), values in _derived(read).items():
-            extra = [f'phase="{one}"' for one in kind]
+            label = "finding" if metric == FINDING else "phase"
+            extra = [f'{label}="{one}"' for one in kind]
             body = ",".join([*(f'{label}="{value}"' for label, value in key), *extra])
             name = f"{metric}{{{body}}}"
             for old in [one for one in found if kind and _same_series(one, name)]:
@@ -226,10 +232,15 @@ def _tick(
     }
     finished = requests.finished_per_second(window)
     slow = slow_phases(finished, p95, ratios, t)
-    times = LatencySignals(slow_p95=slow, slow_ratios={phase: ratios[phase] for phase in slow if phase in ratios})
+    slow_ratios = {phase: ratios[phase] for phase in slow if phase in ratios}
+    times = LatencySignals(baseline_ratios=ratios, slow_p95=slow, slow_ratios=slow_ratios)
     found = requests.compute(window, finished, times, t)
-    verdict = next((kind[0] for metric, *kind in now if metric == "kvpressure_verdict_confidence"), "")
-    frozen = bool(now.get(("kvpressure_condition", "metrics_frozen")))
+    verdict, confidence = next(
+        ((kind[0], value) for (metric, *kind), value in now.items() if metric == "kvpressure_verdict_confidence"),
+        ("", 0.0),
+    )
+    answer = Answer(verdict, max(one for one in Grade if one.confidence <= (confidence or 0.0)))
+    frozen = bool(now.get((FINDING, "metrics_frozen")))
     published: dict[tuple[str, ...], float | None] = {
         ("kvpressure_requests_finished_per_second",): found.requests_finished_per_second,
         ("kvpressure_requests_failed_ratio",): found.requests_failed_ratio,
@@ -238,6 +249,19 @@ def _tick(
     for phase in FLOORS:
         published["kvpressure_latency_slow_seconds", phase] = slow.get(phase)
         published["kvpressure_latency_slow_baseline_ratio", phase] = times.slow_ratios.get(phase)
+    signals = Signals(
+        time=at,
+        latency=times,
+        requests=found,
+        load=LoadSignals(
+            waiting=now.get(("kvpressure_requests_waiting",)), in_flight=now.get(("kvpressure_requests_in_flight",))
+        ),
+        batch=BatchSignals(batch_collapse_ratio=now.get(("kvpressure_batch_collapse_ratio",))),
+    )
+    view = View(signals, Recent(()), t, readings=9)
+    view.answer = answer
+    for row in ALERTED:
+        published[FINDING, row.name] = row.find(view)
     return published
 
 

@@ -81,8 +81,8 @@ def test_an_engine_that_is_down_keeps_what_it_is_and_what_is_concluded_but_no_va
     }
     assert emitted == {
         *("engine_up", "engine_info", "engine_gpu_info", "engine_trouble", "verdict", "verdict_confidence"),
-        *("verdict_since_timestamp_seconds", "verdict_reason", "pressure_stage", "condition", "documented_signature"),
-        *("documented_signature_met", "finding", "limit", "limit_explicit", "limit_recommended"),
+        *("verdict_since_timestamp_seconds", "verdict_reason", "pressure_stage", "finding", "limit"),
+        *("limit_explicit", "limit_recommended"),
     }
     assert named(State(time=NOW, engines=(down,)), "engine_up") == {(): 0.0}
 

@@ -5,6 +5,7 @@ alerts read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from kvpressure.diagnosis import oom, signature
@@ -185,16 +186,12 @@ def _enough_finish(v: View) -> bool:
     return finished is not None and finished >= v.t["latency_min_finished_per_second"]
 
 
-def _slower(phase: str, ratio: str) -> Callable[[View], bool | None]:
+def _slower(phase: str, ratio: str, v: View) -> bool | None:
     """Whether the p95 of a phase is above its floor, and ``ratio`` times its baseline."""
-
-    def find(v: View) -> bool | None:
-        latency = v.s.latency
-        if phase not in latency.baseline_ratios or not _enough_finish(v):
-            return None
-        return latency.slow_p95.get(phase, 0.0) >= v.t[FLOORS[phase]] and latency.baseline_ratios[phase] >= v.t[ratio]
-
-    return find
+    latency = v.s.latency
+    if phase not in latency.baseline_ratios or not _enough_finish(v):
+        return None
+    return latency.slow_p95.get(phase, 0.0) >= v.t[FLOORS[phase]] and latency.baseline_ratios[phase] >= v.t[ratio]
 
 
 def _always_slow(v: View) -> bool | None:
@@ -223,14 +220,10 @@ def _wait_too_long(v: View) -> bool | None:
     return wait >= v.t["wait_page_seconds"] and in_flight > 0
 
 
-def _failing(name: str) -> Callable[[View], bool | None]:
+def _failing(level: str, v: View) -> bool | None:
     """Whether at least this share of the requests fails; false where hardly any does."""
-
-    def find(v: View) -> bool | None:
-        ratio, finished = v.s.requests.requests_failed_ratio, v.s.requests.requests_finished_per_second
-        return (None if finished is None else False) if ratio is None else ratio >= v.t[name]
-
-    return find
+    ratio, finished = v.s.requests.requests_failed_ratio, v.s.requests.requests_finished_per_second
+    return least(0.0 if ratio is None and finished is not None else ratio, v.t[level])
 
 
 def _confident(v: View) -> bool:
@@ -248,19 +241,11 @@ _TOKENS: Final = {"ttft": "time to first token", "inter_token": "time between to
 _PHASES: Final = {**_TOKENS, "queue": "time in the queue"}
 
 
-def _latency(*phases: str) -> Callable[[View], str]:
-    """p95 of phases, and as multiples of their baselines, as far as known."""
-
-    def text(v: View) -> str:
-        parts = []
-        for phase in phases:
-            p95, ratio = getattr(v.s.latency, phase).get("0.95"), v.s.latency.baseline_ratios.get(phase)
-            if p95 is not None:
-                than = "" if ratio is None else f", {number(ratio, 1)} × its baseline"
-                parts.append(f"{_PHASES[phase]} p95 {seconds(p95)}{than}")
-        return "; ".join(parts)
-
-    return text
+def _latency(phase: str, v: View) -> str:
+    """p95 of a phase, and as a multiple of its baseline, as far as known."""
+    p95, ratio = getattr(v.s.latency, phase).get("0.95"), v.s.latency.baseline_ratios.get(phase)
+    than = "" if ratio is None else f", {number(ratio, 1)} × its baseline"
+    return "" if p95 is None else f"{_PHASES[phase]} p95 {seconds(p95)}{than}"
 
 
 def _device_now(v: View) -> str:
@@ -330,8 +315,8 @@ NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "movement": _movement,
     "still": lambda v: seconds(v.s.progress.seconds_still),
     "still_from": lambda v: seconds(v.t["no_progress_seconds"]),
-    **{f"{phase}_p95": _latency(phase) for phase in _PHASES},
-    "tokens_p95": _latency(*_TOKENS),
+    **{f"{phase}_p95": partial(_latency, phase) for phase in _PHASES},
+    "tokens_p95": lambda v: "; ".join(filter(None, (_latency(phase, v) for phase in _TOKENS))),
     "underused": lambda v: percent(v.s.batch.batch_collapse_ratio),
     "underused_from": lambda v: percent(v.t["most_ratio"]),
     "failed": lambda v: percent(v.s.requests.requests_failed_ratio) if v.s.requests.requests_failed_ratio else "",
@@ -502,7 +487,7 @@ def _latency_row(phase: str, much: bool) -> Finding:
         f"{_NAMES.get(phase, phase)}_{'very_high' if much else 'high'}",
         f"{title} is at least {bound} and {{{FLOORS[phase]}}} s",
         f"{title} is below {bound}, or below {{{FLOORS[phase]}}} s",
-        _slower(phase, ratio),
+        partial(_slower, phase, ratio),
         f"{{{phase}_p95}}",
         "no baseline yet, or too few requests finish",
         f"{title} compared with its baseline",
@@ -550,7 +535,7 @@ ALERTED: Final = (
             name,
             f"{{failed}} of the requests fail (threshold {{{level}}})",
             f"fewer than {{{level}}} of the requests fail",
-            _failing(threshold),
+            partial(_failing, threshold),
             why="finished requests are not counted",
             question="whether requests fail",
             fresh=True,
@@ -582,7 +567,6 @@ ALERTED: Final = (
         question="unused share of the possible batch",
         fresh=True,
         published=True,
-        runbook="InferenceBatchCollapse",
     ),
     Finding(
         "verdict_confident",

@@ -1,7 +1,7 @@
 """One engine as samples.
 
 An engine that is down keeps its identity (``engine_up`` 0, ``engine_info``, its GPUs), what is concluded about it
-(verdict, conditions, reasons, because a crash loop shows just then) and its configured limits; measured values are
+(verdict, findings, reasons, because a crash loop shows just then) and its configured limits; measured values are
 absent.
 """
 
@@ -58,9 +58,6 @@ def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
     out.states("pressure_stage", labels, STAGES, diagnosis.stage)
     out.each("verdict_reason", labels, diagnosis.reasons)
     out.each("finding", labels, diagnosis.published)
-    out.each("condition", labels, diagnosis.conditions)
-    out.each("documented_signature", labels, diagnosis.documented_signature)
-    out.add("documented_signature_met", labels, diagnosis.documented_signature_met)
 
 
 def _add_limits(out: Families, labels: Labels, engine: EngineState) -> None:

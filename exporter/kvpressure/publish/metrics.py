@@ -134,20 +134,6 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _m("prompt_tokens_total", "counter", "Prompt tokens of requests that passed prefill.", ENGINE),
     _m("generation_tokens_total", "counter", "Generated tokens.", ENGINE),
-    _m(
-        "documented_signature",
-        "gauge",
-        "For each documented condition of KV pressure: 1 if it holds, 0 if not.",
-        (*ENGINE, "condition"),
-        "the condition cannot be evaluated",
-    ),
-    _m(
-        "documented_signature_met",
-        "gauge",
-        "1 if at least three of the five documented conditions of KV pressure hold.",
-        ENGINE,
-        "the conditions that are unknown could decide the result",
-    ),
     _m("requests_finished_total", "counter", "Finished requests by reason.", (*ENGINE, "reason")),
     _m(
         "requests_rejected_total",
@@ -205,7 +191,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         (*ENGINE, "finding"),
         "the finding is unknown",
     ),
-    _m("condition", "gauge", "Named condition, 1 true or 0 false.", (*ENGINE, "condition"), "the condition is unknown"),
     _m("limit", "gauge", "Value of a limit in force.", (*ENGINE, "limit"), "the limit is unknown"),
     _m(
         "limit_explicit",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kvpressure.diagnosis.conditions import CONDITIONS
+from kvpressure.diagnosis.finding import Finding
+from kvpressure.diagnosis.findings import PUBLISHED, of
 from kvpressure.model.log_events import EVENTS
 from kvpressure.printable import Asked
 from kvpressure.publish.metrics import METRICS, Metric
@@ -20,12 +21,12 @@ _SECTIONS = (
 )
 
 
-ENGINE_SERIES: Final = 137  # at most in one tick of tests/fixtures/recordings/vllm-cpu/d_kv_pressure
+ENGINE_SERIES: Final = 132  # at most in one tick of tests/fixtures/recordings/vllm-cpu/d_kv_pressure
 GPU_SERIES: Final = 10  # in tests/golden/gpu_h100.metrics
 
 
 def render_metrics_reference() -> str:
-    """``docs/reference/metrics.md``: metrics with kind, labels, meaning and when absent; conditions and log events."""
+    """``docs/reference/metrics.md``: metrics with kind, labels, meaning and when absent; findings and log events."""
     lines = [
         "# Metrics",
         "",
@@ -42,17 +43,13 @@ def render_metrics_reference() -> str:
         lines += [_row(metric) for metric in METRICS if _section(metric) == title]
     lines += [
         "",
-        "## Conditions",
+        "## Findings",
         "",
-        "Values of the label `condition` of `kvpressure_condition`; ... replaces a number.",
+        "Values of the label `finding` of `kvpressure_finding`; ... replaces a number.",
         "",
-        "| condition | is 1 when | runbook |",
+        "| finding | is 1 when | runbook |",
         "|---|---|---|",
-    ]
-    for one in CONDITIONS:
-        held = one.title.format_map(Asked(lambda _: "..."))
-        lines.append(f"| `{one.name}` | {held} | [{one.runbook}](../runbooks/{one.runbook}.md) |")
-    lines += [
+        *(_finding_row(of(name)) for name in PUBLISHED),
         "",
         "## Log events",
         "",
@@ -63,6 +60,11 @@ def render_metrics_reference() -> str:
         *(f"| `{event}` | {kind.means} |" for event, kind in EVENTS.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _finding_row(one: Finding) -> str:
+    page = f"[{one.runbook}](../runbooks/{one.runbook}.md)" if one.runbook else "that of the verdict"
+    return f"| `{one.name}` | {one.title.format_map(Asked(lambda _: '...'))} | {page} |"
 
 
 def first_sentence(text: str) -> str:

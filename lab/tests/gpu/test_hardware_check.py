@@ -309,7 +309,7 @@ class TestAllocator:
         """The world stands still, so NVML's view of a release is the one thing that cannot hold here."""
         result = self.judged(tmp_path, nvml, monkeypatch)
         assert [check["what"] for check in result.checks if not check["ok"]] == ["from outside the release is seen"]
-        assert [(step["step"], step["condition"]) for step in result.data["steps"]] == [
+        assert [(step["step"], step["finding"]) for step in result.data["steps"]] == [
             ("start", 0.0),
             ("fill", 0.0),
             ("fragment", 1.0),

@@ -36,7 +36,6 @@ from kvpressure.bundle.dashboards.builder import (
 )
 from kvpressure.bundle.dashboards.ranking import lines, trouble, worst, worst_gpus
 from kvpressure.bundle.dashboards.reason_rows import reason_texts, reasons_of_the_worst
-from kvpressure.bundle.text import number
 from kvpressure.publish.links import RUNBOOK_FOLDER, VERDICT_RUNBOOKS
 
 SCREEN: Final = 20  # grid rows
@@ -103,13 +102,13 @@ def _dashboard(uid: str, title: str) -> tuple[str, list[Json]]:
     return ("links", [drill(uid, title, pod="${__data.fields.Pod}")])
 
 
-def _verdict_with_first_action(site: DashboardContext) -> str:
+def _verdict_with_first_action() -> str:
     """The verdict of each engine with the label ``runbook``: of its first action, or ``UNSURE`` without confidence."""
     labelled = engine("verdict", by="verdict") + " == 1"
     for verdict, runbook in VERDICT_RUNBOOKS.items():
         labelled = f'label_replace({labelled}, "runbook", "{runbook}", "verdict", "{verdict}")'
     doubted = "|".join(verdict for verdict in VERDICT_RUNBOOKS if verdict != "unknown")  # which is never confident
-    doubt = f"{engine('verdict_confidence')} < {number(site.thresholds['confident'])}"
+    doubt = engine("finding", 'finding="verdict_confident"') + " == 0"
     unsure = engine("verdict", f'verdict=~"{doubted}"', by="verdict") + f" == 1 and on ({BY_ENGINE}) {doubt}"
     return f'(label_replace({unsure}, "runbook", "{UNSURE}", "", "") or on ({BY_ENGINE}) {labelled})'
 
@@ -117,7 +116,7 @@ def _verdict_with_first_action(site: DashboardContext) -> str:
 def _engines(site: DashboardContext) -> Json:
     queries = [
         PanelQuery(
-            f"sort_desc({trouble()} * on ({BY_ENGINE}) group_right () {worst(_verdict_with_first_action(site))})",
+            f"sort_desc({trouble()} * on ({BY_ENGINE}) group_right () {worst(_verdict_with_first_action())})",
             table=True,
         ),
         PanelQuery(
@@ -133,7 +132,7 @@ def _engines(site: DashboardContext) -> Json:
         PanelQuery(worst(engine("requests_waiting")), table=True),
         PanelQuery(worst(engine("requests_running")), table=True),
         PanelQuery(
-            worst(engine("documented_signature_met")),
+            worst(engine("finding", 'finding="documented_signature"')),
             table=True,
             optional="too few conditions of the signature can be evaluated",
         ),

@@ -215,8 +215,8 @@ def _signature(site: DashboardContext) -> Json:
         about,
         [
             PanelQuery(
-                worst(engine("documented_signature", by="condition") + " == 1"),
-                "{{pod}} {{condition}}",
+                worst(engine("finding", 'finding=~"signature_.*"', by="finding") + " == 1"),
+                "{{pod}} {{finding}}",
                 optional="no condition holds",
             )
         ],

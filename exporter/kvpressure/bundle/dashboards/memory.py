@@ -406,14 +406,14 @@ def _memory(site: DashboardContext, dashboard: Dashboard) -> None:
                 PanelQuery(
                     worst(
                         engine(
-                            "condition",
-                            'condition=~"memory_leak_idle|kv_held_without_load|allocator_fragmentation|baseline_too_high|'
+                            "finding",
+                            'finding=~"memory_leak_idle|kv_held_without_load|allocator_fragmentation|baseline_too_high|'
                             'host_memory_near_limit|host_oom_killed|gpu_out_of_memory"',
-                            by="condition",
+                            by="finding",
                         )
                         + " == 1"
                     ),
-                    "{{pod}} {{condition}}",
+                    "{{pod}} {{finding}}",
                     optional="no condition holds",
                 )
             ],

@@ -1,8 +1,7 @@
 """Write what in ``deploy/`` is generated, or check it: ``python deploy/generate.py [--check]``.
 
-* ``helm/kvpressure/files``: the bundle's rules and dashboards with tokens where thresholds and links stand (see
-  ``templates/_rules.tpl``), so that Helm values change them as ``kvpressure bundle --values`` does
-* ``helm/kvpressure/values.schema.json``: ``values.schema.yaml`` with the names of settings, thresholds and alerts
+* ``helm/kvpressure/files``: the bundle's rules and dashboards as they are, because a chart holds only its own files
+* ``helm/kvpressure/values.schema.json``: ``values.schema.yaml`` with the names of settings and thresholds
 * ``helm/kvpressure/README.md``: a table of ``values.yaml``, whose comments are the descriptions
 * ``manifests``: plain manifests, rendered from the chart
 """
@@ -14,23 +13,18 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import helm_python
 import yaml
 
-from kvpressure.bundle.dashboards import render_dashboards
-from kvpressure.bundle.dashboards.builder import DashboardContext
-from kvpressure.bundle.render import differences, write
-from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
-from kvpressure.bundle.spec import FAMILIES, SEVERITIES
-from kvpressure.bundle.text import TOKEN, Named, number, to_yaml, token
-from kvpressure.bundle.values import BundleValues
+from kvpressure.bundle.render import RULES, differences, render, write
+from kvpressure.bundle.rules import Options
+from kvpressure.bundle.text import to_yaml
 from kvpressure.settings import thresholds
 from kvpressure.settings.settings import options as setting_options
-from kvpressure.settings.thresholds import Threshold, Thresholds
+from kvpressure.settings.thresholds import Threshold
 
 HERE: Final = Path(__file__).resolve().parent
 CHART: Final = HERE / "helm" / "kvpressure"
@@ -44,47 +38,17 @@ CHART_README: Final = "helm/kvpressure/README.md"
 OWNED: Final = ("helm/kvpressure/files", "manifests")
 """Directories that hold nothing but generated files."""
 
-_LINKS: Final = BundleValues(
-    runbook_base_url=token("u", "runbookBaseUrl"),
-    dashboard_base_url=token("u", "dashboardBaseUrl"),
-    exporter_job=token("u", "exporterJob"),
-)
-
-
-# --- rules and dashboards with tokens -----------------------------------------------------------------------------
+# --- rules and dashboards of the bundle ----------------------------------------------------------------------------
 
 
 def bundle_files() -> Iterator[tuple[str, str]]:
-    """The chart's rules, dashboards and thresholds."""
-    builtin = thresholds.builtin()
-    named = Thresholds({one.name: replace(one, value=Named(one.value, one.name)) for one in builtin.entries()})
-    groups = load_groups(Options(named, _LINKS))
-    for profile in PROFILES:
-        rules = rule_file(load_groups(Options(named, _LINKS, profile)), _LINKS)
-        yield f"helm/kvpressure/files/rules-{profile}.json", _json(rules, indent=1)
-    alerts = frozenset(alert.name for group in groups for alert in group.alerts)
-    for uid, dashboard in render_dashboards(DashboardContext(named, _LINKS, alerts)).items():
-        yield f"helm/kvpressure/files/dashboards/{uid}.json", _json(dashboard, indent=None)
-    known: dict[str, dict[str, object]] = {
-        entry.name: {"value": float(number(entry.value)), "unit": entry.unit} for entry in builtin.entries()
-    }
-    yield "helm/kvpressure/files/thresholds.json", _json(known, indent=1)
-
-
-def _json(document: Any, indent: int | None) -> str:
-    text = json.dumps(
-        _plain_json(document), indent=indent, ensure_ascii=False, separators=None if indent else (",", ":")
-    )
-    return re.sub(TOKEN, lambda found: f"@@{found[0][1:-1]}@@", text) + "\n"
-
-
-def _plain_json(item: Any) -> Any:
-    """``item`` with tokens for numbers that are thresholds."""
-    if isinstance(item, Mapping):
-        return {key: _plain_json(value) for key, value in item.items()}
-    if isinstance(item, list):
-        return [_plain_json(value) for value in item]
-    return token("n", item.name) if isinstance(item, Named) else item
+    """The chart's copies: the plain rule file, and the dashboards without line breaks."""
+    for path, text in render(Options(thresholds.builtin())).items():
+        if path == RULES:
+            yield f"helm/kvpressure/files/{Path(path).name}", text
+        elif path.startswith("dashboards/") and path.endswith(".json"):
+            compact = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
+            yield f"helm/kvpressure/files/{path}", compact + "\n"
 
 
 # --- schema --------------------------------------------------------------------------------------------------------
@@ -93,11 +57,6 @@ def _plain_json(item: Any) -> Any:
 def schema() -> str:
     """``values.schema.yaml`` with the names that the code knows."""
     document = yaml.safe_load((HERE / "values.schema.yaml").read_text(encoding="utf-8"))
-    alerts = sorted({alert.name for group in load_groups(Options(thresholds.builtin())) for alert in group.alerts})
-    names = document["$defs"]
-    names["alert"] = {"enum": alerts}
-    names["alertOrFamily"] = {"enum": [*FAMILIES, *alerts]}
-    names["severity"] = {"enum": list(SEVERITIES)}
     properties = document["properties"]
     properties["thresholds"]["properties"] = {
         entry.name: _threshold(entry) for entry in thresholds.builtin().settable()
@@ -210,9 +169,9 @@ VARIANTS: Final[Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
     "nvidia": ("The exporter on NVIDIA nodes.", _NOTHING_MORE, ()),
     "amd": ("The exporter on AMD nodes.", {"nvidia": {"enabled": False}, "amd": {"enabled": True}}, ()),
     "operator": (
-        "For the Prometheus Operator: PodMonitor and PrometheusRule.",
-        {"monitor": {"kind": "PodMonitor"}, "prometheusRule": {"enabled": True}},
-        ("PodMonitor", "PrometheusRule"),
+        "For the Prometheus Operator: PodMonitor. The rules: alerts/prometheusrule.yaml.",
+        {"monitor": {"kind": "PodMonitor"}},
+        ("PodMonitor",),
     ),
     "grafana": ("Dashboards as ConfigMaps for Grafana's sidecar.", {"dashboards": {"enabled": True}}, ("ConfigMap",)),
 }
@@ -241,21 +200,20 @@ def manifest_files() -> Iterator[tuple[str, str]]:
 
 
 def other_operator_files() -> Iterator[tuple[str, str]]:
-    """The rules, the scraping and the dashboards for VictoriaMetrics' operator, Google Managed Prometheus,
+    """The scraping and the dashboards for VictoriaMetrics' operator, Google Managed Prometheus,
     Grafana's operator.
     """
     with load_chart() as chart:
         made = documents(
             chart,
-            {"monitor": {"kind": "PodMonitor"}, "prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}},
+            {"monitor": {"kind": "PodMonitor"}, "dashboards": {"enabled": True}},
         )
     monitor = _plain(next(item for item in made if item["kind"] == "PodMonitor"))
-    rules = _plain(next(item for item in made if item["kind"] == "PrometheusRule"))
     dashboards = [_plain(item) for item in made if "-dashboard-" in item["metadata"]["name"]]
     groups: dict[str, tuple[str, dict[str, dict[str, Any] | list[dict[str, Any]]]]] = {
         "victoriametrics": (
-            "For VictoriaMetrics' operator: VMPodScrape and VMRule.",
-            {"vmpodscrape.yaml": vm_pod_scrape(monitor), "vmrule.yaml": {**rules, **_VM, "kind": "VMRule"}},
+            "For VictoriaMetrics' operator: VMPodScrape. The rules: alerts/vmrule.yaml.",
+            {"vmpodscrape.yaml": vm_pod_scrape(monitor)},
         ),
         "google-managed-prometheus": (
             "For Google Managed Prometheus: PodMonitoring. Rules are not included (docs/deploy.md).",

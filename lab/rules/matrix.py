@@ -1,7 +1,7 @@
 """The bundle before newer judges: promtool, amtool and VictoriaMetrics' vmalert of the following Debian releases.
 
 ``python -m lab.rules.matrix`` fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
-the rules, their unit tests and the Alertmanager example through them, for every source and profile; vmalert also has
+the rules, their cases and the Alertmanager example through them, for every source and profile; vmalert also has
 to fire on the recorded incidents what Prometheus fires. Prometheus 3 has left-open ranges, so a test that holds on
 2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is written into the package, from where
 ``kvpressure bundle`` prints it in ``docs/reference/alerts.md``.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bundle.conftest import ROOT
+from tests.helpers.rule_cases import alert_test, alerts, recording_test, recordings
 
 from kvpressure.bundle import documents
 from kvpressure.bundle.render import render, write
@@ -75,7 +76,7 @@ def judge(promtool: Path, amtool: Path, tree: Path) -> str:
     """What the two do not accept in ``tree``; empty when everything passes."""
     commands = [
         [promtool, "check", "rules", "alerts/kvpressure-rules.yaml"],
-        *([promtool, "test", "rules", str(path)] for path in sorted(tree.glob("alerts/tests/*.yaml"))),
+        *([promtool, "test", "rules", str(path)] for path in sorted(tree.glob("cases/*.json"))),
         [amtool, "check-config", "alerts/alertmanager.yaml"],
     ]
     refused = ""
@@ -84,6 +85,17 @@ def judge(promtool: Path, amtool: Path, tree: Path) -> str:
         if result.returncode:
             refused += f"{' '.join(map(str, command[1:]))}\n{(result.stdout + result.stderr)[-2000:]}"
     return refused
+
+
+def write_cases(options: Options, tree: Path) -> None:
+    """The cases of alerts and recordings as files for ``promtool test rules`` below ``tree``."""
+    pack = "literal" if options.profile == "literal" else options.source
+    rules, groups = tree / "alerts/kvpressure-rules.yaml", load_groups(options)
+    cases = {name: alert_test(rules, name, pack, groups) for name in alerts(pack)}
+    cases |= {name: recording_test(rules, name, pack) for name in recordings(pack)}
+    (tree / "cases").mkdir()
+    for name, document in cases.items():
+        (tree / "cases" / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
 
 
 def version(program: Path) -> str:
@@ -106,7 +118,9 @@ def main() -> int:
             for profile in PROFILES:
                 with tempfile.TemporaryDirectory() as directory:
                     tree = Path(directory)
-                    write(render(Options(builtin(), profile=profile, source=source)), tree)
+                    options = Options(builtin(), profile=profile, source=source)
+                    write(render(options), tree)
+                    write_cases(options, tree)
                     note(
                         found,
                         f"{version(promtool)} and {version(amtool)}",

@@ -3,13 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import promql_parser as pp
 
-from kvpressure.bundle.variants import metric_labels
+from kvpressure.publish.metrics import BY_NAME, PREFIX
 
 SCRAPE = frozenset({"cluster", "node", "instance", "job", "exported_namespace", "exported_pod"})
 LABELLESS = frozenset({"absent", "vector", "time", "scalar"})
+_VLLM: Final = ("namespace", "pod", "model_name", "engine")
+
+EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
+    "up": (),
+    "process_start_time_seconds": (),
+    "ALERTS": ("alertname", "alertstate", "severity", "namespace", "model_name"),
+    "kube_pod_status_unschedulable": ("namespace", "pod"),
+    "kube_pod_container_status_waiting_reason": ("namespace", "pod", "container", "reason"),
+    "kube_pod_info": ("namespace", "pod", "node", "created_by_kind"),
+    "kube_node_status_allocatable": ("node", "resource"),
+    "kube_node_status_condition": ("node", "condition", "status"),
+    "kube_deployment_spec_replicas": ("namespace", "deployment"),
+    "kube_statefulset_replicas": ("namespace", "statefulset"),
+    "kube_pod_container_status_restarts_total": ("namespace", "pod", "container"),
+    "kube_pod_container_status_last_terminated_reason": ("namespace", "pod", "container", "reason"),
+    **dict.fromkeys(
+        (
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+            "vllm:generation_tokens_total",
+            "vllm:num_preemptions_total",
+            "vllm:prompt_tokens_total",
+        ),
+        _VLLM,
+    ),
+    "http_requests_total": ("namespace", "pod", "handler", "method", "status"),
+    "vllm:request_success_total": (*_VLLM, "finished_reason"),
+    **dict.fromkeys(
+        (
+            "vllm:time_to_first_token_seconds_bucket",
+            "vllm:request_queue_time_seconds_bucket",
+            "vllm:inter_token_latency_seconds_bucket",
+            "vllm:time_per_output_token_seconds_bucket",
+        ),
+        (*_VLLM, "le"),
+    ),
+}
+"""Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source vllm``
+reads.
+"""
+
+
+def metric_labels(metric: str) -> tuple[str, ...]:
+    """Labels of series of ``metric``, without those of the scrape. Raises ``KeyError`` for an unknown metric."""
+    return EXTERNAL[metric] if metric in EXTERNAL else BY_NAME[metric.removeprefix(PREFIX)].labels
 
 
 def walk(node: pp.Expr) -> Iterator[pp.Expr]:

@@ -26,7 +26,6 @@ from kvpressure.bundle.dashboards.first_screen import (
 )
 from kvpressure.bundle.dashboards.reason_rows import reason_texts
 from kvpressure.bundle.rules import Options, load_groups
-from kvpressure.bundle.variants import EXTERNAL
 from kvpressure.diagnosis.finding import Recent, View
 from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.diagnosis.reasons import REASONS, numbers
@@ -36,7 +35,7 @@ from kvpressure.publish.engine_order import ORDER, RANKS
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from kvpressure.settings.thresholds import builtin
-from tests.bundle.promql import selectors, walk
+from tests.bundle.promql import EXTERNAL, selectors, walk
 from tests.publish.states import full_engine, full_signals
 
 ALERTS = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)

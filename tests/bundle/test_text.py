@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.bundle.text import Named, duration, number, read_number, span, to_yaml, token, words
+from kvpressure.bundle.text import duration, number, span, to_yaml, words
 from kvpressure.settings.thresholds import builtin
 
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -66,21 +65,3 @@ def test_span() -> None:
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_yaml_reads_back(document: object) -> None:
     assert yaml.safe_load(to_yaml(document)) == document
-
-
-def test_the_value_of_a_named_threshold_is_its_token_in_every_form() -> None:
-    entry = builtin().entry("alert_for_seconds")
-    named = replace(entry, value=Named(entry.value, entry.name))
-    assert number(named.value) == f"{named.value}" == str(named.value) == token("t", entry.name)
-    assert duration(named.value) == token("d", entry.name)
-    assert words(named) == token("w", entry.name)
-    assert named.value + 1 == entry.value + 1  # what is computed with it is a number
-
-
-def test_a_token_in_a_rendered_template_is_read_as_the_threshold_that_it_names() -> None:
-    found = read_number(yaml.safe_load(f"for: {token('t', 'alert_for_seconds')}")["for"])
-    assert isinstance(found, Named)
-    assert duration(found) == token("d", "alert_for_seconds")
-    assert read_number("90") == read_number(90) == 90.0
-    with pytest.raises(ValueError, match="could not convert"):
-        read_number("⟪t:alert for⟫")

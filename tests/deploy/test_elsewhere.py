@@ -180,16 +180,14 @@ def test_grafana_finds_the_dashboards_where_they_are_mounted() -> None:
 # -------------------------------------------------------------------------------------------------------
 
 
-def operator(kind: str) -> Json:
-    values = {"monitor": {"kind": "PodMonitor"}, "prometheusRule": {"enabled": True}}
-    return only(render(values), kind)
+def monitor() -> Json:
+    return only(render({"monitor": {"kind": "PodMonitor"}}), "PodMonitor")
 
 
-def test_victoriametrics_gets_the_same_rules_and_relabelings() -> None:
-    documents = kustomize(MANIFESTS / "victoriametrics")
-    assert {item["apiVersion"] for item in documents} == {"operator.victoriametrics.com/v1beta1"}
-    assert only(documents, "VMRule")["spec"] == operator("PrometheusRule")["spec"]
-    spec, plain = only(documents, "VMPodScrape")["spec"], operator("PodMonitor")["spec"]
+def test_victoriametrics_gets_the_same_relabelings() -> None:
+    (document,) = kustomize(MANIFESTS / "victoriametrics")
+    assert document["apiVersion"] == "operator.victoriametrics.com/v1beta1"
+    spec, plain = document["spec"], monitor()["spec"]
     (endpoint,), (expected,) = spec["podMetricsEndpoints"], plain["podMetricsEndpoints"]
     assert endpoint["relabelConfigs"] == expected["relabelings"]
     assert endpoint.keys() ^ expected.keys() == {"relabelConfigs", "relabelings"}
@@ -199,7 +197,7 @@ def test_victoriametrics_gets_the_same_rules_and_relabelings() -> None:
 def test_google_managed_prometheus_asks_the_same_port_and_path() -> None:
     (document,) = kustomize(MANIFESTS / "google-managed-prometheus")
     (endpoint,) = document["spec"]["endpoints"]
-    (expected,) = operator("PodMonitor")["spec"]["podMetricsEndpoints"]
+    (expected,) = monitor()["spec"]["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["path"]) == (expected["port"], expected["path"])
     assert "pod" not in document["spec"]["targetLabels"]["metadata"]  # the engine's pod keeps its name
 

@@ -228,7 +228,7 @@ def test_two_exporters_on_a_node_stay_apart(
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
 @pytest.mark.parametrize(
     "values",
-    [{"nameOverride": "gpu-kv"}, {"fullnameOverride": "gpu-kv"}, {"rules": {"exporterJob": "gpu/exporters"}}],
+    [{"nameOverride": "gpu-kv"}, {"fullnameOverride": "gpu-kv"}],
     ids=lambda values: next(iter(values)),
 )
 def test_the_rules_find_the_monitors_job_whatever_the_release_is_called(

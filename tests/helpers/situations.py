@@ -105,10 +105,10 @@ def load() -> list[Situation]:
 def _situation(item: Mapping[str, Any], labels: Mapping[str, str], packs: Mapping[str, Any]) -> Situation:
     series: dict[str, str] = {}
     for pack in ("exporters", *item.get("use", ())):
-        series |= {_named(name, labels): values for name, values in packs[pack].items()}
+        series |= {named(name, labels): values for name, values in packs[pack].items()}
     for pack in item.get("also_from", ()):
-        series |= {_named(name, labels, "2"): values for name, values in packs[pack].items()}
-    series |= {_named(name, labels): values for name, values in item.get("series", {}).items()}
+        series |= {named(name, labels, "2"): values for name, values in packs[pack].items()}
+    series |= {named(name, labels): values for name, values in item.get("series", {}).items()}
     minutes = float(item.get("minutes", _longest(series)))
     return Situation(
         item["id"],
@@ -136,7 +136,7 @@ def _longest(series: Mapping[str, str]) -> float:
     return max((length for length in lengths if length < 900), default=MINUTES)
 
 
-def _named(name: str, labels: Mapping[str, str], node: str = "1") -> str:
+def named(name: str, labels: Mapping[str, str], node: str = "1") -> str:
     """The series with its short labels written out and the labels of its scrape added."""
     metric, _, body = name.partition("{")
     body = re.sub(r"\$(\w+)", lambda match: labels[match[1]], body.rstrip("}"))
@@ -329,7 +329,7 @@ def _runs(values: Sequence[str]) -> Iterator[str]:
             continue
         count, value = end - start, values[start]
         if value == "_":
-            yield f"_x{count - 1}" if count > 1 else "_"
+            yield f"_x{count}" if count > 1 else "_"
         elif value in ("NaN", "stale"):
             yield from [value] * count
         else:

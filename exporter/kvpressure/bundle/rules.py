@@ -13,7 +13,6 @@ from kvpressure.bundle.spec import (
     SUBJECTS,
     Alert,
     AlertLevel,
-    Input,
     RuleGroup,
     SideCondition,
     parse_groups,
@@ -112,13 +111,7 @@ def _with_opt_out(alert: Alert) -> Alert:
 def _opted_out(level: AlertLevel) -> AlertLevel:
     matcher = 'alerts=~"off|ticket"' if level.page else 'alerts="off"'
     condition = SideCondition("opt_out", "unless", f"{_OPT_OUT}{{{matcher}}}", ("cluster", "namespace", "pod"))
-    if not level.cases:
-        return replace(level, conditions=(*level.conditions, condition))
-    (first, *others) = level.cases
-    cases = [replace(first, inputs=(*first.inputs, Input(_OPT_OUT, {"alerts": "off"}, "veto", 1.0)))]
-    if level.page:
-        cases.append(replace(first, inputs=(*first.inputs, Input(_OPT_OUT, {"alerts": "ticket"}, "veto", 1.0))))
-    return replace(level, conditions=(*level.conditions, condition), cases=(*cases, *others))
+    return replace(level, conditions=(*level.conditions, condition))
 
 
 def _with_durations(alert: Alert, values: BundleValues) -> Alert:
@@ -147,7 +140,7 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
     }
     if not alert.dashboard or not values.dashboard_base_url:
         return annotations
-    shown = [label for label in _result_labels(alert, level) if label in _DASHBOARD_VARIABLES]
+    shown = [label for label in _DASHBOARD_VARIABLES if label in alert.labels]
     query = "&".join(f"var-{_DASHBOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in shown)
     link = f"{values.dashboard_base_url}/d/kvpressure-incident"
     return {**annotations, "dashboard_url": f"{link}?{query}{_CLUSTER_VARIABLE}" if query else link}
@@ -156,14 +149,6 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
 def _without_markup(text: str) -> str:
     """``text`` whose labels lose the signs with which a name mentions people or hides a link in a chat."""
     return _PRINTED_LABEL.sub(rf'{{{{ \1 | reReplaceAll "{_MARKUP}" "" }}}}', text)
-
-
-def _result_labels(alert: Alert, level: AlertLevel) -> list[str]:
-    """Identity labels that every way to fire returns."""
-    if not level.cases:
-        return [label for label in _DASHBOARD_VARIABLES if label in SUBJECTS[alert.subject]]
-    common = set(level.cases[0].labels).intersection(*(case.labels for case in level.cases if case.fires))
-    return [label for label in _DASHBOARD_VARIABLES if label in common]
 
 
 def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:
@@ -257,3 +242,29 @@ def prometheus_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
         "metadata": {"name": "kvpressure", "labels": labels},
         "spec": dict(rules),
     }
+
+
+def vm_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """The rules as a VMRule of VictoriaMetrics' operator."""
+    return {**prometheus_rule(rules), "apiVersion": "operator.victoriametrics.com/v1beta1", "kind": "VMRule"}
+
+
+class _Watched(Thresholds):
+    """Thresholds that remember which numbers were asked for."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        super().__init__({entry.name: entry for entry in thresholds.entries()})
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> float:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+
+def thresholds_in_rules(options: Options) -> list[str]:
+    """Names of the settable thresholds whose numbers stand in the rules."""
+    watched = _Watched(options.thresholds)
+    load_groups(replace(options, thresholds=watched))
+    return sorted(entry.name for entry in watched.settable() if entry.name in watched.asked)

@@ -1,18 +1,18 @@
 """Alerts and recordings as the rule templates specify them.
 
-A template says what is compared (``expr``), which conditions must hold on the same subject (``and_on``), which must
-not (``unless_on``), and the series of its unit tests (``tests``). ``rules`` turns this into Prometheus rules,
-``promtests`` into promtool tests, ``documents`` into the alert reference, so that they cannot disagree.
+A template says what is compared (``expr``), which conditions must hold on the same subject (``and_on``), and which must
+not (``unless_on``). ``rules`` turns this into Prometheus rules, ``documents`` into the alert reference, so that they
+cannot disagree.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpressure.bundle.text import TOKEN, duration, number, read_number
+from kvpressure.bundle.text import duration, number
 from kvpressure.errors import InputError
 
 SEVERITIES: Final = ("critical", "warning", "info", "none")
@@ -46,50 +46,11 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
 everywhere: a label that does not exist is simply left out of ``by`` and equal in ``on``.
 """
 
-_INPUT = re.compile(
-    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|appears|extra|down|veto)\s*"
-    rf"(?P<value>[\w.]+|{TOKEN})?(?:\s+from\s+(?P<start>[\d.]+|{TOKEN}))?(?:\s+within\s+(?P<window>[\d.]+|{TOKEN}))?"
-)
-_SERIES = re.compile(r"(?P<metric>[\w:]+)(?:\{(?P<labels>[^}]*)\})?")
 _INTERVAL: Final = "evaluation_interval"
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class SpecError(InputError):
     """A template is invalid; the text names the alert and the field."""
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One input series of a unit test, and when it lets the alert fire.
-
-    ``op``: ``>= > <= < ==`` compare a gauge with ``value``; ``rate>`` and ``rate>=`` a counter's rate; ``counts``:
-    the counter grows by ``value`` within ``window``; ``events``: the same, and a first appearance counts too;
-    ``flows``: a counter with this rate; ``flat``: a counter that does not change for ``window``; ``needs``: must
-    exist with ``value``; ``appears``: the same, and absent before and after; ``extra``: exists, may be missing;
-    ``down``: 1 before the onset, 0 after; ``veto``: at 1 it silences. ``start``: the value before and after, if not
-    the nearest silent one. A comparison with ``window`` is judged over that time and ends as long after the onset.
-    """
-
-    metric: str
-    labels: Mapping[str, str]
-    op: str
-    value: float
-    window: float = 0.0
-    start: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TestCase:
-    """One way to make a level fire or, with ``fires`` False, one that must not. ``labels``: identity labels of the
-    alert; ``extra_labels``: others with their values; ``splits``: labels on which all inputs must agree.
-    """
-
-    inputs: tuple[Input, ...]
-    labels: tuple[str, ...]
-    splits: tuple[str, ...]
-    extra_labels: Mapping[str, str] = field(default_factory=dict)
-    fires: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +76,6 @@ class AlertLevel:
     conditions: tuple[SideCondition, ...]
     for_seconds: float
     keep_seconds: float
-    cases: tuple[TestCase, ...]
     summary: str
     description: str
     share_seconds: float = 0.0
@@ -139,13 +99,15 @@ class AlertLevel:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert with all its severities. ``choice``: what the rule adds to its
-    number, and why; ``dashboard``: whether a dashboard shows it; ``optional``: only if the values file includes it.
+    """One alert with all its severities. ``choice``: what the rule adds to its number, and why; ``labels``: those of
+    its subject that every result has; ``dashboard``: whether a dashboard shows it; ``optional``: only if the values
+    file includes it.
     """
 
     name: str
     family: str
     subject: str
+    labels: tuple[str, ...]
     choice: str
     dashboard: bool
     levels: tuple[AlertLevel, ...]
@@ -160,21 +122,6 @@ class Recording:
     expr: str
     labels: tuple[str, ...]
     help: str
-    tests: tuple[RecordingTest, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingTest:
-    """Input series with samples, and the recorded series with values, to four decimals. ``needed``: nothing is
-    recorded without all inputs on one subject. ``vetoes``: series that silence it. ``after``: least seconds before
-    the values are queried; 0 = a quiet period.
-    """
-
-    inputs: Mapping[str, str]
-    expect: Mapping[str, float]
-    needed: bool = False
-    vetoes: Mapping[str, str] = field(default_factory=dict)
-    after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,22 +171,7 @@ def _evaluated(document: Mapping[str, Any], kind: str, interval: str) -> Iterato
 
 
 def _recording(item: Mapping[str, Any]) -> Recording:
-    return Recording(
-        item["record"],
-        _clean(item["expr"]),
-        tuple(item["labels"]),
-        item["help"].strip(),
-        tuple(
-            RecordingTest(
-                test["inputs"],
-                test["expect"],
-                test.get("needed", False),
-                test.get("vetoes", {}),
-                read_number(test.get("after", 0)),
-            )
-            for test in item["tests"]
-        ),
-    )
+    return Recording(item["record"], _clean(item["expr"]), tuple(item["labels"]), item["help"].strip())
 
 
 def _alert(item: Mapping[str, Any], family: str, dashboard: bool, interval: float) -> Alert:
@@ -251,6 +183,7 @@ def _alert(item: Mapping[str, Any], family: str, dashboard: bool, interval: floa
         name,
         family,
         item["subject"],
+        tuple(item.get("labels", SUBJECTS[item["subject"]])),
         _line(item["choice"]),
         dashboard,
         levels,
@@ -272,19 +205,16 @@ def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any], interva
         for field_name, kind in (("and_on", "and"), ("unless_on", "unless"))
         for key, body in (item.get(field_name) or {}).items()
     )
-    labels = tuple(label for label in identity if label not in ("cluster", "node", "role"))
-    cases = tuple(_case(name, case, labels) for case in item["tests"])
     return AlertLevel(
         item["severity"],
         bool(item.get("page", False)),
         _clean(item["expr"]),
         conditions,
-        read_number(item["for"]),
-        read_number(item.get("keep", 0)),
-        cases,
+        float(item["for"]),
+        float(item.get("keep", 0)),
         _line(item.get("summary") or alert["summary"]),
         _line(item.get("description") or alert["description"]),
-        read_number(item.get("share", 0)),
+        float(item.get("share", 0)),
         interval,
     )
 
@@ -293,30 +223,3 @@ def _condition(name: str, body: str | Mapping[str, Any], kind: str, identity: tu
     if isinstance(body, str):
         return SideCondition(name, kind, _clean(body), identity)
     return SideCondition(name, kind, _clean(body["expr"]), tuple(body["join"]))
-
-
-def _case(name: str, item: Mapping[str, Any], labels: tuple[str, ...]) -> TestCase:
-    inputs = tuple(_input(name, series, text) for series, text in item["inputs"].items())
-    expected = tuple(item.get("labels", labels))
-    return TestCase(
-        inputs,
-        expected,
-        tuple(item.get("splits", expected)),
-        item.get("extra_labels", {}),
-        item.get("fires", True),
-    )
-
-
-def _input(name: str, series: str, text: str) -> Input:
-    head, body = _SERIES.fullmatch(series), _INPUT.fullmatch(str(text))
-    if head is None or body is None:
-        raise SpecError(f"{name} would get the condition {series} {text}, which cannot be tested")
-    labels = dict(_LABEL.findall(head["labels"] or ""))
-    return Input(
-        head["metric"],
-        labels,
-        body["op"],
-        read_number(body["value"] if body["value"] else 1),
-        read_number(body["window"] or 0),
-        read_number(body["start"]) if body["start"] else None,
-    )

@@ -1,4 +1,4 @@
-"""The jinja2 environment of rules, tests and documents, and the helpers of templates.
+"""The jinja2 environment of rules and documents, and the helpers of templates.
 
 Delimiters are ``<< >>``, ``<% %>`` and ``<# #>``, because PromQL, Go templates and Grafana use braces.
 """
@@ -11,8 +11,7 @@ from typing import Any, Final
 import jinja2
 
 from kvpressure.bundle.spec import EVALUATION_INTERVALS, SUBJECTS
-from kvpressure.bundle.text import duration, number, origin, span, words
-from kvpressure.bundle.variants import QUIET_SECONDS, recorded_at
+from kvpressure.bundle.text import duration, number, span, words
 from kvpressure.bundle.verdicts_page import because
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds
@@ -120,13 +119,12 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "d": lambda name: duration(thresholds[name]),
         "w": lambda name: words(thresholds.entry(name)),
         "because": lambda verdict: because(verdict, thresholds),
-        "o": lambda name: origin(thresholds.entry(name)),
+        "o": lambda name: thresholds.entry(name).origin,
         "n": lambda name: thresholds[name],
         "number": number,
         "span": span,
         "duration": duration,
         "interval": EVALUATION_INTERVALS,
-        "quiet_seconds": lambda name, after=QUIET_SECONDS: recorded_at(EVALUATION_INTERVALS[name], after),
         "workload": workload,
         "kube": kube,
         "grown": grown,

@@ -5,12 +5,11 @@ evaluated.
 from __future__ import annotations
 
 import json
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.bundle.text import Named, token, words
+from kvpressure.bundle.text import words
 from kvpressure.diagnosis import findings, hysteresis, rules
 from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, Grade, Row, Verdict, decide
 from kvpressure.diagnosis.logic import Condition
@@ -120,8 +119,7 @@ EXAMPLES: Final[tuple[tuple[str, Mapping[str, bool | None]], ...]] = (
 def because(verdict: str, t: Thresholds) -> str:
     """When this verdict is given: the first sentence of its table that can be confident."""
     table = next(one for one in rules.TABLES if one.name == verdict and one.confident)
-    named = {entry.name: token("t", entry.name) for entry in t.entries() if isinstance(entry.value, Named)}
-    return table.when.format_map(ChainMap(named, findings.levels(t))).split(". ")[0]
+    return table.when.format_map(findings.levels(t)).split(". ")[0]
 
 
 def render_verdicts(t: Thresholds) -> str:

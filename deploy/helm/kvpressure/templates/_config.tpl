@@ -6,8 +6,6 @@
 {{- if eq (include "kvpressure.probePort" .root) "health" -}}
 {{- $_ := set $settings "web.health-listen-address" (list (printf ":%d" (int $values.healthPort))) -}}
 {{- end -}}
-{{- with $values.rules.runbookBaseUrl -}}{{- $_ := set $settings "web.runbook-url" . -}}{{- end -}}
-{{- with $values.rules.dashboardBaseUrl -}}{{- $_ := set $settings "web.dashboard-url" . -}}{{- end -}}
 {{- $readsProc := eq (include "kvpressure.readsProc" .) "true" -}}
 {{- range $name, $on := $values.sources -}}
 {{- $_ := set $settings (printf "collector.%s" $name) (ternary $readsProc $on (eq $name "procfs")) -}}

@@ -109,9 +109,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if not .Values.image.repository -}}
 {{- fail "image.repository is empty: nobody publishes an image yet; allowed: the repository you pushed the image to that `docker build .` makes, e.g. --set image.repository=registry.internal/kvpressure" -}}
 {{- end -}}
-{{- range $name := list "runbookBaseUrl" "dashboardBaseUrl" -}}
-{{- if regexMatch "^https?://([^/]*\\.)?(example|invalid|test)(\\.(com|org|net))?(:[0-9]+)?(/|$)" (index $.Values.rules $name) -}}
-{{- fail (printf "rules.%s %s is a placeholder: every alert would carry a dead link; allowed: an address of your own, or empty for no links" $name (index $.Values.rules $name)) -}}
+{{- if and .Values.rules.file (not (hasKey (fromYaml .Values.rules.file) "groups")) -}}
+{{- fail "rules.file has no rule groups; allowed: --set-file rules.file=DIR/alerts/kvpressure-rules.yaml, as kvpressure bundle --out DIR writes it" -}}
+{{- end -}}
+{{- if and (or .Values.prometheusRule.enabled .Values.rulesConfigMap.enabled) (not .Values.rules.file) -}}
+{{- $numbers := regexFind "(?m)^# Thresholds in these rules: .*$" (.Files.Get "files/kvpressure-rules.yaml") -}}
+{{- range $name, $_ := .Values.thresholds -}}
+{{- if regexMatch (printf " %s(,|$)" $name) $numbers -}}
+{{- fail (printf "thresholds.%s is a number of the rules too, which would keep the built-in one; allowed: with rules of your own, kvpressure bundle --values FILE --out DIR and --set-file rules.file=DIR/alerts/kvpressure-rules.yaml (docs/your-site.md)" $name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.updateStrategy -}}

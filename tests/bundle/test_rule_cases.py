@@ -1,0 +1,100 @@
+"""Each alert has a case that fires, one that does not, and its boundary; each recording its values. promtool judges."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpressure.bundle.rules import Options, load_groups, rule_file
+from kvpressure.bundle.spec import AlertLevel
+from kvpressure.bundle.text import to_yaml
+from kvpressure.bundle.values import BundleValues
+from kvpressure.settings.thresholds import builtin
+from tests.helpers.rule_cases import alert_test, alerts, levels, needed_by, recording_test, recordings
+from tests.helpers.situations import load
+
+pytestmark = pytest.mark.live
+
+PACKS = {
+    "kvpressure": Options(builtin()),
+    "vllm": Options(builtin(), source="vllm"),
+    "literal": Options(builtin(), profile="literal"),
+}
+GROUPS = {pack: load_groups(options) for pack, options in PACKS.items()}
+LEVELS = {
+    (pack, alert.name, level.severity): level
+    for pack, groups in GROUPS.items()
+    for group in groups
+    for alert in group.alerts
+    for level in alert.levels
+}
+BY_SITUATIONS = {  # of hours, or of a Prometheus that has no series at all
+    *(("kvpressure", name) for situation in load() for name in (*situation.by, *situation.ticket_by)),
+    *(("vllm", name) for name in ("InferenceModelDown", "InferenceCrashLoop", "InferenceMetricsAbsent")),
+}
+CLAIMED = re.compile(r"\b(?:for|over|in the last)(?: more than| the last)? (\d+) ?(s|second|minute|hour|day)s?\b", re.I)
+UNIT_SECONDS = {"s": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86400}
+
+
+def promtool(document: dict[str, Any], folder: Path) -> str:
+    """What promtool does not find as the document says; empty where all is."""
+    path = folder / "test.yaml"
+    path.write_text(json.dumps(document))
+    result = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120)
+    return result.stdout + result.stderr if result.returncode else ""
+
+
+def rules_for(name: str, pack: str, folder: Path) -> Path:
+    groups = needed_by(name, rule_file(GROUPS[pack], BundleValues())["groups"])
+    (folder / "rules.yaml").write_text(to_yaml({"groups": groups}))
+    return folder / "rules.yaml"
+
+
+@pytest.mark.parametrize(("pack", "alert"), [(pack, alert) for pack in PACKS for alert in alerts(pack)])
+def test_it_fires_where_it_should_and_nowhere_else(tmp_path: Path, pack: str, alert: str) -> None:
+    document = alert_test(rules_for(alert, pack, tmp_path), alert, pack, GROUPS[pack])
+    assert promtool(document, tmp_path) == ""
+
+
+@pytest.mark.parametrize(("pack", "recording"), [(pack, name) for pack in PACKS for name in recordings(pack)])
+def test_it_records_what_is_expected(tmp_path: Path, pack: str, recording: str) -> None:
+    document = recording_test(rules_for(recording, pack, tmp_path), recording, pack)
+    assert promtool(document, tmp_path) == ""
+
+
+def test_every_alert_and_recording_has_its_cases() -> None:
+    known = {(pack, alert, severity) for pack in PACKS for alert, row in alerts(pack).items() for severity in row}
+    assert known <= LEVELS.keys()
+    assert {key for key in LEVELS.keys() - known if key[:2] not in BY_SITUATIONS and key[0] != "literal"} == set()
+    for pack in ("kvpressure", "vllm"):
+        assert set(recordings(pack)) == {item.name for group in GROUPS[pack] for item in group.recordings}
+
+
+def test_alerts_that_the_literal_profile_changes_have_their_own_cases() -> None:
+    default = {(alert, severity): level for (pack, alert, severity), level in LEVELS.items() if pack == "kvpressure"}
+    changed = {
+        alert
+        for (pack, alert, severity), level in LEVELS.items()
+        if pack == "literal" and level.expr != default[alert, severity].expr
+    }
+    assert changed <= set(alerts("literal"))
+
+
+def claimed_minutes(level: AlertLevel) -> float:
+    """The longest time of which the level's texts say that something lasted as long; 0 if they say none."""
+    found = CLAIMED.findall(f"{level.summary}. {level.description}")
+    return max((int(count) * UNIT_SECONDS[unit.lower()] for count, unit in found), default=0) / 60
+
+
+@pytest.mark.parametrize(("pack", "alert"), [(pack, alert) for pack in PACKS for alert in alerts(pack)])
+def test_what_a_text_says_of_a_time_is_true_of_younger_series(pack: str, alert: str) -> None:
+    """A range holds what there is of it: two samples a second apart are a rate over five minutes. The cases begin with
+    their series, and fire no earlier than ``after``.
+    """
+    for level in levels(alert, pack, GROUPS[pack]):
+        assert level.after >= claimed_minutes(LEVELS[pack, alert, level.severity]), level.severity

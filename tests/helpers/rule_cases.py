@@ -1,0 +1,184 @@
+"""The readable cases of alerts and recordings (``tests/bundle/situations``) as unit tests for promtool.
+
+Each case is a cluster of its own, so that one test holds them all, and what fires for one must be silent for its
+neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from kvpressure.bundle.spec import SUBJECTS, RuleGroup
+from tests.helpers.situations import FILE, doubled, in_cluster, named, samples
+
+FOLDER: Final = FILE.parent
+STEP: Final = 60.0
+"""Seconds between samples, and between evaluations."""
+RECORDED_AT: Final = 15
+"""Minute at which a recording is asked for, where its case names no other."""
+OPT_OUT: Final = 'kvpressure_container_alerts_info{$C,alerts="off"}'
+
+Series = Mapping[str, float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Series in a cluster of their own, and whether the alert fires for them."""
+
+    cluster: str
+    series: Mapping[str, str]
+    fires: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One severity of an alert; ``after``: minutes from the first sample until it fires."""
+
+    alert: str
+    severity: str
+    after: int
+    cases: tuple[Case, ...]
+
+
+def alerts(pack: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """The alerts of one pack of the file: name -> severity -> its row."""
+    found: Mapping[str, Mapping[str, Mapping[str, Any]]] = _read("alerts")[pack]
+    return found
+
+
+def recordings(pack: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """The recordings of one pack: name -> what is given and what is expected."""
+    found: Mapping[str, Sequence[Mapping[str, Any]]] = _read("recordings").get(pack, {})
+    return found
+
+
+def levels(alert: str, pack: str, groups: Sequence[RuleGroup]) -> list[Level]:
+    """Every severity of ``alert``, with the cases that are added to each: seen by two exporters, and opted out."""
+    (found,) = (one for group in groups for one in group.alerts if one.name == alert)
+    guarded = {one.severity for one in found.levels if any(item.name == "opt_out" for item in one.conditions)}
+    return [
+        Level(alert, severity, _minutes(row.get("after", "0m")), tuple(_cases(row, severity, found.subject, guarded)))
+        for severity, row in alerts(pack)[alert].items()
+    ]
+
+
+def _minutes(text: str) -> int:
+    return int(text.removesuffix("m"))
+
+
+def _cases(row: Mapping[str, Any], severity: str, subject: str, guarded: set[str]) -> Iterator[Case]:
+    for key in ("fires", "silent", "boundary_fires", "boundary_silent"):
+        items = row.get(key, ())
+        for index, series in enumerate([items] if isinstance(items, Mapping) else items, 1):
+            yield Case(f"{severity} {key} {index}", _written_out(series), key.endswith("fires"))
+    fires = row["fires"] if isinstance(row["fires"], Mapping) else row["fires"][0]
+    if "node" not in SUBJECTS[subject]:
+        yield Case(f"{severity} seen by two exporters", doubled(_written_out(fires)), True)
+    if severity in guarded:
+        yield Case(f"{severity} opted out", _written_out({**fires, OPT_OUT: 1}), False)
+
+
+def _written_out(series: Series) -> dict[str, str]:
+    """The series with all labels, and a single value as one that never changes."""
+    return {
+        named(name, labels()): f"999m {value}" if isinstance(value, int | float) else value
+        for name, value in series.items()
+    }
+
+
+def _with_labels(name: str) -> str:
+    return re.sub(r"\$(\w+)", lambda match: labels()[match[1]], name)
+
+
+@cache
+def labels() -> dict[str, str]:
+    """Short names of labels, as every file of the folder may use them."""
+    return {
+        name: text for file in ("situations", "alerts", "recordings") for name, text in _read(file)["labels"].items()
+    }
+
+
+@cache
+def _read(name: str) -> Any:
+    return yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
+def needed_by(name: str, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The groups of a rule file with the rules called ``name`` and the recordings that they read alone: promtool
+    evaluates each minute what it loads.
+    """
+    exprs: dict[str, str] = {}
+    for rule in (rule for group in groups for rule in group["rules"]):
+        exprs[_called(rule)] = exprs.get(_called(rule), "") + rule["expr"]
+    wanted, added = set[str](), {name}
+    while added:
+        wanted |= added
+        added = {other for other in exprs.keys() - wanted if any(other in exprs[one] for one in wanted)}
+    kept = ({**group, "rules": [rule for rule in group["rules"] if _called(rule) in wanted]} for group in groups)
+    return [group for group in kept if group["rules"]]
+
+
+def _called(rule: Mapping[str, str]) -> str:
+    return rule.get("record") or rule["alert"]
+
+
+def alert_test(rules: Path, alert: str, pack: str, groups: Sequence[RuleGroup]) -> dict[str, Any]:
+    """The document for ``promtool test rules``: silent a minute before its time, firing then, the others silent."""
+    found = levels(alert, pack, groups)
+    last = max(level.after for level in found) + 1
+    checks = [
+        _check(level, minute, [case for case in level.cases if case.fires and minute == level.after])
+        for level in found
+        for minute in range(max(level.after - 1, 0), level.after + 1)
+    ]
+    return _document(rules, last, [case for level in found for case in level.cases], checks, alert)
+
+
+def _check(level: Level, minute: int, firing: Sequence[Case]) -> dict[str, Any]:
+    active = f'alertname="{level.alert}",severity="{level.severity}",alertstate="firing",cluster=~"{level.severity} .*"'
+    expected = [{"labels": f'{{cluster="{case.cluster}"}}', "value": 1} for case in firing]
+    return {"expr": f"count by (cluster) (ALERTS{{{active}}})", "eval_time": f"{minute}m", "exp_samples": expected}
+
+
+def recording_test(rules: Path, recording: str, pack: str) -> dict[str, Any]:
+    """The document for the values of one recording, to four decimals, because rates differ in the last bits."""
+    cases, checks = [], []
+    for index, row in enumerate(recordings(pack)[recording], 1):
+        cluster = f"case {index}"
+        cases.append(Case(cluster, _written_out(row["given"]), False))
+        checks.append(
+            {
+                "expr": f'round({recording}{{cluster=~"{cluster}(/.*)?"}}, 0.0001)',
+                "eval_time": f"{row.get('at', RECORDED_AT)}m",
+                "exp_samples": [
+                    {"labels": in_cluster(_with_labels(name), cluster).replace(",}", "}"), "value": value}
+                    for name, value in row["expect"].items()
+                ],
+            }
+        )
+    last = max(row.get("at", RECORDED_AT) for row in recordings(pack)[recording]) + 1
+    return _document(rules, last, cases, checks, recording)
+
+
+def _document(
+    rules: Path, last: int, cases: Sequence[Case], checks: Sequence[Mapping[str, Any]], name: str
+) -> dict[str, Any]:
+    series = [
+        {"series": in_cluster(one, case.cluster), "values": samples(values, last, STEP)}
+        for case in cases
+        for one, values in case.series.items()
+    ]
+    order = [group["name"] for group in yaml.load(rules.read_text(encoding="utf-8"), yaml.CSafeLoader)["groups"]]
+    return {
+        "rule_files": [str(rules)],
+        "evaluation_interval": f"{STEP:g}s",
+        "group_eval_order": order,
+        "tests": [{"name": name, "interval": f"{STEP:g}s", "input_series": series, "promql_expr_test": list(checks)}],
+    }

@@ -165,8 +165,8 @@ rule_files:
   - kvpressure-vllm-only-rules.yaml
 ```
 
-Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts have the same names. For thresholds of your own, run
-`kvpressure bundle --source vllm --values site.yaml --out DIR`. `kvpressure bundle` also writes a PrometheusRule, runbooks, routes and the rules' unit tests.
+Load the file in place of `kvpressure-rules.yaml`, not beside it: the alerts have the same names. For thresholds of your own, take the
+file that `kvpressure bundle --values site.yaml --out DIR` writes.
 [alerts/kvpressure-vllm-only-dashboard.json](../alerts/kvpressure-vllm-only-dashboard.json) is a dashboard for vLLM's own metrics.
 
 ## Alerts

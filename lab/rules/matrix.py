@@ -1,7 +1,7 @@
 """The bundle before newer judges: promtool, amtool and VictoriaMetrics' vmalert of the following Debian releases.
 
 ``python -m lab.rules.matrix`` fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
-the rules, their cases and the Alertmanager example through them, for every source and profile; vmalert also has
+the rules, their cases and the Alertmanager example through them, for every profile; vmalert also has
 to fire on the recorded incidents what Prometheus fires. Prometheus 3 has left-open ranges, so a test that holds on
 2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is written into the package, from where
 ``kvpressure bundle`` prints it in ``docs/reference/alerts.md``.
@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from tests.bundle.conftest import ROOT
 from tests.helpers.rule_cases import alert_test, alerts, recording_test, recordings
 
 from kvpressure.bundle import documents
-from kvpressure.bundle.render import render, write
-from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
+from kvpressure.bundle.render import RULES, VLLM_ONLY, render, write
+from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.settings.thresholds import builtin
 from lab.rules import replayed, victoria
 
@@ -75,8 +76,8 @@ def fetch(suite: str) -> Path:
 def judge(promtool: Path, amtool: Path, tree: Path) -> str:
     """What the two do not accept in ``tree``; empty when everything passes."""
     commands = [
-        [promtool, "check", "rules", "alerts/kvpressure-rules.yaml"],
-        *([promtool, "test", "rules", str(path)] for path in sorted(tree.glob("cases/*.json"))),
+        *([promtool, "check", "rules", rules] for rules in (RULES, VLLM_ONLY)),
+        *([promtool, "test", "rules", str(path)] for path in sorted(tree.glob("cases/*/*.json"))),
         [amtool, "check-config", "alerts/alertmanager.yaml"],
     ]
     refused = ""
@@ -89,13 +90,16 @@ def judge(promtool: Path, amtool: Path, tree: Path) -> str:
 
 def write_cases(options: Options, tree: Path) -> None:
     """The cases of alerts and recordings as files for ``promtool test rules`` below ``tree``."""
-    pack = "literal" if options.profile == "literal" else options.source
-    rules, groups = tree / "alerts/kvpressure-rules.yaml", load_groups(options)
-    cases = {name: alert_test(rules, name, pack, groups) for name in alerts(pack)}
-    cases |= {name: recording_test(rules, name, pack) for name in recordings(pack)}
-    (tree / "cases").mkdir()
-    for name, document in cases.items():
-        (tree / "cases" / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
+    packs = {"literal" if options.profile == "literal" else "kvpressure": options}
+    if options.profile == "default":
+        packs["vllm"] = replace(options, source="vllm")
+    for pack, chosen in packs.items():
+        rules, groups = tree / (VLLM_ONLY if pack == "vllm" else RULES), load_groups(chosen)
+        cases = {name: alert_test(rules, name, pack, groups) for name in alerts(pack)}
+        cases |= {name: recording_test(rules, name, pack) for name in recordings(pack)}
+        (tree / "cases" / pack).mkdir(parents=True)
+        for name, document in cases.items():
+            (tree / "cases" / pack / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
 
 
 def version(program: Path) -> str:
@@ -114,24 +118,17 @@ def main() -> int:
     ]
     found: list[dict[str, Any]] = []
     for promtool, amtool, programs in judges:
-        for source in SOURCES:
-            for profile in PROFILES:
-                with tempfile.TemporaryDirectory() as directory:
-                    tree = Path(directory)
-                    options = Options(builtin(), profile=profile, source=source)
-                    write(render(options), tree)
-                    write_cases(options, tree)
-                    note(
-                        found,
-                        f"{version(promtool)} and {version(amtool)}",
-                        f"{source}, {profile}",
-                        judge(promtool, amtool, tree),
-                    )
-                    if programs and (source, profile) == ("kvpressure", "default"):
-                        name = victoria.version(programs)
-                        note(found, name, f"{source}, {profile}", victoria.judge(programs, tree))
-                        rules = tree / "alerts/kvpressure-rules.yaml"
-                        note(found, name, "all incidents replayed", replayed.judge(programs, rules))
+        for profile in PROFILES:
+            with tempfile.TemporaryDirectory() as directory:
+                tree = Path(directory)
+                options = Options(builtin(), profile=profile)
+                write(render(options), tree)
+                write_cases(options, tree)
+                note(found, f"{version(promtool)} and {version(amtool)}", profile, judge(promtool, amtool, tree))
+                if programs and profile == "default":
+                    name = victoria.version(programs)
+                    note(found, name, profile, victoria.judge(programs, tree))
+                    note(found, name, "all incidents replayed", replayed.judge(programs, tree / RULES))
     if suites == list(SUITES):
         options = Options(builtin())
         digest = documents.digest(rule_file(load_groups(options), options.values))

@@ -54,7 +54,7 @@ def version(programs: Path) -> str:
 def judge(programs: Path, tree: Path) -> str:
     """What vmalert or vmalert-tool of ``programs`` does not accept in ``tree``; empty when everything passes."""
     refused = _run(programs / "vmalert", "-dryRun", f"-rule={tree}/alerts/kvpressure-rules.yaml")
-    for path in sorted(tree.glob("cases/*.json")):
+    for path in sorted(tree.glob("cases/*/*.json")):
         if not different(path.stem):
             target = tree / f"victoria-{path.name}"
             target.write_text(json.dumps(converted(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")

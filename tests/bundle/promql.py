@@ -50,8 +50,8 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
         (*_VLLM, "le"),
     ),
 }
-"""Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source vllm``
-reads.
+"""Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what the rules over
+vLLM's own metrics read.
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import kvpressure
 from kvpressure.bundle.render import OWNED, differences, render, without_dead_links, write
-from kvpressure.bundle.rules import SOURCES, Options, load_groups
+from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.spec import SpecError
 from kvpressure.cli import main
 from kvpressure.settings.thresholds import builtin
@@ -36,9 +36,8 @@ def test_another_process_gives_the_same_bytes(files: dict[str, str], tmp_path: P
     )
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_link_of_a_bundle_in_an_empty_directory_leads_somewhere(source: str, tmp_path: Path) -> None:
-    write(render(Options(builtin(), source=source)), tmp_path)
+def test_every_link_of_a_bundle_in_an_empty_directory_leads_somewhere(tmp_path: Path) -> None:
+    write(render(Options(builtin())), tmp_path)
     for page in tmp_path.rglob("*.md"):
         for file, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
             target = page.parent / file if file else page
@@ -46,12 +45,11 @@ def test_every_link_of_a_bundle_in_an_empty_directory_leads_somewhere(source: st
             assert not anchor or anchor in headings(target), f"{page}: {file}#{anchor}"
     assert "/runbooks/" in (tmp_path / "alerts/README.md").read_text(), "links within the bundle stay"
     reasons = tmp_path / "docs/reference/failure-reasons.md"
-    assert source != "kvpressure" or "values (docs/operations.md)" in reasons.read_text(), "pages elsewhere are named"
+    assert "values (docs/operations.md)" in reasons.read_text(), "pages elsewhere are named"
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_the_readme_of_the_alerts_lists_the_files_beside_it(source: str, tmp_path: Path) -> None:
-    write(render(Options(builtin().override({"objective_ttft_ratio": 0.95}, "test"), source=source)), tmp_path)
+def test_the_readme_of_the_alerts_lists_the_files_beside_it(tmp_path: Path) -> None:
+    write(render(Options(builtin().override({"objective_ttft_ratio": 0.95}, "test"))), tmp_path)
     beside = tmp_path / "alerts"
     listed = set(re.findall(r"`([\w*/-]+\.(?:yaml|json))`(?=[^|]*\|[^|]*\|\n)", (beside / "README.md").read_text()))
     found = {path for path in beside.rglob("*") if path.is_file() and path.name != "README.md"}
@@ -161,9 +159,8 @@ def test_wrong_input_is_one_line_and_exit_2(
         ("wait_page_seconds", 0.001),
     ],
 )
-@pytest.mark.parametrize("source", SOURCES)
-def test_thresholds_at_the_end_of_what_is_allowed_make_rules(name: str, value: float, source: str) -> None:
-    assert load_groups(Options(builtin().override({name: value}, "test"), source=source))
+def test_thresholds_at_the_end_of_what_is_allowed_make_rules(name: str, value: float) -> None:
+    assert load_groups(Options(builtin().override({name: value}, "test")))
 
 
 def test_thresholds_that_make_no_rules_are_one_line(

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvpressure.bundle.render import render, write
-from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
+from kvpressure.bundle.rules import Options, load_groups, rule_file
 from kvpressure.bundle.spec import EVALUATION_INTERVALS, FAMILIES, SEVERITIES, SUBJECTS, RuleGroup
 from kvpressure.bundle.text import to_yaml, words
 from kvpressure.bundle.values import BundleValues
@@ -36,39 +35,17 @@ GUIDES_ALERTS = {
     "InferenceBatchCollapse",
     "InferenceDocumentedSignature",
 }
-VARIANTS = [f"{source}-{profile}" for source in SOURCES for profile in PROFILES]
-GROUPS = {
-    f"{source}-{profile}": load_groups(Options(builtin(), profile=profile, source=source))
-    for source in SOURCES
-    for profile in PROFILES
+PACKS = {
+    "kvpressure": Options(builtin()),
+    "literal": Options(builtin(), profile="literal"),
+    "vllm": Options(builtin(), source="vllm"),
 }
+VARIANTS = list(PACKS)
+GROUPS = {pack: load_groups(options) for pack, options in PACKS.items()}
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
-
-
-def load(path: Path) -> Any:
-    """A generated file; libyaml reads it ten times as fast."""
-    return yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
-
-
-class Trees(dict[str, Path]):
-    """The bundle of each variant, rendered when it is first asked for."""
-
-    def __init__(self, factory: pytest.TempPathFactory) -> None:
-        self._factory = factory
-
-    def __missing__(self, variant: str) -> Path:
-        source, profile = variant.split("-")
-        self[variant] = self._factory.mktemp(variant)
-        write(render(Options(builtin(), profile=profile, source=source)), self[variant])
-        return self[variant]
-
-
-@pytest.fixture(scope="session")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> Trees:
-    return Trees(tmp_path_factory)
 
 
 def rules_of(variant: str) -> list[dict[str, Any]]:
@@ -76,8 +53,9 @@ def rules_of(variant: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_promtool_accepts_the_rules(trees: Trees, variant: str) -> None:
-    result = promtool("check", "rules", trees[variant] / "alerts/kvpressure-rules.yaml")
+def test_promtool_accepts_the_rules(tmp_path: Path, variant: str) -> None:
+    (tmp_path / "rules.yaml").write_text(to_yaml(rule_file(GROUPS[variant], BundleValues())))
+    result = promtool("check", "rules", tmp_path / "rules.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -144,16 +122,10 @@ def test_a_phase_is_named_in_words(rules: list[dict[str, Any]], tmp_path: Path, 
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant.endswith("-default")])
-def test_measured_values_have_three_digits_in_a_notification(trees: Trees, variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["kvpressure", "vllm"])
+def test_measured_values_have_three_digits_in_a_notification(variant: str, tmp_path: Path) -> None:
     """Prometheus' own functions print four: "wait 34.73s", "7.158GB"."""
-    texts = [
-        text
-        for path in (trees[variant] / "alerts").glob("*-rules.yaml")
-        for group in load(path)["groups"]
-        for rule in group["rules"]
-        for text in rule.get("annotations", {}).values()
-    ]
+    texts = [text for rule in rules_of(variant) for text in rule.get("annotations", {}).values()]
     found = sorted(set(re.findall(r"(\{\{[^{}]*\$value[^{}]*\}\})(B?)", "\n".join(texts))))
     measured = [code for code, bytes_ in found if bytes_ or "humanizeDuration" in code]
     assert measured
@@ -238,7 +210,7 @@ def test_queries_in_annotations_ask_for_what_exists(variant: str) -> None:
         for text in rule["annotations"].values()
         for match in re.finditer(r"\((kvpressure_\w+)\{(.*?)\}\)", text)
     ]
-    assert asked or not variant.startswith("kvpressure")
+    assert asked or variant == "vllm"
     for match in asked:
         assert set(re.findall(r"(\w+)=", match[2])) <= known[match[1]], match[0]
 
@@ -333,7 +305,7 @@ def test_descriptions_say_value_and_threshold(groups: tuple[RuleGroup, ...]) -> 
 
 def test_links_lead_to_a_dashboard_and_its_variables(files: dict[str, str]) -> None:
     site = BundleValues(dashboard_base_url="https://grafana.internal")
-    rules = [rule for group in rule_file(GROUPS["kvpressure-default"], site)["groups"] for rule in group["rules"]]
+    rules = [rule for group in rule_file(GROUPS["kvpressure"], site)["groups"] for rule in group["rules"]]
     alerts = [rule for rule in rules if "alert" in rule]
     for rule in alerts:
         link = re.fullmatch(r"https://grafana\.internal/d/([\w-]+)(?:\?(.*))?", rule["annotations"]["dashboard_url"])
@@ -401,8 +373,8 @@ def test_runbook_of_every_alert_is_in_the_bundle(files: dict[str, str], rules: l
 
 
 def test_literal_profile_drops_our_conditions() -> None:
-    literal = {alert.name: alert for group in GROUPS["kvpressure-literal"] for alert in group.alerts}
-    default = {alert.name: alert for group in GROUPS["kvpressure-default"] for alert in group.alerts}
+    literal = {alert.name: alert for group in GROUPS["literal"] for alert in group.alerts}
+    default = {alert.name: alert for group in GROUPS["kvpressure"] for alert in group.alerts}
     assert set(literal) == set(default)
     assert set(literal) >= GUIDES_ALERTS
     for name, alert in literal.items():

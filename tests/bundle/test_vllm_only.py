@@ -231,8 +231,3 @@ def test_the_dashboard_needs_nothing_but_vllm_and_the_recordings_of_its_rules() 
     assert set(re.findall(r"\b(?:engine|pod|workload):\w+:\w+", text)) <= recorded
     assert not re.search(r"(?<![\w:-])kvpressure_(?!family)\w+", text)
     assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == set(VARIABLES) - {"gpu"}
-
-
-def test_the_dashboard_comes_with_the_rules_of_its_source() -> None:
-    files = render(Options(builtin(), source="vllm"))
-    assert json.loads(files["dashboards/kvpressure-vllm-only.json"]) == DASHBOARD

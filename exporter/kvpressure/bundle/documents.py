@@ -28,9 +28,11 @@ service, which raises the alarm when it stops.
 Each inhibition demands the label that identifies its subject, because labels missing on both sides count as equal."""  # noqa: E501
 
 
-def pages(options: Options, groups: Sequence[RuleGroup], others: Sequence[Alert] = ()) -> dict[str, str]:
-    """Every page: path -> Markdown. ``others``: further alerts for the list of runbooks."""
+def pages(options: Options, groups: Sequence[RuleGroup], pack: Sequence[RuleGroup]) -> dict[str, str]:
+    """Every page: path -> Markdown. ``pack``: the groups over vLLM's own metrics, whose alerts have a runbook too."""
     alerts = [alert for group in groups for alert in group.alerts]
+    names = {alert.name for alert in alerts}
+    others = [alert for group in pack for alert in group.alerts if alert.name not in names]
     recordings = [item for group in groups for item in group.recordings]
     variables = context(
         options.thresholds,
@@ -38,6 +40,8 @@ def pages(options: Options, groups: Sequence[RuleGroup], others: Sequence[Alert]
         options=options,
         groups=groups,
         alerts=alerts,
+        others=others,
+        matrix=matrix(rule_file(groups, options.values)),
         recordings=recordings,
         entries=options.thresholds.settable(),
         span=span,
@@ -49,21 +53,17 @@ def pages(options: Options, groups: Sequence[RuleGroup], others: Sequence[Alert]
     )
     found = {
         "docs/reference/thresholds.md": _page("docs/thresholds.md.j2", variables),
-        "docs/reference/alerts.md": _page(
-            "docs/alerts.md.j2",
-            variables | _measured(rule_file(groups, options.values)),
-        ),
-        f"{RUNBOOK_FOLDER}/README.md": _page("docs/runbooks.md.j2", variables | {"others": others}),
+        "docs/reference/alerts.md": _page("docs/alerts.md.j2", variables),
+        "docs/reference/metrics.md": render_metrics_reference(),
+        "docs/reference/settings.md": render_settings_reference(),
+        "docs/reference/failure-reasons.md": render_failure_reasons(),
+        "docs/verdicts.md": render_verdicts(options.thresholds),
+        f"docs/{ROWS_PAGE}": render_rows(options.thresholds),
+        f"{RUNBOOK_FOLDER}/README.md": _page("docs/runbooks.md.j2", variables),
         "alerts/README.md": _page("docs/alerts-readme.md.j2", variables),
+        "dashboards/README.md": _page("docs/dashboards-readme.md.j2", variables),
     }
-    if options.source == "kvpressure":
-        found["docs/reference/metrics.md"] = render_metrics_reference()
-        found["docs/reference/settings.md"] = render_settings_reference()
-        found["docs/reference/failure-reasons.md"] = render_failure_reasons()
-        found["docs/verdicts.md"] = render_verdicts(options.thresholds)
-        found[f"docs/{ROWS_PAGE}"] = render_rows(options.thresholds)
-        found["dashboards/README.md"] = _page("docs/dashboards-readme.md.j2", variables)
-    for alert in alerts:
+    for alert in (*alerts, *others):
         found[runbook(alert)] = _page(f"runbooks/{alert.name}.md.j2", variables | {"alert": alert})
     return found
 
@@ -89,10 +89,6 @@ def digest(rules: Mapping[str, Any]) -> str:
         for group in rules["groups"]
     ]
     return hashlib.sha256(json.dumps(evaluated, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _measured(rules: Mapping[str, Any]) -> dict[str, Any]:
-    return {"matrix": matrix(rules)}
 
 
 def matrix(rules: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,10 +24,10 @@ from kvpressure.bundle.rules import (
     thresholds_in_rules,
     vm_rule,
 )
+from kvpressure.bundle.spec import RuleGroup
 from kvpressure.bundle.templating import context
 from kvpressure.bundle.templating import render as render_template
 from kvpressure.bundle.text import to_yaml
-from kvpressure.bundle.values import BundleValues
 from kvpressure.publish.links import RUNBOOK_FOLDER
 
 RULES: Final = "alerts/kvpressure-rules.yaml"
@@ -52,63 +52,29 @@ OWNED: Final = ("alerts", "dashboards", RUNBOOK_FOLDER)
 
 def render(options: Options) -> dict[str, str]:
     """Every file of the bundle: path relative to the output directory -> text."""
-    groups = load_groups(options)
-    alerts = frozenset(alert.name for group in groups for alert in group.alerts)
+    groups, pack = load_groups(options), load_groups(replace(options, source="vllm"))
+    alerts, of_pack = _names(groups), _names(pack)
     rules = rule_file(groups, options.values)
     routes = _alertmanager(options, alerts)
+    site = DashboardContext(options.thresholds, options.values, alerts)
+    without = DashboardContext(options.thresholds, options.values, of_pack)
     files = {
         RULES: to_yaml(rules, f"{HEADER}\nThresholds in these rules: {', '.join(thresholds_in_rules(options))}"),
         "alerts/prometheusrule.yaml": to_yaml(prometheus_rule(rules), HEADER),
         "alerts/vmrule.yaml": to_yaml(vm_rule(rules), HEADER),
         "alerts/alertmanager.yaml": to_yaml(routes, f"{HEADER}\n{documents.ALERTMANAGER_NOTE}"),
         "alerts/alertmanagerconfig.yaml": to_yaml(alertmanager_config(routes), f"{HEADER}\n{STACK_NOTE}"),
+        VLLM_ONLY: to_yaml(rule_file(pack, options.values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
+        VLLM_ONLY_DASHBOARD: _json(vllm_only.build(without).model(vllm_only.UID, without)),
+        **{f"dashboards/{uid}.json": _json(model) for uid, model in render_dashboards(site).items()},
+        **_objectives(options),
+        **documents.pages(options, groups, pack),
     }
-    if options.source == "kvpressure":  # the dashboards read this exporter's metrics
-        for uid, model in render_dashboards(DashboardContext(options.thresholds, options.values, alerts)).items():
-            files[f"dashboards/{uid}.json"] = _json(model)
-    if options.source == "vllm":
-        files[f"dashboards/{vllm_only.UID}.json"] = _vllm_only_dashboard(options, alerts)
-    if options.source != "kvpressure":
-        files.update(documents.pages(options, groups))
-        return dict(sorted(files.items()))
-    without = _vllm_options(options)
-    others = [one for group in load_groups(without) for one in group.alerts if one.name not in alerts]
-    files.update(documents.pages(options, groups, others))
-    return dict(sorted((_vllm_only(without) | _objectives(options) | files).items()))
+    return dict(sorted(files.items()))
 
 
-def _vllm_options(options: Options) -> Options:
-    """The options for ``--source vllm``, without settings for alerts that its rules lack."""
-    known = load_groups(replace(options, source="vllm", values=BundleValues()))
-    names = {alert.name for group in known for alert in group.alerts}
-    excludable = names | {group.family for group in known if group.alerts}
-    values = replace(
-        options.values,
-        exclude=tuple(name for name in options.values.exclude if name in excludable),
-        include=(),
-        durations={name: wait for name, wait in options.values.durations.items() if name in names},
-        alert_labels={name: labels for name, labels in options.values.alert_labels.items() if name in names},
-    )
-    return replace(options, source="vllm", values=values)
-
-
-def _vllm_only(own: Options) -> dict[str, str]:
-    """The rules of ``--source vllm`` as one file, and the runbooks they name."""
-    groups = load_groups(own)
-    pages = documents.pages(own, groups)
-    runbooks = {name: pages[name] for group in groups for name in map(documents.runbook, group.alerts)}
-    return {
-        VLLM_ONLY: to_yaml(rule_file(groups, own.values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
-        VLLM_ONLY_DASHBOARD: _vllm_only_dashboard(
-            own, frozenset(alert.name for group in groups for alert in group.alerts)
-        ),
-        **runbooks,
-    }
-
-
-def _vllm_only_dashboard(options: Options, alerts: frozenset[str]) -> str:
-    site = DashboardContext(options.thresholds, options.values, alerts)
-    return _json(vllm_only.build(site).model(vllm_only.UID, site))
+def _names(groups: Iterable[RuleGroup]) -> frozenset[str]:
+    return frozenset(alert.name for group in groups for alert in group.alerts)
 
 
 def _json(model: Any) -> str:

@@ -27,7 +27,6 @@ from kvpressure.settings.thresholds import Thresholds
 PREFIX: Final = "kvpressure-"  # of group names
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same documents, ten times as fast
 PROFILES: Final = ("default", "literal")
-SOURCES: Final = ("kvpressure", "vllm")
 _CAMEL: Final = {
     "group_by": "groupBy",
     "group_wait": "groupWait",
@@ -46,7 +45,7 @@ _CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlque
 @dataclass(frozen=True, slots=True)
 class Options:
     """What to render. ``profile``: ``default``, or ``literal`` = only the guides' thresholds. ``source``:
-    ``kvpressure`` reads this exporter, ``vllm`` vLLM's own metrics alone.
+    what the rules read, ``kvpressure`` = this exporter, ``vllm`` = vLLM's own metrics alone.
     """
 
     thresholds: Thresholds
@@ -67,7 +66,8 @@ def load_groups(options: Options) -> tuple[RuleGroup, ...]:
     names = sorted(name for name in environment().list_templates() if name.startswith(f"{folder}/"))
     groups = [group for name in names for group in parse_groups(yaml.load(render(name, variables), _LOADER))]
     groups.sort(key=lambda group: group.family != "recordings")
-    _check_names(groups, options.values)
+    if options.source == "kvpressure":  # the same values are for the rules over vLLM's metrics, which are fewer
+        _check_names(groups, options.values)
     if options.source == "kvpressure" and options.profile == "default":
         groups = [replace(group, alerts=tuple(map(_with_opt_out, group.alerts))) for group in groups]
     patched = (_patched(group, options.values) for group in groups)

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvpressure.bundle import values
 from kvpressure.bundle.render import differences, render, write
-from kvpressure.bundle.rules import PROFILES, SOURCES, Options
+from kvpressure.bundle.rules import PROFILES, Options
 from kvpressure.bundle.spec import SpecError
 from kvpressure.errors import InputError, refused_file
 from kvpressure.settings import thresholds
@@ -18,7 +18,6 @@ examples:
   kvpressure bundle --out monitoring                             # alerts/, dashboards/ and docs/ below it
   kvpressure bundle --out monitoring --values site.yaml          # URLs, durations, exclusions, labels, thresholds
   kvpressure bundle --out monitoring --values site.yaml --check  # in CI: does what is there match?
-  kvpressure bundle --out plain --source vllm                    # over vLLM's own metrics alone
 
 Exit status: 0 done, or nothing differs; 1 --check found a difference; 2 the input cannot be used.
 """
@@ -53,12 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=PROFILES[0],
         help="literal: apply the guides' thresholds without this project's extra conditions (default: default)",
     )
-    parser.add_argument(
-        "--source",
-        choices=SOURCES,
-        default=SOURCES[0],
-        help="kvpressure: rules over this exporter's metrics; vllm: rules over vLLM's metrics alone",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,4 +84,4 @@ def _options(args: argparse.Namespace) -> Options:
     base = thresholds.load(args.thresholds)
     if site.thresholds:
         base = base.override(site.thresholds, f"{args.values}: thresholds", values.threshold_lines(args.values))
-    return Options(base, site, args.profile, args.source)
+    return Options(base, site, args.profile)

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from lab.demo.prometheus_stack import Child, installed
 
-from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
+from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.waiting import until
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 ACTION = re.compile(r"\{\{(.*?)\}\}", re.S)
 OF_A_NAME = re.compile(r"\$labels|\blabel \"")
 SAFE = re.compile(r"reReplaceAll \"[^\"]+\" \"\"|urlquery|^ if eq |\| query ?$")
-KINDS = [(source, profile) for source in SOURCES for profile in (PROFILES if source == "kvpressure" else PROFILES[:1])]
+KINDS = [*(("kvpressure", profile) for profile in PROFILES), ("vllm", "default")]
 
 
 def alerts_of(source: str, profile: str) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ import promql_parser as pp
 import pytest
 
 from kvpressure.advice.mitigation import plan
-from kvpressure.bundle.dashboards import builder, optional_queries, render_dashboards
+from kvpressure.bundle.dashboards import builder, optional_queries, queries, render_dashboards
 from kvpressure.bundle.dashboards.builder import BundleValues, DashboardContext, PanelGrid
 from kvpressure.bundle.dashboards.first_screen import (
     FIRST_ACTIONS,
@@ -297,7 +297,7 @@ def test_tables_are_bounded(uid: str) -> None:
         if panel["type"] == "table":
             assert panel["options"]["footer"]["enablePagination"] is True, panel["title"]
             if panel["title"].startswith(("Fullest", "Busiest")):
-                assert all(f"topk({builder.TOP}, " in target["expr"] for target in panel["targets"]), panel["title"]
+                assert all(f"topk({queries.TOP}, " in target["expr"] for target in panel["targets"]), panel["title"]
 
 
 def test_request_shapes_are_read_from_what_vllm_serves() -> None:

@@ -36,8 +36,7 @@ QUANTILES = re.compile(r"(?:quantile|quantile_over_time|histogram_quantile)\(0\.
 OF_DASHBOARDS = re.compile(
     r"quantile=\"0\.\d+\"|histogram_quantile\(0\.\d+|burn_rate:\d+[mhd]|\[2m\]|[<>=]=? [01]\b|\(1, "
     r"|60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d\"|vector\(0\)|1 is normal|never 0|topk\(20, |^The 20 "
-    r"|1 minus p95 batch|Above 1, "
-    r"|at 2, |last 15 s|\(137\)"
+    r"|1 minus p95 batch|Above 1, |at 2, |last 15 s|\(137\)"
 )
 
 # Keys of a dashboard that are layout and behaviour, not judgement.

@@ -18,7 +18,8 @@ from urllib.request import urlopen
 import pytest
 
 from kvpressure.bundle.dashboards import optional_queries, render_dashboards
-from kvpressure.bundle.dashboards.builder import TOP, BundleValues, DashboardContext
+from kvpressure.bundle.dashboards.builder import BundleValues, DashboardContext
+from kvpressure.bundle.dashboards.queries import TOP
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.beats import in_time, missed_by

@@ -7,21 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvpressure.advice.triage import NOTABLE_EVENTS
+from kvpressure.bundle.dashboards.queries import CONTAINER, DATASOURCE, Json, PanelQuery
 from kvpressure.bundle.values import BundleValues
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds
 
 SCHEMA_VERSION: Final = 39
 WIDTH: Final = 24
-Json = dict[str, Any]
 
-DATASOURCE: Final[Json] = {"type": "prometheus", "uid": "${datasource}"}
-
-ENGINE: Final = 'cluster=~"$cluster",namespace=~"$namespace",model_name=~"$model",pod=~"$pod"'
-CONTAINER: Final = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
-GPU: Final = 'cluster=~"$cluster",uuid=~"$gpu"'
-BY_ENGINE: Final = "cluster, namespace, pod, model_name, engine"
-POD: Final = "cluster, namespace, pod"
 
 # Okabe and Ito's palette, and Tol's wine: distinguished with any colour vision, and by their lightness.
 GREEN, YELLOW, ORANGE, RED, BLUE = "#009E73", "#F0E442", "#E69F00", "#D55E00", "#56B4E9"
@@ -29,7 +22,6 @@ WINE, PURPLE = "#882255", "#CC79A7"
 LOG_EVENTS: Final = "|".join(
     sorted(ALLOCATION_EVENTS | NOTABLE_EVENTS)
 )  # lines that tell of trouble, not facts of the start
-TOP: Final = 20  # engines, or other subjects, that a panel shows
 
 
 NOT_A_POD: Final = "the exporter does not read pods"
@@ -48,39 +40,6 @@ class DashboardContext:
         """A link to the runbook of ``alert``; empty where no address of runbooks is configured."""
         known = self.values.runbook_base_url
         return [{"title": title, "url": self.values.runbook(alert), "targetBlank": True}] if known else []
-
-
-@dataclass(frozen=True, slots=True)
-class PanelQuery:
-    """One PromQL query of a panel. ``now``: current values; ``table``: the same as a table; ``heat``: buckets over
-    time. ``optional``: why it may return nothing on a healthy system, e.g. "every GPU answers"; ``part``: what the
-    panel then lacks, if it shows more. A table names the column itself.
-    """
-
-    expr: str
-    legend: str = ""
-    table: bool = False
-    optional: str = ""
-    part: str = ""
-    heat: bool = False
-    now: bool = False
-
-    def model(self, index: int) -> Json:
-        """The query as Grafana's JSON, with refId A, B, ..."""
-        now = self.now or self.table
-        shape = (
-            {"format": "table"}
-            if self.table
-            else {"format": "heatmap" if self.heat else "time_series", "legendFormat": self.legend}
-        )
-        kind = {"instant": now, "range": not now, **shape}
-        return {
-            "refId": chr(ord("A") + index),
-            "datasource": DATASOURCE,
-            "editorMode": "code",
-            "expr": self.expr,
-            **kind,
-        }
 
 
 @dataclass(slots=True)
@@ -617,38 +576,3 @@ def dashed(pattern: str) -> Json:
 
 
 MEDIAN_DASHED: Final = dashed("/ p50$/")
-
-
-def engine(metric: str, more: str = "", by: str = "") -> str:
-    """``metric`` of the selected engines, one series per engine (and ``by``), also if several exporters scrape it."""
-    labels = ENGINE + (f",{more}" if more else "")
-    return f"max by ({BY_ENGINE}{', ' + by if by else ''}) (kvpressure_{metric}{{{labels}}})"
-
-
-def some(expr: str) -> str:
-    """The ``TOP`` largest series."""
-    return f"topk({TOP}, {expr})"
-
-
-def at_end(expr: str) -> str:
-    """The same at the end of the displayed time range, so that a graph keeps its lines over its whole width."""
-    return expr.replace("})", "} @ end())")
-
-
-def top(base: str, expr: str) -> str:
-    """``expr`` for the ``TOP`` engines with the largest ``base``."""
-    return f"{expr} and on ({BY_ENGINE}) topk({TOP}, {base})"
-
-
-def gpus_of_workers(engines: str) -> str:
-    """One series per GPU that worker pods on other nodes hold for ``engines`` (``kvpressure_engine_group_info``)."""
-    return f"gpu:kvpressure_worker:present and on (cluster, namespace, group) {engines}"
-
-
-def gpu(metric: str) -> str:
-    """``metric`` of the selected engines' GPUs."""
-    return (
-        f"max by (cluster, uuid, gpu) (kvpressure_{metric}{{{GPU}}}) "
-        f"and on (cluster, uuid) (kvpressure_engine_gpu_info{{{ENGINE}}} "
-        f"or {gpus_of_workers(f'kvpressure_engine_group_info{{{ENGINE}}}')})"
-    )

@@ -5,10 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from kvpressure.bundle.dashboards.builder import (
-    BY_ENGINE,
-    CONTAINER,
-    ENGINE,
-    GPU,
     GREEN,
     LOG_EVENTS,
     NOT_A_POD,
@@ -17,10 +13,7 @@ from kvpressure.bundle.dashboards.builder import (
     YELLOW,
     Dashboard,
     DashboardContext,
-    Json,
-    PanelQuery,
     column,
-    engine,
     neutral,
     stat,
     states,
@@ -29,6 +22,7 @@ from kvpressure.bundle.dashboards.builder import (
     texts,
     timeseries,
 )
+from kvpressure.bundle.dashboards.queries import BY_ENGINE, CONTAINER, ENGINE, GPU, Json, PanelQuery, engine
 
 NODE: Final = 'cluster=~"$cluster"'
 _COLORED: Final = ("custom.cellOptions", {"type": "color-text"})

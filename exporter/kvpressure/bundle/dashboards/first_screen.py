@@ -11,8 +11,6 @@ from typing import Final
 
 from kvpressure.bundle.dashboards.builder import (
     BLUE,
-    BY_ENGINE,
-    ENGINE,
     GREEN,
     ORANGE,
     PURPLE,
@@ -21,20 +19,27 @@ from kvpressure.bundle.dashboards.builder import (
     YELLOW,
     Dashboard,
     DashboardContext,
-    Json,
-    PanelQuery,
     column,
     dashed,
     drill,
-    engine,
-    gpu,
     neutral,
     steps,
     table,
     texts,
     timeseries,
 )
-from kvpressure.bundle.dashboards.ranking import lines, trouble, worst, worst_gpus
+from kvpressure.bundle.dashboards.queries import (
+    BY_ENGINE,
+    ENGINE,
+    Json,
+    PanelQuery,
+    engine,
+    gpu,
+    lines,
+    trouble,
+    worst,
+    worst_gpus,
+)
 from kvpressure.bundle.dashboards.reason_rows import reason_texts, reasons_of_the_worst
 from kvpressure.publish.links import RUNBOOK_FOLDER, VERDICT_RUNBOOKS
 

@@ -9,31 +9,33 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvpressure.bundle.dashboards.builder import (
-    BY_ENGINE,
-    CONTAINER,
-    ENGINE,
-    GPU,
     NOT_A_POD,
     ORANGE,
     RED,
-    TOP,
     YELLOW,
     Dashboard,
     DashboardContext,
-    Json,
-    PanelQuery,
-    at_end,
     column,
     dashed,
     drill,
-    engine,
     matching,
-    some,
     steps,
     table,
     timeseries,
 )
 from kvpressure.bundle.dashboards.first_screen import COLORED, RATIO, VERDICTS
+from kvpressure.bundle.dashboards.queries import (
+    BY_ENGINE,
+    CONTAINER,
+    ENGINE,
+    GPU,
+    TOP,
+    Json,
+    PanelQuery,
+    at_end,
+    engine,
+    some,
+)
 
 MODEL: Final = 'cluster=~"$cluster",namespace=~"$namespace",model_name=~"$model"'
 BY_MODEL: Final = "cluster, namespace, model_name"

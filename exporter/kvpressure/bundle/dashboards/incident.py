@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from kvpressure.bundle.dashboards import first_screen
 from kvpressure.bundle.dashboards.builder import (
-    BY_ENGINE,
-    CONTAINER,
-    ENGINE,
     GREEN,
     LOG_EVENTS,
     MEDIAN_DASHED,
     NO_BASELINE,
     NOT_A_POD,
     ORANGE,
-    POD,
     RED,
     YELLOW,
     Dashboard,
     DashboardContext,
-    Json,
-    PanelQuery,
     dashed,
-    engine,
     extreme,
-    gpu,
     matching,
     neutral,
     states,
@@ -32,7 +24,22 @@ from kvpressure.bundle.dashboards.builder import (
     timeseries,
 )
 from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_gpu
-from kvpressure.bundle.dashboards.ranking import lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
+from kvpressure.bundle.dashboards.queries import (
+    BY_ENGINE,
+    CONTAINER,
+    ENGINE,
+    POD,
+    Json,
+    PanelQuery,
+    engine,
+    gpu,
+    lines,
+    quantiles,
+    verdict_rank,
+    worst,
+    worst_gpus,
+    worst_pods,
+)
 from kvpressure.bundle.dashboards.reason_rows import reason_texts
 from kvpressure.publish.engine_order import RANKS
 from kvpressure.signals.window import QUARTER_MINUTE

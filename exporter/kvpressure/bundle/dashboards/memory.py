@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from kvpressure.bundle.dashboards.builder import (
     BLUE,
-    GPU,
     ORANGE,
     RED,
-    TOP,
     YELLOW,
     Dashboard,
     DashboardContext,
-    Json,
-    PanelQuery,
     column,
     dashed,
     drill,
-    engine,
-    gpu,
     matching,
     neutral,
     stat,
@@ -26,9 +20,8 @@ from kvpressure.bundle.dashboards.builder import (
     table,
     texts,
     timeseries,
-    top,
 )
-from kvpressure.bundle.dashboards.ranking import lines, worst, worst_gpus
+from kvpressure.bundle.dashboards.queries import GPU, TOP, Json, PanelQuery, engine, gpu, lines, top, worst, worst_gpus
 from kvpressure.signals.window import QUARTER_MINUTE
 
 NO_PLUGIN = "the plugin inside vLLM is not installed"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvpressure.bundle.dashboards.builder import DashboardContext, engine
-from kvpressure.bundle.dashboards.ranking import worst
+from kvpressure.bundle.dashboards.builder import DashboardContext
+from kvpressure.bundle.dashboards.queries import engine, worst
 from kvpressure.bundle.text import words
 from kvpressure.diagnosis.reasons import REASONS
 

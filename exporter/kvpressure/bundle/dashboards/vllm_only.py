@@ -5,25 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from kvpressure.bundle.dashboards.builder import (
-    BY_ENGINE,
-    CONTAINER,
-    ENGINE,
     ORANGE,
     RED,
     Dashboard,
     DashboardContext,
-    Json,
-    PanelQuery,
-    at_end,
     column,
     dashed,
-    some,
     steps,
     table,
     timeseries,
-    top,
 )
 from kvpressure.bundle.dashboards.first_screen import COLORED, FIRING, RATIO
+from kvpressure.bundle.dashboards.queries import BY_ENGINE, CONTAINER, ENGINE, Json, PanelQuery, at_end, some, top
 
 UID: Final = "kvpressure-vllm-only"
 PRESENT: Final = "vllm:num_requests_running"

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from kvpressure.bundle.dashboards.builder import (
-    ENGINE,
     GREEN,
     MEDIAN_DASHED,
     NO_BASELINE,
     ORANGE,
-    POD,
     RED,
-    TOP,
     YELLOW,
     Dashboard,
     DashboardContext,
-    Json,
-    PanelQuery,
     column,
     dashed,
     drill,
-    engine,
-    gpu,
     heatmap,
     stat,
     states,
@@ -28,9 +21,23 @@ from kvpressure.bundle.dashboards.builder import (
     table,
     texts,
     timeseries,
-    top,
 )
-from kvpressure.bundle.dashboards.ranking import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
+from kvpressure.bundle.dashboards.queries import (
+    ENGINE,
+    POD,
+    TOP,
+    Json,
+    PanelQuery,
+    engine,
+    gpu,
+    lines,
+    quantiles,
+    top,
+    worst,
+    worst_gpus,
+    worst_model,
+    worst_pods,
+)
 
 VLLM_BUCKETS = "this Prometheus does not scrape vLLM's own histograms"
 NO_GPM = "the GPU does not report this activity (NVIDIA GPUs before Hopper), or nvidia.gpm is off"

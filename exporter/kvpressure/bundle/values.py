@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
 from kvpressure.errors import InputError, shown
@@ -67,32 +67,10 @@ def threshold_lines(path: str | Path) -> dict[str, str]:
 
 
 def _values(document: Mapping[str, Any], where: str) -> BundleValues:
-    allowed = [item.name for item in fields(BundleValues)]
     for key in document:
-        if key not in allowed:
-            raise ValuesError(f"{where}: unknown key {shown(key)}; allowed: {', '.join(allowed)}")
-    found: dict[str, Any] = {}
-    for key in ("runbook_base_url", "dashboard_base_url"):
-        if key in document:
-            found[key] = _url(document[key], where, key)
-    if "exporter_job" in document:
-        found["exporter_job"] = _job(document["exporter_job"], where)
-    if "thresholds" in document:
-        found["thresholds"] = _mapping(document["thresholds"], where, "thresholds")
-    if "durations" in document:
-        found["durations"] = _durations(_mapping(document["durations"], where, "durations"), where)
-    if "exclude" in document:
-        found["exclude"] = _names(document["exclude"], where, "exclude")
-    if "include" in document:
-        found["include"] = _names(document["include"], where, "include")
-    if "labels" in document:
-        found["labels"] = _labels(document["labels"], where, "labels")
-    if "alert_labels" in document:
-        patches = _mapping(document["alert_labels"], where, "alert_labels")
-        found["alert_labels"] = {
-            str(name): _labels(body, where, f"alert_labels.{name}") for name, body in patches.items()
-        }
-    return BundleValues(**found)
+        if key not in _READERS:
+            raise ValuesError(f"{where}: unknown key {shown(key)}; allowed: {', '.join(_READERS)}")
+    return BundleValues(**{key: _READERS[key](value, where, key) for key, value in document.items()})
 
 
 def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
@@ -107,19 +85,19 @@ def _url(value: Any, where: str, key: str) -> str:
     return value.rstrip("/")
 
 
-def _job(value: Any, where: str) -> str:
+def _job(value: Any, where: str, key: str) -> str:
     if not isinstance(value, str) or not _JOB.fullmatch(value):
-        raise ValuesError(f"{where}: exporter_job: {shown(value)} is not a name of letters, digits, '_', '-' and '/'")
+        raise ValuesError(f"{where}: {key}: {shown(value)} is not a name of letters, digits, '_', '-' and '/'")
     return value
 
 
-def _durations(body: Mapping[str, Any], where: str) -> dict[str, dict[str, float]]:
+def _durations(value: Any, where: str, key: str) -> dict[str, dict[str, float]]:
     return {
         str(name): {
-            _severity(severity, where, f"durations.{name}"): _seconds(text, where, f"durations.{name}.{severity}")
-            for severity, text in _mapping(levels, where, f"durations.{name}").items()
+            _severity(severity, where, f"{key}.{name}"): _seconds(text, where, f"{key}.{name}.{severity}")
+            for severity, text in _mapping(levels, where, f"{key}.{name}").items()
         }
-        for name, levels in body.items()
+        for name, levels in _mapping(value, where, key).items()
     }
 
 
@@ -154,3 +132,21 @@ def _labels(value: Any, where: str, key: str) -> dict[str, str]:
         if name == "page" and text not in ("true", "false"):
             raise ValuesError(f'{where}: {key}: page must be "true" or "false", not {shown(text)}')
     return dict(labels)
+
+
+def _alert_labels(value: Any, where: str, key: str) -> dict[str, dict[str, str]]:
+    return {str(name): _labels(body, where, f"{key}.{name}") for name, body in _mapping(value, where, key).items()}
+
+
+_READERS: Final[Mapping[str, Callable[[Any, str, str], Any]]] = {
+    "runbook_base_url": _url,
+    "dashboard_base_url": _url,
+    "exporter_job": _job,
+    "thresholds": _mapping,
+    "durations": _durations,
+    "exclude": _names,
+    "include": _names,
+    "labels": _labels,
+    "alert_labels": _alert_labels,
+}
+"""Key of the file -> what checks its value."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from kvpressure.bundle.spec import SUBJECTS, RuleGroup
+from kvpressure.bundle.spec import SUBJECTS, Alert, AlertLevel, RuleGroup
 from tests.helpers.situations import FILE, doubled, in_cluster, named, samples
 
 FOLDER: Final = FILE.parent
@@ -39,12 +39,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One severity of an alert; ``after``: minutes from the first sample until it fires."""
+    """One severity of an alert; ``after``: minutes from the first sample until it fires. ``kept``: minutes for which it
+    stays active after the last sample of ``recovering``, which is at ``after``.
+    """
 
     alert: str
     severity: str
     after: int
     cases: tuple[Case, ...]
+    kept: int = 0
+    recovering: Case | None = None
 
 
 def alerts(pack: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
@@ -60,20 +64,29 @@ def recordings(pack: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 
 def levels(alert: str, pack: str, groups: Sequence[RuleGroup]) -> list[Level]:
-    """Every severity of ``alert``, with the cases that are added to each: seen by two exporters, and opted out."""
+    """Every severity of ``alert``, with the cases that are added to each: two exporters, opted out, and over."""
     (found,) = (one for group in groups for one in group.alerts if one.name == alert)
-    guarded = {one.severity for one in found.levels if any(item.name == "opt_out" for item in one.conditions)}
-    return [
-        Level(alert, severity, _minutes(row.get("after", "0m")), tuple(_cases(row, severity, found.subject, guarded)))
-        for severity, row in alerts(pack)[alert].items()
-    ]
+    specified = {level.severity: level for level in found.levels}
+    return [_level(found, specified[severity], row) for severity, row in alerts(pack)[alert].items()]
+
+
+def _level(alert: Alert, level: AlertLevel, row: Mapping[str, Any]) -> Level:
+    opted_out = any(item.name == "opt_out" for item in level.conditions)
+    cases = tuple(_cases(row, level.severity, alert.subject, opted_out))
+    found = Level(alert.name, level.severity, _minutes(row.get("after", "0m")), cases)
+    fires = row["fires"] if isinstance(row["fires"], Mapping) else row["fires"][0]
+    if not level.keep_seconds or level.share_seconds or any(isinstance(value, str) for value in fires.values()):
+        return found
+    series = {name: f"{found.after + 1}m {value}; 1m -" for name, value in fires.items()}
+    recovering = Case(f"{level.severity} over", _written_out(series), True)
+    return replace(found, cases=(*cases, recovering), kept=int(level.keep_seconds / 60), recovering=recovering)
 
 
 def _minutes(text: str) -> int:
     return int(text.removesuffix("m"))
 
 
-def _cases(row: Mapping[str, Any], severity: str, subject: str, guarded: set[str]) -> Iterator[Case]:
+def _cases(row: Mapping[str, Any], severity: str, subject: str, opted_out: bool) -> Iterator[Case]:
     for key in ("fires", "silent", "boundary_fires", "boundary_silent"):
         items = row.get(key, ())
         for index, series in enumerate([items] if isinstance(items, Mapping) else items, 1):
@@ -81,7 +94,7 @@ def _cases(row: Mapping[str, Any], severity: str, subject: str, guarded: set[str
     fires = row["fires"] if isinstance(row["fires"], Mapping) else row["fires"][0]
     if "node" not in SUBJECTS[subject]:
         yield Case(f"{severity} seen by two exporters", doubled(_written_out(fires)), True)
-    if severity in guarded:
+    if opted_out:
         yield Case(f"{severity} opted out", _written_out({**fires, OPT_OUT: 1}), False)
 
 
@@ -130,15 +143,23 @@ def _called(rule: Mapping[str, str]) -> str:
 
 
 def alert_test(rules: Path, alert: str, pack: str, groups: Sequence[RuleGroup]) -> dict[str, Any]:
-    """The document for ``promtool test rules``: silent a minute before its time, firing then, the others silent."""
+    """The document for ``promtool test rules``: silent a minute before its time, firing then, the others silent; and
+    what is over is so after the time that the rule keeps it.
+    """
     found = levels(alert, pack, groups)
-    last = max(level.after for level in found) + 1
-    checks = [
-        _check(level, minute, [case for case in level.cases if case.fires and minute == level.after])
-        for level in found
-        for minute in range(max(level.after - 1, 0), level.after + 1)
-    ]
+    last = max(level.after + level.kept for level in found) + 2
+    checks = [check for level in found for check in _checks(level)]
     return _document(rules, last, [case for level in found for case in level.cases], checks, alert)
+
+
+def _checks(level: Level) -> Iterator[dict[str, Any]]:
+    firing = [case for case in level.cases if case.fires]
+    if level.after:
+        yield _check(level, level.after - 1, [])
+    yield _check(level, level.after, firing)
+    if level.recovering:
+        yield _check(level, level.after + level.kept, firing)
+        yield _check(level, level.after + level.kept + 1, [case for case in firing if case is not level.recovering])
 
 
 def _check(level: Level, minute: int, firing: Sequence[Case]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -69,6 +70,7 @@ print(sum(ref() is not None for ref in knots) < 15_000)
 
 
 def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
     tidied: list[int] = []
     stopping = SignalFlag()
 
@@ -78,7 +80,8 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
         rounds = 0
 
         def wait(self, _: float) -> bool:
-            time.sleep(0.02)
+            nonlocal now
+            now += 0.02
             self.rounds += 1
             return self.rounds > 200
 
@@ -89,12 +92,13 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(runtime, "TIDY_SECONDS", 0.05)
     monkeypatch.setattr(runtime, "collect_garbage", collect_garbage)
-    monkeypatch.setattr(serve, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(serve, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=lambda: now))
     monitor = Idle()
     with serve._signals() as signals:
         serve._wait(cast(Monitor, monitor), stopping, SignalFlag(), signals)
     assert len(tidied) == 3
-    assert monitor.rounds >= 6, "not on every turn"
+    assert monitor.rounds == 9, "not on every turn"
 
 
 def test_a_signal_ends_the_wait_of_the_main_thread_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

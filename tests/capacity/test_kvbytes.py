@@ -403,3 +403,21 @@ def test_the_last_stage_gets_no_remainder(layers: int, stages: int, sizes: list[
     found = _stages(layers, stages)
     assert [len(stage) for stage in found] == sizes
     assert [position for stage in found for position in stage] == list(range(layers))
+
+
+def test_groups_of_nearly_equal_counts_are_not_split() -> None:
+    config = {
+        **CONFIGS["gpt-oss-20b"],
+        "num_hidden_layers": 5,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 2,
+    }
+    assert len(layout(from_config(config, "x")).groups) == 3  # 3 is 1.5 times 2: groups of 2, one padded
+    config["layer_types"] = ["sliding_attention"] * 4 + ["full_attention"] * 3
+    config["num_hidden_layers"] = 7
+    found = layout(from_config(config, "x"))
+    assert len(found.groups) == 2
+    assert found.block_bytes == 4 * 16 * 8 * 128 * 2
+
+
+def test_keys_and_values_of_different_size() -> None:
+    assert layer_bytes(Layer("full", 1, 192, 128), 1, "auto") == 2 * (192 + 128)

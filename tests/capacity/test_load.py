@@ -222,3 +222,9 @@ def test_a_recording_in_which_nothing_finished_is_refused(tmp_path: Path) -> Non
     tick = {"100.0": 500, "+Inf": 500}
     with pytest.raises(CapacityError, match="no finished requests with known lengths"):
         recording(tmp_path / "r", page(0, tick, 1), page(5, tick, 1))
+
+
+def test_the_longest_request_is_never_left_out_of_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "MAX_SAMPLES", 100)
+    rows = "".join(f"{90_000 if n == 4_999 else 100},1\n" for n in range(10_000))
+    assert from_file(write(tmp_path / "long.csv", "input_tokens,output_tokens\n" + rows)).longest == 90_001

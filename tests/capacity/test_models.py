@@ -161,3 +161,8 @@ def test_an_unknown_name_gets_the_nearest_ones() -> None:
         named("Qwen/Qwen3-33B")
     with pytest.raises(CapacityError, match=r"--help lists$"):
         named("zzzz")
+
+
+def test_llama_4_keeps_a_chunk_in_three_of_four_layers() -> None:
+    kinds = [layer.kind for layer in named("llama-4-scout-17b-16e").layers]
+    assert kinds == ["chunked", "chunked", "chunked", "full"] * 12

@@ -305,3 +305,22 @@ def test_every_plan_holds_what_it_promises(prompt: int, output: int, gib: int, n
     held = fit(layout(shape), again, load)
     assert (held.requests or 0) >= limits.max_num_seqs >= (needed or 1)
     assert held.longest == limits.max_model_len
+
+
+def test_the_models_own_context_is_not_exceeded() -> None:
+    assert made(plan_for(stated("3900", "100"), model="llama-2-7b")).max_model_len.value == 4096
+
+
+def test_parts_add_up_to_the_gpu() -> None:
+    found = audit(
+        named("llama-2-70b"), Parallel(4), 80 * 10**9, Limits(0.9, 256, 2048, 4096), StatedMemory(140 * 10**9)
+    )
+    assert found.weights.bytes == 35 * 10**9
+    inside = sum(p.bytes for p in (found.weights, found.activations, found.graphs, found.non_torch, found.pool))
+    assert inside == 72 * 10**9
+    assert inside + found.context.bytes + found.allocator.bytes + found.outside == 80 * 10**9
+    assert (found.context.bytes, found.allocator.bytes) == (1_500_000_000, 2_000_000_000)
+
+
+def test_requests_end_at_max_model_len() -> None:
+    assert requests_that_fit(layout(LLAMA_7B), 256, stated("100", "1000000"), 4096) == 1

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvpressure.publish.web.hosts import Hosts
+from kvpressure.publish.web.hosts import Hosts, host_name
 from tests.publish.clients import connect, receive
 from tests.publish.conftest import Start
 
@@ -58,8 +58,7 @@ def test_prometheus_may_use_any_name(start: Start, path: str) -> None:
     "host",
     [
         *("10.0.0.7:9846", "10.0.0.7", "[fd00::7]:9846", "[fe80::1%25eth0]:9846", "localhost:9846"),
-        *("kvpressure:9846",),
-        *("node-1", "kvpressure.monitoring.svc:9846", "kvpressure.monitoring.svc.cluster.local."),
+        *("node-1", "kvpressure:9846", "kvpressure.monitoring.svc:9846", "kvpressure.monitoring.svc.cluster.local."),
         *("KVPRESSURE.monitoring.SVC", "kv.example.com", "a.internal.example.com", "node.example.com"),
     ],
 )
@@ -72,10 +71,13 @@ def test_addresses_services_and_named_hosts_stay_open_to_browsers(host: str) -> 
     "host",
     [
         *("evil.example", "svc.evil.example", "a.svc.evil.example", "10.0.0.7.evil.example"),
-        *("localhost.evil.example",),
         *("evilkv.example.com", "internal.example.com.evil.example", "0x7f.1", "1.2.3", ".."),
-        *("evil.example:80:80",),
+        *("localhost.evil.example", "evil.example:80:80"),
     ],
 )
 def test_no_other_name_passes(host: str) -> None:
     assert Hosts(("kv.example.com", ".internal.example.com")).refuses({**BROWSER, "host": host}) is not None
+
+
+def test_the_name_is_what_stands_before_the_port() -> None:
+    assert [host_name(text) for text in ("A.b:80", "a", "[::1]:80", "a.b.")] == ["a.b", "a", "::1", "a.b"]

@@ -19,7 +19,7 @@ from kvpressure.cli import main
 from kvpressure.toolbox import probing
 from kvpressure.toolbox.kv_block_meter import Cache
 from kvpressure.toolbox.probing import Budget, stages
-from tests.helpers.command import Capsys, refused
+from tests.helpers.command import Capsys, refused, run
 from tests.toolbox.fake_vllm import FakeVllm
 
 pytestmark = pytest.mark.live
@@ -114,7 +114,8 @@ def test_nothing_is_sent_without_consent(capsys: Capsys, monkeypatch: pytest.Mon
         monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
         assert "12 requests with 38144 tokens in all" in refused(capsys, f"probe {fake.url}")
         monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
-        assert "nothing was sent" in refused(capsys, f"probe {fake.url}")
+        status, _, err = run(capsys, f"probe {fake.url}")
+        assert (status, "nothing was sent" in err) == (2, True)
         assert fake.requests == []
         monkeypatch.setattr(sys, "stdin", Terminal("yes\n"))
         assert main(["probe", fake.url, "--output", "32"]) == 0

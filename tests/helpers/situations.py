@@ -54,7 +54,7 @@ _READ = frozenset(
 )
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _REPEAT = re.compile(r"\(([^()]*)\) x(\d+)")
-_SEGMENT = re.compile(r"([\d.]+)m (-?[\d.]+|-|NaN|\+[\d.]+/s)")
+_SEGMENT = re.compile(r"([\d.]+)m (-?[\d.]+|-|_|NaN|\+[\d.]+/s)")
 _FIRED = re.compile(
     r'\{alertname="(\w+)"(?:, page="(\w+)")?, severity="(\w+)", situation="([^"]+)"\}|\{situation="([^"]+)"\}'
 )
@@ -305,6 +305,9 @@ def _words(values: str, minutes: float, scrape: float) -> list[str]:
             level, last = _advance(segments[index][1], level, ends[index] - last), ends[index]
             index += 1
         kind = segments[index][1]
+        if kind == "_":
+            out.append("_")
+            continue
         if kind == "-" or now > ends[-1]:
             out.append("stale" if present else "_")
             present = False
@@ -318,7 +321,7 @@ def _words(values: str, minutes: float, scrape: float) -> list[str]:
 def _advance(kind: str, level: float, seconds: float) -> float:
     if kind.startswith("+"):
         return level + float(kind[1:-2]) * seconds
-    return level if kind in ("-", "NaN") else float(kind)
+    return level if kind in ("-", "_", "NaN") else float(kind)
 
 
 def _runs(values: Sequence[str]) -> Iterator[str]:

@@ -26,15 +26,7 @@ ENGINE = {"namespace": "inference", "model_name": "llama", "engine": "0"}
 def engine(
     name: str, severity: str, pod: str, family: str = "load", page: str = "false", **more: str
 ) -> dict[str, str]:
-    return {
-        "alertname": name,
-        "severity": severity,
-        "kvpressure_family": family,
-        "page": page,
-        "pod": pod,
-        **ENGINE,
-        **more,
-    }
+    return other(name, severity, family, page, pod=pod, **{**ENGINE, **more})
 
 
 def other(name: str, severity: str, family: str, page: str = "false", **labels: str) -> dict[str, str]:
@@ -42,6 +34,8 @@ def other(name: str, severity: str, family: str, page: str = "false", **labels: 
 
 
 KV = ("InferenceKVCachePressure", "pressure")
+ALLOCATION = "InferenceAllocationFailure"
+CONTAINER = {"namespace": "inference", "container": "vllm", "event": "cuda_oom"}
 # (labels, whether something mutes it)
 TABLE: list[tuple[dict[str, str], bool]] = [
     # both severities of one alert on one engine: critical mutes warning, and info with it
@@ -77,43 +71,9 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     (other("KvpressureExportersDown", "warning", "self"), False),
     (other("KvpressureExporterImpaired", "warning", "self", instance="n1", what="stuck"), False),
     # containers
-    (
-        other(
-            "InferenceAllocationFailure",
-            "critical",
-            "failure",
-            "true",
-            namespace="inference",
-            pod="a",
-            container="vllm",
-            event="cuda_oom",
-        ),
-        False,
-    ),
-    (
-        other(
-            "InferenceAllocationFailure",
-            "warning",
-            "failure",
-            namespace="inference",
-            pod="a",
-            container="vllm",
-            event="cuda_oom",
-        ),
-        True,
-    ),
-    (
-        other(
-            "InferenceAllocationFailure",
-            "warning",
-            "failure",
-            namespace="inference",
-            pod="b",
-            container="vllm",
-            event="cuda_oom",
-        ),
-        False,
-    ),
+    (other(ALLOCATION, "critical", "failure", "true", pod="a", **CONTAINER), False),
+    (other(ALLOCATION, "warning", "failure", pod="a", **CONTAINER), True),
+    (other(ALLOCATION, "warning", "failure", pod="b", **CONTAINER), False),
     # somebody else's alerts with our labels
     ({"alertname": "VllmKVCachePressureOther", "severity": "warning", "pod": "a", **ENGINE}, False),
 ]

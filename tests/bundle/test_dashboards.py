@@ -14,8 +14,8 @@ import promql_parser as pp
 import pytest
 
 from kvpressure.advice.mitigation import plan
-from kvpressure.bundle.dashboards import builder, optional_queries, queries, render_dashboards
-from kvpressure.bundle.dashboards.builder import BundleValues, DashboardContext, PanelGrid
+from kvpressure.bundle.dashboards import builder, optional_queries, render_dashboards
+from kvpressure.bundle.dashboards.builder import BundleValues, DashboardContext
 from kvpressure.bundle.dashboards.first_screen import (
     FIRST_ACTIONS,
     LOOK_FIRST,
@@ -24,10 +24,7 @@ from kvpressure.bundle.dashboards.first_screen import (
     UNSURE,
     VERDICTS,
 )
-from kvpressure.bundle.dashboards.reason_rows import reason_texts
 from kvpressure.bundle.rules import Options, load_groups
-from kvpressure.diagnosis.finding import Recent, View
-from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.diagnosis.reasons import REASONS, numbers
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.state import CALM, LIMITS, Diagnosis
@@ -90,19 +87,6 @@ def expand(expr: str) -> str:
 
 def expressions(uid: str) -> Iterator[tuple[str, str]]:
     return ((panel["title"], target["expr"]) for panel in panels(uid) for target in panel["targets"])
-
-
-@every_dashboard
-def test_head(uid: str) -> None:
-    dashboard = DASHBOARDS[uid]
-    assert dashboard["uid"] == uid
-    assert dashboard["id"] is None
-    assert dashboard["schemaVersion"] == 39
-    assert dashboard["editable"] is False
-    assert "__inputs" not in dashboard
-    assert dashboard["title"]
-    assert dashboard["description"]
-    assert "kvpressure" in dashboard["tags"]
 
 
 @every_dashboard
@@ -231,12 +215,6 @@ def test_runbooks_are_linked_where_their_address_is_known_and_named_everywhere(u
 
 
 @every_dashboard
-def test_no_dashboard_links_to_an_address_that_nobody_configured(uid: str) -> None:
-    addresses = re.findall(r'"url": "([^"]*)"', json.dumps(DASHBOARDS[uid]))
-    assert [one for one in addresses if one and not one.startswith("/d/")] == []
-
-
-@every_dashboard
 def test_links_inside_tables_lead_to_dashboards_and_keep_time_and_variables(uid: str) -> None:
     text = json.dumps(DASHBOARDS[uid])
     for url in re.findall(r'"url": "(/d/[^"]+)"', text):
@@ -273,33 +251,6 @@ def test_what_may_be_empty_is_said_on_the_panel(uid: str) -> None:
     assert "optional queries" not in json.dumps(DASHBOARDS[uid])
 
 
-@every_dashboard
-def test_colours_are_of_one_palette_made_for_every_eye(uid: str) -> None:
-    palette = {
-        builder.GREEN,
-        builder.YELLOW,
-        builder.ORANGE,
-        builder.RED,
-        builder.BLUE,
-        builder.WINE,
-        builder.PURPLE,
-        "text",
-    }
-    found = set(re.findall(r'"(?:color|fixedColor|iconColor|fill)": "([^"]+)"', json.dumps(DASHBOARDS[uid]))) - {
-        "dash"
-    }  # the fill of a line's style
-    assert found <= palette, found - palette
-
-
-@every_dashboard
-def test_tables_are_bounded(uid: str) -> None:
-    for panel in panels(uid):
-        if panel["type"] == "table":
-            assert panel["options"]["footer"]["enablePagination"] is True, panel["title"]
-            if panel["title"].startswith(("Fullest", "Busiest")):
-                assert all(f"topk({queries.TOP}, " in target["expr"] for target in panel["targets"]), panel["title"]
-
-
 def test_request_shapes_are_read_from_what_vllm_serves() -> None:
     served = gzip.decompress((Path(__file__).parents[1] / "fixtures/vllm/d_kv_pressure.prom.gz").read_bytes()).decode()
     text = json.dumps(DASHBOARDS["kvpressure-workload"])
@@ -309,64 +260,15 @@ def test_request_shapes_are_read_from_what_vllm_serves() -> None:
     assert [panel["type"] for panel in panels("kvpressure-workload")].count("heatmap") == 4
 
 
-@pytest.mark.parametrize(
-    ("uid", "alerts"),
-    [
-        (
-            "kvpressure-memory",
-            {
-                "InferenceKVCachePressure",
-                "GpuMemoryHigh",
-                "InferenceMemoryFragmentation",
-                "InferenceMemoryHeld",
-                "GpuXidError",
-            },
-        ),
-        (
-            "kvpressure-workload",
-            {
-                "InferenceConcurrencyNearLimit",
-                "InferenceBatchCollapse",
-                "InferenceContextLengthSpike",
-                "InferenceQueueTimeHigh",
-                "InferenceTokenLatencyHigh",
-                "InferenceTimeToFirstTokenHigh",
-                "InferenceHostBound",
-                "InferenceRequestsFailing",
-                "InferenceDocumentedSignature",
-            },
-        ),
-        (
-            "kvpressure-configuration",
-            {
-                "InferenceCapacityLost",
-                "InferenceOOMKilled",
-                "InferenceCrashLoop",
-                "InferenceAllocationFailure",
-                "KvpressureExporterImpaired",
-                "KvpressureExportersDown",
-                "GpuLost",
-            },
-        ),
-    ],
-)
-def test_each_dashboard_explains_the_alerts_of_its_subject(uid: str, alerts: set[str]) -> None:
-    named = set(NAMED.findall(" ".join(panel["description"] for panel in panels(uid))))
-    assert alerts <= named, alerts - named
-
-
 def first_screen(dashboards: Mapping[str, Any] = DASHBOARDS) -> dict[str, dict[str, Any]]:
     shown = panels("kvpressure-incident", dashboards)
     return {panel["title"]: panel for panel in shown if panel["gridPos"]["y"] < SCREEN}
 
 
-@every_dashboard
-def test_an_empty_cell_is_a_dash_and_never_the_reason_why_its_table_is_empty(uid: str) -> None:
-    for panel in panels(uid):
-        if panel["type"] == "table":
-            every, *_ = panel["fieldConfig"]["overrides"]
-            assert every["matcher"] == {"id": "byRegexp", "options": ".*"}, panel["title"]
-            assert every["properties"] == [{"id": "noValue", "value": "-"}], panel["title"]
+def test_panels_name_every_alert_but_those_that_many_panels_show() -> None:
+    named = set(NAMED.findall(" ".join(panel["description"] for uid in DASHBOARDS for panel in panels(uid))))
+    unnamed = {"InferenceEngineStalled", "InferenceRequestsWaitTooLong", "InferenceSlow", "KvpressureWatchdog"}
+    assert ALERTS - named == unnamed
 
 
 @every_dashboard
@@ -374,35 +276,6 @@ def test_the_heartbeat_which_always_fires_is_in_no_list_of_firing_alerts(uid: st
     for selector in re.findall(r"ALERTS\{[^}]*\}", "\n".join(expr for _, expr in expressions(uid))):
         operator, pattern = re.search(r'severity(=~|!~|=|!=)"([^"]*)"', selector).groups()  # type: ignore[union-attr]  # each has one
         assert bool(re.fullmatch(pattern, "none")) == operator.startswith("!"), selector
-
-
-def test_the_first_screen_answers_who_why_what_to_do_and_what_fires() -> None:
-    found = first_screen()
-    assert all(panel["gridPos"]["y"] + panel["gridPos"]["h"] <= SCREEN for panel in found.values())
-    text = json.dumps(list(found.values()))
-    for needed in (
-        "Model",
-        "Pod",
-        "GPU",
-        "Verdict",
-        "Stage",
-        "For",
-        "Confidence",
-        "First action",
-        "KV cache",
-        "Memory",
-        "Waiting",
-        "Running",
-        "Signature",
-        "Evidence",
-        "ALERTS",
-        "kvpressure_limit_recommended",
-        "kvpressure_gpu_memory_demand_ratio",
-    ):
-        assert needed in text, needed
-    who = next(iter(found.values()))
-    assert who["gridPos"] == {"x": 0, "y": 0, "w": 24, "h": 6}
-    assert who["targets"][0]["expr"].startswith("sort_desc(")
 
 
 def test_the_first_action_is_the_pages_first_action_and_leads_to_the_runbook_of_its_verdict() -> None:
@@ -451,19 +324,6 @@ def test_no_query_is_long_whatever_is_chosen(uid: str) -> None:
         assert len(expr) < 4000, f"{title}: {len(expr)}"
 
 
-def test_every_reason_has_facts_of_its_verdict_and_words_with_thresholds() -> None:
-    known = Gathered(Values(View(full_signals(), Recent([1.0]), builtin(), 5)))
-    assert len({reason.name for reason in REASONS}) == len(REASONS)
-    for reason in REASONS:
-        assert set(reason.facts) <= set(known), reason.name
-        assert set(reason.verdicts) <= set(FIRST_ACTIONS), reason.name
-        assert "{" not in reason_texts(SITE)[reason.name]
-    for verdict in set(FIRST_ACTIONS) - {"unknown"}:
-        for_it = [reason for reason in REASONS if verdict in reason.verdicts and reason.holds]
-        assert len(for_it) >= 2, verdict
-    assert "(full at 97 %)" in json.dumps(list(first_screen().values()))
-
-
 def test_a_reason_is_published_while_its_fact_holds_for_its_verdict_and_its_number_is_known() -> None:
     signals = full_signals()
     facts: dict[str, bool | None] = {name: None for reason in REASONS for name in reason.facts}
@@ -486,12 +346,6 @@ def test_the_rows_of_why_read_facts_that_the_table_of_their_verdict_reads() -> N
             conditions += [line.when for table in tables for line in table.rows]
             read = frozenset().union(*(one.names() for one in conditions))
             assert set(row.facts) & read, f"{row.name}: {verdict}"
-
-
-def test_reasons_over_time_are_called_what_the_first_screen_calls_them() -> None:
-    panel = next(one for one in panels("kvpressure-incident") if one["title"] == "Reasons for the verdict")
-    renamed = {step["options"]["regex"]: step["options"]["renamePattern"] for step in panel["transformations"]}
-    assert renamed == {f"^(.*) {name}$": f"$1: {words}" for name, words in reason_texts(SITE).items()}
 
 
 @pytest.mark.parametrize("uid", sorted(set(DASHBOARDS) - {"kvpressure-configuration"}))
@@ -554,18 +408,6 @@ def test_table_columns_come_from_their_queries() -> None:
             shown = {*steps["organize"]["renameByName"].values(), *names}
             for override in panel["fieldConfig"]["overrides"][1:]:  # the first is for every cell
                 assert override["matcher"]["options"] in shown, panel["title"]
-
-
-def test_layout_refuses_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="25 columns"):
-        PanelGrid().place(25, 4)
-
-
-def test_layout_wraps_below_the_highest() -> None:
-    layout = PanelGrid()
-    assert layout.place(20, 8) == {"h": 8, "w": 20, "x": 0, "y": 0}
-    assert layout.place(4, 4)["x"] == 20
-    assert layout.place(1, 1) == {"h": 1, "w": 1, "x": 0, "y": 8}
 
 
 def test_dashboard_survives_grafanas_own_model() -> None:

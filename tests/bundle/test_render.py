@@ -13,7 +13,6 @@ import pytest
 import kvpressure
 from kvpressure.bundle.render import OWNED, differences, render, without_dead_links, write
 from kvpressure.bundle.rules import Options, load_groups
-from kvpressure.bundle.spec import SpecError
 from kvpressure.cli import main
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.conftest import ROOT
@@ -62,11 +61,6 @@ def test_the_committed_bundle_is_what_would_be_generated(options: Options) -> No
     assert not found, "run kvpressure bundle: " + "; ".join(found)
 
 
-def test_check_is_quiet_on_a_fresh_bundle(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bundle", "--check", "--out", str(tree)]) == 0
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize("directory", OWNED)
 def test_check_names_drifted_missing_and_unknown_files(
     tree: Path,
@@ -86,15 +80,6 @@ def test_check_names_drifted_missing_and_unknown_files(
     assert f"{removed.relative_to(copy)}: missing" in out
     assert f"{directory}/mine.txt: not part of the bundle" in out
     assert len(out.splitlines()) == 3
-
-
-def test_writing_repairs_and_says_how_many(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(tree, copy)
-    (copy / "alerts/kvpressure-rules.yaml").unlink()
-    assert main(["bundle", "--out", str(copy)]) == 0
-    assert " 1 changed" in capsys.readouterr().out
-    assert main(["bundle", "--check", "--out", str(copy)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -161,19 +146,6 @@ def test_wrong_input_is_one_line_and_exit_2(
 )
 def test_thresholds_at_the_end_of_what_is_allowed_make_rules(name: str, value: float) -> None:
     assert load_groups(Options(builtin().override({name: value}, "test")))
-
-
-def test_thresholds_that_make_no_rules_are_one_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def impossible(_: Options) -> dict[str, str]:
-        raise SpecError("InferenceBatchCollapse: test input 'x': '>= -1' is not understood")
-
-    monkeypatch.setattr("kvpressure.cli.bundle.render", impossible)
-    assert main(["bundle", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

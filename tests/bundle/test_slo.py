@@ -66,22 +66,10 @@ def test_nothing_is_written_while_no_objective_is_set() -> None:
     assert files() == {}
 
 
-def test_only_what_is_set_is_written() -> None:
-    found = files("ttft")
-    assert set(found) == {"sloth.yaml", "pyrra-ttft.yaml"}
-    assert [one["name"] for one in found["sloth.yaml"]["spec"]["slos"]] == ["ttft"]
-
-
 def test_the_crds_accept_them(every: dict[str, Any]) -> None:
     assert set(every) == {"sloth.yaml", *(f"pyrra-{name.replace('_', '-')}.yaml" for name in OBJECTIVES)}
     for name, document in every.items():
         assert list(validator(name.partition("-")[0].removesuffix(".yaml")).iter_errors(document)) == [], name
-
-
-def test_the_crds_refuse_what_is_wrong(every: dict[str, Any]) -> None:
-    unknown = {**every["sloth.yaml"], "spec": {**every["sloth.yaml"]["spec"], "services": "x"}}
-    assert list(validator("sloth").iter_errors(unknown))
-    assert list(validator("pyrra").iter_errors({**every["pyrra-ttft.yaml"], "spec": {"target": "95"}}))
 
 
 def test_targets_and_bounds_are_those_of_the_thresholds(every: dict[str, Any]) -> None:
@@ -114,10 +102,3 @@ def test_queries_read_the_counters_of_their_objective(every: dict[str, Any]) -> 
         for text in (errors, total):
             (selector,) = selectors(text)
             assert [(m.name, m.value) for m in selector.matchers.matchers] == [("objective", name.replace("-", "_"))]
-
-
-def test_pages_are_routed_as_those_of_the_own_rules(every: dict[str, Any]) -> None:
-    for slo in every["sloth.yaml"]["spec"]["slos"]:
-        assert slo["alerting"]["pageAlert"]["labels"]["page"] == "true"
-        assert slo["alerting"]["ticketAlert"]["labels"]["page"] == "false"
-        assert slo["alerting"]["annotations"]["runbook_url"].endswith("/InferenceObjectiveBurn.md")

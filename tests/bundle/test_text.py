@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.bundle.text import duration, number, span, to_yaml, words
+from kvpressure.bundle.text import duration, number, to_yaml, words
 from kvpressure.settings.thresholds import builtin
 
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -20,13 +20,6 @@ def test_duration_is_exact(seconds: int) -> None:
     match = re.fullmatch(r"(\d+)([dhms])", duration(seconds))
     assert match is not None
     assert int(match[1]) * UNITS[match[2]] == seconds
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0s"), (90, "90s"), (300, "5m"), (3600, "1h"), (1.5, "1500ms"), (86400, "1d")]
-)
-def test_duration_in_the_largest_exact_unit(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 @given(st.floats(min_value=0, max_value=1e15, allow_nan=False))
@@ -49,16 +42,6 @@ def test_number_has_no_exponent_and_reads_back(value: float) -> None:
 )
 def test_words(name: str, text: str) -> None:
     assert words(builtin().entry(name)) == text
-
-
-def test_span() -> None:
-    assert [span(value) for value in (1, 60, 7200, 61, 1.5)] == [
-        "1 second",
-        "1 minute",
-        "2 hours",
-        "61 seconds",
-        "1.5 seconds",
-    ]
 
 
 @pytest.mark.slow

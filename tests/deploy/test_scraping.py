@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
 import pytest
 import yaml
-from lab.demo.prometheus_stack import Child
 
 from tests.deploy.chart import DEPLOY, ROOT, Json, of_kind, only, render
 from tests.deploy.test_daemonset import container_of, pods
+from tests.helpers.prometheus import prometheus
 from tests.helpers.waiting import until
+from tests.helpers.web import serving_pages
 
 pytestmark = pytest.mark.live
 
@@ -59,21 +57,8 @@ INSTANCE = "node-1/kvpressure/kvpressure-nvidia"
 
 @pytest.fixture
 def exporter() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(PAGE)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with serving_pages(lambda _: PAGE) as address:
+        yield address.removeprefix("http://")
 
 
 def scraped(scrape: Json, folder: Path) -> dict[str, dict[str, str]]:
@@ -84,22 +69,8 @@ def scraped(scrape: Json, folder: Path) -> dict[str, dict[str, str]]:
 def all_scraped(scrape: Json, folder: Path, exporters: int) -> list[dict[str, str]]:
     """The labels of every series, after a real Prometheus scraped as many targets as it finds."""
     config = {"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"}, "scrape_configs": [scrape]}
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    prometheus = Child(
-        "prometheus",
-        folder,
-        lambda address: [
-            "prometheus",
-            "--config.file=prometheus.yml",
-            f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address={address}",
-        ],
-        threading.Event(),
-    )
-    try:
-        return until(lambda: stored(prometheus.url, exporters))
-    finally:
-        prometheus.stop()
+    with prometheus(folder, config) as url:
+        return until(lambda: stored(url, exporters))
 
 
 def stored(url: str, exporters: int) -> list[dict[str, str]]:
@@ -145,43 +116,30 @@ def by_operator(documents: list[Json], kind: str) -> tuple[Json, dict[str, str]]
     return scrape, {**BY_OPERATOR, **job}
 
 
-@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
-def test_the_monitor_keeps_the_engines_labels_and_drops_the_exporters(kind: str, exporter: str, tmp_path: Path) -> None:
-    scrape, labels = by_operator(render({"monitor": {"kind": kind, "cluster": "eu-1"}}), kind)
-    found = scraped(
-        {**scrape, "static_configs": [{"targets": [exporter], "labels": {**OF_THE_POD, **labels}}]}, tmp_path
-    )
-    own = {"job": "kvpressure", "instance": INSTANCE, "node": "node-1", "cluster": "eu-1"}
-    assert found == {
-        "up": own,
-        "kvpressure_gpu_up": {**own, "uuid": "GPU-1"},
-        "kvpressure_engine_up": {**own, "namespace": "inference", "pod": "chat-0"},
-    }
-
-
-def test_the_example_for_a_cluster_does_the_same(exporter: str, tmp_path: Path) -> None:
-    scrape = example()
+@pytest.mark.parametrize("scraper", ["PodMonitor", "ServiceMonitor", "example"])
+def test_the_engines_labels_are_kept_and_the_exporters_dropped(scraper: str, exporter: str, tmp_path: Path) -> None:
+    scrape, labels, own = example(), OF_THE_POD, {"job": "kvpressure", "instance": INSTANCE, "node": "node-1"}
+    if scraper != "example":
+        scrape, more = by_operator(render({"monitor": {"kind": scraper, "cluster": "eu-1"}}), scraper)
+        labels, own = {**labels, **more}, {**own, "cluster": "eu-1"}
     assert scrape["honor_labels"] is True
-    scrape["static_configs"] = [
-        {"targets": [exporter], "labels": OF_THE_POD},
-        {"targets": ["127.0.0.1:1"], "labels": {**OF_THE_POD, "__meta_kubernetes_pod_container_port_name": "x"}},
-    ]
-    found = scraped(scrape, tmp_path)
-    own = {"job": "kvpressure", "instance": INSTANCE, "node": "node-1"}
-    assert found == {
+    scrape["static_configs"] = [{"targets": [exporter], "labels": labels}]
+    assert scraped(scrape, tmp_path) == {
         "up": own,
         "kvpressure_gpu_up": {**own, "uuid": "GPU-1"},
         "kvpressure_engine_up": {**own, "namespace": "inference", "pod": "chat-0"},
     }
 
 
-def test_the_example_leaves_out_pods_that_have_ended(exporter: str, tmp_path: Path) -> None:
+def test_the_example_leaves_out_other_ports_and_pods_that_have_ended(exporter: str, tmp_path: Path) -> None:
     """As the operator does: an evicted pod has the labels of its successor, and ``up`` of both would be one series."""
-    ended = [
-        {"targets": [f"127.0.0.1:{port}"], "labels": {**OF_THE_POD, "__meta_kubernetes_pod_phase": phase}}
-        for port, phase in ((1, "Failed"), (2, "Succeeded"))
+    others = [
+        {"targets": [f"127.0.0.1:{port}"], "labels": {**OF_THE_POD, f"__meta_kubernetes_pod_{name}": value}}
+        for port, (name, value) in enumerate(
+            (("phase", "Failed"), ("phase", "Succeeded"), ("container_port_name", "x")), start=1
+        )
     ]
-    scrape = {**example(), "static_configs": [{"targets": [exporter], "labels": OF_THE_POD}, *ended]}
+    scrape = {**example(), "static_configs": [{"targets": [exporter], "labels": OF_THE_POD}, *others]}
     assert len(all_scraped(scrape, tmp_path, exporters=1)) == 3
 
 
@@ -192,49 +150,43 @@ def daemonset_names(values: Json, **release: str) -> list[tuple[str, str]]:
     ]
 
 
+BOTH_VENDORS: Json = {"amd": {"enabled": True}}
 NEIGHBOURS = {
-    "both vendors": daemonset_names({"amd": {"enabled": True}}),
-    "two releases": daemonset_names({}) + daemonset_names({}, name="canary"),
-    "two namespaces": daemonset_names({}) + daemonset_names({}, namespace="canary"),
+    *daemonset_names(BOTH_VENDORS),
+    *daemonset_names(BOTH_VENDORS, name="canary"),
+    *daemonset_names(BOTH_VENDORS, namespace="canary"),
 }
+"""Exporters of both vendors, two releases and two namespaces."""
 
 
 @pytest.mark.parametrize("scraper", ["PodMonitor", "ServiceMonitor", "example"])
-@pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS.keys())
-def test_two_exporters_on_a_node_stay_apart(
-    neighbours: list[tuple[str, str]], scraper: str, exporter: str, tmp_path: Path
-) -> None:
+def test_exporters_on_a_node_stay_apart(scraper: str, exporter: str, tmp_path: Path) -> None:
     """Else ``up`` of both is one series, and a counter jumps between those of two processes."""
-    scrape, labels = (
-        by_operator(render({"monitor": {"kind": scraper}}), scraper) if scraper != "example" else (example(), {})
-    )
+    scrape, labels = (example(), {})
+    if scraper != "example":
+        scrape, labels = by_operator(render({"monitor": {"kind": scraper}}), scraper)
+    own = {**OF_THE_POD, **labels}
     scrape["static_configs"] = [
         {
-            "targets": [exporter.replace("127.0.0.1", host)],
+            "targets": [exporter],
             "labels": {
-                **OF_THE_POD,
-                **labels,
+                **own,
                 "__meta_kubernetes_namespace": namespace,
                 "__meta_kubernetes_pod_controller_name": name,
             },
         }
-        for host, (namespace, name) in zip(("127.0.0.1", "localhost"), neighbours, strict=True)
+        for namespace, name in NEIGHBOURS
     ]
-    found = all_scraped(scrape, tmp_path, exporters=2)
-    assert {labels["instance"] for labels in found} == {f"node-1/{namespace}/{name}" for namespace, name in neighbours}
+    found = all_scraped(scrape, tmp_path, exporters=len(NEIGHBOURS))
+    assert {labels["instance"] for labels in found} == {f"node-1/{namespace}/{name}" for namespace, name in NEIGHBOURS}
     assert {labels["node"] for labels in found} == {"node-1"}
 
 
-@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
-@pytest.mark.parametrize(
-    "values",
-    [{"nameOverride": "gpu-kv"}, {"fullnameOverride": "gpu-kv"}],
-    ids=lambda values: next(iter(values)),
-)
+@pytest.mark.parametrize(("kind", "override"), [("PodMonitor", "nameOverride"), ("ServiceMonitor", "fullnameOverride")])
 def test_the_rules_find_the_monitors_job_whatever_the_release_is_called(
-    values: Json, kind: str, exporter: str, tmp_path: Path
+    kind: str, override: str, exporter: str, tmp_path: Path
 ) -> None:
-    documents = render({"monitor": {"kind": kind}, "prometheusRule": {"enabled": True}, **values})
+    documents = render({"monitor": {"kind": kind}, "prometheusRule": {"enabled": True}, override: "gpu-kv"})
     down = next(
         rule["expr"]
         for group in only(documents, "PrometheusRule")["spec"]["groups"]

@@ -1,33 +1,28 @@
-"""A real Prometheus on blocks that promtool makes of an OpenMetrics file."""
+"""A real Prometheus for tests."""
 
 from __future__ import annotations
 
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import until
 
 
 @contextmanager
-def backfilled(history: Path) -> Iterator[str]:
-    """Serves what ``history`` holds, from its folder; yields the base URL. Needs prometheus and promtool."""
-    folder = history.parent
-    made = subprocess.run(
-        ["promtool", "tsdb", "create-blocks-from", "openmetrics", history, folder / "data"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    (folder / "prometheus.yml").write_text("{}\n")
+def prometheus(folder: Path, configuration: Mapping[str, Any], *flags: str) -> Iterator[str]:
+    """Runs it in ``folder``, with the data there, once it is ready; yields the base URL."""
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(configuration)))
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         *("prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
-        *("--storage.tsdb.retention.time=100y", "--log.level=error", f"--web.listen-address={url[7:]}"),
+        *("--log.level=error", f"--web.listen-address={url[7:]}", *flags),
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
@@ -35,6 +30,20 @@ def backfilled(history: Path) -> Iterator[str]:
             yield url
         finally:
             process.terminate()
+
+
+@contextmanager
+def backfilled(history: Path) -> Iterator[str]:
+    """Serves what ``history`` (OpenMetrics) holds, from its folder; yields the base URL. Needs promtool too."""
+    made = subprocess.run(
+        ["promtool", "tsdb", "create-blocks-from", "openmetrics", history, history.parent / "data"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    with prometheus(history.parent, {}, "--storage.tsdb.retention.time=100y") as url:
+        yield url
 
 
 def _ready(url: str) -> bool:

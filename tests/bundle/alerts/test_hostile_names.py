@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 import yaml
-from lab.demo.prometheus_stack import Child, installed
 
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
-from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings.thresholds import builtin
+from tests.helpers.prometheus import prometheus
 from tests.helpers.waiting import until
+from tests.helpers.web import serving_pages
 
 SIGNS = "<>|@`[]"
 HOSTILE = "Q<!channel>Q<http://evil|fix>Q@here Q`id`Q[x](http://evil)"
@@ -81,92 +78,37 @@ def escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-@contextmanager
-def page(text: str) -> Iterator[str]:
-    """A target with this page; yields its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.mark.live
 @pytest.mark.attack(
     "names of models, pods, namespaces, containers and roles that mention a channel or hide a link",
     "no notification of any alert has `<`, `>`, `|`, `@`, a bracket or a backtick of them",
 )
 def test_a_real_prometheus_prints_no_sign_of_a_hostile_name(tmp_path: Path) -> None:
-    programs = installed()
-    if programs is None:
-        pytest.skip("needs prometheus")
     rules = [rule for kind in KINDS for rule in alerts_of(*kind)]
     names = sorted({name for rule in rules for text in rule["annotations"].values() for name in LABEL.findall(text)})
     series = ",".join(f'{name}="{escaped(HOSTILE)}"' for name in names if name != "instance")
     labelled = f"hostile{{{series}}} 1\n"
     owner = ",".join(f'{name}="{escaped(HOSTILE)}"' for name in ("uuid", "namespace", "pod"))
     owned = f"kvpressure_gpu_pod_info{{{owner}}} 1\n"
-    (tmp_path / "rules.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "groups": [
-                    {
-                        "name": "all",
-                        "interval": "1s",
-                        "rules": [
-                            {
-                                "alert": f"A{number}",
-                                "expr": f'label_replace(hostile, "instance", {json.dumps(HOSTILE)}, "", "")',
-                                "annotations": rule["annotations"],
-                            }
-                            for number, rule in enumerate(rules)
-                        ],
-                    }
-                ]
-            }
-        )
-    )
-    with page(labelled + owned) as address:
-        scrape = {"job_name": "x", "honor_labels": True, "static_configs": [{"targets": [address]}]}
-        (tmp_path / "prometheus.yaml").write_text(
-            yaml.safe_dump(
-                {
-                    "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-                    "rule_files": ["rules.yaml"],
-                    "scrape_configs": [scrape],
-                }
-            )
-        )
-        prometheus = Child(
-            "prometheus",
-            tmp_path,
-            lambda listen: [
-                programs[0],
-                "--config.file=prometheus.yaml",
-                "--storage.tsdb.path=data",
-                f"--web.listen-address={listen}",
-            ],
-            SignalFlag(),
-        )
-        try:
-            found = until(lambda: firing(prometheus.url, len(rules)), seconds=60)
-        finally:
-            prometheus.stop()
+    evaluated = [
+        {
+            "alert": f"A{number}",
+            "expr": f'label_replace(hostile, "instance", {json.dumps(HOSTILE)}, "", "")',
+            "annotations": rule["annotations"],
+        }
+        for number, rule in enumerate(rules)
+    ]
+    group = {"name": "all", "interval": "1s", "rules": evaluated}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [group]}))
+    with serving_pages(lambda _: (labelled + owned).encode()) as address:
+        scrape = {"job_name": "x", "honor_labels": True, "static_configs": [{"targets": [address[7:]]}]}
+        configuration = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [scrape],
+        }
+        with prometheus(tmp_path, configuration) as url:
+            found = until(lambda: firing(url, len(rules)), seconds=60)
     for rule, printed in zip(rules, found, strict=True):
         for name, text in printed.items():
             where = f"{rule['alert']}.{name}: {text}"

@@ -35,7 +35,7 @@ LEVELS = {
 }
 BY_SITUATIONS = {  # of hours, or of a Prometheus that has no series at all
     *(("kvpressure", name) for situation in load() for name in (*situation.by, *situation.ticket_by)),
-    *(("vllm", name) for name in ("InferenceModelDown", "InferenceCrashLoop", "InferenceMetricsAbsent")),
+    ("vllm", "InferenceMetricsAbsent"),
 }
 CLAIMED = re.compile(r"\b(?:for|over|in the last)(?: more than| the last)? (\d+) ?(s|second|minute|hour|day)s?\b", re.I)
 UNIT_SECONDS = {"s": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86400}

@@ -55,28 +55,6 @@ def test_thresholds_reach_pages(files: dict[str, str], site: tuple[values.Bundle
     assert "| `ttft_floor_seconds` | 10 seconds |" in changed["docs/reference/thresholds.md"]
 
 
-def test_a_number_of_ones_own_is_not_called_documented() -> None:
-    changed = {entry.name: entry.value * 1.25 for entry in builtin().settable() if entry.documented}
-    changed |= {"signature_batch_size": 4, "gpu_memory_utilization_recommended": 0.8, "memory_critical_ratio": 0.95}
-    changed |= {"max_num_seqs_cut_max_ratio": 0.6, "signature_memory_ratio": 0.8, "signature_memory_full_ratio": 0.95}
-    changed |= {"memory_warning_ratio": 0.75, "compute_bound_utilization_ratio": 0.9}
-    own = Options(builtin().override(changed, "values"))
-    shipped = Options(builtin())
-    texts = {name: "".join(rules_of(options)) for name, options in (("own", own), ("shipped", shipped))}
-    named = r"\d[^;!?]*?, as (documented|configured)(?=\.)"
-    assert set(re.findall(named, texts["own"])) == {"configured"}
-    assert set(re.findall(named, texts["shipped"])) == {"documented"}
-    beside = r"documented (?:numbers?|ratios?|batch size|thresholds?)\b"
-    runbooks = "".join(text for name, text in render(own).items() if "/runbooks/" in name)
-    assert re.findall(beside, texts["own"] + runbooks) == []
-    assert len(re.findall(named, texts["own"])) == len(re.findall(named, texts["shipped"])) > 2
-
-
-def rules_of(options: Options) -> list[str]:
-    """The descriptions of all alerts."""
-    return [rule["annotations"]["description"] for rule in rules(render(options)).values()]
-
-
 def test_durations_exclusions_labels_and_urls(
     files: dict[str, str], site: tuple[values.BundleValues, dict[str, str]]
 ) -> None:

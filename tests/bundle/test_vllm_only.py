@@ -1,4 +1,4 @@
-"""``alerts/kvpressure-vllm-only-rules.yaml``: situations that the generated tests do not cover, and the recordings."""
+"""``alerts/kvpressure-vllm-only-rules.yaml``: what the page says of it, and the dashboard beside it."""
 
 from __future__ import annotations
 
@@ -24,109 +24,6 @@ from tests.bundle.conftest import ROOT
 pytestmark = pytest.mark.live
 
 RULES = ROOT / VLLM_ONLY
-ENGINE = 'namespace="n",model_name="m",engine="0",job="vllm"'
-POD = "chat-7d4b9c6f5-aaaaa"
-ACTIVE = re.compile(r"\{([^{}]*)\} 1E\+00")
-LABEL = re.compile(r'(\w+)="([^"]*)"')
-GONE_AT, LENGTH = 30, 90  # minutes
-
-
-def fired(folder: Path, series: dict[str, str], minute: int) -> set[tuple[str, str]]:
-    """(name, severity) of the alerts that fire ``minute`` minutes after the first of these samples."""
-    query = 'ALERTS{alertstate="firing"}'
-    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-    document = {
-        "rule_files": [str(RULES)],
-        "evaluation_interval": "1m",
-        "group_eval_order": [group["name"] for group in groups],
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [{"series": name, "values": values} for name, values in series.items()],
-                "promql_expr_test": [{"expr": query, "eval_time": f"{minute}m", "exp_samples": []}],
-            }
-        ],
-    }
-    path = folder / "test.yaml"
-    path.write_text(yaml.safe_dump(document))
-    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
-    output = done.stdout + done.stderr
-    assert done.returncode == 0 or "exp: nil" in output, output
-    labels = [dict(LABEL.findall(sample)) for sample in ACTIVE.findall(output)]
-    return {(found["alertname"], found["severity"]) for found in labels}
-
-
-def scraped(pod: str, until: int = LENGTH) -> dict[str, str]:
-    gone = "" if until == LENGTH else f" stale _x{LENGTH - until}"
-    return {
-        f'vllm:num_requests_running{{pod="{pod}",{ENGINE}}}': f"0+0x{until}{gone}",
-        f'vllm:generation_tokens_total{{pod="{pod}",{ENGINE}}}': f"0+60x{until}{gone}",
-    }
-
-
-def replicas(count: int, deployment: str = "chat", later: int | None = None) -> dict[str, str]:
-    values = f"{count}+0x{LENGTH}" if later is None else f"{count}+0x{GONE_AT} {later}+0x{LENGTH - GONE_AT}"
-    return {f'kube_deployment_spec_replicas{{namespace="n",deployment="{deployment}",job="ksm"}}': values}
-
-
-@pytest.mark.parametrize(
-    ("series", "expected"),
-    [
-        pytest.param(scraped(POD, GONE_AT) | replicas(2), "critical", id="replicas are wanted"),
-        pytest.param(scraped(POD, GONE_AT), "warning", id="no kube-state-metrics"),
-        pytest.param(scraped(POD, GONE_AT) | replicas(2, later=0), None, id="scaled to zero"),
-        pytest.param(scraped(POD, GONE_AT) | replicas(1, "other"), None, id="uninstalled"),
-        pytest.param(scraped(POD, GONE_AT) | scraped("chat-7d4b9c6f5-bbbbb") | replicas(2), None, id="one is left"),
-        pytest.param(scraped(POD) | replicas(2), None, id="all is well"),
-    ],
-)
-def test_a_model_that_is_gone_pages_where_it_is_wanted(
-    tmp_path: Path, series: dict[str, str], expected: str | None
-) -> None:
-    found = {name: severity for name, severity in fired(tmp_path, series, 60) if name != "InferenceMetricsAbsent"}
-    assert found == ({"InferenceModelDown": expected} if expected else {})
-
-
-@pytest.mark.parametrize(
-    ("samples", "expected"),
-    [
-        ("0+60x60", set()),
-        ("0+60x30 0+60x30", {"warning"}),
-        ("0+60x40 0+60x5 0+60x15", {"warning"}),
-        ("0+60x40 0+60x5 0+60x5 0+60x9", {"warning", "critical"}),
-        ("0+60x30 _x8 0+60x20", {"warning"}),
-    ],
-)
-def test_restarts_in_place_are_counted(tmp_path: Path, samples: str, expected: set[str]) -> None:
-    series = {f'vllm:generation_tokens_total{{pod="{POD}",{ENGINE}}}': samples}
-    found = fired(tmp_path, series | scraped("other-0"), 55)
-    assert {severity for name, severity in found if name == "InferenceCrashLoop"} == expected
-
-
-@pytest.mark.parametrize(
-    ("running", "tokens", "minute", "stalled"),
-    [
-        pytest.param("1+0x60", "0+0x60", 4, False, id="a new pod works on its first prompt"),
-        pytest.param("1+0x60", "0+0x60", 7, True, id="a new pod never answers"),
-        pytest.param("0+0x30 1+0x30", "500+0x60", 34, False, id="an idle pod works on a long prompt"),
-        pytest.param("0+0x30 1+0x30", "500+0x60", 38, True, id="an idle pod never answers"),
-        pytest.param("0+0x20 _x9 1+0x30", "500+0x20 _x9 0+0x30", 33, False, id="restarted idle, at its first prompt"),
-        pytest.param("0+0x20 _x9 1+0x30", "500+0x20 _x9 0+0x30", 38, True, id="restarted idle, never answers"),
-        pytest.param("1+0x60", "0+60x30 1800+0x30", 34, False, id="a long step after an answer"),
-        pytest.param("1+0x60", "0+60x30 1800+0x30", 38, True, id="stalled after an answer"),
-        pytest.param("1+0x32 _ 1+0x30", "0+60x30 1800+0x2 _ 1800+0x30", 38, True, id="stalled, and a scrape failed"),
-        pytest.param("1+0x33 0+0x1 1+0x30", "0+60x30 1800+0x34", 38, False, id="no request for a minute"),
-    ],
-)
-def test_a_stall_takes_as_long_as_the_text_says(
-    tmp_path: Path, running: str, tokens: str, minute: int, stalled: bool
-) -> None:
-    """Requests and silence for five minutes, also where the series or the request is younger."""
-    series = {
-        f'vllm:num_requests_running{{pod="{POD}",{ENGINE}}}': running,
-        f'vllm:generation_tokens_total{{pod="{POD}",{ENGINE}}}': tokens,
-    }
-    assert (("InferenceEngineStalled", "critical") in fired(tmp_path, series, minute)) == stalled
 
 
 def test_the_file_says_how_it_is_used_and_what_a_site_changes_is_in_it() -> None:

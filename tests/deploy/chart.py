@@ -30,6 +30,10 @@ SCC_FIELDS: Final = {
     *("allowedUnsafeSysctls", "forbiddenSysctls", "userNamespaceLevel"),
 }
 """Of security.openshift.io/v1, which kubernetes-validate does not know."""
+CI_VALUES: Final[dict[str, Json]] = {
+    path.stem: yaml.safe_load(path.read_text()) for path in sorted((DEPLOY / "helm/kvpressure/ci").glob("*.yaml"))
+} | {"default": {}}
+"""The chart's example values, by name."""
 OPERATOR_KINDS: Final = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
 
 

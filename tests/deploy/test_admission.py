@@ -6,21 +6,17 @@ import re
 from typing import Any, Final
 
 import pytest
-import yaml
 
-from tests.deploy.chart import DEPLOY, Json, of_kind, only, render
+from tests.deploy.chart import CI_VALUES, Json, helm_test_objects, of_kind, only, render
 from tests.deploy.test_daemonset import container_of, pods
 
 pytestmark = pytest.mark.slow
-
-CI: Final = DEPLOY / "helm" / "kvpressure" / "ci"
-CASES: Final = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(CI.glob("*.yaml"))} | {"default": {}}
 
 
 # --- OpenShift
 
 
-@pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("values", CI_VALUES.values(), ids=CI_VALUES.keys())
 def test_openshifts_constraints_admit_what_the_pods_are_and_nothing_more(values: Json) -> None:
     """By the fields of its definition in openshift/api; kubectl apply drops those that are null."""
     values = values | {"openshift": {"enabled": True}}
@@ -95,15 +91,13 @@ def level(pod: Json) -> str:
 
 
 def test_the_levels_are_those_that_the_documentation_names() -> None:
-    found = {name: {level(pod) for pod in pods(values)} for name, values in CASES.items()}
+    found = {name: {level(pod) for pod in pods(values)} for name, values in CI_VALUES.items()}
     assert found.pop("minimal-values") == {"baseline"}  # uid 0 is what restricted refuses
     assert set().union(*found.values()) == {"privileged"}
-    assert {level(pod) for pod in pods(CASES["minimal-values"] | {"runAsUser": 65532})} == {"restricted"}
+    assert {level(pod) for pod in pods(CI_VALUES["minimal-values"] | {"runAsUser": 65532})} == {"restricted"}
 
 
 def test_the_pod_of_helm_test_is_restricted_and_has_no_token() -> None:
-    from tests.deploy.chart import helm_test_objects
-
     (pod,) = (item["spec"] | {"volumes": []} for item in helm_test_objects())
     assert level(pod) == "baseline" if pod["securityContext"].get("runAsUser") == 0 else "restricted"
     assert pod["automountServiceAccountToken"] is False
@@ -175,7 +169,7 @@ def tolerated(pod: Json, taint: str) -> bool:
 
 @pytest.mark.parametrize(("values", "label", "taints"), NVIDIA_NODES.values(), ids=NVIDIA_NODES.keys())
 def test_a_platforms_gpu_nodes_get_a_pod(values: str, label: str, taints: list[str]) -> None:
-    (pod,) = pods(CASES[values])
+    (pod,) = pods(CI_VALUES[values])
     assert selected(pod, labelled(label))
     assert [taint for taint in taints if not tolerated(pod, taint)] == []
 
@@ -191,7 +185,7 @@ def test_a_platforms_gpu_nodes_get_a_pod(values: str, label: str, taints: list[s
 )
 @pytest.mark.parametrize("values", sorted({case for case, *_ in NVIDIA_NODES.values()}))
 def test_other_nodes_get_none(values: str, label: str) -> None:
-    assert not selected(pods(CASES[values])[0], labelled(label))
+    assert not selected(pods(CI_VALUES[values])[0], labelled(label))
 
 
 def test_a_taint_of_ones_own_is_tolerated_only_with_the_switch() -> None:

@@ -7,19 +7,17 @@ import copy
 import gzip
 import json
 import re
-from pathlib import Path
 from typing import Any, Final
 
 import helm_python
 import pytest
 import yaml
 
-from tests.deploy.chart import DEPLOY, KUBERNETES, Json, chart, name_of, of_kind, only, problems, render
+from tests.deploy.chart import CI_VALUES, DEPLOY, KUBERNETES, Json, chart, name_of, of_kind, problems, render
 
 pytestmark = pytest.mark.slow
 
 CHART: Final = DEPLOY / "helm" / "kvpressure"
-CASES: Final = sorted((CHART / "ci").glob("*.yaml"))
 
 NODES: Final[Json] = {
     "amd": {"enabled": True},
@@ -37,6 +35,18 @@ OF_THE_BUNDLE: Final = re.compile(
     r"(rules|thresholds|dashboards|prometheusRule|rulesConfigMap|commonLabels|\w+Override)\b"
 )
 """Values that change rules or dashboards, which are large; the others are switched without them."""
+OF_A_VENDOR: Final[Json] = {
+    "enabled": False,
+    "runtimeClassName": "other",
+    "resources": {"limits": {"memory": "512Mi"}},
+    "tolerateAll": True,
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "extraVolumes": [{"name": "a", "hostPath": {"path": "/a"}}],
+    "extraVolumeMounts": [{"name": "state", "mountPath": "/a"}],
+    "nodeSelector": {"pool": "gpu"},
+    "affinity": {"nodeAffinity": None, "podAffinity": {}},
+    "tolerations": [{"operator": "Exists"}],
+}
 SWITCHED: Final[Json] = {
     "nameOverride": "pressure",
     "fullnameOverride": "pressure",
@@ -49,28 +59,9 @@ SWITCHED: Final[Json] = {
     "image.digest": "sha256:" + "0" * 64,
     "image.pullPolicy": "Always",
     "imagePullSecrets": [{"name": "registry"}],
-    "nvidia.enabled": False,
-    "nvidia.runtimeClassName": "",
     "nvidia.driverRoot": ("/opt/driver", {"nvidia": {"runtimeClassName": ""}}),
     "nvidia.privileged": (True, {"nvidia": {"runtimeClassName": ""}}),
-    "nvidia.resources": {"limits": {"memory": "512Mi"}},
-    "nvidia.tolerateAll": True,
-    "nvidia.extraEnv": [{"name": "A", "value": "b"}],
-    "nvidia.extraVolumes": [{"name": "a", "hostPath": {"path": "/a"}}],
-    "nvidia.extraVolumeMounts": [{"name": "state", "mountPath": "/a"}],
-    "nvidia.nodeSelector": {"pool": "gpu"},
-    "nvidia.affinity": {"nodeAffinity": None, "podAffinity": {}},
-    "nvidia.tolerations": [{"operator": "Exists"}],
-    "amd.enabled": False,
-    "amd.runtimeClassName": "amd",
-    "amd.resources": {"limits": {"memory": "512Mi"}},
-    "amd.tolerateAll": True,
-    "amd.extraEnv": [{"name": "A", "value": "b"}],
-    "amd.extraVolumes": [{"name": "a", "hostPath": {"path": "/a"}}],
-    "amd.extraVolumeMounts": [{"name": "state", "mountPath": "/a"}],
-    "amd.nodeSelector": {"pool": "gpu"},
-    "amd.affinity": {"nodeAffinity": None, "podAffinity": {}},
-    "amd.tolerations": [{"operator": "Exists"}],
+    **{f"{vendor}.{name}": value for vendor in ("nvidia", "amd") for name, value in OF_A_VENDOR.items()},
     "sources.pods": (False, {"sources": {"procfs": False, "cgroup": False, "logs": False}}),
     "sources.node": False,
     "sources.podresources": False,
@@ -201,10 +192,6 @@ def test_lint_is_clean() -> None:
     assert [message for message in report["messages"] if message["severity"] > 1] == []
 
 
-def test_the_default_values_satisfy_the_schema_and_every_kubernetes() -> None:
-    assert problems(render()) == []
-
-
 def test_every_value_is_switched_here() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     free = {"nvidia.affinity", "amd.affinity", "resources", "dashboards.labels"}
@@ -222,39 +209,22 @@ def test_a_switched_value_changes_what_is_rendered_and_stays_valid(name: str) ->
     assert problems([document for document in after if document not in before], oldest_and_newest) == []
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_the_example_values_render_on_every_kubernetes(path: Path) -> None:
-    values = yaml.safe_load(path.read_text())
+@pytest.mark.parametrize("values", CI_VALUES.values(), ids=CI_VALUES.keys())
+def test_the_example_values_render_on_every_kubernetes(values: Json) -> None:
     assert problems(render(values)) == []
     report = helm_python.lint(CHART, values, strict=True)
     assert report["errors"] == []
-
-
-def test_the_schemas_notice_mistakes() -> None:
-    documents = render(EVERYTHING)
-    daemonset = only(render(), "DaemonSet")
-    monitor = only(documents, "ServiceMonitor")
-    rule = only(documents, "PrometheusRule")
-    daemonset["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
-    monitor["spec"]["endpoints"][0]["honourLabels"] = True
-    rule["spec"]["groups"][0]["rules"][0]["for"] = "5 minutes"
-    found = problems([daemonset, monitor, rule])
-    assert len(found) == len(KUBERNETES) + 2
-    assert "readOnlyRootFileSystem" in found[0]
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"nope": 1}, "nope"),
-        ({"sources": {"podz": True}}, "podz"),
         ({"sources": {"procfs": "yes"}}, "/sources/procfs"),
         ({"sources": {"pods": False, "procfs": True, "cgroup": False, "logs": False}}, "sources.pods true"),
         ({"networkPolicy": {"apiServerCIDRs": ["10.0.0.1"]}}, "/networkPolicy/apiServerCIDRs/0"),
-        ({"networkPolicy": {"apiServerCIDRs": ["api.internal/32"]}}, "/networkPolicy/apiServerCIDRs/0"),
         ({"thresholds": {"kv_fool_ratio": 0.9}}, "kv_fool_ratio"),
         ({"thresholds": {"kv_full_ratio": "high"}}, "/thresholds/kv_full_ratio"),
-        ({"thresholds": {"kv_full_ratio": -1}}, "/thresholds/kv_full_ratio"),
         ({"config": {"web.max-requestz": 1}}, "web.max-requestz"),
         ({"rules": {"exclude": ["hardware"]}}, "exclude"),
         ({"rules": {"file": "apiVersion: v1"}}, "rules.file has no rule groups"),
@@ -265,43 +235,29 @@ def test_the_schemas_notice_mistakes() -> None:
         ({"dashboards": {"files": {"mine": "{}"}}}, "mine"),
         ({"namespaces": ["Chat"]}, "/namespaces/0"),
         ({"image": {"repository": ""}}, "image.repository is empty"),
-        ({"image": {"repository": "-x"}}, "repository"),
         ({"fullnameOverride": "Y_BAD"}, "fullnameOverride"),
-        ({"nameOverride": "Y_BAD"}, "nameOverride"),
         ({"monitor": {"interval": "1s1m"}}, "interval"),
-        ({"monitor": {"interval": ""}}, "interval"),
         ({"monitor": {"limits": {"sampleLimits": 1}}}, "sampleLimits"),
-        ({"monitor": {"interval": "1m30s", "scrapeTimeout": "91s"}}, "scrapeTimeout 91s is above"),
-        ({"maxUnavailable": "10%"}, "maxUnavailable"),
         ({"updateStrategy": {"maxUnavailable": "some"}}, "maxUnavailable"),
-        ({"updateStrategy": {"maxUnavailable": "0%"}}, "wants one of them to be 0"),
-        ({"updateStrategy": {"maxUnavailable": 0}}, "wants one of them to be 0"),
         ({"updateStrategy": {"maxSurge": 1}}, "wants one of them to be 0"),
         ({"updateStrategy": {"maxUnavailable": "101%"}}, "maxUnavailable"),
         ({"healthPort": 9846}, "is also port"),
-        ({"config": {"web.health-listen-address": [":1"]}}, "allowed: the value healthPort,"),
         ({"priorityClassName": "", "priorityClassQuota": {"enabled": True}}, "needs a class"),
         ({"service": {"internalTrafficPolicy": "Local"}}, "service.clusterIP empty"),
         ({"service": {"clusterIP": "10.0.0.1"}}, "clusterIP"),
-        ({"config": {"web.listen-address": [":9999"]}}, "allowed: the value port and listenAddress,"),
-        ({"config": {"record.directory": "/data"}}, "allowed: the value recording.enabled,"),
-        ({"config": {"kube.namespaces": ["chat"]}}, "allowed: the value namespaces,"),
         ({"config": {"collector.pods": False}}, "allowed: the value sources.pods,"),
         (
             {"commonLabels": {"app.kubernetes.io/name": "x"}},
             "commonLabels: the chart sets app.kubernetes.io/name itself",
         ),
-        ({"commonLabels": {"helm.sh/chart": "x"}}, "commonLabels: the chart sets helm.sh/chart itself"),
         (
             {"podLabels": {"app.kubernetes.io/component": "x"}},
             "podLabels: the chart sets app.kubernetes.io/component itself",
         ),
-        ({"monitor": {"scrapeTimeout": "30s"}}, "monitor.scrapeTimeout 30s is above monitor.interval 15s"),
         (
             {"monitor": {"interval": "1m", "scrapeTimeout": "61s"}},
             "monitor.scrapeTimeout 61s is above monitor.interval 1m",
         ),
-        ({"nvidia": {"driverRoot": "/opt/driver"}}, "allowed: nvidia.runtimeClassName empty"),
         ({"nvidia": {"privileged": True}}, "allowed: nvidia.runtimeClassName empty"),
         ({"amd": {"privileged": True}}, "privileged"),
         ({"image": {"digest": "latest"}}, "digest"),

@@ -13,7 +13,7 @@ import yaml
 
 from kvpressure.settings import settings
 from kvpressure.settings.settings import Settings
-from tests.deploy.chart import DEPLOY, Json, of_kind, only, render
+from tests.deploy.chart import CI_VALUES, DEPLOY, Json, of_kind, only, render
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +24,7 @@ HOST_SOURCES: Final = {
     "logs": {"/var/log/pods"},
 }
 BOTH: Final[Json] = {"amd": {"enabled": True}}
-CASES: Final = {
-    path.stem: yaml.safe_load(path.read_text())
-    for path in sorted((DEPLOY / "helm" / "kvpressure" / "ci").glob("*.yaml"))
-} | {"default": {}, "both": BOTH}
+CASES: Final = {**CI_VALUES, "both": BOTH}
 
 
 def pods(values: Json | None = None) -> list[Json]:
@@ -178,14 +175,6 @@ def test_a_source_is_told_where_its_mount_is(tmp_path: Path) -> None:
     assert named == set().union(*HOST_SOURCES.values())
 
 
-def test_targets_of_log_links_are_mounted_where_the_links_point() -> None:
-    (pod,) = pods({"host": {"logTargets": ["/var/lib/docker/containers", "/data/logs"]}})
-    assert host_paths(pod).items() >= {
-        ("/var/lib/docker/containers", "/var/lib/docker/containers"),
-        ("/data/logs", "/data/logs"),
-    }
-
-
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 def test_the_exporter_takes_the_settings(values: Json, tmp_path: Path) -> None:
     documents = render(values)
@@ -238,6 +227,18 @@ def test_settings_of_one_vendor_do_not_stop_the_other(tmp_path: Path) -> None:
     assert amd.collectors["amd"].interval_seconds == 3.0
 
 
+def test_gkes_nodes_lend_their_library_to_the_privileged_exporter_of_nvidia_alone() -> None:
+    """No RuntimeClass is named, so that admission takes the pod; the driver is found where GKE has it."""
+    nvidia, amd = pods(BOTH | CASES["gke-values"])
+    assert "runtimeClassName" not in nvidia
+    (mount,) = (path for path, source in host_paths(nvidia).items() if source == "/home/kubernetes/bin/nvidia")
+    assert {item["name"]: item.get("value") for item in container_of(nvidia)["env"]}[
+        "LD_LIBRARY_PATH"
+    ] == f"{mount}/lib64"
+    assert [container_of(pod)["securityContext"]["privileged"] for pod in (nvidia, amd)] == [True, False]
+    assert [path for path in host_paths(amd).values() if "nvidia" in path] == []
+
+
 def test_each_vendor_gets_its_own_pods() -> None:
     first, second = of_kind(render(BOTH), "DaemonSet")
     for daemonset in (first, second):
@@ -255,43 +256,6 @@ def test_nvidia_asks_the_runtime_for_the_library_and_amd_for_nothing() -> None:
     assert (env[0]["NVIDIA_VISIBLE_DEVICES"], env[0]["NVIDIA_DRIVER_CAPABILITIES"]) == ("all", "utility")
     assert env[1]["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert "/dev" not in str(amd["volumes"])
-
-
-def test_without_nvidias_runtime_the_pod_brings_the_library_and_opens_the_devices() -> None:
-    """As GKE needs it: no RuntimeClass is named, so that admission takes the pod; the driver is found where
-    GKE has it.
-    """
-    (pod,) = pods(CASES["gke-values"])
-    container = container_of(pod)
-    assert "runtimeClassName" not in pod
-    (mount,) = (path for path, source in host_paths(pod).items() if source == "/home/kubernetes/bin/nvidia")
-    assert {item["name"]: item.get("value") for item in container["env"]}["LD_LIBRARY_PATH"] == f"{mount}/lib64"
-    assert container["securityContext"] == {
-        "runAsUser": 0,
-        "runAsGroup": 0,
-        "runAsNonRoot": False,
-        "privileged": True,
-        "readOnlyRootFilesystem": True,
-    }
-
-
-def test_only_the_exporter_of_nvidia_is_privileged() -> None:
-    both = pods(BOTH | CASES["gke-values"])
-    assert [container_of(pod)["securityContext"]["privileged"] for pod in both] == [True, False]
-    assert [path for path in host_paths(both[1]).values() if "nvidia" in path] == []
-
-
-def test_a_mount_of_ones_own_goes_to_one_vendor() -> None:
-    """For runtimes that take the list of devices from mounts instead of a variable."""
-    own: Json = {
-        "extraVolumes": [{"name": "gpus", "hostPath": {"path": "/dev/null"}}],
-        "extraEnv": [{"name": "A", "value": "b"}],
-        "extraVolumeMounts": [{"name": "gpus", "mountPath": "/var/run/nvidia-container-devices/all"}],
-    }
-    nvidia, amd = pods(BOTH | {"nvidia": own})
-    assert host_paths(nvidia)["/var/run/nvidia-container-devices/all"] == "/dev/null"
-    assert {"name": "A", "value": "b"} in container_of(nvidia)["env"]
-    assert "gpus" not in str(amd)
 
 
 def test_changed_settings_start_new_pods() -> None:

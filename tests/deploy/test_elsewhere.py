@@ -16,7 +16,7 @@ import yaml
 
 from kvpressure.bundle.dashboards import DASHBOARDS
 from kvpressure.settings import settings
-from tests.deploy.chart import DEPLOY, ROOT, Json, chart, generator, of_kind, only, problems, render
+from tests.deploy.chart import DEPLOY, ROOT, Json, chart, of_kind, only, problems, render
 from tests.deploy.test_manifests import MANIFESTS, kustomize
 
 pytestmark = pytest.mark.live
@@ -58,20 +58,6 @@ class TestUnit:
         )
         assert checked.returncode == 0, checked.stdout[-200:]
         assert re.search(r"exposure level for kvpressure.service: 1\.\d", checked.stdout)
-
-
-def test_the_unit_starts_the_exporter_again_after_a_driver_upgrade() -> None:
-    text = UNIT.read_text()
-    assert "Restart=on-failure\n" in text
-    assert "SuccessExitStatus" not in text
-    assert re.search(
-        r"^ExecStart=/opt/kvpressure/bin/kvpressure serve --config /etc/kvpressure/config.yaml$", text, re.M
-    )
-
-
-def test_the_unit_names_no_documentation_that_nothing_installs() -> None:
-    named = re.findall(r"^Documentation=file:(\S+)$", UNIT.read_text(), re.M)
-    assert named == []
 
 
 def test_the_units_settings_write_where_the_unit_lets_them() -> None:
@@ -170,12 +156,6 @@ def test_every_address_in_the_configuration_is_a_service_of_it() -> None:
     assert re.fullmatch(r"http://(\w+):9090", source["url"])[1] in services()
 
 
-def test_grafana_finds_the_dashboards_where_they_are_mounted() -> None:
-    (provider,) = yaml.safe_load((COMPOSE / "grafana/dashboards/kvpressure.yaml").read_text())["providers"]
-    folder = mounts()["grafana"][provider["options"]["path"]]
-    assert {file.name for file in folder.glob("kvpressure-*.json")} == {f"{uid}.json" for uid in DASHBOARDS}
-
-
 # --- other operators
 # -------------------------------------------------------------------------------------------------------
 
@@ -192,14 +172,6 @@ def test_victoriametrics_gets_the_same_relabelings() -> None:
     assert endpoint["relabelConfigs"] == expected["relabelings"]
     assert endpoint.keys() ^ expected.keys() == {"relabelConfigs", "relabelings"}
     assert (endpoint["honorLabels"], spec["selector"]) == (True, plain["selector"])
-
-
-def test_google_managed_prometheus_asks_the_same_port_and_path() -> None:
-    (document,) = kustomize(MANIFESTS / "google-managed-prometheus")
-    (endpoint,) = document["spec"]["endpoints"]
-    (expected,) = monitor()["spec"]["podMetricsEndpoints"]
-    assert (endpoint["port"], endpoint["path"]) == (expected["port"], expected["path"])
-    assert "pod" not in document["spec"]["targetLabels"]["metadata"]  # the engine's pod keeps its name
 
 
 def test_grafanas_operator_gets_each_dashboard_of_the_config_maps() -> None:
@@ -241,11 +213,3 @@ def test_a_gitops_example_names_the_chart_and_its_version() -> None:
     assert release["spec"]["chart"]["spec"]["chart"] == argo["spec"]["source"]["path"]
     version = f"v{chart().metadata['version']}"
     assert (argo["spec"]["source"]["targetRevision"], repository["spec"]["ref"]["tag"]) == (version, version)
-
-
-def test_the_kinds_for_other_operators_are_generated_and_checked() -> None:
-    assert {name.split("/")[1] for name, _ in generator().other_operator_files()} == {
-        "victoriametrics",
-        "google-managed-prometheus",
-        "grafana-operator",
-    }

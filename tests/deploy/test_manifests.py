@@ -100,22 +100,3 @@ def test_both_vendors_can_be_applied_to_one_cluster() -> None:
     names = {only(documents, "DaemonSet")["metadata"]["name"] for documents in (nvidia, amd)}
     assert len(names) == 2
     assert len(of_kind(nvidia, "ConfigMap")) == len(of_kind(amd, "ConfigMap")) == 1
-
-
-def test_the_charts_readme_lists_every_value_with_its_default_and_says_what_it_is() -> None:
-    values = yaml.safe_load((DEPLOY / "helm/kvpressure/values.yaml").read_text())
-    text = generator().chart_readme()
-    rows = dict(line.removeprefix("| `").split("` | ", 1) for line in text.splitlines() if line.startswith("| `"))
-
-    def leaves(item: Json, prefix: str = "") -> set[str]:
-        return {
-            name
-            for key, value in item.items()
-            for name in (leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key})
-        }
-
-    missing = {name for name in leaves(values) if not any(name == row or name.startswith(f"{row}.") for row in rows)}
-    assert missing == set()
-    assert rows["port"].startswith("`9846`")
-    assert "Secret with web-config.yaml" in rows["webConfigSecret"]
-    assert len([row for row in rows.values() if not row.endswith("|  |")]) > 70

@@ -6,12 +6,11 @@ import re
 import shlex
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.deploy.chart import Json, chart, of_kind, problems, render
+from tests.deploy.chart import Json, of_kind, problems, render
 from tests.helpers.kube_prometheus_stack import DASHBOARD_LABEL, selector
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "deploy.md"
@@ -38,13 +37,6 @@ def quick_start() -> Json:
     return values
 
 
-def notes(values: Json) -> str:
-    """What ``helm install`` prints."""
-    chosen = {**values, "image": {"repository": "kvpressure"}}
-    rendered = chart().render(values=chosen, name="kvpressure", namespace="kvpressure")
-    return next(str(text) for name, text in rendered.items() if name.endswith("NOTES.txt"))
-
-
 def selected(documents: list[Json], labels: dict[str, str]) -> list[bool]:
     """Of each object, whether it has these labels."""
     return [labels.items() <= document["metadata"].get("labels", {}).items() for document in documents]
@@ -62,22 +54,3 @@ def test_the_stack_selects_monitor_rules_and_dashboards_of_the_quick_start() -> 
     assert all(selected(monitors + rules, selector(STACK)))
     assert all(selected(dashboards, DASHBOARD_LABEL))
     assert not problems(documents, ("1.33",))
-
-
-def test_without_the_label_the_stack_ignores_both() -> None:
-    """What the label is for: the same command without it."""
-    values = quick_start()
-    for part in ("monitor", "prometheusRule"):
-        del values[part]["labels"]
-    documents = render(values)
-    found = of_kind(documents, values["monitor"]["kind"]) + of_kind(documents, "PrometheusRule")
-    assert found
-    assert not any(selected(found, selector(STACK)))
-
-
-@pytest.mark.parametrize(("labels", "said"), [({}, True), ({"release": STACK}, False), ({"prometheus": "main"}, False)])
-def test_the_notes_say_what_is_missing(labels: dict[str, Any], said: bool) -> None:
-    text = notes({"monitor": {"kind": "PodMonitor", "labels": labels}})
-    assert ("monitor.labels.release" in text) is said
-    assert "Nothing scrapes it yet" in notes({})
-    assert "Nothing scrapes it yet" not in text

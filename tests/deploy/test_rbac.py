@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
-import yaml
 
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.kubernetes.node import NodeSource
 from kvpressure.sources.kubernetes.pods import PodsSource
-from tests.deploy.chart import DEPLOY, Json, of_kind, only, render
+from tests.deploy.chart import CI_VALUES, Json, of_kind, only, render
 from tests.deploy.test_daemonset import load
 from tests.helpers.waiting import until
 from tests.sources.kubernetes.apiserver import FakeApi
@@ -21,15 +21,12 @@ from tests.sources.kubernetes.objects import NODE, node, pod
 Right = tuple[str, str, str]
 """Namespace ("" = the whole cluster), resource, verb."""
 
+
 CASES: Final = {
-    path.stem: yaml.safe_load(path.read_text())
-    for path in sorted((DEPLOY / "helm" / "kvpressure" / "ci").glob("*.yaml"))
-} | {
-    "default": {},
+    **CI_VALUES,
     "node only": {"sources": {"pods": False, "procfs": False, "cgroup": False, "logs": False}},
     "two namespaces": {"namespaces": ["chat", "batch"]},
 }
-
 _PATH: Final = re.compile(r"/api/v1(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?")
 
 
@@ -88,8 +85,6 @@ def test_rights_are_what_the_sources_ask_for(values: Json, tmp_path: Path) -> No
             api.apply(pod("a"))
             config = {"config": {"kube.api-url": api.url}, "thresholds": values.get("thresholds", {})}
             chosen = load(render({**values, **config}), vendor, tmp_path)
-            from dataclasses import replace
-
             assert granted(documents) == asked(api, replace(chosen, node_name=NODE))
 
 
@@ -106,10 +101,3 @@ def test_the_namespaced_variant_has_no_right_in_the_cluster() -> None:
     documents = render(CASES["namespaced-values"])
     assert granted(documents) == {("inference", "pods", "list"), ("inference", "pods", "watch")}
     assert not of_kind(documents, "ClusterRole") + of_kind(documents, "ClusterRoleBinding")
-
-
-def test_an_account_of_ones_own_is_used_and_not_made() -> None:
-    documents = render({"serviceAccount": {"create": False, "name": "mine"}})
-    assert of_kind(documents, "ServiceAccount") == []
-    assert only(documents, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
-    assert only(documents, "ClusterRoleBinding")["subjects"][0]["name"] == "mine"

@@ -217,29 +217,6 @@ def test_an_incident_is_at_most_three_notifications(run: Run) -> None:
         assert 1 <= run.notifications.about(model, calls_for_work=True).count("pager") <= pages
 
 
-def test_models_are_told_apart(run: Run) -> None:
-    for alerts in run.notifications.to(*PEOPLE):
-        assert len({alert["labels"].get("model_name") for alert in alerts}) == 1
-
-
-def test_a_ticket_of_the_page_it_belongs_to_is_muted(run: Run) -> None:
-    paged = min(
-        t
-        for t, receiver, alerts in run.notifications.got
-        if receiver == "pager" and alerts[0]["labels"].get("model_name") == PRESSED
-    )
-    later = {
-        alert["labels"]["alertname"]
-        for t, receiver, alerts in run.notifications.got
-        for alert in alerts
-        if receiver == "tickets"
-        and t > paged
-        and alert["status"] == "firing"
-        and alert["labels"].get("model_name") == PRESSED
-    }
-    assert "InferenceKVCachePressure" not in later
-
-
 def test_all_clear_after_recovery(run: Run) -> None:
     assert run.left == set()
     assert run.notifications.to(WATCHDOG), "the heartbeat has not reached its receiver"

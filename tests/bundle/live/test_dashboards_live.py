@@ -189,14 +189,3 @@ def test_every_query_of_every_dashboard_returns_data_from_the_demo() -> None:
     problems = [line for check in checks for line in check(answers)]
     assert problems == [], "\n".join(problems)
     assert answers.values["pod"] == {"chat-13b-0", "code-7b-0", "mail-1b3-0"}
-
-
-def test_the_checks_notice_what_is_wrong() -> None:
-    answers = Answers(series=dict.fromkeys(QUERIES, TOP + 1), refused={"up{": "parse error"}, values={"gpu": set()})
-    answers.series["kvpressure-incident", "KV cache used", "A"] = 0
-    answers.series["kvpressure-incident", "What to set", "A"] = 0
-    assert not_understood(answers) == ["up{: parse error"]
-    assert empty_without_a_reason(answers) == ["no data: ('kvpressure-incident', 'KV cache used', 'A')"]
-    assert variables_without_values(answers) == ["no values: gpu"]
-    assert "silent: ('kvpressure-incident', 'What to set', 'A')" in silent_in_an_incident(answers)
-    assert len(unbounded(answers)) == len(WORST) >= 20

@@ -23,7 +23,9 @@ from kvpressure.bundle.dashboards.first_screen import (
     VERDICTS,
 )
 from kvpressure.bundle.rules import Options, load_groups
-from kvpressure.diagnosis.reasons import REASONS, numbers
+from kvpressure.diagnosis import findings
+from kvpressure.diagnosis.finding import Recent, View, names_in
+from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.state import CALM, LIMITS, Diagnosis
 from kvpressure.publish.engine_order import ORDER, RANKS
@@ -295,28 +297,27 @@ def test_no_query_is_long_whatever_is_chosen(uid: str) -> None:
         assert len(expr) < 4000, f"{title}: {len(expr)}"
 
 
-def test_a_reason_is_published_while_its_fact_holds_for_its_verdict_and_its_number_is_known() -> None:
+def test_every_verdict_that_asks_for_action_has_numbers_behind_it_and_each_has_words() -> None:
+    words = findings.reasons(builtin())
+    assert not [text for text in words.values() if "{" in text]
+    for table in TABLES:
+        if table.name in findings.ACTIONABLE and table.confident:
+            rows = {name for condition in table.supports for name in condition.names()}
+            assert any(set(names_in(findings.of(name).seen)) & words.keys() for name in rows), table.title
+
+
+def test_a_reason_is_the_first_known_number_behind_what_supports_the_verdict() -> None:
     signals = full_signals()
-    facts: dict[str, bool | None] = {name: None for reason in REASONS for name in reason.facts}
-    assert numbers("kv_pressure", facts, signals) == {}
-    facts |= {"kv_full": True, "queue_present": True}
-    waiting, used = signals.load.waiting, signals.kv.kv_used_ratio_max
-    assert used is not None
-    assert numbers("kv_pressure", facts, signals) == {"kv": pytest.approx(100 * used), "waiting": waiting}
-    assert numbers("healthy", facts, signals) == {}
-    unknown = replace(signals, load=replace(signals.load, waiting=None))
-    assert set(numbers("kv_pressure", facts, unknown)) == {"kv"}
-    assert set(numbers("stalled", facts | {"kv_full": False}, signals)) == {"kv_not_full"}
-
-
-def test_the_rows_of_why_read_facts_that_the_table_of_their_verdict_reads() -> None:
-    for row in REASONS:
-        for verdict in row.verdicts if row.holds else ():
-            tables = [table for table in TABLES if table.name == verdict]
-            conditions = [one for t in tables for one in (t.requires, *t.unless, *t.supports, *t.against)]
-            conditions += [line.when for table in tables for line in table.rows]
-            read = frozenset().union(*(one.names() for one in conditions))
-            assert set(row.facts) & read, f"{row.name}: {verdict}"
+    said = Gathered(Values(View(signals, Recent([1.0]), builtin(), 5)))
+    peak = signals.kv.kv_used_ratio_recent_max
+    assert peak is not None
+    assert said.numbers_behind(["kv_full", "queue_present"]) == {
+        "kv_used_ratio_recent_max": pytest.approx(100 * peak),
+        "waiting": signals.load.waiting,
+    }
+    unknown = replace(signals, load=replace(signals.load, waiting=None, waiting_deferred=None))
+    said = Gathered(Values(View(unknown, Recent([1.0]), builtin(), 5)))
+    assert said.numbers_behind(["queue_present"]) == {"running": signals.load.running}
 
 
 @pytest.mark.parametrize("uid", sorted(set(DASHBOARDS) - {"kvpressure-configuration"}))

@@ -40,9 +40,6 @@ EXPRESSIONS = {
     "(len(values) - 1) // 2": "the middle: a median",
     "increase.sizes[::2]": "sizes and counts in turns",
     "increase.sizes[1::2]": "sizes and counts in turns",
-    "number(v.s.host.api_cpu_cores, 2)": "decimals shown",
-    "number(seconds, 2)": "decimals shown",
-    "number(v.s.throughput.throughput_trend_ratio, 2)": "decimals shown",
 }
 
 

@@ -14,11 +14,11 @@ import pytest
 from kvpressure.bundle.verdicts_page import EXAMPLES, SHOWN_FILE, because, render_rows, render_verdicts
 from kvpressure.diagnosis import conditions as beside
 from kvpressure.diagnosis import facts as read
-from kvpressure.diagnosis import rules
-from kvpressure.diagnosis.conditions import FROZEN_ROWS
+from kvpressure.diagnosis import rules, shown, signature
 from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, Grade, Row, Verdict, decide
-from kvpressure.diagnosis.findings import EVIDENCE, NUMBERS, ROWS
+from kvpressure.diagnosis.findings import EVIDENCE, ROWS
 from kvpressure.diagnosis.logic import Condition, maybe, no, unknown, unsure, yes
+from kvpressure.diagnosis.numbers import FROZEN_ROWS
 from kvpressure.model.state import STAGES, VERDICTS
 from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import builtin, load
@@ -192,9 +192,9 @@ def test_a_rule_is_never_named_after_another_verdict() -> None:
             assert named not in VERDICTS or named == (row.verdict or table.name), (table.title, row.name)
 
 
-def test_a_name_is_that_of_one_finding_or_of_one_number_and_no_rule_reads_what_reads_the_verdict() -> None:
-    assert len(ROWS) == len(read.FACTS) + len(beside.CONDITIONS) + len(beside.ALERTED)
-    assert len(NUMBERS) == len(read.NUMBERS) + len(beside.NUMBERS)
+def test_a_name_is_that_of_one_finding_and_no_rule_reads_what_reads_the_verdict() -> None:
+    rows = (read.FACTS, beside.CONDITIONS, beside.ALERTED, signature.SIGNATURE, shown.SHOWN)
+    assert len(ROWS) == sum(map(len, rows))
     assert not [name for name in EVIDENCE if ROWS[name].after_verdict]
 
 

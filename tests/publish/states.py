@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 from kvpressure.diagnosis.conditions import NAMES
+from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.model.isolation import Failure
 from kvpressure.model.readings import (
     ContainerReading,
@@ -36,6 +38,7 @@ from kvpressure.model.state import (
     State,
     TargetState,
 )
+from kvpressure.settings.thresholds import Thresholds, builtin
 
 NOW = 1_700_000_000.0
 QUANTILES = {"0.5": 0.25, "0.95": 0.75, "0.99": 1.5}
@@ -59,6 +62,13 @@ COUNTERS = {
     "http:5xx": 1.0,
     "prefix_hits": 5.0,
 }
+
+
+def with_findings(engine: EngineState, t: Thresholds | None = None) -> EngineState:
+    """The engine with every finding about its signals."""
+    values = Values(View(engine.signals, Recent(()), t or builtin(), 9))
+    values["page_fresh"] = True
+    return replace(engine, diagnosis=replace(engine.diagnosis, evidence=Gathered(values)))
 
 
 def full_signals() -> Signals:

@@ -13,6 +13,7 @@ from kvpressure.diagnosis.conditions import CONDITIONS
 from kvpressure.model.readings import ContainerReading, NodeCondition, Snapshot, Termination
 from kvpressure.model.signals import (
     BatchSignals,
+    ComputeSignals,
     ContextSignals,
     HostSignals,
     KvSignals,
@@ -37,7 +38,7 @@ from kvpressure.publish.page.history import SERIES, SLOT_SECONDS, SLOTS, PageHis
 from kvpressure.publish.page.sparkline import HEIGHT, WIDTH, sparkline
 from kvpressure.publish.page.view import ViewContext, engine_view, headline
 from kvpressure.settings.thresholds import builtin
-from tests.publish.states import NOW, full_engine, unknown_engine
+from tests.publish.states import NOW, full_engine, unknown_engine, with_findings
 
 T = builtin()
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,8 @@ ROOT = Path(__file__).parents[2]
 
 def engine_with(verdict: str = "kv_pressure", confidence: float = 0.9, **groups: object) -> EngineState:
     signals = replace(Signals(time=NOW), **groups)
-    return replace(full_engine(), signals=signals, diagnosis=Diagnosis(verdict, confidence, None, NOW))
+    engine = replace(full_engine(), signals=signals, diagnosis=Diagnosis(verdict, confidence, None, NOW))
+    return with_findings(engine)
 
 
 class TestHistory:
@@ -140,7 +142,7 @@ class TestTriage:
                 least,
                 self.container(restarts=1),
                 "look",
-                "1 restart since the pod was created (in the last 30 minutes: 1).",
+                "Restarts since the pod was created: 1 (in the last 30 minutes: 1).",
             ),
         ):
             step = self.step(2, engine, state)
@@ -149,18 +151,20 @@ class TestTriage:
 
     def test_3_signature(self) -> None:
         for high, low, demand, finding in (
-            (True, True, 0.5, "look"),
-            (True, False, 0.5, "fine"),
-            (True, False, T["memory_warning_ratio"], "look"),
-            (None, True, None, "unknown"),
-            (None, False, None, "fine"),
+            (0.93, 0.3, 0.5, "look"),
+            (0.93, 0.9, 0.5, "fine"),
+            (0.93, 0.9, T["memory_warning_ratio"], "look"),
+            (None, 0.3, None, "unknown"),
+            (None, 0.9, None, "fine"),
         ):
-            engine = engine_with(memory=MemorySignals(device_used_ratio=0.93, device_demand_ratio=demand))
-            signature = {"gpu_memory_high": high, "gpu_utilization_low": low}
-            engine = replace(engine, diagnosis=replace(engine.diagnosis, documented_signature=signature))
+            engine = engine_with(
+                memory=MemorySignals(device_used_ratio=high, device_demand_ratio=demand),
+                compute=ComputeSignals(gpu_utilization=low),
+                progress=ProgressSignals(work_present=True),
+            )
             step = self.step(3, engine)
             assert step.finding == finding
-            assert "93 %. Used memory above 85 % is a sign of pressure (documented in" in step.answers[0]
+            assert 'Thresholds are documented in "KV Cache Diagnostics".' in step.answers
 
     def test_4_log(self) -> None:
         assert self.step(4, engine_with()).finding == "unknown"
@@ -168,8 +172,9 @@ class TestTriage:
         failed = self.step(4, engine_with(events_known=True, events={"cuda_oom": 2, "engine_dead": 1}))
         assert failed.finding == "bad"
         assert failed.answers == (
-            "Allocation failures in the last 10 minutes: CUDA OOM (2 ×).",
-            "Other notable log lines: engine dead (1 ×).",
+            "The log shows recent allocation failures: 2 in the last 10 min.",
+            "The log shows that GPU memory ran out: 2 × in the last 10 min.",
+            "Notable log lines: CUDA OOM (2 ×), engine dead (1 ×).",
         )
 
     def test_5_requests(self) -> None:
@@ -215,7 +220,7 @@ class TestTriage:
             latency = LatencySignals(inter_token={"0.95": 0.05}, baseline_ratios=ratios)
             step = self.step(8, engine_with(latency=latency, batch=BatchSignals(batch_p95=40.0)))
             assert step.finding == finding
-            assert "time per output token 50 ms / –" in step.answers[2]
+            assert "time per output token p95 50 ms" in " ".join(step.answers)
 
     @pytest.mark.parametrize(
         ("phase", "seconds", "ratio", "finding"),
@@ -233,9 +238,9 @@ class TestTriage:
     ) -> None:
         ratios = {} if ratio is None else {"ttft": ratio}
         latency = LatencySignals(**{phase: {"0.95": seconds}}, baseline_ratios=ratios)
-        engine = engine_with(latency=latency, load=LoadSignals(waiting=93.0))
-        calm = replace(engine.diagnosis, documented_signature={"batch_collapsed": False})
-        assert self.step(8, replace(engine, diagnosis=calm)).finding == finding
+        batch, progress = BatchSignals(batch_p95=40.0), ProgressSignals(work_present=True)
+        engine = engine_with(latency=latency, load=LoadSignals(waiting=93.0), batch=batch, progress=progress)
+        assert self.step(8, engine).finding == finding
 
     @pytest.mark.parametrize(
         ("verdict", "still", "short", "finding"),
@@ -253,7 +258,8 @@ class TestTriage:
         engine = engine_with(verdict, load=LoadSignals(running=10.0, waiting=38.0))
         facts = {"no_progress": still, "queue_short": short}
         evidence = {name: Found(name, value, f"{name} sentence") for name, value in facts.items()}
-        found = replace(engine.diagnosis, documented_signature={"batch_collapsed": False}, evidence=evidence)
+        evidence["signature_batch_collapsed"] = Found("signature_batch_collapsed", False, "")
+        found = replace(engine.diagnosis, evidence=evidence)
         step = self.step(8, replace(engine, diagnosis=found))
         assert step.finding == finding
         assert ("No_progress sentence." in step.answers) is still

@@ -10,16 +10,8 @@ from typing import Final
 from kvpressure.advice.limits import past_peak
 from kvpressure.advice.plan import RESTART, MitigationStep, PlanInput, pressure_plan, roll_out
 from kvpressure.advice.triage import UNIT, in_namespace, is_pod, of_pod
-from kvpressure.advice.wording import (
-    capital,
-    named,
-    number_text,
-    other_place,
-    percent_text,
-    reason_text,
-    seconds_text,
-)
-from kvpressure.diagnosis.facts import limit_source
+from kvpressure.advice.wording import capital, named, other_place, reason_text
+from kvpressure.diagnosis.numbers import limit_source, say
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.reasons import TARGET_LIMIT
@@ -58,7 +50,7 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     made = found(engine, thresholds)
     if verdict != "unknown" and confidence < thresholds["confident"]:
         return MitigationPlan(
-            f"Low confidence ({percent_text(confidence)}; confident at {percent_text(thresholds['confident'])}). "
+            f"Low confidence ({say(confidence, 'ratio')}; confident at {say(thresholds['confident'], 'ratio')}). "
             "Check the triage steps first, and change nothing unless they confirm the verdict. " + made.summary,
             made.actions,
         )
@@ -123,12 +115,12 @@ def _two_limits(engine: EngineState) -> MitigationPlan:
         (
             Action(
                 f"Leave {called('max_num_seqs')} where it is",
-                f"{named('KV cache now', percent_text(s.kv.kv_used_ratio))},"
-                f" {named('recent peak', percent_text(s.kv.kv_used_ratio_max))}.",
+                f"{named('KV cache now', say(s.kv.kv_used_ratio, 'ratio'))},"
+                f" {named('recent peak', say(s.kv.kv_used_ratio_max, 'ratio'))}.",
             ),
             Action(
                 "Cap input and output tokens at the gateway, or add replicas",
-                f"{named('Requests waiting', number_text(s.load.waiting))}. Shorter requests free both limits; more"
+                f"{named('Requests waiting', say(s.load.waiting))}. Shorter requests free both limits; more"
                 " replicas share the queue.",
             ),
         ),
@@ -139,7 +131,7 @@ def _step_budget(engine: EngineState, t: Thresholds) -> MitigationPlan:
     """The plan where steps use up their token budget."""
     s, (flag, now) = engine.signals, _flag(engine, "max_num_batched_tokens")
     called, usual = dialect(engine.dialect).called("max_num_batched_tokens"), t["max_num_batched_tokens_usual"]
-    text = f"{named('Tokens in a step', number_text(_round(s.batch.step_tokens)))}. {named('Current value', now)}. "
+    text = f"{named('Tokens in a step', say(_round(s.batch.step_tokens)))}. {named('Current value', now)}. "
     if not flag:
         text += f"Look the value up in the start-up log; if it is below {usual:.0f}, set it to {usual:.0f}. "
     return MitigationPlan(
@@ -148,9 +140,9 @@ def _step_budget(engine: EngineState, t: Thresholds) -> MitigationPlan:
         (
             Action(
                 f"Raise {called}",
-                f"{text}{named('KV cache peak', percent_text(s.kv.kv_used_ratio_max))}. A larger budget takes"
+                f"{text}{named('KV cache peak', say(s.kv.kv_used_ratio_max, 'ratio'))}. A larger budget takes"
                 " GPU memory for activations, and steps that compute long prompts take longer"
-                f" ({named('p95 time per output token now', seconds_text(s.latency.inter_token.get('0.95')))}).",
+                f" ({named('p95 time per output token now', say(s.latency.inter_token.get('0.95'), 'seconds'))}).",
                 (flag,) if flag else (),
             ),
             _roll_out(engine),
@@ -164,7 +156,7 @@ def _past_peak(engine: EngineState) -> MitigationPlan:
     s, one = engine.signals, dialect(engine.dialect)
     called, best, (_, now) = one.called("max_num_seqs"), past_peak(s), _flag(engine, "max_num_seqs")
     text = (
-        f"{named('Current value', now)}. Steps take {number_text(s.batch.step_ratio)} × as long as the fastest steps of"
+        f"{named('Current value', now)}. Steps take {say(s.batch.step_ratio)} × as long as the fastest steps of"
         " a similar batch size. "
     )
     return MitigationPlan(
@@ -178,8 +170,7 @@ def _past_peak(engine: EngineState) -> MitigationPlan:
             if best is None
             else Action(
                 f"Lower {called}",
-                f"{text}In the last 15 minutes, most output tokens came with about {number_text(best)} requests"
-                " running.",
+                f"{text}In the last 15 minutes, most output tokens came with about {say(best)} requests running.",
                 (f"{one.flag('max_num_seqs')} {value_text(best)}",),
             ),
             Action(
@@ -194,7 +185,7 @@ def _past_peak(engine: EngineState) -> MitigationPlan:
 def _replicas(engine: EngineState) -> Action:
     return Action(
         "Or add replicas",
-        f"{named('Requests waiting', number_text(engine.signals.load.waiting))}. More replicas share the queue.",
+        f"{named('Requests waiting', say(engine.signals.load.waiting))}. More replicas share the queue.",
     )
 
 
@@ -209,7 +200,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     s, (flag, now) = engine.signals, _flag(engine, "max_num_seqs")
     called = dialect(engine.dialect).called
     fits = s.load.limits.get("kv_capacity")
-    peak = named("KV cache peak", percent_text(s.kv.kv_used_ratio_max))
+    peak = named("KV cache peak", say(s.kv.kv_used_ratio_max, "ratio"))
     text = (
         f"{called('max_num_seqs')} is reached. {named('Current value', now)}. "
         + ("" if s.kv.kv_used_ratio_max is None else "The KV cache is not full. ")
@@ -217,7 +208,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
     if flag and fits is not None:
         text += (
-            f" The KV cache holds about {number_text(floor(fits))} requests of the current length. In each step, raise"
+            f" The KV cache holds about {say(floor(fits))} requests of the current length. In each step, raise"
             f" {called('max_num_seqs')} to at most twice its value, then watch {called('preemptions')}."
         )
     return MitigationPlan(
@@ -228,7 +219,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
             Action(
                 "Or add replicas",
                 "A larger batch raises time per output token "
-                f"({named('p95 now', seconds_text(s.latency.inter_token.get('0.95')))}).",
+                f"({named('p95 now', say(s.latency.inter_token.get('0.95'), 'seconds'))}).",
             ),
         ),
     )
@@ -238,8 +229,8 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
     s = engine.signals
     rates = (
-        f"{named('Prompt tokens/s', number_text(_round(s.throughput.prompt_tokens_per_second)))}, "
-        f"{named('output tokens/s', number_text(_round(s.throughput.generation_tokens_per_second)))}"
+        f"{named('Prompt tokens/s', say(_round(s.throughput.prompt_tokens_per_second)))}, "
+        f"{named('output tokens/s', say(_round(s.throughput.generation_tokens_per_second)))}"
     )
     return MitigationPlan(
         "The GPU is saturated and the KV cache is not full: give each GPU less work; lower limits do not help.",
@@ -247,16 +238,16 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
             Action(
                 "Find the client that sends the most prompt tokens",
                 f"{rates},"
-                f" {named('prompt p95 in tokens', number_text(_round(s.context.prompt_quantiles.get('0.95'))))}."
+                f" {named('prompt p95 in tokens', say(_round(s.context.prompt_quantiles.get('0.95'))))}."
                 " Throttle the heaviest client at the gateway, or move that client to a separate deployment.",
             ),
             Action(
                 "Add replicas",
-                f"{named('Requests waiting', number_text(s.load.waiting))}. More GPUs would share the load.",
+                f"{named('Requests waiting', say(s.load.waiting))}. More GPUs would share the load.",
             ),
             Action(
                 "Leave the engine's limits as they are",
-                f"The KV cache is not the limit ({named('peak', percent_text(s.kv.kv_used_ratio_max))}).",
+                f"The KV cache is not the limit ({named('peak', say(s.kv.kv_used_ratio_max, 'ratio'))}).",
             ),
         ),
     )
@@ -271,16 +262,16 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
     cpu = (
         "CPU usage: unknown"
         if host.cpu_used_ratio is None
-        else f"CPU usage {percent_text(host.cpu_used_ratio)} of the limit"
+        else f"CPU usage {say(host.cpu_used_ratio, 'ratio')} of the limit"
     )
     return MitigationPlan(
         "The GPU waits for the host: check the CPU first, not the KV cache.",
         (
             Action(
                 "Give the container more CPU",
-                f"{named('CFS periods throttled', percent_text(host.cpu_throttled_ratio))} (threshold"
-                f" {percent_text(t['cpu_throttled_ratio'])}). {cpu}."
-                f" {named('GPU utilization', percent_text(engine.signals.compute.gpu_utilization))}. Raise or remove"
+                f"{named('CFS periods throttled', say(host.cpu_throttled_ratio, 'ratio'))} (threshold"
+                f" {say(t['cpu_throttled_ratio'], 'ratio')}). {cpu}."
+                f" {named('GPU utilization', say(engine.signals.compute.gpu_utilization, 'ratio'))}. Raise or remove"
                 " resources.limits.cpu.",
                 commands=(
                     (
@@ -295,9 +286,9 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
             ),
             Action(
                 "If the CPU is not the limit, check the engine's API server",
-                f"{named('CPU cores used by its processes', number_text(host.api_cpu_cores))}. Each API server process"
+                f"{named('CPU cores used by its processes', say(host.api_cpu_cores))}. Each API server process"
                 " has one event loop, which can use only one core. "
-                f"{named('Share of the request duration outside the engine', percent_text(engine.signals.latency.outside_engine_share))}.",  # noqa: E501
+                f"{named('Share of the request duration outside the engine', say(engine.signals.latency.outside_engine_share, 'ratio'))}.",  # noqa: E501
                 ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["container_limit_ratio"] else (),
             ),
             Action("Leave the engine's limits as they are", "Requests are not waiting for KV cache."),

@@ -13,8 +13,8 @@ from typing import Final, Literal
 
 from kvpressure.advice.limits import at_once
 from kvpressure.advice.triage import UNIT
-from kvpressure.advice.wording import named, number_text, percent_text, seconds_text
-from kvpressure.diagnosis.facts import limit_source
+from kvpressure.advice.wording import named
+from kvpressure.diagnosis.numbers import limit_source, say
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import parse_version, value_text
@@ -283,8 +283,8 @@ def _cost_of(caps: Caps, assumed: bool) -> str:
         return "requests above the caps are rejected. Share of requests above the caps: unknown"
     basis = "by the p95 given" if assumed else "of the requests seen"
     return (
-        f"{basis}, at most {percent_text(caps.long_prompts)} of prompts and"
-        f" {percent_text(caps.long_outputs)} of outputs exceed the caps and are rejected or cut short"
+        f"{basis}, at most {say(caps.long_prompts, 'ratio')} of prompts and"
+        f" {say(caps.long_outputs, 'ratio')} of outputs exceed the caps and are rejected or cut short"
     )
 
 
@@ -304,7 +304,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
         caps.long_asked is not None and caps.long_outputs is not None and caps.long_asked > caps.long_outputs + ROUNDING
     )
     said = f"reject prompts above {caps.input_tokens} tokens (HTTP 413) and " + (
-        f"reduce a larger max_tokens to {caps.output_tokens} ({percent_text(caps.long_asked or 0.0)} of requests ask"
+        f"reduce a larger max_tokens to {caps.output_tokens} ({say(caps.long_asked or 0.0, 'ratio')} of requests ask"
         " for more, too many to reject)"
         if lower
         else f"require max_tokens of at most {caps.output_tokens} (HTTP 400)"
@@ -316,14 +316,14 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
         said += (
-            f". Then {together:.0f} requests at once need at most {number_text(wanted)} tokens; the KV capacity is"
-            f" {number_text(capacity)}"
+            f". Then {together:.0f} requests at once need at most {say(wanted)} tokens; the KV capacity is"
+            f" {say(capacity)}"
             if wanted <= capacity
-            else f". {together:.0f} requests at once can still need {number_text(wanted)} tokens; the KV capacity is"
-            f" {number_text(capacity)}"
+            else f". {together:.0f} requests at once can still need {say(wanted)} tokens; the KV capacity is"
+            f" {say(capacity)}"
         )
     p95 = [
-        f"{kind} {number_text(round(found['0.95']))}"
+        f"{kind} {say(round(found['0.95']))}"
         for kind, found in (("prompts", engine.prompts), ("outputs", engine.outputs), ("max_tokens", engine.asked))
         if "0.95" in found
     ]
@@ -404,7 +404,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         return MitigationStep(
             title,
             "if it stays",
-            f"{now}. Set {called} {percent_text(low)} to {percent_text(high)} below the number of"
+            f"{now}. Set {called} {say(low, 'ratio')} to {say(high, 'ratio')} below the number of"
             f" running requests. {why}",
             "fewer requests run at once; the others wait",
         )
@@ -416,8 +416,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if measured is None:
         of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
     said = (
-        f"{now}. Set {called} to {limit.recommended:.0f}: {percent_text(max(0.0, cut))} below the {base:.0f} {of}."
-        f' The guide "Emergency Mitigation" cuts {called} by {percent_text(low)} to {percent_text(high)}'
+        f"{now}. Set {called} to {limit.recommended:.0f}: {say(max(0.0, cut), 'ratio')} below the {base:.0f} {of}."
+        f' The guide "Emergency Mitigation" cuts {called} by {say(low, "ratio")} to {say(high, "ratio")}'
     )
     if measured is None:
         said += ". Running requests: unknown"
@@ -544,7 +544,7 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
         return "the KV pool shrinks by the amount of freed GPU memory"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        first, *rest = [(f"{target:g}", percent_text(share - target)) for target in lower_ones]
+        first, *rest = [(f"{target:g}", say(share - target, "ratio")) for target in lower_ones]
         taken = f"lowering {called} from {share:g} to {first[0]} takes {first[1]} of GPU memory from the KV pool"
         return taken + "".join(f"; lowering it to {target} takes {part}" for target, part in rest)
     told = []
@@ -553,9 +553,7 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
         if left <= 0:
             told.append(f"with {called} {target:g}, no KV pool remains and the server does not start")
             continue
-        tokens = (
-            f" ({number_text(round(capacity * left / pool))} of {number_text(capacity)} tokens)" if capacity else ""
-        )
+        tokens = f" ({say(round(capacity * left / pool))} of {say(capacity)} tokens)" if capacity else ""
         told.append(
             f"with {called} {target:g}, the KV pool shrinks from {pool / 2**30:.1f} to {left / 2**30:.1f} GiB{tokens}"
         )
@@ -591,7 +589,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
         " requests"
     )
     measured = MEASURED["watermark"]
-    cost = f"new requests leave the last {percent_text(WATERMARK)} of the KV cache free, so fewer requests run at once"
+    cost = f"new requests leave the last {say(WATERMARK, 'ratio')} of the KV cache free, so fewer requests run at once"
     if not flag:
         return MitigationStep(title, "not here", f"{one.title} has no such setting", cost)
     if version is not None and version < (parse_version(first) or version):
@@ -690,10 +688,10 @@ def _restart(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
 def _verify(engine: PlanInput) -> MitigationStep:
     token = engine.signals.latency.inter_token.get("0.95")
     now = (
-        f"Now: {named('KV cache peak', percent_text(engine.signals.kv.kv_used_ratio_max))},"
-        f" {named('requests waiting', number_text(engine.signals.load.waiting))},"
-        f" {named('batch size p95', number_text(engine.signals.batch.batch_p95))},"
-        f" {named('time per output token p95', seconds_text(token))}"
+        f"Now: {named('KV cache peak', say(engine.signals.kv.kv_used_ratio_max, 'ratio'))},"
+        f" {named('requests waiting', say(engine.signals.load.waiting))},"
+        f" {named('batch size p95', say(engine.signals.batch.batch_p95))},"
+        f" {named('time per output token p95', say(token, 'seconds'))}"
     )
     return MitigationStep(
         "Verify",

@@ -9,15 +9,12 @@ from typing import Final, Literal
 from kvpressure.advice.wording import (
     capital,
     clock_text,
-    counted,
     named,
-    number_text,
-    percent_text,
     reason_text,
-    seconds_text,
     words,
 )
-from kvpressure.diagnosis.numbers import minutes
+from kvpressure.diagnosis import findings
+from kvpressure.diagnosis.numbers import UNKNOWN, say
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.readings import EngineKey, GpuReading
@@ -28,6 +25,7 @@ from kvpressure.settings.thresholds import Thresholds
 Mark = Literal["fine", "look", "bad", "unknown"]
 OOM_EXIT_CODE: Final = 137
 NOTABLE_EVENTS: Final = frozenset({"host_oom", "preemption", "engine_dead", "start_failed", "broadcast_wait"})
+_LISTED: Final = ALLOCATION_EVENTS | NOTABLE_EVENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,20 @@ class _TriagedEngine:
         """Whether the server is known as a pod."""
         return is_pod(self.engine.key)
 
+    def holds(self, name: str) -> bool | None:
+        """The value of a finding; ``None`` = unknown."""
+        finding = self.engine.diagnosis.evidence.get(name)
+        return None if finding is None else finding.value
+
+    def lines(self, *names: str) -> tuple[str, ...]:
+        """The sentences of these findings."""
+        evidence = self.engine.diagnosis.evidence
+        return tuple(f"{capital(evidence[name].text)}." for name in names if name in evidence)
+
+    def told(self, text: str) -> str:
+        """A text with numbers by name, without its parts that name an unknown one."""
+        return findings.about(self.engine.signals, self.thresholds).told(text)
+
 
 def is_pod(key: EngineKey) -> bool:
     """Whether an engine belongs to a pod; False for a server given by its address."""
@@ -106,15 +118,19 @@ def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Tr
         None,
     )
     case = _TriagedEngine(engine, container, state, thresholds)
-    return tuple(step(case) for step in _STEPS)
+    return tuple(
+        TriageStep(number, question(case), *answer(case), by_hand(case))
+        for number, (question, answer, by_hand) in enumerate(_STEPS, 1)
+    )
 
 
-def gravest(*findings: Mark) -> Mark:
+def gravest(*marks: Mark) -> Mark:
     """The most serious of several findings: bad, look, fine, unknown."""
-    return next((one for one in _ORDER if one in findings), "unknown")
+    return next((one for one in _ORDER if one in marks), "unknown")
 
 
 _ORDER: Final[tuple[Mark, ...]] = ("bad", "look", "fine")
+_Answer = tuple[Mark, tuple[str, ...]]
 
 
 def _gpus_text(gpus: Sequence[GpuReading]) -> str:
@@ -125,340 +141,213 @@ def _gpus_text(gpus: Sequence[GpuReading]) -> str:
     return ", ".join(f"GPU {', '.join(indices)} ({name})" for name, indices in by_name.items())
 
 
-def _pods(case: _TriagedEngine) -> TriageStep:
-    engine, held = case.engine, case.container
-    gpus = [gpu.reading for gpu in case.state.gpus if gpu.reading.uuid in engine.gpus]
-    on = _gpus_text(gpus) or "GPU: unknown"
+def _pods(case: _TriagedEngine) -> _Answer:
+    engine = case.engine
+    on = _gpus_text([gpu.reading for gpu in case.state.gpus if gpu.reading.uuid in engine.gpus]) or "GPU: unknown"
     if engine.group:
         on += f"; GPUs that {engine.group} has on other nodes are not included"
-    ready = held.reading.ready if held else None
+    ready = case.container.reading.ready if case.container else None
     says = "readiness: unknown" if ready is None else ("ready" if ready else "not ready")
     where = (
         f"{engine.key.namespace or '–'}/{engine.key.pod}, container {engine.container or '–'}: {says}; {on}."
         if case.has_pod
         else f"Server at {engine.target} (not a pod); {on}."
     )
-    finding: Mark = "unknown" if ready is None else ("fine" if ready else "bad")
-    return TriageStep(
-        1,
-        "Which pod serves the model?",
-        finding,
-        (where,),
-        case.by_hand(
-            command("kubectl", "get", *in_namespace(engine.key), "pods", "-o", "wide"),
-            command("curl", "-s", engine.target.removesuffix("/metrics") + "/v1/models"),
-        ),
-    )
+    return _TRUE_IS_FINE[ready], (where,)
 
 
-def _restarts(case: _TriagedEngine) -> TriageStep:
-    held, host = case.container, case.engine.signals.host
-    by_hand = case.by_hand(
-        command("kubectl", "describe", *case.pod),
-        command("systemctl", "status", UNIT, OR, "docker", "ps", "--all"),
-    )
-    if held is None or held.reading.restarts is None:
+_TRUE_IS_FINE: Final[Mapping[bool | None, Mark]] = {True: "fine", False: "bad", None: "unknown"}
+_TRUE_IS_BAD: Final[Mapping[bool | None, Mark]] = {True: "bad", False: "fine", None: "unknown"}
+_KILLS: Final = {
+    "OOMKilled": "OOMKilled: the container reached its host memory limit. GPU memory is not involved.",
+    "": "Exit code 137: SIGKILL, for example for lack of host memory or after a failed probe.",
+}
+
+
+def _restarts(case: _TriagedEngine) -> _Answer:
+    host = case.engine.signals.host
+    if case.container is None or case.container.reading.restarts is None:
         why = "the pod's status is not available" if case.has_pod else "only Kubernetes reports restarts"
-        return TriageStep(2, "Restarts or OOMKills?", "unknown", (f"Unknown: {why}.",), by_hand)
-    restarts, ended, recent = held.reading.restarts, held.reading.last_termination, host.restarts_recent
+        return "unknown", (f"Unknown: {why}.",)
+    restarts, ended = case.container.reading.restarts, case.container.reading.last_termination
+    recent = host.restarts_recent
     least = "" if host.restarts_all_known or (recent or 0.0) >= restarts else "at least "
-    lately = f"in the last 30 minutes: {'unknown' if recent is None else least + number_text(recent)}"
-    answers = [f"{counted(restarts, 'restart')} since the pod was created ({lately})." if restarts else "0 restarts."]
-    finding: Mark = "look" if recent else "unknown" if recent is None else "fine"
-    if ended is not None:
-        code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
-        answers.append(
-            f"Last termination: {ended.reason or 'reason: unknown'}{code},"
-            f" {named('at', clock_text(ended.finished_at))}."
-        )
-        killed = ended.reason == "OOMKilled" or ended.exit_code == OOM_EXIT_CODE
-        if ended.reason == "OOMKilled":
-            answers.append("OOMKilled: the container reached its host memory limit. GPU memory is not involved.")
-        elif killed:
-            answers.append("Exit code 137: SIGKILL, for example for lack of host memory or after a failed probe.")
-        if killed and recent:
-            finding = "bad"
-    return TriageStep(2, "Restarts or OOMKills?", finding, tuple(answers), by_hand)
+    lately = f" (in the last 30 minutes: {UNKNOWN if recent is None else least + say(recent)})" if restarts else ""
+    mark: Mark = "look" if recent else "unknown" if recent is None else "fine"
+    answers = [f"Restarts since the pod was created: {say(restarts)}{lately}."]
+    if ended is None:
+        return mark, tuple(answers)
+    code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
+    at = named("at", clock_text(ended.finished_at))
+    answers.append(f"Last termination: {ended.reason or 'reason: unknown'}{code}, {at}.")
+    if ended.reason == "OOMKilled" or ended.exit_code == OOM_EXIT_CODE:
+        answers.append(_KILLS.get(ended.reason or "", _KILLS[""]))
+        mark = "bad" if recent else mark
+    return mark, tuple(answers)
 
 
-def _signature(case: _TriagedEngine) -> TriageStep:
-    s, t = case.engine.signals, case.thresholds
-    used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
-    answers = (
-        (
-            f"{named('GPU memory used', percent_text(used))}. Used memory above"
-            f" {percent_text(t['signature_memory_ratio'])} is a sign of pressure"
-            f" ({t.entry('signature_memory_ratio').cited})."
-            f" {named('Required memory', percent_text(needed))}."
-            " Required memory means used memory minus free KV blocks (warning at"
-            f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
-        ),
-        (
-            f"{named('GPU utilization', percent_text(busy))}. With traffic, GPU utilization below"
-            f" {percent_text(t['signature_utilization_ratio'])} is a sign of pressure"
-            f" ({t.entry('signature_utilization_ratio').cited})."
-        ),
-    )
-    conditions = case.engine.diagnosis.documented_signature
-    pair = (conditions.get("gpu_memory_high"), conditions.get("gpu_utilization_low"))
-    finding: Mark = "unknown" if None in pair and False not in pair else "fine"
-    if pair == (True, True) or (needed is not None and needed >= t["memory_warning_ratio"]):
-        finding = "look"
-    return TriageStep(
-        3,
-        "GPU memory high and GPU utilization low?",
-        finding,
-        answers,
-        case.by_hand(command("kubectl", "exec", *case.pod, "--", "nvidia-smi"), command("nvidia-smi", OR, "rocm-smi")),
+def _signature(case: _TriagedEngine) -> _Answer:
+    names = ("signature_gpu_memory_high", "signature_gpu_utilization_low", "memory_required_high")
+    high, low, required = map(case.holds, names)
+    look = (high and low) or required
+    return "look" if look else "unknown" if None in (high, low) and False not in (high, low) else "fine", (
+        *case.lines(*names),
+        f"Thresholds are {case.thresholds.entry('signature_memory_ratio').cited}.",
+        "The engine reserves its KV pool at start.",
     )
 
 
-def _log(case: _TriagedEngine) -> TriageStep:
+def _log(case: _TriagedEngine) -> _Answer:
     s = case.engine.signals
-    by_hand = case.by_hand(
-        command(
-            *("kubectl", "logs", *case.pod, "--since=2h"), PIPE, *("grep", "-iE", "kv|cache|cuda|oom|alloc|memory")
-        ),
-        _UNIT_LOG,
-    )
-    if not s.events_known:
-        return TriageStep(
-            4,
-            "Allocation failures in the log?",
-            "unknown",
-            ("Unknown: no log is read.",),
-            by_hand,
-        )
-    window = minutes(case.thresholds["log_window_seconds"])
-    failures = {name: count for name, count in s.events.items() if name in ALLOCATION_EVENTS}
-    others = {name: count for name, count in s.events.items() if name in NOTABLE_EVENTS}
     own = dialect(case.engine.dialect).words
-    answers = [_counted(f"Allocation failures in the last {window}", failures, own)]
-    if case.engine.diagnosis.conditions.get("gpu_out_of_memory"):
-        answers.append(f"{capital(case.engine.diagnosis.evidence['gpu_out_of_memory'].text)}.")
-    if others:
-        answers.append(_counted("Other notable log lines", others, own))
-    return TriageStep(4, "Allocation failures in the log?", "bad" if failures else "fine", tuple(answers), by_hand)
-
-
-def _counted(title: str, events: Mapping[str, int], own: Mapping[str, str]) -> str:
-    lines = (f"{own.get(name) or words(name)} ({count} ×)" for name, count in events.items())
-    return f"{title}: {', '.join(lines) or 'none'}."
-
-
-def _requests(case: _TriagedEngine) -> TriageStep:
-    s, t = case.engine.signals, case.thresholds
-    shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
-    answers = (*_sent(case), *_demand(case))
-    marks = (
-        (shape.context_spike_ratio, t["context_spike_ratio"]),
-        (burst, t["arrival_burst_ratio_high"]),
-        (over, 1),
-    )
-    found: list[Mark] = ["look" if value >= level else "fine" for value, level in marks if value is not None]
-    return TriageStep(
-        5, "What is being sent?", gravest(*found), answers, "check the gateway's or the application's log"
+    others = (f"{own.get(name) or words(name)} ({count} ×)" for name, count in s.events.items() if name in _LISTED)
+    said = ", ".join(others)
+    errors = ("gpu_out_of_memory",) if case.holds("gpu_out_of_memory") else ()
+    notable = (f"Notable log lines: {said}.",) if said else ()
+    return _TRUE_IS_BAD[case.holds("allocation_failure_logged")], (
+        *case.lines("allocation_failure_logged", *errors),
+        *notable,
     )
 
 
-def _demand(case: _TriagedEngine) -> tuple[str, ...]:
-    """Requests in flight, and what the load can ask of the KV cache, with the factors of the ratio as far as known."""
-    s = case.engine.signals
-    in_flight, mean = named("Requests in flight", number_text(s.load.in_flight)), s.context.context_mean
-    capacity, over, reached = s.kv.kv_capacity_tokens, s.kv.kv_overcommit_ratio, s.kv.requests_reached
-    if over is None or mean is None or capacity is None or reached is None:
-        return (f"{in_flight}, {named('mean length', _length(mean))}, {named('KV capacity', _length(capacity))}.",)
-    return (
-        f"{in_flight}.",
-        f"Highest token demand at the current load and limits: {number_text(reached)} requests × {_length(mean)} ="
-        f" {_length(reached * mean)}. The highest demand is {_times(over)} the KV capacity of {_length(capacity)}.",
+def _requests(case: _TriagedEngine) -> _Answer:
+    names = ("context_spike", "arrivals_bursty", "kv_overcommitted")
+    known: list[Mark] = ["look" if value else "fine" for value in map(case.holds, names) if value is not None]
+    lengths = case.told(
+        "prompt {prompt_p95} tokens, output {output_p95} tokens, max_tokens {max_tokens_p95} tokens,"
+        " duration {stream_p95}"
+    )
+    return gravest(*known), (
+        f"p95 over 5 minutes: {lengths or 'unknown (no request finished, or no histograms of lengths)'}.",
+        *case.lines(*names),
     )
 
 
-def _sent(case: _TriagedEngine) -> tuple[str, ...]:
-    """Request lengths and bursts, as far as seen."""
-    s, t = case.engine.signals, case.thresholds
-    shape, burst = s.context, s.load.arrival_burst_ratio
-    lengths = (shape.prompt_quantiles, shape.output_quantiles, shape.max_tokens_quantiles, shape.stream_quantiles)
-    if not shape.prompt_quantiles and shape.context_max_5m is None and burst is None:
-        return ("Request lengths of the last 5 minutes: unknown (no request finished, or no histograms of lengths).",)
-    spike = shape.context_spike_ratio
-    return (
-        (
-            f"p95 over 5 minutes: {named('prompt', _tokens(shape.prompt_quantiles))},"
-            f" {named('output', _tokens(shape.output_quantiles))},"
-            f" {named('max_tokens', _tokens(shape.max_tokens_quantiles))},"
-            f" {named('duration', seconds_text(shape.stream_quantiles.get('0.95')))}."
-            if any(lengths)
-            else "p95 of request lengths in the last 5 minutes: unknown."
-        ),
-        f"Longest request: {_length(shape.context_max_5m)}"
-        + (
-            "."
-            if spike is None
-            else f", {_times(spike)} the mean (counts as a spike from {_times(t['context_spike_ratio'])})."
-        ),
-        (
-            "Arrival bursts: unknown."
-            if burst is None
-            else (
-                f"Busiest 10 s: {_times(burst)} the mean arrival rate (counts as a burst from"
-                f" {_times(t['arrival_burst_ratio_high'])})."
-            )
-        ),
-    )
-
-
-def _tokens(quantiles: Mapping[str, float]) -> str:
-    return _length(quantiles.get("0.95"))
-
-
-def _length(tokens: float | None) -> str:
-    return "unknown" if tokens is None else f"{number_text(round(tokens))} tokens"
-
-
-def _times(value: float) -> str:
-    return f"{number_text(value)} ×"
-
-
-def _events(case: _TriagedEngine) -> TriageStep:
+def _events(case: _TriagedEngine) -> _Answer:
     known = {one.type: one.status for one in case.state.node_conditions if one.status is not None}
-    events = command("kubectl", "get", "events", *in_namespace(case.engine.key), "--sort-by=.lastTimestamp")
-    by_hand = case.by_hand(events, _KERNEL_LOG)
-    question = case.by_hand("What does Kubernetes report about the node?", "What does the host report?")
     if not known:
-        return TriageStep(6, question, "unknown", ("Unknown: node conditions are not available.",), by_hand)
-    wrong = [name for name, status in known.items() if status is (name != "Ready")]
-    answer = (
-        f"Problems now: {', '.join(name if name != 'Ready' else 'not ready' for name in wrong)}."
-        if wrong
-        else f"No problem: {', '.join(n for n in known if n != 'Ready') or 'the node is ready'}."
-    )
-    return TriageStep(
-        6,
-        question,
-        "look" if wrong else "fine",
-        (answer, "Evictions and scheduling delays make memory pressure worse. They do not cause it."),
-        by_hand,
+        return "unknown", ("Unknown: node conditions are not available.",)
+    wrong = [name if name != "Ready" else "not ready" for name, status in known.items() if status is (name != "Ready")]
+    fine = ", ".join(name for name in known if name != "Ready") or "the node is ready"
+    return "look" if wrong else "fine", (
+        f"Problems now: {', '.join(wrong)}." if wrong else f"No problem: {fine}.",
+        "Evictions and scheduling delays make memory pressure worse. They do not cause it.",
     )
 
 
-def _endpoint(case: _TriagedEngine) -> TriageStep:
+def _endpoint(case: _TriagedEngine) -> _Answer:
     engine = case.engine
     target = next((one for one in case.state.targets if one.target == engine.target), None)
-    took = f" in {seconds_text(target.duration_seconds)}" if target and target.duration_seconds is not None else ""
-    answers = [
-        f"{engine.target}: "
-        + (f"scraped{took}." if engine.up else f"scrape failed: {reason_text(engine.error, engine.dialect)}.")
-    ]
+    took = f" in {say(target.duration_seconds, 'seconds')}" if target and target.duration_seconds is not None else ""
+    scraped = f"scraped{took}" if engine.up else f"scrape failed: {reason_text(engine.error, engine.dialect)}"
+    answers = [f"{engine.target}: {scraped}."]
     if target is not None and target.bad_lines:
         answers.append(f"{target.bad_lines} lines could not be parsed.")
     if target is not None and target.cut:
         answers.append(f"Left out: {', '.join(f'{count} {words(what)}' for what, count in target.cut.items())}.")
-    return TriageStep(
-        7,
-        "Can the metrics be scraped?",
-        "fine" if engine.up else "bad",
-        tuple(answers),
-        case.by_hand(
+    return _TRUE_IS_FINE[engine.up], tuple(answers)
+
+
+def _metrics(case: _TriagedEngine) -> _Answer:
+    up = case.engine.up
+    stuck = ("no_progress",) if up and case.holds("no_progress") else ()
+    load = case.told("Requests running {running}, waiting {waiting}, time in queue p95 {queue_p95}")
+    times = case.told(
+        "time to first token p95 {ttft_p95}, p99 {ttft_p99}, time per output token p95 {inter_token_p95},"
+        " p99 {inter_token_p99}, whole request p95 {e2e_p95}, p99 {e2e_p99}"
+    )
+    return _slow(case) if up else "unknown", (
+        *case.lines(*stuck, "signature_batch_collapsed"),
+        *((f"{load}.",) if load else ()),
+        f"Latency: {times or 'unknown (no token was produced, or no latency histograms)'}.",
+        *case.lines("latency_multiplied"),
+    )
+
+
+def _slow(case: _TriagedEngine) -> Mark:
+    """Whether users wait; without a baseline the thresholds of the latency alerts decide, without latency the queue."""
+    rising, batch, long = map(case.holds, ("signature_latency_rising", "signature_batch_collapsed", "waits_long"))
+    if rising is None and long is None:
+        short = case.holds("queue_short")
+        long = None if short is None else not short
+    stalled = case.engine.diagnosis.verdict == "stalled"
+    if stalled or case.holds("waits_very_long") or case.holds("latency_multiplied"):
+        return "bad"
+    small = batch and (case.engine.signals.load.waiting or 0) > 0
+    if rising or small or case.holds("no_progress") or (rising is None and long):
+        return "look"
+    return "unknown" if rising is None and (batch is None or long is None) else "fine"
+
+
+def _asked(question: str) -> Callable[[_TriagedEngine], str]:
+    return lambda _: question
+
+
+_STEPS: Final[
+    tuple[
+        tuple[Callable[[_TriagedEngine], str], Callable[[_TriagedEngine], _Answer], Callable[[_TriagedEngine], str]],
+        ...,
+    ]
+] = (
+    (
+        _asked("Which pod serves the model?"),
+        _pods,
+        lambda case: case.by_hand(
+            command("kubectl", "get", *in_namespace(case.engine.key), "pods", "-o", "wide"),
+            command("curl", "-s", case.engine.target.removesuffix("/metrics") + "/v1/models"),
+        ),
+    ),
+    (
+        _asked("Restarts or OOMKills?"),
+        _restarts,
+        lambda case: case.by_hand(
+            command("kubectl", "describe", *case.pod),
+            command("systemctl", "status", UNIT, OR, "docker", "ps", "--all"),
+        ),
+    ),
+    (
+        _asked("GPU memory high and GPU utilization low?"),
+        _signature,
+        lambda case: case.by_hand(
+            command("kubectl", "exec", *case.pod, "--", "nvidia-smi"), command("nvidia-smi", OR, "rocm-smi")
+        ),
+    ),
+    (
+        _asked("Allocation failures in the log?"),
+        _log,
+        lambda case: case.by_hand(
+            command(
+                *("kubectl", "logs", *case.pod, "--since=2h"), PIPE, *("grep", "-iE", "kv|cache|cuda|oom|alloc|memory")
+            ),
+            _UNIT_LOG,
+        ),
+    ),
+    (_asked("What is being sent?"), _requests, _asked("check the gateway's or the application's log")),
+    (
+        lambda case: case.by_hand("What does Kubernetes report about the node?", "What does the host report?"),
+        _events,
+        lambda case: case.by_hand(
+            command("kubectl", "get", "events", *in_namespace(case.engine.key), "--sort-by=.lastTimestamp"),
+            _KERNEL_LOG,
+        ),
+    ),
+    (
+        _asked("Can the metrics be scraped?"),
+        _endpoint,
+        lambda case: case.by_hand(
             command(
                 *("kubectl", "port-forward", *case.pod, "8000:8000", BESIDE),
                 *("curl", "-s", "--retry", "5", "--retry-connrefused", _FORWARDED, PIPE, "head"),
             ),
             command("curl", "-s", case.metrics_url, PIPE, "head"),
         ),
-    )
-
-
-def _metrics(case: _TriagedEngine) -> TriageStep:
-    s, t, up = case.engine.signals, case.thresholds, case.engine.up
-    worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
-    batch = case.engine.diagnosis.documented_signature.get("batch_collapsed")
-    stuck = case.engine.diagnosis.evidence.get("no_progress")
-    answers = (
-        *((f"{capital(stuck.text)}.",) if up and stuck is not None and stuck.value else ()),
-        (
-            f"{named('P95 batch size', number_text(s.batch.batch_p95))},"
-            f" {named('mean batch size', number_text(s.batch.batch_mean))}. With traffic, a p95 batch"
-            f" size of {number_text(t['signature_batch_size'])} or less is a sign of pressure"
-            f" ({t.entry('signature_batch_size').cited})."
-        ),
-        (
-            f"{named('Requests running', number_text(s.load.running))},"
-            f" {named('waiting', number_text(s.load.waiting))};"
-            f" {named('time in queue p95', seconds_text(s.latency.queue.get('0.95')))}."
-        ),
-        (
-            f"p95 / p99: {named('time to first token', _pair(s.latency.ttft))},"
-            f" {named('time per output token', _pair(s.latency.inter_token))},"
-            f" {named('whole request', _pair(s.latency.e2e))}."
-            if s.latency.ttft or s.latency.inter_token or s.latency.e2e
-            else "Latency: unknown (no token was produced, or no latency histograms)."
-        ),
-        (
-            "Baseline: unknown (latency is judged without a baseline)."
-            if worst is None
-            else (
-                f"{words(worst[0])} p95: {worst[1]:.1f} × the baseline (rising at {_times(t['latency_rising_ratio'])}, "
-                f"multiplied at {_times(t['latency_multiplied_ratio'])})."
-            )
-        ),
-    )
-    found: list[Mark] = []
-    if batch is not None:
-        found.append("look" if batch and (s.load.waiting or 0) > 0 else "fine")
-    if worst is not None:
-        found.append(
-            "bad"
-            if worst[1] >= t["latency_multiplied_ratio"]
-            else "look"
-            if worst[1] >= t["latency_rising_ratio"]
-            else "fine"
-        )
-    waits = _users_wait(case, worst is not None)
-    finding = gravest(*found, *waits)
-    return TriageStep(
-        8,
-        "Are batch size, latency and time per output token normal?",
-        "unknown" if not up or (finding == "fine" and "unknown" in waits) else finding,
-        answers,
-        command(
+    ),
+    (
+        _asked("Are batch size, latency and time per output token normal?"),
+        _metrics,
+        lambda case: command(
             *("curl", "-s", _FORWARDED if case.has_pod else case.metrics_url, PIPE),
             *("grep", "-E", "running|waiting|time_per_output|inter_token"),
         ),
-    )
-
-
-def _users_wait(case: _TriagedEngine, baseline: bool) -> list[Mark]:
-    """Findings on users' waiting times; without a baseline the thresholds of the latency alerts decide, without
-    latency the queue.
-    """
-    latency, t, diagnosis = case.engine.signals.latency, case.thresholds, case.engine.diagnosis
-    known = {
-        name: diagnosis.evidence[name].value for name in ("no_progress", "queue_short") if name in diagnosis.evidence
-    }
-    waits = [quantiles["0.95"] for quantiles in (latency.ttft, latency.queue) if "0.95" in quantiles]
-    if diagnosis.verdict == "stalled" or any(wait >= t["wait_page_seconds"] for wait in waits):
-        return ["bad"]
-    if known.get("no_progress") or (not baseline and any(wait >= t["ttft_floor_seconds"] for wait in waits)):
-        return ["look"]
-    if baseline or waits:
-        return []
-    short = known.get("queue_short")
-    return ["unknown"] if short is None else [] if short else ["look"]
-
-
-def _pair(quantiles: Mapping[str, float]) -> str:
-    return f"{seconds_text(quantiles.get('0.95'))} / {seconds_text(quantiles.get('0.99'))}" if quantiles else "unknown"
-
-
-_STEPS: Final[tuple[Callable[[_TriagedEngine], TriageStep], ...]] = (
-    _pods,
-    _restarts,
-    _signature,
-    _log,
-    _requests,
-    _events,
-    _endpoint,
-    _metrics,
+    ),
 )

@@ -1,58 +1,14 @@
-"""Numbers and reasons in words, for page, triage and mitigation; an unknown number is a dash."""
+"""Names, times and reasons in words, for page, triage and mitigation."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Final
 
-from kvpressure.diagnosis.numbers import percent, seconds, size
+from kvpressure.diagnosis.numbers import UNKNOWN
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
-from kvpressure.model import ceilings
 from kvpressure.model.reasons import NOT_METRICS, in_words
-from kvpressure.printable import grouped
-
-UNKNOWN: Final = "–"
-
-
-def bytes_text(value: float | None) -> str:
-    """Bytes in binary units (KiB, MiB, ...)."""
-    return UNKNOWN if value is None else size(value)
-
-
-def percent_text(value: float | None) -> str:
-    """A ratio as a whole percentage."""
-    return UNKNOWN if value is None else percent(value)
-
-
-def number_text(value: float | None) -> str:
-    """A count without decimals, a small number with one or two; thousands are separated."""
-    if value is None or not ceilings.is_finite(value):
-        return UNKNOWN
-    if value == int(value) or abs(value) >= 100:
-        return grouped(value)
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def counted(count: float | None, one: str) -> str:
-    """``1 restart``, ``3 restarts``."""
-    return f"{number_text(count)} {one}{'' if count == 1 else 's'}"
-
-
-def seconds_text(value: float | None) -> str:
-    """Seconds; milliseconds below 1 s."""
-    return UNKNOWN if value is None else seconds(value)
-
-
-def duration_text(total: float) -> str:
-    """A duration in its two largest units."""
-    left = max(0, int(total))
-    parts = []
-    for name, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= length:
-            parts.append(f"{left // length} {name}")
-            left %= length
-    return " ".join(parts[:2]) or "0 s"
 
 
 def clock_text(time: float | None) -> str:
@@ -62,7 +18,7 @@ def clock_text(time: float | None) -> str:
 
 def named(name: str, text: str) -> str:
     """A number with its name: ``peak 97 %``, ``peak: unknown``."""
-    return f"{name}: unknown" if text in (UNKNOWN, "unknown") else f"{name} {text}"
+    return f"{name}: unknown" if text == UNKNOWN else f"{name} {text}"
 
 
 def capital(text: str) -> str:

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.bundle.text import words
 from kvpressure.diagnosis import findings, hysteresis, rules
 from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, Grade, Row, Verdict, decide
 from kvpressure.diagnosis.logic import Condition
-from kvpressure.diagnosis.reasons import REASONS
 from kvpressure.settings.thresholds import Thresholds
 
 SHOWN_FILE: Final = Path(__file__).with_name("rows_shown.json")
@@ -167,13 +165,10 @@ def render_rows(t: Thresholds) -> str:
 
 
 def _reasons(t: Thresholds) -> Iterator[str]:
-    levels = {entry.name: words(entry) for entry in t.entries()}
     yield "\n## Numbers behind a verdict\n"
-    yield "`kvpressure_verdict_reason` has one series for each reason of the current verdict.\n"
-    yield "| reason | verdicts | what the number is |\n|---|---|---|"
-    for reason in sorted(REASONS, key=lambda one: one.name):
-        verdicts = ", ".join(f"`{name}`" for name in reason.verdicts)
-        yield f"| `{reason.name}` | {verdicts} | {reason.words.format_map(levels)} |"
+    yield "`kvpressure_verdict_reason` has one series for each number behind the current verdict.\n"
+    yield "| reason | what the number is |\n|---|---|"
+    yield from (f"| `{name}` | {words} |" for name, words in sorted(findings.reasons(t).items()))
 
 
 def _table(table: Verdict, shown: Mapping[str, Any], t: Thresholds) -> Iterator[str]:
@@ -267,16 +262,17 @@ def _collect(condition: Condition, found: dict[str, Condition]) -> None:
 
 
 def _changes(t: Thresholds) -> Iterator[str]:
+    levels = findings.levels(t)
     yield "\n## From one answer to the next\n"
     yield "To avoid flapping, the published verdict changes only under the conditions of this table.\n"
     yield "| change | found in a row | published one not found for |\n|---|---|---|"
     for change in hysteresis.CHANGES:
         samples = f"{change.samples} scrapes" if change.samples else "at once"
-        seconds = f"{t.entry(change.seconds).text} s" if change.seconds else "at once"
+        seconds = levels[change.seconds] if change.seconds else "at once"
         yield f"| {change.words} | {samples} | {seconds} |"
     yield ""
     yield (
-        f"If scrapes are more than {t.entry('kv_recent_seconds').text} s apart, one scrape is enough for a"
+        f"If scrapes are more than {levels['kv_recent_seconds']} apart, one scrape is enough for a"
         " new verdict, except in the rows *to unknown* and *from kv_pressure while a queue remains*. If"
         " `idle` or `healthy` is published while another verdict is being confirmed, its grade is at most *doubtful*."
     )

@@ -13,7 +13,8 @@ from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import audit_baseline, audit_report, manifests
 from kvpressure.toolbox import audit_running_server as running
 from kvpressure.toolbox.audit_report import Audited
-from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
+from kvpressure.toolbox.audit_subject import Seen, Subject, shape_of
+from kvpressure.toolbox.checklist import checklist
 from kvpressure.toolbox.inputs import arguments, engine_version, given_gpu, model_shape
 from kvpressure.toolbox.manifests import Deployed, ServerContainer, Surroundings
 from kvpressure.toolbox.option_values import whole_number

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from kvpressure.diagnosis import reasons, signature
 from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
 from kvpressure.diagnosis.evaluate import Answer, decide
 from kvpressure.diagnosis.finding import Recent, View
-from kvpressure.diagnosis.findings import PUBLISHED, Gathered, Values
+from kvpressure.diagnosis.findings import ACTIONABLE, PUBLISHED, Gathered, Values
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
+from kvpressure.diagnosis.signature import PREFIX, note
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import STAGES, STEP_TOKENS, Diagnosis, Sentences
+from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, Diagnosis, Sentences
 from kvpressure.settings.thresholds import Thresholds
 
 
@@ -35,14 +35,14 @@ class Diagnoser:
         t = self._thresholds
         values = Values(View(s, Recent(waiting), t, samples, utilization))
         evidence, beside = Gathered(values), Gathered(values, NAMES)
+        view, now = values.fresh, values.fresh.s
+        view.held = self._held.observe(now.time, now.progress.work_present, now.kv.kv_used_ratio, t)
         found = decide(TABLES, values)
         answer = self._settled.observe(s.time, found, t)
         supporting, opposing = self._for_and_against(answer, found, values)
-        view, now = values.fresh, values.fresh.s
-        view.held = self._held.observe(now.time, now.progress.work_present, now.kv.kv_used_ratio, t)
         view.ahead = self._ahead.observe(now, answer.verdict, t)
         view.answer = answer
-        is_met, documented = values["documented_signature"], signature.conditions(now, t)
+        is_met = values["documented_signature"]
         return Diagnosis(
             verdict=answer.verdict,
             confidence=answer.confidence,
@@ -53,19 +53,16 @@ class Diagnoser:
             opposing=Sentences(lambda: tuple(evidence[name].text for name in opposing)),
             missing=Sentences(lambda: tuple(evidence.filled(text) for text in answer.missing)),
             inputs=Sentences(lambda: tuple(evidence.filled(text) for text in answer.inputs)),
-            reasons=reasons.numbers(answer.verdict, values, s),
+            reasons=_reasons(answer.verdict, supporting, evidence),
             row=answer.row,
             grade=answer.grade.name.lower(),
             runner_up=answer.runner_up,
             conditions={name: values[name] for name in NAMES},
-            published={
-                **{name: values[name] for name in PUBLISHED},
-                **{f"signature_{name}": value for name, value in documented.items()},
-            },
+            published={name: values[name] for name in PUBLISHED},
             beside=beside,
-            documented_signature=documented,
+            documented_signature={name: values[f"{PREFIX}{name}"] for name in SIGNATURE_CONDITIONS},
             documented_signature_met=is_met,
-            signature_note=signature.note(now, answer.verdict, is_met),
+            signature_note=note(now, answer.verdict, is_met),
         )
 
     def _for_and_against(self, answer: Answer, found: Answer, facts: Facts) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -88,3 +85,11 @@ class Diagnoser:
         if stuck and before not in (None, STEP_TOKENS) and answer.stage not in (None, STEP_TOKENS):
             self._stage = max(before, answer.stage, key=STAGES.index)
         return self._stage
+
+
+def _reasons(verdict: str, supporting: tuple[str, ...], evidence: Gathered) -> dict[str, float]:
+    """The numbers behind what supports a verdict that asks for action; KV usage too where the cache is not full."""
+    if verdict not in ACTIONABLE:
+        return {}
+    not_the_cache = ("kv_full",) if evidence["kv_full"].value is False else ()
+    return evidence.numbers_behind((*supporting, *not_the_cache))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
 
 from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.diagnosis.gpu_facts import GpuFacts
@@ -26,15 +27,15 @@ class Recent:
 
 
 class View:
-    """Inputs of every finding: signals, recent queue, thresholds, number of readings and the configured
-    gpu_memory_utilization (0-1); ``held`` and ``ahead``: what is followed from tick to tick; ``answer``: the published
-    verdict, for findings with ``after_verdict``.
+    """Inputs of every finding: signals, recent queue, thresholds, number of readings (``None`` = unknown) and the
+    configured gpu_memory_utilization (0-1); ``held`` and ``ahead``: what is followed from tick to tick; ``answer``: the
+    published verdict, for findings with ``after_verdict``.
     """
 
     __slots__ = ("_gpu", "ahead", "answer", "held", "readings", "recent", "s", "t", "utilization")
 
     def __init__(
-        self, s: Signals, recent: Recent, t: Thresholds, readings: int, utilization: float | None = None
+        self, s: Signals, recent: Recent, t: Thresholds, readings: int | None, utilization: float | None = None
     ) -> None:
         self.s, self.recent, self.t, self.readings, self.utilization = s, recent, t, readings, utilization
         self.held: bool | None = None
@@ -53,9 +54,10 @@ class View:
 @frozen
 class Finding:
     """One sentence about an engine. ``title`` states it and ``denied`` its opposite, in docs and on the page; ``seen``:
-    the numbers behind either; ``needs``: inputs without which it is unknown; ``why``: the reason where none of them is
-    missing; ``question``: what is unknown then ("" = whether ``title``). ``{names}`` are numbers, words of the engine
-    or thresholds.
+    the numbers behind either, the most telling first; ``needs``: numbers without which it is unknown; ``why``: the
+    reason where none of them is missing; ``question``: what is unknown then ("" = whether ``title``). ``{names}`` are
+    numbers, words of the engine or thresholds; in ``seen`` and ``why``, a part between commas with an unknown number is
+    left out.
 
     ``fresh``: unknown while the engine's metrics are stale. ``after_verdict``: reads the verdict, so no rule may read
     it. ``published``: as ``kvpressure_finding``, because a rule or a dashboard reads it. ``serious``: bad news by
@@ -77,12 +79,25 @@ class Finding:
     runbook: str = ""
 
     def sentence(self, value: bool | None, numbers: Mapping[str, str], missing: str = "") -> str:
-        """The sentence for this value. ``missing``: which of ``needs`` are."""
+        """The sentence for this value. ``numbers``: in words, "" = unknown or nothing to say; ``missing``: which of
+        ``needs`` are.
+        """
         if value is None:
             question = (self.question or f"whether {self.title}").format_map(numbers)
-            return f"{question}: unknown ({missing or self.why.format_map(numbers)})"
-        said, seen = (self.title if value else self.denied).format_map(numbers), self.seen.format_map(numbers)
+            return f"{question}: unknown ({missing or parts_known(self.why, numbers)})"
+        said, seen = (self.title if value else self.denied).format_map(numbers), parts_known(self.seen, numbers)
         return f"{said}: {seen}" if seen else said
+
+
+def names_in(text: str) -> Iterable[str]:
+    """The names in braces, in order."""
+    return (name for _, name, _, _ in Formatter().parse(text) if name)
+
+
+def parts_known(text: str, numbers: Mapping[str, str]) -> str:
+    """The parts of a text, without those that name something unknown."""
+    parts = (part for part in text.split(", ") if all(numbers[name] for name in names_in(part)))
+    return ", ".join(part.format_map(numbers) for part in parts)
 
 
 def least(value: float | None, at_least: float) -> bool | None:

@@ -1,29 +1,46 @@
-"""All findings about one engine: one table of rows, one of numbers, found and put into words when asked for."""
+"""All findings about one engine: one table of rows, found and put into words when asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Final
 
-from kvpressure.diagnosis import conditions, facts
-from kvpressure.diagnosis.finding import Finding, View
+from kvpressure.diagnosis import conditions, facts, rules, shown, signature
+from kvpressure.diagnosis.finding import Finding, Recent, View, names_in, parts_known
 from kvpressure.diagnosis.logic import listed
+from kvpressure.diagnosis.numbers import NUMBERS, PERCENT, TEXTS, say
 from kvpressure.engines.registry import dialect
-from kvpressure.model.state import Found
+from kvpressure.model.signals import Signals
+from kvpressure.model.state import CALM, VERDICTS, Found
 from kvpressure.printable import Asked
-from kvpressure.settings.thresholds import Thresholds
+from kvpressure.settings.thresholds import Threshold, Thresholds
 
 ROWS: Final[Mapping[str, Finding]] = {
-    row.name: row for row in (*facts.FACTS, *conditions.CONDITIONS, *conditions.ALERTED)
+    row.name: row
+    for row in (*facts.FACTS, *conditions.CONDITIONS, *conditions.ALERTED, *signature.SIGNATURE, *shown.SHOWN)
 }
 PUBLISHED: Final = tuple(row.name for row in ROWS.values() if row.published)
-NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {**facts.NUMBERS, **conditions.NUMBERS}
-EVIDENCE: Final = (*(row.name for row in facts.FACTS), "prefix_cache_collapsed", "gpu_out_of_memory")
+EVIDENCE: Final = (
+    *(row.name for row in facts.FACTS),
+    "kv_held_without_load",
+    "prefix_cache_collapsed",
+    "gpu_out_of_memory",
+)
 """What rules read."""
 _WORDS: Final = frozenset(
-    {"max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions"}
+    {"max_model_len", "max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions"}
 )  # an engine may have its own
+_LEADING: Final = {
+    row.name: tuple(name for name in names_in(row.seen) if name in NUMBERS and NUMBERS[name].words)
+    for row in ROWS.values()
+}
+
+
+_SIGNS: Final = {"ratio": "% ", "seconds": "s ", "multiple": "× "}
+ACTIONABLE: Final = frozenset(VERDICTS) - {*CALM, "unknown"}
+"""Verdicts that ask for action."""
 
 
 class Values(dict[str, bool | None]):
@@ -78,14 +95,41 @@ class Gathered(Mapping[str, Found]):
         sentence.
         """
         name = text[1:-1] if text.startswith("{") and text.endswith("}") else ""
-        return self[name].text if name in ROWS else text.format_map(_numbers(self.facts.view))
+        return self[name].text if name in ROWS else text.format_map(_words(self.facts.view))
+
+    def told(self, text: str) -> str:
+        """A text with its numbers, without the parts between commas that name an unknown one."""
+        return parts_known(text, _words(self.facts.view))
+
+    def numbers_behind(self, names: Iterable[str]) -> dict[str, float]:
+        """The most telling number behind each of these findings, by its name: percent for ratios, else its unit."""
+        behind: dict[str, float] = {}
+        for name in names:
+            view = self.facts.of(ROWS[name])
+            known = ((number, value) for number in _LEADING[name] if (value := NUMBERS[number].read(view)) is not None)
+            for number, value in islice(known, 1):
+                behind[number] = value * (PERCENT if NUMBERS[number].unit == "ratio" else 1)
+        return behind
+
+
+def about(s: Signals, t: Thresholds) -> Gathered:
+    """The findings that signals alone decide, and their numbers; what recent samples decide is unknown."""
+    return Gathered(Values(View(s, Recent(()), t, None)))
+
+
+def reasons(t: Thresholds) -> dict[str, str]:
+    """What may be behind a verdict that asks for action: number -> what it is, with its unit."""
+    tables = (table for table in rules.TABLES if table.name in ACTIONABLE)
+    rows = {name for table in tables for condition in table.supports for name in condition.names()} | {"kv_full"}
+    numbers = (NUMBERS[number] for name in sorted(rows) for number in _LEADING[name])
+    return {one.name: f"{_SIGNS.get(one.unit, '')}{one.words.format_map(levels(t))}" for one in numbers}
 
 
 def _sentence(row: Finding, value: bool | None, view: View) -> str:
-    numbers = _numbers(view)
-    needs = (facts.INPUTS[name] for name in row.needs if value is None)
-    absent = dict.fromkeys(words.format_map(numbers) for words, read in needs if read(view) is None)
-    return row.sentence(value, numbers, f"missing: {listed(list(absent))}" if absent else "")
+    words = _words(view)
+    needs = (NUMBERS[name] for name in row.needs if value is None)
+    absent = dict.fromkeys(number.words.format_map(words) for number in needs if number.read(view) is None)
+    return row.sentence(value, words, f"missing: {listed(list(absent))}" if absent else "")
 
 
 def of(name: str) -> Finding:
@@ -100,9 +144,19 @@ def clause(name: str, holds: bool, levels: Mapping[str, str]) -> str:
 
 def levels(t: Thresholds, engine: str = "") -> Asked:
     """Thresholds by name, as printed, and words as the engine has them ("" = the default engine)."""
-    return Asked(lambda name: dialect(engine).called(name) if name in _WORDS else t.entry(name).text)
+    return Asked(lambda name: dialect(engine).called(name) if name in _WORDS else _level(t.entry(name)))
 
 
-def _numbers(view: View) -> Asked:
+def _level(entry: Threshold) -> str:
+    return say(entry.value, entry.unit)
+
+
+def _words(view: View) -> Asked:
     others = levels(view.t, view.s.dialect)
-    return Asked(lambda name: NUMBERS[name](view) if name in NUMBERS else others[name])
+
+    def write(name: str) -> str:
+        if name in NUMBERS:
+            return NUMBERS[name].text(view)
+        return TEXTS[name](view) if name in TEXTS else others[name]
+
+    return Asked(write)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.diagnosis.numbers import percent
 from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals
 from kvpressure.settings.thresholds import Thresholds
 
@@ -13,13 +12,13 @@ NO_GPU: Final = "no GPU mapped to this engine, or none readable"
 
 class GpuFacts:
     """Starved, saturated, works (busy units), computes, low, idle: each true, false or ``None``; ``unseen``: no
-    activity read.
+    activity read; ``between``: it is unknown which of the pod's GPUs are this engine's.
     """
 
-    __slots__ = ("_between", "_gpu", "computes", "idle", "low", "saturated", "starved", "unseen", "works")
+    __slots__ = ("between", "computes", "idle", "low", "saturated", "starved", "unseen", "works")
 
     def __init__(self, gpu: ComputeSignals, t: Thresholds) -> None:
-        self._gpu, self._between = gpu, False
+        self.between = False
         self.unseen = gpu.activity_level == NO_ACTIVITY
         self.starved, self.saturated = _activity(gpu, t)
         self.works = _works(gpu, t)
@@ -31,7 +30,7 @@ class GpuFacts:
         self.low = None if used is None else used < waiting
         self.idle = None if used is None else used <= still
         if gpu.gpus_shared and low is not None and high is not None:
-            self._between = True
+            self.between = True
             self.low = _of_some(low < waiting, high < waiting)
             self.idle = _of_some(low <= still, high <= still)
             self.starved = _of_some(low < t["gpu_starved_ratio"], self.starved)
@@ -39,24 +38,6 @@ class GpuFacts:
         if gpu.gpus_of_others:  # this engine's activity is at most the GPU's, and may be 0
             self.starved, self.low, self.idle = self.starved or None, self.low or None, self.idle or None
             self.saturated, self.works = (False if said is False else None for said in (self.saturated, self.works))
-
-    def known(self) -> str:
-        """The numbers that do not suffice to decide, or why there are none."""
-        text = self.text()
-        return text if text.startswith(NO_GPU) else f"{text} does not show it"
-
-    def text(self) -> str:
-        """The activity numbers in words."""
-        gpu = self._gpu
-        text = _text(gpu)
-        if self._between:
-            text += (
-                f" (between {percent(gpu.gpu_utilization_low)} and {percent(gpu.gpu_utilization_high)}; which of these"
-                " GPUs this engine uses: unknown)"
-            )
-        if gpu.gpus_of_others:
-            text += " (shared with other pods; this engine's part: unknown)"
-        return text
 
 
 def _of_some(any_gpu: bool | None, every_gpu: bool | None) -> bool | None:
@@ -96,21 +77,6 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
     ):
         saturated = True
     return starved, saturated
-
-
-def _text(gpu: ComputeSignals) -> str:
-    if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
-        return (
-            f"tensor activity {percent(gpu.tensor_activity)}, SM {percent(gpu.sm_activity)}, DRAM "
-            f"{percent(gpu.dram_activity)}"
-        )
-    parts = (
-        (gpu.gpu_utilization, "NVML utilization {}"),
-        (gpu.power_ratio, "power {} of the limit"),
-        (gpu.estimated_peak_ratio, "estimated work {} of the GPU's peak"),
-    )
-    text = ", ".join(form.format(percent(value)) for value, form in parts if value is not None)
-    return text or NO_GPU
 
 
 def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:

@@ -75,7 +75,7 @@ NO_SCRAPE: Final = Verdict(
     rows=(Row("no scrape", ALWAYS, Grade.NOTHING, "what the engine does now"),),
     supports=(no("page_fresh"),),
     missing=(("page_fresh", "{page_fresh}"),),
-    when="the last scrape is older than {stale_page_seconds} s, or scrapes fail",
+    when="the last scrape is older than {stale_page_seconds}, or scrapes fail",
 )
 
 ASLEEP: Final = Verdict(
@@ -120,7 +120,7 @@ LONG_PREFILL: Final = Verdict(
     against=_all_yes("no_progress"),
     missing=(_GPU,),
     when=(
-        "there has been no progress for {no_progress_seconds} s, but KV usage rises and requests wait: a long "
+        "there has been no progress for {no_progress_seconds}, but KV usage rises and requests wait: a long "
         "prompt is being computed"
     ),
 )
@@ -136,7 +136,7 @@ NO_PROGRESS: Final = Verdict(
             "suspicious",
             unsure("no_progress_long"),
             GUESS,
-            "whether the engine has stopped (a verdict follows after {stalled_seconds} s without progress)",
+            "whether the engine has stopped (a verdict follows after {stalled_seconds} without progress)",
             verdict="unknown",
         ),
         Row(
@@ -211,8 +211,8 @@ NO_PROGRESS: Final = Verdict(
     against=_all_yes("tokens_flow"),
     missing=(_GPU, _CPU),
     when=(
-        "requests are in flight, but there has been no progress for {stalled_seconds} s. `unknown` up to"
-        " {prefill_patience_seconds} s for a first request, a single long step, deferred requests, or the usual prefill"
+        "requests are in flight, but there has been no progress for {stalled_seconds}. `unknown` up to"
+        " {prefill_patience_seconds} for a first request, a single long step, deferred requests, or the usual prefill"
         " time. `unknown` where the clients are gone"
     ),
     confident=(
@@ -252,7 +252,7 @@ IDLE: Final = Verdict(
     ),
     lower=(_FAILING,),
     supports=(no("work_present"), no("tokens_recently")),
-    against=_all_yes("kv_held_idle"),
+    against=_all_yes("kv_held_without_load"),
     when="no request is in flight and no token came in the last moment",
     confident="token counters show that no token came",
 )
@@ -546,7 +546,7 @@ HOST_BOUND: Final = Verdict(
     missing=(_GPU, _THROTTLED, _CPU),
     when="the CPU is throttled, contended or at its limit, the GPU starves, or time is lost outside the engine",
     confident=(
-        "the CPU is throttled most of the time and steps are at least {latency_multiplied_ratio} × slower, or the "
+        "the CPU is throttled most of the time and steps are at least {latency_multiplied_ratio} slower, or the "
         "GPU starves while several requests run and users suffer"
     ),
 )

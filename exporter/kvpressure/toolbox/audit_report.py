@@ -12,7 +12,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from kvpressure import __version__
-from kvpressure.toolbox.checklist import Item
+from kvpressure.toolbox.audit_subject import Item
 from kvpressure.toolbox.manifests import FileLine
 
 _MARKS: Final = {"pass": "pass", "fail": "FAIL", "cannot see": "?", "accepted": "(ok)"}

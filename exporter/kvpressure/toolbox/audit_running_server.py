@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from kvpressure.diagnosis.findings import about
 from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import EngineArgs, value_text
@@ -21,7 +22,7 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox import live_pages as live
-from kvpressure.toolbox.checklist import Seen
+from kvpressure.toolbox.audit_subject import Seen
 from kvpressure.toolbox.engine_view import EngineView, name_of, number
 from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
@@ -51,14 +52,17 @@ def read(
     target = fetch.target_of(address, "URL")
     document = fetch.get_json(target, fetch.DIAGNOSIS_PATH)
     if isinstance(document, Mapping) and isinstance(document.get("engines"), list):
-        return _exporter(address, document)
+        return _exporter(address, document, thresholds)
     target = replace(target, args=target.args or args)
     cases = watch_and_judge([target], Around(versions=live.versions([target]), gpu=gpu), 0.0, thresholds)
     info, model = _server_info(target), _model(target)
-    return _all_found([case.view for case in cases], Surroundings(place="from the server itself"), info, model)
+    here = Surroundings(place="from the server itself")
+    return _all_found([case.view for case in cases], here, info, model, thresholds)
 
 
-def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[ServerContainer, Surroundings, Seen]]:
+def _exporter(
+    address: str, document: Mapping[str, Any], t: Thresholds
+) -> list[tuple[ServerContainer, Surroundings, Seen]]:
     views = engine_views(document)
     if not views:
         raise InputError(f"{address}: the exporter has found no engine yet; try again later")
@@ -66,17 +70,17 @@ def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[ServerCon
     around = Surroundings(
         monitor=said, gpu_exporter=said if items(document.get("gpus")) else None, place="from the exporter"
     )
-    return _all_found(views, around, {}, None)
+    return _all_found(views, around, {}, None, t)
 
 
 def _all_found(
-    views: Sequence[EngineView], around: Surroundings, info: Mapping[str, Any], model: str | None
+    views: Sequence[EngineView], around: Surroundings, info: Mapping[str, Any], model: str | None, t: Thresholds
 ) -> list[tuple[ServerContainer, Surroundings, Seen]]:
     """All engines, those in trouble first; several of one pod are told apart by model and rank."""
     of_pod = Counter((view.engine.key.namespace, view.engine.key.pod) for view in views)
     audited = []
     for view in sorted(views, key=lambda view: worst_first(view.engine)):
-        server, surroundings, seen = _found(view, around, info, model)
+        server, surroundings, seen = _found(view, around, info, model, t)
         key = view.engine.key
         if of_pod[key.namespace, key.pod] > 1:
             server = replace(server, container=name_of(replace(key, namespace="", pod=server.container)))
@@ -85,7 +89,7 @@ def _all_found(
 
 
 def _found(
-    view: EngineView, around: Surroundings, info: Mapping[str, Any], model: str | None
+    view: EngineView, around: Surroundings, info: Mapping[str, Any], model: str | None, t: Thresholds
 ) -> tuple[ServerContainer, Surroundings, Seen]:
     limits = {name: view.engine.limit(name) for name in LIMITS}
     values: dict[str, str | None] = {
@@ -114,15 +118,15 @@ def _found(
         gpu=_gpu(view),
         dialect=view.engine.dialect,
     )
-    context = view.signals.context.context_mean
+    context, found = view.signals.context.context_mean, about(view.signals, t)
     return (
         server,
         around,
         Seen(
             capacity_tokens=view.signals.kv.kv_capacity_tokens,
             context=view.usual.context_mean if context is None else context,
-            bursts=view.signals.load.arrival_burst_ratio,
-            bimodal_prompts=view.signals.context.bimodal_prompts,
+            bursts=found["arrivals_bursty"],
+            bimodal_prompts=found["prompt_lengths_bimodal"],
             conditions={
                 name: value for name, value in view.diagnosis.conditions.items() if name != "documented_signature"
             },

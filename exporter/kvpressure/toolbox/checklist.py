@@ -1,4 +1,4 @@
-"""The guide "Preventing KV Cache Pressure", item by item, checked against a deployment, and what its container needs.
+"""The guide "Preventing KV Cache Pressure", item by item, checked against a deployment.
 
 ``cannot see`` is a result of its own: a manifest does not show whether anybody tests with long prompts. Where the
 evidence qualifies a documented value, ``why`` says so.
@@ -7,282 +7,22 @@ evidence qualifies a documented value, ``why`` says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import ceil, floor, inf
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from kvpressure.advice.wording import bytes_text, duration_text
-from kvpressure.capacity import kvbytes, models, plan, weights
-from kvpressure.capacity.errors import CapacityError
-from kvpressure.capacity.kvbytes import Parallel
-from kvpressure.capacity.shapes import ModelShape
-from kvpressure.engines.base import EngineDialect, Known
-from kvpressure.engines.registry import dialect
-from kvpressure.errors import shown
+from kvpressure.capacity import weights
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.parsed import json_of, mapping
 from kvpressure.printable import grouped
-from kvpressure.settings.thresholds import Thresholds
-from kvpressure.toolbox.host_settings import DEFAULT_SHARED_BYTES, SHARED_MEMORY, HostSettings
-from kvpressure.toolbox.live_pages import GivenGpu
-from kvpressure.toolbox.manifests import ServerContainer, Surroundings
-
-Result = Literal["pass", "fail", "cannot see", "accepted"]
-Given = Literal["not visible", "not set", "hidden", "set", "no number", "refused"]
-"""Whether a limit was set: ``hidden``: to a value that is not visible; ``no number``: left to the server, or switched
-off; ``refused``: to what the server does not accept.
-"""
-_OF_GIVEN: Final[Mapping[Given, Result]] = {"not visible": "cannot see", "hidden": "pass", "set": "pass"}
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One line of the checklist. ``section``: the guide's; ``found`` and ``set``: values in words; ``stable``: what
-    identifies the fault where ``found`` changes by itself, "" = ``found``.
-    """
-
-    name: str
-    section: str
-    text: str
-    result: Result
-    why: str
-    found: str
-    set: str = ""
-    stable: str = ""
-
-    @property
-    def fault(self) -> str:
-        """What was found, as a baseline accepts it."""
-        return self.stable or self.found
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Readings of a running server: KV capacity in tokens, mean tokens of a request, arrivals in the busiest ten
-    seconds divided by the mean, bimodal prompt lengths, conditions that hold. ``watched``: an exporter watches it.
-    None = unknown.
-    """
-
-    capacity_tokens: float | None = None
-    context: float | None = None
-    bursts: float | None = None
-    bimodal_prompts: bool | None = None
-    conditions: Mapping[str, bool | None] = field(default_factory=dict)
-    watched: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One server with all inputs of its checklist. ``context``: tokens of a usual request (prompt and output);
-    ``siblings``: the other servers that were read; ``seen``: readings, if the server runs.
-    """
-
-    server: ServerContainer
-    around: Surroundings
-    thresholds: Thresholds
-    shape: ModelShape | None = None
-    gpu: GivenGpu | None = None
-    version: str | None = None
-    context: int | None = None
-    demanding: bool = False  # long-context or bursty, as the user states it
-    siblings: Sequence[ServerContainer] = ()
-    seen: Seen | None = None
-
-    @property
-    def args(self) -> EngineArgs:
-        """Its arguments."""
-        return self.server.args
-
-    def limit(self, name: str) -> float | None:
-        """The value in force: as set, else the engine's default for this version and GPU."""
-        length = self.args.max_model_len or (self.shape.max_model_len if self.shape else None)
-        known = Known(
-            self.args,
-            facts={"max_model_len": float(length)} if length else {},
-            version=self.version,
-            gpu=self.gpu.reading() if self.gpu else None,
-        )
-        found = self.dialect.limits(known).get(name)
-        if found is None and name in self.dialect.not_limits:
-            value: float | None = getattr(self.args, name)
-            return value
-        return None if found is None else found.value
-
-    def given(self, name: str) -> Given:
-        """Whether a limit was set, and to what."""
-        explicit, text = self.args.is_explicit(name), self.args.values.get(name)
-        if explicit is None:
-            return "not visible"
-        if not explicit:
-            return "not set"
-        if self.limit(name) is not None:
-            return "set"
-        if text is None:
-            return "hidden"
-        return "no number" if text in self.dialect.no_number.get(name, ()) else "refused"
-
-    @property
-    def dialect(self) -> EngineDialect:
-        """Its inference server's dialect."""
-        return dialect(self.server.dialect)
-
-    def fault(self, name: str) -> str:
-        """The value in force, without the release whose default it is; "" = unknown."""
-        value = self.limit(name)
-        return "" if value is None else f"{value:g}"
-
-    def flag(self, name: str) -> str:
-        """The flag of an argument."""
-        return self.dialect.flag(name)
-
-    def found(self, name: str) -> str:
-        """The value in force in words, with its source."""
-        value, given, text = self.limit(name), self.given(name), self.args.values.get(name)
-        if given == "set":
-            return f"{value:g}, set"
-        if given == "hidden":
-            return "set, to a value that is not visible"
-        if given == "no number":
-            return f"set to {shown(text)}, which is no limit"
-        if given == "refused":  # a flag without a value is read as True
-            return (
-                "set without a value"
-                if text == "True"
-                else f"set to {shown(text)}, which {self.dialect.title} does not accept"
-            )
-        origin = "default" if self.version is None else f"default of {self.dialect.title} {self.version}"
-        if given == "not visible":
-            return (
-                "arguments not visible" if value is None else f"{value:g} (may be the {origin}: arguments not visible)"
-            )
-        return (
-            f"{value:g} ({origin})"
-            if value is not None
-            else "not set; the server computes the default at its start"
-            if self.version is not None and self.gpu is not None
-            else f"not set; the default depends on version and GPU ({self.inputs})"
-        )
-
-    def default(self, name: str) -> float | None:
-        """The default as it would be set, of the reference version if the server's is unknown; None if it depends on
-        more than version and GPU.
-        """
-        gpu_name, gpu_bytes = (None, None) if self.gpu is None else (self.gpu.name, float(self.gpu.memory_bytes))
-        return self.dialect.default_limits(self.version or self.dialect.reference_version, gpu_name, gpu_bytes).get(
-            name
-        )
-
-    @property
-    def inputs(self) -> str:
-        """The options that determine defaults."""
-        return f"--{self.dialect.name}-version, --gpu"
-
-    def called(self, name: str) -> str:
-        """Name of an argument in sentences."""
-        return self.dialect.called(name)
-
-    def option(self, name: str) -> str:
-        """Its flag without dashes in front."""
-        return self.flag(name).removeprefix("--")
+from kvpressure.toolbox.audit_container import container
+from kvpressure.toolbox.audit_subject import OF_GIVEN, Fits, Given, Item, Result, Subject, fits, refusal
 
 
 def checklist(subject: Subject) -> list[Item]:
     """All items in the guide's order."""
     return [item for section in _SECTIONS for item in section(subject)]
-
-
-# --- what fits --------------------------------------------------------------------------------------------
-
-
-_OTHER_WEIGHTS: Final = frozenset({"quantization", "cpu_offload_gb", "hf_overrides", "load_format"})
-
-
-def _parallel(args: EngineArgs) -> Parallel:
-    return Parallel(
-        args.tensor_parallel_size or 1, args.pipeline_parallel_size or 1, args.decode_context_parallel_size or 1
-    )
-
-
-def _refused(subject: Subject) -> str | None:
-    """Why the server does not start with these parallel sizes; None if it does, or if the model is unknown."""
-    if subject.shape is None:
-        return None
-    try:
-        kvbytes.refuse_parallel(subject.shape, _parallel(subject.args))
-    except CapacityError as error:
-        return str(error)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Fits:
-    """Requests that the KV cache holds: of full context length, and of the usual one."""
-
-    capacity_tokens: int
-    full_length: float
-    stated: int | None
-
-    @property
-    def at_once(self) -> int:
-        """Usual requests, else requests of full length."""
-        return floor(self.full_length) if self.stated is None else self.stated
-
-
-def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
-    """Requests that memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if lower; None
-    when model or GPU are unknown. A running server's own capacity takes precedence.
-    """
-    tokens, most = subject.seen.capacity_tokens if subject.seen else None, subject.limit("max_model_len")
-    if tokens and most and most_utilization >= (subject.limit("gpu_memory_utilization") or 1.0):
-        return Fits(
-            int(tokens), tokens / most, None if subject.context is None else int(tokens // min(subject.context, most))
-        )
-    shape, gpu, length = subject.shape, subject.gpu, subject.limit("max_model_len")
-    size = weights.estimated(shape) if shape is not None else None
-    if shape is None or gpu is None or length is None or size is None:
-        return None
-    args = subject.args
-    if subject.dialect.not_limits and args.gpu_memory_utilization is None:
-        return None  # its default share is not known
-    values = [subject.limit(name) for name in ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens")]
-    default = plan.default_limits_for(gpu.memory_bytes, int(length), gpu.name)
-    limits = plan.Limits(
-        min(values[0] or default.gpu_memory_utilization, most_utilization),
-        int(values[1] or default.max_num_seqs),
-        int(values[2] or default.max_num_batched_tokens),
-        int(length),
-    )
-    try:
-        parallel = _parallel(args)
-        layout = kvbytes.layout(
-            shape, parallel, args.kv_cache_dtype or "auto", args.block_size or kvbytes.DEFAULT_BLOCK_SIZE
-        )
-        audited = plan.audit(
-            shape,
-            parallel,
-            gpu.memory_bytes,
-            limits,
-            plan.StatedMemory(size, "estimate", pool=args.kv_cache_memory_bytes),
-        )
-    except CapacityError:
-        return None
-    found = plan.fit(layout, audited, None)
-    if found.max_concurrency < 1 and _OTHER_WEIGHTS & args.explicit:
-        return None  # the estimate is of the weights as the configuration names them
-    stated = (
-        None if subject.context is None else found.usable_blocks // layout.blocks(min(subject.context, int(length)))
-    )
-    return Fits(found.capacity_tokens, found.max_concurrency, stated)
-
-
-def shape_of(server: ServerContainer) -> ModelShape | None:
-    """The model's shape by its published name; None for another name, which may be of a model of another size."""
-    try:
-        return models.named(server.args.model or "")
-    except CapacityError:
-        return None
 
 
 # --- the sections -----------------------------------------------------------------------------------------
@@ -295,7 +35,6 @@ _SIGNALS: Final = "5 signals"
 _TRAFFIC: Final = "6 prompt and traffic shape"
 _EXPLICIT: Final = "7 explicit and reviewable"
 _LOAD: Final = "8 realistic load"
-_CONTAINER: Final = "container (not in the guide)"
 _NOW: Final = "right now"
 
 _WHY_REQUESTS: Final = "long or unbounded prompts are the most common cause of KV cache pressure"
@@ -376,7 +115,7 @@ def _length(s: Subject) -> str:
 
 
 def _explicit(s: Subject, name: str) -> Result:
-    return _OF_GIVEN.get(s.given(name), "fail")
+    return OF_GIVEN.get(s.given(name), "fail")
 
 
 def _concurrency(s: Subject) -> Iterator[Item]:
@@ -422,18 +161,10 @@ def _apart(s: Subject) -> Item:
     name = "separate_long_context"
     text = "separate deployments for long- and short-context traffic"
     why = "one long request takes the KV cache of many short ones"
-    if s.seen is not None and s.seen.bimodal_prompts is not None:
-        return Item(
-            name,
-            _CONCURRENCY,
-            text,
-            "fail" if s.seen.bimodal_prompts else "pass",
-            why,
-            "short and long requests share this server"
-            if s.seen.bimodal_prompts
-            else "prompt lengths of the last minutes form one group",
-            "a separate deployment for long prompts" if s.seen.bimodal_prompts else "",
-        )
+    if s.seen is not None and s.seen.bimodal_prompts.value is not None:
+        mixed = s.seen.bimodal_prompts
+        advice = "a separate deployment for long prompts" if mixed.value else ""
+        return Item(name, _CONCURRENCY, text, "fail" if mixed.value else "pass", why, mixed.text, advice)
     lengths = {other.args.max_model_len for other in s.siblings if other.args.model == s.args.model} | {
         s.args.max_model_len
     }
@@ -453,7 +184,7 @@ def _apart(s: Subject) -> Item:
 def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
     name, text = "concurrency_from_memory", "concurrency is derived from GPU memory"
     why = f"if more requests run than the KV cache holds, they are {s.called('preempted')} and recomputed"
-    refused = _refused(s)
+    refused = refusal(s)
     if refused is not None and s.seen is None:
         return Item(
             name,
@@ -679,19 +410,11 @@ def _traffic(s: Subject) -> Iterator[Item]:
 
 def _bursts(s: Subject, why: str) -> Item:
     text, advice = "bursty traffic patterns are identified", "check kvpressure_arrival_burst_ratio over a week"
-    ratio = s.seen.bursts if s.seen is not None else None
-    if ratio is None:
+    if s.seen is None or s.seen.bursts.value is None:
         return _unseen("bursts", _TRAFFIC, text, why, advice)
-    watched = s.seen is not None and s.seen.watched
-    return Item(
-        "bursts",
-        _TRAFFIC,
-        text,
-        "pass" if watched else "cannot see",
-        why,
-        f"arrivals in the busiest 10 s: {ratio:.1f} × the mean" + ("; the exporter tracks it" if watched else ""),
-        "" if watched else advice,
-    )
+    if s.seen.watched:
+        return Item("bursts", _TRAFFIC, text, "pass", why, f"{s.seen.bursts.text}; the exporter tracks it")
+    return Item("bursts", _TRAFFIC, text, "cannot see", why, s.seen.bursts.text, advice)
 
 
 def _now(s: Subject) -> Iterator[Item]:
@@ -767,114 +490,6 @@ def _load(_s: Subject) -> Iterator[Item]:
         yield _unseen(name, _LOAD, text, why, advice)
 
 
-# --- the container: no item of the guide -------------------------------------------------------------------
-
-_ELSEWHERE: Final = "in this object; the runtime's configuration may have one"
-_PROCESSES_WHY: Final = "a server whose processes share too few CPU cores leaves its GPU idle"
-_SHARED_WHY: Final = "the processes of several GPUs exchange data through /dev/shm"
-_SHARED_BYTES: Final = 1 << 30  # as in KServe's configurations for vLLM; vLLM's own examples give 2 GiB
-_START_WHY: Final = "a probe that gives up before the model is loaded restarts the server without end"
-# Fastest: Python's imports and the start of the processes take about 20 s (vLLM's issue 15225), weights come from the
-# page cache. Slowest: 5 min for compilation and warm-up (issue 44881), weights come over a network of 1.6 Gbit/s.
-_FASTEST_START: Final = (20.0, 10e9)  # seconds, bytes/s
-_SLOWEST_START: Final = (300.0, 0.2e9)
-
-
-def _container(s: Subject) -> Iterator[Item]:
-    host = s.server.host
-    if host is not None:
-        yield _cpu(s, host)
-        yield _shared_memory(s, host)
-        yield _start(s, host)
-
-
-def _gpus(s: Subject, host: HostSettings) -> int | None:
-    """GPUs of the container; None if neither its resources nor its arguments give their number."""
-    if host.gpus is not None:
-        return host.gpus
-    engine = s.args.engine_gpus
-    return None if engine is None else engine * (s.args.integer("data_parallel_size_local") or 1)
-
-
-def _cpu(s: Subject, host: HostSettings) -> Item:
-    gpus, limit = _gpus(s, host), host.cpu_limit
-    needed = None if gpus is None else s.dialect.processes(s.args, gpus)
-    result: Result = "pass"
-    if limit is None:
-        found = f"no CPU limit {_ELSEWHERE}" if host.partial else "no CPU limit"
-        result = "cannot see" if host.partial else "pass"
-    elif needed is None:
-        result, found = "cannot see", f"CPU limit {limit:g}; number of processes unknown"
-    else:
-        result, found = "pass" if limit >= needed else "fail", f"CPU limit {limit:g}; {needed} processes"
-    return Item(
-        "cpu_limit",
-        _CONTAINER,
-        "the CPU limit is at least one core for each process",
-        result,
-        _PROCESSES_WHY,
-        found,
-        f"resources.limits.cpu of {needed} or more, or no CPU limit" if result == "fail" else "",
-    )
-
-
-def _shared_memory(s: Subject, host: HostSettings) -> Item:
-    gpus, size = _gpus(s, host), host.shared_bytes
-    result: Result
-    if gpus == 1:
-        result, found = "pass", "one GPU: not needed"
-    elif size is None and host.partial:
-        result, found = "cannot see", f"no volume {_ELSEWHERE}"
-    elif gpus is None:
-        result, found = "cannot see", "number of GPUs unknown"
-    else:
-        size = DEFAULT_SHARED_BYTES if size is None else size
-        result = "pass" if size >= _SHARED_BYTES else "fail"
-        limit = "without a limit of its own" if size == inf else bytes_text(size)
-        found = f"{SHARED_MEMORY} {limit}{' (default)' if host.shared_bytes is None else ''}, {gpus} GPUs"
-    return Item(
-        "shared_memory",
-        _CONTAINER,
-        f"{SHARED_MEMORY} is large enough for several GPUs",
-        result,
-        _SHARED_WHY,
-        found,
-        "" if result == "pass" else f"an emptyDir with medium: Memory and sizeLimit 2Gi, mounted at {SHARED_MEMORY}",
-    )
-
-
-def _start(s: Subject, host: HostSettings) -> Item:
-    seconds = host.start_seconds
-    size = weights.estimated(s.shape) if s.shape is not None else None
-    fastest, slowest = (fixed + (size or 0) / rate for fixed, rate in (_FASTEST_START, _SLOWEST_START))
-    result: Result = "cannot see"
-    if host.partial and host.start_probe != "startupProbe":  # a startup probe elsewhere suspends a liveness probe
-        found = f"no startup probe {_ELSEWHERE}"
-    elif seconds is None:
-        result, found = "pass", "no startup or liveness probe"
-    else:
-        found = f"{host.start_probe} restarts the server after {duration_text(seconds)}"
-        if seconds < fastest:
-            result = "fail"
-        elif size and seconds >= slowest:
-            result = "pass"
-        found += (
-            f"; a start takes between {duration_text(fastest)} and {duration_text(slowest)} (estimate)"
-            if size
-            else "; model size unknown"
-        )
-    advised = f"a startupProbe with periodSeconds 10 and failureThreshold {ceil(slowest / 10)}"
-    return Item(
-        "start_time",
-        _CONTAINER,
-        "probes leave enough time to load the model",
-        result,
-        _START_WHY,
-        found,
-        "" if result == "pass" else advised if size else f"{advised} or more; measure how long a start takes",
-    )
-
-
 def _which_are_set(s: Subject, results: Mapping[str, Result]) -> str:
     """The limits that are not set, not accepted or not visible."""
     parts: tuple[tuple[str, Given], ...] = (
@@ -900,6 +515,6 @@ _SECTIONS: Final[tuple[Callable[[Subject], Iterator[Item]], ...]] = (
     _traffic,
     _reviewable,
     _load,
-    _container,
+    container,
     _now,
 )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure.advice.wording import bytes_text
-from kvpressure.model.log_events import ALLOCATION_EVENTS
+from kvpressure.diagnosis.conditions import NAMES
+from kvpressure.diagnosis.findings import about
+from kvpressure.model.state import Found
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.engine_view import EngineView
-
-FEW_REQUESTS: Final = 5.0  # guide "Finding the KV Cache Problem": "OOM crash with 5 concurrent requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +25,65 @@ class CommonProblem:
     action: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """``rows``: the findings that it shows in, the first that holds before the others; ``notes``: what else to say."""
+
+    name: str
+    title: str
+    rows: tuple[str, ...]
+    cause: str
+    action: str
+    notes: tuple[str, ...] = ()
+
+
+_PROBLEMS: Final = (
+    _Problem(
+        "memory_grows_continuously",
+        "memory grows while the engine is idle",
+        ("memory_leak_idle", "kv_held_without_load"),
+        "a leak or an unbounded cache",
+        "update vLLM, check what holds blocks (KV connector, aborted requests); "
+        "a restart of the worker releases it now",
+    ),
+    _Problem(
+        "oom_with_few_requests",
+        "out of memory with few requests",
+        ("oom_with_few_requests",),
+        "the limits do not account for long contexts",
+        "lower max_num_seqs or max_model_len; check max_tokens in the requests",
+    ),
+    _Problem(
+        "fragmentation",
+        "memory is free, yet allocation fails",
+        ("allocator_fragmentation",),
+        "fragmentation",
+        "restart the worker; PYTORCH_ALLOC_CONF=expandable_segments:True if it comes back",
+        ("gpu_out_of_memory",),
+    ),
+    _Problem(
+        "baseline_too_high",
+        "GPU memory is higher than expected after a start",
+        ("baseline_too_high",),
+        "several model copies on the GPU, or cached data",
+        "look for a second process on the GPU; verify the tensor-parallel configuration",
+    ),
+)
+
+
 def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[CommonProblem]:
     """All four problems. ``events``: counted log events, None when no log was read."""
-    return [_grows(engine), _oom_with_few(engine, events, t), _fragmentation(engine), _baseline(engine)]
+    signals = replace(engine.signals, events=events or {}, events_known=events is not None)
+    found = about(signals, t)  # with the pod's log, which the exporter may not have read
+    conditions = {name: row for name in NAMES if (row := engine.diagnosis.beside.get(name)) is not None}
+    return [_seen(problem, lambda name: conditions.get(name) or found[name]) for problem in _PROBLEMS]
+
+
+def _seen(problem: _Problem, known: Callable[[str], Found]) -> CommonProblem:
+    rows = [known(name) for name in problem.rows]
+    shown = next((row for row in rows if row.value), rows[0])
+    texts = (shown.text, *(known(name).text for name in problem.notes if known(name).value))
+    return CommonProblem(problem.name, problem.title, shown.value, "; ".join(texts), problem.cause, problem.action)
 
 
 def log_events(engine: EngineView) -> dict[str, int] | None:
@@ -40,79 +95,3 @@ def log_events(engine: EngineView) -> dict[str, int] | None:
             merged[name] = max(merged.get(name, 0), count)
     known = bool(merged) or engine.plan_input.evidence("allocation_failure_logged") is not None
     return merged if known else None
-
-
-def _grows(engine: EngineView) -> CommonProblem:
-    leak, held = (engine.beside(name) for name in ("memory_leak_idle", "kv_held_without_load"))
-    shown = held if held.value and not leak.value else leak
-    return CommonProblem(
-        "memory_grows_continuously",
-        "memory grows while the engine is idle",
-        shown.value,
-        shown.text,
-        "a leak or an unbounded cache",
-        "update vLLM, check what holds blocks (KV connector, aborted requests); "
-        "a restart of the worker releases it now",
-    )
-
-
-def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> CommonProblem:
-    failures = sum((events or {}).get(name, 0) for name in ALLOCATION_EVENTS)
-    in_flight, longest = engine.signals.load.in_flight, engine.signals.context.context_max_5m
-    few = in_flight is not None and in_flight <= FEW_REQUESTS
-    spike = engine.signals.context.context_spike_ratio
-    long_context = spike is not None and spike >= t["context_spike_ratio"]
-    present = None if events is None else failures > 0 and (few or long_context)
-    text = (
-        "log not read"
-        if events is None
-        else f"{failures} allocation failures logged"
-        + ("" if in_flight is None else f", {in_flight:.0f} requests in flight")
-        + ("" if longest is None else f", longest context {longest:.0f} tokens")
-    )
-    length = engine.engine.limit("max_model_len").recommended
-    return CommonProblem(
-        "oom_with_few_requests",
-        "out of memory with few requests",
-        present,
-        text,
-        "the limits do not account for long contexts",
-        "lower max_num_seqs or max_model_len"
-        + ("" if length is None else f" (to {length:.0f})")
-        + "; check max_tokens in the requests",
-    )
-
-
-def _fragmentation(engine: EngineView) -> CommonProblem:
-    present = engine.condition("allocator_fragmentation")
-    memory = engine.signals.memory
-    reserved, allocated = memory.allocator_reserved_bytes, memory.allocator_allocated_bytes
-    text = "unknown: torch's allocator is visible only with the plugin inside vLLM"
-    if reserved is not None and allocated is not None:
-        text = f"reserved {bytes_text(reserved)}, allocated {bytes_text(allocated)}"
-    elif engine.condition("gpu_out_of_memory"):
-        logged = engine.diagnosis.evidence.get("gpu_out_of_memory")
-        text += f"; the log: {logged.text if logged else ''}"
-    return CommonProblem(
-        "fragmentation",
-        "memory is free, yet allocation fails",
-        present,
-        text,
-        "fragmentation",
-        "restart the worker; PYTORCH_ALLOC_CONF=expandable_segments:True if it comes back",
-    )
-
-
-def _baseline(engine: EngineView) -> CommonProblem:
-    used, limit = engine.signals.memory.device_used_ratio, engine.engine.limit("gpu_memory_utilization").value
-    text = "GPU memory unknown"
-    if used is not None:
-        text = f"GPU memory {used:.0%}" + ("" if limit is None else f" with gpu_memory_utilization {limit:g}")
-    return CommonProblem(
-        "baseline_too_high",
-        "GPU memory is higher than expected after a start",
-        engine.condition("baseline_too_high"),
-        text,
-        "several model copies on the GPU, or cached data",
-        "look for a second process on the GPU; verify the tensor-parallel configuration",
-    )

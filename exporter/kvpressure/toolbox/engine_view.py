@@ -12,11 +12,10 @@ from typing import Any
 
 from kvpressure.advice import mitigation, triage
 from kvpressure.advice.plan import PlanInput
-from kvpressure.diagnosis import findings
 from kvpressure.model import ceilings
 from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.signals import ContextSignals, Signals
-from kvpressure.model.state import ContainerState, Diagnosis, EngineState, Found, State
+from kvpressure.model.state import ContainerState, Diagnosis, EngineState, State
 from kvpressure.printable import visible
 from kvpressure.publish.diagnosis_json import engine_entry
 from kvpressure.publish.page.view import ViewContext
@@ -73,14 +72,6 @@ class EngineView:
         """Input of the plan for KV pressure."""
         sizes = tuple(float(gpu.memory_total_bytes) for gpu in self.gpus if gpu.memory_total_bytes is not None)
         return PlanInput(self.engine, self.usual, sizes, self.assumed)
-
-    def condition(self, name: str) -> bool | None:
-        """Value of a condition beside the verdict; None = unknown."""
-        return self.diagnosis.conditions.get(name)
-
-    def beside(self, name: str) -> Found:
-        """A condition with its sentence."""
-        return self.diagnosis.beside.get(name) or Found(name, None, findings.of(name).sentence(None, {}))
 
     @property
     def true_conditions(self) -> list[str]:

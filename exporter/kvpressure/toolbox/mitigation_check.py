@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvpressure.advice.wording import reason_text
+from kvpressure.diagnosis.numbers import say
 from kvpressure.errors import InputError
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
@@ -149,23 +150,18 @@ def _checks(watch: _Watch, seen: _WatchedTick, t: Thresholds) -> Iterator[Check]
     yield Check(
         "headroom in the KV cache",
         None if seen.kv is None else seen.kv < t["kv_full_ratio"] or not seen.waiting,
-        _said(first.kv, "{:.0%}"),
-        _said(seen.kv, "{:.0%}"),
+        say(first.kv, "ratio"),
+        say(seen.kv, "ratio"),
     )
     queue = (
         None
         if seen.waiting is None
         else seen.waiting == 0 or (seen.running is not None and seen.waiting < seen.running)
     )
-    yield Check("queue", queue, _said(first.waiting, "{:.0f}"), _said(seen.waiting, "{:.0f}"))
+    yield Check("queue", queue, say(first.waiting), say(seen.waiting))
     steady = None if seen.gap is None else seen.gap < t["latency_multiplied_ratio"] * (first.gap or seen.gap)
-    gaps = (None if gap is None else 1000 * gap for gap in (first.gap, seen.gap))
-    yield Check("token latency p95", steady, *(_said(gap, "{:.0f} ms") for gap in gaps))
+    yield Check("token latency p95", steady, say(first.gap, "seconds"), say(seen.gap, "seconds"))
     grown = None if seen.running is None or not seen.waiting else seen.running > t["signature_batch_size"]
-    yield Check("batch size", grown, _said(first.running, "{:.0f}"), _said(seen.running, "{:.0f}"))
+    yield Check("batch size", grown, say(first.running), say(seen.running))
     refusals = None if seen.refused is None or before.refused is None else seen.refused <= before.refused
-    yield Check("503s and rejections", refusals, _said(first.refused, "{:.0f}"), _said(seen.refused, "{:.0f}"))
-
-
-def _said(value: float | None, form: str) -> str:
-    return "not seen" if value is None else form.format(value)
+    yield Check("503s and rejections", refusals, say(first.refused), say(seen.refused))

@@ -40,7 +40,7 @@ from kvpressure.bundle.dashboards.queries import (
     worst,
     worst_gpus,
 )
-from kvpressure.bundle.dashboards.reason_rows import reason_texts, reasons_of_the_worst
+from kvpressure.diagnosis import findings
 from kvpressure.publish.links import RUNBOOK_FOLDER, VERDICT_RUNBOOKS
 
 SCREEN: Final = 20  # grid rows
@@ -237,14 +237,14 @@ def _runbook_of_the_row(site: DashboardContext) -> Sequence[tuple[str, object]]:
 
 
 def _why(site: DashboardContext) -> Json:
-    words = {key: (text, "text") for key, text in reason_texts(site).items()}
+    words = {key: (text, "text") for key, text in findings.reasons(site.thresholds).items()}
     overrides = [
         column("Pod", ("custom.width", 118)),
         column("Now", ("custom.width", 66), ("custom.align", "right")),
         column("Evidence", ("mappings", texts(**words))),
     ]
     about = (
-        "Current evidence for the verdict of the engine in most trouble, with number, meaning and threshold. Filter by"
+        "Current evidence for the verdict of the engine in most trouble, with number and meaning. Filter by"
         " pod to see another engine. The triage page also lists the evidence against the verdict."
     )
     return table(
@@ -253,7 +253,7 @@ def _why(site: DashboardContext) -> Json:
         about,
         [
             PanelQuery(
-                reasons_of_the_worst(),
+                worst(engine("verdict_reason", by="reason"), 1),
                 table=True,
                 optional="no verdict needs action, or too many inputs are unknown",
             )

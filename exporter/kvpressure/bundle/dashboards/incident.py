@@ -40,7 +40,7 @@ from kvpressure.bundle.dashboards.queries import (
     worst_gpus,
     worst_pods,
 )
-from kvpressure.bundle.dashboards.reason_rows import reason_texts
+from kvpressure.diagnosis import findings
 from kvpressure.publish.engine_order import RANKS
 from kvpressure.signals.window import QUARTER_MINUTE
 
@@ -204,7 +204,7 @@ def _reasons(site: DashboardContext) -> Json:
     )
     panel["transformations"] = [
         {"id": "renameByRegex", "options": {"regex": f"^(.*) {name}$", "renamePattern": f"$1: {words}"}}
-        for name, words in reason_texts(site).items()
+        for name, words in findings.reasons(site.thresholds).items()
     ]
     return panel
 

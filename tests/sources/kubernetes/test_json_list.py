@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,18 +36,6 @@ def read(data: bytes, size: int = CHUNK, most: int = 1 << 20) -> tuple[list[dict
             found.append(next(reader))
         except StopIteration as end:
             return found, end.value
-
-
-@pytest.mark.slow
-@given(items, values, st.integers(1, 50), st.booleans(), st.booleans(), st.sampled_from([None, 1]))
-def test_it_is_what_json_reads(
-    listed: list[dict[str, Any]], other: Any, size: int, ascii_only: bool, first: bool, indent: int | None
-) -> None:
-    metadata = {"resourceVersion": "7", "other": other}
-    head, tail = ({"metadata": metadata}, {}) if first else ({}, {"metadata": metadata})
-    document = {"kind": "PodList", **head, "items": listed, "x": other, **tail}
-    data = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode()
-    assert read(data, size) == (listed, metadata)
 
 
 @given(st.data())
@@ -101,26 +88,6 @@ def test_one_value_is_bounded_and_the_list_is_not() -> None:
     for damaged in (data.replace(b"x" * 900, b"x" * 9000, 1), data.replace(b"{}", b'{"a":"' + b"x" * 9000 + b'"}', 1)):
         with pytest.raises(ListError):
             read(damaged, 100, most=1000)
-
-
-def test_no_item_outlives_its_turn() -> None:
-    class Item(dict[str, Any]):
-        pass
-
-    data = json.dumps({"metadata": {}, "items": [{"n": n} for n in range(5)]}).encode()
-    alive: list[weakref.ref[Any]] = []
-    hook = json.JSONDecoder
-    original = json.JSONDecoder
-    try:
-        json.JSONDecoder = lambda: hook(object_hook=Item)
-
-        def look(item: dict[str, Any]) -> int:
-            alive.append(weakref.ref(item))
-            return sum(found() is not None for found in alive)
-
-        assert list(map(look, read_list(cut(data, CHUNK), 1000))) == [1] * 5
-    finally:
-        json.JSONDecoder = original
 
 
 @pytest.mark.slow

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 import tests.helpers.vllm_pages as pages
 from kvpressure.engines.vllm.aliases import SAMPLES
-from kvpressure.model.reasons import REASONS
-from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
+from kvpressure.sources.scrape.scanner import Scanner
 
 pytestmark = pytest.mark.slow
 
-many = settings(derandomize=True, deadline=None, max_examples=150)
 some = settings(derandomize=True, deadline=None, max_examples=40)
 
 CAPTURE = pages.text_of("d_kv_pressure")
@@ -24,91 +22,6 @@ DIALECTS = (CAPTURE, pages.to_openmetrics(CAPTURE), pages.to_quoted(CAPTURE), pa
 
 # Text from the characters that the format is made of, so that quotes, braces and escapes meet.
 _spiced = st.text(st.sampled_from('vllm:_{}",=\\ \t\n#0123456789.eE+-NaInf"\r\x00é'), max_size=200)
-_value = st.one_of(
-    st.floats().map(str),
-    st.sampled_from(["NaN", "+Inf", "", "1_0", "0x1", "1 1700000000", '1 # {a="b"} 1']),
-    st.text(max_size=5),
-)
-_label = st.sampled_from(["engine", "model_name", "le", "reason", "finished_reason", "pid", "ReplicaId", "status", "x"])
-_text_of_label = st.one_of(
-    st.sampled_from(["0", "1", "m", "0.5", "+Inf", "capacity", "2xx", "}", '\\"', "\\", '"']), st.text(max_size=8)
-)
-_labels = st.lists(st.tuples(_label, _text_of_label), max_size=4).map(
-    lambda items: "{" + ",".join(f'{name}="{text}"' for name, text in items) + "}"
-)
-_almost_series = st.builds(
-    lambda name, labels, gap, value: f"{name}{labels}{gap}{value}",
-    st.sampled_from(sorted(SAMPLES)),
-    st.one_of(st.just(""), _labels),
-    st.sampled_from([" ", "  ", "\t", ""]),
-    _value,
-)
-_line = st.one_of(_spiced, _almost_series, st.sampled_from(CAPTURE_LINES))
-_page = st.lists(_line, max_size=25).map("\n".join)
-
-
-@many
-@given(st.lists(st.one_of(_page, st.text(), st.binary()), max_size=4))
-def test_nothing_raises_and_the_past_of_a_scanner_never_shows(texts):
-    scanner = Scanner()
-    for text in texts:
-        result = scanner.scan(text)
-        assert result == Scanner().scan(text)
-        assert result.error is None or result.error in REASONS
-        assert (result.error is None) == bool(result.engines)
-        assert 0 <= result.bad_lines <= 2 * (text.count(b"\n" if isinstance(text, bytes) else "\n") + 1)
-
-
-_number = st.one_of(
-    st.integers(0, 9).map(float).map(str), st.sampled_from(["NaN", "x", "1_0", "-1.0", "1.0 1700000000"])
-)
-_edit = st.tuples(
-    st.sampled_from(["number", "delete", "repeat", "insert", "swap"]), st.integers(0, 999), _number, _line
-)
-
-
-def edited(lines: list[str], edits: list[tuple[str, int, str, str]]) -> list[str]:
-    lines = lines.copy()
-    for what, at, number, other in edits:
-        place = at % len(lines)
-        if what == "number":
-            lines[place] = f"{lines[place].rpartition(' ')[0]} {number}"
-        elif what == "delete" and len(lines) > 1:
-            del lines[place]
-        elif what == "repeat":
-            lines.insert(at % 7, lines[place])
-        elif what == "insert":
-            lines.insert(place, other)
-        elif what == "swap":
-            lines[place], lines[0] = lines[0], lines[place]
-    return lines
-
-
-@many
-@given(
-    st.sampled_from([text.split("\n")[:120] for text in DIALECTS]),
-    st.lists(st.lists(_edit, max_size=4), min_size=2, max_size=6),
-)
-def test_a_page_that_differs_in_some_lines_is_read_as_if_it_were_the_first(lines, steps):
-    """Of a page like the last one only the lines are read that differ."""
-    scanner = Scanner()
-    for edits in ([], [], *steps):
-        lines = edited(lines, edits)
-        text = "\n".join(lines)
-        assert scanner.scan(text) == Scanner().scan(text)
-
-
-@many
-@given(_page)
-def test_values_make_sense_whatever_the_page_says(text):
-    for engine in Scanner().scan(text).engines:
-        assert all(0 <= value < float("inf") for value in (*engine.gauges.values(), *engine.counters.values()))
-        assert engine.gauges.get("kv_usage", 0) <= 1.0001
-        for histogram in engine.histograms.values():
-            assert len(histogram.bounds) == len(histogram.counts)
-            assert list(histogram.bounds) == sorted(set(histogram.bounds))
-            assert list(histogram.counts) == sorted(histogram.counts)
-            assert not histogram.bounds or histogram.bounds[-1] == float("inf")
 
 
 _garbage = st.one_of(
@@ -158,19 +71,6 @@ def test_the_order_of_lines_does_not_matter(lines):
     result = Scanner().scan("\n".join(lines))
     assert result.engines == Scanner().scan(CAPTURE).engines
     assert result.bad_lines == 0
-
-
-@many
-@given(_page)
-def test_live_and_replayed_pages_are_the_same(text):
-    def page(body):
-        return parse_scrape(body, target="t", time=1.0, keep_text=True)
-
-    try:
-        live = page(text.encode())
-    except UnicodeEncodeError:
-        return
-    assert live == page(live.exposition)
 
 
 @pytest.mark.attack("adversarial lines, 99 000 series, any bytes as a scrape", "linear time, no exception")

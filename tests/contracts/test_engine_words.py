@@ -92,10 +92,3 @@ def test_nothing_but_the_registry_imports_a_dialect() -> None:
         or (isinstance(node, ast.Import) and any(name.name.startswith(DIALECTS) for name in node.names))
     ]
     assert found == []
-
-
-def test_the_words_are_found_where_they_are() -> None:
-    source = '"""vllm serve"""\nNAME = "vllm:num_requests_running"\nSAID = f"set --max-num-seqs {1}"\n'
-    assert [text for _, text in texts(source) if SERIES.search(text)] == ["vllm:num_requests_running"]
-    assert [text for _, text in texts(source) if FLAGS.search(text)] == ["set --max-num-seqs "]
-    assert not any(STARTS.search(text) for _, text in texts(source))

@@ -30,20 +30,6 @@ def test_no_package_imports_one_above_it() -> None:
     assert ran.returncode == 0, ran.stdout
 
 
-def test_a_back_arrow_is_found(tmp_path: Path) -> None:
-    """The same contracts fail on a package whose model imports its command line."""
-    for name in ("cli", "model"):
-        (tmp_path / "toy" / name).mkdir(parents=True)
-        (tmp_path / "toy" / name / "__init__.py").touch()
-    (tmp_path / "toy" / "__init__.py").touch()
-    (tmp_path / "toy" / "model" / "back.py").write_text("import toy.cli\n")
-    config = '[tool.importlinter]\nroot_package = "toy"\n[[tool.importlinter.contracts]]\nname = "x"\ntype = "layers"\n'
-    (tmp_path / "pyproject.toml").write_text(config + 'layers = ["toy.cli", "toy.model"]\n')
-    ran = lint_imports(tmp_path)
-    assert ran.returncode != 0
-    assert "toy.model.back -> toy.cli" in ran.stdout
-
-
 @pytest.mark.parametrize("face", FACES, ids=[str(face.relative_to(PACKAGE)) for face in FACES])
 def test_a_package_face_imports_nothing(face: Path) -> None:
     assert not any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(ast.parse(face.read_text())))

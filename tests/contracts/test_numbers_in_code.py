@@ -92,17 +92,6 @@ def test_the_test_sees_them(source):
     assert len(unexplained(source)) == 1
 
 
-@pytest.mark.slow
-def test_the_lists_name_nothing_that_is_gone():
-    found = {
-        ast.unparse(node)
-        for file in FILES
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.expr)
-    }
-    assert EXPRESSIONS.keys() - found == set()
-
-
 @lru_cache(maxsize=1)
 def words() -> frozenset[str]:
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.j2")]

@@ -6,8 +6,6 @@ import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[2] / "exporter" / "kvpressure"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "files.py" or path.parent != PACKAGE)
 
@@ -114,51 +112,3 @@ def test_files_are_opened_in_one_module() -> None:
 
 def test_sources_make_paths_of_text_with_below() -> None:
     assert every(joined, "sources/") == set(JOINED_ELSEWHERE)
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "open(x)",
-        "Path(x).open('rb')",
-        "self._file.read_text()",
-        "(root / x).read_bytes()",
-        "os.open(x, 0)",
-        "gzip.open(x)",
-        "io.FileIO(x)",
-        "os.fdopen(x)",
-        "x.write_text('')",
-        "x.touch()",
-        "ssl.create_default_context(cafile=x)",
-        "context.load_cert_chain(x)",
-    ],
-)
-def test_another_way_to_open_a_file_is_found(code: str) -> None:
-    assert list(opened("m", ast.parse(code)))
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "self._root / pod.name",
-        "root / 'a' / name",
-        "directory / f'{uid}'",
-        "Path(text)",
-        "root.joinpath(name)",
-        "path.with_name(name)",
-        "os.path.join(root, name)",
-        "os.path.realpath(f'{root}/{name}')",
-    ],
-)
-def test_another_way_to_make_a_path_is_found(code: str) -> None:
-    assert list(joined("m", ast.parse(code)))
-
-
-@pytest.mark.parametrize("code", ["open_file(x)", "read_file(x, 1)", "checked(x)", "read_text(x)", "'a'.join(b)"])
-def test_the_one_way_is_not_found(code: str) -> None:
-    assert not list(opened("m", ast.parse(code)))
-
-
-@pytest.mark.parametrize("code", ["below(root, name)", "root / 'a' / EMPTY_DIR", "total / count", "', '.join(names)"])
-def test_the_one_path_is_not_found(code: str) -> None:
-    assert not list(joined("m", ast.parse(code)))

@@ -463,40 +463,6 @@ def test_engines_that_come_and_go_do_not_touch_each_other(pods: list[str], step:
         assert settled(one.engines[0]) == next(settled(engine) for engine in many.engines if engine.key.pod == "a")
 
 
-def test_time_shifts_change_nothing_but_the_time() -> None:
-    """An incident of years ago is judged like one of today."""
-
-    def told(start: float) -> list[tuple[Any, ...]]:
-        pipeline, found = Pipeline(), []
-        for i in range(40):
-            reading = EngineReading(
-                "m",
-                "0",
-                BUSY if i > 10 else {**BUSY, r.WAITING: 0.0, r.KV_USAGE: 0.3},
-                {r.GENERATION_TOKENS: 900.0 * i, r.PROMPT_TOKENS: 90.0 * i},
-            )
-            state = pipeline.observe(
-                Snapshot(start + i, pages=(Scrape("http://a", start + i, "n", "a", engines=(reading,)),))
-            )
-            found.append((state.engines[0].diagnosis.verdict, state.engines[0].diagnosis.since - start))
-        return found
-
-    assert told(0.0) == told(1_700_000_000.0) == told(4_000_000_000.0)
-    assert {verdict for verdict, _ in told(0.0)} >= {"healthy", "kv_pressure"}
-
-
-def test_every_signal_has_a_checked_sign() -> None:
-    """A new signal that may be negative has to be named here."""
-    names = set(
-        Pipeline()
-        .observe(Snapshot(0.0, pages=(Scrape("http://a", 0.0, engines=(EngineReading("m", "0"),)),)))
-        .engines[0]
-        .signals.flat()
-    )
-    assert {name for name in SIGNED if not any(found.startswith(name) for found in names)} == set()
-    assert set(RATIOS) <= names
-
-
 def test_the_frozen_state_is_not_shared_with_the_next_tick() -> None:
     """What was published stays as it was: a scrape may still be rendering it."""
     pipeline = Pipeline()

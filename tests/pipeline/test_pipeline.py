@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 from functools import partial
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.engines.registry import log_line
@@ -27,9 +26,7 @@ from kvpressure.model.readings import (
 )
 from kvpressure.pipeline.engines import FORGET_SECONDS, MAX_GONE_ENGINES
 from kvpressure.pipeline.pipeline import Pipeline
-from kvpressure.recording.reader import Reader
 
-RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings"
 GIB = 2**30
 
 
@@ -312,66 +309,6 @@ def test_snapshots_that_step_back_a_little_are_ignored():
     before = pipeline.observe(Snapshot(1005.0, pages=(busy(1005.0, kv=0.4),)))
     after = pipeline.observe(Snapshot(1004.5, pages=(busy(1004.5, kv=0.9),)))
     assert after.engines[0].signals.kv.kv_used_ratio == before.engines[0].signals.kv.kv_used_ratio == 0.4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["vllm-cpu/l_dp2", "incidents/KV04"])
-def test_unrelated_noise_in_other_pods_changes_nothing(name):
-    """Another pod that fails, storms or vanishes leaves an engine's diagnosis as it was."""
-    alone, crowded = Pipeline(), Pipeline()
-    with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
-        for i, snapshot in enumerate(reader):
-            noise = dataclasses.replace(
-                busy(snapshot.time, kv=0.99, waiting=50) if i % 3 else failed(snapshot.time),
-                pod="other",
-                target="http://other",
-            )
-            one = alone.observe(snapshot).engines
-            two = crowded.observe(dataclasses.replace(snapshot, pages=(*snapshot.pages, noise))).engines
-            kept = [e for e in two if e.key.pod != "other"]
-            assert [(e.key, e.diagnosis.verdict, e.diagnosis.confidence, e.signals.flat()) for e in one] == [
-                (e.key, e.diagnosis.verdict, e.diagnosis.confidence, e.signals.flat()) for e in kept
-            ]
-
-
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["page", "fail", "gap", "reset", "back", "duplicate", "nan_free_zero"]),
-            st.floats(0, 1),
-            st.integers(0, 300),
-            st.integers(0, 300),
-        ),
-        min_size=1,
-        max_size=60,
-    )
-)
-def test_resets_gaps_duplicates_and_steps_never_raise_nor_give_impossible_numbers(events):
-    pipeline, t, tokens = Pipeline(), 10_000.0, 0.0
-    for kind, kv, running, waiting in events:
-        t += {"gap": 120.0, "back": -5.0, "duplicate": 0.0}.get(kind, 1.0)
-        tokens = 0.0 if kind == "reset" else tokens + running
-        item = (
-            failed(t)
-            if kind == "fail"
-            else page(
-                t,
-                {r.RUNNING: running, r.WAITING: waiting, r.KV_USAGE: 0.0 if kind == "nan_free_zero" else kv},
-                {r.GENERATION_TOKENS: tokens, r.PREEMPTIONS: tokens // 7},
-                config={"kv_cache_size_tokens": "8192"},
-            )
-        )
-        for engine in pipeline.observe(Snapshot(t, pages=(item,))).engines:
-            flat = engine.signals.flat()
-            for name, value in flat.items():
-                assert value is None or value == value, name
-                assert value is None or abs(value) < float("inf"), name
-            for name in ("kv_used_ratio", "kv_used_ratio_max", "batch_collapse_ratio", "memory_high_compute_low_score"):
-                assert flat[name] is None or 0 <= flat[name] <= 1, name
-            for name in ("preemption_rate", "generation_tokens_per_second", "kv_seconds_to_full"):
-                assert flat[name] is None or flat[name] >= 0, name
 
 
 @pytest.mark.slow

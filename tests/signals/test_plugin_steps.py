@@ -164,11 +164,3 @@ def test_a_step_window_of_new_sizes_every_second_is_bounded() -> None:
         window.observe(StepStats("ns", "p", "0", 1.0, 1000.0 + second, 4000 * second, 1, True, 0, None, sizes))
     assert sum(len(increase.sizes) for increase in window._increases) <= MAX_ENTRIES
     assert window.quantiles(1119.0, 0.5) is not None
-
-
-def test_increases_older_than_a_minute_are_dropped() -> None:
-    window = StepWindow(builtin())
-    for second in range(200):
-        window.observe(StepStats("ns", "p", "0", 1.0, 1000.0 + second, second, second, True, 0, None, {8: second}))
-    assert len(window._increases) <= 61
-    assert window.quantiles(1199.0, 0.5) == [8.0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kvpressure.capacity.models import known as known_model
 from kvpressure.engines.vllm.cache_config import pool
 from kvpressure.engines.vllm.command_line import parse
 from kvpressure.model.arguments import EngineArgs
@@ -12,24 +11,6 @@ from kvpressure.model.readings import EngineReading
 from kvpressure.signals import pool as pools
 
 GIB = 2**30
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
-        ("llama-2-13b", "llama-2-13b"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b"),
-        ("openai/gpt-oss-120b", "gpt-oss-120b"),
-        ("/models/llama-3.1-8b", "llama-3.1-8b"),
-        ("someone/Llama-2-7b-32k", None),
-        ("TinyLlama-1.1B", None),
-        ("", None),
-    ],
-)
-def test_only_models_with_a_known_shape_are_recognised(name, expected):
-    assert known_model(name) == expected
 
 
 def from_configuration(args, config, engines_on_page):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.readings import AllocatorReading, ContainerReading, GpuReading
-from kvpressure.model.signals import ComputeSignals, KvSignals, LoadSignals, Signals
+from kvpressure.model.signals import KvSignals, LoadSignals
 from kvpressure.settings.thresholds import builtin
 from kvpressure.signals import batch, concurrency, context, kv, latency, memory, progress, throughput
 from kvpressure.signals import compute as score
@@ -83,13 +83,6 @@ def test_zero_is_believed_when_the_gauge_has_moved_before_or_nothing_runs():
     assert kv_of(busy, ever=True).kv_used_ratio == 0.0
     idle = every(2, [{r.KV_USAGE: 0.0, r.RUNNING: 0, r.GENERATION_TOKENS: 100} for _ in range(5)])
     assert kv_of(idle, ever=False).kv_used_ratio == 0.0
-
-
-def test_seconds_to_full_follow_the_slope():
-    rows = every(1, [{r.KV_USAGE: 0.5 + 0.02 * i} for i in range(11)])  # 0.70 now, 2 % a second
-    found = kv_of(rows)
-    assert found.kv_slope_per_second == pytest.approx(0.02)
-    assert found.kv_seconds_to_full == pytest.approx(15.0)
 
 
 def test_the_slope_is_that_of_the_last_fifteen_seconds():
@@ -742,12 +735,6 @@ def test_the_score_and_its_factors_stay_in_bounds(kv_max, tensor, dram, watts, w
     ):
         assert value is not None
         assert 0 <= value <= 1
-
-
-def test_flat_signals_have_unique_names():
-    flat = Signals(time=0.0, compute=ComputeSignals(gpu_utilization=0.5)).flat()
-    assert flat["gpu_utilization"] == 0.5
-    assert flat["kv_used_ratio"] is None
 
 
 @pytest.mark.parametrize(("fds", "expected"), [(82, False), (70, False), (58, True), (34, True), (None, None)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,13 +9,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lab.accuracy.data import RECORDINGS
 
 from kvpressure.advice.mitigation import plan
 from kvpressure.advice.triage import steps
-from kvpressure.cli import main
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import ViewContext
@@ -82,46 +77,3 @@ def test_what_to_set_and_to_run_is_sglang_s() -> None:
     assert texts - commands == {"--max-running-requests"}
     assert commands
     assert all("^sglang::|" in line and "vllm" not in line for line in commands)
-
-
-# --- audit ------------------------------------------------------------------------------------------------
-
-OPTIONS = {
-    "--model-path": ["m", "Qwen/Qwen3-32B-FP8", "meta-llama/Llama-3.1-8B", "deepseek-ai/DeepSeek-R1"],
-    "--mem-fraction-static": ["0.6", "0.65", "0.88", "1.5", "abc", "$SHARE"],
-    "--max-running-requests": ["16", "100000", "abc"],
-    "--chunked-prefill-size": ["-1", "4", "8192", "abc"],
-    "--context-length": ["8192", "131072", "abc"],
-    "--tp": ["2", "3", "8"],
-    "--dp-size": ["2"],
-    "--quantization": ["fp8"],
-}
-SWITCHES = ["--enable-metrics", "--allow-auto-truncate", "--enable-dp-attention", "--trust-remote-code"]
-
-
-@st.composite
-def command_lines(draw: st.DrawFn) -> str:
-    words = [draw(st.sampled_from(["python3 -m sglang.launch_server", "sglang serve"]))]
-    for option in draw(st.lists(st.sampled_from(sorted(OPTIONS)), unique=True)):
-        words += [option, draw(st.sampled_from(OPTIONS[option]))]
-    return " ".join([*words, *draw(st.lists(st.sampled_from(SWITCHES), unique=True))])
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    command=command_lines(),
-    gpu=st.sampled_from([[], ["--gpu", "H100:80"], ["--gpu", "L4:24"], ["--gpu", "T4:1"]]),
-    version=st.sampled_from([[], ["--sglang-version", "0.4.9"], ["--sglang-version", "0.5.19"]]),
-    more=st.sampled_from([[], ["--context", "3000"], ["--demanding"]]),
-)
-def test_an_audit_of_an_sglang_server_has_no_word_of_vllm(
-    command: str, gpu: list[str], version: list[str], more: list[str]
-) -> None:
-    arguments = ["audit", f"--args={command}", *gpu, *version, *more]
-    for form in (["--all"], ["--format", "junit"], ["--format", "sarif"], ["--format", "json"]):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert main([*arguments, *form]) in (0, 1)
-        assert not re.search("vllm", out.getvalue(), re.I)
-        if form == ["--all"]:
-            assert foreign(out.getvalue()) == []
-            assert f"\n  SGLang {version[1] if version else 'of unknown version'}, GPU " in out.getvalue()

@@ -226,14 +226,6 @@ def read_script(text: str) -> Command:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opening", OPENINGS)
-def test_a_script_costs_what_it_is_long(opening: str) -> None:
-    """None costs more than 50 ms; what grew faster than the text would cost seconds at this length."""
-    for unit in UNITS:
-        assert within(0.05, partial(read_script, repeated(opening, unit, 64000))), (opening, unit)
-
-
-@pytest.mark.slow
 @pytest.mark.attack("1 MB of arguments; 20 KB of every sign of a shell", "cut first, then linear")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(UNITS), min_size=1, max_size=6).map("".join), st.sampled_from(OPENINGS))

@@ -53,14 +53,6 @@ def test_a_hybrid_model_says_that_it_is_not_linear(capsys: Capsys) -> None:
     assert as_json(capsys, "gemma-3-27b")["linear"] is False
 
 
-def test_each_number_of_requests_says_for_which_utilization(capsys: Capsys) -> None:
-    gpu = "capacity llama-3.1-8b --gpu-memory 80GB"
-    _, out, _ = run(capsys, f"{gpu} --prompt p50=1000,p95=4000,p100=9000 --output 500 --concurrency 40")
-    assert "capacity at gpu_memory_utilization 0.92: 162 concurrent requests of this load; required: 40" in out
-    assert "requests of this load that fit 99 % of the time at gpu_memory_utilization 0.6" in out
-    assert run(capsys, gpu)[1].splitlines()[-1] == "the server can start", "without a load nothing is said to fit"
-
-
 def test_it_fits(capsys: Capsys) -> None:
     load = "--prompt 1500 --output 500 --concurrency 100"
     found = as_json(capsys, f"llama-3.1-8b --gpu-memory 80GiB --max-model-len 8192 {load}")
@@ -93,13 +85,6 @@ def test_it_does_not_fit(capsys: Capsys, typed: str, problem: str) -> None:
     assert status == 1
     assert f"does not fit: {problem}" in out
     assert as_json(capsys, typed, status=1)["fits"] is False
-
-
-def test_what_is_short_has_the_unit_of_the_table(capsys: Capsys) -> None:
-    _, out, _ = run(capsys, "capacity llama-3.1-8b --gpu-memory 16GiB --prompt 100 --output 100")
-    assert re.search(r"KV pool +-2\.\d+ GiB", out)
-    assert re.search(r"no memory is left for the KV cache: 2\.\d GiB short", out)
-    assert not re.search(r"\bGB\b", out)
 
 
 def test_a_worksheet_that_fits_nothing_has_no_negative_requests(capsys: Capsys) -> None:
@@ -143,13 +128,6 @@ def test_a_models_directory(capsys: Capsys, tmp_path: Path) -> None:
     assert found["kv_bytes_per_token_per_gpu"] == 33 * 4096
 
 
-def test_without_the_longest_request_no_context_is_recommended(capsys: Capsys) -> None:
-    load = "llama-3.1-8b --gpu-memory 80GB --prompt p50=400,p95=960 --output 200"
-    assert as_json(capsys, load)["recommended"]["max_model_len"]["value"] is None
-    _, out, _ = run(capsys, f"capacity {load}")
-    assert re.search(r"--max-model-len +unknown +lengths are known up to p95 only", out)
-
-
 def test_traffic_from_a_recording_and_a_trace(capsys: Capsys, tmp_path: Path) -> None:
     asked = "llama-3.1-8b --gpu-memory 80GiB --traffic"
     found = as_json(capsys, asked, RECORDINGS / "vllm-cpu/c_steady.jsonl.gz")
@@ -182,7 +160,6 @@ def test_the_worksheet_of_the_guide(capsys: Capsys) -> None:
         ("llama-3-8b --tp 0", "-size: '0' is not allowed; allowed: a whole number from 1 to 1000000000"),
         ("llama-3-8b --dcp 2", "decode-context parallel 2 is not allowed; allowed: a divisor"),
         ("llama-3-8b --pp 64", "pipeline parallel 64 is not allowed; allowed: up to the 32 layers"),
-        ("llama-3-8b --kv-cache-dtype int2", "cache dtype 'int2' is not allowed; allowed: auto"),
         ("llama-3-8b --gpu-memory '80 bananas'", "'80 bananas' is not allowed; allowed: a size with its unit"),
         ("llama-3-8b --gpu-memory 80", "'80' is not allowed; allowed: a size with its unit, e.g. 80GiB or 80GB"),
         ("llama-3-8b --gpu-memory 80GB --concurrency 5", "also needs the lengths of the requests; give --traffic"),
@@ -199,18 +176,12 @@ def test_the_worksheet_of_the_guide(capsys: Capsys) -> None:
         ("llama_7b --worksheet --gpu-memory 80GB --enforce-eager", "--enforce-eager: not with --worksheet"),
         ("llama-3-8b --gpu-memory 80GB --prompt 0 --output 0", "--prompt and --output: no tokens in it"),
         ("llama-3-8b --draft-layers 1000000000", "draft layers 1000000000 is not allowed; allowed: up to 2048"),
-        ("llama-3-8b --weights 5GB", "--weights: needs --gpu-memory"),
         ("llama-3-8b --cuda-graphs 0", "--cuda-graphs: needs --gpu-memory"),
-        ("llama-3-8b --max-num-seqs 5", "--max-num-seqs: needs --gpu-memory"),
-        ("llama-3-8b --enforce-eager", "--enforce-eager: needs --gpu-memory"),
         (
             "llama-3-8b --gpu-memory 80GB --max-num-seqs 200 --max-num-batched-tokens 100",
             "200 is above max_num_batched_tokens 100",
         ),
         ("llama_70b --worksheet --gpu-memory 80GB --thresholds /nonexistent", "/nonexistent"),
-        ("llama-3-8b --tp 3", "tensor parallel 3: llama-3-8b has 32 attention heads; allowed: a divisor of 32"),
-        ("qwen2.5-7b --tp 7", "qwen2.5-7b has 4 KV heads; allowed: a divisor or a multiple of 4"),
-        ("llama-3-8b --tp 8 --dcp 2", "decode-context parallel 2: llama-3-8b has 8 KV heads, of which tensor"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(capsys: Capsys, typed: str, said: str) -> None:

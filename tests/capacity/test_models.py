@@ -8,7 +8,7 @@ import pytest
 
 from kvpressure.capacity import kvbytes, models, weights
 from kvpressure.capacity.errors import CapacityError
-from kvpressure.capacity.models import CONFIGS, SOURCES, known, named
+from kvpressure.capacity.models import CONFIGS, known, named
 
 BILLIONS = re.compile(r"-(?:8x)?(\d+(?:\.\d+)?)b(?:-|$)")
 TOTALS = {  # billions of parameters as published, where the name says something else
@@ -140,11 +140,6 @@ def test_a_suffix_keeps_the_shape_and_gives_the_weights_their_size_or_none(suffi
             covered, other = weights.parameters({**CONFIGS[key], "quantization_config": None})
             wanted = covered * BITS[suffix] / 8 + other * 2
             assert size == pytest.approx(wanted, rel=0.13), key  # scales of 4-bit formats
-
-
-def test_aliases_name_models_that_are_there() -> None:
-    assert {key for key, _ in models._SAME_SHAPE.values()} <= CONFIGS.keys()
-    assert models._SAME_SHAPE.keys() <= SOURCES.keys()
 
 
 @pytest.mark.parametrize(

@@ -72,23 +72,6 @@ def test_page_and_json_show_each_with_its_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "entry", "other"),
-    [
-        ("memory_leak_idle", "memory_leak_bytes_per_hour", 2e9),
-        ("kv_held_without_load", "kv_held_seconds", 90),
-        ("allocator_fragmentation", "fragmentation_warning_bytes", 2.1e9),
-        ("baseline_too_high", "baseline_excess_ratio", 0.02),
-        ("host_memory_near_limit", "container_limit_ratio", 0.8),
-        ("crash_loop", "crash_loop_restarts", 2),
-        ("metrics_frozen", "no_progress_seconds", 11),
-    ],
-)
-def test_its_sentence_has_its_threshold(name: str, entry: str, other: float) -> None:
-    moved = T.override({entry: other}, "test")
-    assert beside(SIGNALS, True, t=moved)[name].text != beside(SIGNALS, True)[name].text
-
-
-@pytest.mark.parametrize(
     ("progress", "value", "text"),
     [
         (ProgressSignals(work_present=True, progressing=True, tokens_flow=None, seconds_still=0.0), None, "unknown"),

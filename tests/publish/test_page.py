@@ -180,18 +180,6 @@ def test_the_top_names_and_links_the_engines_in_trouble() -> None:
     assert "calm-0" not in top
 
 
-def test_the_flags_to_set_stand_on_the_page_in_the_order_of_the_guide() -> None:
-    document = page(full_state())
-    flags = [
-        "--max-model-len 128",
-        "--max-num-seqs 128",
-        "--max-num-batched-tokens 128",
-        "--gpu-memory-utilization 128",
-    ]
-    at = [document.text.index(flag) for flag in flags]
-    assert at == sorted(at)
-
-
 def test_with_addresses_dashboards_and_runbooks_are_links() -> None:
     links = page(full_state(), Links("https://runbooks.example/r", "https://grafana.example")).links
     assert "https://runbooks.example/r/InferenceKVCachePressure.md" in links

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from kvpressure import cli
-from kvpressure.model.signals import LatencySignals, MemorySignals, Signals
+from kvpressure.model.signals import ContextSignals, MemorySignals, Signals
 from kvpressure.model.state import EngineState, State
 from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import ViewContext
@@ -57,15 +57,18 @@ CASES = [
         "GPU memory: required, and used (dashed)",
     ),
     Case(
-        "latency_multiplied_ratio",
-        2.5,
-        Signals(time=NOW, latency=LatencySignals(baseline_ratios={"ttft": 2.2})),
-        8,
-        ("bad", "look"),
-        ("at least 2 × its baseline", "below 2.5 × its baseline"),
-        "InferenceTimeToFirstTokenHigh",
-        "",
-        "Latency against baseline",
+        "context_spike_ratio",
+        4,
+        Signals(
+            time=NOW,
+            context=ContextSignals(context_spike_ratio=3.0, context_max_5m=3000.0, prompt_quantiles={"0.95": 900.0}),
+        ),
+        5,
+        ("look", "fine"),
+        ("at least 2 × the mean", "below 4 × the mean"),
+        "InferenceContextLengthSpike",
+        r"spike_ratio > {}(?!\d)",
+        "Context spike",
     ),
 ]
 

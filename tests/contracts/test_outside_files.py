@@ -20,7 +20,6 @@ OPENED_ELSEWHERE = {
     ("settings/thresholds.py", "_FILE.read_text"): "a file of this package",
     ("bundle/render.py", "target.read_text"): "compared with what a command writes; is_file() was asked",
     ("bundle/render.py", "target.write_text"): "what a command writes into a directory that a person names",
-    ("toolbox/audit_baseline.py", "Path(path).write_text"): "what a command writes; a pipe or device is as good",
     ("cli/__init__.py", "Path(os.devnull).open"): "/dev/null",
     ("cli/__init__.py", "os.open"): "/dev/null",
     ("recording/openmetrics.py", "os.fdopen"): "the descriptor of open_to_write",

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -285,20 +284,6 @@ def test_standard_input_and_command_line(capsys: Capsys, monkeypatch: pytest.Mon
     assert "FAIL gpu-memory-utilization is at most 0.7: 0.9" in out
 
 
-def test_junit_is_what_ci_reads(capsys: Capsys, tmp_path: Path) -> None:
-    file = tmp_path / "d.yaml"
-    odd = deployment(["--served-model-name", 'a<b>&"\x0b'])
-    file.write_text(json.dumps(odd))
-    status, out, _ = run(capsys, "audit --format junit", file)
-    assert status == 1
-    suite = ET.fromstring(out)[0]
-    cases = suite.findall("testcase")
-    assert int(suite.attrib["tests"]) == len(cases)
-    assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) > 0
-    assert int(suite.attrib["skipped"]) == len(suite.findall("testcase/skipped"))
-    assert len({case.attrib["name"] for case in cases}) == len(cases)
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -327,7 +312,7 @@ def test_documents_that_cannot_be_used(capsys: Capsys, tmp_path: Path, content: 
         ("--args=x --vllm-version latest", "a version like"),
         ("--args=x --gpu H100", "NAME:GiB"),
         ("--args=x --model-config no-such-model", "neither a file nor a known model"),
-        ("--args=x --format xml", "--format: 'xml' is not allowed; allowed: text, json, junit, sarif"),
+        ("--args=x --format xml", "--format: 'xml' is not allowed; allowed: text, json"),
     ],
 )
 def test_bad_usage(capsys: Capsys, typed: str, said: str) -> None:

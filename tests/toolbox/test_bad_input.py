@@ -204,8 +204,6 @@ def test_a_name_that_can_be_no_file(capsys: Capsys, command: list[str], name: st
         ["bundle", "--values", "/no/such"],
         ["bundle", "--out", "/proc/no/such/out"],
         ["audit", "/no/such"],
-        ["audit", "--args=vllm serve x", "--baseline", "/no/such"],
-        ["audit", "--args=vllm serve x", "--write-baseline", "/no/such/out"],
         ["capacity", "qwen3-8b", "--traffic", "/no/such"],
         ["probe", "http://127.0.0.1:1", "--api-key-file", "/no/such"],
         ["serve", "--config", "/no/such"],

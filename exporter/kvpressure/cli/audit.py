@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Sequence
 
 from kvpressure import redaction
 from kvpressure.engines.registry import dialects
 from kvpressure.errors import InputError
 from kvpressure.settings.thresholds import Thresholds, load
-from kvpressure.toolbox import audit_baseline, audit_report, manifests
+from kvpressure.toolbox import audit_report, manifests
 from kvpressure.toolbox import audit_running_server as running
 from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.audit_subject import Seen, Subject, shape_of
@@ -18,15 +16,13 @@ from kvpressure.toolbox.checklist import checklist
 from kvpressure.toolbox.inputs import arguments, engine_version, given_gpu, model_shape
 from kvpressure.toolbox.manifests import Deployed, ServerContainer, Surroundings
 from kvpressure.toolbox.option_values import whole_number
-from kvpressure.toolbox.terminal import show
+from kvpressure.toolbox.terminal import answer
 
 _EXAMPLES = """\
 examples:
   kubectl get deploy -n inference -o yaml | kvpressure audit - --gpu H100:80 --context 3000
-  helm template chat ./chart | kvpressure audit - --format junit > audit.xml
+  helm template chat ./chart | kvpressure audit - --format json
   kvpressure audit deployment.yaml route.yaml --all
-  kvpressure audit deployment.yaml --write-baseline audit.json   # accept what fails now
-  kvpressure audit deployment.yaml --baseline audit.json --only-failures --format sarif > audit.sarif
   kvpressure audit http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
   kvpressure audit http://node-1:9846
       a running server, or all servers of an exporter: values in force; what they do not publish stays unseen
@@ -78,38 +74,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="give reasons for every item, not only for failures")
     parser.add_argument("--thresholds", metavar="FILE", help="file with thresholds to use instead of the built-in ones")
-    parser.add_argument("--format", choices=("text", "json", "junit", "sarif"), default="text")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--only-failures", action="store_true", help="list failures only (with --format text)")
-    parser.add_argument(
-        "--baseline",
-        metavar="FILE",
-        help="failures listed in this file are accepted while they are unchanged; all others fail the audit",
-    )
-    parser.add_argument("--write-baseline", metavar="FILE", help="accept the current failures: write them to this file")
 
 
 def run(options: argparse.Namespace) -> int:
     """Check and print. Raises ``InputError`` for unusable input."""
     thresholds = load(options.thresholds)
-    audited: Sequence[Audited] = [_audited(subject) for subject in _subjects(options, thresholds)]
-    if options.baseline is not None:
-        audited = audit_baseline.apply(audited, audit_baseline.read(options.baseline))
-    if options.write_baseline is not None:
-        audit_baseline.write(options.write_baseline, audited)
-    (show if options.format == "text" else print)(_printed(audited, options))
-    if options.write_baseline is not None:
-        return 0
+    audited = [_audited(subject) for subject in _subjects(options, thresholds)]
+    text = audit_report.as_text(audited, options.all, options.only_failures)
+    answer(options.format, audit_report.as_json(audited), text)
     return 1 if any(server.count("fail") for server in audited) else 0
-
-
-def _printed(audited: Sequence[Audited], options: argparse.Namespace) -> str:
-    if options.format == "json":
-        return json.dumps(audit_report.as_json(audited), indent=2)
-    if options.format == "junit":
-        return audit_report.as_junit(audited)
-    if options.format == "sarif":
-        return audit_report.as_sarif(audited)
-    return audit_report.as_text(audited, options.all, options.only_failures)
 
 
 def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subject]:
@@ -174,4 +149,4 @@ def _audited(subject: Subject) -> Audited:
         f" {used.name + f' {used.memory_bytes / 2**30:.3g} GiB' if used else 'unknown'}, model"
         f" {redaction.value(model or 'not named')}{'' if subject.shape else ' (shape unknown)'}"
     )
-    return Audited(subject.server.title, basis, tuple(checklist(subject)), subject.server.written)
+    return Audited(subject.server.title, basis, tuple(checklist(subject)))

@@ -20,7 +20,7 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.manifests import ServerContainer, Surroundings
 
-Result = Literal["pass", "fail", "cannot see", "accepted"]
+Result = Literal["pass", "fail", "cannot see"]
 Given = Literal["not visible", "not set", "hidden", "set", "no number", "refused"]
 """Whether a limit was set: ``hidden``: to a value that is not visible; ``no number``: left to the server, or switched
 off; ``refused``: to what the server does not accept.
@@ -30,9 +30,7 @@ OF_GIVEN: Final[Mapping[Given, Result]] = {"not visible": "cannot see", "hidden"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the checklist. ``section``: the guide's; ``found`` and ``set``: values in words; ``stable``: what
-    identifies the fault where ``found`` changes by itself, "" = ``found``.
-    """
+    """One line of the checklist. ``section``: the guide's; ``found`` and ``set``: values in words."""
 
     name: str
     section: str
@@ -41,12 +39,6 @@ class Item:
     why: str
     found: str
     set: str = ""
-    stable: str = ""
-
-    @property
-    def fault(self) -> str:
-        """What was found, as a baseline accepts it."""
-        return self.stable or self.found
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +109,6 @@ class Subject:
     def dialect(self) -> EngineDialect:
         """Its inference server's dialect."""
         return dialect(self.server.dialect)
-
-    def fault(self, name: str) -> str:
-        """The value in force, without the release whose default it is; "" = unknown."""
-        value = self.limit(name)
-        return "" if value is None else f"{value:g}"
 
     def flag(self, name: str) -> str:
         """The flag of an argument."""

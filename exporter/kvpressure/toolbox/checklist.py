@@ -151,7 +151,6 @@ def _concurrency(s: Subject) -> Iterator[Item]:
         f"concurrency multiplies KV usage, and {s.dialect.title}'s default does not depend on your requests",
         s.found("max_num_seqs"),
         "" if result == "pass" else advice,
-        s.fault("max_num_seqs"),
     )
     yield _derived(s, room, seqs, advice)
     yield _apart(s)
@@ -229,8 +228,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             f" (--context {s.context} is above {s.called('max_model_len')})" if s.context > most else ""
         )
         ok = seqs <= room.stated
-        stable = "" if s.seen is None else f"{s.called('max_num_seqs')} {seqs:g}"  # usual lengths change while it runs
-        return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice, stable)
+        return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice)
     ok = seqs <= room.full_length
     return Item(
         name,
@@ -246,11 +244,11 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
 def _batching(s: Subject) -> Iterator[Item]:
     result, found = _explicit(s, "max_num_batched_tokens"), s.found("max_num_batched_tokens")
     tokens, seqs = s.args.max_num_batched_tokens, s.args.max_num_seqs
-    best, stable = s.default("max_num_batched_tokens"), s.fault("max_num_batched_tokens")
+    best = s.default("max_num_batched_tokens")
     if s.dialect.step_holds_batch and seqs is not None:
         best = max(best or s.limit("max_num_batched_tokens") or 0.0, float(seqs))
     if s.dialect.step_holds_batch and tokens is not None and seqs is not None and tokens < seqs:
-        result, stable = "fail", ""
+        result = "fail"
         found = f"{found}; below {s.called('max_num_seqs')} {seqs}: {s.dialect.title} does not start"
     flag = s.flag("max_num_batched_tokens")
     advice = f"{flag} N; N: the default of this version and GPU ({s.inputs})" if best is None else f"{flag} {best:.0f}"
@@ -263,7 +261,6 @@ def _batching(s: Subject) -> Iterator[Item]:
         f" {s.called('max_num_seqs')}",
         found,
         "" if result == "pass" else advice,
-        stable,
     )
     yield _unseen(
         "batching_tested",
@@ -308,7 +305,6 @@ def _memory(s: Subject) -> Iterator[Item]:
         why,
         found,
         "" if result == "pass" else f"{s.flag('gpu_memory_utilization')} {usual:g}",
-        s.fault("gpu_memory_utilization"),
     )
     safe = share is not None and share <= lower and not hidden
     result = "pass" if safe else "fail" if s.demanding and share is not None and not hidden else "cannot see"
@@ -320,7 +316,6 @@ def _memory(s: Subject) -> Iterator[Item]:
         why,
         found + ("" if s.demanding or safe else "; load type unknown (--demanding)"),
         "" if safe else f"{s.flag('gpu_memory_utilization')} {lower:g} if it is",
-        s.fault("gpu_memory_utilization"),
     )
     yield _unseen(
         "headroom_validated",
@@ -472,7 +467,7 @@ def _reviewable(s: Subject) -> Iterator[Item]:
         _EXPLICIT,
         "limits are reviewed before production rollout",
         why,
-        "run kvpressure audit in CI (--format junit)",
+        "run kvpressure audit in CI",
     )
 
 

@@ -49,20 +49,12 @@ _READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 
 @dataclass(frozen=True, slots=True)
-class FileLine:
-    """A line of a file, counted from 1."""
-
-    path: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
 class ServerContainer:
     """A vLLM container as it would run. ``argv``: its real command line, whose first ``command_length`` words are
     ``command``; ``args``: parsed, without secrets. ``pointer``: path of the container in the document; ``env``:
     literal variables; ``variables``: where the others come from, in words; ``owner``: what manages the document;
-    ``host``: settings of the pod template, None without one; ``written``: where it begins, None if not in a file.
-    ``appended``: ``argv`` follows the arguments of a KServe runtime, whose image or command starts the server.
+    ``host``: settings of the pod template, None without one. ``appended``: ``argv`` follows the arguments of a KServe
+    runtime, whose image or command starts the server.
     """
 
     kind: str
@@ -82,7 +74,6 @@ class ServerContainer:
     owner: str = ""
     dialect: str = ""
     host: HostSettings | None = None
-    written: FileLine | None = None
     appended: bool = False
 
     @property
@@ -146,12 +137,9 @@ def read_all(paths: Sequence[str]) -> Deployed:
     servers: list[ServerContainer] = []
     for path in paths:
         where = "standard input" if path == "-" else path
-        for document, node in _documents(_text(path, where), where):
+        for document in _documents(_text(path, where), where):
             documents.append(document)
-            servers += [
-                server if path == "-" else replace(server, written=FileLine(path, _below_node(node, server.pointer)[1]))
-                for server in _servers(document, f"{where}: ")
-            ]
+            servers += _servers(document, f"{where}: ")
     where = ", ".join("standard input" if path == "-" else path for path in paths)
     if not servers:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
@@ -178,7 +166,7 @@ def pod_documents(paths: Iterable[str]) -> PodDocuments:
     opaque: list[str] = []
     for path in paths:
         where = "standard input" if path == "-" else path
-        for document, _ in _documents(_text(path, where), where):
+        for document in _documents(_text(path, where), where):
             found = list(_as_pods(document))
             pods += found
             if not found and _of_others(document):
@@ -231,15 +219,14 @@ def _text(path: str, where: str) -> str:
         raise InputError(f"{where}: not UTF-8 text (byte {error.start}); allowed: YAML or JSON") from error
 
 
-def _documents(text: str, where: str) -> Iterator[tuple[Mapping[str, Any], Any]]:
-    """Every object with its node; lists are expanded."""
+def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
+    """Every object; lists are expanded."""
     import yaml
 
     try:
         loader = bounded_loader()(text)  # the loader written in C dies of deep nesting
         while loader.check_node():
-            node = loader.get_node()
-            document = loader.construct_document(node)
+            document = loader.construct_document(loader.get_node())
             if document is None:
                 continue
             if not isinstance(document, Mapping):
@@ -247,12 +234,9 @@ def _documents(text: str, where: str) -> Iterator[tuple[Mapping[str, Any], Any]]
                     f"{where}: a document is {type(document).__name__}, not a mapping; allowed: Kubernetes documents"
                 )
             if not str(document.get("kind", "")).endswith("List"):
-                yield document, node
+                yield document
                 continue
-            listed = items(document.get("items"))
-            yield from (
-                (one, _below_node(node, ("items", at))[0]) for at, one in enumerate(listed) if isinstance(one, Mapping)
-            )
+            yield from (listed for listed in items(document.get("items")) if isinstance(listed, Mapping))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
@@ -264,19 +248,6 @@ def _documents(text: str, where: str) -> Iterator[tuple[Mapping[str, Any], Any]]
         if isinstance(error, InputError):
             raise
         raise InputError(f"{where}: not valid YAML ({type(error).__name__}); allowed: Kubernetes documents") from error
-
-
-def _below_node(node: Any, path: Iterable[str | int]) -> tuple[Any, int]:
-    """(the node at ``path`` below ``node``, as far as there is one; the line of its key or item)."""
-    line = node.start_mark.line + 1
-    for step in path:
-        below = node.value if isinstance(node.value, list) else []
-        pairs = below if isinstance(step, str) else [(item, item) for item in below[step : step + 1]]
-        # of a key that is given twice, the last one counts
-        found = [pair for pair in pairs if isinstance(step, int) or pair[0].value == step]
-        key, node = found[-1] if found else (node, node)
-        line = key.start_mark.line + 1
-    return node, line
 
 
 # --- servers ----------------------------------------------------------------------------------------------

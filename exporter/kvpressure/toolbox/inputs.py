@@ -34,7 +34,6 @@ from kvpressure.toolbox.history import Case, FoundEngines, judge
 from kvpressure.toolbox.live_pages import Around, GivenGpu
 from kvpressure.toolbox.option_values import number, refused
 from kvpressure.toolbox.progress import ProgressLine, bar
-from kvpressure.toolbox.related_series import PodSeries
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
 SILENT_SECONDS: Final = 5.0  # before a server that never answered is given up
@@ -42,6 +41,14 @@ _FIRST_TICKS: Final = 20  # of a Prometheus, to measure the interval of samples
 _DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SINCE: Final = 7 * 86400.0
+_NOT_IN_PROMETHEUS: Final = "GPU, restarts, CPU of the container, log: not in the server's own metrics"
+_BETWEEN_SAMPLES: Final = (
+    "what happened between samples, which are {:.0f} s apart: short peaks and bursts, single long requests"
+)
+_APART: Final = (
+    "samples are {:.0f} s apart: weak evidence. Short peaks are lost; verdicts are one sample late and less confident"
+    " than from an exporter (1 s). Give the server's limits with --args"
+)
 _GIVEN: Final = re.compile(r"([^:]{1,80}):(\d{1,5}(?:\.\d{1,3})?)(?:GiB)?")
 
 
@@ -292,22 +299,15 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
             progress.show(f"{bar(done, options.since)} {state.engines[0].key.pod if state.engines else ''}")
 
         for server in prometheus.servers(api, query, now):
-            beside = prometheus.beside_of(server)
-            ticks = prometheus.snapshots(api, query, server, now, options.gpu, beside)
+            ticks = prometheus.snapshots(api, query, server, now, options.gpu)
             first = list(islice(ticks, _FIRST_TICKS))
             gap = _usual_gap(first)
             sparse = gap > thresholds["kv_recent_seconds"]  # the shortest window of the signals
+            unseen = [_NOT_IN_PROMETHEUS, *([_BETWEEN_SAMPLES.format(gap)] if sparse else ())]
             found = judge(chain(first, ticks), thresholds, worst=True, on_state=show)
-            unseen = list(_unseen(beside, gap, sparse))
             cases += [case.without(unseen) for case in found]
-            name = server.get("pod") or server.get("instance", "")
-            warnings += [
-                f"{name}: {text}"
-                for text in (
-                    *_apart(gap, sparse),
-                    *([f"beside it: {', '.join(sorted(beside.seen))}"] if beside.seen else ()),
-                )
-            ]
+            if sparse:
+                warnings.append(f"{server.get('pod') or server.get('instance', '')}: {_APART.format(gap)}")
     return FoundEngines(tuple(cases), command("--prometheus", redaction.value(options.prometheus)), {}, tuple(warnings))
 
 
@@ -315,30 +315,6 @@ def _usual_gap(ticks: Sequence[Snapshot]) -> float:
     """Seconds between samples; 0 with too few."""
     gaps = [after.time - before.time for before, after in pairwise(ticks) if after.time > before.time]
     return median(gaps) if gaps else 0.0
-
-
-def _unseen(beside: PodSeries, gap: float, sparse: bool) -> Iterator[str]:
-    """Inputs that this way of watching lacks, as far as nothing else provides them."""
-    told = " ".join(beside.seen)
-    missing = [
-        name
-        for name, word in (("GPU", "GPU"), ("restarts", "restarts"), ("CPU of the container", "CPU"))
-        if word not in told
-    ]
-    yield ", ".join([*missing, "log"]) + ": not in this Prometheus"
-    if sparse:
-        yield (
-            f"what happened between samples, which are {gap:.0f} s apart: short peaks and bursts, single long requests"
-        )
-
-
-def _apart(gap: float, sparse: bool) -> Iterator[str]:
-    """A warning when samples are too far apart for the windows of the signals."""
-    if sparse:
-        yield (
-            f"samples are {gap:.0f} s apart: weak evidence. Short peaks are lost; verdicts are one sample late and less"
-            " confident than from an exporter (1 s). Give the server's limits with --args"
-        )
 
 
 # --- an exporter ------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from kvpressure.model.readings import RUNNING, Scrape, Snapshot
 from kvpressure.parsed import items, json_of, mapping
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.toolbox.live_pages import Around, GivenGpu, snapshot
-from kvpressure.toolbox.related_series import PodSeries
 
 CHUNK_SECONDS: Final = 600
 MAX_SERVERS: Final = 16
@@ -134,26 +133,16 @@ def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[st
     return sorted(result, key=lambda item: sorted(item.items()))
 
 
-def beside_of(server: Mapping[str, str]) -> PodSeries:
-    """Other series of a server's pod."""
-    return PodSeries(server.get("namespace", ""), server.get("pod", ""), server.get("container", ""))
-
-
 def snapshots(
-    prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, gpu: GivenGpu | None, beside: PodSeries
+    prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, gpu: GivenGpu | None
 ) -> Iterator[Snapshot]:
-    """Scrapes of one server in order of time, with what ``beside`` finds."""
+    """Scrapes of one server in order of time."""
     around = Around(gpu=gpu)
     scanner = Scanner()
     begin = now - query.since_seconds
-
-    def ask(names: str, labels: Mapping[str, str], begin: float, end: float) -> Sequence[Mapping[str, Any]]:
-        return prometheus.query(f"{_selector(names, labels)}[{_seconds(end - begin)}]", end)
-
     while begin < now:
         end = min(now, begin + CHUNK_SECONDS)
-        rows = ask(_names(), server, begin, end)
-        beside.load(ask, begin, end)
+        rows = prometheus.query(f"{_selector(_names(), server)}[{_seconds(end - begin)}]", end)
         for t, text in _pages(rows, begin, end):
             page = parse_scrape(
                 text,
@@ -165,17 +154,8 @@ def snapshots(
                 args=query.args,
                 scanner=scanner,
             )
-            yield _joined(snapshot(t, (_only(page, query.model),), around, first=False), beside)
+            yield snapshot(t, (_only(page, query.model),), around, first=False)
         begin = end
-
-
-def _joined(tick: Snapshot, beside: PodSeries) -> Snapshot:
-    """``tick`` with container and GPUs from other exporters; these replace a stated GPU."""
-    gpus, containers = beside.gpus(tick.time), beside.containers(tick.time)
-    if gpus:
-        owned = tuple(gpu.uuid for gpu in gpus)
-        tick = replace(tick, gpus=gpus, pages=tuple(replace(page, gpus=owned) for page in tick.pages))
-    return replace(tick, containers=containers) if containers else tick
 
 
 def _only(page: Scrape, model: str | None) -> Scrape:
@@ -232,16 +212,8 @@ def _matchers(query: Query) -> dict[str, str]:
 
 
 def _selector(names: str, labels: Mapping[str, str]) -> str:
-    """A selector; labels ending with ``=~`` are regular expressions."""
-    matchers = [
-        f'__name__=~"{names}"',
-        *(
-            f"{name if name.endswith('=~') else name + '='}{_quoted(value)}"
-            for name, value in sorted(labels.items())
-            if name != "__name__"
-        ),
-    ]
-    return "{" + ",".join(matchers) + "}"
+    matchers = (f"{name}={_quoted(value)}" for name, value in sorted(labels.items()) if name != "__name__")
+    return "{" + ",".join((f'__name__=~"{names}"', *matchers)) + "}"
 
 
 def _quoted(text: str) -> str:

@@ -128,17 +128,6 @@ def test_a_models_directory(capsys: Capsys, tmp_path: Path) -> None:
     assert found["kv_bytes_per_token_per_gpu"] == 33 * 4096
 
 
-def test_traffic_from_a_recording_and_a_trace(capsys: Capsys, tmp_path: Path) -> None:
-    asked = "llama-3.1-8b --gpu-memory 80GiB --traffic"
-    found = as_json(capsys, asked, RECORDINGS / "vllm-cpu/c_steady.jsonl.gz")
-    assert found["recommended"]["max_num_seqs"]["value"] >= found["needed_concurrency"] > 0
-    trace = tmp_path / "trace.csv"
-    trace.write_text("t_s,input_tokens,output_tokens\n0,1000,100\n1,3000,300\n")
-    found = as_json(capsys, asked, trace)
-    assert found["needed_concurrency"] is None
-    assert found["recommended"]["max_model_len"]["value"] == 5120
-
-
 def test_the_worksheet_of_the_guide(capsys: Capsys) -> None:
     asked = "--worksheet --gpu-memory 80GB --tp 4"
     found = as_json(capsys, f"llama_70b {asked} --context 1024")
@@ -162,13 +151,12 @@ def test_the_worksheet_of_the_guide(capsys: Capsys) -> None:
         ("llama-3-8b --pp 64", "pipeline parallel 64 is not allowed; allowed: up to the 32 layers"),
         ("llama-3-8b --gpu-memory '80 bananas'", "'80 bananas' is not allowed; allowed: a size with its unit"),
         ("llama-3-8b --gpu-memory 80", "'80' is not allowed; allowed: a size with its unit, e.g. 80GiB or 80GB"),
-        ("llama-3-8b --gpu-memory 80GB --concurrency 5", "also needs the lengths of the requests; give --traffic"),
+        ("llama-3-8b --gpu-memory 80GB --concurrency 5", "also needs the lengths of the requests; give --context"),
         ("llama-3-8b --gpu-memory-utilization 1.5", "allowed: above 0 and up to 1"),
         ("llama-3-8b --concurrency 5", "--concurrency: needs --gpu-memory"),
         ("llama-3-8b --prompt 5", "--prompt and --output: only one was given"),
         ("llama-3-8b --prompt 5 --output x --gpu-memory 80GB", "--output: 'x' is not allowed; allowed"),
         ("llama-3-8b --prompt 5 --output 5", "--prompt: needs --gpu-memory"),
-        ("llama-3-8b --prompt 5 --output 5 --traffic x", "--traffic cannot be combined with"),
         ("llama_70b --worksheet", "--worksheet: needs --gpu-memory"),
         ("llama-3-8b --thresholds /nonexistent --gpu-memory 80GB --prompt 5 --output 5", "/nonexistent"),
         ("llama_7b --worksheet --gpu-memory 80GB --prompt 5", "--prompt: not with --worksheet"),

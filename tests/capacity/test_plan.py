@@ -233,12 +233,8 @@ def test_the_longest_request_that_is_given_bounds_the_context() -> None:
     assert "the longest request (3500 tokens)" in found.max_model_len.reason
 
 
-@pytest.mark.parametrize(
-    "load",
-    [stated("p50=500,p95=8000,p99=16000", "200"), RequestLoad((RequestLengths(100, 100, 100.0),), burst_ratio=3.0)],
-)
-def test_long_context_or_bursts_get_the_documented_lower_one(load: RequestLoad) -> None:
-    assert made(plan_for(load)).gpu_memory_utilization.value == 0.6
+def test_long_context_gets_the_documented_lower_one() -> None:
+    assert made(plan_for(stated("p50=500,p95=8000,p99=16000", "200"))).gpu_memory_utilization.value == 0.6
 
 
 def test_overridden_thresholds_are_followed() -> None:

@@ -1,4 +1,4 @@
-"""The load on a server: request lengths as numbers, quantiles, a trace or a recording.
+"""The load on a server: request lengths as numbers or quantiles.
 
 A request's weight is its output length, because requests with long outputs are in flight for longer.
 """
@@ -17,10 +17,7 @@ from kvpressure.capacity.errors import CapacityError
 from kvpressure.errors import shown
 from kvpressure.settings.thresholds import Thresholds
 
-MAX_SAMPLES: Final = 50_000
-BURST_SECONDS: Final = 10.0
 _GRID: Final = 100  # quantiles taken of a stated distribution
-MAX_LENGTH: Final = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +36,11 @@ class RequestLengths:
 
 @dataclass(frozen=True, slots=True)
 class RequestLoad:
-    """A sample of requests, unordered. ``in_flight``: requests at the server at once; ``burst_ratio``: arrivals in
-    the busiest 10 s divided by the mean; None = not reported by the source. ``known_share``: lengths are known up to
-    this quantile; below 1 the longest request is unknown.
+    """A sample of requests, unordered. ``known_share``: lengths are known up to this quantile; below 1 the longest
+    request is unknown.
     """
 
     requests: tuple[RequestLengths, ...]
-    in_flight: float | None = None
-    burst_ratio: float | None = None
     known_share: float = 1.0
 
     def quantile(self, of: str, q: float) -> int:

@@ -304,6 +304,4 @@ def _utilization(load: RequestLoad, t: Thresholds) -> tuple[float, str]:
     spread = load.quantile("total", 0.95) / max(1.0, sum(r.total for r in load.requests) / len(load.requests))
     if spread >= t["context_spike_ratio"]:
         return t["gpu_memory_utilization_long_context"], "documented for long-context load (p95 above twice the mean)"
-    if (load.burst_ratio or 0.0) >= t["context_spike_ratio"]:
-        return t["gpu_memory_utilization_long_context"], "documented for bursty load"
     return t["gpu_memory_utilization_recommended"], "documented: leaves memory for allocator overhead and fragmentation"

@@ -53,7 +53,6 @@ examples:
       bytes per token, and per request at several lengths
   kvpressure capacity /models/my-model --gpu-memory 80GiB --prompt p50=1000,p95=4000,p100=9000 --output 500 --concurrency 40
       memory audit, what fits, and the limits to set
-  kvpressure capacity llama-3.1-8b --gpu-memory 24GiB --traffic trace.csv.gz --format json
   kvpressure capacity llama_70b --worksheet --gpu-memory 80GB --tp 4 --context 8192 --concurrency 10
       the guides' own approximations
 
@@ -124,12 +123,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sent.add_argument("--concurrency", type=whole, metavar="N", help="requests that must fit at once")
     sent.add_argument("--prompt", metavar="TOKENS", help="prompt length, or quantiles: p50=1000,p95=4000,p100=9000")
     sent.add_argument("--output", metavar="TOKENS", help="output length, or quantiles as in --prompt")
-    sent.add_argument(
-        "--traffic",
-        type=Path,
-        metavar="FILE",
-        help="take the load from a trace (CSV or JSON lines with input_tokens and output_tokens) or a recording",
-    )
     parser.add_argument(
         "--worksheet",
         action="store_true",
@@ -180,11 +173,10 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
     )
     if options.concurrency and sent is None and not options.context:
         raise InputError(
-            "--concurrency also needs the lengths of the requests; give --traffic, --context, or both --prompt and"
-            " --output"
+            "--concurrency also needs the lengths of the requests; give --context, or both --prompt and --output"
         )
     fit = plan.fit(layout, found, sent)
-    needed = float(options.concurrency) if options.concurrency else sent.in_flight if sent else None
+    needed = float(options.concurrency) if options.concurrency else None
     recommended = (
         plan.recommend(
             shape,
@@ -214,26 +206,14 @@ def _lengths(shape: ModelShape, limit: int | None) -> list[int]:
 
 
 def _sent(options: argparse.Namespace) -> RequestLoad | None:
-    sent = _load(options)
-    if sent is not None and sent.longest == 0:
-        raise InputError(
-            f"{options.traffic or '--prompt and --output'}: no tokens in it; allowed: requests of 1 token or more"
-        )
-    return sent
-
-
-def _load(options: argparse.Namespace) -> RequestLoad | None:
-    if options.traffic is not None:
-        if options.prompt is not None or options.output is not None:
-            raise InputError(
-                "--traffic cannot be combined with --prompt and --output; remove --traffic or the other two"
-            )
-        from kvpressure.toolbox.traffic import from_file
-
-        return from_file(options.traffic)
     if (options.prompt is None) != (options.output is None):
         raise InputError("--prompt and --output: only one was given; give both or none")
-    return None if options.prompt is None else load.stated(options.prompt, options.output)
+    if options.prompt is None:
+        return None
+    sent = load.stated(options.prompt, options.output)
+    if sent.longest == 0:
+        raise InputError("--prompt and --output: no tokens in it; allowed: requests of 1 token or more")
+    return sent
 
 
 def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) -> plan.StatedMemory:
@@ -328,7 +308,7 @@ def _worksheet(options: argparse.Namespace) -> int:
         raise InputError("--worksheet: needs --gpu-memory, e.g. 80GB")
     unused = _first_given(
         options,
-        ("prompt", "output", "traffic", "max_model_len", *(name for name in _OF_A_GPU if name != "concurrency")),
+        ("prompt", "output", "max_model_len", *(name for name in _OF_A_GPU if name != "concurrency")),
     )
     if unused is not None or len(options.context or ()) > 1:
         raise InputError(

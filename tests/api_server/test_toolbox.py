@@ -19,7 +19,7 @@ pytestmark = pytest.mark.live
 
 NAMESPACE: Final = "inference"
 PODS: Final = ROOT / "tests" / "fixtures" / "pods"
-SIZES: Final = ["--max-num-seqs", "256", "--capacity-tokens", "90000", "--prompt", "2000", "--output", "500"]
+PRESSURE: Final = Path(__file__).parents[1] / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 
 
 @pytest.fixture(autouse=True)
@@ -110,9 +110,7 @@ def test_a_patch_is_taken_and_changes_what_it_names(
     apply(cluster, chat(kind))
     manifest = tmp_path / "chat.yaml"
     manifest.write_text(cluster.kubectl("get", kind, "chat", "-n", NAMESPACE, "-o", "yaml")[1])
-    status, text = read(
-        capsys, "mitigate", "--verdict", "kv_pressure", *SIZES, "--format", "patch", "--manifest", str(manifest)
-    )
+    status, text = read(capsys, "mitigate", str(PRESSURE), "--format", "patch", "--manifest", str(manifest))
     assert status in (0, 1)
     patch = tmp_path / "patch.yaml"
     patch.write_text(text)

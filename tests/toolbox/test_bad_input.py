@@ -77,13 +77,13 @@ READING: dict[str, list[str]] = {
     "diagnose": ["diagnose", "{}.jsonl"],
     "mitigate": ["mitigate", "{}.jsonl"],
     "replay": ["replay", "{}.jsonl"],
-    "manifest": ["mitigate", "--verdict", "kv_pressure", "--manifest", "{}"],
+    "manifest": ["mitigate", str(KV03), "--manifest", "{}"],
     "audit": ["audit", "{}"],
     "audit-model": ["audit", "--args=x", "--model-config", "{}"],
     "capacity": ["capacity", "{}"],
     "thresholds-audit": ["audit", "--args=x", "--thresholds", "{}"],
     "thresholds-diagnose": ["diagnose", "http://127.0.0.1:1", "--thresholds", "{}"],
-    "thresholds-mitigate": ["mitigate", "--verdict", "idle", "--thresholds", "{}"],
+    "thresholds-mitigate": ["mitigate", str(KV03), "--thresholds", "{}"],
     "thresholds-bundle": ["bundle", "--check", "--thresholds", "{}"],
 }
 CONTENTS: dict[str, bytes | None] = {
@@ -148,7 +148,7 @@ CONFIG = """{"model_type": "llama", "num_hidden_layers": 32, "num_attention_head
 PIPED: dict[str, tuple[list[str], bytes]] = {
     "audit": (["audit", "{}"], MANIFEST.encode()),
     "capacity": (["capacity", "{}", "--gpu-memory", "80GB"], CONFIG.encode()),
-    "thresholds": (["mitigate", "--verdict", "idle", "--thresholds", "{}"], b"memory_warning_ratio: 0.8\n"),
+    "thresholds": (["mitigate", str(KV03), "--thresholds", "{}"], b"memory_warning_ratio: 0.8\n"),
     "recording": (["replay", "{}"], KV03.read_bytes()),
 }
 
@@ -213,22 +213,6 @@ def test_a_file_that_the_system_refuses(capsys: Capsys, words: list[str]) -> Non
     said = refused(capsys, "", *words)
     file = "/proc/no" if "bundle" in words and "--out" in words else words[-1]  # the directory that cannot be made
     assert f"{file}: No such file or directory; give a" in said
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("incident.jsonl.gz --max-num-seqs 5", "--max-num-seqs: only with --verdict"),
-        ("incident.jsonl.gz --out-of-memory", "--out-of-memory: only with --verdict"),
-        ("incident.jsonl.gz --kv-pool-gib 5", "--kv-pool-gib: only with --verdict"),
-        *((f"--verdict kv_pressure {more}", "") for more in ("--pod a", "--model a", "-l a=b", "--workload deploy/a")),
-        ("--verdict kv_pressure --running 9 --verify ''", ""),
-    ],
-)
-def test_a_recording_is_not_completed_by_hand_and_a_stated_verdict_has_no_server(
-    capsys: Capsys, typed: str, said: str
-) -> None:
-    assert said in refused(capsys, f"mitigate {typed}")
 
 
 @pytest.mark.parametrize(

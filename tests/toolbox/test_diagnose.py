@@ -21,8 +21,8 @@ from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from kvpressure.toolbox.common_problems import common_problems
-from kvpressure.toolbox.stated_engine import StatedEngine, engine_from
 from tests.helpers.command import Capsys, answer, refused, run
+from tests.helpers.stated_engine import StatedEngine, engine_from
 from tests.toolbox.conftest import FIXTURES, FakeClock, ServeJson, ServePod
 
 pytestmark = pytest.mark.live

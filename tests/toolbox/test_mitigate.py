@@ -12,9 +12,11 @@ import yaml
 
 from kvpressure.advice.plan import Caps
 from kvpressure.toolbox import gateway_config as edge
+from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.mitigation_check import Check, Outcome
 from kvpressure.toolbox.mitigation_report import outcome_lines
 from tests.helpers.command import Capsys, answer, refused, run
+from tests.helpers.stated_engine import StatedEngine, plan_of
 from tests.toolbox.conftest import FIXTURES, FakeClock, ServeJson, ServePod
 from tests.toolbox.test_audit import deployment
 from tests.toolbox.test_diagnose import CHAT, document_of, heavy
@@ -22,8 +24,8 @@ from tests.toolbox.test_diagnose import CHAT, document_of, heavy
 pytestmark = pytest.mark.live
 
 PRESSURE = str(FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz")
-UNMEASURED = "--verdict kv_pressure --max-num-seqs 100 --capacity-tokens 90000 --prompt 1000 --output 200"
-STATED = f"{UNMEASURED} --running 100"
+UNMEASURED = StatedEngine(max_num_seqs=100, capacity_tokens=90_000, prompt_tokens=1000, output_tokens=200)
+STATED = replace(UNMEASURED, running=100)
 
 
 def mitigate(capsys: Capsys, typed: str, *more: object) -> tuple[int, dict[str, Any]]:
@@ -67,32 +69,34 @@ def test_a_recording_gives_the_plan_in_the_documented_order(capsys: Capsys) -> N
 @pytest.mark.parametrize(
     ("capacity", "seqs"), [(60_000, 50), (61_200, 51), (84_000, 70), (90_000, 75), (200_000, 75), (10_000, 50)]
 )
-def test_the_cut_is_sized_by_the_overcommit_within_the_documented_band(
-    capsys: Capsys, capacity: int, seqs: int
-) -> None:
-    _, document = mitigate(capsys, f"{STATED} --capacity-tokens {capacity}")
-    assert document["set"]["max_num_seqs"] == seqs
+def test_the_cut_is_sized_by_the_overcommit_within_the_documented_band(capacity: int, seqs: int) -> None:
+    assert plan_of(replace(STATED, capacity_tokens=capacity))["set"]["max_num_seqs"] == seqs
 
 
-def test_the_caps_let_what_runs_fit_together(capsys: Capsys) -> None:
-    _, document = mitigate(capsys, f"{STATED} --capacity-tokens 40000 --max-rejected 1")
+def test_the_caps_let_what_runs_fit_together() -> None:
+    full = replace(STATED, capacity_tokens=40_000)
+    document = plan_of(full, max_rejected=1)
     caps = document["caps"]
     assert document["set"]["max_num_seqs"] * (caps["input_tokens"] + caps["output_tokens"]) <= 40_000
     assert caps["long_prompts"] > 0.05
-    _, kept = mitigate(capsys, f"{STATED} --capacity-tokens 40000")
+    kept = plan_of(full)
     assert (kept["caps"]["input_tokens"], kept["caps"]["output_tokens"]) == (1000, 200)
     assert "can still need" in kept["steps"][0]["text"]
-    assert "by the p95 given, at most 5 % of prompts and 5 % of outputs exceed the caps" in kept["steps"][0]["cost"]
-    _, document = mitigate(capsys, f"{STATED} --capacity-tokens 10000000")
-    assert (document["caps"]["input_tokens"], document["caps"]["output_tokens"]) == (1024, 256)
+    assert "of the requests seen, at most 5 % of prompts and 5 % of outputs exceed the caps" in kept["steps"][0]["cost"]
+    caps = plan_of(replace(STATED, capacity_tokens=10_000_000))["caps"]
+    assert (caps["input_tokens"], caps["output_tokens"]) == (1024, 256)
 
 
-def test_less_memory_only_when_allocations_fail_and_with_its_price(capsys: Capsys) -> None:
-    asked = f"{STATED} --gpu-memory-utilization 0.9 --gpu H100:80 --kv-pool-gib 40"
-    _, document = mitigate(capsys, asked)
+H100 = GivenGpu("H100", 80 * 2**30)
+SHARED = replace(STATED, gpu=H100, pool_bytes=40 * 2**30)
+
+
+def test_less_memory_only_when_allocations_fail_and_with_its_price() -> None:
+    usual = replace(SHARED, gpu_memory_utilization=0.9)
+    document = plan_of(usual)
     assert step(document, "gpu-memory-utilization")["advice"] == "not here"
     assert "gpu_memory_utilization" not in document["set"]
-    _, document = mitigate(capsys, f"{asked} --out-of-memory")
+    document = plan_of(replace(usual, out_of_memory=True))
     assert document["set"]["gpu_memory_utilization"] == 0.7
     cost = step(document, "gpu-memory-utilization")["cost"]
     assert "gpu_memory_utilization 0.7, the KV pool shrinks from 40.0 to 24.0 GiB (54 000 of 90 000 tokens)" in cost
@@ -102,50 +106,44 @@ def test_less_memory_only_when_allocations_fail_and_with_its_price(capsys: Capsy
 
 @pytest.mark.parametrize(
     ("now", "wanted", "words"),
-    [("0.7", 0.6, "set 0.6"), ("0.65", 0.6, "set 0.6"), ("0.6", None, "Allocations fail although it is low already")],
+    [(0.7, 0.6, "set 0.6"), (0.65, 0.6, "set 0.6"), (0.6, None, "Allocations fail although it is low already")],
 )
-def test_the_share_goes_lower_where_the_first_step_is_done(
-    capsys: Capsys, now: str, wanted: float | None, words: str
-) -> None:
-    asked = f"{STATED} --gpu-memory-utilization {now} --out-of-memory"
-    _, document = mitigate(capsys, f"{asked} --gpu H100:80 --kv-pool-gib 40")
+def test_the_share_goes_lower_where_the_first_step_is_done(now: float, wanted: float | None, words: str) -> None:
+    document = plan_of(replace(SHARED, gpu_memory_utilization=now, out_of_memory=True))
     found = step(document, "gpu-memory-utilization")
     assert document["set"].get("gpu_memory_utilization") == wanted
     assert words in found["text"]
     assert "none was seen" not in found["text"]
     assert "0.7" not in found["cost"]
-    _, document = mitigate(capsys, asked)
+    document = plan_of(replace(STATED, gpu_memory_utilization=now, out_of_memory=True))
     assert "-5 %" not in step(document, "gpu-memory-utilization")["cost"]
 
 
 @pytest.mark.parametrize(("version", "advice"), [("0.23.0", "not here"), ("0.24.0", "do"), (None, "if it stays")])
-def test_the_watermark_needs_a_version_that_knows_it(capsys: Capsys, version: str | None, advice: str) -> None:
-    _, document = mitigate(capsys, f"{STATED} --preempting" + (f" --vllm-version {version}" if version else ""))
+def test_the_watermark_needs_a_version_that_knows_it(version: str | None, advice: str) -> None:
+    document = plan_of(replace(STATED, preempting=True, version=version))
     assert step(document, "watermark")["advice"] == advice
     assert ("watermark" in document["set"]) == (advice == "do")
-    _, document = mitigate(capsys, STATED)
-    assert not any("watermark" in item["title"] for item in document["steps"])
+    assert not any("watermark" in item["title"] for item in plan_of(STATED)["steps"])
 
 
-def test_batched_tokens_stay_above_the_sequences(capsys: Capsys) -> None:
-    _, document = mitigate(capsys, f"{STATED} --max-num-seqs 1024 --running 1024 --max-num-batched-tokens 600")
+def test_batched_tokens_stay_above_the_sequences() -> None:
+    document = plan_of(replace(STATED, max_num_seqs=1024, running=1024, max_num_batched_tokens=600))
     assert document["set"]["max_num_batched_tokens"] >= document["set"]["max_num_seqs"] == 512
-    asked = "--verdict kv_pressure --max-num-seqs 2000 --max-num-batched-tokens 1000"
-    assert "max_num_batched_tokens" not in mitigate(capsys, asked)[1]["set"], "never raised"
 
 
 @pytest.mark.parametrize(
     ("now", "wanted", "words"),
     [
-        ("8192", 4096, "set 4096, half."),
-        ("8193", 4096, "set 4096, half."),
-        ("800", 512, "set 512, 288 less (not below that)."),
-        ("513", 512, "set 512, 1 less"),
-        ("60", None, "not below 512"),
+        (8192, 4096, "set 4096, half."),
+        (8193, 4096, "set 4096, half."),
+        (800, 512, "set 512, 288 less (not below that)."),
+        (513, 512, "set 512, 1 less"),
+        (60, None, "not below 512"),
     ],
 )
-def test_the_token_budget_says_how_much_less_it_is(capsys: Capsys, now: str, wanted: int | None, words: str) -> None:
-    _, document = mitigate(capsys, f"{STATED} --max-num-batched-tokens {now}")
+def test_the_token_budget_says_how_much_less_it_is(now: int, wanted: int | None, words: str) -> None:
+    document = plan_of(replace(STATED, max_num_batched_tokens=now))
     assert document["set"].get("max_num_batched_tokens") == wanted
     assert words in step(document, "batched-tokens")["text"]
 
@@ -154,66 +152,46 @@ def test_the_token_budget_says_how_much_less_it_is(capsys: Capsys, now: str, wan
 
 
 @pytest.mark.parametrize(("capacity", "seqs"), [(60_000, 37), (84_000, 52), (90_000, 56), (200_000, 75), (10_000, 6)])
-def test_without_a_measured_batch_the_cut_starts_from_what_the_cache_holds(
-    capsys: Capsys, capacity: int, seqs: int
-) -> None:
+def test_without_a_measured_batch_the_cut_starts_from_what_the_cache_holds(capacity: int, seqs: int) -> None:
     """A limit above what the cache lets run binds nothing (docs/reports/mitigations.md)."""
-    _, document = mitigate(capsys, f"{UNMEASURED} --capacity-tokens {capacity}")
+    document = plan_of(replace(UNMEASURED, capacity_tokens=capacity))
     assert document["set"]["max_num_seqs"] == seqs < max(2, capacity / 1200)
-
-
-def test_a_command_line_completes_a_stated_verdict(capsys: Capsys) -> None:
-    stated, args = "--verdict kv_pressure", "--args=--max-num-seqs 64"
-    _, document = mitigate(capsys, stated, f"{args} --max-num-batched-tokens 8192")
-    assert document["set"] == {"max_num_seqs": 48, "max_num_batched_tokens": 4096}
-    _, document = mitigate(capsys, f"{stated} --max-num-seqs 100", args)
-    assert document["set"] == {"max_num_seqs": 75}
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ("", "only one request is running"),
-        ("--capacity-tokens 90000 --prompt 2000 --output 500", "only one request is running"),
-        ("--running 1 --max-num-seqs 256", "only one request is running"),
+        ({}, "only one request is running"),
+        ({"capacity_tokens": 90_000, "prompt_tokens": 2000, "output_tokens": 500}, "only one request is running"),
+        ({"running": 1, "max_num_seqs": 256}, "only one request is running"),
         (
-            "--max-num-seqs 256 --capacity-tokens 900 --prompt 2000 --output 500",
+            {"max_num_seqs": 256, "capacity_tokens": 900, "prompt_tokens": 2000, "output_tokens": 500},
             "the KV cache holds only one request of this length",
         ),
     ],
 )
-def test_below_one_request_there_is_nothing_to_lower(capsys: Capsys, more: str, why: str) -> None:
-    _, document = mitigate(capsys, f"--verdict kv_pressure --max-num-seqs 1 {more}")
+def test_below_one_request_there_is_nothing_to_lower(more: dict[str, Any], why: str) -> None:
+    document = plan_of(replace(StatedEngine(max_num_seqs=1), **more))
     found = step(document, "max_num_seqs")
     assert (found["advice"], found["values"], document["set"]) == ("not here", {}, {})
     assert f"max_num_seqs cannot be lowered further, because {why}." in found["text"]
 
 
-def test_caps_stay_within_the_context_and_are_not_said_to_fit_where_they_do_not(capsys: Capsys) -> None:
-    _, document = mitigate(capsys, "--verdict kv_pressure --running 9 --prompt 90 --output 5 --max-model-len 100")
-    assert (document["caps"]["input_tokens"], document["caps"]["output_tokens"]) == (100, 64)
-    more = "--running 50 --capacity-tokens 3000 --prompt 2000 --output 500"
-    _, document = mitigate(capsys, f"--verdict kv_pressure {more}")
+def test_caps_stay_within_the_context_and_are_not_said_to_fit_where_they_do_not() -> None:
+    caps = plan_of(StatedEngine(running=9, prompt_tokens=90, output_tokens=5, max_model_len=100))["caps"]
+    assert (caps["input_tokens"], caps["output_tokens"]) == (100, 64)
+    document = plan_of(StatedEngine(running=50, capacity_tokens=3000, prompt_tokens=2000, output_tokens=500))
     assert "25 requests at once can still need 64 000 tokens" in step(document, "edge")["text"]
 
 
-def test_what_is_given_is_not_said_to_be_measured(capsys: Capsys) -> None:
-    text = text_of(capsys, f"{STATED} --gpu-memory-utilization 0.8")
-    assert text.startswith("engine: KV PRESSURE, assumed; nothing was measured\n")
-    assert "(now 0.8; failed allocations: unknown)" in text
-    _, document = mitigate(capsys, STATED)
-    assert (document["confidence"], document["assumed"]) == (None, True)
-    _, document = mitigate(capsys, PRESSURE)
-    assert (document["confidence"] > 0.5, document["assumed"]) == (True, False)
-
-
 def test_another_verdict_is_said_first(capsys: Capsys) -> None:
-    text = text_of(capsys, "--verdict concurrency_limited --max-num-seqs 64", 1)
-    assert text.startswith("engine: THIS IS NOT KV PRESSURE: CONCURRENCY LIMITED")
+    idle = str(FIXTURES / "recordings/vllm-cpu/a_idle.jsonl.gz")
+    text = text_of(capsys, idle, 1)
+    assert ": THIS IS NOT KV PRESSURE: IDLE" in text.splitlines()[0]
     assert "Mitigation, in this order" not in text
-    text = text_of(capsys, "--verdict concurrency_limited --anyway", 1)
+    text = text_of(capsys, f"{idle} --anyway", 1)
     assert text.index("NOT KV PRESSURE") < text.index("Mitigation, in this order")
-    status, document = mitigate(capsys, str(FIXTURES / "recordings/vllm-cpu/a_idle.jsonl.gz"))
+    status, document = mitigate(capsys, idle)
     assert (status, document["applies"], document["set"]) == (1, False, {})
 
 
@@ -238,20 +216,20 @@ def test_an_exporter_and_a_live_server(capsys: Capsys, serve_json: ServeJson, se
 
 def test_the_patch_keeps_everything_else(capsys: Capsys, tmp_path: Path) -> None:
     file = tmp_path / "chat.yaml"
-    args = ["--max-num-seqs=100", "--api-key", "sesame", "--max_num_batched_tokens", "8192"]
+    args = ["--max-num-seqs=100", "--api-key", "sesame"]
     file.write_text(yaml.safe_dump(deployment(args)))
-    text = text_of(capsys, f"{STATED} --format patch --manifest {file}")
+    text = text_of(capsys, f"{PRESSURE} --format patch --manifest {file}")
     assert "kubectl patch deploy/chat -n inference --type strategic --patch-file" in text
     container = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]
-    args = ["--max-num-seqs=75", "--api-key", "sesame", "--max_num_batched_tokens", "4096"]
+    args = ["--max-num-seqs=9", "--api-key", "sesame"]
     assert container == {"name": "vllm", "args": args}
 
 
 def test_the_patch_needs_the_manifest_of_one_workload(capsys: Capsys, tmp_path: Path) -> None:
-    assert "give --manifest FILE" in refused(capsys, f"mitigate {STATED} --format patch")
+    assert "give --manifest FILE" in refused(capsys, f"mitigate {PRESSURE} --format patch")
     file = tmp_path / "two.yaml"
     file.write_text(yaml.safe_dump_all([deployment(), deployment()]))
-    assert "2 server containers" in refused(capsys, f"mitigate {STATED} --format patch --manifest {file}")
+    assert "2 server containers" in refused(capsys, f"mitigate {PRESSURE} --format patch --manifest {file}")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +268,7 @@ def test_a_workload_with_two_servers_is_patched_where_container_says(capsys: Cap
         "spec": {"leaderWorkerTemplate": {"leaderTemplate": leader, "workerTemplate": worker}},
     }
     file.write_text(yaml.safe_dump(document))
-    patch = f"{STATED} --manifest {file} --format patch"
+    patch = f"{PRESSURE} --manifest {file} --format patch"
     name = leader["spec"]["containers"][0]["name"]
     choice = f"choose one with --container: leaderTemplate/{name}, workerTemplate/{name}"
     for more in ("", f" --container {name}", " --container absent"):
@@ -298,21 +276,17 @@ def test_a_workload_with_two_servers_is_patched_where_container_says(capsys: Cap
     for template in ("leaderTemplate", "workerTemplate"):
         change = yaml.safe_load(text_of(capsys, f"{patch} --container {template}/{name}"))[-1]
         assert change["path"] == f"/spec/leaderWorkerTemplate/{template}/spec/containers/0/args"
-        assert change["value"][:2] == ["--max-num-seqs", "75"]
+        assert change["value"][:2] == ["--max-num-seqs", "9"]
 
 
 def test_helm_values(capsys: Capsys) -> None:
-    values = yaml.safe_load(text_of(capsys, f"{STATED} --max-num-batched-tokens 8192 --format helm"))
-    assert values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"] == {
-        "maxNumSeqs": 75,
-        "extraArgs": ["--max-num-batched-tokens", "4096"],
-    }
-    assert "there is no value to set" in refused(capsys, "mitigate --verdict healthy --format helm")
+    values = yaml.safe_load(text_of(capsys, f"{PRESSURE} --format helm"))
+    assert values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["maxNumSeqs"] == 9
 
 
 def test_edge_configuration_holds_the_caps(capsys: Capsys) -> None:
-    text = text_of(capsys, f"{STATED} --edge")
-    assert text.startswith("# engine: KV PRESSURE, assumed; nothing was measured\n--- Envoy Gateway ---\n")
+    text = text_of(capsys, f"{PRESSURE} --edge")
+    assert re.match(r"# \S+ tiny engine 0: KV PRESSURE.*, confidence 0.\d\d\n--- Envoy Gateway ---\n", text)
     assert "Mitigation, in this order" not in text
     assert "js_content limits.check" in text
     caps = Caps(1000, 200, known=True)
@@ -396,12 +370,8 @@ def test_recovery_during_the_watch(
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("--verdict slow", "--verdict: 'slow' is not allowed; allowed: idle, "),
-        ("--verdict kv_pressure http://a", "remove one of them"),
-        (f"{STATED} --max-num-seqs 0", "allowed: a whole number from 1 to 1000000000"),
-        (f"{STATED} --gpu-memory-utilization 1.5", "above 0 and up to 1"),
-        (f"{STATED} --vllm-version new", "a version like"),
-        (f"{STATED} --container vllm", "--container: only together with --manifest FILE or -n NAMESPACE"),
+        ("--max-rejected 1.5", "above 0 and up to 1"),
+        (f"{PRESSURE} --container vllm", "--container: only together with --manifest FILE or -n NAMESPACE"),
         ("--verify http://a http://b", "not together"),
         ("--verify ftp://a", "--verify"),
         ("--verify http://a --verify-seconds -1", "above 0"),
@@ -416,4 +386,4 @@ def test_shell_words_are_quoted(capsys: Capsys, tmp_path: Path) -> None:
     document["metadata"]["namespace"] = "a; rm -rf /"
     file = tmp_path / "odd.yaml"
     file.write_text(yaml.safe_dump(document))
-    assert f"-n {shlex.quote('a; rm -rf /')}" in text_of(capsys, f"{STATED} --manifest {file}")
+    assert f"-n {shlex.quote('a; rm -rf /')}" in text_of(capsys, f"{PRESSURE} --manifest {file}")

@@ -15,8 +15,8 @@ from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.since_start import since_start
-from kvpressure.toolbox.stated_engine import StatedEngine, engine_from
 from kvpressure.toolbox.triage import triage
+from tests.helpers.stated_engine import StatedEngine, engine_from
 from tests.toolbox.conftest import FIXTURES
 
 

@@ -54,13 +54,12 @@ compares the figures.
 @dataclass(frozen=True, slots=True)
 class PlanInput:
     """Inputs of the plan. ``usual``: request lengths since the server started, used where none finished in the
-    window; ``gpu_bytes``: memory of each of its GPUs; ``assumed``: verdict and values were given, nothing was read.
+    window; ``gpu_bytes``: memory of each of its GPUs.
     """
 
     engine: EngineState
     usual: ContextSignals = field(default_factory=ContextSignals)
     gpu_bytes: tuple[float, ...] = ()
-    assumed: bool = False
 
     @property
     def signals(self) -> Signals:
@@ -278,12 +277,11 @@ def _example(max_model_len: float | None) -> Caps:
     return Caps(max(1, min(_EXAMPLE[0], most // 2)), max(1, min(_EXAMPLE[1], most // 4)), known=False)
 
 
-def _cost_of(caps: Caps, assumed: bool) -> str:
+def _cost_of(caps: Caps) -> str:
     if caps.long_prompts is None or caps.long_outputs is None:
         return "requests above the caps are rejected. Share of requests above the caps: unknown"
-    basis = "by the p95 given" if assumed else "of the requests seen"
     return (
-        f"{basis}, at most {say(caps.long_prompts, 'ratio')} of prompts and"
+        f"of the requests seen, at most {say(caps.long_prompts, 'ratio')} of prompts and"
         f" {say(caps.long_outputs, 'ratio')} of outputs exceed the caps and are rejected or cut short"
     )
 
@@ -311,8 +309,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     )
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if not caps.known:
-        missing = "No lengths were given (--prompt, --output)" if engine.assumed else "No finished request was seen"
-        said += f". {missing}, so these caps are examples: set them to the p95 lengths in your gateway's log"
+        said += ". No finished request was seen, so these caps are examples: set them to the p95 lengths in your gateway's log"
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
         said += (
@@ -329,9 +326,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     ]
     if p95:
         when = (
-            "p95 as given,"
-            if engine.assumed
-            else "p95 over 5 minutes"
+            "p95 over 5 minutes"
             if "0.95" in engine.signals.context.prompt_quantiles
             else "p95 since the server started"
         )
@@ -348,7 +343,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
         "do",
         f"{said}. Token caps at the gateway take effect at once, need no restart, and shorten the queue for all other"
         " requests.",
-        _cost_of(caps, engine.assumed) + _cut_short(engine, caps),
+        _cost_of(caps) + _cut_short(engine, caps),
         MEASURED["caps"],
     )
 
@@ -393,10 +388,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         limit.value is not None and limit.recommended > limit.value
     ):  # a raise, for another verdict
         if base is None or base <= 1:
-            why = (
-                "Too little is known to compute a value: give the limit with --args, or the load with --running and"
-                " --verdict"
-            )
+            why = "Too little is known to compute a value: give the limit with --args"
         elif engine.signals.load.kv_role == "kv_producer":
             why = "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"
         else:
@@ -412,7 +404,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     cut, least = 1 - limit.recommended / base, max(1, floor(base * (1 - high)))
     if least >= limit.recommended:
         least = max(1, floor(limit.recommended * (1 - high)))
-    of = "requests running at once" + (" as given" if engine.assumed else "")
+    of = "requests running at once"
     if measured is None:
         of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
     said = (
@@ -422,12 +414,9 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if measured is None:
         said += ". Running requests: unknown"
         if fits is None or fits > base:
-            said += (
-                "; if fewer run, this has no effect (give --running, or --capacity-tokens with --prompt and --output)"
-            )
+            said += "; if fewer run, this has no effect"
     elif fits is not None:
-        length = "this" if engine.assumed else "the current"
-        said += f". The KV cache holds about {fits:.0f} requests of {length} length"
+        said += f". The KV cache holds about {fits:.0f} requests of the current length"
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
             said += "; no request has finished yet, so they may still grow, and fewer may fit"
     if least < limit.recommended:

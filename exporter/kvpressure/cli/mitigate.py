@@ -9,14 +9,12 @@ from dataclasses import asdict, replace
 
 from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
 from kvpressure.errors import InputError
-from kvpressure.model.state import VERDICTS
 from kvpressure.publish.engine_order import fine, worst_first
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitigation_report, patches
-from kvpressure.toolbox import stated_engine as given
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
-from kvpressure.toolbox.option_values import above_zero, whole_number
+from kvpressure.toolbox.option_values import above_zero
 from kvpressure.toolbox.terminal import answer, show
 
 _EXAMPLES = """\
@@ -27,7 +25,6 @@ examples:
       reads pods and workload through kubectl (get, logs) and prints a patch of the workload
   kubectl get deploy chat -n inference -o yaml > chat.yaml
   kvpressure mitigate --exporter http://node-1:9846 --pod chat-0 --manifest chat.yaml --format patch > patch.yaml
-  kvpressure mitigate --verdict kv_pressure --max-num-seqs 256 --capacity-tokens 90000 --prompt 2000 --output 500
   kvpressure mitigate --verify http://10.0.0.5:8000
       watch whether the server recovers (up to --verify-seconds)
 
@@ -36,41 +33,10 @@ recovered), 1 the verdict of that engine is not KV pressure (or not recovered), 
 """  # noqa: E501
 
 
-_NUMBERS = (
-    ("max-num-seqs", "max_num_seqs in force"),
-    ("max-num-batched-tokens", "max_num_batched_tokens in force"),
-    ("max-model-len", "max_model_len in force"),
-    ("running", "requests running at once"),
-    ("capacity-tokens", "tokens that the KV cache holds"),
-    ("prompt", "tokens of a long prompt (95th percentile)"),
-    ("output", "tokens of a long output (95th percentile)"),
-)
-#: Options that only complete a stated verdict.
-_STATED = (
-    *(name.replace("-", "_") for name, _ in _NUMBERS),
-    "gpu_memory_utilization",
-    "kv_pool_gib",
-    "vllm_version",
-    "out_of_memory",
-    "preempting",
-)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.epilog = _EXAMPLES
     inputs.add_arguments(parser)
-    stated = parser.add_argument_group("without a server")
-    stated.add_argument("--verdict", choices=VERDICTS, help="assume this verdict instead of measuring it")
-    for name, text in _NUMBERS:
-        stated.add_argument(f"--{name}", type=whole_number(), metavar="N", help=text)
-    stated.add_argument(
-        "--gpu-memory-utilization", type=above_zero(1), metavar="SHARE", help="gpu_memory_utilization in force"
-    )
-    stated.add_argument("--kv-pool-gib", type=above_zero(), metavar="GIB", help="KV pool on one GPU, from vLLM's log")
-    stated.add_argument("--vllm-version", metavar="V", type=inputs.engine_version, help="vLLM version, e.g. 0.11.2")
-    stated.add_argument("--out-of-memory", action="store_true", help="assume that GPU memory allocations fail")
-    stated.add_argument("--preempting", action="store_true", help="assume that requests are preempted")
     output = parser.add_argument_group("output")
     output.add_argument("--format", choices=("text", "json", "patch", "helm"), default="text")
     output.add_argument(
@@ -114,51 +80,12 @@ def run(options: argparse.Namespace) -> int:
     if options.container and options.manifest is None and not cluster:
         raise InputError("--container: only together with --manifest FILE or -n NAMESPACE")
     server = _server(options.manifest, options.container) if options.manifest is not None else None
-    engines, again = _engines(options, thresholds, server)
-    chosen, *others = sorted(engines, key=lambda view: worst_first(view.engine))
+    found = inputs.open_inputs(options, thresholds)
+    chosen, *others = sorted((case.view for case in found.cases), key=lambda view: worst_first(view.engine))
     if cluster and server is None:
         server = _of_cluster(chosen, options)
-    _print(chosen, [view for view in others if not fine(view.engine)], options, thresholds, server, again)
+    _print(chosen, [view for view in others if not fine(view.engine)], options, thresholds, server, found.again)
     return 0 if chosen.verdict == mitigation_report.PRESSURE else 1
-
-
-def _engines(
-    options: argparse.Namespace, thresholds: Thresholds, server: ServerContainer | None
-) -> tuple[list[EngineView], str]:
-    if options.verdict:
-        if inputs.given(options) or any((options.pod, options.model, options.selector, options.workload)):
-            raise InputError("--verdict cannot be combined with a server or a recording; remove one of them")
-        return [given.engine_from(_given(options, server), thresholds)], ""
-    needless = next((name for name in _STATED if getattr(options, name)), None)
-    if needless is not None:
-        raise InputError(
-            f"--{needless.replace('_', '-')}: only with --verdict; servers and recordings report it themselves, and"
-            " limits are given with --args"
-        )
-    found = inputs.open_inputs(options, thresholds)
-    return [case.view for case in found.cases], found.again
-
-
-def _given(options: argparse.Namespace, server: ServerContainer | None) -> given.StatedEngine:
-    """The options, completed by the manifest."""
-    args = server.args if server else manifests.from_command_line(options.args).args if options.args else None
-    pool = options.kv_pool_gib
-    return given.StatedEngine(
-        options.verdict,
-        options.vllm_version or (server.version if server else None),
-        options.running,
-        options.max_num_seqs or (args.max_num_seqs if args else None),
-        options.max_num_batched_tokens or (args.max_num_batched_tokens if args else None),
-        options.gpu_memory_utilization or (args.gpu_memory_utilization if args else None),
-        options.max_model_len or (args.max_model_len if args else None),
-        options.capacity_tokens,
-        options.prompt,
-        options.output,
-        None if pool is None else pool * 2**30,
-        options.out_of_memory,
-        options.preempting,
-        options.gpu or (server.gpu if server else None),
-    )
 
 
 def _server(path: str, container: str | None) -> ServerContainer:
@@ -230,7 +157,7 @@ def _workload(engine: EngineView, server: ServerContainer | None) -> tuple[str, 
 
 
 def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:
-    if inputs.given(options) or options.verdict:
+    if inputs.given(options):
         raise InputError("--verify: not together with another input; give only --verify URL")
     target = fetch.target_of(options.verify, "--verify")
     if options.args:

@@ -29,7 +29,7 @@ def _no_entry() -> Mapping[str, Any]:
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """One engine. ``gpus`` and ``containers``: its own; ``usual``: its request lengths since the server started;
-    ``entry`` makes its JSON output; ``assumed``: verdict and values were given, nothing was read.
+    ``entry`` makes its JSON output.
     """
 
     engine: EngineState
@@ -39,7 +39,6 @@ class EngineView:
     plan: mitigation.MitigationPlan = field(default_factory=lambda: mitigation.MitigationPlan(""))
     usual: ContextSignals = field(default_factory=ContextSignals)
     entry: Callable[[], Mapping[str, Any]] = _no_entry
-    assumed: bool = False
 
     @property
     def name(self) -> str:
@@ -71,7 +70,7 @@ class EngineView:
     def plan_input(self) -> PlanInput:
         """Input of the plan for KV pressure."""
         sizes = tuple(float(gpu.memory_total_bytes) for gpu in self.gpus if gpu.memory_total_bytes is not None)
-        return PlanInput(self.engine, self.usual, sizes, self.assumed)
+        return PlanInput(self.engine, self.usual, sizes)
 
     @property
     def true_conditions(self) -> list[str]:

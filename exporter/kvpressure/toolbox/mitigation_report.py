@@ -40,7 +40,8 @@ def not_pressure(engine: EngineView, others: Sequence[EngineView], again: str) -
 
 def _found(engine: EngineView) -> str:
     """``KV PRESSURE (thrashing), confidence 0.95``."""
-    return f"{verdict_words(engine.verdict, engine.diagnosis.stage)}, {_how_sure(engine)}"
+    verdict = verdict_words(engine.verdict, engine.diagnosis.stage)
+    return f"{verdict}, confidence {engine.diagnosis.confidence:.2f}"
 
 
 def _also(others: Sequence[EngineView]) -> list[str]:
@@ -53,10 +54,6 @@ def _comments(engine: EngineView, others: Sequence[EngineView]) -> list[str]:
     """What a file of values is for."""
     not_here = [] if engine.verdict == PRESSURE else ["not KV pressure: this does not help"]
     return [f"# {line}" for line in (f"{engine.name}: {_found(engine)}", *_also(others), *not_here)]
-
-
-def _how_sure(engine: EngineView) -> str:
-    return "assumed; nothing was measured" if engine.assumed else f"confidence {engine.diagnosis.confidence:.2f}"
 
 
 def as_gateway_configuration(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan) -> str:
@@ -99,8 +96,7 @@ def as_json(
         **engine.identity,
         "verdict": engine.verdict,
         "stage": engine.diagnosis.stage,
-        "confidence": None if engine.assumed else engine.diagnosis.confidence,
-        "assumed": engine.assumed,
+        "confidence": engine.diagnosis.confidence,
         "cause": cause(engine),
         "applies": applies,
         "also_in_trouble": [{**other.identity, "verdict": other.verdict} for other in others],

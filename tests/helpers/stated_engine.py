@@ -1,15 +1,18 @@
-"""An engine as the user states it, for a plan without a server."""
+"""An engine with stated values, and its plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvpressure.advice import limits as advice
 from kvpressure.advice import mitigation
+from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import BatchSignals, ContextSignals, KvSignals, LoadSignals, MemorySignals, Signals
 from kvpressure.model.state import LIMITS, Diagnosis, EngineState, Found, Limit
-from kvpressure.settings.thresholds import Thresholds
+from kvpressure.settings.thresholds import Thresholds, builtin
+from kvpressure.toolbox import mitigation_report
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.live_pages import GivenGpu
 
@@ -18,7 +21,7 @@ from kvpressure.toolbox.live_pages import GivenGpu
 class StatedEngine:
     """Stated values; None = not stated. Tokens and requests are counts, ``pool_bytes`` is per GPU."""
 
-    verdict: str
+    verdict: str = "kv_pressure"
     version: str | None = None
     running: float | None = None
     max_num_seqs: float | None = None
@@ -83,8 +86,15 @@ def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
         ),
         limits={name: Limit(name, getattr(given, name), None, "given", recommended[name]) for name in LIMITS},
     )
-    return EngineView(engine, gpus, plan=mitigation.plan(engine, t), assumed=True)
+    return EngineView(engine, gpus, plan=mitigation.plan(engine, t))
 
 
 def _p95(value: float | None) -> dict[str, float]:
     return {} if value is None else {"0.95": value}
+
+
+def plan_of(stated: StatedEngine, max_rejected: float = MAX_REJECTED) -> dict[str, Any]:
+    """What ``mitigate --format json`` prints of the engine."""
+    view = engine_from(stated, builtin())
+    plan = pressure_plan(view.plan_input, builtin(), ("deploy/NAME",), max_rejected)
+    return mitigation_report.as_json(view, (), plan, "URL")

@@ -1,4 +1,4 @@
-"""``kvpressure audit``: a server container's CPU limit, shared memory and start time; KServe's LLMInferenceService."""
+"""``kvpressure audit``: a server container's CPU limit, shared memory and start time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 import yaml
 
 from kvpressure.engines.registry import dialect
-from kvpressure.errors import InputError
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.toolbox import manifests, patches
 from tests.helpers.command import Capsys, answer
 
 MODEL = "meta-llama/Llama-3.1-8B"
@@ -135,100 +133,3 @@ def test_a_model_of_unknown_size_is_neither_failed_nor_passed(capsys: Capsys, tm
         "cannot see",
         "startupProbe restarts the server after 10 min; model size unknown",
     )
-
-
-# --- KServe's LLMInferenceService -------------------------------------------------------------------------
-
-
-def llm(**spec: Any) -> dict[str, Any]:
-    """An LLMInferenceService in the form of KServe's samples (docs/samples/llmisvc)."""
-    return {
-        "apiVersion": "serving.kserve.io/v1alpha1",
-        "kind": "LLMInferenceService",
-        "metadata": {"name": "qwen"},
-        "spec": {
-            "model": {"uri": "hf://Qwen/Qwen2.5-7B-Instruct", "name": "Qwen/Qwen2.5-7B-Instruct"},
-            "template": {
-                "containers": [
-                    {
-                        "name": "main",
-                        "env": [{"name": "VLLM_ADDITIONAL_ARGS", "value": "--max-num-seqs 64 --max-model-len=8192"}],
-                        "resources": {"limits": {"cpu": "4", "nvidia.com/gpu": "2"}},
-                    }
-                ]
-            },
-            **spec,
-        },
-    }
-
-
-PREFILL = {
-    "parallelism": {"tensor": 4},
-    "template": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]},
-}
-
-
-def test_an_llm_inference_service_is_read_with_the_arguments_that_kserve_adds() -> None:
-    decode, prefill = manifests.servers_of(llm(parallelism={"tensor": 2}, prefill=PREFILL))
-    assert (decode.title, prefill.title) == ("llminferenceservice/qwen:main", "llminferenceservice/qwen:prefill/main")
-    assert decode.args.values == {
-        "tensor_parallel_size": "2",
-        "max_num_seqs": "64",
-        "max_model_len": "8192",
-        "model": "Qwen/Qwen2.5-7B-Instruct",
-    }
-    assert decode.args.complete
-    assert prefill.args.tensor_parallel_size == 4
-
-
-def test_arguments_of_a_configuration_that_is_not_there_are_unknown() -> None:
-    [server] = manifests.servers_of(llm(baseRefs=[{"name": "our-config"}]))
-    assert server.args.is_explicit("gpu_memory_utilization") is None
-    assert server.args.is_explicit("max_num_seqs") is True
-
-
-@pytest.mark.parametrize(
-    "given", [{"value": "--served-model-name 'open"}, {"valueFrom": {"configMapKeyRef": {"name": "args", "key": "a"}}}]
-)
-def test_additional_arguments_that_cannot_be_read_hide_the_others(given: dict[str, Any]) -> None:
-    service = llm()
-    service["spec"]["template"]["containers"][0]["env"] = [{"name": "VLLM_ADDITIONAL_ARGS", **given}]
-    [server] = manifests.servers_of(service)
-    assert server.args.is_explicit("max_num_seqs") is None
-
-
-def test_a_runtime_of_another_engine_is_that_engines() -> None:
-    [server] = manifests.servers_of(llm(runtime="kserve-llm-sglang", parallelism={"tensor": 2}))
-    assert server.dialect == "sglang"
-    assert server.args.tensor_parallel_size == 2
-
-
-def test_what_the_configuration_may_set_is_not_failed(capsys: Capsys, tmp_path: Path) -> None:
-    service = llm(parallelism={"tensor": 2})
-    service["spec"]["template"]["containers"][0]["livenessProbe"] = {"failureThreshold": 1}
-    found = items(capsys, tmp_path, service)
-    assert {name: found[name]["result"] for name in ("cpu_limit", "shared_memory", "start_time")} == {
-        "cpu_limit": "pass",
-        "shared_memory": "cannot see",
-        "start_time": "cannot see",
-    }
-
-
-def test_a_configuration_with_its_own_command_is_an_ordinary_template() -> None:
-    config = llm()
-    config["kind"] = "LLMInferenceServiceConfig"
-    config["spec"]["template"]["containers"][0] |= {
-        "command": ["vllm", "serve", "/mnt/models"],
-        "args": ["--max-num-seqs", "32"],
-    }
-    [server] = manifests.servers_of(config)
-    assert server.args.max_num_seqs == 32
-    assert server.command_length == 3
-
-
-def test_mitigation_names_the_variable_instead_of_a_patch_that_would_not_reach() -> None:
-    [server] = manifests.servers_of(llm())
-    with pytest.raises(
-        InputError, match=r"no command line, the image sets it .*VLLM_ADDITIONAL_ARGS in the container's env"
-    ):
-        patches.as_patch(server, {"max_num_seqs": 32})

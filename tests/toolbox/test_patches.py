@@ -160,36 +160,6 @@ def test_a_custom_resource_is_patched_by_its_index() -> None:
     assert patches.command(found, "json") == "kubectl patch lws/big -n inference --type json --patch-file THIS_FILE"
 
 
-@pytest.mark.parametrize(
-    ("model", "args"),
-    [
-        (
-            {"modelFormat": {"name": "huggingface"}, "args": ["--model_name=llama3", "--max_num_seqs=128"]},
-            ["--model_name=llama3", "--max_num_seqs=7"],
-        ),
-        (
-            {"modelFormat": {"name": "huggingface"}, "args": ["--model_name=llama3"]},
-            ["--model_name=llama3", "--max-num-seqs", "7"],
-        ),
-        ({"modelFormat": {"name": "vllm"}}, ["--max-num-seqs", "7"]),
-    ],
-)
-def test_a_served_model_without_a_command_gets_arguments(model: dict[str, Any], args: list[str]) -> None:
-    """KServe appends them to those of the runtime, whose image or command starts the server."""
-    document = {
-        "kind": "InferenceService",
-        "metadata": {"name": "chat"},
-        "spec": {"predictor": {"model": {"resources": {"limits": {"nvidia.com/gpu": 1}}, **model}}},
-    }
-    found = server(document)
-    assert patches.as_patch(found, VALUES)[1] == [{"op": "add", "path": "/spec/predictor/model/args", "value": args}]
-    assert any("appends these arguments to those of the serving runtime" in note for note in patches.notes(found, {}))
-    hiding = copy.deepcopy(document)
-    hiding["spec"]["predictor"]["model"]["args"] = ["--model_name=llama3", "$(MORE)"]
-    with pytest.raises(InputError, match="a variable adds arguments"):
-        patches.as_patch(server(hiding), VALUES)
-
-
 def test_a_running_pod_cannot_be_patched() -> None:
     with pytest.raises(InputError, match="cannot be changed"):
         patches.as_patch(server({"kind": "Pod"} | pod()), VALUES)

@@ -309,7 +309,10 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     )
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if not caps.known:
-        said += ". No finished request was seen, so these caps are examples: set them to the p95 lengths in your gateway's log"
+        said += (
+            ". No finished request was seen, so these caps are examples: set them to the p95 lengths in your gateway's"
+            " log"
+        )
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
         said += (

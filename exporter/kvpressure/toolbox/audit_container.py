@@ -13,7 +13,6 @@ from kvpressure.toolbox.host_settings import DEFAULT_SHARED_BYTES, SHARED_MEMORY
 
 CONTAINER: Final = "container (not in the guide)"
 
-_ELSEWHERE: Final = "in this object; the runtime's configuration may have one"
 _PROCESSES_WHY: Final = "a server whose processes share too few CPU cores leaves its GPU idle"
 _SHARED_WHY: Final = "the processes of several GPUs exchange data through /dev/shm"
 _SHARED_BYTES: Final = 1 << 30  # as in KServe's configurations for vLLM; vLLM's own examples give 2 GiB
@@ -45,8 +44,7 @@ def _cpu(s: Subject, host: HostSettings) -> Item:
     needed = None if gpus is None else s.dialect.processes(s.args, gpus)
     result: Result = "pass"
     if limit is None:
-        found = f"no CPU limit {_ELSEWHERE}" if host.partial else "no CPU limit"
-        result = "cannot see" if host.partial else "pass"
+        found = "no CPU limit"
     elif needed is None:
         result, found = "cannot see", f"CPU limit {limit:g}; number of processes unknown"
     else:
@@ -67,8 +65,6 @@ def _shared_memory(s: Subject, host: HostSettings) -> Item:
     result: Result
     if gpus == 1:
         result, found = "pass", "one GPU: not needed"
-    elif size is None and host.partial:
-        result, found = "cannot see", f"no volume {_ELSEWHERE}"
     elif gpus is None:
         result, found = "cannot see", "number of GPUs unknown"
     else:
@@ -92,9 +88,7 @@ def _start(s: Subject, host: HostSettings) -> Item:
     size = weights.estimated(s.shape) if s.shape is not None else None
     fastest, slowest = (fixed + (size or 0) / rate for fixed, rate in (_FASTEST_START, _SLOWEST_START))
     result: Result = "cannot see"
-    if host.partial and host.start_probe != "startupProbe":  # a startup probe elsewhere suspends a liveness probe
-        found = f"no startup probe {_ELSEWHERE}"
-    elif seconds is None:
+    if seconds is None:
         result, found = "pass", "no startup or liveness probe"
     else:
         found = f"{host.start_probe} restarts the server after {duration(seconds)}"

@@ -21,7 +21,7 @@ _FAILURES: Final = 3.0
 class HostSettings:
     """``cpu_limit``: cores; ``gpus``: GPUs of the container; ``shared_bytes``: size of /dev/shm, infinite without a
     limit of its own; ``start_seconds``: time after which ``start_probe`` restarts a server that does not answer yet.
-    None = not set. ``partial``: another object may set what is None here.
+    None = not set.
     """
 
     cpu_limit: float | None = None
@@ -29,10 +29,9 @@ class HostSettings:
     shared_bytes: float | None = None
     start_seconds: float | None = None
     start_probe: str = ""
-    partial: bool = False
 
 
-def host_settings(spec: Mapping[str, Any], container: Mapping[str, Any], *, partial: bool = False) -> HostSettings:
+def host_settings(spec: Mapping[str, Any], container: Mapping[str, Any]) -> HostSettings:
     """The settings of ``container`` in the pod spec ``spec``."""
     limits = mapping(mapping(container.get("resources")).get("limits"))
     gpus = [quantity(value) for name, value in limits.items() if str(name).endswith(("/gpu", "/gpu.shared"))]
@@ -43,7 +42,6 @@ def host_settings(spec: Mapping[str, Any], container: Mapping[str, Any], *, part
         _shared(spec, container),
         seconds,
         probe,
-        partial,
     )
 
 

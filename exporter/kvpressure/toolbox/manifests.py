@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.mistakes import named_by
-from kvpressure.engines.registry import default, dialect, dialects, titles
+from kvpressure.engines.registry import default, dialect, titles
 from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.files import read_file
 from kvpressure.model.arguments import GIB, EngineArgs
@@ -35,16 +33,6 @@ _SIZE: Final = re.compile(r"(\d{2,3})GB", re.IGNORECASE)
 _MONITORS: Final = ("ServiceMonitor", "PodMonitor", "VMServiceScrape", "VMPodScrape", "PodMonitoring")
 _EXPORTERS: Final = ("kvpressure", "dcgm-exporter", "device-metrics-exporter", "amd-metrics-exporter")
 _BODY_SIZE: Final = "nginx.ingress.kubernetes.io/proxy-body-size"
-_HUGGING_FACE: Final = "hf://"
-_DOWNLOADED: Final = "/mnt/models"  # where KServe puts what storageUri names
-_KSERVE_MAIN: Final = "main"  # the container that KServe's configurations of an LLMInferenceService complete
-_KSERVE_ARGS: Final = "_ADDITIONAL_ARGS"  # variables that the same configurations append to the command line
-_PARALLELISM: Final = {  # of an LLMInferenceService, and the server's argument
-    "tensor": "tensor_parallel_size",
-    "pipeline": "pipeline_parallel_size",
-    "data": "data_parallel_size",
-    "dataLocal": "data_parallel_size_local",
-}
 _READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 
@@ -53,8 +41,7 @@ class ServerContainer:
     """A vLLM container as it would run. ``argv``: its real command line, whose first ``command_length`` words are
     ``command``; ``args``: parsed, without secrets. ``pointer``: path of the container in the document; ``env``:
     literal variables; ``variables``: where the others come from, in words; ``owner``: what manages the document;
-    ``host``: settings of the pod template, None without one. ``appended``: ``argv`` follows the arguments of a KServe
-    runtime, whose image or command starts the server.
+    ``host``: settings of the pod template, None without one.
     """
 
     kind: str
@@ -74,7 +61,6 @@ class ServerContainer:
     owner: str = ""
     dialect: str = ""
     host: HostSettings | None = None
-    appended: bool = False
 
     @property
     def title(self) -> str:
@@ -83,10 +69,10 @@ class ServerContainer:
 
     @property
     def place(self) -> str:
-        """``leaderTemplate/vllm``, ``prefill/main``: pod template and container; only the container's name where the
+        """``leaderTemplate/vllm``: pod template and container; only the container's name where the
         object has one template.
         """
-        named = [part for part in self.pointer if isinstance(part, str) and part.endswith(("Template", "prefill"))]
+        named = [part for part in self.pointer if isinstance(part, str) and part.endswith("Template")]
         return "/".join((*named[-1:], self.container))
 
 
@@ -191,8 +177,6 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield {**document, "metadata": {**metadata, **named}, "status": {**running, **mapping(document.get("status"))}}
         return
     for place in _templates(document):
-        if place.partial:  # command, image and port are those of a runtime that is another object
-            continue
         own = mapping(place.template.get("metadata"))
         labels = {**mapping(own.get("labels")), **_given_labels(document, place.pointer)}
         pod = {**own, **named, "labels": labels}
@@ -279,7 +263,8 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
             if engine.target is None:
                 continue
             listed, index, raw = _container(spec, engine.container)
-            path = "/".join(map(str, (place.pointer if place.single else (*place.pointer[:-1], listed, index))))
+            pointer = (*place.pointer[:-1], listed, index)
+            path = "/".join(map(str, pointer))
             command, args = (
                 _words(
                     raw.get(name),
@@ -295,18 +280,17 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                 engine.container,
                 (*command, *args),
                 len(command),
-                _arguments(place, dialect(engine.dialect), engine.target.args, engine.target.env),
+                dialect(engine.dialect).read_command(engine.target.args, engine.target.env).args,
                 str(raw.get("image") or ""),
                 engine.target.version,
                 _gpu(spec),
                 str(annotations.get("prometheus.io/scrape")).lower() == "true",
-                place.pointer if place.single else (*place.pointer[:-1], listed, index),
+                pointer,
                 env,
                 variables,
                 _owner(metadata),
                 engine.dialect,
-                host_settings(spec, raw, partial=place.partial),
-                appended=place.single and not command,
+                host_settings(spec, raw),
             )
 
 
@@ -341,18 +325,10 @@ def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A pod template and where its containers are; ``single``: the pointer leads to the only container. ``partial``:
-    image, command and probes are those of another object. ``added``: arguments that the controller adds. ``hidden``:
-    another object may have further ones. ``model``: published name of the model that is downloaded for it, or "".
-    """
+    """A pod template, and the path of its containers in the document."""
 
     template: Mapping[str, Any]
     pointer: tuple[str | int, ...]
-    single: bool = False
-    partial: bool = False
-    added: tuple[str, ...] = ()
-    hidden: bool = False
-    model: str = ""
 
 
 def _templates(document: Mapping[str, Any]) -> Iterator[_Place]:
@@ -372,92 +348,9 @@ def _below(node: object, path: tuple[str | int, ...], depth: int, left: Iterator
     if isinstance(spec, Mapping) and any(isinstance(item, Mapping) for item in items(spec.get("containers"))):
         yield _Place(node, (*path, "spec", "containers"))
         return
-    served = [one for one in (_served_model(node, path), *_llm_places(node, path)) if one is not None]
-    if served:
-        yield from served
-        return
     for key, value in node.items():
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             yield from _below(child, (*path, str(key)) if index is None else (*path, str(key), index), depth - 1, left)
-
-
-def _served_model(node: Mapping[str, Any], path: tuple[str | int, ...]) -> _Place | None:
-    """KServe: the pod spec under ``predictor``, possibly a ``model`` with its own arguments."""
-    predictor = mapping(node.get("predictor"))
-    if items(predictor.get("containers")):
-        return _Place({"spec": predictor}, (*path, "predictor", "containers"))
-    model = mapping(predictor.get("model"))
-    runtime = str(model.get("runtime") or "") + str(mapping(model.get("modelFormat")).get("name") or "")
-    named = next((one.name for one in dialects() if one.name in runtime.lower()), "")
-    if model and (named or items(model.get("args"))):
-        image = model.get("image") or named or default().name
-        container = {**model, "name": "kserve-container", "image": image}
-        uri = str(model.get("storageUri") or "")
-        return _Place(
-            {"spec": {**predictor, "containers": [container]}},
-            (*path, "predictor", "model"),
-            single=True,
-            partial=True,
-            model=_published(uri),
-        )
-    return None
-
-
-def _published(uri: object) -> str:
-    """The model's published name, "" for a URI of another kind."""
-    text = str(uri or "")
-    return text.removeprefix(_HUGGING_FACE).partition(":")[0] if text.startswith(_HUGGING_FACE) else ""
-
-
-def _llm_places(node: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[_Place]:
-    """KServe's LLMInferenceService: pod specs under ``template`` and ``prefill.template``, completed by a
-    configuration. Pods of ``worker`` serve nothing.
-    """
-    for part, where in ((node, path), (mapping(node.get("prefill")), (*path, "prefill"))):
-        spec = mapping(part.get("template"))
-        if not any(isinstance(item, Mapping) for item in items(spec.get("containers"))):
-            continue
-        yield _llm_place(node, part, spec, (*where, "template", "containers"))
-
-
-def _llm_place(
-    node: Mapping[str, Any], part: Mapping[str, Any], spec: Mapping[str, Any], pointer: tuple[str | int, ...]
-) -> _Place:
-    containers = [dict(item) for item in map(mapping, items(spec.get("containers")))]
-    main = next((one for one in containers if one.get("name") == _KSERVE_MAIN), None)
-    if main is None or main.get("command"):
-        return _Place({"spec": spec}, pointer)
-    runtime = str(node.get("runtime") or "").lower()
-    engine = next((one for one in dialects() if one.name in runtime), default())
-    main.setdefault("image", engine.name)
-    sizes = mapping(part.get("parallelism"))
-    added = [f"{engine.flag(name)}={size}" for key, name in _PARALLELISM.items() if (size := sizes.get(key))]
-    given = [item for item in map(mapping, items(main.get("env"))) if str(item.get("name")).endswith(_KSERVE_ARGS)]
-    hidden = any(item.get("value") is None for item in given)
-    try:
-        added += [word for item in given for word in shlex.split(str(item.get("value") or ""))]
-    except ValueError:  # quotes that only the shell of the server's script pairs
-        hidden = True
-    return _Place(
-        {"spec": {**spec, "containers": containers}},
-        pointer,
-        partial=True,
-        added=(*added, *map(str, items(main.get("args")))),
-        hidden=hidden or bool(node.get("baseRefs")),
-        model=_published(mapping(node.get("model")).get("uri")),
-    )
-
-
-def _arguments(place: _Place, engine: EngineDialect, words: Sequence[str], env: Mapping[str, str]) -> EngineArgs:
-    """The server's arguments, with those of its controller and the downloaded model, if they name none or only its
-    directory.
-    """
-    args = engine.read_command(place.added or words, env).args
-    if place.partial and not place.single:  # the command itself is that of the configuration
-        args = replace(args, complete=not place.hidden)
-    if place.model and args.model in (None, _DOWNLOADED):
-        return replace(args, values={**args.values, "model": place.model})
-    return args
 
 
 def _environment(container: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:

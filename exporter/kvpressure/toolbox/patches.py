@@ -1,8 +1,8 @@
 """A ``kubectl patch`` that sets arguments of vLLM in its workload; nothing is applied.
 
 Lists are replaced as a whole, so a patch has the container's whole ``args`` (and ``command``). Built-in workloads
-take a strategic merge patch, which finds the container by name; custom resources (LeaderWorkerSet, KServe) a JSON
-patch, which finds it by index.
+take a strategic merge patch, which finds the container by name; custom resources (LeaderWorkerSet) a JSON patch, which
+finds it by index.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ def as_patch(server: ServerContainer, values: Mapping[str, float]) -> tuple[str,
     if server.kind in _STRATEGIC:
         return "strategic", {"spec": {"template": {"spec": {listed: [{"name": server.container, **new}]}}}}
     where = "".join(f"/{part}" for part in server.pointer)
-    indexed = bool(server.pointer) and isinstance(server.pointer[-1], int)
-    guard = [{"op": "test", "path": f"{where}/name", "value": server.container}] if indexed else []
-    return "json", [*guard, *({"op": "add", "path": f"{where}/{name}", "value": words} for name, words in new.items())]
+    guard = {"op": "test", "path": f"{where}/name", "value": server.container}
+    return "json", [guard, *({"op": "add", "path": f"{where}/{name}", "value": words} for name, words in new.items())]
 
 
 def _refuse(server: ServerContainer) -> None:
@@ -67,7 +66,7 @@ def _refuse(server: ServerContainer) -> None:
             f"{server.title}: the arguments of a running pod cannot be changed; name the workload that created the"
             " pod instead"
         )
-    if not server.argv and not server.appended:
+    if not server.argv:
         raise InputError(
             f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; edit the"
             " workload by hand"
@@ -83,7 +82,7 @@ def _refuse(server: ServerContainer) -> None:
             f"{server.title}: a variable adds arguments ({told}), which a patch of the workload does not reach;"
             " set the values in that variable"
         )
-    if not seen and not server.appended:
+    if not seen:
         raise InputError(
             f"{server.title}: a script hides part of the command line{_elsewhere(server)}; edit the command line by"
             " hand"
@@ -150,11 +149,6 @@ def notes(server: ServerContainer, values: Mapping[str, float]) -> Iterator[str]
         kind = server.owner.split()[0]
         yield f"managed by {server.owner}, which may undo the patch: change it there too" + (
             " (--format helm)" if kind == "Helm" else ""
-        )
-    if server.appended:
-        yield (
-            "KServe appends these arguments to those of the serving runtime; a runtime that starts the server from a"
-            " shell script ignores them"
         )
     if "config" in server.args.values:
         yield "options on the command line override the file of --config"

@@ -38,7 +38,7 @@ def test_a_bare_server_tells_little_and_says_so(capsys: Capsys) -> None:
         "text": "effective batch size (p95)",
         "result": "cannot see",
         "why": "",
-        "found": "no scrape configuration from the server itself",
+        "found": "no scrape configuration seen",
         "set": "a PodMonitor, a ServiceMonitor or the kvpressure exporter",
     }
     assert item(server, "rejected_not_truncated")["result"] == "pass"

@@ -14,7 +14,7 @@ from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.audit_subject import Seen, Subject, shape_of
 from kvpressure.toolbox.checklist import checklist
 from kvpressure.toolbox.inputs import arguments, engine_version, given_gpu, model_shape
-from kvpressure.toolbox.manifests import Deployed, ServerContainer, Surroundings
+from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.option_values import whole_number
 from kvpressure.toolbox.terminal import answer
 
@@ -22,7 +22,7 @@ _EXAMPLES = """\
 examples:
   kubectl get deploy -n inference -o yaml | kvpressure audit - --gpu H100:80 --context 3000
   helm template chat ./chart | kvpressure audit - --format json
-  kvpressure audit deployment.yaml route.yaml --all
+  kvpressure audit chat.yaml code.yaml --all
   kvpressure audit http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
   kvpressure audit http://node-1:9846
       a running server, or all servers of an exporter: values in force; what they do not publish stays unseen
@@ -96,30 +96,23 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
         found = [
             one for address in addresses for one in running.read(address, options.args or (), options.gpu, thresholds)
         ]
-        return [_subject(server, around, options, thresholds, seen=seen) for server, around, seen in found]
-    deployed = _read(options)
+        return [_subject(server, options, thresholds, seen=seen) for server, seen in found]
+    servers = _read(options)
     return [
-        _subject(
-            server,
-            deployed.around,
-            options,
-            thresholds,
-            tuple(other for other in deployed.servers if other is not server),
-        )
-        for server in deployed.servers
+        _subject(server, options, thresholds, tuple(other for other in servers if other is not server))
+        for server in servers
     ]
 
 
-def _read(options: argparse.Namespace) -> Deployed:
+def _read(options: argparse.Namespace) -> tuple[ServerContainer, ...]:
     if bool(options.files) == bool(options.args):
         found = "both files and --args were given" if options.files else "nothing to audit"
         raise InputError(f"{found}; allowed: FILE..., - (standard input), URL, or --args='vllm serve ...'")
-    return Deployed((manifests.from_command_line(options.args),)) if options.args else manifests.read_all(options.files)
+    return (manifests.from_command_line(options.args),) if options.args else manifests.read_all(options.files)
 
 
 def _subject(
     server: ServerContainer,
-    around: Surroundings,
     options: argparse.Namespace,
     thresholds: Thresholds,
     siblings: tuple[ServerContainer, ...] = (),
@@ -130,7 +123,6 @@ def _subject(
     context = options.context or (None if usual is None else max(1, round(usual)))
     return Subject(
         server,
-        around,
         thresholds,
         shape,
         options.gpu or server.gpu,

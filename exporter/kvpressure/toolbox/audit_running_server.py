@@ -27,7 +27,7 @@ from kvpressure.toolbox.engine_view import EngineView, name_of, number
 from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
 from kvpressure.toolbox.live_pages import Around, GivenGpu
-from kvpressure.toolbox.manifests import ServerContainer, Surroundings
+from kvpressure.toolbox.manifests import ServerContainer
 
 INFO_SECONDS: Final = 15.0  # vLLM collects its environment for the first answer
 _INFO_PATH: Final = "/server_info?config_format=json"  # in development mode only
@@ -47,7 +47,7 @@ def is_address(text: str) -> bool:
 
 def read(
     address: str, args: tuple[str, ...], gpu: GivenGpu | None, thresholds: Thresholds
-) -> list[tuple[ServerContainer, Surroundings, Seen]]:
+) -> list[tuple[ServerContainer, Seen]]:
     """Every engine behind ``address`` of an exporter or a vLLM server. Raises ``InputError``."""
     target = fetch.target_of(address, "URL")
     document = fetch.get_json(target, fetch.DIAGNOSIS_PATH)
@@ -56,41 +56,37 @@ def read(
     target = replace(target, args=target.args or args)
     cases = watch_and_judge([target], Around(versions=live.versions([target]), gpu=gpu), 0.0, thresholds)
     info, model = _server_info(target), _model(target)
-    here = Surroundings(place="from the server itself")
-    return _all_found([case.view for case in cases], here, info, model, thresholds)
+    return _all_found([case.view for case in cases], info, model, thresholds)
 
 
-def _exporter(
-    address: str, document: Mapping[str, Any], t: Thresholds
-) -> list[tuple[ServerContainer, Surroundings, Seen]]:
+def _exporter(address: str, document: Mapping[str, Any], t: Thresholds) -> list[tuple[ServerContainer, Seen]]:
     views = engine_views(document)
     if not views:
         raise InputError(f"{address}: the exporter has found no engine yet; try again later")
-    said = f"kvpressure exporter at {address}"
-    around = Surroundings(
-        monitor=said, gpu_exporter=said if items(document.get("gpus")) else None, place="from the exporter"
-    )
-    return _all_found(views, around, {}, None, t)
+    return _all_found(views, {}, None, t, f"kvpressure exporter at {address}", bool(items(document.get("gpus"))))
 
 
 def _all_found(
-    views: Sequence[EngineView], around: Surroundings, info: Mapping[str, Any], model: str | None, t: Thresholds
-) -> list[tuple[ServerContainer, Surroundings, Seen]]:
+    views: Sequence[EngineView],
+    info: Mapping[str, Any],
+    model: str | None,
+    t: Thresholds,
+    exporter: str | None = None,
+    gpus_watched: bool = False,
+) -> list[tuple[ServerContainer, Seen]]:
     """All engines, those in trouble first; several of one pod are told apart by model and rank."""
     of_pod = Counter((view.engine.key.namespace, view.engine.key.pod) for view in views)
     audited = []
     for view in sorted(views, key=lambda view: worst_first(view.engine)):
-        server, surroundings, seen = _found(view, around, info, model, t)
+        server = _server(view, info, model)
         key = view.engine.key
         if of_pod[key.namespace, key.pod] > 1:
             server = replace(server, container=name_of(replace(key, namespace="", pod=server.container)))
-        audited.append((server, surroundings, seen))
+        audited.append((server, _seen(view, t, exporter, gpus_watched)))
     return audited
 
 
-def _found(
-    view: EngineView, around: Surroundings, info: Mapping[str, Any], model: str | None, t: Thresholds
-) -> tuple[ServerContainer, Surroundings, Seen]:
+def _server(view: EngineView, info: Mapping[str, Any], model: str | None) -> ServerContainer:
     limits = {name: view.engine.limit(name) for name in LIMITS}
     values: dict[str, str | None] = {
         name: value_text(limit.value)
@@ -106,7 +102,7 @@ def _found(
     known = {name for name, limit in limits.items() if limit.explicit is not None}
     explicit = frozenset(name for name, limit in limits.items() if limit.explicit) | {"model"}
     args = EngineArgs(values, explicit, complete=known == set(LIMITS))
-    server = ServerContainer(
+    return ServerContainer(
         "server",
         view.engine.key.namespace,
         view.engine.key.pod or view.engine.target,
@@ -118,20 +114,18 @@ def _found(
         gpu=_gpu(view),
         dialect=view.engine.dialect,
     )
+
+
+def _seen(view: EngineView, t: Thresholds, exporter: str | None, gpus_watched: bool) -> Seen:
     context, found = view.signals.context.context_mean, about(view.signals, t)
-    return (
-        server,
-        around,
-        Seen(
-            capacity_tokens=view.signals.kv.kv_capacity_tokens,
-            context=view.usual.context_mean if context is None else context,
-            bursts=found["arrivals_bursty"],
-            bimodal_prompts=found["prompt_lengths_bimodal"],
-            conditions={
-                name: value for name, value in view.diagnosis.conditions.items() if name != "documented_signature"
-            },
-            watched=around.monitor is not None,
-        ),
+    return Seen(
+        capacity_tokens=view.signals.kv.kv_capacity_tokens,
+        context=view.usual.context_mean if context is None else context,
+        bursts=found["arrivals_bursty"],
+        bimodal_prompts=found["prompt_lengths_bimodal"],
+        conditions={name: value for name, value in view.diagnosis.conditions.items() if name != "documented_signature"},
+        exporter=exporter,
+        gpus_watched=gpus_watched,
     )
 
 

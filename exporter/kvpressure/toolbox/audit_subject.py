@@ -18,7 +18,7 @@ from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.state import Found
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.live_pages import GivenGpu
-from kvpressure.toolbox.manifests import ServerContainer, Surroundings
+from kvpressure.toolbox.manifests import ServerContainer
 
 Result = Literal["pass", "fail", "cannot see"]
 Given = Literal["not visible", "not set", "hidden", "set", "no number", "refused"]
@@ -44,7 +44,7 @@ class Item:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Readings of a running server: KV capacity in tokens, mean tokens of a request, findings about its load and
-    memory. ``watched``: an exporter watches it. None = unknown.
+    memory. ``exporter``: the exporter that watches it, whether it also reads the GPU. None = unknown.
     """
 
     capacity_tokens: float | None
@@ -52,7 +52,8 @@ class Seen:
     bursts: Found
     bimodal_prompts: Found
     conditions: Mapping[str, bool | None]
-    watched: bool = False
+    exporter: str | None = None
+    gpus_watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,6 @@ class Subject:
     """
 
     server: ServerContainer
-    around: Surroundings
     thresholds: Thresholds
     shape: ModelShape | None = None
     gpu: GivenGpu | None = None

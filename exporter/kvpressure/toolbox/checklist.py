@@ -41,11 +41,9 @@ _WHY_REQUESTS: Final = "long or unbounded prompts are the most common cause of K
 
 
 def _requests(s: Subject) -> Iterator[Item]:
-    args, edge = s.args, s.around
+    args = s.args
     length = args.max_model_len
-    limit = edge.body_limit or (
-        f"{s.flag('max_model_len')} {length} ({s.dialect.title} answers 400 to longer prompts)" if length else None
-    )
+    limit = f"{s.flag('max_model_len')} {length} ({s.dialect.title} answers 400 to longer prompts)" if length else None
     full = args.is_explicit("max_model_len") is False
     yield Item(
         "input_limit",
@@ -58,14 +56,14 @@ def _requests(s: Subject) -> Iterator[Item]:
     )
     cap = _output_cap(args)
     capped_by = s.flag("override_generation_config")
-    found = edge.output_limit or (f"{capped_by} max_new_tokens {cap}" if cap else None)
+    found = f"{capped_by} max_new_tokens {cap}" if cap else None
     yield Item(
         "output_limit",
         _REQUESTS,
         "max output tokens enforced for every request",
         "pass" if found else "cannot see",
         "a request without max_tokens may fill the whole context",
-        found or f"no limit {edge.place}; the gateway may have one",
+        found or "no limit seen; the gateway may have one",
         ""
         if found
         else f"{capped_by} '{{\"max_new_tokens\": 1024}}', or a cap at the gateway"
@@ -86,15 +84,14 @@ def _requests(s: Subject) -> Iterator[Item]:
         + (" (max_new_tokens shortens outputs silently)" if capped_by else ""),
         f"no {truncation}" if truncates else "",
     )
-    bound = edge.timeout or found
     yield Item(
         "bounded_streams",
         _REQUESTS,
         "streaming responses have bounded duration or tokens",
-        "pass" if bound else "cannot see",
+        "pass" if found else "cannot see",
         "an abandoned stream holds its KV blocks until it ends",
-        bound or f"no timeout {edge.place}",
-        "" if bound else "HTTPRoute timeouts.request, or an output cap",
+        found or "no timeout seen; the gateway may have one",
+        "" if found else "HTTPRoute timeouts.request, or an output cap",
     )
 
 
@@ -269,15 +266,12 @@ def _batching(s: Subject) -> Iterator[Item]:
         "a limit that is sufficient on average may fail at the peak",
         "kvpressure probe, or a load test with the longest prompts",
     )
-    seen = s.around.rules
-    yield Item(
+    yield _unseen(
         "batch_monitored",
         _BATCHING,
         "batch effectiveness is monitored (p95, p99)",
-        "pass" if seen else "cannot see",
         "a collapsing batch is the first sign of KV cache pressure",
-        seen or f"no kvpressure rules {s.around.place}",
-        "" if seen else "deploy the exporter and its rules, which watch kvpressure_effective_batch_size",
+        "deploy the exporter and its rules, which watch kvpressure_effective_batch_size",
     )
 
 
@@ -339,7 +333,8 @@ class _Metrics:
 
 
 def _metrics(s: Subject) -> _Metrics:
-    scraped = s.around.monitor or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
+    exporter = s.seen.exporter if s.seen is not None else None
+    scraped = exporter or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
     if s.dialect.silent(s.args):
         how, _, switch = s.dialect.metrics_switch.partition(" ")
         off, fix = (f"no {switch}", f"add {switch}") if how == "with" else (switch, f"remove {switch}")
@@ -348,7 +343,7 @@ def _metrics(s: Subject) -> _Metrics:
         return _Metrics("pass", scraped, "", "")
     return _Metrics(
         "cannot see",
-        f"no scrape configuration {s.around.place}",
+        "no scrape configuration seen",
         "a PodMonitor, a ServiceMonitor or the kvpressure exporter",
         "",
     )
@@ -357,14 +352,14 @@ def _metrics(s: Subject) -> _Metrics:
 def _signals(s: Subject) -> Iterator[Item]:
     why = "under KV cache pressure, memory is high and compute is low; GPU utilization alone is misleading"
     engine = _metrics(s)
-    gpu = s.around.gpu_exporter
+    gpu = s.seen.exporter if s.seen is not None and s.seen.gpus_watched else None
     yield Item(
         "observe_gpu_memory",
         _SIGNALS,
         "GPU memory utilization",
         "pass" if gpu else "cannot see",
         why,
-        gpu or f"no GPU exporter {s.around.place}",
+        gpu or "no GPU exporter seen",
         "" if gpu else "the kvpressure exporter (or DCGM's) on the node",
     )
     for name, text in (
@@ -407,7 +402,7 @@ def _bursts(s: Subject, why: str) -> Item:
     text, advice = "bursty traffic patterns are identified", "check kvpressure_arrival_burst_ratio over a week"
     if s.seen is None or s.seen.bursts.value is None:
         return _unseen("bursts", _TRAFFIC, text, why, advice)
-    if s.seen.watched:
+    if s.seen.exporter is not None:
         return Item("bursts", _TRAFFIC, text, "pass", why, f"{s.seen.bursts.text}; the exporter tracks it")
     return Item("bursts", _TRAFFIC, text, "cannot see", why, s.seen.bursts.text, advice)
 

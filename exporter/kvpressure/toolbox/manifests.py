@@ -17,7 +17,7 @@ from kvpressure.engines.registry import default, dialect, titles
 from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.files import read_file
 from kvpressure.model.arguments import GIB, EngineArgs
-from kvpressure.parsed import items, mapping, mappings
+from kvpressure.parsed import items, mapping
 from kvpressure.settings.yaml_lines import bounded_loader
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox.host_settings import HostSettings, host_settings
@@ -31,9 +31,6 @@ _PRODUCT: Final = "nvidia.com/gpu.product"
 _ACCELERATOR: Final = "cloud.google.com/gke-accelerator"
 _SIZE: Final = re.compile(r"(\d{2,3})GB", re.IGNORECASE)
 _MONITORS: Final = ("ServiceMonitor", "PodMonitor", "VMServiceScrape", "VMPodScrape", "PodMonitoring")
-_EXPORTERS: Final = ("kvpressure", "dcgm-exporter", "device-metrics-exporter", "amd-metrics-exporter")
-_BODY_SIZE: Final = "nginx.ingress.kubernetes.io/proxy-body-size"
-_READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,49 +88,28 @@ def choose(servers: Sequence[ServerContainer], container: str | None, where: str
     raise InputError(f"{where}: {problem}; choose one with --container: {', '.join(listed[:8])}")
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Other objects that concern the servers, in words; None = not found. ``place``: what was searched."""
-
-    body_limit: str | None = None
-    output_limit: str | None = None
-    timeout: str | None = None
-    monitor: str | None = None
-    gpu_exporter: str | None = None
-    rules: str | None = None
-    place: str = "in these documents"
-
-
-@dataclass(frozen=True, slots=True)
-class Deployed:
-    """All servers and their surroundings."""
-
-    servers: tuple[ServerContainer, ...]
-    around: Surroundings = field(default_factory=Surroundings)
-
-
 def servers_of(document: Mapping[str, Any]) -> tuple[ServerContainer, ...]:
     """The servers in one object, e.g. from the API server."""
     return tuple(_servers(document))
 
 
-def read_all(paths: Sequence[str]) -> Deployed:
+def read_all(paths: Sequence[str]) -> tuple[ServerContainer, ...]:
     """The servers in all files (``-`` = standard input). Raises ``InputError``."""
-    documents: list[Mapping[str, Any]] = []
+    kinds: set[str] = set()
     servers: list[ServerContainer] = []
     for path in paths:
         where = "standard input" if path == "-" else path
         for document in _documents(_text(path, where), where):
-            documents.append(document)
+            kinds.add(str(document.get("kind")))
             servers += _servers(document, f"{where}: ")
     where = ", ".join("standard input" if path == "-" else path for path in paths)
     if not servers:
-        kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
+        found = ", ".join(sorted(kinds)[:8]) or "nothing"
         raise InputError(
-            f"{where}: no container runs {titles()} (found: {kinds or 'nothing'}); allowed: manifests with a pod"
+            f"{where}: no container runs {titles()} (found: {found}); allowed: manifests with a pod"
             " template, such as a Deployment"
         )
-    return Deployed(tuple(servers), _surroundings(documents))
+    return tuple(servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,36 +384,3 @@ def _gpu(spec: Mapping[str, Any]) -> GivenGpu | None:
     product = selector.get(_PRODUCT) or selector.get(_ACCELERATOR)
     size = _SIZE.search(product) if isinstance(product, str) else None
     return GivenGpu(str(product).replace("-", " "), int(size[1]) * GIB) if size else None
-
-
-# --- surroundings -----------------------------------------------------------------------------------------
-
-
-def _surroundings(documents: list[Mapping[str, Any]]) -> Surroundings:
-    found: dict[str, str] = {}
-    for document in documents:
-        for name, words in _notes(document):
-            if words is not None:
-                found.setdefault(name, words)
-    return Surroundings(**found)
-
-
-def _notes(document: Mapping[str, Any]) -> Iterable[tuple[str, str | None]]:
-    """What a document says about each field of ``Surroundings``; None = nothing."""
-    kind = str(document.get("kind"))
-    metadata, spec = mapping(document.get("metadata")), mapping(document.get("spec"))
-    title, annotations, written = f"{kind} {metadata.get('name')}", mapping(metadata.get("annotations")), str(spec)
-    size, seconds = annotations.get(_BODY_SIZE), annotations.get(_READ_TIMEOUT)
-    limit = mapping(spec.get("requestBuffer")).get("limit") if kind == "BackendTrafficPolicy" else None
-    timeouts = (mapping(rule.get("timeouts")).get("request") for rule in mappings(spec.get("rules")))
-    exports = kind in ("DaemonSet", "Deployment") and any(name in written[:100_000] for name in _EXPORTERS)
-    return (
-        ("monitor", title if kind in _MONITORS else None),
-        ("rules", title if kind == "PrometheusRule" and "kvpressure_" in written else None),
-        ("gpu_exporter", title if exports else None),
-        ("body_limit", f"{title}, proxy-body-size {size}" if size is not None else None),
-        ("timeout", f"{title}, proxy-read-timeout {seconds}" if seconds is not None else None),
-        ("body_limit", f"{title}, requestBuffer.limit {limit}" if limit else None),
-        ("output_limit", title if kind == "EnvoyExtensionPolicy" and "max_tokens" in written else None),
-        ("timeout", f"{title}, timeouts.request" if kind == "HTTPRoute" and any(timeouts) else None),
-    )

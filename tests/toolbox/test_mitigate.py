@@ -212,7 +212,7 @@ def test_an_exporter_and_a_live_server(capsys: Capsys, serve_json: ServeJson, se
     assert document["set"]["max_num_batched_tokens"] == 4096
 
 
-# --- patch, Helm, edge ------------------------------------------------------------------------------------
+# --- patch, edge ------------------------------------------------------------------------------------
 
 
 def test_the_patch_keeps_everything_else(capsys: Capsys, tmp_path: Path) -> None:
@@ -278,11 +278,6 @@ def test_a_workload_with_two_servers_is_patched_where_container_says(capsys: Cap
         change = yaml.safe_load(text_of(capsys, f"{patch} --container {template}/{name}"))[-1]
         assert change["path"] == f"/spec/leaderWorkerTemplate/{template}/spec/containers/0/args"
         assert change["value"][:2] == ["--max-num-seqs", "9"]
-
-
-def test_helm_values(capsys: Capsys) -> None:
-    values = yaml.safe_load(text_of(capsys, f"{PRESSURE} --format helm"))
-    assert values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["maxNumSeqs"] == 9
 
 
 def test_edge_configuration_holds_the_caps(capsys: Capsys) -> None:

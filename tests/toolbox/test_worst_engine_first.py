@@ -43,7 +43,6 @@ COMMANDS: Final = {
     "mitigate as JSON": ["mitigate", "--format", "json", "--exporter"],
     "mitigate --anyway": ["mitigate", "--anyway", "--exporter"],
     "mitigate --edge": ["mitigate", "--edge", "--exporter"],
-    "mitigate as Helm values": ["mitigate", "--format", "helm", "--exporter"],
     "mitigate as a patch": ["mitigate", "--format", "patch", "--manifest", "MANIFEST", "--exporter"],
     "audit": ["audit"],
     "audit as JSON": ["audit", "--format", "json"],
@@ -82,7 +81,7 @@ def test_others_in_trouble_are_named_too(capsys: Capsys, serve_json: ServeJson, 
     said = capsys.readouterr().out
     assert "calm-0" not in said
     assert 0 < said.index("worst-0") < said.index("second-0")
-    if command.endswith(("patch", "Helm values")):
+    if command.endswith("patch"):
         assert yaml.safe_load(said), "names are in comments"
 
 

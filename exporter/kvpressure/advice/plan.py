@@ -628,7 +628,7 @@ def _roll_out(workload: tuple[str, ...]) -> MitigationStep:
     return MitigationStep(
         "Apply and watch the rollout",
         "do",
-        "print the change with kvpressure mitigate --format patch or --format helm, or edit by hand"
+        "print the change with kvpressure mitigate --format patch, or edit the manifest or Helm values"
         if workload
         else "change the arguments where the server is started, then restart it",
         "every replica restarts and loses its prefix cache and running requests",

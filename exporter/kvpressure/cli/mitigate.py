@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     inputs.add_arguments(parser)
     output = parser.add_argument_group("output")
-    output.add_argument("--format", choices=("text", "json", "patch", "helm"), default="text")
+    output.add_argument("--format", choices=("text", "json", "patch"), default="text")
     output.add_argument(
         "--manifest",
         metavar="FILE",
@@ -124,17 +124,13 @@ def _print(
     if options.format == "json":
         print(json.dumps(mitigation_report.as_json(engine, others, plan, again, note), indent=2))
         return
-    if options.format in ("patch", "helm"):
+    if options.format == "patch" and server is not None:
         if not plan.values:
             raise InputError(
-                f"--format {options.format}: there is no value to set for {engine.name} ({engine.verdict}); --format"
-                " text prints the reason"
+                f"--format patch: there is no value to set for {engine.name} ({engine.verdict}); --format text prints"
+                " the reason"
             )
-        print(
-            mitigation_report.as_patch(engine, others, plan, server, note)
-            if options.format == "patch" and server is not None
-            else mitigation_report.as_helm(engine, others, plan)
-        )
+        print(mitigation_report.as_patch(engine, others, plan, server, note))
         return
     if note:
         show(f"note: {note}\n")

@@ -227,8 +227,6 @@ class EngineDialect:
     """The words in a script after which options of the server may be inserted."""
     misspelt: Callable[[Iterable[str]], Mapping[str, str]] = lambda _: {}
     """Argument names that no release has -> the argument probably meant."""
-    helm_names: Mapping[str, str] = field(default_factory=dict)
-    """Arguments that are values of the engine's usual chart -> their names there."""
     series_pattern: str = ""
     """Regular expression of its series' names, for queries to Prometheus."""
     series_labels: frozenset[str] = frozenset()

@@ -1,10 +1,9 @@
-"""Changes values in an engine's command line, or writes them as Helm values; nothing is applied."""
+"""Changes values in an engine's command line; nothing is applied."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from kvpressure.engines.registry import dialect, public_texts
 from kvpressure.errors import InputError, shown
@@ -69,17 +68,7 @@ def _in_script(script: str, values: Mapping[str, float], start: re.Pattern[str])
     return script
 
 
-def helm_values(values: Mapping[str, float], engine: str = "") -> dict[str, Any]:
-    """Values under the names of the engine's usual chart, others as ``extraArgs``."""
-    names = dialect(engine).helm_names
-    named = {
-        names[name]: int(value) if value == int(value) else value for name, value in values.items() if name in names
-    }
-    extra = as_words({name: value for name, value in values.items() if name not in names}, engine)
-    return {**named, **({"extraArgs": extra} if extra else {})}
-
-
 def as_words(values: Mapping[str, float], engine: str = "") -> list[str]:
-    """The arguments as separate words, for charts that take a list."""
+    """The arguments as separate words."""
     flag = dialect(engine).flag
     return [word for name, value in values.items() if flag(name) for word in (flag(name), value_text(value))]

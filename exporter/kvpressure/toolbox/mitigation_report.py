@@ -1,4 +1,4 @@
-"""A mitigation plan as text, JSON, ``kubectl`` patch and Helm values; and the outcome of a verification."""
+"""A mitigation plan as text, JSON and ``kubectl`` patch; and the outcome of a verification."""
 
 from __future__ import annotations
 
@@ -124,25 +124,6 @@ def as_patch(
         *(f"# note: {one}" for one in filter(None, (note, *patches.notes(server, plan.values)))),
     ]
     return "\n".join(map(visible, head)) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
-
-
-def as_helm(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan) -> str:
-    """Values for the production-stack chart, and as a list for others."""
-    import yaml
-
-    stack = {"servingEngineSpec": {"modelSpec": [{"vllmConfig": changed_flags.helm_values(plan.values, plan.dialect)}]}}
-    return "\n".join(
-        [
-            *_comments(engine, others),
-            "# chart of vLLM's production stack: merge vllmConfig into your entry (Helm replaces lists as a whole)",
-            yaml.safe_dump(stack, sort_keys=False).rstrip(),
-            "# charts that take a list of arguments:",
-            "# "
-            + yaml.safe_dump(
-                {"extraArgs": changed_flags.as_words(plan.values, plan.dialect)}, default_flow_style=True, width=1000
-            ).strip(),
-        ]
-    )
 
 
 def outcome_lines(outcome: Outcome) -> Iterator[str]:

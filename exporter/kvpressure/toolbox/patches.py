@@ -146,10 +146,7 @@ def _telling(name: str) -> bool:
 def notes(server: ServerContainer, values: Mapping[str, float]) -> Iterator[str]:
     """What to know before applying the patch."""
     if server.owner:
-        kind = server.owner.split()[0]
-        yield f"managed by {server.owner}, which may undo the patch: change it there too" + (
-            " (--format helm)" if kind == "Helm" else ""
-        )
+        yield f"managed by {server.owner}, which may undo the patch: change it there too"
     if "config" in server.args.values:
         yield "options on the command line override the file of --config"
     one = dialect(server.dialect)

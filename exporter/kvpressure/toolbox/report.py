@@ -101,7 +101,7 @@ def next_steps(engine: EngineView, again: str) -> Iterator[str]:
         of = [words(name) for name in engine.true_conditions if findings.of(name).runbook == link.title]
         yield f"{' and '.join(of)}: {link.url}"
     if engine.verdict == "kv_pressure":
-        yield f"kvpressure mitigate {again}: the full plan with costs, as text, kubectl patch or Helm values"
+        yield f"kvpressure mitigate {again}: the full plan with costs, as text or kubectl patch"
         yield "afterwards, kvpressure mitigate --verify URL: checks the recovery"
     elif engine.verdict in CALM:
         yield "if users still complain, check what is in front of the server: gateway, routing, network, clients"

@@ -76,7 +76,6 @@ VLLM: Final = EngineDialect(
     words={"broadcast_wait": "no free shared-memory broadcast block"},
     start_words=command_line.START,
     misspelt=options.misspelt,
-    helm_names=pods.HELM_NAMES,
     series_pattern=aliases.SERIES_PATTERN,
     series_labels=aliases.SERIES_LABELS,
 )

@@ -11,14 +11,6 @@ from kvpressure.engines.vllm.command_line import OF_VLLM
 from kvpressure.model.arguments import EngineArgs
 
 _TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d{1,9})?)(?=[+_-]|$)")
-HELM_NAMES: Final = {
-    "max_num_seqs": "maxNumSeqs",
-    "gpu_memory_utilization": "gpuMemoryUtilization",
-    "max_model_len": "maxModelLen",
-}
-"""``vllmConfig`` of one entry of ``servingEngineSpec.modelSpec`` in the chart of vLLM's production stack."""
-
-
 _NOT_SERVERS: Final = ("router", "operator", "dashboard", "client", "bench")
 _HOST_IMAGES: Final = ("huggingfaceserver", "ray-llm")
 _NIM: Final = re.compile(r"(?:^|/)nim/")

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from kvpressure import redaction
-from kvpressure.engines.vllm.log_lines import match, strip
+from kvpressure.engines.vllm.log_lines import recognise, strip
 from kvpressure.redaction import REDACTED
 
 LOGS = Path(__file__).parent / "fixtures" / "vllm-logs"
@@ -82,12 +82,12 @@ def real_lines() -> list[str]:
 
 
 def test_lines_of_real_servers_without_secrets_stay_as_they_are():
-    lines = [line for line in real_lines() if match(strip(line)) is not None]
+    lines = [line for line in real_lines() if recognise(strip(line)) is not None]
     assert len(lines) > 30
     assert [line for line in lines if redaction.text(line) != line] == []
 
 
-@given(st.sampled_from([line for line in real_lines() if match(strip(line)) is not None]), secrets)
+@given(st.sampled_from([line for line in real_lines() if recognise(strip(line)) is not None]), secrets)
 def test_a_secret_in_an_event_hides_nothing_else(line, secret):
     kept = redaction.text(f"{line} api_key='{secret}'")
     assert secret not in kept

@@ -36,7 +36,7 @@ from tests.sources.kubernetes.objects import container, pod
 
 pytestmark = pytest.mark.slow
 
-KEYWORDS = tuple(keyword for keyword, _, _ in logevents._TABLE)
+KEYWORDS = tuple(row.keyword for row in logevents.TABLE)
 
 
 def image(text: str) -> object:
@@ -99,7 +99,7 @@ READERS: dict[
     ),
     "redaction.args": (lambda text: public_texts(["sh", "-c", text]), ("", "curl -u ", "'\""), UNITS),
     "logevents": (
-        lambda text: logevents.match(logevents.strip(text)),
+        lambda text: logevents.recognise(logevents.strip(text)),
         ("", "{", "(a", "INFO 01-01 00:00:00 [a:1] ", "Running: ", *KEYWORDS),
         (
             "1",
@@ -175,7 +175,7 @@ READERS: dict[
             sglang_log_lines.recognise(sglang_log_lines.strip(text)),
             sglang_log_lines.public_line(text),
         ),
-        ("", "[2026-01-01 00:00:00 TP0] ", "[2026-01-01 00:00:00", *(word for word, _, _ in sglang_log_lines._TABLE)),
+        ("", "[2026-01-01 00:00:00 TP0] ", "[2026-01-01 00:00:00", *(row.keyword for row in sglang_log_lines.TABLE)),
         ("1", "1.", " TP0", " DP1 TP0", "#", "#running-req: 1, ", "token usage: 0.1, ", ", ", "=", "\x1b[", "(", " "),
     ),
     "sglang.image": (

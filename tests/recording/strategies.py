@@ -120,7 +120,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         pages=some(pages(time)),
         containers=some(containers),
         owners=some(every(GpuOwner)),
-        logs=some(st.builds(log_line, *[_texts] * 3, st.sampled_from(EVENT_LINES).map(public.log_line))),
+        logs=some(st.builds(log_line, *[_texts] * 3, st.sampled_from(EVENT_LINES).map(public.public_line))),
         allocator=some(every(AllocatorReading)),
         steps=some(every(StepStats)),
         node_conditions=some(every(NodeCondition)),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpressure.engines.registry import log_line
-from kvpressure.engines.vllm.log_lines import match
+from kvpressure.engines.vllm.log_lines import recognise
 from kvpressure.model.readings import Scrape, Snapshot
 from kvpressure.recording.fields import MalformedTick
 from kvpressure.recording.format import (
@@ -212,7 +212,7 @@ def test_secrets_of_command_line_variables_and_log_are_not_recorded() -> None:
     assert "s3cret" not in line
     again = read(json.loads(line))
     assert again.pages[0].env == {"VLLM_USE_V1": "1"}
-    assert match(again.logs[0].line) == match("non-default args: {'api_key': '[redacted]', 'max_num_seqs': 64}")
+    assert recognise(again.logs[0].line) == recognise("non-default args: {'api_key': '[redacted]', 'max_num_seqs': 64}")
 
 
 @given(

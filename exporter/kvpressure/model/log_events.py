@@ -15,14 +15,14 @@ MAX_LINE: Final = 16384
 
 @frozen
 class LogEvent:
-    """One recognised line. ``event``: a key of ``EVENTS``, which lists its possible ``values``. ``facts``: what a
-    start-up line reports and no metric does, by name of ``FACTS``; bytes are per worker. ``arguments``, ``version``:
-    of the server, where the line has them.
+    """One recognised line. ``event``: a key of ``EVENTS``. ``facts``: what a start-up line reports and no metric does,
+    by name of ``FACTS``; bytes are per worker. ``allocator``: numbers of an out-of-memory error, in bytes.
+    ``arguments``, ``version``: of the server, where the line has them.
     """
 
     event: str
-    values: Mapping[str, float | str] = field(default_factory=dict)
     facts: Mapping[str, float] = field(default_factory=dict)
+    allocator: Mapping[str, float] = field(default_factory=dict)
     arguments: EngineArgs | None = None
     version: str | None = None
 
@@ -40,65 +40,33 @@ FACTS: Final = (
 """Facts that a start-up line may state."""
 
 
-@frozen
-class EventKind:
-    """What an event means, and the ``values`` its line can give."""
-
-    means: str
-    values: str = ""
-
-
-EVENTS: Final[Mapping[str, EventKind]] = {
-    "cuda_oom": EventKind(
-        "out of GPU memory while serving",
-        "runtime, requested_bytes, total_bytes, free_bytes, allocated_bytes, private_pool_bytes, "
-        "reserved_unallocated_bytes",
-    ),
-    "warmup_oom": EventKind("out of GPU memory while warming up", "stage, dummy_requests"),
-    "load_oom": EventKind("out of GPU memory while loading the model"),
-    "no_kv_blocks": EventKind("start failed: no GPU memory left for the KV cache"),
-    "context_too_long": EventKind(
-        "start failed: one request of max_model_len does not fit into the KV cache",
-        "max_model_len, needed_bytes, available_bytes, estimated_max_model_len, capacity_tokens",
-    ),
-    "memory_profiling_failed": EventKind(
-        "start failed: other processes hold memory of the GPU", "free_bytes, total_bytes, utilization, desired_bytes"
-    ),
-    "host_oom": EventKind("a worker was killed because the node ran low on memory (Ray)"),
-    "preemption": EventKind("requests were preempted (vLLM V0: the first time and every 50th)", "mode, cumulative"),
-    "engine_dead": EventKind("the engine process failed or is gone"),
-    "start_failed": EventKind("the engine did not start"),
-    "broadcast_wait": EventKind("a process of the server waits for another", "seconds"),
-    "stats": EventKind(
-        "periodic line with the load",
-        "flavour (v0, v1, rust), engine, engines, prompt_rate, generation_rate (tokens/s), running, waiting, deferred, "
-        "swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio",
-    ),
-    "iteration": EventKind(
-        "one engine step",
-        "index, context_requests, context_tokens, generation_requests, generation_tokens, elapsed_seconds, kv_usage",
-    ),
-    "capacity": EventKind("size of the KV cache", "tokens, max_model_len, max_concurrency, device_blocks, cpu_blocks"),
-    "pool_bytes": EventKind("memory of one worker for the KV cache", "bytes, or shortfall_bytes when negative"),
-    "weights_bytes": EventKind("memory of one worker for the weights", "bytes, seconds"),
-    "graphs_bytes": EventKind("memory of one worker for CUDA graphs", "bytes, seconds"),
-    "breakdown": EventKind(
-        "memory of one worker after profiling",
-        "consumed_bytes (weights and non-torch), weights_bytes, non_torch_bytes, activation_bytes, graphs_bytes, "
-        "kv_bytes",
-    ),
-    "max_num_batched_tokens": EventKind("token budget of a step in force", "tokens"),
-    "max_model_len": EventKind("context limit in force", "tokens"),
-    "args": EventKind("arguments at start", "form (non_default, all) and every argument by name"),
-    "engine_config": EventKind(
-        "configuration in force",
-        "version, model, max_model_len, tensor_parallel_size, pipeline_parallel_size, data_parallel_size, "
-        "kv_cache_dtype, ...",
-    ),
-    "sleep": EventKind("sleep mode was entered", "freed_bytes, used_bytes, seconds"),
-    "kv_padding": EventKind("KV blocks of a hybrid model are padded", "waste_ratio, an upper bound"),
+EVENTS: Final[Mapping[str, str]] = {
+    "cuda_oom": "out of GPU memory while serving",
+    "warmup_oom": "out of GPU memory while warming up",
+    "load_oom": "out of GPU memory while loading the model",
+    "no_kv_blocks": "start failed: no GPU memory left for the KV cache",
+    "context_too_long": "start failed: one request of max_model_len does not fit into the KV cache",
+    "memory_profiling_failed": "start failed: other processes hold memory of the GPU",
+    "host_oom": "a worker was killed because the node ran low on memory (Ray)",
+    "preemption": "requests were preempted (vLLM V0: the first time and every 50th)",
+    "engine_dead": "the engine process failed or is gone",
+    "start_failed": "the engine did not start",
+    "broadcast_wait": "a process of the server waits for another",
+    "stats": "periodic line with the load",
+    "iteration": "one engine step",
+    "capacity": "size of the KV cache",
+    "pool_bytes": "memory of one worker for the KV cache",
+    "weights_bytes": "memory of one worker for the weights",
+    "graphs_bytes": "memory of one worker for CUDA graphs",
+    "breakdown": "memory of one worker after profiling",
+    "max_num_batched_tokens": "token budget of a step in force",
+    "max_model_len": "context limit in force",
+    "args": "arguments at start",
+    "engine_config": "configuration in force",
+    "sleep": "sleep mode was entered",
+    "kv_padding": "KV blocks of a hybrid model are padded",
 }
-"""A value is absent when the line does not give it."""
+"""What each event means."""
 
 ALLOCATION_EVENTS: Final = frozenset(
     {"cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed"}

@@ -12,7 +12,6 @@ from typing import Final
 
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.longest_request import LongestRequest
-from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
 from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, Failure, engine_name
@@ -106,13 +105,8 @@ class ContainerTrack(SubjectTrack):
         self.logged = event.arguments or self.logged
         self.version = event.version or self.version
         self.facts.update(event.facts)
-        if event.event == "cuda_oom":
-            values = {
-                name: value
-                for name, value in event.values.items()
-                if isinstance(value, int | float) and abs(value) <= ceilings.BYTES
-            }
-            self._oom = (t, values) if values else self._oom
+        if event.allocator:
+            self._oom = t, event.allocator
 
     def recent_events(self, now: float) -> dict[str, int]:
         """Events of the last ``log_window_seconds``, by name."""

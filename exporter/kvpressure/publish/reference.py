@@ -57,7 +57,7 @@ def render_metrics_reference() -> str:
         "",
         "| event | means |",
         "|---|---|",
-        *(f"| `{event}` | {kind.means} |" for event, kind in EVENTS.items()),
+        *(f"| `{event}` | {meaning} |" for event, meaning in EVENTS.items()),
     ]
     return "\n".join(lines) + "\n"
 

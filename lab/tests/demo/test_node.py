@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 from tests.demo.timeline import START, Clock
 
-from kvpressure.engines.vllm.log_lines import match, strip
+from kvpressure.engines.vllm.log_lines import recognise, strip
 from kvpressure.model.readings import ContainerReading
 from kvpressure.sources.scrape.scanner import parse_scrape
 from lab.demo.node import PodChange, SimulatedNode
@@ -89,7 +89,7 @@ def test_a_stall_freezes_the_page_but_not_the_api_server(node: SimulatedNode, cl
 
 
 def test_log_lines_are_those_that_the_exporter_recognises(node: SimulatedNode, clock: Clock) -> None:
-    events = [match(strip(line.line)) for line in node.logs() if line.pod == CODE]
+    events = [recognise(strip(line.line)) for line in node.logs() if line.pod == CODE]
     names = [event.event for event in events if event is not None]
     assert {"args", "max_num_batched_tokens", "weights_bytes", "pool_bytes", "capacity"} <= set(names)
     assert None not in events

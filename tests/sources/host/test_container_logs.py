@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.engines.vllm.log_lines import match
+from kvpressure.engines.vllm.log_lines import recognise
 from kvpressure.model.readings import GpuOwner
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
@@ -96,12 +96,12 @@ def test_real_logs_lose_nothing_however_they_are_chopped(
     settings: Build, root: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (REAL / name).read_text(encoding="utf-8", errors="replace")
-    expected = [event for line in text.splitlines() if (event := match(line)) is not None]
+    expected = [event for line in text.splitlines() if (event := recognise(line)) is not None]
     for chunk in (97, 65536):
         monkeypatch.setattr(logfile, "CHUNK_BYTES", chunk)
         one = engine_pod(f"p{chunk}")
         PodLog(root, one).write(*text.splitlines())
-        found = [match(line) for line in Follower(settings, root, one).read(3)]
+        found = [recognise(line) for line in Follower(settings, root, one).read(3)]
         assert found == expected
 
 

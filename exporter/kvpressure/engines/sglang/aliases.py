@@ -7,13 +7,15 @@ requests and latencies for the whole server, without a rank. Sources: releases 0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from kvpressure.engines.base import PageKind
 from kvpressure.engines.series import Family, SampleName, counter, gauge, table
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, PageText
 
 PREFIXES: Final = ("sglang:", "sglang_", "ray_sglang:", "ray_sglang_")
 SERIES_PATTERN: Final = "(ray_)?sglang[:_].+"
@@ -127,3 +129,9 @@ def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
     return labels.get("model_name"), "/".join(
         [rank or "0", *([f"pp{stage}"] if stage != "0" else [])]
     ) if named else None
+
+
+def page_kind(text: PageText, _engines: Sequence[EngineReading], _page: Mapping[str, float]) -> PageKind:
+    """The half of a prefill/decode pair by the label ``engine_type``: unified, prefill or decode (0.4.6 and later)."""
+    halves = ("prefill", "decode", "unified")
+    return PageKind(next((half for half in halves if b'engine_type="%b"' % half.encode() in text), None))

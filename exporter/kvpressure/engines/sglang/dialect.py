@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvpressure.engines.base import EngineDialect
-from kvpressure.engines.sglang import aliases, arguments, limits, log_lines, page
+from kvpressure.engines.sglang import aliases, arguments, limits, log_lines
 
 SGLANG: Final = EngineDialect(
     name="sglang",
@@ -26,7 +26,7 @@ SGLANG: Final = EngineDialect(
     repeated_by=aliases.REPEATED_BY,
     config_labels=aliases.CONFIG_LABELS,
     metrics_switch="with --enable-metrics",
-    page_kind=page.kind,
+    page_kind=aliases.page_kind,
     log_words=log_lines.WORDS,
     strip=log_lines.strip,
     recognise=log_lines.recognise,

@@ -5,7 +5,7 @@ of options that are known to hold no secret (a model's name, a type, a backend).
 not understood is left out and its place marked, so that the result never counts as complete. No text of a script, no
 expanded variable and no unknown word can leave.
 
-Log lines of events are kept: their numbers, plain words and known fields.
+Of log lines, what the patterns of events match is kept: fixed words and numbers.
 """
 
 from __future__ import annotations
@@ -13,23 +13,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 from kvpressure import redaction
+from kvpressure.engines import log_table
 from kvpressure.engines.base import option
 from kvpressure.engines.command import CUT
 from kvpressure.engines.vllm.arguments import parse_logged
 from kvpressure.engines.vllm.command_line import parse
-from kvpressure.engines.vllm.log_lines import recognise, strip
+from kvpressure.engines.vllm.log_lines import match, strip
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.model.log_events import LogEvent
 from kvpressure.redaction import REDACTED
 
 MAX_VALUE: Final = 512  # characters of a value, or of one text in JSON
 MAX_JSON: Final = 16_384
-MAX_PARTS: Final = 2_048  # words of a log line, and blanks between them
-MAX_TRIES: Final = 600  # attempts to leave words out
 
 OPTIONS: Final = frozenset(  # whose values are names, types or modes
     [
@@ -163,10 +160,6 @@ _WORD: Final = frozenset({"true", "false", "none", "null", "auto"})
 _TEXT: Final = re.compile(rf"[\w.:/@+\-]{{1,{MAX_VALUE}}}")
 _OPTION: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,63}")
 _NEW_OPTION: Final = re.compile(r"[a-z]{1,24}\d{0,2}(?:[_.][a-z]{1,24}\d{0,2}){0,9}")  # as programs name theirs
-_FIELD: Final = re.compile(  # name=value of a configuration that is logged
-    r"(?P<name>[A-Za-z_]\w{0,63})=(?P<value>'[^']*+'|\"[^\"]*+\"|[^\s,(){}\[\]'\"]++)"
-)
-_HIDDEN: Final = re.compile(rf"{re.escape(REDACTED)}(?:[\s]*{re.escape(REDACTED)})+")
 
 
 def value(name: str, text: str) -> str:
@@ -233,28 +226,13 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-@lru_cache(maxsize=256)
-def log_line(line: str) -> str:
-    """The public part of an event's log line: known fields and the words that are matched; ``REDACTED`` for any other
-    line.
-    """
-    message = strip(line)
-    event = recognise(message)
-    if event is None:
-        return REDACTED
-    if event.event == "args":
-        return _logged_arguments(message)
-    parts = _parts(message)
-    known = recognise("".join(parts))
-    if known is None or known.event != event.event or len(parts) > MAX_PARTS:
-        return REDACTED
-    return _HIDDEN.sub(REDACTED, "".join(_needed(parts, known)))
-
-
-def event_line(line: str) -> str | None:
-    """``log_line`` of an event's line, ``None`` for any other."""
-    kept = log_line(line)
-    return None if kept == REDACTED else kept
+def public_line(text: str) -> str | None:
+    """The public part of an event's log line, ``None`` for any other line."""
+    message = strip(text)
+    found = match(message)
+    if found is None:
+        return None
+    return _logged_arguments(message) if found[0] == "args" else log_table.public(message, found)
 
 
 def _logged_arguments(message: str) -> str:
@@ -267,40 +245,3 @@ def _logged_arguments(message: str) -> str:
     if form == "all":
         return f"args: Namespace({', '.join(f'{name}={text}' for name, text in fields)})"
     return "non-default args: {" + ", ".join(f"{name!r}: {text}" for name, text in fields) + "}"
-
-
-def _parts(message: str) -> list[str]:
-    """The message as words and the blanks between them; fields with public values only."""
-    parts: list[str] = []
-    position = 0
-    for found in _FIELD.finditer(message):
-        parts += re.split(r"(\s+)", message[position : found.start()])
-        quote = found["value"][0] if found["value"][0] in "'\"" else ""
-        inner = found["value"].strip(quote) if quote else found["value"]
-        parts.append(f"{found['name']}={quote}{value(found['name'], inner)}{quote}")
-        position = found.end()
-    return [part for part in (*parts, *re.split(r"(\s+)", message[position:])) if part]
-
-
-def _needed(parts: list[str], event: LogEvent) -> list[str]:
-    """``parts`` with every word hidden that recognition does not need."""
-    hidden = list(parts)
-    tries = MAX_TRIES
-    work = [(0, len(parts))]
-    while work:
-        start, end = work.pop()
-        before = hidden[start:end]
-        masked = [part if part.isspace() or _FIELD.fullmatch(part) else REDACTED for part in before]
-        if masked == before:
-            continue
-        if tries <= 0:
-            return [REDACTED]
-        tries -= 1
-        hidden[start:end] = masked
-        if recognise("".join(hidden)) == event:
-            continue
-        hidden[start:end] = before
-        if end - start > 1:
-            middle = (start + end) // 2
-            work += [(middle, end), (start, middle)]
-    return hidden

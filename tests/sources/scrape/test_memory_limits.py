@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import threading
 import time
 import tracemalloc
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from kvpressure.engines.vllm.aliases import CONFIG_LABELS
 from kvpressure.model.readings import EngineReading
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.scrape.fetch import GROWING, MAX_BODY_BYTES, MAX_TEXT_BYTES, Fetcher
+from kvpressure.sources.scrape.fetch import GROWING, MAX_BODY_BYTES, Fetcher
 from kvpressure.sources.scrape.memory_limits import (
     LARGE_PAGES_BYTES,
     REMEMBERED_BYTES,
@@ -146,7 +145,6 @@ def test_a_small_page_needs_no_room():
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-GZIP = ("Content-Encoding: gzip",)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +152,8 @@ GZIP = ("Content-Encoding: gzip",)
     [
         (response(b"x" * 2**20), 2**20),
         (CHUNKED + b"100000\r\n" + b"x" * 2**20 + b"\r\n0\r\n\r\n", int(GROWING * MAX_BODY_BYTES)),
-        (response(gzip.compress(b"x" * 2**20), headers=GZIP), int(GROWING * MAX_TEXT_BYTES)),
     ],
-    ids=["of known length", "chunked", "packed"],
+    ids=["of known length", "chunked"],
 )
 def test_a_large_page_claims_what_it_takes_before_it_is_read(answer: bytes, claimed: int):
     pool = MemoryPool()
@@ -180,14 +177,13 @@ def peak_of(answer: bytes) -> int:
             fetcher.close()
 
 
-@pytest.mark.parametrize("how", ["of known length", "chunked", "packed"])
+@pytest.mark.parametrize("how", ["of known length", "chunked"])
 def test_the_largest_page_takes_no_more_than_it_claims(how: str):
     body = b"x" * (MAX_BODY_BYTES - 1)
     parts = b"".join(b"10000\r\n" + body[:65536] + b"\r\n" for _ in range(63))
     answers = {
         "of known length": response(body),
         "chunked": CHUNKED + parts + b"0\r\n\r\n",
-        "packed": response(gzip.compress(body), headers=GZIP),
     }
     assert peak_of(answers[how]) < LARGE_PAGES_BYTES + 512 * 1024
 

@@ -1,6 +1,7 @@
-"""Fetches a metrics endpoint over HTTP, with bounds on total time, bytes received and bytes unpacked.
+"""Fetches a metrics endpoint over HTTP, with bounds on total time and bytes received.
 
-Anybody may have started the pod on the other side. There are no redirects, proxies, credentials or cookies.
+Anybody may have started the pod on the other side. There are no redirects, proxies, credentials, cookies or
+packed bodies, which nobody sends who is asked for plain ones.
 ``http.client`` reads the response; sockets are our own, because with a timeout per ``recv`` a server that drips one
 byte a second could hold us for hours.
 """
@@ -13,8 +14,6 @@ import io
 import socket
 import ssl
 import threading
-import zlib
-from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
@@ -49,9 +48,8 @@ __all__ = ["DNS", "REASONS", "REFUSED", "RESET", "TIMEOUT", "UNREACHABLE", "Fetc
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 100
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent; a page of 64 engines has 3.3 MiB
-"""One scrape, as sent and unpacked. Beyond: the scrape fails. Shown as: `target_errors_total{reason="too_large"}`."""
-MAX_TEXT_BYTES: Final = MAX_BODY_BYTES  # unpacked
-PART_BYTES: Final = 64 * 1024  # of a body of unknown length is read or unpacked at once
+"""One scrape, as sent. Beyond: the scrape fails. Shown as: `target_errors_total{reason="too_large"}`."""
+PART_BYTES: Final = 64 * 1024  # of a body of unknown length is read at once
 _OF_STATUS: Final = {401: UNAUTHORIZED, 403: UNAUTHORIZED, 404: HTTP_404}
 _OF_CLASS: Final = {3: REDIRECT, 4: HTTP_4XX, 5: HTTP_5XX}
 GROWING: Final = 1.125  # a growing bytearray allocates this much more than it holds
@@ -146,11 +144,6 @@ class _FetchBudget:
         if self._lease is not None and amount > self._lease.taken:
             self._lease.grow(amount - self._lease.taken, _remaining(self.deadline))
 
-    @property
-    def held(self) -> int:
-        """Bytes reserved."""
-        return 0 if self._lease is None else self._lease.taken
-
 
 class Fetcher:
     """Fetches one target's metrics over a kept connection. One ``fetch`` at a time; ``close`` from any thread."""
@@ -212,15 +205,14 @@ class Fetcher:
         response = _HttpResponse(cast(socket.socket, wire), method="GET")
         try:
             response.begin()
-            _check_status(response.status)
+            _check(response)
             body = _read_body(response, wire, claim)
-            encoding = (response.headers.get("content-encoding") or "identity").lower()
             keep = not response.will_close
         finally:
             response.close()
         if not keep:
             self._drop()
-        return _unpacked(body, encoding, claim)
+        return body
 
     def _connect(self, deadline: float) -> socket.socket:
         host, port = self._target.host, self._target.port
@@ -281,9 +273,14 @@ def _remaining(deadline: float) -> float:
     return left
 
 
-def _check_status(status: int) -> None:
+def _check(response: http.client.HTTPResponse) -> None:
+    """Refuse what is no plain answer."""
+    status = response.status
     if status not in (200, 204):
         raise SourceError(_OF_STATUS.get(status) or _OF_CLASS.get(status // 100, PROTOCOL), f"status {status}")
+    encoding = (response.headers.get("content-encoding") or "identity").lower()
+    if encoding != "identity":
+        raise SourceError(BAD_ENCODING, f"encoding {encoding[:32]!r}")
 
 
 def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _FetchBudget) -> PageText:
@@ -292,7 +289,7 @@ def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _FetchBud
         raise SourceError(TOO_LARGE, f"{response.length} bytes announced")
     wire.budget = 2 * MAX_BODY_BYTES  # chunks need room around them
     if response.length is None:
-        body: PageText = _growing(iter(lambda: response.read(PART_BYTES), b""), MAX_BODY_BYTES, claim)
+        body: PageText = _growing(response, claim)
     else:
         if response.length > SMALL_PAGE_BYTES:
             claim.hold(response.length)
@@ -302,38 +299,16 @@ def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _FetchBud
     return body
 
 
-def _growing(parts: Iterable[bytes], most: int, claim: _FetchBudget) -> bytearray:
-    """The parts as one bytearray; joining them at the end would take their memory twice."""
-    body, held = bytearray(), claim.held
-    for part in parts:
+def _growing(response: http.client.HTTPResponse, claim: _FetchBudget) -> bytearray:
+    """A body of unknown length as one bytearray; joining its parts at the end would take their memory twice."""
+    body = bytearray()
+    while part := response.read(PART_BYTES):
         body += part
-        if len(body) > most:
+        if len(body) > MAX_BODY_BYTES:
             raise SourceError(TOO_LARGE, "body")
         if len(body) > SMALL_PAGE_BYTES:
-            claim.hold(held + int(GROWING * most))
+            claim.hold(int(GROWING * MAX_BODY_BYTES))
     return body
-
-
-def _unpacked(body: PageText, encoding: str, claim: _FetchBudget) -> PageText:
-    if encoding == "identity":
-        return body
-    if encoding not in ("gzip", "x-gzip"):
-        raise SourceError(BAD_ENCODING, f"encoding {encoding[:32]!r}")
-    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-
-    def parts() -> Iterator[bytes]:
-        packed: PageText = body
-        while part := unpacker.decompress(packed, PART_BYTES):
-            yield part
-            packed = unpacker.unconsumed_tail
-
-    try:
-        text = _growing(parts(), MAX_TEXT_BYTES, claim)
-    except zlib.error as error:
-        raise SourceError(BAD_ENCODING, str(error)) from error
-    if not unpacker.eof:
-        raise SourceError(BAD_ENCODING, "gzip stream ends early")
-    return text
 
 
 _FAILURES: Final = {  # below HTTP, the more special first

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from kvpressure.engines.registry import log_line
+from kvpressure.engines.registry import log_line, public_texts
 from kvpressure.engines.vllm import public
 from kvpressure.model.ceilings import MOMENT
 from kvpressure.model.readings import (
@@ -95,7 +95,7 @@ def pages(draw: st.DrawFn, tick: float) -> Scrape:
         pod=draw(_texts),
         container=draw(_texts),
         gpus=draw(st.lists(_texts, max_size=2)),
-        args=public.args(draw(st.lists(st.sampled_from(["--model", "m", "-tp=2"])))),
+        args=tuple(public_texts(draw(st.lists(st.sampled_from(["--model", "m", "-tp=2"]))))),
         env=public.environment(
             {f"VLLM_{key}": text for key, text in draw(st.dictionaries(_texts, _texts, max_size=2)).items()}
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvpressure.engines.vllm.cache_config import pool
-from kvpressure.engines.vllm.command_line import parse
+from kvpressure.engines.vllm.command_line import read
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.readings import EngineReading
 from kvpressure.signals import pool as pools
@@ -21,21 +21,21 @@ CONFIG = {"num_gpu_blocks": "5646", "block_size": "16", "cache_dtype": "auto"}
 
 
 def test_blocks_times_the_models_bytes():
-    assert from_configuration(parse(["--model", "llama-2-7b"]), CONFIG, 1) == 5646 * 16 * 524_288
+    assert from_configuration(read(["--model", "llama-2-7b"]).args, CONFIG, 1) == 5646 * 16 * 524_288
 
 
 def test_tensor_parallel_splits_and_data_parallel_shares_the_count():
-    args = parse(["--model", "llama-2-7b", "--tensor-parallel-size", "2"])
+    args = read(["--model", "llama-2-7b", "--tensor-parallel-size", "2"]).args
     assert from_configuration(args, CONFIG, 2) == 2823 * 16 * 262_144
 
 
 def test_fp8_halves():
-    found = from_configuration(parse(["--model", "llama-2-7b"]), CONFIG | {"cache_dtype": "fp8"}, 1)
+    found = from_configuration(read(["--model", "llama-2-7b"]).args, CONFIG | {"cache_dtype": "fp8"}, 1)
     assert found == 5646 * 16 * 262_144
 
 
 def test_an_explicit_pool_is_the_pool_unless_blocks_are_overridden():
-    args = parse(["--model", "x", "--kv-cache-memory-bytes", str(4 * GIB)])
+    args = read(["--model", "x", "--kv-cache-memory-bytes", str(4 * GIB)]).args
     assert from_configuration(args, {}, 1) == 4 * GIB
     assert from_configuration(args, {"num_gpu_blocks_override": "256"}, 1) is None
 
@@ -51,7 +51,7 @@ def test_an_explicit_pool_is_the_pool_unless_blocks_are_overridden():
     ],
 )
 def test_what_cannot_be_known_is_absent(config):
-    assert from_configuration(parse(["--model", "llama-2-7b"]), config, 1) is None
+    assert from_configuration(read(["--model", "llama-2-7b"]).args, config, 1) is None
 
 
 def test_how_a_model_is_split_over_gpus_that_may_be_elsewhere_is_not_guessed():
@@ -63,4 +63,4 @@ def test_how_a_model_is_split_over_gpus_that_may_be_elsewhere_is_not_guessed():
 
 
 def test_an_unknown_model_is_absent():
-    assert from_configuration(parse(["--model", "my-own"]), CONFIG, 1) is None
+    assert from_configuration(read(["--model", "my-own"]).args, CONFIG, 1) is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvpressure.engines.command import CUT, Command, bounded
 from kvpressure.engines.vllm.arguments import default_limits, from_log, limits_in_force
-from kvpressure.engines.vllm.command_line import parse, read, starts_server
+from kvpressure.engines.vllm.command_line import read
 from kvpressure.model.arguments import GIB, human_int
 from tests.engines.vllm.crafted import OPENINGS, UNITS, repeated, superlinear, within
 
@@ -58,7 +58,7 @@ WAYS = [
 
 @pytest.mark.parametrize("command", WAYS)
 def test_every_way_to_write_the_same_command(command: str) -> None:
-    found = parse(shlex.split(command))
+    found = read(shlex.split(command)).args
     assert {name: found.values.get(name) for name in SAME} == SAME
     assert found.explicit >= SAME.keys()
     assert (found.max_num_seqs, found.gpu_memory_utilization, found.model) == (64, 0.9, "org/m")
@@ -68,10 +68,10 @@ def test_every_way_to_write_the_same_command(command: str) -> None:
 
 
 def test_kubernetes_variables_come_from_the_environment() -> None:
-    found = parse(
+    found = read(
         ["vllm", "serve", "$(MODEL)", "--max-num-seqs=$(SEQS)", "--port", "$$(PORT)", "--seed", "$(GONE)"],
         {"MODEL": "org/m", "SEQS": "32", "VLLM_USE_V1": "0", "HF_TOKEN": "secret"},
-    )
+    ).args
     assert found.model == "org/m"
     assert found.max_num_seqs == 32
     assert found.values["port"] == "$(PORT)"
@@ -80,11 +80,11 @@ def test_kubernetes_variables_come_from_the_environment() -> None:
 
 
 def test_what_a_hidden_variable_brings_is_not_guessed() -> None:
-    found = parse(["sh", "-c", "vllm serve $MODEL --max-num-seqs $SEQS --tensor-parallel-size $(nproc)"])
+    found = read(["sh", "-c", "vllm serve $MODEL --max-num-seqs $SEQS --tensor-parallel-size $(nproc)"]).args
     assert found.values == {"model": None, "max_num_seqs": None, "tensor_parallel_size": None}
     assert found.is_explicit("max_num_seqs") is True
     assert found.max_num_seqs is None
-    hidden = parse(["sh", "-c", "vllm serve org/m $EXTRA_ARGS"])
+    hidden = read(["sh", "-c", "vllm serve org/m $EXTRA_ARGS"]).args
     assert hidden.is_explicit("max_num_seqs") is None
 
 
@@ -108,15 +108,15 @@ def test_what_a_hidden_variable_brings_is_not_guessed() -> None:
     ],
 )
 def test_what_may_bring_options_leaves_open_what_was_set(script: str) -> None:
-    found = parse(["bash", "-c", script])
+    found = read(["bash", "-c", script]).args
     assert found.is_explicit("max_num_seqs") is None
     assert found.max_num_seqs is None
 
 
 def test_a_reference_that_kubernetes_could_not_resolve_may_bring_an_option() -> None:
-    assert parse(["vllm", "serve", "org/m", "$(EXTRA)"]).is_explicit("max_num_seqs") is None
+    assert read(["vllm", "serve", "org/m", "$(EXTRA)"]).args.is_explicit("max_num_seqs") is None
     assert (
-        parse(["vllm", "serve", "$(MODEL)", "--api-key", "$(KEY)", "--served-model-name", "a", "b"]).is_explicit(
+        read(["vllm", "serve", "$(MODEL)", "--api-key", "$(KEY)", "--served-model-name", "a", "b"]).args.is_explicit(
             "max_num_seqs"
         )
         is False
@@ -124,7 +124,7 @@ def test_a_reference_that_kubernetes_could_not_resolve_may_bring_an_option() -> 
 
 
 def test_arithmetic_is_not_worked_out() -> None:
-    found = parse(["sh", "-c", "vllm serve org/m --max-num-seqs $((4 * (8 + 8))) --port 8$((1+1))"])
+    found = read(["sh", "-c", "vllm serve org/m --max-num-seqs $((4 * (8 + 8))) --port 8$((1+1))"]).args
     assert found.values == {"max_num_seqs": None, "port": None, "model": "org/m"}
     assert found.is_explicit("max_num_seqs") is True
 
@@ -140,13 +140,13 @@ def test_arithmetic_is_not_worked_out() -> None:
     ],
 )
 def test_an_unseen_command_line_leaves_open_what_was_set(argv: list[str]) -> None:
-    found = parse(argv)
+    found = read(argv).args
     assert found.is_explicit("max_num_batched_tokens") is None
 
 
 def test_flags_take_no_value_and_no_turns_off() -> None:
     words = "--enforce-eager --no-enable-prefix-caching --enable-chunked-prefill False --trust-remote-code"
-    assert parse(shlex.split(f"vllm serve {words} --max-num-seqs 4")).values == {
+    assert read(shlex.split(f"vllm serve {words} --max-num-seqs 4")).args.values == {
         "enforce_eager": "True",
         "enable_prefix_caching": "False",
         "enable_chunked_prefill": "False",
@@ -156,13 +156,13 @@ def test_flags_take_no_value_and_no_turns_off() -> None:
 
 
 def test_short_names_lists_and_json() -> None:
-    found = parse(
+    found = read(
         shlex.split(
             "vllm serve m -tp 4 -dp=2 --served-model-name a b --compilation-config '{\"level\": 3}' "
             "--compilation-config.mode 3 --kv-cache-dtype fp8 --max-model-len 8K --kv-cache-memory-bytes 2G "
             "--block-size 16 --num-gpu-blocks-override 100 --watermark 0.1 --port 8001"
         )
-    )
+    ).args
     assert (found.tensor_parallel_size, found.data_parallel_size, found.served_model_name) == (4, 2, "a")
     assert found.values["compilation_config"] == '{"level": 3}'
     assert (found.kv_cache_dtype, found.max_model_len, found.kv_cache_memory_bytes) == ("fp8", 8192, 2**31)
@@ -185,7 +185,7 @@ def test_short_names_lists_and_json() -> None:
     ],
 )
 def test_bad_values_are_not_known_yet_explicit(option: str, value: str, attribute: str) -> None:
-    found = parse(["vllm", "serve", "m", option, value])
+    found = read(["vllm", "serve", "m", option, value]).args
     assert getattr(found, attribute) is None
     assert found.is_explicit(attribute) is True
 
@@ -215,7 +215,7 @@ def test_bad_values_are_not_known_yet_explicit(option: str, value: str, attribut
 def test_hostile_command_lines_cost_little(argv: list[str]) -> None:
     tracemalloc.start()
     began = time.process_time()
-    parse(argv, {"A": "y" * 1_000_000, "B": "$B$B$B$B " * 1000})
+    read(argv, {"A": "y" * 1_000_000, "B": "$B$B$B$B " * 1000})
     assert time.process_time() - began < 2.0
     assert tracemalloc.get_traced_memory()[1] < 40_000_000
     tracemalloc.stop()
@@ -240,7 +240,11 @@ def test_no_mixture_of_a_shells_signs_costs_more_than_it_is_long(unit: str, open
     ids=lambda words: words[-1],
 )
 def test_many_words_cost_little(words: list[str]) -> None:
-    for action in (lambda: parse(words, {"A": "y" * 100_000}), lambda: starts_server(words), lambda: read(words)):
+    for action in (
+        lambda: read(words, {"A": "y" * 100_000}).args,
+        lambda: read(words).starts_server,
+        lambda: read(words),
+    ):
         assert within(0.05, action)
 
 
@@ -270,8 +274,8 @@ def test_many_words_cost_little(words: list[str]) -> None:
     ],
 )
 def test_what_a_shell_would_start(script: str, expected: dict[str, str | None]) -> None:
-    assert starts_server(["bash", "-c", script])
-    assert parse(["bash", "-c", script]).values == expected
+    assert read(["bash", "-c", script]).starts_server
+    assert read(["bash", "-c", script]).args.values == expected
 
 
 @pytest.mark.parametrize(
@@ -289,8 +293,8 @@ def test_what_a_shell_would_start(script: str, expected: dict[str, str | None]) 
     ],
 )
 def test_a_server_named_in_what_is_not_understood_is_one(argv: list[str]) -> None:
-    assert starts_server(argv)
-    assert parse(argv).is_explicit("max_num_seqs") is None
+    assert read(argv).starts_server
+    assert read(argv).args.is_explicit("max_num_seqs") is None
 
 
 @pytest.mark.parametrize(
@@ -304,7 +308,7 @@ def test_a_server_named_in_what_is_not_understood_is_one(argv: list[str]) -> Non
     ],
 )
 def test_a_server_that_is_only_spoken_of_is_none(script: str) -> None:
-    assert not starts_server(["sh", "-c", script])
+    assert not read(["sh", "-c", script]).starts_server
 
 
 @given(
@@ -345,47 +349,43 @@ def test_the_older_logged_form_prints_defaults_and_proves_nothing_explicit() -> 
 def test_logged_arguments_win_over_the_command_line() -> None:
     logged = from_log("non-default args: {'max_num_seqs': 16, 'gpu_memory_utilization': 0.8}")
     assert logged is not None
-    both = parse(["vllm", "serve", "m", "--config", "f.yaml", "--max-num-seqs", "64"]).merged(logged)
+    both = read(["vllm", "serve", "m", "--config", "f.yaml", "--max-num-seqs", "64"]).args.merged(logged)
     assert (both.max_num_seqs, both.gpu_memory_utilization, both.model) == (16, 0.8, "m")
     assert both.is_explicit("max_num_batched_tokens") is False
 
 
 @pytest.mark.parametrize(
-    ("version", "gpu", "context", "tokens", "seqs"),
+    ("version", "gpu", "tokens", "seqs"),
     [
-        ("0.33.0", H100, "server", 8192, 1024),
-        ("0.33.0", H100, "llm", 16384, 1024),
-        ("0.33.0", A100, "server", 2048, 256),
-        ("0.33.0", A100, "llm", 8192, 256),
-        ("0.33.0", L40S, "server", 2048, 256),
-        ("0.33.0", B200, "server", 16384, 1024),
-        ("0.29.0", B200, "server", 16384, 1024),
-        ("0.28.0", B200, "server", None, 1024),
-        ("0.28.0", B200, "llm", 16384, 1024),
-        ("0.26.0", B200, "server", 8192, 1024),
-        ("0.33.0", L40S, "batch", 2048, 128),
-        ("0.33.0", ("NVIDIA GB10", 119.7 * GIB), "server", 2048, 256),
-        ("0.32.0", ("NVIDIA GB10", 119.7 * GIB), "server", 8192, 1024),
-        ("0.33.0", ("NVIDIA GB10", None), "server", None, None),
-        ("0.8.5", A100, "server", 8192, 1024),
-        ("0.9.0", A100, "server", None, None),
-        ("0.9.1", A100, "server", 2048, 256),
-        ("0.8.5", L40S, "server", 2048, 256),
-        ("0.8.2", H100, "server", None, None),
-        ("0.7.3", H100, "server", None, 256),
-        ("0.5.5", L40S, "server", None, 256),
-        ("0.33.0", ("cpu", None), "server", 4096, 256),
-        ("0.27.0", ("cpu", None), "server", None, None),
-        ("0.33.0", (None, 70 * GIB), "server", 8192, 1024),
-        ("0.33.0", (None, 70 * GIB - 1), "server", 2048, 256),
-        ("0.33.0", (None, 160 * GIB), "server", 16384, 1024),
-        ("0.33.0", (None, 160 * GIB - 1), "server", 8192, 1024),
+        ("0.33.0", H100, 8192, 1024),
+        ("0.33.0", A100, 2048, 256),
+        ("0.33.0", L40S, 2048, 256),
+        ("0.33.0", B200, 16384, 1024),
+        ("0.29.0", B200, 16384, 1024),
+        ("0.28.0", B200, None, 1024),
+        ("0.26.0", B200, 8192, 1024),
+        ("0.33.0", ("NVIDIA GB10", 119.7 * GIB), 2048, 256),
+        ("0.32.0", ("NVIDIA GB10", 119.7 * GIB), 8192, 1024),
+        ("0.33.0", ("NVIDIA GB10", None), None, None),
+        ("0.8.5", A100, 8192, 1024),
+        ("0.9.0", A100, None, None),
+        ("0.9.1", A100, 2048, 256),
+        ("0.8.5", L40S, 2048, 256),
+        ("0.8.2", H100, None, None),
+        ("0.7.3", H100, None, 256),
+        ("0.5.5", L40S, None, 256),
+        ("0.33.0", ("cpu", None), 2048, 128),
+        ("0.27.0", ("cpu", None), None, None),
+        ("0.33.0", (None, 70 * GIB), 8192, 1024),
+        ("0.33.0", (None, 70 * GIB - 1), 2048, 256),
+        ("0.33.0", (None, 160 * GIB), 16384, 1024),
+        ("0.33.0", (None, 160 * GIB - 1), 8192, 1024),
     ],
 )
 def test_defaults_by_version_and_gpu(
-    version: str, gpu: tuple[str | None, float | None], context: str, tokens: int | None, seqs: int | None
+    version: str, gpu: tuple[str | None, float | None], tokens: int | None, seqs: int | None
 ) -> None:
-    limits = default_limits(version, *gpu, context, world_size=2)
+    limits = default_limits(version, *gpu)
     assert (limits.get("max_num_batched_tokens"), limits.get("max_num_seqs")) == (tokens, seqs)
 
 
@@ -434,14 +434,14 @@ def test_default_utilization(version: str | None, value: float | None) -> None:
     ],
 )
 def test_limits_in_force(argv: list[str], expected: dict[str, float]) -> None:
-    limits = limits_in_force(parse(["vllm", "serve", "m", *argv]), default_limits("0.33.0", *H100))
+    limits = limits_in_force(read(["vllm", "serve", "m", *argv]).args, default_limits("0.33.0", *H100))
     assert {name: limits[name] for name in expected} == expected
     assert ("max_num_seqs" in limits) == ("$(HIDDEN)" not in argv)
 
 
 def test_context_limit_known_from_elsewhere_bounds_the_budget() -> None:
     limits = limits_in_force(
-        parse(["vllm", "serve", "m", "--max-num-seqs", "4"]), default_limits("0.33.0", *H100), 1024
+        read(["vllm", "serve", "m", "--max-num-seqs", "4"]).args, default_limits("0.33.0", *H100), 1024
     )
     assert limits["max_num_batched_tokens"] == 4096
     assert limits["max_model_len"] == 1024
@@ -449,6 +449,6 @@ def test_context_limit_known_from_elsewhere_bounds_the_budget() -> None:
 
 def test_another_server_gives_no_model_and_nothing_complete() -> None:
     """Its limits would be called vLLM's defaults."""
-    found = parse(["tritonserver", "--model-repository=/m"])
+    found = read(["tritonserver", "--model-repository=/m"]).args
     assert "model" not in found.values
     assert not found.complete

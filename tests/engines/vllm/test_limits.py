@@ -6,7 +6,7 @@ import pytest
 
 from kvpressure.engines.vllm import limits
 from kvpressure.engines.vllm.arguments import from_log
-from kvpressure.engines.vllm.command_line import parse
+from kvpressure.engines.vllm.command_line import read
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.readings import Snapshot
@@ -33,7 +33,7 @@ from kvpressure.sources.scrape.scanner import parse_scrape
     ],
 )
 def test_adapters_and_kv_transfer_by_the_arguments(argv, lora, role):
-    args = parse(argv, {})
+    args = read(argv, {}).args
     assert (limits.takes_lora(args), limits.kv_role(args)) == (lora, role)
     beside = "LMCache" in "".join(argv) and role == "kv_both"
     assert limits.waits_for_blocks(args) is (role is not None and not beside)

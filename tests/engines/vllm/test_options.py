@@ -7,18 +7,18 @@ from pathlib import Path
 
 from kvpressure.engines.vllm import options
 from kvpressure.engines.vllm.arguments import parse_logged
-from kvpressure.engines.vllm.command_line import parse
+from kvpressure.engines.vllm.command_line import read
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def test_a_beginning_that_one_option_has_is_that_option() -> None:
-    assert parse(["vllm", "serve", "m", "--max-num-seq", "8", "--gpu-memory-util=0.7"]).values == {
+    assert read(["vllm", "serve", "m", "--max-num-seq", "8", "--gpu-memory-util=0.7"]).args.values == {
         "model": "m",
         "max_num_seqs": "8",
         "gpu_memory_utilization": "0.7",
     }
-    assert parse(["vllm", "serve", "m", "--no-enable-prefix-cach"]).values["enable_prefix_caching"] == "False"
+    assert read(["vllm", "serve", "m", "--no-enable-prefix-cach"]).args.values["enable_prefix_caching"] == "False"
     assert options.full("max_num") == "max_num", "several options begin so"
     assert options.full("mod") == "mod"
 
@@ -37,7 +37,7 @@ def test_no_option_of_a_real_server_is_called_misspelt() -> None:
         for line in path.read_text(encoding="utf-8").splitlines()
     ]
     argued = [
-        parse([*container.get("command", []), *container.get("args", [])]).explicit
+        read([*container.get("command", []), *container.get("args", [])]).args.explicit
         for path in (FIXTURES / "pods").rglob("*.json")
         for container in json.loads(path.read_text(encoding="utf-8")).get("spec", {}).get("containers", [])
     ]

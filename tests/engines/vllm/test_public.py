@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 
 from kvpressure.engines.vllm import public
-from kvpressure.engines.vllm.command_line import parse
+from kvpressure.engines.vllm.command_line import read
 from kvpressure.engines.vllm.log_lines import recognise, strip
 from kvpressure.redaction import REDACTED
 
@@ -94,18 +94,18 @@ def spellings(secret: str) -> Iterator[list[str]]:
 @pytest.mark.attack("95 spellings of secrets in command lines, variables, JSON, YAML and log tuples", "none leaves")
 def test_no_spelling_of_a_secret_leaves_in_a_command_line() -> None:
     secret = "Zq7hunterXw2"
-    shown = [(argv, public.args(argv)) for argv in spellings(secret)]
+    shown = [(argv, public.written(read(argv).args)) for argv in spellings(secret)]
     assert len(shown) > 1000
     assert [pair for pair in shown if any(secret in word for word in pair[1])] == []
 
 
 def test_a_word_that_no_option_is_named_like_is_no_name() -> None:
-    assert "Zq7hunterXw2" not in repr(public.args(["vllm", "serve", "m", "--Zq7hunterXw2", "1"]))
+    assert "Zq7hunterXw2" not in repr(public.written(read(["vllm", "serve", "m", "--Zq7hunterXw2", "1"]).args))
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"tokens"}))  # --max-num-batched-tokens is a limit
 def test_a_secret_number_is_a_secret(name: str) -> None:
-    assert "123456" not in " ".join(public.args(["vllm", "serve", "m", f"--{name}", "123456"]))
+    assert "123456" not in " ".join(public.written(read(["vllm", "serve", "m", f"--{name}", "123456"]).args))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_secret_number_is_a_secret(name: str) -> None:
     ],
 )
 def test_what_was_not_understood_is_not_taken_for_complete(argv: list[str]) -> None:
-    assert parse(public.args(argv)).is_explicit("max_num_seqs") is None
+    assert read(public.written(read(argv).args)).args.is_explicit("max_num_seqs") is None
 
 
 def test_json_keeps_its_numbers_and_known_modes() -> None:
@@ -125,7 +125,11 @@ def test_json_keeps_its_numbers_and_known_modes() -> None:
         '{"kv_role": "kv_both", "kv_connector": "LMCacheConnectorV1", "kv_rank": 1, "kv_connector_extra_config":'
         ' {"url": "u:p"}}'
     )
-    [shown] = [word for word in public.args(["vllm", "serve", "--kv-transfer-config", given_]) if "config" in word]
+    [shown] = [
+        word
+        for word in public.written(read(["vllm", "serve", "--kv-transfer-config", given_]).args)
+        if "config" in word
+    ]
     assert json.loads(shown.partition("=")[2]) == {
         "kv_role": "kv_both",
         "kv_connector": "LMCacheConnectorV1",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpressure.engines.command import Command
-from kvpressure.engines.vllm.command_line import parse
+from kvpressure.engines.vllm import command_line
 from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.model.readings import Termination
 from kvpressure.parsed import quantity
@@ -154,7 +154,7 @@ def test_a_launcher_that_cannot_be_looked_into_is_one(fields: dict[str, Any]) ->
 def test_a_script_after_the_end_of_the_shells_options(command: list[str], args: list[str]) -> None:
     found = engine(pod(containers=[container(command=command, args=args)]))
     assert found.target is not None
-    assert parse(found.target.args).max_num_seqs == (8 if args else None)
+    assert command_line.read(found.target.args).args.max_num_seqs == (8 if args else None)
 
 
 @pytest.mark.parametrize(
@@ -546,8 +546,8 @@ def test_what_is_remembered_of_commands_is_bounded_and_forgotten(readings: list[
 def test_what_a_long_command_line_hides_is_not_taken_for_a_default() -> None:
     long = container(command=["vllm", "serve", "m", "--max-num-seqs", "8", *["--x"] * 30_000])
     found = target(pod(containers=[long]))
-    assert parse(found.args).max_num_seqs == 8
-    assert parse(found.args).is_explicit("max_model_len") is None
+    assert command_line.read(found.args).args.max_num_seqs == 8
+    assert command_line.read(found.args).args.is_explicit("max_model_len") is None
     crowded = [
         {"name": f"side{i}", "image": "own", "command": ["sh", "-c", "vllm bench serve " + "x " * 8000]}
         for i in range(5)

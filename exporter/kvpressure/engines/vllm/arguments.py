@@ -1,7 +1,7 @@
 """Arguments of a vLLM server and the limits that follow from them.
 
 Pure. ``max_num_seqs`` and similar limits are in no metric, so they come from the pod's command line
-(``command_line.parse``) or from vLLM's start-up log (``from_log``); unset ones follow from version and GPU
+(``command_line.read``) or from vLLM's start-up log (``from_log``); unset ones follow from version and GPU
 (``default_limits``). An unreadable value is None.
 """
 
@@ -89,78 +89,50 @@ def _plain(text: str) -> str | None:
 
 
 def default_limits(
-    version: str | None,
-    gpu_name: str | None,
-    gpu_memory_bytes: float | None,
-    context: str = "server",
-    *,
-    flavour: str | None = None,
-    world_size: int = 1,
+    version: str | None, gpu_name: str | None, gpu_memory_bytes: float | None, flavour: str | None = None
 ) -> Mapping[str, float]:
-    """Defaults of ``gpu_memory_utilization``, ``max_num_seqs`` and ``max_num_batched_tokens`` (missing = unknown).
+    """A server's defaults of ``gpu_memory_utilization``, ``max_num_seqs`` and ``max_num_batched_tokens`` (missing =
+    unknown).
 
-    ``context``: "server", "llm" (offline ``LLM``) or "batch" (``vllm run-batch``). ``flavour``: "v0" or "v1", None =
-    by version. ``gpu_name`` "cpu": the CPU backend.
+    ``flavour``: "v0" or "v1", None = by version. ``gpu_name`` "cpu": the CPU backend.
     """
     number = parse_version(version)
     if number is None or number < (0, 5, 5):
         return {}
-    limits: dict[str, float] = {"gpu_memory_utilization": 0.92 if number >= (0, 20, 0) else 0.90}
+    utilization = 0.92 if number >= (0, 20, 0) else 0.90
     name = (gpu_name or "").lower()
+    tokens, seqs = _UNKNOWN_PAIR
     if flavour == "v0" or (flavour is None and number < (0, 8, 0)):
-        limits["max_num_seqs"] = 256  # the token budget depends on max_model_len there
-        return limits
-    if number < (0, 8, 5):
-        tokens, seqs = _early_v1(number, name, context)
+        seqs = 256  # the token budget depends on max_model_len there
+    elif number < (0, 8, 0):  # V1 as an option of 0.6.6 to 0.7.3
+        tokens, seqs = 8192 if re.search(r"\bh[12]00\b", name) else 2048, 1024
+    elif number < (0, 8, 5):
+        pass  # was not compared
     elif name == "cpu":
-        tokens, seqs = _cpu(number, context, world_size)
-    elif context == "batch":
-        tokens, seqs = 2048, 128
-    elif gpu_memory_bytes is None:
-        tokens, seqs = None, None
-    else:
-        tokens, seqs = _tier(number, name, gpu_memory_bytes / GIB, server=context == "server")
-    if tokens is not None:
-        limits["max_num_batched_tokens"] = tokens
-    if seqs is not None:
-        limits["max_num_seqs"] = seqs
-    return limits
+        tokens, seqs = (2048, 128) if number >= (0, 33, 0) else _UNKNOWN_PAIR
+    elif gpu_memory_bytes is not None:
+        tokens, seqs = _tier(number, name, gpu_memory_bytes / GIB)
+    limits = {"gpu_memory_utilization": utilization, "max_num_batched_tokens": tokens, "max_num_seqs": seqs}
+    return {limit: float(value) for limit, value in limits.items() if value is not None}
 
 
 _Pair = tuple[int | None, int | None]  # tokens, seqs
 _UNKNOWN_PAIR: Final[_Pair] = (None, None)
+_SMALL: Final[_Pair] = (2048, 256)
+_LARGE: Final[_Pair] = (8192, 1024)
 
 
-def _early_v1(number: Version, name: str, context: str) -> _Pair:
-    """V1 as an option of 0.6.6 to 0.7.3; unknown for 0.8.0 to 0.8.4, which were not compared."""
-    if number >= (0, 8, 0) or context != "server":
-        return _UNKNOWN_PAIR
-    return 8192 if re.search(r"\bh[12]00\b", name) else 2048, 1024
-
-
-def _cpu(number: Version, context: str, world_size: int) -> _Pair:
-    if number < (0, 33, 0) or context == "batch":
-        return _UNKNOWN_PAIR
-    return (2048 * world_size, 128 * world_size) if context == "server" else (4096 * world_size, 256 * world_size)
-
-
-def _tier(number: Version, name: str, gib: float, server: bool) -> _Pair:
+def _tier(number: Version, name: str, gib: float) -> _Pair:
     """Tiers by device memory (0.8.5 and later)."""
-    small: _Pair = (2048 if server else 8192, 256)
-    large: _Pair = (8192 if server else 16384, 1024)
     if gib < 70:
-        return small
+        return _SMALL
     if "a100" in name:
-        if number == (0, 8, 5):
-            return large
-        return small if number >= (0, 9, 1) else _UNKNOWN_PAIR
+        return _LARGE if number == (0, 8, 5) else _SMALL if number >= (0, 9, 1) else _UNKNOWN_PAIR
     if "gb10" in name and number >= (0, 33, 0):
-        return small
+        return _SMALL
     if gib >= 160 and number > (0, 26, 0):
-        if number >= (0, 29, 0):
-            return 16384, 1024
-        return (None if server else 16384), 1024
-    return large
+        return 16384 if number >= (0, 29, 0) else None, 1024
+    return _LARGE
 
 
 def limits_in_force(

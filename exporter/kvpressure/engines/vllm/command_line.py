@@ -1,4 +1,4 @@
-"""The command line of a vLLM container as ``EngineArgs``. Pure; see ``parse``."""
+"""The command line of a vLLM container as ``EngineArgs``. Pure; see ``read``."""
 
 from __future__ import annotations
 
@@ -199,7 +199,9 @@ def read(
 ) -> Command:
     """A container's command followed by its args, and its environment; see ``base.ReadCommand``. Never raises.
 
-    ``entry_point``: the first word may then be a model.
+    Understands ``vllm serve MODEL``, ``python -m vllm.entrypoints...``, bare arguments of an image's entry point,
+    ``sh -c "..."`` scripts, ``$(VAR)`` of Kubernetes and ``$VAR`` of the shell. ``entry_point``: the first word may
+    then be a model.
     """
     known = dict(env or {})
     tokens, found, scripted = shell.program_of(argv, known)
@@ -244,15 +246,6 @@ def may_be_vllm(argv: Sequence[str], env: Mapping[str, str] | None = None) -> bo
     return any("vllm" in word or "serve" in word for word in words)
 
 
-def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> EngineArgs:
-    """Arguments from a container's command followed by its args, and its environment (literal values only).
-
-    Understands ``vllm serve MODEL``, ``python -m vllm.entrypoints...``, bare arguments of an image's entry point,
-    ``sh -c "..."`` scripts, ``$(VAR)`` of Kubernetes and ``$VAR`` of the shell. Never raises.
-    """
-    return read(argv, env).args
-
-
 def _arguments(tokens: Sequence[str], env: Mapping[str, str], understood: bool, of_program: bool) -> EngineArgs:
     """``of_program``: the words are of a server or an image's entry point, not of a whole script."""
     rest, model, complete = _engine_part(tokens) if of_program else (tokens, None, False)
@@ -282,11 +275,6 @@ def _hides_options(options: Iterable[tuple[str, str | None]], rest: Sequence[str
         UNKNOWN in name or (not name and word is not None and (UNKNOWN in word or REFERENCE.search(word) is not None))
         for name, word in options
     )
-
-
-def starts_server(argv: Sequence[str]) -> bool:
-    """Whether the command line starts vLLM's server: ``vllm serve``, its module, or a script that runs one of them."""
-    return may_be_vllm(argv) and read(argv).starts_server
 
 
 def endpoints(args: EngineArgs) -> Endpoints:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from kvpressure.engines.base import EngineDialect
@@ -19,10 +18,6 @@ from kvpressure.engines.vllm import (
     public,
 )
 from kvpressure.model.arguments import EngineArgs
-
-
-def _default_limits(version: str | None, gpu_name: str | None, gpu_bytes: float | None) -> Mapping[str, float]:
-    return arguments.default_limits(version, gpu_name, gpu_bytes)
 
 
 def _processes(args: EngineArgs, gpus: int) -> int:
@@ -60,7 +55,7 @@ VLLM: Final = EngineDialect(
     public_environment=public.environment,
     public_line=public.public_line,
     limits=limits.in_force,
-    default_limits=_default_limits,
+    default_limits=arguments.default_limits,
     no_number={"max_model_len": frozenset({"auto", "-1"})},
     one_request_fits=True,
     step_holds_batch=True,

@@ -71,9 +71,7 @@ def in_force(known: Known) -> dict[str, EffectiveLimit]:
     merged, gpu, facts = known.merged, known.gpu, known.facts
     config = known.reading.cache_config if known.reading else {}
     defaults = dict(
-        default_limits(
-            known.version, gpu.name if gpu else None, gpu.memory_total_bytes if gpu else None, flavour=known.flavour
-        )
+        default_limits(known.version, gpu.name if gpu else None, gpu.memory_total_bytes if gpu else None, known.flavour)
     )
     if known.flavour == "v0":
         defaults.setdefault("max_num_seqs", V0_MAX_NUM_SEQS)

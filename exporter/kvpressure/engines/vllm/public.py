@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kvpressure import redaction
@@ -20,7 +20,6 @@ from kvpressure.engines import log_table
 from kvpressure.engines.base import option
 from kvpressure.engines.command import CUT
 from kvpressure.engines.vllm.arguments import parse_logged
-from kvpressure.engines.vllm.command_line import parse
 from kvpressure.engines.vllm.log_lines import match, strip
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
@@ -201,11 +200,6 @@ def _json(node: Any, name: str) -> Any:
     if isinstance(node, int | float):
         return node if _NUMBER.fullmatch(str(node)) else REDACTED
     return _name_text(node) if name in JSON_KEYS else REDACTED
-
-
-def args(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """A command line rebuilt from the public part of ``argv``; idempotent, empty for an empty one."""
-    return written(parse(argv, env)) if argv else ()
 
 
 def written(read: EngineArgs) -> tuple[str, ...]:

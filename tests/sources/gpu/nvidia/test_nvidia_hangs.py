@@ -31,7 +31,7 @@ def errors(got: dict[str, Any]) -> list[str | None]:
 
 
 def test_a_hanging_gpu_is_given_up_and_the_rest_goes_on(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu(), Gpu(), Gpu()]), own_process=True, nvidia_budget_seconds=BUDGET)
+    child = start(World(gpus=[Gpu(), Gpu(), Gpu()]), own_process=True, budget_seconds=BUDGET)
     child.read()
     child.set(World(gpus=[Gpu(), Gpu(hangs={"nvmlDeviceGetPowerUsage": 60}), Gpu(utilization=11)]))
     got = child.read()
@@ -54,7 +54,7 @@ def test_a_hanging_gpu_is_given_up_and_the_rest_goes_on(start: StartChild) -> No
 
 def test_all_gpus_hanging_is_a_failed_source(start: StartChild) -> None:
     hanging = {"nvmlDeviceGetMemoryInfo_v2": 60.0}
-    child = start(World(gpus=[Gpu() for _ in range(4)]), own_process=True, nvidia_budget_seconds=BUDGET)
+    child = start(World(gpus=[Gpu() for _ in range(4)]), own_process=True, budget_seconds=BUDGET)
     child.read()
     child.set(World(gpus=[Gpu(hangs=hanging) for _ in range(4)]))
     for _ in range(4):
@@ -71,7 +71,7 @@ def test_all_gpus_hanging_is_a_failed_source(start: StartChild) -> None:
 
 def test_gpus_that_no_time_is_left_for_are_not_given_up(start: StartChild) -> None:
     hanging = Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})
-    child = start(World(gpus=[Gpu(), Gpu(), Gpu(), Gpu()]), own_process=True, nvidia_budget_seconds=BUDGET)
+    child = start(World(gpus=[Gpu(), Gpu(), Gpu(), Gpu()]), own_process=True, budget_seconds=BUDGET)
     child.read()
     child.set(World(gpus=[hanging, hanging, hanging, Gpu()]))
     assert child.read()["threads"] == 1 + 2  # two have used up the time; the others were not begun
@@ -79,7 +79,7 @@ def test_gpus_that_no_time_is_left_for_are_not_given_up(start: StartChild) -> No
 
 
 def test_a_failed_source_is_counted_once(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu()]), own_process=True, nvidia_budget_seconds=0.2)
+    child = start(World(gpus=[Gpu()]), own_process=True, budget_seconds=0.2)
     child.read()
     child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})]))
     assert child.read()["reason"] == "timeout"
@@ -88,7 +88,7 @@ def test_a_failed_source_is_counted_once(start: StartChild) -> None:
 
 
 def test_opening_that_takes_long_is_waited_for_once(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu()], hangs={"nvmlInitWithFlags": 60}), own_process=True, nvidia_budget_seconds=0.2)
+    child = start(World(gpus=[Gpu()], hangs={"nvmlInitWithFlags": 60}), own_process=True, budget_seconds=0.2)
     for _ in range(3):
         got = child.read()
         assert (got["reason"], got["fatal"]) == ("timeout", False)
@@ -99,7 +99,7 @@ def test_opening_that_takes_long_is_waited_for_once(start: StartChild) -> None:
 
 
 def test_library_that_fails_after_a_hang_is_opened_anew(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu(), Gpu()]), own_process=True, nvidia_budget_seconds=BUDGET)
+    child = start(World(gpus=[Gpu(), Gpu()]), own_process=True, budget_seconds=BUDGET)
     child.read()
     child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60}), Gpu()]))
     assert errors(child.read()) == ["timeout", None]
@@ -114,7 +114,7 @@ def test_library_that_fails_after_a_hang_is_opened_anew(start: StartChild) -> No
 
 def test_a_repair_that_hangs_is_not_begun_twice(start: StartChild) -> None:
     lost = Gpu(codes={"nvmlDeviceGetMemoryInfo_v2": 15})
-    child = start(World(gpus=[Gpu(), lost]), own_process=True, nvidia_budget_seconds=0.2)
+    child = start(World(gpus=[Gpu(), lost]), own_process=True, budget_seconds=0.2)
     assert errors(child.read()) == [None, "lost"]
     child.set(World(gpus=[Gpu(), lost], hangs={"nvmlInitWithFlags": 60}))
     for _ in range(3):
@@ -147,7 +147,7 @@ def test_opening_waits_for_a_closing_that_hangs(start: StartChild) -> None:
     ],
 )
 def test_closing_does_not_wait_for_what_hangs(start: StartChild, world: World) -> None:
-    child = start(world, own_process=True, nvidia_budget_seconds=0.2)
+    child = start(world, own_process=True, budget_seconds=0.2)
     child.read()
     began = time.monotonic()
     child.close_source()

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import pynvml
 
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, SourceError
+from kvpressure.sources.gpu.nvidia.options import SHARE_OF_DEADLINE
 from kvpressure.sources.gpu.nvidia.source import NvidiaSource
 from tests.sources.gpu.nvml_stub import write
 
@@ -81,8 +82,12 @@ class Runner:
             self.source.close()
         if pynvml.nvmlLib is not None:
             pynvml.nvmlLib.nvml_stub_reset()
-        hidden = {"host_sys": os.devnull}  # this machine's own bus says nothing of the stub's GPUs
-        self.source = NvidiaSource(SimpleNamespace(**hidden | settings), clock=self.clock)
+        settings = {"host_sys": os.devnull, **settings}  # this machine's own bus says nothing of the stub's GPUs
+        budget = settings.pop("budget_seconds", None)
+        if budget is not None:
+            collector = SimpleNamespace(deadline_seconds=budget / SHARE_OF_DEADLINE)
+            settings["collectors"] = {"nvidia": collector}
+        self.source = NvidiaSource(SimpleNamespace(**settings), clock=self.clock)
         return self.source
 
     def do(self, command: dict[str, Any]) -> Any:

@@ -420,6 +420,7 @@ def _live() -> Iterator[str]:
         " shorter. Each incident pages with InferenceKVCachePressure and"
     )
     yield (
-        "InferenceEngineStalled. At most three notifications ask for work in one incident. Models are not mixed in one"
-        " notification. The ticket of a page is muted. After recovery all alerts are resolved."
+        "InferenceEngineStalled. At most three notifications ask for work in one incident. After recovery all alerts"
+        " are resolved. `pytest tests/bundle/test_alertmanager_live.py`: a notification is about one model, and the"
+        " ticket of a page is muted."
     )

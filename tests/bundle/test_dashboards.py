@@ -330,42 +330,6 @@ def test_graphs_and_tables_over_engines_hold_a_bounded_number_of_them(uid: str) 
                 assert "ALERTS" in target["expr"] or "topk(" in target["expr"], f"{panel['title']}: {target['expr']}"
 
 
-# Metrics that no dashboard draws, and why: what is drawn says the same.
-NOT_DRAWN = {
-    "gpu_memory_used_bytes": "drawn as a share: gpu_memory_used_ratio",
-    "gpu_memory_reserved_bytes": "the driver's own share, some hundred MiB that never change",
-    "gpu_xid_last_timestamp_seconds": "the dashboards draw the events: gpu_xid_errors_total",
-    "gpu_pod_info": "a join, not a value",
-    "worker_gpu_info": "a join, by its recording: gpu:kvpressure_worker:present",
-    "preemptions_total": "drawn as preemption_rate, which also knows preemptions that vLLM counts late",
-    "prompt_tokens_total": "drawn as tokens_per_second",
-    "generation_tokens_total": "drawn as tokens_per_second",
-    "kv_cache_usage_slope_per_second": "drawn as kv_cache_seconds_to_full",
-    "latency_slow_seconds": "drawn as latency_seconds",
-    "wait_seconds": "drawn as latency_seconds (queue) and requests_waiting",
-    "requests_failed_ratio": "drawn by its counts: requests_rejected_total and requests_finished_total",
-    "requests_finished_per_second": "drawn by its recording, model:kvpressure_requests_finished:rate",
-    "latency_slow_baseline_ratio": "drawn as latency_baseline_ratio",
-    "engine_progressing": "drawn as the verdict stalled",
-    "memory_reserved_bytes": "drawn as their difference, fragmentation_bytes",
-    "memory_allocated_bytes": "drawn as their difference, fragmentation_bytes",
-    "allocator_failures_total": "failed allocations are drawn as log events; retries explain fragmentation_bytes",
-    "objective_requests_total": "drawn as burn rates",
-    "objective_good_requests_total": "drawn as burn rates",
-    "recorder_last_success_timestamp_seconds": "drawn as recorder_up and missing ticks",
-}
-
-
-def test_every_published_metric_is_on_a_dashboard_or_has_a_reason_not_to_be() -> None:
-    asked = {str(s.name) for uid in DASHBOARDS for _, expr in expressions(uid) for s in selectors(expand(expr))}
-    drawn = {
-        metric.name
-        for metric in METRICS
-        if asked & {metric.full_name, *(f"{metric.full_name}_{end}" for end in ("bucket", "count", "sum"))}
-    }
-    assert {metric.name for metric in METRICS} - drawn == set(NOT_DRAWN)
-
-
 def test_table_columns_come_from_their_queries() -> None:
     for uid in DASHBOARDS:
         for panel in panels(uid):

@@ -90,12 +90,8 @@ def test_check_names_drifted_missing_and_unknown_files(
         ("--values", "exclude: [Nothing]", "no alert is called 'Nothing'"),
         ("--values", "exclude: load", "expected a list"),
         ("--values", "durations: {InferenceBatchCollapse: {warning: soon}}", "is not a duration"),
-        ("--values", "durations: {InferenceBatchCollapse: {loud: 5m}}", "'loud' is not one of critical, warning, info"),
-        ("--values", "labels: {team: 1}", "must be text"),
         ("--values", "labels: {alertname: x}", "is not a label that may be set"),
-        ("--values", "alert_labels: {InferenceBatchCollapse: {page: often}}", 'page must be "true" or "false"'),
         ("--values", "exporter_job: '.*'", "is not a name of letters"),
-        ("--values", "labels: {}\nthresholds:\n  kv_ful: 1", "input.yaml:3: unknown threshold 'kv_ful'"),
         (
             "--values",
             "labels: {}\nthresholds:\n  kv_full_ratio: 1.5",
@@ -103,18 +99,10 @@ def test_check_names_drifted_missing_and_unknown_files(
         ),
         (
             "--thresholds",
-            "# a share\nmemory_critical_ratio: 90",
-            "input.yaml:2: memory_critical_ratio: 90 is not allowed; allowed: a number from 0 to 1",
-        ),
-        (
-            "--thresholds",
             "memory_warning_ratio: 0.95",
             "input.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio",
         ),
-        ("--thresholds", "kv_full_ratio: .nan", "is not allowed"),
         ("--values", "a: [", "not valid YAML"),
-        ("--values", "- a", "expected a mapping"),
-        ("--thresholds", "kv_full_ratio: high", "'high' is not allowed; allowed: a number"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_2(

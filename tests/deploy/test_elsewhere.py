@@ -97,20 +97,6 @@ def test_the_compose_file_follows_the_specification() -> None:
     assert list(validator.iter_errors(document))
 
 
-def test_what_listens_on_every_address_says_so(tmp_path: Path) -> None:
-    """Published ports are of the loopback; the exporter is on the host's network, where Prometheus has to reach it."""
-    for name, service in services().items():
-        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
-    assert [name for name, service in services().items() if "network_mode" in service] == ["exporter"]
-    assert "exporter listens on port 9846 of every address" in (COMPOSE / "compose.yaml").read_text()
-    limited = (COMPOSE / "exporter.yaml").read_text().replace("# web.listen-address", "web.listen-address")
-    (tmp_path / "config.yaml").write_text(limited)
-    assert [str(one) for one in settings_of(tmp_path / "config.yaml").listen_addresses] == [
-        "172.17.0.1:9846",
-        "127.0.0.1:9846",
-    ]
-
-
 def test_what_is_mounted_exists_and_is_read_only() -> None:
     assert all(path.exists() for found in mounts().values() for path in found.values())
     for name, service in services().items():

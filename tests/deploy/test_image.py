@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvpressure import __version__
-from tests.deploy.chart import ROOT, chart, load_script
+from tests.deploy.chart import ROOT, load_script
 from tests.helpers.web import serving_pages
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -34,23 +33,6 @@ def test_what_is_installed_is_pinned_by_hash() -> None:
     for name in re.findall(r"-r (\S+)", BUILD):
         text = (ROOT / name).read_text()
         assert all("--hash=sha256:" in entry for entry in re.findall(r"^\S+==.*(?:\n .*)*", text, re.MULTILINE))
-
-
-def test_labels_user_and_command() -> None:
-    for label in (
-        *("title", "description", "licenses", "vendor", "version", "revision", "created", "source", "url"),
-        *("documentation", "base.name", "base.digest"),
-    ):
-        assert f"org.opencontainers.image.{label}=" in FINAL
-    assert f"ARG VERSION={__version__}\n" in FINAL
-    assert chart().metadata["appVersion"] == __version__
-    assert re.search(r"^USER 0\n", FINAL, re.MULTILINE)
-    assert re.search(r"^ENTRYPOINT \[\"kvpressure\"\]\nCMD \[\"serve\"\]\n\Z", FINAL, re.MULTILINE)
-
-
-def test_the_base_can_be_pinned_by_digest_in_both_stages() -> None:
-    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${BASE_IMAGE}${BASE_DIGEST:+@${BASE_DIGEST}}"] * 2
-    assert 'ARG BASE_DIGEST=""\n' in DOCKERFILE
 
 
 def test_a_release_gives_every_argument_that_has_no_default_of_its_own() -> None:

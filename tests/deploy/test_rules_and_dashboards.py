@@ -9,7 +9,6 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from kvpressure.bundle import values as bundle_values
 from kvpressure.bundle.render import RULES
 from kvpressure.bundle.render import render as render_bundle
 from kvpressure.bundle.rules import Options
@@ -29,17 +28,6 @@ SHOWN: Final[Json] = {
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, str]:
     return render_bundle(Options(thresholds.builtin()))
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The bundle of a site with a number, addresses and exclusions of its own."""
-    file = tmp_path_factory.mktemp("site") / "site.yaml"
-    file.write_text(
-        "runbook_base_url: https://runbooks.internal/kv\nexclude: [hardware]\nthresholds: {memory_critical_ratio: 0.95}"
-    )
-    chosen = bundle_values.load(file)
-    return render_bundle(Options(thresholds.builtin().override(chosen.thresholds, "site"), chosen))
 
 
 def dashboards(files: dict[str, str]) -> dict[str, Any]:
@@ -63,24 +51,20 @@ def test_what_it_ships_is_the_bundle(shipped: dict[str, str]) -> None:
     assert installed(documents) == {"kvpressure-rules.yaml": rules, **dashboards(shipped)}
 
 
-def test_a_bundle_of_ones_own_takes_its_place(shipped: dict[str, str], own: dict[str, str]) -> None:
+def test_a_bundle_of_ones_own_takes_its_place(shipped: dict[str, str]) -> None:
     """As ``--set-file`` gives it; a number that the exporter takes too stands in both."""
-    incident = own["dashboards/kvpressure-incident.json"]
+    rules = {"groups": [{"name": "mine", "rules": [{"record": "one", "expr": "vector(1)"}]}]}
     documents = render(
         {
             **SHOWN,
             "thresholds": {"memory_critical_ratio": 0.95},
-            "rules": {"file": own[RULES]},
-            "dashboards": {"enabled": True, "files": {"kvpressure-incident": incident}},
+            "rules": {"file": yaml.safe_dump(rules)},
+            "dashboards": {"enabled": True, "files": {"kvpressure-incident": '{"title": "mine"}'}},
         }
     )
-    rules = yaml.safe_load(own[RULES])
-    assert only(documents, "PrometheusRule")["spec"] == rules != yaml.safe_load(shipped[RULES])
-    assert installed(documents) == {
-        "kvpressure-rules.yaml": rules,
-        **dashboards(shipped),
-        "kvpressure-incident.json": json.loads(incident),
-    }
+    own = {"kvpressure-rules.yaml": rules, "kvpressure-incident.json": {"title": "mine"}}
+    assert only(documents, "PrometheusRule")["spec"] == rules
+    assert installed(documents) == {**dashboards(shipped), **own}
     assert problems(documents) == []
 
 

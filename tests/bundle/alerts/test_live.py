@@ -113,16 +113,14 @@ class Notifications:
         last = {alert["fingerprint"]: alert for alerts in self.to(receiver) for alert in alerts}
         return {alert["labels"]["alertname"] for alert in last.values() if alert["status"] != "resolved"}
 
-    def about(self, model: str, *, calls_for_work: bool) -> list[str]:
-        """The receivers of the notifications about a model, in order; ``calls_for_work`` = those that are
-        no all-clear.
-        """
+    def about(self, model: str) -> list[str]:
+        """The receivers of the notifications that ask for work on a model, in order."""
         return [
             receiver
             for _, receiver, alerts in self.got
             if receiver in PEOPLE
             and any(alert["labels"].get("model_name") == model for alert in alerts)
-            and (not calls_for_work or any(alert["status"] == "firing" for alert in alerts))
+            and any(alert["status"] == "firing" for alert in alerts)
         ]
 
 
@@ -213,8 +211,9 @@ def test_each_incident_pages_with_its_own_alert(run: Run) -> None:
 def test_an_incident_is_at_most_three_notifications(run: Run) -> None:
     """The harm may page some minutes before the cause is certain: the cause then joins its group."""
     for model, pages in ((PRESSED, 2), (STUCK, 1)):
-        assert len(run.notifications.about(model, calls_for_work=True)) <= 3
-        assert 1 <= run.notifications.about(model, calls_for_work=True).count("pager") <= pages
+        asked = run.notifications.about(model)
+        assert len(asked) <= 3
+        assert 1 <= asked.count("pager") <= pages
 
 
 def test_all_clear_after_recovery(run: Run) -> None:

@@ -412,15 +412,14 @@ def _live() -> Iterator[str]:
     yield "## Live"
     yield ""
     yield (
-        "`pytest tests/bundle/alerts/test_live.py`: the exporter plays captures of a real server under KV pressure and"
-        " of one whose metrics freeze. A real Prometheus scrapes it with these rules,"
+        "`pytest tests/demo/test_demo_command.py`: the exporter watches simulated servers, of which one runs out of KV"
+        " cache. A real Prometheus scrapes it with these rules, and a real Alertmanager"
     )
     yield (
-        "and a real Alertmanager with the example configuration notifies a webhook. All waiting times are 60 times"
-        " shorter. Each incident pages with InferenceKVCachePressure and"
+        "with the example configuration notifies a webhook. Only the waiting times are shorter. The tickets get"
+        " InferenceKVCachePressure, then the pager does. After the mitigation both are resolved."
     )
     yield (
-        "InferenceEngineStalled. At most three notifications ask for work in one incident. After recovery all alerts"
-        " are resolved. `pytest tests/bundle/test_alertmanager_live.py`: a notification is about one model, and the"
-        " ticket of a page is muted."
+        "`pytest tests/bundle/test_alertmanager_live.py`: a notification is about one model, and the ticket of a page"
+        " is muted."
     )

@@ -224,15 +224,6 @@ def test_links_inside_tables_lead_to_dashboards_and_keep_time_and_variables(uid:
             assert f"${{{name}:queryparam}}" in query or f"var-{name}=" in query, name
 
 
-@every_dashboard
-def test_annotations_are_firing_alerts_and_restarts(uid: str) -> None:
-    found = {item["name"]: item for item in DASHBOARDS[uid]["annotations"]["list"]}
-    assert set(found) == {"Firing alerts", "Restarts"}
-    for item in found.values():
-        assert item["datasource"] == builder.DATASOURCE
-        pp.parse(expand(item["expr"]))
-
-
 def first_screen(dashboards: Mapping[str, Any] = DASHBOARDS) -> dict[str, dict[str, Any]]:
     shown = panels("kvpressure-incident", dashboards)
     return {panel["title"]: panel for panel in shown if panel["gridPos"]["y"] < SCREEN}

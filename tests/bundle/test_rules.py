@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from kvpressure.bundle.values import BundleValues
 from kvpressure.publish.metrics import METRICS
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.promql import SCRAPE, metric_labels, metrics, result_labels, selectors, walk
+from tests.helpers.prometheus import accepted
 
 pytestmark = pytest.mark.live
 
@@ -36,10 +36,6 @@ VARIANTS = list(PACKS)
 GROUPS = {pack: load_groups(options) for pack, options in PACKS.items()}
 
 
-def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
-
-
 def rules_of(variant: str) -> list[dict[str, Any]]:
     return [rule for group in rule_file(GROUPS[variant], BundleValues())["groups"] for rule in group["rules"]]
 
@@ -47,8 +43,7 @@ def rules_of(variant: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_promtool_accepts_the_rules(tmp_path: Path, variant: str) -> None:
     (tmp_path / "rules.yaml").write_text(to_yaml(rule_file(GROUPS[variant], BundleValues())))
-    result = promtool("check", "rules", tmp_path / "rules.yaml")
-    assert result.returncode == 0, result.stdout + result.stderr
+    accepted("promtool", "check", "rules", tmp_path / "rules.yaml")
 
 
 def test_labels_and_annotations_are_complete(rules: list[dict[str, Any]]) -> None:

@@ -9,8 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.bundle.text import duration, number, to_yaml, words
-from kvpressure.settings.thresholds import builtin
+from kvpressure.bundle.text import duration, number, to_yaml
 
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
@@ -27,21 +26,6 @@ def test_number_has_no_exponent_and_reads_back(value: float) -> None:
     text = number(value)
     assert re.fullmatch(r"\d+(\.\d+)?", text)
     assert float(text) == value
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("memory_warning_ratio", "80 %"),
-        ("fragmentation_warning_bytes", "2 GB"),
-        ("memory_leak_bytes_per_hour", "1 GiB"),
-        ("context_window_seconds", "5 minutes"),
-        ("context_spike_ratio", "2 times"),
-        ("signature_batch_size", "2 requests"),
-    ],
-)
-def test_words(name: str, text: str) -> None:
-    assert words(builtin().entry(name)) == text
 
 
 @pytest.mark.slow

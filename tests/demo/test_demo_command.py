@@ -98,11 +98,11 @@ def test_the_incident_is_seen_from_first_token_to_cleared_alert(
         r"chat-13b-0: (\w+ -> )?healthy",
         "== incident:",
         r"-> kv_pressure \(saturated\)",
-        r"ALERT InferenceKVCachePressure \(warning",
-        r"ALERT InferenceKVCachePressure \(critical",
+        r"ALERT InferenceKVCachePressure \(warning, tickets\)",
+        r"ALERT InferenceKVCachePressure \(critical, pager\)",
         "== mitigation:",
         "-> healthy",
-        "CLEARED InferenceKVCachePressure",
+        r"CLEARED InferenceKVCachePressure \(critical, pager\)",
         "all expected verdicts and alerts were seen",
     ]
     at = 0
@@ -110,6 +110,8 @@ def test_the_incident_is_seen_from_first_token_to_cleared_alert(
         found = re.compile(text).search(output, at)
         assert found, f"{text!r} is missing or too early:\n{output}"
         at = found.start()
+    paged = set(re.findall(r"ALERT (\w+) \(\w+, pager\)", output))
+    assert paged <= {"InferenceKVCachePressure", "InferenceRequestsWaitTooLong"}
     assert re.search(r"\+ the KV cache is full(?: or nearly full)?: \d+ % now, recent peak \d+ %", output)
     assert re.search(r"(200|100|50) times shorter than in production", output)
     assert "Traceback" not in output

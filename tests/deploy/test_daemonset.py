@@ -333,8 +333,3 @@ def test_what_belongs_to_all_and_to_one_vendor_comes_together() -> None:
 def test_the_image_is_named_after_registry_repository_and_digest(values: Json, image: str) -> None:
     (pod,) = pods(values | {"image": {"repository": "r/kvpressure", **values.get("image", {})}})
     assert container_of(pod)["image"] == image
-
-
-def test_pull_secrets_of_the_umbrella_chart_are_used_too() -> None:
-    values = {"global": {"imagePullSecrets": ["a", {"name": "b"}]}, "imagePullSecrets": [{"name": "c"}]}
-    assert pods(values)[0]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}, {"name": "c"}]

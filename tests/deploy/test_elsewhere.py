@@ -18,6 +18,7 @@ from kvpressure.bundle.dashboards import DASHBOARDS
 from kvpressure.settings import settings
 from tests.deploy.chart import DEPLOY, ROOT, Json, chart, of_kind, only, problems, render
 from tests.deploy.test_manifests import MANIFESTS, kustomize
+from tests.helpers.prometheus import accepted
 
 pytestmark = pytest.mark.live
 
@@ -32,7 +33,6 @@ def settings_of(path: Path) -> settings.Settings:
 
 
 # --- systemd
-# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -68,7 +68,6 @@ def test_the_units_settings_write_where_the_unit_lets_them() -> None:
 
 
 # --- Compose
-# -------------------------------------------------------------------------------------------------------------
 
 
 def services() -> Json:
@@ -117,15 +116,11 @@ def test_promtool_takes_the_configuration_as_mounted(tmp_path: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(path.read_text().replace("/etc/prometheus/", f"{tmp_path}/etc/prometheus/"))
     config = tmp_path / "etc/prometheus/prometheus.yml"
-    checked = subprocess.run(["promtool", "check", "config", config], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert re.search(r"SUCCESS: \d{2,} rules found", checked.stdout)
+    assert re.search(r"SUCCESS: \d{2,} rules found", accepted("promtool", "check", "config", config))
 
 
 def test_amtool_takes_the_receiver() -> None:
-    path = mounts()["alertmanager"]["/etc/alertmanager/alertmanager.yml"]
-    checked = subprocess.run(["amtool", "check-config", path], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    accepted("amtool", "check-config", mounts()["alertmanager"]["/etc/alertmanager/alertmanager.yml"])
 
 
 def test_every_address_in_the_configuration_is_a_service_of_it() -> None:
@@ -143,7 +138,6 @@ def test_every_address_in_the_configuration_is_a_service_of_it() -> None:
 
 
 # --- other operators
-# -------------------------------------------------------------------------------------------------------
 
 
 def monitor() -> Json:
@@ -171,7 +165,6 @@ def test_grafanas_operator_gets_each_dashboard_of_the_config_maps() -> None:
 
 
 # --- GitOps
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def gitops_values() -> dict[str, Any]:

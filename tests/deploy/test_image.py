@@ -82,16 +82,12 @@ def test_the_context_has_what_is_copied_and_no_more() -> None:
     ("path", "what"),
     [
         ("usr/bin/gcc", "compiler"),
-        ("usr/bin/x86_64-linux-gnu-gcc-12", "compiler"),
         ("usr/local/bin/pip3.11", "installer"),
-        ("usr/local/lib/python3.11/site-packages/pip/__init__.py", "installer"),
         ("opt/kvpressure/lib/python3.11/site-packages/setuptools-80.0.dist-info/METADATA", "installer"),
         ("root/.bash_history", "shell history"),
-        ("root/.python_history", "shell history"),
         ("root/.cache/pip/x", "cache"),
         ("opt/kvpressure/lib/python3.11/site-packages/kvpressure/__pycache__/a.pyc", "cache"),
         ("src/pyproject.toml", "sources of the build"),
-        ("usr/lib/os-release", None),
         ("opt/kvpressure/bin/kvpressure", None),
     ],
 )

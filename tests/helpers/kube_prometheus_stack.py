@@ -26,19 +26,6 @@ INHIBITIONS: Final[list[dict[str, Any]]] = [
 ]
 """``alertmanager.config.inhibit_rules`` of the chart's values."""
 
-INFO_INHIBITOR: Final[dict[str, Any]] = {
-    "name": "general.rules",
-    "rules": [
-        {
-            "alert": "InfoInhibitor",
-            "expr": 'ALERTS{severity="info"} == 1 unless on (namespace) ALERTS{alertname!="InfoInhibitor",'
-            'severity=~"warning|critical",alertstate="firing"} == 1',
-            "labels": {"severity": "none"},
-        }
-    ],
-}
-"""Fires for information where nothing worse fires in the namespace, and mutes it."""
-
 
 def selector(release: str) -> dict[str, str]:
     """Labels of the monitors and rules that are taken: those of the stack's own release, as its

@@ -15,6 +15,13 @@ from tests.helpers.ports import free_port
 from tests.helpers.waiting import until
 
 
+def accepted(*command: str | Path, folder: Path | None = None) -> str:
+    """What promtool or amtool prints of something that it takes."""
+    done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
 @contextmanager
 def prometheus(folder: Path, configuration: Mapping[str, Any], *flags: str) -> Iterator[str]:
     """Runs it in ``folder``, with the data there, once it is ready; yields the base URL."""
@@ -35,13 +42,7 @@ def prometheus(folder: Path, configuration: Mapping[str, Any], *flags: str) -> I
 @contextmanager
 def backfilled(history: Path) -> Iterator[str]:
     """Serves what ``history`` (OpenMetrics) holds, from its folder; yields the base URL. Needs promtool too."""
-    made = subprocess.run(
-        ["promtool", "tsdb", "create-blocks-from", "openmetrics", history, history.parent / "data"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
+    accepted("promtool", "tsdb", "create-blocks-from", "openmetrics", history, history.parent / "data")
     with prometheus(history.parent, {}, "--storage.tsdb.retention.time=100y") as url:
         yield url
 

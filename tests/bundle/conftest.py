@@ -9,12 +9,11 @@ import pytest
 import yaml
 
 from kvpressure.bundle.render import render, write
-from kvpressure.bundle.rules import PROFILES, Options, load_groups
+from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.spec import RuleGroup
 from kvpressure.settings.thresholds import builtin
 
 ROOT = Path(__file__).parents[2]
-PROFILE_NAMES = PROFILES
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,8 @@ from tests.helpers.prometheus import accepted
 pytestmark = pytest.mark.live
 
 
-def amtool(*arguments: str) -> str:
-    return accepted("amtool", *arguments)
-
-
 def test_amtool_accepts_the_configuration(tree: Path) -> None:
-    assert "SUCCESS" in amtool("check-config", str(tree / "alerts/alertmanager.yaml"))
+    assert "SUCCESS" in accepted("amtool", "check-config", str(tree / "alerts/alertmanager.yaml"))
 
 
 def expected_receiver(labels: dict[str, str]) -> str:
@@ -29,25 +25,20 @@ def expected_receiver(labels: dict[str, str]) -> str:
     return "dashboards" if labels["severity"] == "info" else "tickets"
 
 
+def receiver(tree: Path, labels: dict[str, str]) -> str:
+    given = (f"{name}={value}" for name, value in labels.items())
+    return accepted("amtool", "config", "routes", "test", f"--config.file={tree}/alerts/alertmanager.yaml", *given)
+
+
 def test_every_rule_reaches_its_receiver(tree: Path, rules: list[dict[str, Any]]) -> None:
     for rule in rules:
         if "alert" in rule:
             labels = {"alertname": rule["alert"], **rule["labels"], "namespace": "inference", "pod": "a"}
-            receiver = amtool(
-                "config",
-                "routes",
-                "test",
-                f"--config.file={tree / 'alerts/alertmanager.yaml'}",
-                *(f"{name}={value}" for name, value in labels.items()),
-            )
-            assert receiver == expected_receiver(labels), labels
+            assert receiver(tree, labels) == expected_receiver(labels), labels
 
 
 def test_alerts_of_others_never_page(tree: Path) -> None:
-    receiver = amtool(
-        "config", "routes", "test", f"--config.file={tree / 'alerts/alertmanager.yaml'}", "alertname=Other", "page=true"
-    )
-    assert receiver == "tickets"
+    assert receiver(tree, {"alertname": "Other", "page": "true"}) == "tickets"
 
 
 @pytest.fixture(scope="module")

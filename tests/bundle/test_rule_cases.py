@@ -10,22 +10,15 @@ from typing import Any
 
 import pytest
 
-from kvpressure.bundle.rules import Options, load_groups, rule_file
+from kvpressure.bundle.rules import rule_file
 from kvpressure.bundle.spec import AlertLevel
 from kvpressure.bundle.text import to_yaml
 from kvpressure.bundle.values import BundleValues
-from kvpressure.settings.thresholds import builtin
-from tests.helpers.rule_cases import alert_test, alerts, levels, needed_by, recording_test, recordings
+from tests.helpers.rule_cases import GROUPS, PACKS, alert_test, alerts, levels, needed_by, recording_test, recordings
 from tests.helpers.situations import load
 
 pytestmark = pytest.mark.live
 
-PACKS = {
-    "kvpressure": Options(builtin()),
-    "vllm": Options(builtin(), source="vllm"),
-    "literal": Options(builtin(), profile="literal"),
-}
-GROUPS = {pack: load_groups(options) for pack, options in PACKS.items()}
 LEVELS = {
     (pack, alert.name, level.severity): level
     for pack, groups in GROUPS.items()

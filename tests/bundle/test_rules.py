@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvpressure.bundle.rules import Options, load_groups, rule_file
+from kvpressure.bundle.rules import rule_file
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, RuleGroup
 from kvpressure.bundle.text import to_yaml, words
 from kvpressure.bundle.values import BundleValues
@@ -18,22 +18,17 @@ from kvpressure.publish.metrics import METRICS
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.promql import SCRAPE, metric_labels, metrics, result_labels, selectors, walk
 from tests.helpers.prometheus import accepted
+from tests.helpers.rule_cases import GROUPS, PACKS
 
 pytestmark = pytest.mark.live
 
-# Those whose number the guides give; OOMKilled and log lines have no threshold to take literally.
+# Recordings that read themselves, with the labels that they declare.
 REMEMBERING = {
     "workload:kvpressure_pods_up:last_timestamp_seconds": frozenset(SUBJECTS["workload"]),
     "workload:vllm_engines:last_timestamp_seconds": frozenset({"cluster", "namespace", "workload", "model_name"}),
     "exporter:kvpressure_build_info:last_timestamp_seconds": frozenset({"cluster", "job", "instance"}),
 }
-PACKS = {
-    "kvpressure": Options(builtin()),
-    "literal": Options(builtin(), profile="literal"),
-    "vllm": Options(builtin(), source="vllm"),
-}
 VARIANTS = list(PACKS)
-GROUPS = {pack: load_groups(options) for pack, options in PACKS.items()}
 
 
 def rules_of(variant: str) -> list[dict[str, Any]]:

@@ -15,7 +15,9 @@ from typing import Any, Final
 
 import yaml
 
+from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.spec import SUBJECTS, Alert, AlertLevel, RuleGroup
+from kvpressure.settings.thresholds import builtin
 from tests.helpers.situations import FILE, doubled, in_cluster, named, samples
 
 FOLDER: Final = FILE.parent
@@ -25,6 +27,12 @@ RECORDED_AT: Final = 15
 """Minute at which a recording is asked for, where its case names no other."""
 OPT_OUT: Final = 'kvpressure_container_alerts_info{$C,alerts="off"}'
 
+PACKS: Final = {
+    "kvpressure": Options(builtin()),
+    "vllm": Options(builtin(), source="vllm"),
+    "literal": Options(builtin(), profile="literal"),
+}
+GROUPS: Final = {pack: load_groups(options) for pack, options in PACKS.items()}
 Series = Mapping[str, float | str]
 
 

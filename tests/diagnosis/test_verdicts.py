@@ -330,6 +330,12 @@ def evaluate(answer=None, held=None, utilization=None, **values):
     return {name: found[name] for name in NAMES}
 
 
+def test_conditions_are_the_contracts_names_and_unknown_by_default():
+    found = evaluate()
+    assert set(found) == set(NAMES)
+    assert set(found.values()) == {None}
+
+
 @pytest.mark.parametrize(
     ("values", "name", "expected"),
     [

@@ -85,6 +85,13 @@ def test_zero_is_believed_when_the_gauge_has_moved_before_or_nothing_runs():
     assert kv_of(idle, ever=False).kv_used_ratio == 0.0
 
 
+def test_seconds_to_full_follow_the_slope():
+    rows = every(1, [{r.KV_USAGE: 0.5 + 0.02 * i} for i in range(11)])  # 0.70 now, 2 % a second
+    found = kv_of(rows)
+    assert found.kv_slope_per_second == pytest.approx(0.02)
+    assert found.kv_seconds_to_full == pytest.approx(15.0)
+
+
 def test_the_slope_is_that_of_the_last_fifteen_seconds():
     rows = every(1, [{r.KV_USAGE: 0.9} for _ in range(15)] + [{r.KV_USAGE: 0.5 + 0.02 * i} for i in range(16)])
     assert kv_of(rows).kv_slope_per_second == pytest.approx(0.02)

@@ -8,13 +8,11 @@ under which name, and in which quotes.
 from __future__ import annotations
 
 import json
-import string
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 
 from kvpressure.engines.vllm import public
 from kvpressure.engines.vllm.command_line import read
@@ -74,9 +72,6 @@ LINES = [
     '{{"message": "GPU KV cache size: 1,024 tokens", "{n}": "{v}"}}',
     "something else {n}={v}",
 ]
-secrets = st.text(string.ascii_letters + string.digits, min_size=12, max_size=40).filter(
-    lambda text: not text.isdigit() and text[0].isalpha() and recognise(text) is None
-)
 
 
 def filled(parts: list[str], name: str, value: str) -> list[str]:

@@ -21,7 +21,7 @@ from kvpressure.cli import main
 from kvpressure.toolbox import prometheus
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from tests.helpers.command import Capsys, refused
-from tests.helpers.vllm_server import response, saying
+from tests.helpers.vllm_server import RawServer, response, saying
 from tests.recording.strategies import RECORDINGS
 from tests.toolbox.test_diagnose import dead_address
 
@@ -56,7 +56,8 @@ def places() -> Iterator[dict[str, str]]:
     """Addresses by what is wrong with them."""
     with ExitStack() as servers:
         found = {kind: f"http://{servers.enter_context(saying(answer)).address}" for kind, answer in ANSWERS.items()}
-        found["tls-of-plain-http"] = found["html"].replace("http:", "https:")
+        plain = servers.enter_context(RawServer(lambda _, connection: connection.sendall(ANSWERS["html"])))
+        found["tls-of-plain-http"] = f"https://{plain.address}"  # it answers at once: a handshake is no whole request
         yield found | {"refused": f"http://{dead_address()}"}
 
 

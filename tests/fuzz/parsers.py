@@ -42,7 +42,7 @@ from kvpressure.settings.options import Option
 from kvpressure.settings.settings import options
 from kvpressure.sources.base import Reading
 from kvpressure.sources.kubernetes.json_list import ListError, read_list
-from kvpressure.sources.kubernetes.podresources_message import MessageError, read_pods
+from kvpressure.sources.kubernetes.podresources_message import MessageError, read_containers
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure.sources.scrape import fetch, lines
@@ -557,7 +557,7 @@ def check_resources(data: bytes) -> None:
     except DecodeError:
         expected = None
     try:
-        found = list(read_pods(data))
+        found = list(read_containers(data))
     except MessageError:
         assert expected is None, "an answer was refused that protobuf reads"
         return

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.model.readings import GpuOwner, GpuProcess, GpuReading
+from kvpressure.pipeline.joins import join_owners
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.host.procfs import REASONS, ProcfsSource, pod_of_cgroup
@@ -105,7 +106,7 @@ def test_two_pods_share_a_gpu(settings: Build, tmp_path: Path) -> None:
     process(tmp_path, 10, f"0::/kubepods/pod{UID}/{ID}\n")
     process(tmp_path, 11, f"0::/kubepods/pod{other}/{'cd34' * 16}\n")
     pods = (*PODS, Pod("ns", "b", other, "Running", frozenset({other}), {"cd34" * 16: "x"}))
-    assert source(settings, tmp_path, 10, 11, pods=pods).read().owners == (
+    assert join_owners(source(settings, tmp_path, 10, 11, pods=pods).read().owners or ()) == (
         GpuOwner("GPU-0", "ns", "a", "vllm", True),
         GpuOwner("GPU-0", "ns", "b", "x", True),
     )

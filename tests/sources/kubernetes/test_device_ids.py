@@ -13,7 +13,7 @@ from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, Te
 from kvpressure.pipeline.joins import join_containers, join_owners
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin
 from kvpressure.sources.kubernetes.pod import Pod
-from kvpressure.sources.kubernetes.podresources import Claim, owners_of, running
+from kvpressure.sources.kubernetes.podresources import of_engines, running
 from kvpressure.sources.vendors import OwnedDevice
 
 GPU0 = GpuReading("GPU-0", 1, "nvidia", pci_bus_id="00000000:19:00.0", minor=0)
@@ -117,8 +117,8 @@ def pod(name: str, phase: str) -> Pod:
     return Pod("ns", name, name, phase)
 
 
-def held(name: str, uuid: str = "GPU-0", shared: bool = False, container: str = "vllm") -> Claim:
-    return Claim("ns", name, container, OwnedDevice(uuid, shared))
+def held(name: str, uuid: str = "GPU-0", shared: bool = False, container: str = "vllm") -> GpuOwner:
+    return GpuOwner(uuid, "ns", name, container, shared)
 
 
 def test_of_two_pods_on_an_exclusive_gpu_the_running_one_has_it() -> None:
@@ -136,28 +136,8 @@ def test_a_shared_gpu_keeps_every_pod_that_has_not_ended() -> None:
 
 
 def test_owners() -> None:
-    owners = owners_of(
-        [
-            held("a"),
-            held("a", "GPU-1"),
-            held("b", "GPU-2", True),
-            held("c", "GPU-2", True),
-            held("d", "GPU-3", container="x"),
-            held("d", "GPU-3", container="y"),
-            held("e", "GPU-4", True),
-            held("e", "GPU-4", True),
-        ],
-        {},
-    )
-    assert [(o.uuid, o.pod, o.container, o.shared) for o in owners] == [
-        ("GPU-0", "a", "vllm", False),
-        ("GPU-1", "a", "vllm", False),
-        ("GPU-2", "b", "vllm", True),
-        ("GPU-2", "c", "vllm", True),
-        ("GPU-3", "d", "x", False),
-        ("GPU-3", "d", "y", False),
-        ("GPU-4", "e", "vllm", True),
-    ]
+    claims = [held("d", container="y"), held("d", container="x"), held("c", "GPU-2", True), held("c", "GPU-2", True)]
+    assert of_engines(claims, []) == [claims[1], claims[0], claims[2]]
 
 
 def test_owners_of_several_sources_are_joined() -> None:

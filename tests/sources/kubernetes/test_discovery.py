@@ -14,9 +14,8 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model.readings import GpuOwner
 from kvpressure.sources.kubernetes.discovery import NO_TARGET, REASONS, SIGNS
 from kvpressure.sources.kubernetes.pod import Pod, discovered, groups_of_workers, leaders
-from kvpressure.sources.kubernetes.podresources import Claim, joined, owners_of
+from kvpressure.sources.kubernetes.podresources import of_engines
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
-from kvpressure.sources.vendors import OwnedDevice
 
 PODS = Path(__file__).parents[2] / "fixtures" / "pods"
 EXPECTED: Mapping[str, Any] = yaml.safe_load((PODS / "expected.yaml").read_text())
@@ -170,11 +169,9 @@ def test_pods_with_metrics_of_their_own_are_not_joined() -> None:
 
 def test_gpus_of_a_worker_are_its_leaders_here_and_else_named_with_the_group() -> None:
     leader, worker = read("lws/vllm-leader.json"), read("lws/vllm-worker.json")
-    held = [Claim(worker.namespace, worker.name, "vllm-worker", OwnedDevice("GPU-9"))]
-    assert owners_of(joined(held, [leader, worker]), groups_of_workers([leader, worker])) == [
-        GpuOwner("GPU-9", leader.namespace, leader.name, "vllm-leader")
-    ]
-    assert owners_of(joined(held, [worker]), groups_of_workers([worker])) == [
+    held = [GpuOwner("GPU-9", worker.namespace, worker.name, "vllm-worker")]
+    assert of_engines(held, [leader, worker]) == [GpuOwner("GPU-9", leader.namespace, leader.name, "vllm-leader")]
+    assert of_engines(held, [worker]) == [
         GpuOwner("GPU-9", worker.namespace, worker.name, "vllm-worker", group="LeaderWorkerSet/vllm/0")
     ]
 

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from kvpressure.model.readings import GpuOwner, GpuReading
+from kvpressure.pipeline.joins import join_owners
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.kubernetes import podresources
@@ -62,7 +63,7 @@ def test_owners(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
         claim("e"),
     ]
     reading = source.read()
-    assert reading.owners == (
+    assert join_owners(reading.owners or ()) == (
         GpuOwner("GPU-0", "inference", "c", "vllm", True),
         GpuOwner("GPU-0", "inference", "d", "vllm", True),
         GpuOwner("GPU-1", "inference", "a", "vllm"),

@@ -12,39 +12,32 @@ from hypothesis import strategies as st
 
 from kvpressure.sources.kubernetes import podresources_message
 from kvpressure.sources.kubernetes.podresources_message import (
-    ClaimedDevice,
-    ContainerDevices,
     ContainerResources,
     MessageError,
-    PodResources,
     TooManyFieldsError,
-    read_pods,
+    read_containers,
 )
 from tests.sources.kubernetes.podresources_api import api_pb2
 
 pytestmark = pytest.mark.slow
 
 
-def by_protobuf(answer: Any) -> list[PodResources]:
+def by_protobuf(answer: Any) -> list[ContainerResources]:
     """The same, read by the library."""
     return [
-        PodResources(
+        ContainerResources(
             pod.namespace,
             pod.name,
+            container.name,
+            tuple((d.resource_name, name) for d in container.devices for name in d.device_ids),
             tuple(
-                ContainerResources(
-                    container.name,
-                    tuple(ContainerDevices(d.resource_name, tuple(d.device_ids)) for d in container.devices),
-                    tuple(
-                        ClaimedDevice(c.driver_name, c.device_name)
-                        for resource in container.dynamic_resources
-                        for c in resource.claim_resources
-                    ),
-                )
-                for container in pod.containers
+                (c.driver_name, c.device_name)
+                for resource in container.dynamic_resources
+                for c in resource.claim_resources
             ),
         )
         for pod in answer.pod_resources
+        for container in pod.containers
     ]
 
 
@@ -54,11 +47,11 @@ def agrees(data: bytes) -> None:
         expected = by_protobuf(api_pb2.ListPodResourcesResponse.FromString(data))
     except DecodeError:
         try:
-            list(read_pods(data))
+            list(read_containers(data))
         except MessageError:
             return
         return
-    assert list(read_pods(data)) == expected
+    assert list(read_containers(data)) == expected
 
 
 @pytest.mark.attack("any bytes as the kubelet's answer", "read as protobuf reads it, or refused")
@@ -87,20 +80,22 @@ def test_both_refuse(data: bytes) -> None:
     with pytest.raises(DecodeError):
         api_pb2.ListPodResourcesResponse.FromString(data)
     with pytest.raises(MessageError):
-        list(read_pods(data))
+        list(read_containers(data))
 
 
 def test_unknown_fields_and_groups_are_skipped() -> None:
-    pod = api_pb2.PodResources(name="a", namespace="b").SerializeToString()
+    pod = api_pb2.PodResources(
+        name="a", namespace="b", containers=[api_pb2.ContainerResources(name="c")]
+    ).SerializeToString()
     unknown = b"\x7b\x0a\x01x\x7b\x7c\x7c" + b"\x78\x01" + b"\x79" + bytes(8) + b"\x7d" + bytes(4)  # field 15
     data = b"\x0a" + bytes([len(pod + unknown)]) + unknown + pod
     agrees(data)
-    assert list(read_pods(data)) == [PodResources("b", "a", ())]
+    assert list(read_containers(data)) == [ContainerResources("b", "a", "c", (), ())]
 
 
 def test_an_answer_of_too_many_fields_is_given_up() -> None:
     with pytest.raises(TooManyFieldsError):
-        list(read_pods(b"\x0a\x00" * (podresources_message.MAX_FIELDS + 1)))
+        list(read_containers(b"\x0a\x00" * (podresources_message.MAX_FIELDS + 1)))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +113,7 @@ def test_the_time_is_linear_in_the_bytes(piece: bytes) -> None:
         data = piece * times
         began = time.process_time()
         try:
-            for _ in read_pods(data):
+            for _ in read_containers(data):
                 pass
         except MessageError:
             pass

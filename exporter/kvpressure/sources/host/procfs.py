@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.files import read_file
-from kvpressure.model.readings import GpuReading
+from kvpressure.model.readings import GpuOwner, GpuReading
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
-from kvpressure.sources.kubernetes.pod import UID, Pod, groups_of_workers, leaders
-from kvpressure.sources.kubernetes.podresources import Claim, owners_of
-from kvpressure.sources.vendors import OwnedDevice
+from kvpressure.sources.kubernetes.pod import UID, Pod, leaders
+from kvpressure.sources.kubernetes.podresources import of_engines
 
 MAX_FILE_BYTES: Final = 65536
 
@@ -70,7 +69,7 @@ class ProcfsSource:
         of_worker = leaders(pods)
         by_uid = {uid: pod for pod in pods for uid in pod.uids}
         errors: Counter[str] = Counter()
-        claims: list[Claim] = []
+        claims: list[GpuOwner] = []
         process_pods: dict[int, tuple[str, str]] = {}
         for gpu in self._gpus():
             for process in gpu.processes:
@@ -83,11 +82,9 @@ class ProcfsSource:
                         process_pods[process.pid] = ("", "")
                         continue
                     own = (pod.namespace, pod.name, container)
-                    place = of_worker.get(own[:2], own)  # a worker's GPUs belong to its leader's engine
-                    process_pods[process.pid] = place[:2]
-                    claims.append(Claim(*place, OwnedDevice(gpu.uuid)))
-        owners = owners_of(claims, groups_of_workers(pods))
-        return Reading(owners=tuple(owners), process_pods=process_pods, errors=dict(errors))
+                    process_pods[process.pid] = of_worker.get(own[:2], own)[:2]  # a worker's is its leader's engine's
+                    claims.append(GpuOwner(gpu.uuid, *own))
+        return Reading(owners=tuple(of_engines(claims, pods)), process_pods=process_pods, errors=dict(errors))
 
     def close(self) -> None:
         """Does nothing; no resource is held."""

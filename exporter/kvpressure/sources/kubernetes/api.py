@@ -21,7 +21,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -29,7 +29,7 @@ from urllib.parse import urlencode, urlsplit
 from kvpressure.files import checked, read_file
 from kvpressure.parsed import json_of, mapping, text
 from kvpressure.sources.base import SourceError, reason_of
-from kvpressure.sources.kubernetes.json_list import CHUNK, ListError, read_list
+from kvpressure.sources.kubernetes.json_list import CHUNK, read_list
 
 log = logging.getLogger(__name__)
 
@@ -105,30 +105,15 @@ class KubeApi:
     def get(self, path: str, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The JSON object at ``path``. Raises ``SourceError`` with one of ``REASONS``."""
         deadline = time.monotonic() + REQUEST_SECONDS
-        connection = self._connect(REQUEST_SECONDS)
-        try:
-            response = self._request(connection, path, parameters)
-            body = b"".join(_chunks(response, connection, MAX_ANSWER_BYTES, deadline))
-        except (OSError, http.client.HTTPException) as error:
-            raise _failure(error) from error
-        finally:
-            connection.close()
-        return _object(body)
+        with self._answer(path, parameters) as (response, connection):
+            return _object(b"".join(_chunks(response, connection, MAX_ANSWER_BYTES, deadline)))
 
     def items(self, path: str, parameters: Mapping[str, str]) -> Generator[dict[str, Any], None, Mapping[str, Any]]:
         """The objects of a list as they arrive; returns the list's metadata. Raises ``SourceError``."""
         deadline = time.monotonic() + LIST_SECONDS
-        connection = self._connect(REQUEST_SECONDS)
-        try:
-            response = self._request(connection, path, parameters)
+        with self._answer(path, parameters) as (response, connection):
             chunks = _chunks(response, connection, MAX_LIST_BYTES, deadline, REQUEST_SECONDS)
             return (yield from read_list(chunks, MAX_EVENT_BYTES))
-        except ListError as error:
-            raise SourceError("api_bad_answer", f"{path}: {error}") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise _failure(error) from error
-        finally:
-            connection.close()
 
     def watch(
         self,
@@ -141,22 +126,32 @@ class KubeApi:
 
         Raises ``Gone`` for 410, else ``SourceError`` with one of ``REASONS``.
         """
+        asked = {**parameters, "watch": "1", "allowWatchBookmarks": "true"}
+        with self._answer(path, asked) as (response, connection):
+            opened(connection.sock)
+            try:
+                if connection.sock is not None:
+                    connection.sock.settimeout(SILENCE_SECONDS)
+                while line := response.readline(MAX_EVENT_BYTES):
+                    if not line.endswith(b"\n"):
+                        raise SourceError("api_bad_answer", "event cut off or too large")
+                    yield _event(line)
+            except TimeoutError:
+                return  # silent for longer than bookmarks take: connect again
+            finally:
+                opened(None)
+
+    @contextmanager
+    def _answer(
+        self, path: str, parameters: Mapping[str, str] | None
+    ) -> Iterator[tuple[http.client.HTTPResponse, http.client.HTTPConnection]]:
+        """The answer to one request, on a connection of its own. Raises ``SourceError``."""
         connection = self._connect(REQUEST_SECONDS)
         try:
-            response = self._request(connection, path, {**parameters, "watch": "1", "allowWatchBookmarks": "true"})
-            opened(connection.sock)
-            if connection.sock is not None:
-                connection.sock.settimeout(SILENCE_SECONDS)
-            while line := response.readline(MAX_EVENT_BYTES):
-                if not line.endswith(b"\n"):
-                    raise SourceError("api_bad_answer", "event cut off or too large")
-                yield _event(line)
-        except TimeoutError:
-            return  # silent for longer than bookmarks take: connect again
+            yield self._request(connection, path, parameters), connection
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _failure(error) from error
+            raise SourceError(reason_of(error, _FAILURES, "api_bad_answer"), f"{path}: {error}") from error
         finally:
-            opened(None)
             connection.close()
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
@@ -248,10 +243,6 @@ _FAILURES: Final[Mapping[type[Exception], str]] = {
     ssl.SSLError: "api_tls",
     OSError: "api_unreachable",
 }
-
-
-def _failure(error: Exception) -> SourceError:
-    return SourceError(reason_of(error, _FAILURES, "api_bad_answer"), str(error))
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.model.readings import GpuOwner, GpuReading
@@ -21,7 +20,7 @@ from kvpressure.sources.kubernetes.podresources_message import (
     ContainerResources,
     MessageError,
     TooManyFieldsError,
-    read_pods,
+    read_containers,
 )
 from kvpressure.sources.vendors import OwnedDevice
 
@@ -46,16 +45,6 @@ REASONS: Final = (
 """Reasons of this source. ``unknown_device`` counts devices whose id matches no GPU that was read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A container that holds a device."""
-
-    namespace: str
-    pod: str
-    container: str
-    device: OwnedDevice
-
-
 class PodResourcesSource:
     """Owners of the GPUs. ``gpus`` and ``pods`` are called at every read; ``None`` pods = unknown."""
 
@@ -77,7 +66,7 @@ class PodResourcesSource:
         """Owners of every GPU. Raises ``SourceError`` when the kubelet does not answer."""
         claims, errors = self._claims(self._list())
         pods = self._pods() or ()
-        owners = owners_of(joined(running(claims, pods), pods), groups_of_workers(pods))
+        owners = of_engines(running(claims, pods), pods)
         if len(owners) > MAX_OWNERS:
             errors["too_many_devices"] += len(owners) - MAX_OWNERS
         return Reading(owners=tuple(owners[:MAX_OWNERS]), errors=dict(errors))
@@ -97,19 +86,19 @@ class PodResourcesSource:
         except CallError as error:
             raise SourceError(error.reason, str(error)) from error
 
-    def _claims(self, answer: bytes) -> tuple[list[Claim], Counter[str]]:
+    def _claims(self, answer: bytes) -> tuple[list[GpuOwner], Counter[str]]:
         gpus = self._gpus()
-        claims: list[Claim] = []
+        claims: list[GpuOwner] = []
         errors: Counter[str] = Counter()
         try:
-            for pod in read_pods(answer):
-                for container in pod.containers:
-                    with isolated(f"container {pod.namespace}/{pod.name}/{container.name}", errors):
-                        for device in self._devices(container, gpus):
-                            if device is None:
-                                errors["unknown_device"] += 1
-                            else:
-                                claims.append(Claim(pod.namespace, pod.name, container.name, device))
+            for container in read_containers(answer):
+                place = container.namespace, container.pod, container.name
+                with isolated(f"container {'/'.join(place)}", errors):
+                    for device in self._devices(container, gpus):
+                        if device is None:
+                            errors["unknown_device"] += 1
+                        else:
+                            claims.append(GpuOwner(device.uuid, *place, device.shared))
         except TooManyFieldsError as error:
             raise SourceError("too_large", str(error)) from error
         except MessageError as error:
@@ -117,51 +106,36 @@ class PodResourcesSource:
         return claims, errors
 
     def _devices(self, container: ContainerResources, gpus: Sequence[GpuReading]) -> Iterator[OwnedDevice | None]:
-        for group in container.devices:
-            if group.resource_name.startswith(self._prefixes):
-                for device_id in group.device_ids:
-                    yield from_plugin(device_id, gpus)
-        for claimed in container.claimed:
-            if is_gpu_driver(claimed.driver_name):
-                yield from_dra(claimed.driver_name, claimed.device_name, gpus)
+        for resource, device_id in container.devices:
+            if resource.startswith(self._prefixes):
+                yield from_plugin(device_id, gpus)
+        for driver, device_name in container.claimed:
+            if is_gpu_driver(driver):
+                yield from_dra(driver, device_name, gpus)
 
 
-def running(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
+def running(claims: Iterable[GpuOwner], pods: Iterable[Pod]) -> list[GpuOwner]:
     """``claims`` without those of ended pods, as far as pods are known."""
     phases: Mapping[tuple[str, str], str] = {(pod.namespace, pod.name): pod.phase for pod in pods}
-    rivals: dict[OwnedDevice, list[Claim]] = defaultdict(list)
+    rivals: dict[tuple[str, bool], list[GpuOwner]] = defaultdict(list)
     for claim in claims:
         if phases.get((claim.namespace, claim.pod)) not in ENDED_PHASES:
-            rivals[claim.device].append(claim)
-    kept: list[Claim] = []
-    for device, group in rivals.items():
+            rivals[claim.uuid, claim.shared].append(claim)
+    kept: list[GpuOwner] = []
+    for (_, shared), group in rivals.items():
         alive = [claim for claim in group if phases.get((claim.namespace, claim.pod)) == "Running"]
-        exclusive = not device.shared and len({(claim.namespace, claim.pod) for claim in group}) > 1
+        exclusive = not shared and len({(claim.namespace, claim.pod) for claim in group}) > 1
         kept += alive if exclusive and alive else group
     return kept
 
 
-def joined(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
-    """``claims`` with those of workers assigned to their leader's engine, if the leader is on this node."""
-    of_worker = leaders(pods)
-    return [
-        claim if place is None else Claim(*place, claim.device)
-        for claim in claims
-        for place in (of_worker.get((claim.namespace, claim.pod)),)
-    ]
-
-
-def owners_of(claims: Iterable[Claim], groups: Mapping[tuple[str, str], str]) -> list[GpuOwner]:
-    """One owner per GPU and container; a GPU is shared if several pods claim it or its id says so. ``groups``: those
-    of worker pods, whose engine another pod serves.
-    """
-    names: dict[tuple[str, str, str, str], bool] = {}
-    pods: dict[str, set[tuple[str, str]]] = defaultdict(set)
+def of_engines(claims: Iterable[GpuOwner], pods: Sequence[Pod]) -> list[GpuOwner]:
+    """Each of ``claims`` once. The engine of a worker is its leader's, if that is on this node, else its group's."""
+    of_worker, groups = leaders(pods), groups_of_workers(pods)
+    owners = []
     for claim in claims:
-        key = (claim.device.uuid, claim.namespace, claim.pod, claim.container)
-        names[key] = names.get(key, False) or claim.device.shared
-        pods[claim.device.uuid].add((claim.namespace, claim.pod))
-    return [
-        GpuOwner(uuid, namespace, pod, container, shared or len(pods[uuid]) > 1, groups.get((namespace, pod), ""))
-        for (uuid, namespace, pod, container), shared in sorted(names.items())
-    ]
+        own = claim.namespace, claim.pod
+        namespace, pod, container = of_worker.get(own, (*own, claim.container))
+        group = groups.get((namespace, pod), "")
+        owners.append(GpuOwner(claim.uuid, namespace, pod, container, claim.shared, group))
+    return sorted(set(owners), key=lambda owner: (owner.uuid, owner.namespace, owner.pod, owner.container))

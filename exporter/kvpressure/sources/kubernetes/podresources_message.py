@@ -26,41 +26,26 @@ class TooManyFieldsError(MessageError):
     """More fields than ``MAX_FIELDS``."""
 
 
-class ContainerDevices(NamedTuple):
-    """Devices of one resource name that a device plugin gave to a container."""
-
-    resource_name: str
-    device_ids: tuple[str, ...]
-
-
-class ClaimedDevice(NamedTuple):
-    """A device that a DRA driver gave to a container."""
-
-    driver_name: str
-    device_name: str
+Pairs = tuple[tuple[str, str], ...]
 
 
 class ContainerResources(NamedTuple):
-    """Devices of one container."""
-
-    name: str
-    devices: tuple[ContainerDevices, ...]
-    claimed: tuple[ClaimedDevice, ...]
-
-
-class PodResources(NamedTuple):
-    """Devices of one pod's containers."""
+    """Devices of one container. ``devices``: (resource name, id) of device plugins; ``claimed``: (driver, device) of
+    DRA.
+    """
 
     namespace: str
+    pod: str
     name: str
-    containers: tuple[ContainerResources, ...]
+    devices: Pairs
+    claimed: Pairs
 
 
-def read_pods(answer: bytes) -> Iterator[PodResources]:
-    """The pods of an answer, one at a time. Raises ``MessageError``."""
+def read_containers(answer: bytes) -> Iterator[ContainerResources]:
+    """The containers of an answer, one at a time. Raises ``MessageError``."""
     reader = _MessageReader(answer)
     for span in reader.spans(0, len(answer), 1)[1]:
-        yield reader.pod(*span)
+        yield from reader.pod(*span)
 
 
 class _MessageReader:
@@ -70,25 +55,24 @@ class _MessageReader:
         self._data = data
         self._fields = 0
 
-    def pod(self, start: int, end: int) -> PodResources:
+    def pod(self, start: int, end: int) -> Iterator[ContainerResources]:
         found = self.spans(start, end, 1, 2, 3)
-        containers = tuple(self._container(*span) for span in found[3])
-        return PodResources(self._last(found[2]), self._last(found[1]), containers)
+        namespace, name = self._last(found[2]), self._last(found[1])
+        for first, last in found[3]:
+            parts = self.spans(first, last, 1, 2, 5)
+            devices = tuple(pair for span in parts[2] for pair in self._devices(*span))
+            resources = [span for dynamic in parts[5] for span in self.spans(*dynamic, 4)[4]]
+            claimed = tuple(self._claimed(*span) for span in resources)
+            yield ContainerResources(namespace, name, self._last(parts[1]), devices, claimed)
 
-    def _container(self, start: int, end: int) -> ContainerResources:
-        found = self.spans(start, end, 1, 2, 5)
-        devices = tuple(self._devices(*span) for span in found[2])
-        resources = (self.spans(*span, 4)[4] for span in found[5])
-        claimed = tuple(self._claimed(*span) for spans in resources for span in spans)
-        return ContainerResources(self._last(found[1]), devices, claimed)
-
-    def _devices(self, start: int, end: int) -> ContainerDevices:
+    def _devices(self, start: int, end: int) -> list[tuple[str, str]]:
         found = self.spans(start, end, 1, 2)
-        return ContainerDevices(self._last(found[1]), tuple(self._text(*span) for span in found[2]))
+        resource = self._last(found[1])
+        return [(resource, self._text(*span)) for span in found[2]]
 
-    def _claimed(self, start: int, end: int) -> ClaimedDevice:
+    def _claimed(self, start: int, end: int) -> tuple[str, str]:
         found = self.spans(start, end, 2, 4)
-        return ClaimedDevice(self._last(found[2]), self._last(found[4]))
+        return self._last(found[2]), self._last(found[4])
 
     def _last(self, spans: list[tuple[int, int]]) -> str:
         """The last of several texts, "" without one; all are validated, as protobuf does."""

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kvpressure.model.isolation import TICK, FailureLog
 from kvpressure.model.readings import Snapshot, SourceHealth
 from kvpressure.model.state import RecorderHealth, State
 from kvpressure.pipeline.joins import join_containers, join_owners
-from kvpressure.runtime.worker import OnceLog, Worker, next_due
+from kvpressure.runtime.worker import Worker, next_due
 from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError
 from kvpressure.sources.catalog import SourceSpec, registry
 
@@ -78,7 +79,7 @@ class Monitor:
         self._ticks = 0
         self._beat = clock()
         self._stop = threading.Event()
-        self._once = OnceLog(log)
+        self._failures = FailureLog()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
     def add_listener(self, listener: Listener) -> None:
@@ -142,7 +143,7 @@ class Monitor:
             try:
                 listener(snapshot, state)
             except Exception as error:
-                self._once.exception("listener failed", error)
+                self._failures.add("a listener", TICK, error)
         return state
 
     def why_unhealthy(self) -> str | None:
@@ -197,13 +198,13 @@ class Monitor:
         try:
             return _snapshot(now, readings, health)
         except Exception as error:
-            self._once.exception("joining the sources' readings failed", error)
+            self._failures.add("joining the sources' readings", TICK, error)
         alone: list[Reading] = []
         for reading in readings:
             try:
                 _snapshot(now, [*alone, reading], health)
             except Exception as error:
-                self._once.exception("a source's reading cannot be joined", error)
+                self._failures.add("joining one source's reading", TICK, error)
                 continue
             alone.append(reading)
         return _snapshot(now, alone, health)
@@ -214,7 +215,7 @@ class Monitor:
         try:
             state = self._pipeline.observe(snapshot)
         except Exception as error:
-            self._once.exception("pipeline failed", error)
+            self._failures.add("the pipeline", TICK, error)
             errors = {**self._health.errors, "internal": self._health.errors.get("internal", 0) + 1}
             self._health = replace(self._health, up=False, reason="internal", errors=errors)
             return State(time=snapshot.time)

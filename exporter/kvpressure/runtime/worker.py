@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from kvpressure.model.isolation import FailureLog
 from kvpressure.model.readings import SourceHealth
 from kvpressure.runtime.plausibility import believed
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError
@@ -21,7 +22,6 @@ INTERNAL: Final = "internal"
 PENDING_PAGES: Final = 1024  # readings that no tick has taken yet are bounded by these
 PENDING_LOGS: Final = 10_000
 REASONS: Final = 64  # kinds of failure counted apart; further ones count as "other"
-KINDS_LOGGED: Final = 100
 
 _T = TypeVar("_T")
 
@@ -30,25 +30,6 @@ def next_due(due: float, interval: float, now: float) -> float:
     """The next point of ``due + n * interval`` after ``now``: no drift, and missed points are skipped."""
     missed = int(max(0.0, now - due) // interval)
     return due + (missed + 1) * interval
-
-
-class OnceLog:
-    """Logs an exception with traceback once per type and place."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-        self._seen: set[tuple[str, str, int]] = set()
-
-    def exception(self, text: str, error: BaseException) -> None:
-        """Log ``error`` unless it was logged before."""
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno) if trace is not None else ("", 0)
-        kind = (type(error).__name__, *place)
-        if kind not in self._seen and len(self._seen) < KINDS_LOGGED:
-            self._seen.add(kind)
-            self._logger.error("%s (repetitions are not logged)", text, exc_info=error)
 
 
 class Worker:
@@ -80,7 +61,7 @@ class Worker:
         self._unread: Reading | None = None
         self._held: Reading | None = None
         self._arrived = 0.0
-        self._once = OnceLog(log)
+        self._failures = FailureLog()
         self._thread: threading.Thread | None = None
 
     @property
@@ -120,7 +101,7 @@ class Worker:
             log.debug("source %s: %s", self.spec.name, error)
         except Exception as error:
             reason = INTERNAL
-            self._once.exception(f"source {self.spec.name} failed", error)
+            self._failures.add(f"source {self.spec.name}", "read", error)
         self._finish(started, reading, reason, counts)
         return True
 

@@ -14,6 +14,7 @@ from kvpressure.capacity import models
 from kvpressure.engines.registry import public_texts
 from kvpressure.engines.sglang import arguments as sglang_arguments
 from kvpressure.engines.sglang import log_lines as sglang_log_lines
+from kvpressure.engines.sglang.dialect import SGLANG
 from kvpressure.engines.vllm import limits
 from kvpressure.engines.vllm import log_lines as logevents
 from kvpressure.engines.vllm.arguments import from_log
@@ -166,7 +167,9 @@ READERS: dict[
         (*UNITS, "sglang ", "sglang \t", "sglang.launch_server ", "--lora-paths a ", "--enable-", "--a_", "-1"),
     ),
     "sglang.option": (
-        lambda text: sglang_arguments.public_words(sglang_arguments.read(["sglang", "serve", f"--{text}", text]).args),
+        lambda text: sglang_arguments.PUBLIC.command(
+            sglang_arguments.read(["sglang", "serve", f"--{text}", text]).args
+        ),
         ("", "enable-", "log-level"),
         ("a", "a_", "a-", "_", "-", "1", "a1_", "=", "--", " "),
     ),
@@ -181,8 +184,8 @@ READERS: dict[
     "sglang.image": (
         lambda text: (
             sglang_arguments.of_image(text),
-            sglang_arguments.image_version("sglang", text),
-            sglang_arguments.image_version(text, "v0.5.1"),
+            SGLANG.image_version("sglang", text),
+            SGLANG.image_version(text, "v0.5.1"),
         ),
         ("", "lmsysorg/sglang:", "v0.5.", "v"),
         ("1", "1.", "v1.", "rc", "-", "sglang", "/", ":", ".post1", "a"),

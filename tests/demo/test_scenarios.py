@@ -12,7 +12,6 @@ from lab.alerts.series import Series
 from lab.demo import alerting
 from lab.demo.scenario import CHAT, CODE, MAIL, SCENARIOS, Scenario
 
-from kvpressure.model.state import State
 from kvpressure.settings.thresholds import builtin
 from tests.demo.timeline import engine, played
 
@@ -103,10 +102,10 @@ def test_an_incident_whose_requests_wait_pages_somebody(
     assert pages & set(scenario.alerts) or scenario.name == "cpu_throttling", pages
 
 
-def test_the_signature_opens_no_ticket_on_a_healthy_engine(pressure: tuple[tuple[int, State], ...]) -> None:
+def test_the_signature_opens_no_ticket_on_a_healthy_engine() -> None:
     """Its rule needs requests in flight for a while; the small model with few users meets it for moments."""
     t, longest, now, met = builtin(), 0, 0, 0
-    for _, state in pressure:
+    for _, state in played("kv_pressure"):
         found = engine(state, MAIL)
         in_flight = (found.signals.load.running or 0) + (found.signals.load.waiting or 0)
         met += found.diagnosis.documented_signature_met is True

@@ -360,7 +360,7 @@ def check_command(case: Mapping[str, Any]) -> None:
         for name, given in case["wanted"].items():
             assert read.args.values[name] == given
             assert f"{option(name)}={given}" in shown
-        assert public.written(command_line.read(argv).args) == tuple(shown)
+        assert public.PUBLIC.command(command_line.read(argv).args) == tuple(shown)
     for engine in registry.dialects():
         again = engine.read_command(tuple(argv), dict(env))
         assert engine.read_command is not command_line.read or again == read, "not the same twice"

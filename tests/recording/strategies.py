@@ -96,7 +96,7 @@ def pages(draw: st.DrawFn, tick: float) -> Scrape:
         container=draw(_texts),
         gpus=draw(st.lists(_texts, max_size=2)),
         args=tuple(public_texts(draw(st.lists(st.sampled_from(["--model", "m", "-tp=2"]))))),
-        env=public.environment(
+        env=public.PUBLIC.environment(
             {f"VLLM_{key}": text for key, text in draw(st.dictionaries(_texts, _texts, max_size=2)).items()}
         ),
         error=error,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from kvpressure.model.arguments import EngineArgs
@@ -13,6 +14,9 @@ MAX_WORD: Final = 16384  # characters of one of them, which may be a script
 MAX_CHARACTERS: Final = 32768  # of all of them
 CUT: Final = "$(kvpressure.cut)"
 """Placeholder for the rest: a reference that nothing resolves, so that the result never counts as complete."""
+
+
+_TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d{1,9})?)(?=[+_-]|$)")
 
 
 @frozen
@@ -78,3 +82,17 @@ def bounded(argv: Sequence[str], characters: int = MAX_CHARACTERS) -> list[str]:
         kept.append(word)
         characters -= len(word)
     return kept
+
+
+def mentions(names: Collection[str], argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a command line, or a variable it may use, contains one of ``names``: it might start their server."""
+    words = [*map(str, argv)]
+    if any("$" in word for word in words):
+        words += env.values()
+    return any(name in word for word in words for name in names)
+
+
+def version_in_tag(server: str, name: str, tag: str) -> str | None:
+    """Version of ``server`` from the tag of an image named after it; the log, if read, takes precedence."""
+    found = _TAG.match(tag) if server in name else None
+    return found[1] if found else None

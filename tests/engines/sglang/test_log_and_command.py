@@ -70,6 +70,6 @@ def test_command_lines_are_read(argv: list[str]) -> None:
 
 def test_no_secret_leaves_in_a_command_line() -> None:
     read = arguments.read(["python3", "-m", "sglang.launch_server", "--api-key", "sk-geheim", "--model-path", "m"])
-    words = arguments.public_words(read.args)
+    words = arguments.PUBLIC.command(read.args)
     assert "sk-geheim" not in " ".join(words)
     assert "--model-path=m" in words

@@ -89,18 +89,18 @@ def spellings(secret: str) -> Iterator[list[str]]:
 @pytest.mark.attack("95 spellings of secrets in command lines, variables, JSON, YAML and log tuples", "none leaves")
 def test_no_spelling_of_a_secret_leaves_in_a_command_line() -> None:
     secret = "Zq7hunterXw2"
-    shown = [(argv, public.written(read(argv).args)) for argv in spellings(secret)]
+    shown = [(argv, public.PUBLIC.command(read(argv).args)) for argv in spellings(secret)]
     assert len(shown) > 1000
     assert [pair for pair in shown if any(secret in word for word in pair[1])] == []
 
 
 def test_a_word_that_no_option_is_named_like_is_no_name() -> None:
-    assert "Zq7hunterXw2" not in repr(public.written(read(["vllm", "serve", "m", "--Zq7hunterXw2", "1"]).args))
+    assert "Zq7hunterXw2" not in repr(public.PUBLIC.command(read(["vllm", "serve", "m", "--Zq7hunterXw2", "1"]).args))
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"tokens"}))  # --max-num-batched-tokens is a limit
 def test_a_secret_number_is_a_secret(name: str) -> None:
-    assert "123456" not in " ".join(public.written(read(["vllm", "serve", "m", f"--{name}", "123456"]).args))
+    assert "123456" not in " ".join(public.PUBLIC.command(read(["vllm", "serve", "m", f"--{name}", "123456"]).args))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_secret_number_is_a_secret(name: str) -> None:
     ],
 )
 def test_what_was_not_understood_is_not_taken_for_complete(argv: list[str]) -> None:
-    assert read(public.written(read(argv).args)).args.is_explicit("max_num_seqs") is None
+    assert read(public.PUBLIC.command(read(argv).args)).args.is_explicit("max_num_seqs") is None
 
 
 def test_json_keeps_its_numbers_and_known_modes() -> None:
@@ -122,7 +122,7 @@ def test_json_keeps_its_numbers_and_known_modes() -> None:
     )
     [shown] = [
         word
-        for word in public.written(read(["vllm", "serve", "--kv-transfer-config", given_]).args)
+        for word in public.PUBLIC.command(read(["vllm", "serve", "--kv-transfer-config", given_]).args)
         if "config" in word
     ]
     assert json.loads(shown.partition("=")[2]) == {

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from kvpressure import redaction
 from kvpressure.engines import shell
 from kvpressure.engines.command import CUT, Command, Endpoints, on_first_node
+from kvpressure.engines.public import PublicNames
 from kvpressure.engines.shell import REFERENCE, UNKNOWN, base
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
@@ -30,6 +30,8 @@ _NORMAL: Final[Mapping[str, str]] = {
     "pp": "pipeline_parallel_size",
     "dp": "data_parallel_size",
 }
+VARIABLES: Final = ("SGLANG_", "SGL_")
+"""Prefixes of the variables that the server reads."""
 NO_FLAG: Final = frozenset(
     {
         "watermark",
@@ -63,28 +65,21 @@ _TEXTS: Final = frozenset(  # options whose values are names, types or modes
 _FLAG: Final = re.compile(r"(?:enable|disable|allow|skip|trust|show|is|log)_\w+")
 _VALUED: Final = re.compile(r"log_level(?:_http)?|log_requests_level|log_requests_format")
 _NUMBER: Final = re.compile(r"-?\d{1,15}(?:\.\d{1,12})?")
-_TEXT: Final = re.compile(r"[\w.:/@+\-]{1,512}")
-_OPTION: Final = re.compile(r"[a-z]{1,24}\d{0,2}(?:_[a-z]{1,24}\d{0,2}){0,9}")
 _NAMED: Final = re.compile(r"\bsglang\.launch_server\b|\bsglang[ \t]++serve\b|\bsgl_jax\.launch_server\b")
 START: Final = re.compile(r"(\bsglang\.launch_server\b|\bsglang[ \t]+serve\b|\bsgl_jax\.launch_server\b)")
 """Words that start the server in a script."""
 _MODULES: Final = ("sglang.launch_server", "sgl_jax.launch_server")
 _OTHER: Final = re.compile(r"sglang_router\.\S+|sglang\.(?:bench|test|profiler)\S*|sleep|tail|cat|nginx|envoy|curl")
 _OF_SGLANG: Final = frozenset({"model", "max_num_seqs", "gpu_memory_utilization", "max_num_batched_tokens"})
-_TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d{1,9})?)(?=[+_-]|$)")
+
+
+def _any_option(name: str) -> str:
+    return "--" + OPTIONS.get(name, name).replace("_", "-")
 
 
 def option(name: str) -> str:
     """The flag of a common argument; "" = none."""
-    return "" if name in NO_FLAG else "--" + OPTIONS.get(name, name).replace("_", "-")
-
-
-def may_start(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether the command line, or a variable it may use, might start SGLang's server. Cheap."""
-    words = [*map(str, argv)]
-    if any("$" in word for word in words):
-        words += env.values()
-    return any("sglang" in word or "sgl_jax" in word for word in words)
+    return "" if name in NO_FLAG else _any_option(name)
 
 
 def names_server(argv: Sequence[str]) -> bool:
@@ -130,7 +125,7 @@ def _arguments(words: Sequence[str], understood: bool, env: Mapping[str, str]) -
     complete = understood and not hidden and "config" not in values and CUT not in words
     complete = complete and not any(REFERENCE.search(word) for word in words if not word.startswith("--"))
     shown = {name: value for name, value in values.items() if UNKNOWN not in name}
-    own = {name: value for name, value in env.items() if name.startswith(("SGLANG_", "SGL_"))}
+    own = {name: value for name, value in env.items() if name.startswith(VARIABLES)}
     return EngineArgs(shown, frozenset(shown), complete, own)
 
 
@@ -174,12 +169,6 @@ def takes_words(_argv: Sequence[str], args: EngineArgs) -> bool:
     return bool(_OF_SGLANG & args.explicit)
 
 
-def image_version(name: str, tag: str) -> str | None:
-    """SGLang's version from the tag of an image named after it; None without one."""
-    found = _TAG.match(tag) if "sglang" in name else None
-    return found[1] if found else None
-
-
 def endpoints(args: EngineArgs) -> Endpoints:
     """Further nodes serve nothing; all data-parallel ranks share one port. Metrics must be switched on."""
     asked = any("metrics" in name and value != "False" for name, value in args.values.items())
@@ -189,29 +178,4 @@ def endpoints(args: EngineArgs) -> Endpoints:
 # --- what may leave the node -----------------------------------------------------------------------------------------
 
 
-def public_words(args: EngineArgs) -> tuple[str, ...]:
-    """A command line rebuilt from the public part of these arguments."""
-    shown = ["python3", "-m", "sglang.launch_server"]
-    for name, text in args.values.items():
-        if _OPTION.fullmatch(name):
-            shown.append(
-                f"--{OPTIONS.get(name, name).replace('_', '-')}={REDACTED if text is None else _public(name, text)}"
-            )
-    return (*shown, *(() if args.complete or "config" in args.values else (CUT,)))
-
-
-def public_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """SGLang's own variables; only numbers, true or false and known modes keep their values."""
-    return {
-        name: _public(name, text)
-        for name, text in env.items()
-        if name.startswith(("SGLANG_", "SGL_")) and re.fullmatch(r"\w{1,64}", name) and not redaction.is_secret(name)
-    }
-
-
-def _public(name: str, text: str) -> str:
-    if redaction.is_secret(name):
-        return REDACTED
-    if _NUMBER.fullmatch(text) or text.lower() in {"true", "false", "none", "null", "auto"}:
-        return text
-    return text if name in _TEXTS and _TEXT.fullmatch(text) and redaction.text(text) == text else REDACTED
+PUBLIC: Final = PublicNames(("python3", "-m", "sglang.launch_server"), _any_option, VARIABLES, _TEXTS)

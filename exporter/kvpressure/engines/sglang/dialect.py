@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.command import mentions, version_in_tag
 from kvpressure.engines.sglang import aliases, arguments, limits, log_lines
 
 SGLANG: Final = EngineDialect(
     name="sglang",
     title="SGLang",
-    may_start=arguments.may_start,
+    may_start=partial(mentions, ("sglang", "sgl_jax")),
     names_server=arguments.names_server,
     read_command=arguments.read,
     of_image=arguments.of_image,
     takes_words=arguments.takes_words,
-    image_version=arguments.image_version,
+    image_version=partial(version_in_tag, "sglang"),
     processes=lambda _, gpus: 2 + gpus,  # HTTP server with tokenizer, detokenizer, a scheduler for each GPU
-    environment=("SGLANG_", "SGL_"),
+    environment=arguments.VARIABLES,
     default_port=30000,
     port_names=("sglang",),
     endpoints=arguments.endpoints,
@@ -30,8 +32,8 @@ SGLANG: Final = EngineDialect(
     log_words=log_lines.WORDS,
     strip=log_lines.strip,
     recognise=log_lines.recognise,
-    public_words=arguments.public_words,
-    public_environment=arguments.public_environment,
+    public_words=arguments.PUBLIC.command,
+    public_environment=arguments.PUBLIC.environment,
     public_line=log_lines.public_line,
     limits=limits.in_force,
     default_limits=limits.default_limits,

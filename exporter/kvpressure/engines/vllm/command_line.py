@@ -9,7 +9,6 @@ from typing import Final
 from kvpressure.engines import shell
 from kvpressure.engines.command import CUT, Command, Endpoints, on_first_node
 from kvpressure.engines.shell import BEFORE_PROGRAM, REFERENCE, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
-from kvpressure.engines.shell_branches import taken
 from kvpressure.engines.vllm.options import full
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
@@ -190,6 +189,8 @@ server.
 _WRAPPER_NAMES: Final = {"model_id": "model", "model_name": "served_model_name"}  # KServe's Hugging Face server
 START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
 """Words that start the server in a script, with its model."""
+_EQUAL: Final = frozenset({"=", "==", "-eq"})
+_UNEQUAL: Final = frozenset({"!=", "-ne"})
 _PYTHON = re.compile(r"python[\d.]*+")
 _MODULE = re.compile(r"(?:\S*[/.])?api_server(?:\.py)?")
 
@@ -205,7 +206,7 @@ def read(
     """
     known = dict(env or {})
     tokens, found, scripted = shell.program_of(argv, known)
-    commands, understood = taken(found.commands), found.understood
+    commands, understood = _taken(found.commands), found.understood
     started = next((command for command in commands if _anchor(command) is not None), None)
     words = (
         started
@@ -236,14 +237,6 @@ def names_server(argv: Sequence[str]) -> bool:
     """Whether the text contains the words that start vLLM's server."""
     text = " ".join(map(str, argv))
     return "vllm" in text and _SERVER.search(text) is not None
-
-
-def may_be_vllm(argv: Sequence[str], env: Mapping[str, str] | None = None) -> bool:
-    """Whether the command line, or a variable it may use, might start vLLM's server. Cheap."""
-    words = [*map(str, argv)]
-    if any("$" in word for word in words):
-        words += (env or {}).values()
-    return any("vllm" in word or "serve" in word for word in words)
 
 
 def _arguments(tokens: Sequence[str], env: Mapping[str, str], understood: bool, of_program: bool) -> EngineArgs:
@@ -372,3 +365,37 @@ def _takes(name: str, following: str) -> bool:
     if name.startswith("no_") or (_FLAG.fullmatch(name) and name not in _VALUED):
         return following.lower() in ("true", "false", "0", "1")
     return not following.startswith("-") or _NUMBER.fullmatch(following) is not None
+
+
+# --- branches ---------------------------------------------------------------------------------------------------------
+
+
+def _taken(commands: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """The commands without branches of ``if`` that cannot run; both branches of an undecided test stay."""
+    kept: list[Sequence[str]] = []
+    stack: list[tuple[bool, bool]] = []  # of each open ``if``: this branch may run, a later branch may run
+    for command in commands:
+        word = command[0] if command else ""
+        if word == "if":
+            stack.append((True, True))
+        if word in ("if", "elif", "else") and stack:
+            result = None if word == "else" else _decided(command[1:])
+            open_still = stack[-1][1]
+            stack[-1] = (open_still and result is not False, open_still and result is not True and word != "else")
+        elif word == "fi" and stack:
+            stack.pop()
+            continue
+        if all(may_run for may_run, _ in stack):
+            kept.append(command)
+    return kept
+
+
+def _decided(test: Sequence[str]) -> bool | None:
+    """Result of comparing two known texts; None for any other test."""
+    match test:
+        case ["test", left, operator, right] | ["[", left, operator, right, "]"] | ["[[", left, operator, right, "]]"]:
+            if UNKNOWN in left + right:
+                return None
+            equal = left == right
+            return equal if operator in _EQUAL else not equal if operator in _UNEQUAL else None
+    return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.command import mentions, version_in_tag
 from kvpressure.engines.vllm import (
     aliases,
     arguments,
@@ -31,13 +33,13 @@ def _processes(args: EngineArgs, gpus: int) -> int:
 VLLM: Final = EngineDialect(
     name="vllm",
     title="vLLM",
-    may_start=command_line.may_be_vllm,
+    may_start=partial(mentions, ("vllm", "serve")),
     names_server=command_line.names_server,
     read_command=command_line.read,
     of_image=pods.of_image,
     host=pods.host,
     takes_words=pods.takes_words,
-    image_version=pods.image_version,
+    image_version=partial(version_in_tag, "vllm"),
     processes=_processes,
     environment=("VLLM_", "DYN_SYSTEM_PORT", "NIM_SERVER_PORT"),
     default_port=8000,
@@ -51,8 +53,8 @@ VLLM: Final = EngineDialect(
     log_words=log_lines.WORDS,
     strip=log_lines.strip,
     recognise=log_lines.recognise,
-    public_words=public.written,
-    public_environment=public.environment,
+    public_words=public.PUBLIC.command,
+    public_environment=public.PUBLIC.environment,
     public_line=public.public_line,
     limits=limits.in_force,
     default_limits=arguments.default_limits,

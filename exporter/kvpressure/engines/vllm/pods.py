@@ -10,7 +10,6 @@ from kvpressure.engines.command import Host
 from kvpressure.engines.vllm.command_line import OF_VLLM
 from kvpressure.model.arguments import EngineArgs
 
-_TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d{1,9})?)(?=[+_-]|$)")
 _NOT_SERVERS: Final = ("router", "operator", "dashboard", "client", "bench")
 _HOST_IMAGES: Final = ("huggingfaceserver", "ray-llm")
 _NIM: Final = re.compile(r"(?:^|/)nim/")
@@ -84,9 +83,3 @@ def takes_words(argv: Sequence[str], args: EngineArgs) -> bool:
         return False
     named = OF_VLLM if argv[0].startswith("-") else OF_VLLM - {"model"}
     return bool(named & args.explicit)
-
-
-def image_version(name: str, tag: str) -> str | None:
-    """Version of vLLM from the tag of an image named after it; the log, if read, takes precedence."""
-    found = _TAG.match(tag) if "vllm" in name else None
-    return found[1] if found else None

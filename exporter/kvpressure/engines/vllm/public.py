@@ -1,33 +1,16 @@
-"""The public part of a command line, an environment and a log line: only what is known to be no secret.
-
-A command line is rebuilt from what was understood: options by name, with values that are numbers or true or false, or
-of options that are known to hold no secret (a model's name, a type, a backend). Other options have no value. What was
-not understood is left out and its place marked, so that the result never counts as complete. No text of a script, no
-expanded variable and no unknown word can leave.
-
-Of log lines, what the patterns of events match is kept: fixed words and numbers.
-"""
+"""What of a vLLM server's command line, variables and log may leave the node."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from kvpressure import redaction
 from kvpressure.engines import log_table
 from kvpressure.engines.base import option
-from kvpressure.engines.command import CUT
+from kvpressure.engines.public import PublicNames
 from kvpressure.engines.vllm.arguments import parse_logged
 from kvpressure.engines.vllm.log_lines import match, strip
-from kvpressure.model.arguments import EngineArgs
-from kvpressure.redaction import REDACTED
 
-MAX_VALUE: Final = 512  # characters of a value, or of one text in JSON
-MAX_JSON: Final = 16_384
-
-OPTIONS: Final = frozenset(  # whose values are names, types or modes
+_OPTIONS: Final = frozenset(
     [
         "all2all_backend",
         "attention_backend",
@@ -97,7 +80,7 @@ OPTIONS: Final = frozenset(  # whose values are names, types or modes
         "worker_type",
     ]
 )
-JSON_OPTIONS: Final = frozenset(  # whose JSON holds limits and modes; texts in it stay under these keys only
+_JSON_OPTIONS: Final = frozenset(
     [
         "additional_config",
         "attention_config",
@@ -119,7 +102,7 @@ JSON_OPTIONS: Final = frozenset(  # whose JSON holds limits and modes; texts in 
         "speculative_config",
     ]
 )
-JSON_KEYS: Final = frozenset(
+_JSON_KEYS: Final = frozenset(
     [
         "backend",
         "cudagraph_mode",
@@ -140,7 +123,7 @@ JSON_KEYS: Final = frozenset(
         "type",
     ]
 )
-VARIABLES: Final = frozenset(
+_VARIABLES: Final = frozenset(
     [
         "VLLM_ATTENTION_BACKEND",
         "VLLM_LOGGING_LEVEL",
@@ -153,71 +136,7 @@ VARIABLES: Final = frozenset(
         "VLLM_USE_V1",
     ]
 )
-
-_NUMBER: Final = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,12})?(?:[eE][-+]?\d{1,3})?[kKmMgGtT]?|[-+]?\.\d{1,12}")
-_WORD: Final = frozenset({"true", "false", "none", "null", "auto"})
-_TEXT: Final = re.compile(rf"[\w.:/@+\-]{{1,{MAX_VALUE}}}")
-_OPTION: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,63}")
-_NEW_OPTION: Final = re.compile(r"[a-z]{1,24}\d{0,2}(?:[_.][a-z]{1,24}\d{0,2}){0,9}")  # as programs name theirs
-
-
-def value(name: str, text: str) -> str:
-    """``text`` as the value of option ``name``, or ``REDACTED``."""
-    last = name.rpartition(".")[2]
-    if redaction.is_secret(name) or redaction.is_secret(last):
-        return REDACTED
-    if _NUMBER.fullmatch(text) or text.lower() in _WORD:
-        return text
-    if name in JSON_OPTIONS:
-        return _json_text(text)
-    known = name in OPTIONS or (name.partition(".")[0] in JSON_OPTIONS and last in JSON_KEYS)
-    return _name_text(text) if known else REDACTED
-
-
-def _name_text(text: str) -> str:
-    """``text`` if it is a plain name, path or type without a login or token, else ``REDACTED``."""
-    return text if _TEXT.fullmatch(text) and redaction.text(text) == text else REDACTED
-
-
-def _json_text(text: str) -> str:
-    if len(text) > MAX_JSON:
-        return REDACTED
-    try:
-        return json.dumps(_json(json.loads(text), ""))
-    except (ValueError, RecursionError):
-        return REDACTED
-
-
-def _json(node: Any, name: str) -> Any:
-    if isinstance(node, dict):
-        return {key: _json(item, key) for key, item in node.items() if _OPTION.fullmatch(key)}
-    if isinstance(node, list):
-        return [_json(item, name) for item in node]
-    if node is None or isinstance(node, bool):
-        return node
-    if redaction.is_secret(name):
-        return REDACTED
-    if isinstance(node, int | float):
-        return node if _NUMBER.fullmatch(str(node)) else REDACTED
-    return _name_text(node) if name in JSON_KEYS else REDACTED
-
-
-def written(read: EngineArgs) -> tuple[str, ...]:
-    """A command line with the public part of these arguments."""
-    shown = ["vllm", "serve"]
-    for name, text in read.values.items():
-        if name in OPTIONS or name in JSON_OPTIONS or _NEW_OPTION.fullmatch(name):
-            shown.append(f"{option(name)}={REDACTED if text is None else value(name, text)}")
-    return (*shown, *(() if read.complete or "config" in read.values else (CUT,)))
-
-
-def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The engine's own variables; only numbers and known modes keep their values."""
-    return {
-        name: value(name, text) if name not in VARIABLES else _name_text(text)
-        for name, text in env.items()
-        if name.startswith("VLLM_") and _OPTION.fullmatch(name) and not redaction.is_secret(name)
-    }
+PUBLIC: Final = PublicNames(("vllm", "serve"), option, ("VLLM_",), _OPTIONS, _JSON_OPTIONS, _JSON_KEYS, _VARIABLES)
 
 
 def public_line(text: str) -> str | None:
@@ -231,11 +150,8 @@ def public_line(text: str) -> str | None:
 
 def _logged_arguments(message: str) -> str:
     form, values = parse_logged(message)
-    fields = [
-        (name, "None" if text is None else repr(value(name, text)))
-        for name, text in values.items()
-        if name in OPTIONS or name in JSON_OPTIONS or _NEW_OPTION.fullmatch(name)
-    ]
+    shown = PUBLIC.arguments(values).items()
+    fields = [(name, "None" if values[name] is None else repr(text)) for name, text in shown]
     if form == "all":
         return f"args: Namespace({', '.join(f'{name}={text}' for name, text in fields)})"
     return "non-default args: {" + ", ".join(f"{name!r}: {text}" for name, text in fields) + "}"

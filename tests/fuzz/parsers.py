@@ -46,7 +46,7 @@ from kvpressure.sources.kubernetes.podresources_message import MessageError, rea
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure.sources.scrape import fetch, lines
-from kvpressure.sources.scrape.scanner import Scanner, ScanResult, parse_scrape
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from tests.engines.vllm.crafted import UNITS
 from tests.fuzz.draws import mutated, number, some, text, with_another_field
 from tests.sources.kubernetes.objects import container, pod
@@ -166,7 +166,7 @@ def check_page(texts: Sequence[str]) -> None:
     assert (replayed.error, replayed.flavour, replayed.cut) == (fresh.error, fresh.flavour, fresh.cut)
 
 
-def _check_scan(page: str, result: ScanResult) -> None:
+def _check_scan(page: str, result: r.Scrape) -> None:
     assert result.error is None or result.error in REASONS
     assert (result.error is None) == bool(result.engines)
     assert 0 <= result.bad_lines <= 2 * (page.count("\n") + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
 from typing import Final, overload
 
 from kvpressure.model.frozen import frozen
@@ -79,18 +80,12 @@ class Found:
 class Sentences(Sequence[str]):
     """Sentences written only when read: a diagnosis is made every second and seldom read."""
 
-    __slots__ = ("_write", "_written")
-
     def __init__(self, write: Callable[[], tuple[str, ...]]) -> None:
-        self._write: Callable[[], tuple[str, ...]] | None = write
-        self._written: tuple[str, ...] = ()
+        self._write = write
 
+    @cached_property
     def _all(self) -> tuple[str, ...]:
-        write = self._write
-        if write is not None:
-            self._written = write()
-            self._write = None
-        return self._written
+        return self._write()
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -99,19 +94,16 @@ class Sentences(Sequence[str]):
     def __getitem__(self, index: slice) -> tuple[str, ...]: ...
 
     def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        return self._all()[index]
+        return self._all[index]
 
     def __len__(self) -> int:
-        return len(self._all())
+        return len(self._all)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._all() == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self._all())
+        return isinstance(other, Sequence) and self._all == tuple(other)
 
     def __repr__(self) -> str:
-        return repr(self._all())
+        return repr(self._all)
 
 
 @frozen

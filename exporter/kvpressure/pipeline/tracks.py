@@ -37,8 +37,6 @@ def is_gone(track: ContainerTrack | EngineTrack, pods: Mapping[tuple[str, str], 
 class SubjectTrack:
     """The state of one subject. ``kind`` and ``name``: as in failures; ``failure``: since the last reading."""
 
-    __slots__ = ("failure", "kind", "name", "seen_t")
-
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self.name = kind, name
         self.seen_t = float("-inf")
@@ -58,20 +56,6 @@ class ContainerTrack(SubjectTrack):
     """A container: its window, its log events, and the facts of its start-up lines, which it never forgets, because
     the log states them only once.
     """
-
-    __slots__ = (
-        "_events",
-        "_log_window",
-        "_oom",
-        "counts",
-        "facts",
-        "logged",
-        "pod",
-        "seen_log",
-        "uid",
-        "version",
-        "window",
-    )
 
     def __init__(self, thresholds: Thresholds, namespace: str, pod: str, container: str) -> None:
         super().__init__(CONTAINER, f"{namespace}/{pod}/{container}")
@@ -124,8 +108,6 @@ class ContainerTrack(SubjectTrack):
 class GpuTrack(SubjectTrack):
     """A GPU: its activity window and the faults seen recently."""
 
-    __slots__ = ("_codes", "_fault_window", "_faults", "_kernel_faults", "window")
-
     def __init__(self, thresholds: Thresholds, uuid: str) -> None:
         super().__init__(GPU, uuid)
         self._fault_window = thresholds["crash_loop_window_seconds"]
@@ -161,23 +143,6 @@ class GpuTrack(SubjectTrack):
 
 class EngineTrack(SubjectTrack):
     """An engine: tracker, diagnoser and identity."""
-
-    __slots__ = (
-        "_thresholds",
-        "container",
-        "counters",
-        "diagnoser",
-        "failed_since",
-        "gpus",
-        "group",
-        "key",
-        "longest",
-        "named",
-        "target",
-        "tracker",
-        "uid",
-        "was_read",
-    )
 
     def __init__(self, key: EngineKey, page: Scrape, thresholds: Thresholds, named: tuple[str, str]) -> None:
         self._thresholds = thresholds

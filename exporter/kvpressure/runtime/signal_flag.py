@@ -17,8 +17,6 @@ class SignalFlag:
     would wait for ever for a lock that this thread holds.
     """
 
-    __slots__ = ("_is_set",)
-
     def __init__(self) -> None:
         self._is_set = False
 

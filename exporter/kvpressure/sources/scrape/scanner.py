@@ -7,7 +7,7 @@ No content raises: a bad line costs only itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress, count
 from operator import ne
 from sys import getsizeof
@@ -16,7 +16,7 @@ from typing import Final
 from kvpressure.engines import other_software, registry
 from kvpressure.engines.series import SampleName
 from kvpressure.model.ceilings import number_in
-from kvpressure.model.readings import EngineReading, PageText, Scrape
+from kvpressure.model.readings import PageText, Scrape
 from kvpressure.model.reasons import (
     BAD_TIMESTAMPS,
     EMPTY,
@@ -47,20 +47,6 @@ LINE_BYTES: Final = 110  # of a kept line beside its text: the object and its va
 SERIES_BYTES: Final = 300  # of a series: what it is, and its place in a layout
 OWNER_BYTES: Final = 1_024  # of an engine or a model, beside its name
 _ENTRY_BYTES: Final = 96  # of a remembered line beside its text: an entry of a dictionary that has just grown
-
-
-@dataclass(frozen=True, slots=True)
-class ScanResult:
-    """Content of a page. ``error``: why there are no engines; other fields as in ``Scrape``."""
-
-    engines: tuple[EngineReading, ...] = ()
-    page: Mapping[str, float] = field(default_factory=dict)
-    flavour: str | None = None
-    multi_process: bool | None = None
-    dialect: str = ""
-    bad_lines: int = 0
-    cut: Mapping[str, int] = field(default_factory=dict)
-    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -114,15 +100,15 @@ class Scanner:
         """Memory for all that is remembered, rather over- than underestimated."""
         return self._key_bytes + self._series_bytes + self._page_bytes + getsizeof(self._layout.series)
 
-    def scan(self, text: str | PageText, now: float | None = None) -> ScanResult:
-        """Parse one page. ``now``: Unix seconds of the scrape, against which timestamps are checked; ``None`` =
-        unchecked.
+    def scan(self, text: str | PageText, now: float | None = None) -> Scrape:
+        """Parse one page, of no target yet. ``now``: Unix seconds of the scrape, against which timestamps are checked;
+        ``None`` = unchecked.
         """
         # What no server can have sent (half a surrogate pair, from a recording) would come out as a name that cannot be
         # printed.
         raw = text.encode(errors="replace") if isinstance(text, str) else text
         if len(raw) > MAX_LINES and raw.count(b"\n") > MAX_LINES:
-            return ScanResult(error=TOO_LARGE)
+            return _failed(TOO_LARGE)
         self._most_bytes = self._bounds.remembered.allowed(self)
         fresh = not self._series_bytes
         try:
@@ -131,7 +117,7 @@ class Scanner:
                 self._forget()
                 samples = self._scan_page(raw, now)
         except UnicodeDecodeError:
-            return ScanResult(error=INVALID_UTF8)
+            return _failed(INVALID_UTF8)
         if samples.series != self._layout.series:
             self._layout = Layout(samples.series)
         engines, page, unsound = self._layout.read(samples.values)
@@ -150,11 +136,21 @@ class Scanner:
         if not engines:
             emptied = SERIES_COLLIDE if self._layout.collisions else _why_no_engines(raw)
             error = BAD_TIMESTAMPS if samples.untimely else emptied
-            return ScanResult(page=page, bad_lines=bad_lines, cut=cut, error=error)
+            return replace(_failed(error), page=page, bad_lines=bad_lines, cut=cut)
         whose = engines[0].dialect
         of_dialect = [engine for engine in engines if engine.dialect == whose]
         kind = registry.dialect(whose).page_kind(raw, of_dialect, page)
-        return ScanResult(engines, page, kind.flavour, kind.multi_process, whose, bad_lines, cut)
+        return Scrape(
+            "",
+            0.0,
+            engines=engines,
+            page=page,
+            flavour=kind.flavour,
+            multi_process=kind.multi_process,
+            dialect=whose,
+            bad_lines=bad_lines,
+            cut=cut,
+        )
 
     def _keep_within(self, engines: int, allowed: int) -> None:
         """Report this page's use of the shared limits, and forget what exceeds this target's part."""
@@ -303,13 +299,14 @@ def parse_scrape(
     ``keep_text``: keep the raw text, for a recording. ``dialect``: the server according to discovery.
     """
     if error is not None:
-        result = ScanResult(error=error)
+        result = _failed(error)
     elif text is None:
-        result = ScanResult(error=EMPTY)
+        result = _failed(EMPTY)
     else:
         result = (scanner or Scanner()).scan(text, time)
     kept = text.decode(errors="replace") if isinstance(text, bytes | bytearray) and keep_text else text
-    return Scrape(
+    return replace(
+        result,
         target=target,
         time=time,
         namespace=namespace,
@@ -319,14 +316,11 @@ def parse_scrape(
         args=tuple(args),
         env=dict(env or {}),
         version=version,
-        engines=result.engines,
-        page=result.page,
-        flavour=result.flavour,
-        multi_process=result.multi_process,
-        bad_lines=result.bad_lines,
-        cut=result.cut,
-        error=result.error,
         duration_seconds=duration_seconds,
         exposition=kept if keep_text and isinstance(kept, str) else None,
         dialect=result.dialect or dialect,
     )
+
+
+def _failed(error: str) -> Scrape:
+    return Scrape("", 0.0, error=error)

@@ -41,20 +41,6 @@ EARLY: Final = 0.1  # share of the interval: reads are not exactly periodic
 class ScrapeInterval:
     """Scrape interval of one target. ``fast``: interval under load in seconds; the first minute counts as load."""
 
-    __slots__ = (
-        "_answers",
-        "_busy_until",
-        "_failed_cost",
-        "_failures",
-        "_fast",
-        "_peak",
-        "_scans",
-        "_sign",
-        "_started",
-        "_tokens",
-        "_working",
-    )
-
     def __init__(self, fast: float) -> None:
         self._fast = fast
         self._failures = 0  # in a row

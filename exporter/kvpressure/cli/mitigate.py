@@ -15,7 +15,7 @@ from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitig
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.option_values import above_zero
-from kvpressure.toolbox.terminal import answer, show
+from kvpressure.toolbox.terminal import answer
 
 _EXAMPLES = """\
 examples:
@@ -133,9 +133,9 @@ def _print(
         print(mitigation_report.as_patch(engine, others, plan, server, note))
         return
     if note:
-        show(f"note: {note}\n")
+        print(f"note: {note}\n")
     if engine.verdict != mitigation_report.PRESSURE:
-        show("\n".join(mitigation_report.not_pressure(engine, others, again)))
+        print("\n".join(mitigation_report.not_pressure(engine, others, again)))
         if not options.anyway:
             print("(the plan nevertheless: --anyway)")
             return
@@ -143,7 +143,7 @@ def _print(
     if options.edge:
         print(mitigation_report.as_gateway_configuration(engine, others, plan))
     else:
-        show(mitigation_report.as_text(engine, others, plan))
+        print(mitigation_report.as_text(engine, others, plan))
 
 
 def _workload(engine: EngineView, server: ServerContainer | None) -> tuple[str, ...]:

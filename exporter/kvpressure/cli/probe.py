@@ -26,7 +26,7 @@ from kvpressure.toolbox.inputs import model_shape
 from kvpressure.toolbox.kv_block_meter import Meter
 from kvpressure.toolbox.option_values import whole_number
 from kvpressure.toolbox.probing import Budget, Probe, ProbeReport, Result, Stage
-from kvpressure.toolbox.progress import ProgressLine, bar
+from kvpressure.toolbox.terminal import waiting
 
 _EXAMPLES = """\
 examples:
@@ -114,24 +114,17 @@ def _probe(
     unchecked = "" if layout is None else _compare(options, target, source, layout)
     plan = probing.stages(meter.cache, length, options.output, Budget(options.max_requests, options.max_tokens))
     _consent(options, target, plan)
-    results: list[Result] = []
-    with ProgressLine() as progress:
-        probe = Probe(
-            meter,
-            Api(target, model, key),
-            layout,
-            thresholds,
-            forced=options.force,
-            progress=lambda text: progress.show(f"{bar(len(results), 4)} step {min(4, len(results) + 1)}/4  {text}"),
+    probe = Probe(meter, Api(target, model, key), layout, thresholds, forced=options.force)
+    busy = probe.busy()
+    if busy is not None and not options.force:
+        raise InputError(
+            f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; choose an idle server, or"
+            " add --force"
         )
-        busy = probe.busy()
-        if busy is not None and not options.force:
-            raise InputError(
-                f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; choose an idle"
-                " server, or add --force"
-            )
-        for result in probe.run(plan):
-            results.append(result)
+    results: list[Result] = []
+    for result in probe.run(plan):
+        waiting(f"step {result.step}, {result.name}: {result.verdict}")
+        results.append(result)
     notes = (f"the server was busy ({busy})" if busy is not None else "", unchecked)
     return ProbeReport(target.name, model, meter.cache, tuple(results), tuple(filter(None, notes)))
 

@@ -17,7 +17,6 @@ from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
-from kvpressure.printable import control, visible
 from kvpressure.recording.format import Header
 from kvpressure.recording.recorder import (
     DEFAULT_KEEP,
@@ -34,7 +33,6 @@ from kvpressure.settings.kinds import COUNT, SECONDS, SIZE
 from kvpressure.toolbox.option_values import of_kind
 
 FATAL_STATUS: Final = 3
-_PROGRESS_SECONDS: Final = 1.0
 _SHOWN_ERRORS: Final = 3  # targets in one line
 _FILE_LIKE: Final = (".json", ".gz", ".txt", ".log", ".zst", ".bz2", ".xz", ".zip", ".csv")
 
@@ -125,26 +123,20 @@ def _check_name(out: str) -> None:
 
 
 class _ReadCount:
-    """A listener that counts readings, and shows the count on a terminal."""
+    """A listener that counts readings."""
 
     def __init__(self) -> None:
         self.ticks = self.scrapes = self.failed = 0
         self.empty = True  # no scrape and no GPU: the recording would be of nothing
         self.errors: dict[str, str] = {}  # why the last scrape of each target failed
-        self._shown = 0.0
 
-    def __call__(self, snapshot: Snapshot, state: State) -> None:
+    def __call__(self, snapshot: Snapshot, _state: State) -> None:
         self.ticks += 1
         kept = sum(page.error is None and page.exposition is not None for page in snapshot.pages)
         self.scrapes += kept
         self.failed += len(snapshot.pages) - kept
         self.empty = self.empty and not kept and not snapshot.gpus
         self.errors |= {page.target: reason_text(page.error) for page in snapshot.pages if page.error is not None}
-        now = time.monotonic()
-        if sys.stderr.isatty() and now - self._shown >= _PROGRESS_SECONDS:
-            self._shown = now
-            verdicts = ", ".join(engine.diagnosis.verdict for engine in state.engines[:4])
-            control(f"\r\033[K{self}  {visible(verdicts)}", sys.stderr)
 
     def __str__(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
@@ -166,8 +158,6 @@ def _wait(monitor: Monitor, background: BackgroundRecorder, seconds: float | Non
 def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _ReadCount, seconds: float | None) -> int:
     """Report what was recorded, and why it ended early if it did."""
     recorder = background.recorder
-    if sys.stderr.isatty():
-        control("\r\033[K", sys.stderr)
     lost = background.dropped + recorder.dropped
     dropped = f", {lost} ticks not written" if lost else ""
     print(f"{recorder.path}: {progress}{dropped}", file=sys.stderr)

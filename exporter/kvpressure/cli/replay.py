@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import itertools
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -15,7 +14,6 @@ from kvpressure.errors import InputError
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
-from kvpressure.printable import control
 from kvpressure.recording.openmetrics import OpenMetricsWriter
 from kvpressure.recording.reader import Reader, ReadProblem
 from kvpressure.recording.timeline import Timeline, json_line
@@ -120,14 +118,12 @@ class _Replay:
         self._pipeline = pipeline
         self._from: float = options.start
         self._to: float | None = options.end
-        self._progress = sys.stderr.isatty() and not sys.stdout.isatty()
         self.number = 0
         self.seconds = 0.0
         self.engines = False
 
     def __iter__(self) -> Iterator[tuple[Snapshot, State, bool]]:
         first: float | None = None
-        shown = time.monotonic()
         for snapshot in itertools.chain.from_iterable(self._readers):
             self.number += 1
             first = snapshot.time if first is None else first
@@ -137,11 +133,6 @@ class _Replay:
             state = replace(self._pipeline.observe(snapshot), ticks=self.number)
             self.engines = self.engines or bool(state.engines)
             yield snapshot, state, t >= self._from
-            if self._progress and time.monotonic() - shown > 0.5:
-                shown = time.monotonic()
-                control(f"\r{self.number} ticks, {t:.0f} s of the recording", sys.stderr)
-        if self._progress:
-            control("\r\033[K", sys.stderr)
 
 
 def _replay(options: argparse.Namespace, ticks: _Replay) -> None:

@@ -30,7 +30,7 @@ from kvpressure.toolbox import workload
 from kvpressure.toolbox.history import FoundEngines, judge
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.live_pages import Around
-from kvpressure.toolbox.progress import ProgressLine
+from kvpressure.toolbox.terminal import waiting
 from kvpressure.toolbox.triage import PodFacts
 
 MAX_PODS: Final = 32
@@ -72,10 +72,9 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEn
         )
     some = ("--workload", options.workload) if options.workload else ("-l", options.selector or "")
     again = command("-n", options.namespace, *(some if some[1] else ()))
-    with ProgressLine() as progress, ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
-        progress.show(f"pods of {options.namespace}")
+    with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
         members = _members(kubectl, options)
-        progress.show(f"logs and events of {len(members)} engines")
+        waiting(f"reading logs and events of {len(members)} engines, and their metrics for {options.seconds:.0f} s")
         events = pool.submit(_events, kubectl, options.namespace)
         logs = list(pool.map(lambda member: _read_logs(kubectl, member, thresholds["log_window_seconds"]), members))
         around = Around(
@@ -85,12 +84,7 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEn
             options.gpu,
         )
         feed = _EnginePages(kubectl, members, pool)
-        cases = judge(
-            feed.watch(options.seconds, around),
-            thresholds,
-            worst=False,
-            on_state=live.show_state(progress, options.seconds),
-        )
+        cases = judge(feed.watch(options.seconds, around), thresholds, worst=False)
         found_events = events.result()
     facts = {
         member.key: _facts(member, log, found_events, feed.errors.get(member.key, ""))

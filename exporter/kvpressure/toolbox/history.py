@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -90,7 +90,6 @@ def judge(
     thresholds: Thresholds,
     *,
     worst: bool,
-    on_state: Callable[[State], None] | None = None,
 ) -> list[Case]:
     """Run ``snapshots`` through a pipeline. ``worst``: report each engine at its worst moment, else at the end."""
     pipeline = Pipeline(thresholds)
@@ -100,8 +99,6 @@ def judge(
         last = pipeline.observe(snapshot)
         for engine in last.engines:
             tracks.setdefault(engine.key, _Track(engine.key, last)).observe(last, engine)
-        if on_state is not None:
-            on_state(last)
     if last is None:
         return []
     around = ViewContext(thresholds=thresholds)

@@ -21,7 +21,6 @@ from kvpressure.engines.mistakes import mistake
 from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.model.arguments import GIB, parse_version
 from kvpressure.model.readings import Snapshot
-from kvpressure.model.state import State
 from kvpressure.printable import command
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import Thresholds
@@ -33,7 +32,7 @@ from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.history import Case, FoundEngines, judge
 from kvpressure.toolbox.live_pages import Around, GivenGpu
 from kvpressure.toolbox.option_values import number, refused
-from kvpressure.toolbox.progress import ProgressLine, bar
+from kvpressure.toolbox.terminal import waiting
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
 SILENT_SECONDS: Final = 5.0  # before a server that never answered is given up
@@ -225,13 +224,9 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
 
 def watch_and_judge(targets: list[Target], around: Around, seconds: float, thresholds: Thresholds) -> list[Case]:
     """Watch live endpoints and judge the last moment. Raises ``InputError`` when none ever answered."""
-    with ProgressLine() as progress:
-        cases = judge(
-            _unless_silent(live.watch(targets, seconds, 1.0, around)),
-            thresholds,
-            worst=False,
-            on_state=live.show_state(progress, seconds),
-        )
+    if seconds:
+        waiting(f"watching {len(targets)} servers for {seconds:.0f} s")
+    cases = judge(_unless_silent(live.watch(targets, seconds, 1.0, around)), thresholds, worst=False)
     if not any(case.view.engine.up for case in cases) and not any(
         case.changes and case.seconds.keys() - {"unknown"} for case in cases
     ):
@@ -260,16 +255,8 @@ def _unless_silent(snapshots: Iterable[Snapshot]) -> Iterator[Snapshot]:
 
 def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     problems: list[str] = []
-    with (
-        ProgressLine() as progress,
-        Reader(path, on_problem=lambda problem: problems.append(f"{path}:{problem.line}: {problem.text}")) as reader,
-    ):
-        cases = judge(
-            reader,
-            thresholds,
-            worst=True,
-            on_state=lambda state: progress.show(f"{path}: t={state.time:.0f}"),
-        )
+    with Reader(path, on_problem=lambda problem: problems.append(f"{path}:{problem.line}: {problem.text}")) as reader:
+        cases = judge(reader, thresholds, worst=True)
     if not cases:
         raise InputError(
             f"{path}: the recording contains no engine; allowed: a recording with at least one"
@@ -292,22 +279,18 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
     api, now = prometheus.Prometheus(query), prometheus.wall()
     cases: list[Case] = []
     warnings: list[str] = []
-    with ProgressLine() as progress:
-
-        def show(state: State) -> None:
-            done = options.since - (now - state.time)
-            progress.show(f"{bar(done, options.since)} {state.engines[0].key.pod if state.engines else ''}")
-
-        for server in prometheus.servers(api, query, now):
-            ticks = prometheus.snapshots(api, query, server, now, options.gpu)
-            first = list(islice(ticks, _FIRST_TICKS))
-            gap = _usual_gap(first)
-            sparse = gap > thresholds["kv_recent_seconds"]  # the shortest window of the signals
-            unseen = [_NOT_IN_PROMETHEUS, *([_BETWEEN_SAMPLES.format(gap)] if sparse else ())]
-            found = judge(chain(first, ticks), thresholds, worst=True, on_state=show)
-            cases += [case.without(unseen) for case in found]
-            if sparse:
-                warnings.append(f"{server.get('pod') or server.get('instance', '')}: {_APART.format(gap)}")
+    for server in prometheus.servers(api, query, now):
+        name = server.get("pod") or server.get("instance", "")
+        waiting(f"reading {name}")
+        ticks = prometheus.snapshots(api, query, server, now, options.gpu)
+        first = list(islice(ticks, _FIRST_TICKS))
+        gap = _usual_gap(first)
+        sparse = gap > thresholds["kv_recent_seconds"]  # the shortest window of the signals
+        unseen = [_NOT_IN_PROMETHEUS, *([_BETWEEN_SAMPLES.format(gap)] if sparse else ())]
+        found = judge(chain(first, ticks), thresholds, worst=True)
+        cases += [case.without(unseen) for case in found]
+        if sparse:
+            warnings.append(f"{name}: {_APART.format(gap)}")
     return FoundEngines(tuple(cases), command("--prometheus", redaction.value(options.prometheus)), {}, tuple(warnings))
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvpressure.model.readings import ContainerReading, GpuReading, LogLine, Scrape, Snapshot
-from kvpressure.model.state import State
 from kvpressure.parsed import mapping
-from kvpressure.publish.engine_order import worst_first
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.scrape.source import EngineSource
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
-from kvpressure.toolbox.progress import ProgressLine, bar
 
 MAX_TARGETS: Final = 64
 TIMEOUT_SECONDS: Final = 3.0
@@ -114,34 +111,3 @@ def snapshot(now: float, pages: Sequence[Scrape], around: Around, first: bool) -
         containers=around.containers,
         logs=around.logs if first else (),
     )
-
-
-def show_state(progress: ProgressLine, seconds: float) -> Callable[[State], None]:
-    """Show the progress of a watch of ``seconds``, with the engine in most trouble of those that answer."""
-    start: list[float] = []
-
-    def show(state: State) -> None:
-        start.append(state.time)
-        del start[1:]
-        gone = state.time - start[0]
-        engine = min((engine for engine in state.engines if engine.up), key=worst_first, default=None)
-        said = (
-            "no response yet"
-            if engine is None
-            else (
-                f"{engine.signals.load.running or 0:.0f} running, {engine.signals.load.waiting or 0:.0f} waiting, "
-                + (
-                    f"KV {engine.signals.kv.kv_used_ratio:.0%}"
-                    if engine.signals.kv.kv_used_ratio is not None
-                    else "KV unknown"
-                )
-                + f": {engine.diagnosis.verdict} ({engine.diagnosis.confidence:.2f})"
-            )
-        )
-        more = f" and {len(state.engines) - 1} more" if len(state.engines) > 1 else ""
-        progress.show(f"{bar(gone, seconds)} {gone:.0f}/{seconds:.0f} s  {said}{more}")
-
-    return show
-
-
-# --- the past ---------------------------------------------------------------------------------------------

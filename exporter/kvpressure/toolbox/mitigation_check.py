@@ -17,7 +17,7 @@ from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.engine_view import name_of
 from kvpressure.toolbox.live_pages import Around
-from kvpressure.toolbox.progress import ProgressLine, bar
+from kvpressure.toolbox.terminal import waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,6 @@ class _WatchedTick:
 class _Watch:
     first: _WatchedTick | None = None
     last: _WatchedTick = field(default_factory=_WatchedTick)
-    worst_gap: float | None = None
     well_since: float | None = None
     started: float = 0.0
     trouble: bool = False
@@ -77,24 +76,20 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
     checks: tuple[Check, ...] = ()
     gone = 0.0
     failed: str | None = None
-    with ProgressLine() as progress:
-        for snapshot in live.watch([target], seconds, 1.0, Around(versions=live.versions([target]))):
-            state = pipeline.observe(snapshot)
-            engines = [engine for engine in state.engines if engine.up]
-            failed = next((engine.error for engine in state.engines if engine.error is not None), failed)
-            if watch.first is None:
-                watch.started = snapshot.time
-            gone = snapshot.time - watch.started
-            seen = _read(engines) if engines else _WatchedTick()
-            if watch.first is None and engines:
-                watch.first = seen
-            checks = _observe(watch, seen, snapshot.time, thresholds)
-            progress.show(
-                f"{bar(gone, seconds)} {gone:.0f}/{seconds:.0f} s  {seen.verdict}"
-                + "".join(f", {check.name}: {check.last}" for check in checks if check.ok is False)
-            )
-            if _settled(watch, snapshot.time):
-                return Outcome(True, seen.engine, seen.verdict, gone, checks, watch.trouble)
+    waiting(f"watching {target.name} for up to {seconds:.0f} s")
+    for snapshot in live.watch([target], seconds, 1.0, Around(versions=live.versions([target]))):
+        state = pipeline.observe(snapshot)
+        engines = [engine for engine in state.engines if engine.up]
+        failed = next((engine.error for engine in state.engines if engine.error is not None), failed)
+        if watch.first is None:
+            watch.started = snapshot.time
+        gone = snapshot.time - watch.started
+        seen = _read(engines) if engines else _WatchedTick()
+        if watch.first is None and engines:
+            watch.first = seen
+        checks = _observe(watch, seen, snapshot.time, thresholds)
+        if _settled(watch, snapshot.time):
+            return Outcome(True, seen.engine, seen.verdict, gone, checks, watch.trouble)
     if watch.first is None:
         raise InputError(f"--verify: {target.name}: {reason_text(failed)}; is a vLLM server running there?")
     return Outcome(False, watch.last.engine or target.name, watch.last.verdict, gone, checks, watch.trouble)
@@ -105,8 +100,6 @@ def _settled(watch: _Watch, now: float) -> bool:
 
 
 def _observe(watch: _Watch, seen: _WatchedTick, now: float, t: Thresholds) -> tuple[Check, ...]:
-    if seen.gap is not None:
-        watch.worst_gap = max(watch.worst_gap or 0.0, seen.gap)
     checks = tuple(_checks(watch, seen, t))
     well = all(check.ok is not False for check in checks)
     watch.trouble = watch.trouble or (not well and seen.verdict not in ("unknown", "idle"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -117,7 +117,7 @@ class _Steady:
 
 class Probe:
     """Runs the steps. ``layout``: the model's cache layout, None = plain attention is assumed; ``forced``: other
-    traffic is tolerated. ``progress`` is called with what happens.
+    traffic is tolerated.
     """
 
     def __init__(
@@ -128,14 +128,12 @@ class Probe:
         thresholds: Thresholds,
         *,
         forced: bool = False,
-        progress: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._meter = meter
         self._api = api
         self._layout = layout
         self._thresholds = thresholds
         self._forced = forced
-        self._progress = progress
         self._seed = time.time_ns()
         self.baseline: float = 0.0
 
@@ -179,7 +177,7 @@ class Probe:
     def _measure(self, number: int, stage: Stage, short: float | None) -> Result:
         base = self.baseline
         samples, disturbed, failure = self._send(stage)
-        returned = self._settle(base, len(stage.asks))
+        returned = self._settle(base)
         note = f" ({stage.note})" if stage.note else ""
         if failure is not None:
             return Result(
@@ -212,21 +210,16 @@ class Probe:
                 steady = [c for c in before if c.decoding]
                 if steady and len(steady) == len(before) and level.running == len(steady):
                     samples.append(_Steady(level, sum(tokens.values()), sum(self._blocks(n) for n in tokens.values())))
-                self._progress(
-                    f"{stage.name}: {sum(c.answered for c in running)} of {sum(a.output_tokens for a in stage.asks)}"
-                    f" tokens, {level.blocks:.0f} blocks in use"
-                )
             time.sleep(SAMPLE_SECONDS)
         most = max((sample.tokens for sample in samples), default=0)
         samples = [sample for sample in samples if sample.tokens >= most / 2]  # not the first or last few of many
         return samples, disturbed, next((completion.error for completion in running if completion.error), None)
 
-    def _settle(self, base: float, requests: int) -> float:
+    def _settle(self, base: float) -> float:
         """The blocks after the step, once they are back at ``base`` or ``RETURN_SECONDS`` have passed."""
         end = time.monotonic() + RETURN_SECONDS
         level = self._meter.read()
         while (level is None or level.blocks > base + 0.5) and time.monotonic() < end:
-            self._progress(f"waiting for {requests} requests to release their blocks")
             time.sleep(SAMPLE_SECONDS)
             level = self._meter.read() or level
         return level.blocks if level is not None else base
@@ -307,7 +300,6 @@ class Probe:
         end = time.monotonic() + seconds
         levels: list[BlockReading] = []
         while True:
-            self._progress("baseline: nothing should run")
             if (level := self._meter.read()) is not None:
                 levels.append(level)
             if time.monotonic() >= end:

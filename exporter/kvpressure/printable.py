@@ -78,7 +78,7 @@ def command(*words: str) -> str:
 
 
 class _Visible:
-    """A text stream that escapes control characters, except through ``control``."""
+    """A text stream that escapes control characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -93,10 +93,6 @@ class _Visible:
         for line in lines:
             self.write(line)
 
-    def control(self, text: str) -> None:
-        """Write ``text`` as it is: the command's own control sequences."""
-        self._stream.write(text)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
@@ -109,10 +105,3 @@ def visible_streams() -> Iterator[None]:
         contextlib.redirect_stderr(cast(TextIO, _Visible(sys.stderr))),
     ):
         yield
-
-
-def control(text: str, stream: TextIO) -> None:
-    """Write the command's own control sequences (carriage return, clear line), and flush."""
-    write = getattr(stream, "control", stream.write)
-    write(text)
-    stream.flush()

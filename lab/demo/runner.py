@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.pipeline.pipeline import Pipeline
-from kvpressure.printable import control, visible
+from kvpressure.printable import visible
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.routes import Site
 from kvpressure.publish.web.server import Server
@@ -115,13 +115,13 @@ class _Screen:
             with self._lock:
                 self._erase()
                 self._status = text[:100]
-                control(f"{visible(self._status)}\r", sys.stdout)
+                print(visible(self._status), end="\r", flush=True)
         elif due:
             self.tell(text)
 
     def _erase(self) -> None:
         if self._status:
-            control(f"{' ' * len(self._status)}\r", sys.stdout)
+            print(" " * len(self._status), end="\r", flush=True)
             self._status = ""
 
 

@@ -34,7 +34,6 @@ class FakeVllm:
     usage_chunks: bool = True
     model: str = "small"
     root: str | None = None
-    info: dict[str, Any] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,9 +99,6 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             card = {"id": fake.model, "root": fake.root or fake.model, "max_model_len": fake.max_model_len}
             models = {"data": [card]}
-            if self.path.startswith("/server_info") and fake.info is not None:
-                self._send(200, json.dumps(fake.info).encode())
-                return
             body = fake.page() if self.path == "/metrics" else json.dumps(models)
             self._send(200 if self.path in ("/metrics", "/v1/models") else 404, body.encode())
 

@@ -57,22 +57,6 @@ def test_stated_arguments_are_held_against_the_measured_cache(capsys: Capsys) ->
         assert item(server, "concurrency_from_memory")["result"] == "pass"
 
 
-def test_server_info_tells_values_but_not_whether_somebody_set_them(capsys: Capsys) -> None:
-    info = {
-        "vllm_config": {
-            "scheduler_config": {"max_num_seqs": 48, "max_num_batched_tokens": 2048},
-            "cache_config": {"gpu_memory_utilization": 0.6},
-            "model_config": {"max_model_len": 4000},
-        }
-    }
-    with FakeVllm(info=info) as vllm:
-        _, server = audit(capsys, vllm.url)
-    assert item(server, "gpu_memory_utilization")["result"] == "pass"
-    seqs = item(server, "max_num_seqs_explicit")
-    assert seqs["result"] == "cannot see"
-    assert seqs["found"].startswith("48 (may be the default")
-
-
 def test_an_exporter_tells_traffic_and_conditions(capsys: Capsys, serve_json: ServeJson) -> None:
     document = document_of(PRESSURE)
     document["engines"][0]["conditions"]["host_memory_near_limit"] = True

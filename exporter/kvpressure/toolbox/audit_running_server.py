@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from kvpressure.diagnosis.findings import about
 from kvpressure.engines.registry import dialect
@@ -23,21 +23,11 @@ from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.audit_subject import Seen
-from kvpressure.toolbox.engine_view import EngineView, name_of, number
+from kvpressure.toolbox.engine_view import EngineView, name_of
 from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
 from kvpressure.toolbox.live_pages import Around, GivenGpu
 from kvpressure.toolbox.manifests import ServerContainer
-
-INFO_SECONDS: Final = 15.0  # vLLM collects its environment for the first answer
-_INFO_PATH: Final = "/server_info?config_format=json"  # in development mode only
-_WHERE: Final = {
-    "max_num_seqs": "scheduler_config",
-    "max_num_batched_tokens": "scheduler_config",
-    "gpu_memory_utilization": "cache_config",
-    "max_model_len": "model_config",
-    "kv_cache_memory_bytes": "cache_config",
-}
 
 
 def is_address(text: str) -> bool:
@@ -55,20 +45,18 @@ def read(
         return _exporter(address, document, thresholds)
     target = replace(target, args=target.args or args)
     cases = watch_and_judge([target], Around(versions=live.versions([target]), gpu=gpu), 0.0, thresholds)
-    info, model = _server_info(target), _model(target)
-    return _all_found([case.view for case in cases], info, model, thresholds)
+    return _all_found([case.view for case in cases], _model(target), thresholds)
 
 
 def _exporter(address: str, document: Mapping[str, Any], t: Thresholds) -> list[tuple[ServerContainer, Seen]]:
     views = engine_views(document)
     if not views:
         raise InputError(f"{address}: the exporter has found no engine yet; try again later")
-    return _all_found(views, {}, None, t, f"kvpressure exporter at {address}", bool(items(document.get("gpus"))))
+    return _all_found(views, None, t, f"kvpressure exporter at {address}", bool(items(document.get("gpus"))))
 
 
 def _all_found(
     views: Sequence[EngineView],
-    info: Mapping[str, Any],
     model: str | None,
     t: Thresholds,
     exporter: str | None = None,
@@ -78,7 +66,7 @@ def _all_found(
     of_pod = Counter((view.engine.key.namespace, view.engine.key.pod) for view in views)
     audited = []
     for view in sorted(views, key=lambda view: worst_first(view.engine)):
-        server = _server(view, info, model)
+        server = _server(view, model)
         key = view.engine.key
         if of_pod[key.namespace, key.pod] > 1:
             server = replace(server, container=name_of(replace(key, namespace="", pod=server.container)))
@@ -86,17 +74,12 @@ def _all_found(
     return audited
 
 
-def _server(view: EngineView, info: Mapping[str, Any], model: str | None) -> ServerContainer:
+def _server(view: EngineView, model: str | None) -> ServerContainer:
     limits = {name: view.engine.limit(name) for name in LIMITS}
     values: dict[str, str | None] = {
         name: value_text(limit.value)
         for name, limit in limits.items()
         if limit.value is not None and not (limit.source == "default" and limit.explicit is None)
-    }
-    values |= {
-        name: value_text(value)
-        for name, where in _WHERE.items()
-        if (value := number(mapping(info.get(where)).get(name))) is not None
     }
     values["model"] = model or view.engine.key.model_name or None
     known = {name for name, limit in limits.items() if limit.explicit is not None}
@@ -135,11 +118,6 @@ def _gpu(view: EngineView) -> GivenGpu | None:
         if gpu.name and gpu.memory_total_bytes:
             return GivenGpu(gpu.name, gpu.memory_total_bytes)
     return None
-
-
-def _server_info(target: Target) -> Mapping[str, Any]:
-    """The server's configuration, with VLLM_SERVER_DEV_MODE=1; empty otherwise."""
-    return mapping(mapping(fetch.get_json(target, _INFO_PATH, INFO_SECONDS)).get("vllm_config"))
 
 
 def _model(target: Target) -> str | None:

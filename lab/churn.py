@@ -34,14 +34,7 @@ from tests.sources.gpu.nvml_stub import GIB, Gpu, build
 from tests.sources.kubernetes import node as kubernetes
 
 from kvpressure.engines.registry import log_line
-from kvpressure.model.readings import (
-    ContainerReading,
-    GpuOwner,
-    GpuReading,
-    NodeCondition,
-    Scrape,
-    Termination,
-)
+from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, NodeCondition, Scrape, Termination
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.routes import Site

@@ -35,9 +35,9 @@ from kvpressure.publish.page import render as page
 from kvpressure.publish.page import view
 from kvpressure.publish.page.history import PageHistory
 from kvpressure.recording.format import tick_from_json
+from kvpressure.signals.batch import StepWindow
 from kvpressure.signals.engine import EngineTracker
-from kvpressure.signals.host import ContainerWindow
-from kvpressure.signals.plugin_steps import StepWindow
+from kvpressure.signals.hardware import ContainerWindow
 from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.helpers.three_engines import (
     BAD,

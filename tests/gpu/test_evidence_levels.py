@@ -10,7 +10,7 @@ from kvpressure.model.readings import GpuReading
 from kvpressure.model.state import EngineState, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
-from kvpressure.signals.gpu_peaks import peak
+from kvpressure.signals.hardware import peak
 from tests.gpu.loads import LEVELS, LOADS, snapshot
 
 pytestmark = pytest.mark.slow

@@ -8,18 +8,11 @@ import pytest
 
 from kvpressure.engines.registry import log_line
 from kvpressure.model import readings as r
-from kvpressure.model.readings import (
-    ContainerReading,
-    EngineReading,
-    GpuReading,
-    Scrape,
-    Snapshot,
-    Termination,
-)
+from kvpressure.model.readings import ContainerReading, EngineReading, GpuReading, Scrape, Snapshot, Termination
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import FORGET_SECONDS, Pipeline
 from kvpressure.settings.thresholds import builtin
-from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.hardware import ContainerWindow
 from tests.diagnosis.servers import after, cycle, play
 
 STALE = builtin()["stale_page_seconds"]

@@ -13,7 +13,7 @@ from kvpressure.model import readings as r
 from kvpressure.model.readings import AllocatorReading, EngineReading, Scrape, Snapshot, StepStats
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import builtin
-from kvpressure.signals.plugin_steps import MAX_ENTRIES, StepWindow
+from kvpressure.signals.batch import MAX_ENTRIES, StepWindow
 
 GB = 10**9
 

@@ -8,7 +8,7 @@ from kvpressure.engines.vllm.cache_config import pool
 from kvpressure.engines.vllm.command_line import read
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.readings import EngineReading
-from kvpressure.signals import pool as pools
+from kvpressure.signals import kv as pools
 
 GIB = 2**30
 

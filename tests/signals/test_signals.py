@@ -13,19 +13,15 @@ from kvpressure.model import readings as r
 from kvpressure.model.readings import AllocatorReading, ContainerReading, GpuReading
 from kvpressure.model.signals import KvSignals, LoadSignals
 from kvpressure.settings.thresholds import builtin
-from kvpressure.signals import batch, concurrency, context, kv, latency, memory, progress, throughput
-from kvpressure.signals import compute as score
-from kvpressure.signals.batch import RunningHistogram
-from kvpressure.signals.compute import GpuWindow
-from kvpressure.signals.concurrency import SequenceLimit
-from kvpressure.signals.context import LongestContext, Shape
+from kvpressure.signals import batch, kv, latency, progress, requests
+from kvpressure.signals import hardware as score
+from kvpressure.signals.batch import RunningHistogram, SequenceLimit
 from kvpressure.signals.engine_context import EngineContext
-from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.hardware import ContainerWindow, GpuWindow
+from kvpressure.signals.kv import DeviceMemory
 from kvpressure.signals.latency import Baseline
-from kvpressure.signals.memory import DeviceMemory
-from kvpressure.signals.progress import Contact, Progress
-from kvpressure.signals.requests import finished_per_second
-from kvpressure.signals.throughput import Trend
+from kvpressure.signals.progress import Contact, Progress, Trend
+from kvpressure.signals.requests import LongestContext, Shape, finished_per_second
 from kvpressure.signals.window import HistogramIncrease
 from tests.signals.build import FINISHED, every, histogram, window
 
@@ -35,7 +31,7 @@ T = builtin()
 
 def kv_of(rows, config=None, ever=True, shape=None, seqs=None, engines=1, logged=None):
     capacity = dialect("vllm").capacity_tokens(r.EngineReading("m", "0", cache_config=config or {}), engines) or logged
-    return kv.compute(window(rows), capacity or None, ever, shape or Shape(), seqs, kv.HitRatio(T), T)
+    return kv.kv_signals(window(rows), capacity or None, ever, shape or Shape(), seqs, kv.HitRatio(T), T)
 
 
 # --- KV cache ----------------------------------------------------------------------------------------------
@@ -213,7 +209,7 @@ def test_prefix_hit_ratio_needs_queries():
 
 
 def batch_of(w, limit=None):
-    return batch.compute(w, RunningHistogram(), limit, T)
+    return batch.batch_signals(w, RunningHistogram(), limit, T)
 
 
 def test_mean_batch_by_littles_law():
@@ -240,11 +236,11 @@ def test_the_mean_batch_under_preemption_is_that_of_the_samples():
         every(10, running), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (700, 800), 295.0)]}
     )
     assert batch_of(w).batch_mean == pytest.approx(29.5)
-    assert batch.compute(w, RunningHistogram(), None, T, preempting=True).batch_mean == pytest.approx(15.0)
+    assert batch.batch_signals(w, RunningHistogram(), None, T, preempting=True).batch_mean == pytest.approx(15.0)
     unseen = window(
         every(10, [{}, {}]), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (700, 800), 295.0)]}
     )
-    assert batch.compute(unseen, RunningHistogram(), None, T, preempting=True).batch_mean is None
+    assert batch.batch_signals(unseen, RunningHistogram(), None, T, preempting=True).batch_mean is None
 
 
 def test_a_step_is_compared_with_the_fastest_of_a_batch_nearly_as_large():
@@ -303,7 +299,7 @@ def test_running_histogram_is_cumulative():
 
 
 def load_of(rows, configured=None, source=None, capacity=None, mean=None):
-    return concurrency.compute(
+    return batch.load_signals(
         window(rows), SequenceLimit(configured, source), KvSignals(kv_capacity_tokens=capacity), mean, T
     )
 
@@ -411,7 +407,7 @@ def test_spike_is_longest_over_mean():
     longest = LongestContext(300)
     for sample in w.history:
         longest.observe(sample)
-    found = context.compute(w, longest, context.shape(w, T), 4096.0, T)
+    found = requests.context_signals(w, longest, requests.shape(w, T), 4096.0, T)
     assert found.context_mean == pytest.approx(290)
     assert found.context_max_5m == 1250
     assert found.context_spike_ratio == pytest.approx(1250 / 290)
@@ -431,12 +427,12 @@ def test_bimodal_prompts(increments, expected):
     rising = tuple(map(float, accumulate(increments)))
     increase = HistogramIncrease((100.0, 500.0, 1000.0, 5000.0, INF), rising, 1.0, rising[-1])
     assert increase.increments == increments
-    assert context.bimodal_prompts(increase, T) is expected
+    assert requests.bimodal_prompts(increase, T) is expected
 
 
 def test_counters_alone_give_mean_lengths_on_old_servers():
     rows = every(10, [{r.PROMPT_TOKENS: 3000 * i, r.GENERATION_TOKENS: 1000 * i, FINISHED: 10 * i} for i in range(4)])
-    found = context.shape(window(rows), T)
+    found = requests.shape(window(rows), T)
     assert (found.prompt, found.output, found.mean_context) == (300, 100, 400)
 
 
@@ -471,7 +467,7 @@ def test_latency_against_its_baseline():
         every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}], start=500),
         **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]},
     )
-    found = latency.compute(w, base, False, finished_per_second(w), T)
+    found = latency.latency_signals(w, base, False, finished_per_second(w), T)
     assert found.inter_token["0.95"] == pytest.approx(0.195)
     assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
     assert found.slow_p95 == {"inter_token": found.inter_token["0.95"]}
@@ -485,7 +481,7 @@ def test_latency_is_slow_from_the_threshold_of_its_phase_with_or_without_a_basel
             every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}]),
             **{name: [histogram((*bounds, INF), [0] * len(counts), 0), histogram((*bounds, INF), counts, 1)]},
         )
-        return latency.compute(w, Baseline(T), False, finished_per_second(w), T)
+        return latency.latency_signals(w, Baseline(T), False, finished_per_second(w), T)
 
     floor = T["ttft_floor_seconds"]
     assert slow((floor, floor + 1e-6), r.TTFT).slow_p95 == {"ttft": pytest.approx(floor)}
@@ -531,7 +527,7 @@ def test_throughput_trend_needs_two_minutes():
 
 
 def test_rates_fall_back_to_the_old_gauge():
-    found = throughput.compute(window(every(1, [{r.GENERATION_RATE: 123.0, r.RUNNING: 3}] * 3)), Trend(T))
+    found = progress.throughput_signals(window(every(1, [{r.GENERATION_RATE: 123.0, r.RUNNING: 3}] * 3)), Trend(T))
     assert found.generation_tokens_per_second == 123.0
 
 
@@ -547,7 +543,7 @@ def followed(rows, **histograms):
 
 def test_nothing_moves_while_requests_run():
     w, p = followed(every(5, [{r.RUNNING: 40, r.WAITING: 0, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 10}] * 6))
-    found = progress.compute(w, p, Contact(), T)
+    found = progress.progress_signals(w, p, Contact(), T)
     assert found.seconds_without_progress == 25
     assert found.seconds_still == 25
     assert found.progressing is False
@@ -557,25 +553,25 @@ def test_a_filling_cache_moves_without_useful_progress():
     w, p = followed(
         every(5, [{r.RUNNING: 1, r.WAITING: 9, r.KV_USAGE: 0.1 * i, r.GENERATION_TOKENS: 10} for i in range(6)])
     )
-    found = progress.compute(w, p, Contact(), T)
+    found = progress.progress_signals(w, p, Contact(), T)
     assert found.seconds_without_progress == 25
     assert found.seconds_still == 0
 
 
 def test_a_livelock_preempts_without_end_and_makes_no_progress():
     rows = every(5, [{r.RUNNING: 0, r.WAITING: 27, r.PREEMPTIONS: 250 * i, r.GENERATION_TOKENS: 10} for i in range(6)])
-    assert progress.compute(*followed(rows), Contact(), T).seconds_without_progress == 25
+    assert progress.progress_signals(*followed(rows), Contact(), T).seconds_without_progress == 25
 
 
 def test_a_gap_in_the_samples_is_not_counted_as_stall():
     rows = [(0.0, {r.RUNNING: 1, r.GENERATION_TOKENS: 10}), (600.0, {r.RUNNING: 1, r.GENERATION_TOKENS: 10})]
-    assert progress.compute(*followed(rows), Contact(), T).seconds_without_progress == 15
+    assert progress.progress_signals(*followed(rows), Contact(), T).seconds_without_progress == 15
 
 
 def test_progress_is_unknown_without_counters_and_absent_without_work():
-    found = progress.compute(*followed(every(5, [{r.RUNNING: 3}] * 6)), Contact(), T)
+    found = progress.progress_signals(*followed(every(5, [{r.RUNNING: 3}] * 6)), Contact(), T)
     assert found.progressing is None
-    found = progress.compute(
+    found = progress.progress_signals(
         *followed(every(5, [{r.RUNNING: 0, r.WAITING: 0, r.GENERATION_TOKENS: 4}] * 6)), Contact(), T
     )
     assert found.work_present is False
@@ -592,19 +588,19 @@ def gpu(used, total=80 * GIB, **more):
 
 
 def test_demand_is_used_memory_without_the_empty_part_of_the_pool():
-    assert memory.demand_ratio(gpu(72 * GIB), [40.0 * GIB]) == pytest.approx(0.4)
-    assert memory.demand_ratio(gpu(72 * GIB), [20.0 * GIB, 10.0 * GIB]) == pytest.approx(42 / 80)
-    assert memory.demand_ratio(gpu(72 * GIB), [20.0 * GIB, None]) is None
-    assert memory.demand_ratio(gpu(72 * GIB), []) == pytest.approx(0.9)
-    assert memory.demand_ratio(gpu(30 * GIB), [40.0 * GIB]) == 0.0, "the pool's size is of another moment"
-    assert memory.demand_ratio(gpu(None), [1.0]) is None
+    assert kv.demand_ratio(gpu(72 * GIB), [40.0 * GIB]) == pytest.approx(0.4)
+    assert kv.demand_ratio(gpu(72 * GIB), [20.0 * GIB, 10.0 * GIB]) == pytest.approx(42 / 80)
+    assert kv.demand_ratio(gpu(72 * GIB), [20.0 * GIB, None]) is None
+    assert kv.demand_ratio(gpu(72 * GIB), []) == pytest.approx(0.9)
+    assert kv.demand_ratio(gpu(30 * GIB), [40.0 * GIB]) == 0.0, "the pool's size is of another moment"
+    assert kv.demand_ratio(gpu(None), [1.0]) is None
 
 
 def test_components_name_the_rest_only_when_weights_and_pool_are_known():
     facts = {"weights_bytes": 14.0 * GIB, "pool_bytes": 50.0 * GIB, "graphs_bytes": 1.0 * GIB}
-    found = memory.components(facts, None, 70.0 * GIB)
+    found = kv.components(facts, None, 70.0 * GIB)
     assert found["other"] == pytest.approx(5 * GIB)
-    assert "other" not in memory.components({"pool_bytes": 50.0 * GIB}, None, 70.0 * GIB)
+    assert "other" not in kv.components({"pool_bytes": 50.0 * GIB}, None, 70.0 * GIB)
 
 
 def test_idle_growth_needs_ten_minutes_and_ends_with_work():
@@ -618,14 +614,14 @@ def test_idle_growth_needs_ten_minutes_and_ends_with_work():
 
 def test_fragmentation_figures_come_from_the_worst_rank():
     ranks = [AllocatorReading("n", "p", 0, 10, 12, 1), AllocatorReading("n", "p", 1, 10, 20, 5)]
-    found = memory.compute(KvSignals(), EngineContext(0.0, allocator=ranks), DeviceMemory(T))
+    found = kv.memory_signals(KvSignals(), EngineContext(0.0, allocator=ranks), DeviceMemory(T))
     assert (found.allocator_reserved_bytes, found.allocator_allocated_bytes) == (20, 10)
 
 
 def test_failed_allocations_are_those_of_all_ranks():
     ranks = [AllocatorReading("n", "p", 0, alloc_retries=2, ooms=1), AllocatorReading("n", "p", 1, alloc_retries=3)]
     for some, expected in ((ranks, {"retry": 5.0, "oom": 1.0}), (ranks[1:], {"retry": 3.0}), ([], {})):
-        found = memory.compute(KvSignals(), EngineContext(0.0, allocator=some), DeviceMemory(T))
+        found = kv.memory_signals(KvSignals(), EngineContext(0.0, allocator=some), DeviceMemory(T))
         assert found.allocator_failures == expected
 
 
@@ -659,7 +655,7 @@ def test_container_ratios_over_a_minute():
 def score_of(kv_max=0.95, waiting=5.0, **gpu_fields):
     track = GpuWindow()
     track.observe(1.0, gpu(72 * GIB, **gpu_fields))
-    return score.compute(
+    return score.compute_signals(
         window([(1.0, {})]),
         [track],
         score.SharedGpus(),
@@ -753,7 +749,7 @@ def test_clients_that_went_away_close_their_connections(fds, expected):
         return {r.RUNNING: 48, r.WAITING: 0, r.GENERATION_TOKENS: tokens, **page}
 
     w, p = followed(every(1, [row(82 if fds else None, 1), row(82 if fds else None, 2), row(fds, 2), row(fds, 2)]))
-    assert progress.compute(w, p, Contact(), T).connections_dropped is expected
+    assert progress.progress_signals(w, p, Contact(), T).connections_dropped is expected
 
 
 @pytest.mark.parametrize(
@@ -775,14 +771,14 @@ def test_no_work_is_known_only_if_both_gauges_are(gauges, expected):
 
 def test_load_that_is_not_known_is_absent():
     rows = every(1, [{r.RUNNING: 30, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 100 * i} for i in range(90)])
-    load = concurrency.compute(window(rows), SequenceLimit(64, "args"), KvSignals(), None, T)
+    load = batch.load_signals(window(rows), SequenceLimit(64, "args"), KvSignals(), None, T)
     assert (load.running, load.waiting, load.in_flight, load.concurrency_ratio) == (30, None, None, None)
-    assert batch.compute(window(rows), RunningHistogram(), 64, T).batch_collapse_ratio is None
+    assert batch.batch_signals(window(rows), RunningHistogram(), 64, T).batch_collapse_ratio is None
 
 
 def test_context_is_what_processes_hold_outside_torch():
     facts = {"weights_bytes": 14.0 * GIB, "pool_bytes": 50.0 * GIB}
-    found = memory.components(facts, 0.5 * GIB, 70.0 * GIB)
+    found = kv.components(facts, 0.5 * GIB, 70.0 * GIB)
     assert found == {"weights": 14 * GIB, "kv_pool": 50 * GIB, "context": 0.5 * GIB, "other": 5.5 * GIB}
 
 
@@ -802,4 +798,4 @@ def test_context_is_what_processes_hold_outside_torch():
 )
 def test_context_is_known_only_where_each_gpu_has_its_worker_and_both_sides_tell(processes, reserved, expected):
     ranks = [AllocatorReading("n", "p", i, reserved_bytes=size) for i, size in enumerate(reserved)]
-    assert memory.outside_torch(processes, ranks) == expected
+    assert kv.outside_torch(processes, ranks) == expected

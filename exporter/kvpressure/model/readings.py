@@ -365,3 +365,22 @@ class EngineKey:
     pod: str
     model_name: str
     engine: str
+
+
+_ERROR: Final = FINISHED_PREFIX + "error"
+_UNANSWERED: Final = (_ERROR, FINISHED_PREFIX + "abort")
+_HTTP_5XX: Final = HTTP_PREFIX + "5xx"
+FAILURES: Final = (_ERROR, _HTTP_5XX, REJECTED_PREFIX)  # how the names of counts of failures begin
+
+
+def count_answered(counts: Mapping[str, float]) -> float:
+    """Requests that finished with any reason but abort and error; engines without reasons count under one."""
+    return sum([n for name, n in counts.items() if name.startswith(FINISHED_PREFIX) and name not in _UNANSWERED])
+
+
+def count_failed(counts: Mapping[str, float]) -> float:
+    """Failed requests: the largest of errors, 5xx responses and refusals, because they may count the same requests.
+    Refusals of different reasons are different requests.
+    """
+    refused = sum(count for name, count in counts.items() if name.startswith(REJECTED_PREFIX))
+    return max(counts.get(_ERROR, 0.0), counts.get(_HTTP_5XX, 0.0), refused)

@@ -33,11 +33,11 @@ from kvpressure.model.state import (
 from kvpressure.pipeline.engines import FORGET_SECONDS, Engines
 from kvpressure.pipeline.tracks import ContainerTrack, EngineTrack, GpuTrack, SubjectTrack, is_gone
 from kvpressure.settings.thresholds import Thresholds, builtin
-from kvpressure.signals import memory
-from kvpressure.signals.compute import GpuWindow
+from kvpressure.signals import kv
 from kvpressure.signals.engine_context import EngineContext, GpuContext, LimitContext, LogContext
-from kvpressure.signals.objectives import objectives
-from kvpressure.signals.pool import PoolSizes
+from kvpressure.signals.hardware import GpuWindow
+from kvpressure.signals.kv import PoolSizes
+from kvpressure.signals.latency import objectives
 
 _NO_LIMITS: Final[Mapping[str, EffectiveLimit]] = {}
 MAX_COMMAND_LINES: Final = 256  # parsed ones, cached
@@ -71,7 +71,7 @@ class _GpuDemand:
         window = self.windows.get(uuid)
         if window is None or window.last is None:
             return None
-        return memory.demand_ratio(window.last, self.empty_bytes.get(uuid, ()))
+        return kv.demand_ratio(window.last, self.empty_bytes.get(uuid, ()))
 
     def largest(self, uuids: Sequence[str]) -> float | None:
         """The largest of several; ``None`` if one is unknown."""

@@ -17,9 +17,8 @@ from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
 from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, Failure, engine_name
 from kvpressure.model.readings import ContainerReading, EngineKey, EngineReading, GpuReading, LogLine, Scrape
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.compute import GpuWindow
 from kvpressure.signals.engine import EngineTracker
-from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.hardware import ContainerWindow, GpuWindow
 
 MAX_EVENTS_KEPT: Final = 512  # of one kind
 _NO_FIGURES: Final[Mapping[str, float]] = {}

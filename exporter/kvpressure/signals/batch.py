@@ -1,17 +1,144 @@
-"""Effective batch size, and whether it has collapsed against demand."""
+"""Requests in flight against their limit, the effective batch size and whether it has collapsed, and every engine step
+as the plugin counts it.
+"""
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Final
 
 from kvpressure.model import readings as r
-from kvpressure.model.signals import BatchSignals, ThroughputSignals
+from kvpressure.model.frozen import frozen
+from kvpressure.model.readings import StepStats
+from kvpressure.model.signals import BatchSignals, KvSignals, LoadSignals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.plugin_steps import StepWindow
-from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, QUARTER_MINUTE, EngineWindow, quantile
+from kvpressure.signals.kv import full_from
+from kvpressure.signals.window import (
+    FIVE_MINUTES,
+    HALF_MINUTE,
+    MINUTE,
+    QUARTER_HOUR,
+    QUARTER_MINUTE,
+    EngineWindow,
+    quantile,
+)
+
+BURST_SECONDS: Final = 10.0  # of arrival_burst_ratio, as it is published
+
+
+@frozen
+class SequenceLimit:
+    """``max_num_seqs`` as configured, and where it was read: args, log or default."""
+
+    value: float | None = None
+    source: str | None = None
+
+
+def plateau(window: EngineWindow, full: float, t: Thresholds) -> float | None:
+    """Running requests where their number stayed at its highest while requests waited and KV cache was free: some
+    limit binds. ``None`` if it moved, nothing waited, or KV usage reached ``full``.
+    """
+    samples = [s for s in window.since(HALF_MINUTE) if r.RUNNING in s.gauges]
+    if len(samples) < t["trend_min_samples"] or samples[-1].t - samples[0].t < t["plateau_min_seconds"]:
+        return None
+    running = [s.gauges[r.RUNNING] for s in samples]
+    if any((s.waiting or 0.0) <= 0 or s.gauges.get(r.KV_USAGE, 0.0) >= full for s in samples):
+        return None
+    top = max(running)
+    stood = min(running) >= top - max(1.0, t["plateau_tolerance_ratio"] * top)
+    return top if stood and top >= t["plateau_min_requests"] else None
+
+
+def at_limit(window: EngineWindow, limit: float | None, t: Thresholds) -> bool | None:
+    """Whether ``running`` was at the limit in most of the recent samples; ``None`` without a limit."""
+    running = window.gauge_values(r.RUNNING, t["recent_window_seconds"])
+    if limit is None or not running:
+        return None
+    reached = reaching(limit, t)
+    return sum(1 for value in running if value >= reached) >= t["most_ratio"] * len(running)
+
+
+def reaching(limit: float, t: Thresholds) -> float:
+    """Number of running requests that counts as at the limit."""
+    level = limit * t["at_limit_ratio"]
+    return min(level, limit - 1) if limit > t["at_limit_small_requests"] else level
+
+
+def load_signals(
+    window: EngineWindow,
+    configured: SequenceLimit,
+    cache: KvSignals,
+    mean_context: float | None,
+    t: Thresholds,
+) -> LoadSignals:
+    """Requests in flight against each known limit."""
+    running, waiting = window.gauge(r.RUNNING), window.last.waiting if window.last else None
+    level = plateau(window, full_from("kv_near_full_ratio", cache.kv_watermark_ratio, t), t)
+    limits: dict[str, float] = {}
+    if configured.value is not None and configured.source is not None:
+        limits[configured.source] = configured.value
+    if level is not None and (
+        configured.value is None or (configured.source == "default" and level < configured.value)
+    ):
+        limits["observed"] = level
+    if cache.kv_capacity_tokens is not None and mean_context:
+        limits["kv_capacity"] = max(1.0, cache.kv_capacity_tokens / mean_context, _fits_as_seen(window, t))
+    sequence_limit = limits.get("observed", configured.value)
+    in_flight = window.last.in_flight if window.last else None
+    smallest = min(limits.values(), default=None)
+    return LoadSignals(
+        running=running,
+        waiting=waiting,
+        running_plateau=None if running is None else level is not None,
+        waiting_capacity=window.gauge(r.WAITING_CAPACITY),
+        waiting_deferred=window.gauge(r.WAITING_DEFERRED),
+        in_flight=in_flight,
+        limits=limits,
+        max_num_seqs=sequence_limit,
+        max_num_seqs_source="observed" if "observed" in limits else configured.source,
+        concurrency_ratio=None if in_flight is None or not smallest else in_flight / smallest,
+        running_at_limit=at_limit(window, sequence_limit, t),
+        running_at_limit_now=None
+        if running is None or sequence_limit is None
+        else running >= reaching(sequence_limit, t),
+        arrival_burst_ratio=burst_ratio(window, t),
+    )
+
+
+def _fits_as_seen(window: EngineWindow, t: Thresholds) -> float:
+    """Requests that would fill the cache at the recent usage per request, which shared prefixes and half-grown
+    requests make smaller than their lengths suggest. 0 where nothing runs or usage is unknown.
+    """
+    peak = max(window.gauge_values(r.KV_USAGE, t["kv_recent_seconds"]), default=0.0)
+    most = max(window.gauge_values(r.RUNNING, t["kv_recent_seconds"]), default=0.0)
+    return most / peak if peak > 0 else 0.0
+
+
+def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
+    """Arrival rate in the busiest 10 s (or the shortest longer span between samples) divided by the mean of five
+    minutes. ``None`` with too little history or without arrivals.
+    """
+    known = window.arrivals(FIVE_MINUTES)
+    if len(known) < t["trend_min_samples"] or known[-1][0] - known[0][0] < MINUTE:
+        return None
+    (begin, before), (end, in_all) = known[0], known[-1]
+    mean, first = (in_all - before) / (end - begin), begin + BURST_SECONDS
+    if mean <= 0:
+        return None
+    busiest, older = 0.0, iter(known[1:])
+    following = next(older)
+    for now, so_far in known:
+        if now < first:
+            continue
+        while following[0] <= now - BURST_SECONDS:
+            (begin, before), following = following, next(older)
+        if so_far - before > busiest * (now - begin):
+            busiest = (so_far - before) / (now - begin)
+    return busiest / mean if busiest > 0 else None
+
 
 RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
 QUANTILES: Final = (0.5, 0.95, 0.99)
@@ -72,7 +199,7 @@ class FastestStep:
         return max(((size / fast, size) for _, fast, size in self._points), default=(0.0, None))[1]
 
 
-def compute(
+def batch_signals(
     window: EngineWindow,
     histogram: RunningHistogram,
     limit: float | None,
@@ -162,3 +289,103 @@ def collapse(window: EngineWindow, p95: float | None, limit: float | None) -> fl
     if wanted <= 0:
         return None
     return min(1.0, max(0.0, 1.0 - p95 / wanted))
+
+
+MAX_REPORTS: Final = 256
+# (size, count) pairs of all reports together; an engine makes at most 200 steps a second
+MAX_ENTRIES: Final = 8_192
+"""Batch sizes and counts kept in one engine's step window. Beyond: the oldest reports go; none is older than a minute.
+Shown as: shorter window.
+"""
+
+
+@frozen
+class _Increase:
+    t: float
+    steps: int
+    decoded: int
+    sizes: array[int]  # size and steps in turn: a hundred bytes less an entry than in a mapping
+    kv_max: float | None
+
+
+class StepWindow:
+    """The plugin's counts over the last minute; keeps increases, which are smaller than the counts."""
+
+    __slots__ = ("_entries", "_increases", "_last", "_thresholds")
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._last: StepStats | None = None
+        self._increases: deque[_Increase] = deque()
+        self._entries = 0
+
+    def observe(self, stats: StepStats) -> None:
+        """Take a report. A known one is skipped; a new process, or a count that fell, starts the window anew."""
+        before, self._last = self._last, stats
+        if before is None or (stats.started, stats.exact) != (before.started, before.exact) or _shrunk(before, stats):
+            self._increases.clear()
+            self._entries = 0
+            return
+        if stats.written <= before.written:
+            self._last = before
+            return
+        sizes = array("Q")
+        for size, count in stats.sizes.items():
+            if more := count - before.sizes.get(size, 0):
+                sizes.extend((size, more))
+        self._keep(
+            _Increase(stats.written, stats.steps - before.steps, stats.decoded - before.decoded, sizes, stats.kv_max)
+        )
+
+    def _keep(self, newest: _Increase) -> None:
+        """Add an increase; drop those older than a minute, and the oldest beyond the limits."""
+        self._increases.append(newest)
+        self._entries += len(newest.sizes)
+        while len(self._increases) > 1 and (
+            self._increases[0].t <= newest.t - MINUTE
+            or len(self._increases) > MAX_REPORTS
+            or self._entries > MAX_ENTRIES
+        ):
+            self._entries -= len(self._increases.popleft().sizes)
+
+    def quantiles(self, now: float, *ranks: float) -> list[float] | None:
+        """Batch sizes at these ranks (nearest rank) over the steps of the last minute; ``None`` without steps."""
+        sizes: Counter[int] = Counter()
+        for increase in self._since(now, MINUTE):
+            for size, steps in zip(increase.sizes[::2], increase.sizes[1::2], strict=True):
+                sizes[size] += steps
+        total = sum(sizes.values())
+        return [_at_rank(sizes, max(1, -int(-rank * total // 1))) for rank in ranks] if total else None
+
+    def mean(self, now: float, seconds: float) -> float | None:
+        """Mean batch of the steps of the last ``seconds``; ``None`` without steps."""
+        increases = self._since(now, seconds)
+        steps = sum(increase.steps for increase in increases)
+        return sum(increase.decoded for increase in increases) / steps if steps else None
+
+    def kv_max(self, now: float, seconds: float) -> float | None:
+        """Largest KV usage (0-1) of any step of the last ``seconds``; ``None`` without steps."""
+        return max((i.kv_max for i in self._since(now, seconds) if i.kv_max is not None), default=None)
+
+    def _since(self, now: float, seconds: float) -> list[_Increase]:
+        if self._last is None or now - self._last.written > self._thresholds["stale_page_seconds"]:
+            return []
+        return [increase for increase in self._increases if increase.t > now - seconds]
+
+
+def _shrunk(before: StepStats, after: StepStats) -> bool:
+    """Whether a count fell: an API server was replaced, or its report is missing."""
+    return (
+        after.steps < before.steps
+        or after.decoded < before.decoded
+        or any(after.sizes.get(size, 0) < count for size, count in before.sizes.items())
+    )
+
+
+def _at_rank(sizes: Mapping[int, int], rank: int) -> float:
+    seen = 0
+    for size in sorted(sizes):
+        seen += sizes[size]
+        if seen >= rank:
+            break
+    return float(size)

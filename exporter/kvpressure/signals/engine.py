@@ -11,29 +11,14 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import EngineReading, Scrape
 from kvpressure.model.signals import KvSignals, LoadSignals, Signals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals import (
-    batch,
-    concurrency,
-    context,
-    host,
-    kv,
-    latency,
-    memory,
-    prefill,
-    progress,
-    requests,
-    throughput,
-)
-from kvpressure.signals import compute as score
-from kvpressure.signals.batch import RunningHistogram
-from kvpressure.signals.concurrency import SequenceLimit
-from kvpressure.signals.context import LongestContext
+from kvpressure.signals import batch, hardware, kv, latency, progress, requests
+from kvpressure.signals import hardware as score
+from kvpressure.signals.batch import RunningHistogram, SequenceLimit, StepWindow
 from kvpressure.signals.engine_context import EngineContext
+from kvpressure.signals.kv import DeviceMemory, Held
 from kvpressure.signals.latency import Baseline
-from kvpressure.signals.memory import DeviceMemory, Held
-from kvpressure.signals.plugin_steps import StepWindow
-from kvpressure.signals.progress import Contact, Progress
-from kvpressure.signals.throughput import Trend
+from kvpressure.signals.progress import Contact, Progress, Trend
+from kvpressure.signals.requests import LongestContext
 from kvpressure.signals.window import MINUTE, EngineWindow
 
 
@@ -42,7 +27,7 @@ class CacheState:
     """KV signals and request shape, computed before the required memory of the GPUs is known."""
 
     kv: KvSignals
-    shape: context.Shape
+    shape: requests.Shape
 
 
 class EngineTracker:
@@ -133,9 +118,9 @@ class EngineTracker:
 
     def kv_signals(self, around: EngineContext) -> CacheState:
         """KV signals and mean request shape; computed first, because required GPU memory depends on them."""
-        shape = context.shape(self.window, self._thresholds)
+        shape = requests.shape(self.window, self._thresholds)
         shown = self.reading and dialect(self.reading.dialect).capacity_tokens(self.reading, self.engines_on_page)
-        found = kv.compute(
+        found = kv.kv_signals(
             self.window,
             shown or around.log.facts.get("capacity_tokens") or None,
             self.ever_positive,
@@ -168,17 +153,17 @@ class EngineTracker:
         """All signals now; ``demand`` is the largest share of required memory among its GPUs."""
         window, t = self.window, self._thresholds
         load = self._load(around, cache)
-        held = memory.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
+        held = kv.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
         self._follow_device(around, held, load)
         finished = requests.finished_per_second(window)
-        times = latency.compute(window, self._baseline, self._calm(cache.kv, load), finished, t)
+        times = latency.latency_signals(window, self._baseline, self._calm(cache.kv, load), finished, t)
         flow = self._throughput(load)
         return Signals(
             time=around.now,
             dialect=self.reading.dialect if self.reading else "",
             kv=cache.kv,
             load=load,
-            batch=batch.compute(
+            batch=batch.batch_signals(
                 window,
                 self._running,
                 load.max_num_seqs,
@@ -189,12 +174,12 @@ class EngineTracker:
                 bool(cache.kv.preemptions_counted or cache.kv.preemptions_inferred),
                 flow,
             ),
-            context=context.compute(window, self._longest, cache.shape, around.limits.max_model_len, t),
+            context=requests.context_signals(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=times,
             throughput=flow,
-            requests=requests.compute(window, finished, times, t),
-            progress=progress.compute(window, self._progress, self._contact(around), t),
-            memory=memory.compute(
+            requests=requests.request_signals(window, finished, times, t),
+            progress=progress.progress_signals(window, self._progress, self._contact(around), t),
+            memory=kv.memory_signals(
                 cache.kv,
                 around,
                 self._device,
@@ -203,8 +188,8 @@ class EngineTracker:
                 running=load.running,
                 block_size=_block_size(self.reading),
             ),
-            host=host.compute(window, around.container, around.now, t),
-            compute=score.compute(
+            host=hardware.host_signals(window, around.container, around.now, t),
+            compute=score.compute_signals(
                 window,
                 around.gpus.windows,
                 score.SharedGpus(self._gpus_shared(around), around.gpus.others),
@@ -221,7 +206,7 @@ class EngineTracker:
     def _load(self, around: EngineContext, cache: CacheState) -> LoadSignals:
         limits = around.limits
         configured = SequenceLimit(limits.max_num_seqs, limits.max_num_seqs_source)
-        load = concurrency.compute(self.window, configured, cache.kv, cache.shape.mean_context, self._thresholds)
+        load = batch.load_signals(self.window, configured, cache.kv, cache.shape.mean_context, self._thresholds)
         has = limits.features
         return replace(
             load,
@@ -232,7 +217,7 @@ class EngineTracker:
         )
 
     def _throughput(self, load: LoadSignals) -> ThroughputSignals:
-        flow = throughput.compute(self.window, self._trend)
+        flow = progress.throughput_signals(self.window, self._trend)
         if load.kv_role not in (None, "kv_producer") and r.PROMPT_TOKENS_COMPUTED not in (
             self.window.last.counters if self.window.last else {}
         ):
@@ -247,7 +232,7 @@ class EngineTracker:
             self.error,
             self._ever_useful(),
             self._prompt_at_once(around),
-            prefill.usual_seconds(self.window.last),
+            progress.usual_seconds(self.window.last),
         )
 
     def _gpus_shared(self, around: EngineContext) -> bool:
@@ -263,7 +248,7 @@ class EngineTracker:
         """Whether a prompt may be in prefill without any gauge moving."""
         if self.window.last is None or self._progress.seconds_without <= 0 or not around.limits.features.whole_prompts:
             return False
-        return prefill.admitted_last(self.window.since(self._thresholds["prefill_patience_seconds"]))
+        return progress.admitted_last(self.window.since(self._thresholds["prefill_patience_seconds"]))
 
     def _ever_useful(self) -> bool | None:
         """Whether this process has computed or generated a token; ``None`` if it publishes no token counters."""

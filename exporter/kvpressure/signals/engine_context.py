@@ -9,8 +9,7 @@ from kvpressure.engines.base import Features
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import AllocatorReading, GpuReading
-from kvpressure.signals.compute import GpuWindow
-from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.hardware import ContainerWindow, GpuWindow
 
 
 @frozen

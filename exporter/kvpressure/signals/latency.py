@@ -1,14 +1,17 @@
-"""Latency by phase, against the engine's own baseline; time spent outside the engine."""
+"""Latency by phase against the engine's own baseline, time spent outside the engine, and objectives met."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
+from kvpressure.model import readings
 from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.model.signals import LatencySignals
+from kvpressure.model.state import Objective
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import FIVE_MINUTES, HALF_MINUTE, MINUTE, TWICE, EngineWindow
 
@@ -62,7 +65,7 @@ class Baseline:
         return max(t["baseline_floor_seconds"], sorted(values)[(len(values) - 1) // 2])
 
 
-def compute(
+def latency_signals(
     window: EngineWindow, baseline: Baseline, calm: bool, finished: float | None, t: Thresholds
 ) -> LatencySignals:
     """Latency over the last minute; ``calm``: it may enter the baseline. ``finished``: requests per second."""
@@ -142,3 +145,31 @@ def before_engine(window: EngineWindow, t: Thresholds) -> float | None:
     share = 1.0 - inside / waited
     several = (waited - inside) / span >= t["several_min"]
     return share if several and share >= t["outside_engine_share_ratio"] else None
+
+
+_LATENCIES = {"ttft": r.TTFT, "inter_token": r.INTER_TOKEN, "e2e": r.E2E}
+
+
+def objectives(reading: EngineReading, counters: Mapping[str, float], thresholds: Thresholds) -> tuple[Objective, ...]:
+    """Every objective whose target is above 0 and that the engine's metrics can measure."""
+    return tuple(_each(reading, counters, thresholds))
+
+
+def _each(reading: EngineReading, counters: Mapping[str, float], t: Thresholds) -> Iterator[Objective]:
+    for name, histogram in _LATENCIES.items():
+        target = t[f"objective_{name}_ratio"]
+        found = reading.histograms.get(histogram)
+        if target > 0 and found is not None:
+            yield from _latency(name, found, t[f"objective_{name}_seconds"], target)
+    target = t["objective_availability_ratio"]
+    if target > 0:
+        good = readings.count_answered(counters)
+        yield Objective("availability", good, good + readings.count_failed(counters), None, target)
+
+
+def _latency(name: str, histogram: Histogram, objective: float, target: float) -> Iterator[Objective]:
+    """Nothing where no bucket bound is at or below the objective."""
+    known = [pair for pair in zip(histogram.bounds, histogram.counts, strict=False) if pair[0] <= objective]
+    if known and histogram.counts:
+        bound, good = known[-1]
+        yield Objective(name, good, histogram.counts[-1], bound, target)

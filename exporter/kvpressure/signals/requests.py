@@ -1,18 +1,217 @@
-"""Requests that finish, fail or wait, over the last five minutes."""
+"""Requests: their lengths and shape, how they end, and at which rate."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
-from kvpressure.model.signals import LatencySignals, RequestSignals
+from kvpressure.model import readings
+from kvpressure.model import readings as r
+from kvpressure.model.frozen import frozen
+from kvpressure.model.signals import ContextSignals, LatencySignals, RequestSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals import outcomes
-from kvpressure.signals.window import FIVE_MINUTES, EngineWindow, Sample
+from kvpressure.signals.window import (
+    FIVE_MINUTES,
+    EngineWindow,
+    HistogramIncrease,
+    Sample,
+    histogram_increase,
+)
+
+
+@frozen
+class Shape:
+    """Mean prompt and output tokens over five minutes; ``arrivals_times_service`` is the concurrency that arrivals
+    reach (arrival rate times service time, in requests).
+    """
+
+    prompt: float | None = None
+    output: float | None = None
+    arrivals_times_service: float | None = None
+
+    @property
+    def mean_context(self) -> float | None:
+        """Prompt plus output tokens of a mean request; prompt alone when no output length is known."""
+        if self.prompt is None:
+            return None
+        return self.prompt + (self.output or 0.0)
+
+
+class LongestContext:
+    """Longest context lengths in tokens within the window, found from one sample to the next.
+
+    Exact when a single request finished (difference of the sums) or passed its prefill (its prompt tokens are counted
+    in one lump at the first token, before it finishes). With several at once a lower bound: the lower bound of the
+    highest bucket that grew, or their mean if that is larger.
+    """
+
+    __slots__ = ("_before", "_recent", "_window_seconds")
+
+    def __init__(self, window_seconds: float) -> None:
+        self._window_seconds = window_seconds
+        self._recent: deque[tuple[float, float]] = deque()
+        self._before: Sample | None = None
+
+    def observe(self, sample: Sample) -> None:
+        """Take the newest sample."""
+        before, self._before = self._before, sample
+        while self._recent and self._recent[0][0] < sample.t - self._window_seconds:
+            self._recent.popleft()
+        if before is None or sample.t <= before.t:
+            return
+        lengths = [
+            value
+            for value in (_finished_context(before, sample), _prefilled_prompt(before, sample))
+            if value is not None
+        ]
+        if lengths:
+            longest = max(lengths)
+            while self._recent and self._recent[-1][1] <= longest:
+                self._recent.pop()
+            self._recent.append((sample.t, longest))
+
+    def maximum(self) -> float | None:
+        """The longest of the window in tokens; ``None`` if nothing finished or passed prefill in it."""
+        return self._recent[0][1] if self._recent else None
+
+
+def _finished_context(before: Sample, after: Sample) -> float | None:
+    prompt = _grown(before, after, r.REQUEST_PROMPT)
+    output = _grown(before, after, r.REQUEST_OUTPUT)
+    longest = _longest(prompt)
+    if longest is None:
+        return None
+    if prompt is not None and output is not None and prompt.count == 1 and output.count == 1:
+        return longest + (output.sum or 0.0)
+    return longest
+
+
+def _grown(before: Sample, after: Sample, name: str) -> HistogramIncrease | None:
+    begin, end = before.histograms.get(name), after.histograms.get(name)
+    if begin is None or end is None or begin.count == end.count:
+        return None
+    return histogram_increase(begin, end)
+
+
+def _longest(increase: HistogramIncrease | None) -> float | None:
+    if increase is None or not increase.count or increase.sum is None:
+        return None
+    if increase.count == 1:
+        return increase.sum
+    lower = 0.0
+    for index, amount in enumerate(increase.increments):
+        if amount > 0 and index > 0:
+            lower = increase.bounds[index - 1]
+    return max(lower, increase.sum / increase.count)
+
+
+def _prefilled_prompt(before: Sample, after: Sample) -> float | None:
+    begin, end = before.histograms.get(r.TTFT), after.histograms.get(r.TTFT)
+    if begin is None or end is None or begin.count is None or end.count is None:
+        return None
+    number = end.count - begin.count
+    tokens = after.counters.get(r.PROMPT_TOKENS, 0.0) - before.counters.get(r.PROMPT_TOKENS, 0.0)
+    return tokens / number if number >= 1 and tokens > 0 else None
+
+
+def shape(window: EngineWindow, t: Thresholds) -> Shape:
+    """Mean request shape over five minutes; before a request finished, the prompt length comes from the token
+    counter.
+    """
+    prompt = _mean(window, r.REQUEST_PROMPT)
+    output = _mean(window, r.REQUEST_OUTPUT)
+    started = window.observed(r.TTFT, FIVE_MINUTES)
+    if prompt is None and started is not None and started[0].count:
+        tokens = window.increase(r.PROMPT_TOKENS, FIVE_MINUTES)
+        prompt = tokens[0] / started[0].count if tokens else None
+    if prompt is None:
+        prompt, output = _from_counters(window, output, t)
+    service = window.observed(r.INFERENCE, FIVE_MINUTES)
+    reach = None
+    if service is not None and service[0].sum is not None:
+        reach = service[0].sum / service[1]
+    return Shape(prompt, output, reach)
+
+
+def _from_counters(window: EngineWindow, output: float | None, t: Thresholds) -> tuple[float | None, float | None]:
+    """Mean prompt and output tokens where the server publishes only counters (vLLM V0 names without histograms)."""
+    samples = window.since(FIVE_MINUTES)
+    begin, end = (samples[0].finished, samples[-1].finished) if samples else (None, None)
+    done = 0.0 if begin is None or end is None else end - begin
+    if done < t["values_min"]:
+        return None, output
+    prompt = window.increase(r.PROMPT_TOKENS, FIVE_MINUTES)
+    generated = window.increase(r.GENERATION_TOKENS, FIVE_MINUTES)
+    return (
+        prompt[0] / done if prompt and prompt[0] > 0 else None,
+        output if output is not None else (generated[0] / done if generated else None),
+    )
+
+
+def _mean(window: EngineWindow, name: str) -> float | None:
+    found = window.observed(name, FIVE_MINUTES)
+    return found[0].mean() if found else None
+
+
+def context_signals(
+    window: EngineWindow, longest: LongestContext, means: Shape, limit: float | None, t: Thresholds
+) -> ContextSignals:
+    """Context length and request shape over five minutes; ``limit`` is max_model_len in tokens."""
+    maximum, mean = longest.maximum(), means.mean_context
+    prompts = window.observed(r.REQUEST_PROMPT, FIVE_MINUTES)
+    finished = prompts[0].count if prompts else None
+    spike = None
+    if maximum is not None and mean and (finished or 0) >= t["values_min"]:
+        maximum = max(maximum, mean)
+        spike = maximum / mean
+    return ContextSignals(
+        context_max_5m=maximum,
+        context_mean=mean,
+        context_spike_ratio=spike,
+        prompt_mean=means.prompt,
+        output_mean=means.output,
+        context_limit=limit,
+        prompt_quantiles=window.quantiles(r.REQUEST_PROMPT, FIVE_MINUTES),
+        output_quantiles=window.quantiles(r.REQUEST_OUTPUT, FIVE_MINUTES),
+        max_tokens_quantiles=window.quantiles(r.REQUEST_MAX_TOKENS, FIVE_MINUTES),
+        stream_quantiles=window.quantiles(r.E2E, FIVE_MINUTES),
+        bimodal_prompts=bimodal_prompts(prompts[0], t) if prompts else None,
+    )
+
+
+def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
+    """Whether short- and long-prompt requests share the server: two groups of buckets, far apart, each with a real
+    share and with a valley between. ``None`` with too few requests.
+    """
+    total = increase.cumulative[-1] if increase.cumulative else 0.0
+    if total < t["hump_min_requests"] or not increase.bounds:
+        return None
+    shares = [amount / total for amount in increase.increments]
+    peaks = [
+        i
+        for i, share in enumerate(shares)
+        if share > 0
+        and share >= (shares[i - 1] if i else 0.0)
+        and share >= (shares[i + 1] if i + 1 < len(shares) else 0.0)
+    ]
+    for left in peaks:
+        for right in peaks:
+            if right <= left + 1 or increase.bounds[right] < t["hump_min_distance_ratio"] * increase.bounds[left]:
+                continue
+            valley = min(range(left + 1, right), key=lambda i: shares[i])
+            heights = min(shares[left], shares[right])
+            smaller = min(sum(shares[: valley + 1]), sum(shares[valley + 1 :]))
+            if shares[valley] <= t["most_ratio"] * heights and smaller >= t["hump_min_share_ratio"]:
+                return True
+    return False
+
 
 _WAITS: Final = ("ttft", "queue")
 
 
-def compute(window: EngineWindow, finished: float | None, latency: LatencySignals, t: Thresholds) -> RequestSignals:
+def request_signals(
+    window: EngineWindow, finished: float | None, latency: LatencySignals, t: Thresholds
+) -> RequestSignals:
     """Rates and the wait over five minutes, or since the first sample where that is less. ``finished``: of
     ``finished_per_second``.
     """
@@ -44,9 +243,9 @@ def _failed_ratio(window: EngineWindow, finished: float, t: Thresholds) -> float
         name: count - before.get(name, 0.0)
         for counts, before in ((last.counters, first.counters), (last.page, first.page))
         for name, count in counts.items()
-        if name.startswith(outcomes.FAILURES)
+        if name.startswith(readings.FAILURES)
     }
-    failed = outcomes.failed(rises) / (last.t - first.t)
+    failed = readings.count_failed(rises) / (last.t - first.t)
     return failed / (failed + finished) if failed > 0 and failed >= t["failed_min_per_second"] else None
 
 

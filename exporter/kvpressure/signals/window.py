@@ -15,6 +15,7 @@ from math import ceil, inf
 from operator import add, mul, sub
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from kvpressure.model import readings
 from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import (
     FINISHED_PREFIX,
@@ -26,7 +27,6 @@ from kvpressure.model.readings import (
     WAITING,
     Histogram,
 )
-from kvpressure.signals import outcomes
 
 MINUTE: Final = 60.0  # windows of the metrics, as they are published
 HALF_MINUTE: Final = 30.0
@@ -408,7 +408,7 @@ class EngineWindow:
             of_page[PROCESS_OPEN_FDS] = page[PROCESS_OPEN_FDS]
         corrected = self._counters.apply(counters)
         done = {name: value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)}
-        ended = (sum(done.values()), outcomes.answered(done)) if done else (None, None)
+        ended = (sum(done.values()), readings.count_answered(done)) if done else (None, None)
         sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page, *ended)
         self.history.append(t, sample)
         if sample.arrived is not None:

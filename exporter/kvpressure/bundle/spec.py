@@ -81,12 +81,10 @@ class AlertLevel:
     share_seconds: float = 0.0
     interval: float = 0.0
 
-    def full_expr(self, drop: str | None = None) -> str:
-        """The expression with its conditions; ``drop`` leaves one out (for rule mutants)."""
+    def full_expr(self) -> str:
+        """The expression with its conditions."""
         parts = [self.expr if not self.share_seconds else self._share()]
-        parts += [
-            f"{item.kind} on ({', '.join(item.on)})\n{item.expr}" for item in self.conditions if item.name != drop
-        ]
+        parts += [f"{item.kind} on ({', '.join(item.on)})\n{item.expr}" for item in self.conditions]
         if len(parts) > 1 and re.search(r"\bor\b", self.expr):
             parts[0] = f"(\n{_indent(self.expr)}\n)"
         return "\n".join(parts)

@@ -26,7 +26,7 @@ Found = tuple[str, Sequence[re.Match[str]]]
 
 
 @frozen
-class Row:
+class LineForm:
     """One form of a line: all of ``needed`` are in it, the keyword first; ``more`` may be."""
 
     keyword: str
@@ -35,14 +35,14 @@ class Row:
     more: tuple[re.Pattern[str], ...]
 
 
-def row(keyword: str, event: str, *needed: str, more: Iterable[str] = ()) -> Row:
+def row(keyword: str, event: str, *needed: str, more: Iterable[str] = ()) -> LineForm:
     """A row of a table; the first whose patterns are found gives the event."""
-    return Row(
+    return LineForm(
         keyword, event, tuple(map(re.compile, (re.escape(keyword), *needed))), tuple(re.compile(one) for one in more)
     )
 
 
-def find(table: Iterable[Row], line: str) -> Found | None:
+def find(table: Iterable[LineForm], line: str) -> Found | None:
     """The event of a line and its matched parts; ``None`` for any other line."""
     for one in table:
         if one.keyword in line:

@@ -69,7 +69,7 @@ TABLE: Final = (
     row("No space left for only one request", "engine_dead"),
     row("ut of memory even after", "engine_dead", r"Out of memory even after retracting all other requests"),
     row("Scheduler hit an exception", "engine_dead"),
-    row("Received sigquit from a child process", "engine_dead"),
+    row("Received sigquit", "engine_dead", r"Received sigquit from a child process?\b"),
     row("Watchdog timeout (self.watchdog_timeout=", "engine_dead"),
 )
 WORDS: Final = (

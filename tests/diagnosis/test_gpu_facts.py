@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import pytest
 
-from kvpressure.diagnosis.gpu_facts import GpuFacts
+from kvpressure.diagnosis.finding import GpuFacts
 from kvpressure.model.signals import NO_ACTIVITY, ComputeSignals
 from kvpressure.settings.thresholds import builtin
 

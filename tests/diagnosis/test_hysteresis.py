@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvpressure.diagnosis.diagnose import VerdictHysteresis
 from kvpressure.diagnosis.evaluate import Answer, Grade
-from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import load

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from kvpressure.bundle.verdicts_page import SHOWN_FILE, render_rows, render_verdicts
+from kvpressure.diagnosis import conditions, rules, shown
 from kvpressure.diagnosis import conditions as beside
 from kvpressure.diagnosis import facts as read
-from kvpressure.diagnosis import rules, shown, signature
 from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, Grade, Row, Verdict, decide
+from kvpressure.diagnosis.finding import FROZEN_ROWS
 from kvpressure.diagnosis.findings import EVIDENCE, ROWS
 from kvpressure.diagnosis.logic import Condition, maybe, no, unknown, unsure, yes
-from kvpressure.diagnosis.numbers import FROZEN_ROWS
 from kvpressure.model.state import STAGES, VERDICTS
 from kvpressure.printable import Asked
 from kvpressure.settings.thresholds import builtin, load
@@ -181,7 +181,7 @@ def test_a_condition_is_plain_clauses_without_a_negation_before_a_bracket(
 
 
 def test_a_name_is_that_of_one_finding_and_no_rule_reads_what_reads_the_verdict() -> None:
-    rows = (read.FACTS, beside.CONDITIONS, beside.ALERTED, signature.SIGNATURE, shown.SHOWN)
+    rows = (read.FACTS, beside.CONDITIONS, beside.ALERTED, conditions.SIGNATURE, shown.SHOWN)
     assert len(ROWS) == sum(map(len, rows))
     assert not [name for name in EVIDENCE if ROWS[name].after_verdict]
 

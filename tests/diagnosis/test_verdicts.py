@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.advice import limits as advice
-from kvpressure.diagnosis import signature
+from kvpressure.diagnosis import conditions
 from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
+from kvpressure.diagnosis.diagnose import CALM, LongestRequest, VerdictHysteresis
 from kvpressure.diagnosis.evaluate import Answer, Grade, decide
-from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
 from kvpressure.diagnosis.findings import ROWS, Gathered, Values
-from kvpressure.diagnosis.hysteresis import VerdictHysteresis
-from kvpressure.diagnosis.longest_request import CALM, LongestRequest
-from kvpressure.diagnosis.numbers import FROZEN_ROWS
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, VERDICTS
@@ -467,10 +465,10 @@ DOCUMENTED = {
 
 def test_the_signature_as_written():
     view = View(signals(**DOCUMENTED), Recent([]), T, 10)
-    values = {row.name.removeprefix(signature.PREFIX): row.find(view) for row in signature.SIGNATURE}
+    values = {row.name.removeprefix(conditions.PREFIX): row.find(view) for row in conditions.SIGNATURE}
     assert tuple(values) == SIGNATURE_CONDITIONS
     assert all(values.values())
-    assert signature.met(view) is True
+    assert conditions.met(view) is True
 
 
 @pytest.mark.parametrize(
@@ -490,7 +488,7 @@ def test_the_signature_as_written():
 )
 def test_each_documented_condition_at_its_boundary(change, name, expected):
     view = View(signals(**DOCUMENTED | change), Recent([]), T, 10)
-    assert ROWS[f"{signature.PREFIX}{name}"].find(view) is expected
+    assert ROWS[f"{conditions.PREFIX}{name}"].find(view) is expected
 
 
 @pytest.mark.parametrize(
@@ -508,15 +506,15 @@ def test_each_documented_condition_at_its_boundary(change, name, expected):
     ],
 )
 def test_met_is_most_of_five_whatever_the_unknown_ones_are(values, expected):
-    assert signature.most(values) is expected
+    assert conditions.most(values) is expected
 
 
 def test_a_note_says_why_signature_and_verdict_differ():
     s = signals(kv_used_ratio_max=0.31)
-    assert "31 %" in signature.note(s, "healthy", True)
-    assert "not met" in signature.note(s, "kv_pressure", False)
-    assert signature.note(s, "kv_pressure", True) == ""
-    assert signature.note(s, "healthy", None) == ""
+    assert "31 %" in conditions.note(s, "healthy", True)
+    assert "not met" in conditions.note(s, "kv_pressure", False)
+    assert conditions.note(s, "kv_pressure", True) == ""
+    assert conditions.note(s, "healthy", None) == ""
 
 
 # --- hysteresis ---------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ import pytest
 
 from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.diagnosis.evaluate import Answer, Grade
-from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
 from kvpressure.diagnosis.findings import Gathered, Values
-from kvpressure.diagnosis.numbers import FROZEN_ROWS
 from kvpressure.model.signals import HostSignals, KvSignals, LoadSignals, MemorySignals, ProgressSignals, Signals
 from kvpressure.model.state import Found, State
 from kvpressure.pipeline.pipeline import Pipeline

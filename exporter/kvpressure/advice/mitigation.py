@@ -11,7 +11,7 @@ from kvpressure.advice.limits import past_peak
 from kvpressure.advice.plan import RESTART, MitigationStep, PlanInput, pressure_plan, roll_out
 from kvpressure.advice.triage import UNIT, in_namespace, is_pod, of_pod
 from kvpressure.advice.wording import capital, named, other_place, reason_text
-from kvpressure.diagnosis.numbers import limit_source, say
+from kvpressure.diagnosis.finding import limit_source, say
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.reasons import TARGET_LIMIT

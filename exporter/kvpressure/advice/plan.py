@@ -14,7 +14,7 @@ from typing import Final, Literal
 from kvpressure.advice.limits import at_once
 from kvpressure.advice.triage import UNIT
 from kvpressure.advice.wording import named
-from kvpressure.diagnosis.numbers import limit_source, say
+from kvpressure.diagnosis.finding import limit_source, say
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import parse_version, value_text

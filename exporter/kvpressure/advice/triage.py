@@ -14,7 +14,7 @@ from kvpressure.advice.wording import (
     words,
 )
 from kvpressure.diagnosis import findings
-from kvpressure.diagnosis.numbers import UNKNOWN, say
+from kvpressure.diagnosis.finding import UNKNOWN, say
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.readings import EngineKey, GpuReading

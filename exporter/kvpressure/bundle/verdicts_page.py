@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.diagnosis import findings, hysteresis, rules
+from kvpressure.diagnosis import diagnose, findings, rules
 from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, Grade, Row, Verdict, decide
 from kvpressure.diagnosis.logic import Condition
 from kvpressure.settings.thresholds import Thresholds
@@ -266,7 +266,7 @@ def _changes(t: Thresholds) -> Iterator[str]:
     yield "\n## From one answer to the next\n"
     yield "To avoid flapping, the published verdict changes only under the conditions of this table.\n"
     yield "| change | found in a row | published one not found for |\n|---|---|---|"
-    for change in hysteresis.CHANGES:
+    for change in diagnose.CHANGES:
         samples = f"{change.samples} scrapes" if change.samples else "at once"
         seconds = levels[change.seconds] if change.seconds else "at once"
         yield f"| {change.words} | {samples} | {seconds} |"

@@ -1,18 +1,136 @@
-"""One engine's diagnosis: evidence, verdict, stage, conditions and the documented signature."""
+"""One engine's diagnosis over time: verdict with hysteresis, evidence, stage, conditions, the documented signature, and
+the longest request as it counts during an incident.
+"""
 
 from __future__ import annotations
 
-from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
-from kvpressure.diagnosis.evaluate import Answer, decide
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from kvpressure.diagnosis.conditions import NAMES, PREFIX, Ahead, HeldCache, note
+from kvpressure.diagnosis.evaluate import GOOD, Answer, Grade, decide
 from kvpressure.diagnosis.finding import Recent, View
 from kvpressure.diagnosis.findings import ACTIONABLE, PUBLISHED, Gathered, Values
-from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
-from kvpressure.diagnosis.signature import PREFIX, note
+from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, Diagnosis, Sentences
+from kvpressure.model.state import CALM, SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, Diagnosis, Sentences
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.window import HOUR, MINUTE
+
+Pair = Callable[[Answer, Answer], bool]
+
+
+@frozen
+class Transition:
+    """How long another verdict must be found before it is published. ``samples``: times in a row. ``seconds``: the
+    threshold of how long the published verdict has not been found. ``far_apart``: at once when that was last found
+    more than ``kv_recent_seconds`` ago, because waiting for a second sample would keep an outdated verdict.
+    """
+
+    words: str
+    applies: Pair
+    samples: int
+    seconds: str | None
+    far_apart: bool = True
+
+
+SAMPLES: Final = 2
+CHANGES: Final = (
+    Transition("to a missing scrape or a lack of progress", lambda _old, new: new.at_once, 0, None),
+    Transition("from unknown to anything", lambda old, _new: old.verdict == "unknown", 0, None),
+    Transition("to kv_pressure", lambda _old, new: new.verdict == "kv_pressure", SAMPLES, "pressure_enter_seconds"),
+    Transition("to idle", lambda _old, new: new.verdict == "idle", SAMPLES, "idle_enter_seconds"),
+    Transition(
+        "from kv_pressure while a queue remains",
+        lambda old, new: old.verdict == "kv_pressure" and new.verdict != "healthy",
+        SAMPLES,
+        "recent_window_seconds",
+        False,
+    ),
+    Transition("to unknown", lambda _old, new: new.verdict == "unknown", SAMPLES, "verdict_enter_seconds", False),
+    Transition("any other change", lambda _old, _new: True, SAMPLES, "verdict_enter_seconds"),
+)
+
+
+class VerdictHysteresis:
+    """The published verdict of one engine; the first line of ``CHANGES`` that applies decides when it changes."""
+
+    __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "_found", "current", "since")
+
+    def __init__(self) -> None:
+        self.current: Answer | None = None
+        self.since = 0.0
+        self._found = 0.0  # when the published verdict was last found
+        self._away_since: float | None = None  # since when something else than the published verdict is found
+        self._candidate: str | None = None
+        self._candidate_ticks = 0
+
+    def observe(self, t: float, finding: Answer, thresholds: Thresholds) -> Answer:
+        """Take what was found now; return what is published."""
+        current, self.since = self.current, min(self.since, t)  # a clock that steps back
+        if current is None or current.verdict == finding.verdict:
+            return self._publish(t, finding, changed=current is None)
+        if self._away_since is None or t < self._away_since:
+            self._away_since = t
+        self._candidate_ticks = self._candidate_ticks + 1 if self._candidate == finding.verdict else 1
+        self._candidate = finding.verdict
+        change = next(change for change in CHANGES if change.applies(current, finding))
+        wait = 0.0 if change.seconds is None else thresholds[change.seconds]
+        held = self._candidate_ticks >= change.samples and t - self._away_since >= wait
+        if held or (change.far_apart and t - self._found > thresholds["kv_recent_seconds"]):
+            return self._publish(t, finding, changed=True)
+        return self._doubted(current)
+
+    def _doubted(self, current: Answer) -> Answer:
+        """``current``; if it is healthy or idle, without confidence and without a row, because none of its rows
+        holds any more.
+        """
+        if current.verdict not in GOOD:
+            return current
+        return replace(current, grade=min(current.grade, Grade.DOUBTFUL), row="")
+
+    def _publish(self, t: float, finding: Answer, changed: bool) -> Answer:
+        if changed:
+            self.since = t
+        self.current, self._found = finding, t
+        self._away_since = self._candidate = None
+        self._candidate_ticks = 0
+        return finding
+
+
+class LongestRequest:
+    """Longest request of one engine in tokens: the maximum over an hour, held while the verdict
+    is neither healthy nor idle.
+    """
+
+    __slots__ = ("_held", "_minutes")
+
+    def __init__(self) -> None:
+        self._minutes: deque[tuple[float, float]] = deque()  # (begin of the minute, longest of it)
+        self._held: float | None = None
+
+    def observe(self, t: float, longest: float | None, verdict: str) -> float | None:
+        """Take the longest of the last minutes; return the one that counts now, ``None`` before the first."""
+        minutes = self._minutes
+        while minutes and minutes[-1][0] > t:  # the clock stepped back
+            minutes.pop()
+        while minutes and minutes[0][0] < t - HOUR:
+            minutes.popleft()
+        if longest is not None:
+            if minutes and t - minutes[-1][0] < MINUTE:
+                longest = max(longest, minutes[-1][1])
+                minutes[-1] = (minutes[-1][0], longest)
+            else:
+                minutes.append((t, longest))
+        known = [tokens for _, tokens in minutes]
+        if self._held is not None and verdict not in CALM:
+            known.append(self._held)
+        self._held = max(known, default=None)
+        return self._held
 
 
 class Diagnoser:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kvpressure.diagnosis.finding import Finding, View
-from kvpressure.diagnosis.gpu_facts import NO_GPU
-from kvpressure.diagnosis.numbers import any_of, at_least, free_tokens, long_prompt, when_known
+from kvpressure.diagnosis.finding import NO_GPU, Finding, View, any_of, at_least, free_tokens, long_prompt, when_known
 
 SLOW: Final = "timeout"  # the reason of a page that did not come in time
 

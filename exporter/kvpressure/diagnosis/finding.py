@@ -1,15 +1,128 @@
-"""The type of a finding: a sentence about an engine that is true, false or unknown, and what it is found in."""
+"""What a finding is (a sentence about an engine that is true, false or unknown), what it is found in, GPU activity by the
+best evidence, and every number in its sentences: by name, and the one way to write it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
+from typing import Final
 
 from kvpressure.diagnosis.evaluate import Answer, Grade
-from kvpressure.diagnosis.gpu_facts import GpuFacts
+from kvpressure.engines.registry import dialect
+from kvpressure.model import ceilings, reasons
 from kvpressure.model.frozen import frozen
-from kvpressure.model.signals import Signals
+from kvpressure.model.log_events import ALLOCATION_EVENTS
+from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals, Signals
+from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.kv import full_from
+
+NO_GPU: Final = "no GPU mapped to this engine, or none readable"
+
+
+class GpuFacts:
+    """Starved, saturated, works (busy units), computes, low, idle: each true, false or ``None``; ``unseen``: no
+    activity read; ``between``: it is unknown which of the pod's GPUs are this engine's.
+    """
+
+    __slots__ = ("between", "computes", "idle", "low", "saturated", "starved", "unseen", "works")
+
+    def __init__(self, gpu: ComputeSignals, t: Thresholds) -> None:
+        self.between = False
+        self.unseen = gpu.activity_level == NO_ACTIVITY
+        self.starved, self.saturated = _activity(gpu, t)
+        self.works = _works(gpu, t)
+        self.computes = _computes(gpu, t)
+        used, low, high = gpu.gpu_utilization, gpu.gpu_utilization_low, gpu.gpu_utilization_high
+        waiting = t["signature_utilization_ratio"]
+        still = t["gpu_idle_ratio"]
+        busy = t["compute_bound_utilization_ratio"]
+        self.low = None if used is None else used < waiting
+        self.idle = None if used is None else used <= still
+        if gpu.gpus_shared and low is not None and high is not None:
+            self.between = True
+            self.low = _of_some(low < waiting, high < waiting)
+            self.idle = _of_some(low <= still, high <= still)
+            self.starved = _of_some(low < t["gpu_starved_ratio"], self.starved)
+            self.saturated = _of_some(self.saturated or high >= busy, low >= busy)
+        if gpu.gpus_of_others:  # this engine's activity is at most the GPU's, and may be 0
+            self.starved, self.low, self.idle = self.starved or None, self.low or None, self.idle or None
+            self.saturated, self.works = (False if said is False else None for said in (self.saturated, self.works))
+
+
+def _of_some(any_gpu: bool | None, every_gpu: bool | None) -> bool | None:
+    """A fact about one engine's GPUs where it is unknown which of the pod's these are."""
+    if every_gpu:
+        return True
+    return None if any_gpu else any_gpu
+
+
+def _at_least(value: float | None, level: float) -> bool:
+    return value is not None and value >= level
+
+
+def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | None]:
+    """Starved and saturated: by profiling where available, else by all other evidence.
+
+    Without profiling, only utilization (no kernel ran) proves a starved GPU: small models draw little power and do
+    little work at their best, so high values disprove it and low ones mean nothing. Any one of them proves
+    saturation; a small estimate alone does not disprove it.
+    """
+    if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
+        busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
+        return (
+            busiest < t["gpu_starved_ratio"],
+            gpu.tensor_activity >= t["tensor_busy_ratio"] or _at_least(gpu.dram_activity, t["most_ratio"]),
+        )
+    used, power, work = gpu.gpu_utilization, gpu.power_ratio, gpu.estimated_peak_ratio
+    busiest_gpu = _highest(gpu)
+    starved = None if busiest_gpu is None else busiest_gpu < t["gpu_starved_ratio"]
+    if used is None and (_at_least(power, t["power_starved_ratio"]) or _at_least(work, t["gpu_starved_ratio"])):
+        starved = False
+    saturated = None if used is None and power is None else False
+    if (
+        _at_least(used, t["compute_bound_utilization_ratio"])
+        or _at_least(power, t["power_prefill_ratio"])
+        or _at_least(work, t["most_ratio"])
+    ):
+        saturated = True
+    return starved, saturated
+
+
+def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
+    """Whether the GPU works hard: by busy units, power or vLLM's estimate. Utilization (a duty cycle) can only deny
+    it.
+    """
+    if gpu.activity_level == PROFILING:
+        parts = ((gpu.tensor_activity, "tensor_busy_ratio"), (gpu.dram_activity, "most_ratio"))
+    else:
+        parts = ((gpu.power_ratio, "power_prefill_ratio"), (gpu.estimated_peak_ratio, "most_ratio"))
+    known = [value >= t[least] for value, least in parts if value is not None]
+    return any(known) if known else _denied(gpu, min(t["tensor_busy_ratio"], t["most_ratio"]))
+
+
+def _computes(gpu: ComputeSignals, t: Thresholds) -> bool | None:
+    """Whether the GPU computes at its peak. Busy memory does not count: a larger batch reads the weights once for
+    more requests.
+    """
+    if gpu.activity_level == PROFILING:
+        return None if gpu.tensor_activity is None else gpu.tensor_activity >= t["tensor_busy_ratio"]
+    if gpu.power_ratio is None:
+        return _denied(gpu, t["tensor_busy_ratio"])
+    return gpu.power_ratio >= t["power_prefill_ratio"]
+
+
+def _denied(gpu: ComputeSignals, busy: float) -> bool | None:
+    """False if kernels ran for too little of the time to keep any unit busy for the share ``busy`` of it, else
+    unknown.
+    """
+    highest = _highest(gpu)
+    return False if highest is not None and highest < busy else None
+
+
+def _highest(gpu: ComputeSignals) -> float | None:
+    return gpu.gpu_utilization if gpu.gpu_utilization_high is None else gpu.gpu_utilization_high
 
 
 class Recent:
@@ -103,3 +216,388 @@ def parts_known(text: str, numbers: Mapping[str, str]) -> str:
 def least(value: float | None, at_least: float) -> bool | None:
     """Whether a value is at least ``at_least``; ``None`` if it is unknown."""
     return None if value is None else value >= at_least
+
+
+UNKNOWN: Final = "unknown"
+PERCENT: Final = 100
+_GB: Final = 10**9
+FROZEN_ROWS: Final = ("No progress: frozen", "No progress: stalled or left-over gauges")
+_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_TIME_UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+_LONG: Final = 600  # seconds from which on minutes, hours and days are easier to read
+
+
+def say(value: float | None, unit: str = "") -> str:
+    """A number with its unit, with two or three significant digits: ``97 %``, ``250 ms``, ``1.9 GiB``, ``1 368``."""
+    if value is None or not ceilings.is_finite(value):
+        return UNKNOWN
+    return _FORMS.get(unit, _plain)(value)
+
+
+def _plain(value: float) -> str:
+    if value == int(value) or abs(value) >= 100:
+        return grouped(value)
+    return f"{value:.{1 if abs(value) >= 10 else 2}f}".rstrip("0").rstrip(".")
+
+
+def _percent(value: float) -> str:
+    return f"{value * PERCENT:.0f} %"
+
+
+def _bytes(value: float) -> str:
+    """Bytes in binary units; whole gigabytes, as the guides write them, in GB."""
+    if value and value % _GB == 0:
+        return f"{value / _GB:.0f} GB"
+    unit = 0
+    while abs(value) >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.{0 if unit == 0 or abs(value) >= 100 else 1}f} {_BYTE_UNITS[unit]}"
+
+
+def _seconds(value: float) -> str:
+    """Seconds; milliseconds below one, from ten minutes on the two largest units."""
+    if abs(value) >= _LONG:
+        return duration(value)
+    return f"{1000 * value:.0f} ms" if 0 < abs(value) < 1 else f"{_plain(round(value, 1))} s"
+
+
+def duration(total: float) -> str:
+    """Seconds in the two largest units: ``1 h 30 min``."""
+    left = max(0, int(total))
+    parts = []
+    for name, length in _TIME_UNITS:
+        if left >= length:
+            parts.append(f"{left // length} {name}")
+            left %= length
+    return " ".join(parts[:2]) or "0 s"
+
+
+_FORMS: Final[Mapping[str, Callable[[float], str]]] = {
+    "ratio": _percent,
+    "score": _percent,
+    "bytes": _bytes,
+    "seconds": _seconds,
+    "multiple": lambda value: f"{_plain(value)} ×",
+}
+
+
+@frozen
+class Number:
+    """A number of one engine. ``unit``: ratio, bytes, seconds or multiple, "" = a count or rate, whose unit is in the
+    sentence; ``words``: what it is, "" = said by the sentence alone; ``read`` gives ``None`` while it is unknown.
+    """
+
+    name: str
+    unit: str
+    words: str
+    read: Callable[[View], float | None]
+
+    def text(self, view: View) -> str:
+        """The number in words; "" if it is unknown."""
+        value = self.read(view)
+        return "" if value is None else say(value, self.unit)
+
+
+# --- numbers that are no signal
+
+
+def long_prompt(v: View) -> float | None:
+    """p95 of prompt tokens, else the mean: vLLM admits a request when its whole prompt fits, and one that does not
+    fit blocks all behind it.
+    """
+    return v.s.context.prompt_quantiles.get("0.95", v.s.context.prompt_mean)
+
+
+def longest_prompt(v: View) -> float | None:
+    """Length of a long prompt, or the largest that the server allows."""
+    long = long_prompt(v)
+    return v.s.context.context_limit if long is None else long
+
+
+def free_tokens(v: View) -> float | None:
+    """KV tokens that were free for a new request at the recent peak."""
+    kv = v.s.kv
+    if kv.kv_used_ratio_recent_max is None or kv.kv_capacity_tokens is None:
+        return None
+    return max(0.0, 1.0 - (kv.kv_watermark_ratio or 0.0) - kv.kv_used_ratio_recent_max) * kv.kv_capacity_tokens
+
+
+def _full_level(name: str) -> Callable[[View], float]:
+    """The KV usage that a threshold means on this engine, which may keep some blocks free."""
+    return lambda v: full_from(name, v.s.kv.kv_watermark_ratio, v.t)
+
+
+def computed_tokens(v: View) -> float | None:
+    """Prompt tokens per second that this server computed itself."""
+    flow = v.s.throughput
+    if flow.prompt_tokens_computed_per_second is None and v.s.load.kv_role in (None, "kv_producer"):
+        return flow.prompt_tokens_per_second
+    return flow.prompt_tokens_computed_per_second
+
+
+def worst_latency(v: View) -> float | None:
+    """Largest p95 latency as a multiple of its baseline."""
+    return max(v.s.latency.baseline_ratios.values(), default=None)
+
+
+def _logged(*events: str) -> Callable[[View], int | None]:
+    """Number of such log lines in the last ten minutes; ``None`` if no log was read."""
+    return lambda v: sum(v.s.events.get(name, 0) for name in events) if v.s.events_known else None
+
+
+allocation_failures: Final = _logged(*ALLOCATION_EVENTS)
+oom_lines: Final = _logged("cuda_oom", "warmup_oom", "load_oom")
+
+
+def unallocated(v: View) -> float | None:
+    """Bytes that torch's allocator has reserved and not allocated."""
+    reserved, allocated = v.s.memory.allocator_reserved_bytes, v.s.memory.allocator_allocated_bytes
+    return None if reserved is None or allocated is None else reserved - allocated
+
+
+def _gpu_memory_used(v: View) -> float | None:
+    memory = v.s.memory
+    return memory.device_used_ratio if memory.own_used_ratio is None else memory.own_used_ratio
+
+
+def baseline_limit(v: View) -> float | None:
+    """Used share of a GPU above which something beside the engine must be on it. ``None`` where the engine may take
+    so much that a GPU cannot show the difference.
+    """
+    full = v.t["baseline_full_ratio"]
+    if v.utilization is None or v.utilization >= full:
+        return None
+    return min(v.utilization + v.t["baseline_excess_ratio"], full)
+
+
+def metrics_frozen(v: View) -> bool | None:
+    """Whether gauges and counters stand still although requests are in flight."""
+    if v.answer.row in FROZEN_ROWS:
+        return True
+    progress = v.s.progress
+    if v.answer.verdict == "stalled" or least(progress.seconds_without_progress, v.t["no_progress_seconds"]):
+        return None
+    if progress.work_present is False:
+        return False
+    return None if progress.progressing is None or progress.tokens_flow is None else False  # nothing to compare yet
+
+
+def requests_wait(v: View) -> float | None:
+    """Seconds that requests wait on an engine without a baseline."""
+    return v.s.requests.wait(v.answer.verdict, metrics_frozen(v))
+
+
+def _failed_share(v: View) -> float | None:
+    """Share of the requests that fail; 0 where so few do that no share is known."""
+    ratio, finished = v.s.requests.requests_failed_ratio, v.s.requests.requests_finished_per_second
+    return 0.0 if ratio is None and finished is not None else ratio
+
+
+def _baseline_multiple(phase: str) -> Callable[[View], float | None]:
+    return lambda v: v.s.latency.baseline_ratios.get(phase)
+
+
+def _of_torch(name: str) -> Callable[[View], float | None]:
+    return lambda v: v.s.oom.get(name)
+
+
+_NUMBERS: Final = (
+    Number("confidence", "ratio", "", lambda v: v.answer.confidence),
+    # --- the KV cache
+    Number("kv_used_ratio", "ratio", "KV cache usage", lambda v: v.s.kv.kv_used_ratio),
+    Number("kv_used_ratio_recent_max", "ratio", "KV cache usage", lambda v: v.s.kv.kv_used_ratio_recent_max),
+    Number("kv_full", "ratio", "", _full_level("kv_full_ratio")),
+    Number("kv_near_full", "ratio", "", _full_level("kv_near_full_ratio")),
+    Number("kv_capacity_tokens", "", "KV capacity", lambda v: v.s.kv.kv_capacity_tokens),
+    Number("free_tokens", "", "free tokens of KV cache", free_tokens),
+    Number("kv_seconds_to_full", "seconds", "until the KV cache is full", lambda v: v.s.kv.kv_seconds_to_full),
+    Number("prefix_hit_ratio_recent", "ratio", "prefix cache hits", lambda v: v.s.kv.prefix_hit_ratio_recent),
+    Number("prefix_hit_ratio_usual", "ratio", "", lambda v: v.s.kv.prefix_hit_ratio_usual),
+    Number("preemptions_counted", "", "preemptions in the last minute", lambda v: v.s.kv.preemptions_counted),
+    Number("preemptions_inferred", "", "inferred preemptions in a minute", lambda v: v.s.kv.preemptions_inferred),
+    Number("preemptions_recent", "", "", lambda v: v.s.kv.preemptions_recent),
+    Number("preemptions_recently", "", "", lambda v: v.s.kv.preemptions_recently),
+    Number("preemptions_per_running", "", "", lambda v: v.s.kv.preemptions_per_running_minute),
+    # --- requests
+    Number("running", "", "running requests", lambda v: v.s.load.running),
+    Number("waiting", "", "waiting requests", lambda v: v.s.load.waiting),
+    Number("waiting_deferred", "", "deferred requests", lambda v: v.s.load.waiting_deferred),
+    Number("in_flight", "", "requests in flight", lambda v: v.s.load.in_flight),
+    Number("waiting_share", "ratio", "waiting requests", lambda v: v.recent.waiting_share),
+    Number("waiting_mean", "", "", lambda v: v.recent.waiting_mean),
+    Number("waiting_most", "", "", lambda v: v.recent.waiting_most),
+    Number("queue_p95", "seconds", "queue time", lambda v: v.s.latency.queue.get("0.95")),
+    Number("request_limit", "", "{max_num_seqs}", lambda v: v.s.load.max_num_seqs),
+    Number("step_limit", "", "{max_num_batched_tokens}", lambda v: v.s.load.max_num_batched_tokens),
+    Number("prompt_mean", "", "prompt lengths", lambda v: v.s.context.prompt_mean),
+    Number("prompt_p95", "", "prompt lengths", lambda v: v.s.context.prompt_quantiles.get("0.95")),
+    Number("long_prompt", "", "prompt lengths", long_prompt),
+    Number("longest_prompt", "", "prompt lengths", longest_prompt),
+    Number("context_limit", "", "", lambda v: v.s.context.context_limit),
+    Number("context_longest", "", "", lambda v: v.s.context.context_max_5m),
+    Number("context_mean", "", "", lambda v: v.s.context.context_mean),
+    Number("context_spike", "multiple", "", lambda v: v.s.context.context_spike_ratio),
+    Number("output_p95", "", "", lambda v: v.s.context.output_quantiles.get("0.95")),
+    Number("max_tokens_p95", "", "", lambda v: v.s.context.max_tokens_quantiles.get("0.95")),
+    Number("stream_p95", "seconds", "", lambda v: v.s.context.stream_quantiles.get("0.95")),
+    Number("arrival_burst", "multiple", "", lambda v: v.s.load.arrival_burst_ratio),
+    Number("requests_reached", "", "", lambda v: v.s.kv.requests_reached),
+    Number("kv_overcommit", "multiple", "", lambda v: v.s.kv.kv_overcommit_ratio),
+    # --- latency
+    Number("ttft_p95", "seconds", "", lambda v: v.s.latency.ttft.get("0.95")),
+    Number("ttft_p99", "seconds", "", lambda v: v.s.latency.ttft.get("0.99")),
+    Number("inter_token_p95", "seconds", "", lambda v: v.s.latency.inter_token.get("0.95")),
+    Number("inter_token_p99", "seconds", "", lambda v: v.s.latency.inter_token.get("0.99")),
+    Number("e2e_p95", "seconds", "", lambda v: v.s.latency.e2e.get("0.95")),
+    Number("e2e_p99", "seconds", "", lambda v: v.s.latency.e2e.get("0.99")),
+    Number("ttft_multiple", "multiple", "", _baseline_multiple("ttft")),
+    Number("inter_token_multiple", "multiple", "", _baseline_multiple("inter_token")),
+    Number("queue_multiple", "multiple", "", _baseline_multiple("queue")),
+    Number("requests_wait", "seconds", "", requests_wait),
+    Number("failed_share", "ratio", "failed requests", _failed_share),
+    # --- tokens and progress
+    Number("batch_p95", "", "p95 batch size", lambda v: v.s.batch.batch_p95),
+    Number("batch_mean", "", "mean batch size", lambda v: v.s.batch.batch_mean),
+    Number("batch_unused", "ratio", "", lambda v: v.s.batch.batch_collapse_ratio),
+    Number("step_tokens", "", "tokens in a step", lambda v: v.s.batch.step_tokens),
+    Number("prompt_tokens", "", "prompt tokens/s", lambda v: v.s.throughput.prompt_tokens_per_second),
+    Number("computed_tokens", "", "computed prompt tokens/s", computed_tokens),
+    Number("output_tokens", "", "output tokens/s", lambda v: v.s.throughput.generation_tokens_per_second),
+    Number("output_per_running", "", "", lambda v: v.s.throughput.generation_tokens_per_running),
+    Number("throughput_trend", "ratio", "", lambda v: v.s.throughput.throughput_trend_ratio),
+    Number("step_slowdown", "multiple", "step time of the fastest steps", lambda v: v.s.batch.step_ratio),
+    Number("worst_latency", "multiple", "the baseline of p95 latency", worst_latency),
+    Number(
+        "outside_share", "ratio", "of a request's time outside the engine", lambda v: v.s.latency.outside_engine_share
+    ),
+    Number("fresh_seconds", "seconds", "", lambda v: v.s.progress.fresh_seconds),
+    Number("stuck_seconds", "seconds", "without progress", lambda v: v.s.progress.seconds_without_progress),
+    Number("still_seconds", "seconds", "", lambda v: v.s.progress.seconds_still),
+    Number("prefill_seconds", "seconds", "", lambda v: v.s.progress.prefill_usual_seconds),
+    # --- the GPU and its memory
+    Number("tensor_activity", "ratio", "tensor activity", lambda v: v.s.compute.tensor_activity),
+    Number("sm_activity", "ratio", "SM activity", lambda v: None if v.gpu.unseen else v.s.compute.sm_activity),
+    Number("dram_activity", "ratio", "DRAM activity", lambda v: None if v.gpu.unseen else v.s.compute.dram_activity),
+    Number("gpu_utilization", "ratio", "GPU utilization", lambda v: v.s.compute.gpu_utilization),
+    Number("gpu_lowest", "ratio", "", lambda v: v.s.compute.gpu_utilization_low if v.gpu.between else None),
+    Number("gpu_highest", "ratio", "", lambda v: v.s.compute.gpu_utilization_high if v.gpu.between else None),
+    Number("power", "ratio", "of the GPU's power limit", lambda v: v.s.compute.power_ratio),
+    Number("estimated_peak", "ratio", "of the GPU's peak (estimate)", lambda v: v.s.compute.estimated_peak_ratio),
+    Number("gpu_memory_high", "ratio", "GPU memory used", lambda v: v.s.memory.device_used_ratio),
+    Number("gpu_memory_needed", "ratio", "GPU memory required", lambda v: v.s.memory.device_demand_ratio),
+    Number("gpu_memory_used", "ratio", "GPU memory used", _gpu_memory_used),
+    Number("gpu_memory_share", "ratio", "gpu_memory_utilization", lambda v: v.utilization),
+    Number("baseline_limit", "ratio", "", baseline_limit),
+    Number("idle_growth", "bytes", "memory growth while idle", lambda v: v.s.memory.idle_growth_bytes_per_hour),
+    Number("unallocated", "bytes", "reserved but unallocated memory", unallocated),
+    Number("split", "bytes", "", lambda v: v.s.memory.allocator_inactive_split_bytes),
+    Number("gpu_faults", "", "GPU faults", lambda v: v.s.gpu_faults or v.s.kernel_faults or None),
+    Number("oom_requested", "bytes", "", _of_torch("requested_bytes")),
+    Number("oom_free", "bytes", "", _of_torch("free_bytes")),
+    Number("oom_total", "bytes", "", _of_torch("total_bytes")),
+    Number("oom_allocated", "bytes", "", _of_torch("allocated_bytes")),
+    Number("oom_pools", "bytes", "", _of_torch("private_pool_bytes")),
+    Number("oom_unallocated", "bytes", "", _of_torch("reserved_unallocated_bytes")),
+    # --- the host and the log
+    Number("cpu_throttled", "ratio", "of CFS periods throttled", lambda v: v.s.host.cpu_throttled_ratio),
+    Number("cpu_contended", "ratio", "of the time waiting for a CPU", lambda v: v.s.host.cpu_pressure_ratio),
+    Number("cpu_used", "ratio", "of the CPU limit used", lambda v: v.s.host.cpu_used_ratio),
+    Number("api_server_cores", "", "CPU cores used by the API server", lambda v: v.s.host.api_cpu_cores),
+    Number("host_memory", "ratio", "container memory used", lambda v: v.s.host.memory_used_ratio),
+    Number("restarts", "", "restarts in half an hour", lambda v: v.s.host.restarts_recent),
+    Number("exit_code", "", "exit code", lambda v: v.s.host.last_exit_code),
+    Number("allocation_failures", "", "allocation failures", allocation_failures),
+    Number("oom_lines", "", "GPU memory errors in the log", oom_lines),
+)
+NUMBERS: Final[Mapping[str, Number]] = {number.name: number for number in _NUMBERS}
+
+
+def when_known(test: Callable[..., bool], *names: str) -> Callable[[View], bool | None]:
+    """How to find what these numbers decide: ``test`` of the view and them; ``None`` while one is unknown."""
+    numbers = tuple(NUMBERS[name] for name in names)
+
+    def find(v: View) -> bool | None:
+        values = [number.read(v) for number in numbers]
+        return None if None in values else test(v, *values)
+
+    return find
+
+
+def at_least(name: str, threshold: str) -> Callable[[View], bool | None]:
+    """Whether a number is at least a threshold; ``None`` while it is unknown."""
+    return when_known(lambda v, value: value >= v.t[threshold], name)
+
+
+def any_of(name: str) -> Callable[[View], bool | None]:
+    """Whether a number is above 0; ``None`` while it is unknown."""
+    return when_known(lambda _, value: value > 0, name)
+
+
+# --- words in sentences that depend on the engine; "" = nothing to say
+
+
+def limit_source(source: str | None) -> str:
+    """Where a limit was read, in words."""
+    return _LIMIT_SOURCES.get(source, source) if source else "source: unknown"
+
+
+_LIMIT_SOURCES: Final = {
+    "args": "set in the arguments",
+    "log": "from the start-up log",
+    "default": "the default",
+    "observed": "inferred",
+}
+
+
+def _deferred_where(v: View) -> str:
+    engine = dialect(v.s.dialect)
+    since = engine.deferred_since
+    return (
+        f"{engine.title} reports deferred requests only in {since} and later"
+        if since
+        else "the metrics endpoint does not show deferred requests"
+    )
+
+
+def _scrape_error(v: View) -> str:
+    """Why the last scrape failed; "" = it did not fail."""
+    return reasons.in_words(v.s.progress.page_error or "")
+
+
+def _failing(v: View) -> str:
+    failing = int(v.s.progress.pages_failing or 0)
+    times = "attempt" if failing == 1 else f"{failing} attempts"
+    return f"last {times} failed ({_scrape_error(v) or UNKNOWN})" if failing else ""
+
+
+def _gpu_unclear(v: View) -> str:
+    """Why the GPU's numbers do not decide."""
+    return NO_GPU if v.gpu.unseen else "which does not decide"
+
+
+def _worst_phase(v: View) -> str:
+    return max(v.s.latency.baseline_ratios.items(), key=lambda item: item[1], default=(UNKNOWN, 0.0))[0]
+
+
+def _oom_fragmented(v: View) -> str:
+    """Whether an allocation failed although much was reserved unused: torch frees whole unused blocks first, so what
+    remains are pieces of blocks in use.
+    """
+    left = v.s.oom.get("reserved_unallocated_bytes", 0.0)
+    return "probably fragmented" if left >= v.t["fragmentation_warning_bytes"] else ""
+
+
+TEXTS: Final[Mapping[str, Callable[[View], str]]] = {
+    "deferred_where": _deferred_where,
+    "kv_why": lambda v: "the engine does not report it" if v.s.kv.kv_recorded is False else "not read yet",
+    "limit_source": lambda v: limit_source(v.s.load.max_num_seqs_source) if v.s.load.max_num_seqs_source else "",
+    "engine": lambda v: dialect(v.s.dialect).title,
+    "scrape_error": _scrape_error,
+    "failing": _failing,
+    "never_scraped": lambda v: ": ".join(filter(None, ("never scraped", _scrape_error(v)))),
+    "gpu_unclear": _gpu_unclear,
+    "gpu_of_others": lambda v: "shared with other pods" if v.s.compute.gpus_of_others else "",
+    "worst_phase": _worst_phase,
+    "oom_fragmented": _oom_fragmented,
+    "termination": lambda v: v.s.host.last_termination_reason or "",
+}

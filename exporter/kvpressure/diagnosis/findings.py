@@ -7,10 +7,9 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from kvpressure.diagnosis import conditions, facts, rules, shown, signature
-from kvpressure.diagnosis.finding import Finding, Recent, View, names_in, parts_known
+from kvpressure.diagnosis import conditions, facts, rules, shown
+from kvpressure.diagnosis.finding import NUMBERS, PERCENT, TEXTS, Finding, Recent, View, names_in, parts_known, say
 from kvpressure.diagnosis.logic import listed
-from kvpressure.diagnosis.numbers import NUMBERS, PERCENT, TEXTS, say
 from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import CALM, VERDICTS, Found
@@ -19,7 +18,7 @@ from kvpressure.settings.thresholds import Threshold, Thresholds
 
 ROWS: Final[Mapping[str, Finding]] = {
     row.name: row
-    for row in (*facts.FACTS, *conditions.CONDITIONS, *conditions.ALERTED, *signature.SIGNATURE, *shown.SHOWN)
+    for row in (*facts.FACTS, *conditions.CONDITIONS, *conditions.ALERTED, *conditions.SIGNATURE, *shown.SHOWN)
 }
 PUBLISHED: Final = tuple(row.name for row in ROWS.values() if row.published)
 EVIDENCE: Final = (

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.diagnosis.finding import Finding, View
-from kvpressure.diagnosis.gpu_facts import NO_GPU
-from kvpressure.diagnosis.numbers import allocation_failures, at_least, when_known
+from kvpressure.diagnosis.finding import NO_GPU, Finding, View, allocation_failures, at_least, when_known
 
 FEW_REQUESTS: Final = 5.0  # guide "Finding the KV Cache Problem": "OOM crash with 5 concurrent requests"
 _NONE_FINISHED: Final = "no request finished in the last 5 minutes, or no histograms of lengths"

@@ -113,7 +113,7 @@ class Diagnosis:
     ``supporting`` and ``opposing``: sentences for and against the verdict. ``missing``: what is unknown; ``inputs``:
     those of them that a setting or a source can provide.
     ``beside``: the conditions with their sentences. ``published``: the findings that rules and dashboards read.
-    ``reasons``: the numbers behind it, by name (``diagnosis/numbers.py``). ``since``: when the verdict began.
+    ``reasons``: the numbers behind it, by name (``diagnosis/finding.py``). ``since``: when the verdict began.
     ``row``: line of ``docs/reference/verdict-rows.md`` that gave it. ``grade``: how reliable it is. ``runner_up``:
     another verdict about as likely.
     """

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kvpressure.diagnosis.diagnose import Diagnoser
-from kvpressure.diagnosis.longest_request import LongestRequest
+from kvpressure.diagnosis.diagnose import Diagnoser, LongestRequest
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
 from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, Failure, engine_name

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvpressure.advice.wording import reason_text
-from kvpressure.diagnosis.numbers import say
+from kvpressure.diagnosis.finding import say
 from kvpressure.errors import InputError
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline

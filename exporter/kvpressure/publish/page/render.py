@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
 from kvpressure.advice import wording
-from kvpressure.diagnosis.numbers import duration, say
+from kvpressure.diagnosis.finding import duration, say
 from kvpressure.engines.registry import dialect
 from kvpressure.model.isolation import CONTAINER, GPU, SOURCE, container_name
 from kvpressure.model.state import GpuState, State

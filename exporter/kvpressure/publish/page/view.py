@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from kvpressure.advice.mitigation import MitigationPlan, plan
 from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.advice.wording import reason_text, words
-from kvpressure.diagnosis.numbers import say
+from kvpressure.diagnosis.finding import say
 from kvpressure.model.isolation import ENGINE, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import CALM, EngineState, Found, State

@@ -1,5 +1,5 @@
-"""What a finding is (a sentence about an engine that is true, false or unknown), what it is found in, GPU activity by the
-best evidence, and every number in its sentences: by name, and the one way to write it.
+"""What a finding is (a sentence about an engine that is true, false or unknown), what it is found in, GPU activity by
+the best evidence, and every number in its sentences: by name, and the one way to write it.
 """
 
 from __future__ import annotations

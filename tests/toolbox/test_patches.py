@@ -14,7 +14,7 @@ from kvpressure.cli import main
 from kvpressure.errors import InputError
 from kvpressure.toolbox import manifests, patches
 from kvpressure.toolbox.manifests import ServerContainer
-from tests.helpers.command import Capsys, refused
+from tests.helpers.command import Capsys, refused, run
 from tests.toolbox.conftest import FakeKubectl
 from tests.toolbox.test_audit import deployment
 from tests.toolbox.test_cluster import PAGES, pages, pod
@@ -218,11 +218,37 @@ def test_a_patch_straight_from_the_cluster(capsys: Capsys, kubectl: FakeKubectl)
     assert {call[0] for call in kubectl.calls} <= {"get", "logs"}
 
 
+def test_the_pods_of_a_workload(capsys: Capsys, kubectl: FakeKubectl) -> None:
+    document = workload(["--max-num-seqs", "64"])
+    document["spec"]["selector"] = {"matchLabels": {"app": "vllm", "tier": "a"}}
+    cluster(kubectl, document)
+    assert patch("--workload", "deploy/chat") == 0
+    assert next(call for call in kubectl.calls if "pods" in call)[4:6] == ["-l", "app=vllm,tier=a"]
+    assert "kubectl patch deploy/chat" in capsys.readouterr().out
+    _, out, _ = run(capsys, "mitigate -n inference --workload deploy/chat --seconds 20")
+    assert "kubectl rollout status -n inference deployment/chat" in out
+
+
 def test_a_workload_that_may_not_be_read(capsys: Capsys, kubectl: FakeKubectl) -> None:
     cluster(kubectl, Exception('Error from server (Forbidden): deployments.apps "chat" is forbidden'))
     said = refused(capsys, "mitigate -n inference -l app=vllm --seconds 20 --format patch")
     assert "is forbidden" in said
     assert "--manifest FILE" in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--workload deploy/chat", "with -n NAMESPACE"),
+        ("-n x -l a=b --workload deploy/chat", "without -l"),
+        ("-n x --workload chat", "KIND/NAME"),
+        ("-n x --workload deploy/-o", "KIND/NAME"),
+        ("-n x --workload --context/a", "--workload"),
+    ],
+)
+def test_bad_workloads_are_one_clear_line(capsys: Capsys, kubectl: FakeKubectl, typed: str, said: str) -> None:
+    cluster(kubectl, workload(["--max-num-seqs", "64"]))
+    assert said in refused(capsys, f"mitigate {typed}")
 
 
 @pytest.mark.parametrize("word", ["[redacted]", "--api-key=[redacted]", "$(kvpressure.cut)"])

@@ -21,7 +21,7 @@ _EXAMPLES = """\
 examples:
   kvpressure mitigate http://10.0.0.5:8000 --args='--max-num-seqs 256 --max-num-batched-tokens 8192'
   kvpressure mitigate incident.jsonl.gz --edge
-  kvpressure mitigate -n inference -l app=chat --format patch > patch.yaml
+  kvpressure mitigate -n inference --workload deploy/chat --format patch > patch.yaml
       reads pods and workload through kubectl (get, logs) and prints a patch of the workload
   kubectl get deploy chat -n inference -o yaml > chat.yaml
   kvpressure mitigate --exporter http://node-1:9846 --pod chat-0 --manifest chat.yaml --format patch > patch.yaml

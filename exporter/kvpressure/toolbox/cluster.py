@@ -26,6 +26,7 @@ from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import live_pages as live
+from kvpressure.toolbox import workload
 from kvpressure.toolbox.history import FoundEngines, judge
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.live_pages import Around
@@ -65,7 +66,12 @@ class _Member:
 def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     """All steps for the matching pods. Raises ``InputError`` without any, or when the cluster does not answer."""
     kubectl = Kubectl(options.context)
-    again = command("-n", options.namespace, *(("-l", options.selector) if options.selector else ()))
+    if options.workload:
+        options.selector = workload.selector_of(
+            workload.of_name(kubectl, options.namespace, options.workload), options.workload
+        )
+    some = ("--workload", options.workload) if options.workload else ("-l", options.selector or "")
+    again = command("-n", options.namespace, *(some if some[1] else ()))
     with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
         members = _members(kubectl, options)
         waiting(f"reading logs and events of {len(members)} engines, and their metrics for {options.seconds:.0f} s")

@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read pods of this namespace through kubectl; with --prometheus: only this namespace",
     )
     group.add_argument("--selector", "-l", metavar="LABELS", help="with -n: pods with these labels, e.g. app=vllm")
+    group.add_argument("--workload", metavar="KIND/NAME", help="with -n: the pods of this workload, e.g. deploy/chat")
     group.add_argument(
         "--pod", metavar="NAME", help="only this pod of those found through --prometheus, --exporter or kubectl"
     )
@@ -167,6 +168,8 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
         raise InputError(f"{' and '.join(kinds)} cannot be combined; give one kind of input at a time")
     if options.selector and not options.namespace:
         raise InputError("-l: needs -n NAMESPACE")
+    if options.workload and (not options.namespace or options.prometheus or options.selector):
+        raise InputError("--workload: only with -n NAMESPACE, and without -l and --prometheus")
     if options.prometheus:
         return _prometheus(options, thresholds)
     if options.namespace:

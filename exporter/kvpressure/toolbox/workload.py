@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kvpressure import redaction
 from kvpressure.engines.registry import titles
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.parsed import items, mapping
 from kvpressure.toolbox import manifests
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.manifests import ServerContainer
 
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9.]*/[a-z0-9][a-z0-9.-]*")
 _DEPTH: Final = 4  # pod, ReplicaSet, Deployment, and what made that
+
+
+def of_name(kubectl: Kubectl, namespace: str, name: str) -> Mapping[str, Any]:
+    """The object ``KIND/NAME``. Raises ``InputError``."""
+    if _NAME.fullmatch(name) is None:
+        raise InputError(f"--workload: {shown(name)} is not allowed; allowed: KIND/NAME, e.g. deploy/chat")
+    kind, _, rest = name.partition("/")
+    try:
+        return kubectl.object(kind, rest, namespace)
+    except KubectlError as error:
+        raise InputError(f"--workload: {redaction.value(name)}: {error}") from error
+
+
+def selector_of(workload: Mapping[str, Any], name: str) -> str:
+    """Labels of its pods as a kubectl selector. Raises ``InputError`` without expressible ones."""
+    labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
+    if not labels:
+        raise InputError(f"--workload: {name}: the workload has no label selector; give -l LABELS")
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def server_of(workload: Mapping[str, Any], container: str, wanted: str | None = None) -> ServerContainer:

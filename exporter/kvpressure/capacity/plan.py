@@ -49,11 +49,6 @@ class StatedMemory:
 
     weights: int | None = None
     weights_origin: Origin = "given"
-    activations: int | None = None
-    graphs: int | None = None
-    non_torch: int | None = None
-    context: int | None = None
-    allocator: int | None = None
     pool: int | None = None
 
 
@@ -123,25 +118,22 @@ def audit(
     if given.weights is None:
         raise CapacityError(f"{shape.name}: the size of the weights is unknown; give --weights")
     ranks = parallel.tensor * parallel.pipeline
-    non_torch = _NON_TORCH if ranks == 1 else _NON_TORCH_PARALLEL
     result = GpuAudit(
         total_bytes,
         limits,
         Part(ceil(given.weights / ranks), given.weights_origin),
-        _part(given.activations, _activations(shape, parallel, limits)),
-        _part(given.graphs, _GRAPHS if graphs else 0),
-        _part(given.non_torch, non_torch),
-        _part(given.context, int(CUDA_CONTEXT_GB * 1e9), "guide"),
-        _part(given.allocator, int(ALLOCATOR_GB * 1e9), "guide"),
+        Part(_activations(shape, parallel, limits), "estimate"),
+        Part(_GRAPHS if graphs else 0, "estimate"),
+        Part(_NON_TORCH if ranks == 1 else _NON_TORCH_PARALLEL, "estimate"),
+        Part(int(CUDA_CONTEXT_GB * 1e9), "guide"),
+        Part(int(ALLOCATOR_GB * 1e9), "guide"),
         Part(0, "estimate"),
     )
     requested = int(total_bytes * limits.gpu_memory_utilization)
     taken = result.weights.bytes + result.activations.bytes + result.graphs.bytes + result.non_torch.bytes
-    return replace(result, pool=_part(given.pool, requested - taken))
-
-
-def _part(stated: int | None, otherwise: int, origin: Origin = "estimate") -> Part:
-    return Part(otherwise, origin) if stated is None else Part(stated, "given")
+    return replace(
+        result, pool=Part(requested - taken, "estimate") if given.pool is None else Part(given.pool, "given")
+    )
 
 
 def _activations(shape: ModelShape, parallel: Parallel, limits: Limits) -> int:

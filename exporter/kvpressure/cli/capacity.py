@@ -28,13 +28,6 @@ _UNITS: Final = {
 }
 _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?i?B)")
 
-_PARTS: Final = {
-    "activations": "for activations",
-    "cuda-graphs": "for CUDA graphs",
-    "non-torch": "outside PyTorch, such as NCCL's",
-    "cuda-context": "for the CUDA context",
-    "allocator-overhead": "for the allocator's overhead",
-}
 #: Options that say nothing without the memory of a GPU.
 _OF_A_GPU: Final = (
     "concurrency",
@@ -44,7 +37,6 @@ _OF_A_GPU: Final = (
     "enforce_eager",
     "weights",
     "kv_cache_memory",
-    *(name.replace("-", "_") for name in _PARTS),
 )
 
 _EXAMPLES: Final = """\
@@ -102,13 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="size of the whole model's weights; default: size of its files, or else an estimate",
     )
-    for name, purpose in _PARTS.items():
-        memory.add_argument(
-            f"--{name}",
-            type=_size_or_none,
-            metavar="SIZE",
-            help=f"measured memory {purpose}, in place of the estimate",
-        )
     memory.add_argument(
         "--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, in place of the computed one"
     )
@@ -223,16 +208,7 @@ def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) ->
         size, origin = weights.measured(path), "measured"
     if size is None:
         size, origin = weights.estimated(shape), "estimate"
-    return plan.StatedMemory(
-        size,
-        origin,
-        options.activations,
-        options.cuda_graphs,
-        options.non_torch,
-        options.cuda_context,
-        options.allocator_overhead,
-        options.kv_cache_memory,
-    )
+    return plan.StatedMemory(size, origin, options.kv_cache_memory)
 
 
 def _limits(
@@ -358,10 +334,6 @@ def _worksheet(options: argparse.Namespace) -> int:
 
 
 # --- values -------------------------------------------------------------------------------------------------------
-
-
-def _size_or_none(text: str) -> int:
-    return 0 if re.fullmatch(r" *0+(\.0+)? *[KMGT]?i?B? *", text) else _size(text)
 
 
 def _size(text: str) -> int:

@@ -26,7 +26,6 @@ from kvpressure.model.reasons import (
     HTTP_5XX,
     HTTP_404,
     PROTOCOL,
-    REASONS,
     REDIRECT,
     REFUSED,
     RESET,
@@ -37,13 +36,11 @@ from kvpressure.model.reasons import (
     UNREACHABLE,
 )
 from kvpressure.sources.base import SourceError, reason_of
-from kvpressure.sources.scrape.memory_limits import SMALL_PAGE_BYTES, Reservation
+from kvpressure.sources.scrape.memory_limits import SMALL_PAGE_BYTES, MemoryPool, Reservation
 from kvpressure.sources.scrape.targets import Target
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-__all__ = ["DNS", "REASONS", "REFUSED", "RESET", "TIMEOUT", "UNREACHABLE", "Fetcher"]
 
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 100
@@ -60,7 +57,7 @@ class _Wire(io.RawIOBase):
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock
-        self._deadline = deadline
+        self.deadline = deadline
         self.budget = MAX_HEADER_BYTES
         self.received = False
 
@@ -70,7 +67,7 @@ class _Wire(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer) -> int:
         if self.budget <= 0:
             raise SourceError(TOO_LARGE, "more bytes than allowed")
-        self._sock.settimeout(_remaining(self._deadline))
+        self._sock.settimeout(_remaining(self.deadline))
         count = self._sock.recv_into(buffer)
         self.budget -= count
         self.received = self.received or count > 0
@@ -132,19 +129,6 @@ def _length(text: str) -> int | None:
     return length if length >= 0 else None
 
 
-class _FetchBudget:
-    """Deadline of one fetch, and the memory reserved for it."""
-
-    def __init__(self, lease: Reservation | None, deadline: float) -> None:
-        self._lease = lease
-        self.deadline = deadline
-
-    def hold(self, amount: int) -> None:
-        """Reserve ``amount`` bytes in all, waiting until the deadline."""
-        if self._lease is not None and amount > self._lease.taken:
-            self._lease.grow(amount - self._lease.taken, _remaining(self.deadline))
-
-
 class Fetcher:
     """Fetches one target's metrics over a kept connection. One ``fetch`` at a time; ``close`` from any thread."""
 
@@ -164,7 +148,7 @@ class Fetcher:
         """
         with self._busy:
             try:
-                return self._fetch(_FetchBudget(lease, monotonic() + self._timeout))
+                return self._fetch(lease or Reservation(MemoryPool()), monotonic() + self._timeout)
             except SourceError:
                 self._drop()
                 raise
@@ -185,28 +169,28 @@ class Fetcher:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _fetch(self, claim: _FetchBudget) -> PageText:
+    def _fetch(self, lease: Reservation, deadline: float) -> PageText:
         if self._sock is not None:
-            kept = _Wire(self._sock, claim.deadline)
+            kept = _Wire(self._sock, deadline)
             try:
-                return self._exchange(self._sock, kept, claim)
+                return self._exchange(self._sock, kept, lease)
             except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 if kept.received:
                     raise
                 self._drop()  # the server had closed the idle connection, which is its right
-        self._sock = sock = self._connect(claim.deadline)
+        self._sock = sock = self._connect(deadline)
         if self._closed:
             raise SourceError(RESET, "closed")
-        return self._exchange(sock, _Wire(sock, claim.deadline), claim)
+        return self._exchange(sock, _Wire(sock, deadline), lease)
 
-    def _exchange(self, sock: socket.socket, wire: _Wire, claim: _FetchBudget) -> PageText:
-        sock.settimeout(_remaining(claim.deadline))
+    def _exchange(self, sock: socket.socket, wire: _Wire, lease: Reservation) -> PageText:
+        sock.settimeout(_remaining(wire.deadline))
         sock.sendall(self._request)
         response = _HttpResponse(cast(socket.socket, wire), method="GET")
         try:
             response.begin()
             _check(response)
-            body = _read_body(response, wire, claim)
+            body = _read_body(response, wire, lease)
             keep = not response.will_close
         finally:
             response.close()
@@ -283,31 +267,31 @@ def _check(response: http.client.HTTPResponse) -> None:
         raise SourceError(BAD_ENCODING, f"encoding {encoding[:32]!r}")
 
 
-def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _FetchBudget) -> PageText:
+def _read_body(response: http.client.HTTPResponse, wire: _Wire, lease: Reservation) -> PageText:
     """The body as sent; memory for its length, or its maximum, is reserved before it is read."""
     if response.length is not None and response.length > MAX_BODY_BYTES:
         raise SourceError(TOO_LARGE, f"{response.length} bytes announced")
     wire.budget = 2 * MAX_BODY_BYTES  # chunks need room around them
     if response.length is None:
-        body: PageText = _growing(response, claim)
+        body: PageText = _growing(response, wire, lease)
     else:
         if response.length > SMALL_PAGE_BYTES:
-            claim.hold(response.length)
+            lease.grow(response.length, _remaining(wire.deadline))
         body = response.read(response.length)
     if response.length:
         raise SourceError(RESET, f"{response.length} bytes missing")
     return body
 
 
-def _growing(response: http.client.HTTPResponse, claim: _FetchBudget) -> bytearray:
+def _growing(response: http.client.HTTPResponse, wire: _Wire, lease: Reservation) -> bytearray:
     """A body of unknown length as one bytearray; joining its parts at the end would take their memory twice."""
     body = bytearray()
     while part := response.read(PART_BYTES):
         body += part
         if len(body) > MAX_BODY_BYTES:
             raise SourceError(TOO_LARGE, "body")
-        if len(body) > SMALL_PAGE_BYTES:
-            claim.hold(int(GROWING * MAX_BODY_BYTES))
+        if len(body) > SMALL_PAGE_BYTES and not lease.taken:
+            lease.grow(int(GROWING * MAX_BODY_BYTES), _remaining(wire.deadline))
     return body
 
 

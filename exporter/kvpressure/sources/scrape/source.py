@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic, thread_time, time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kvpressure.model.readings import PageText, Scrape
 from kvpressure.model.reasons import INTERNAL, TARGET_LIMIT
@@ -23,9 +23,6 @@ from kvpressure.sources.scrape.new_engines import NewEngines
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.scrape_interval import ScrapeInterval
 from kvpressure.sources.scrape.targets import Target
-
-if TYPE_CHECKING:
-    pass
 
 CUT_PLUGIN: Final = "plugin"  # too many lines of the plugin
 CUT_NEW_ENGINES: Final = "new_engines"  # too many new engine names

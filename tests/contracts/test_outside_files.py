@@ -30,7 +30,6 @@ OPENED_ELSEWHERE = {
 """Calls outside ``files`` that open something, by module and callee, each with the reason."""
 
 JOINED_ELSEWHERE = {
-    ("sources/gpu/nvidia/hardware.py", "sysfs / 'module' / own"): "the name of a vendor's kernel module",
     ("sources/host/procfs.py", "self._root / str(pid)"): "a number",
     ("sources/host/log_files.py", "self.directory / name"): "listed there",
     ("sources/host/log_files.py", "self.directory / older[0]"): "listed there",

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from typing import Final
 
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.series import PAGE_SAMPLES, SampleName
+from kvpressure.engines.sglang.dialect import SGLANG
+from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.model.log_events import LogEvent
 from kvpressure.model.readings import LogLine
 from kvpressure.redaction import REDACTED
 
-_WHERE: Final = {  # name -> module and attribute; the first is asked first
-    "vllm": "kvpressure.engines.vllm.dialect:VLLM",
-    "sglang": "kvpressure.engines.sglang.dialect:SGLANG",
-}
+_DIALECTS: Final = {one.name: one for one in (VLLM, SGLANG)}  # the first is asked first
 
 
-@cache
-def _load(name: str) -> EngineDialect:
-    module, _, attribute = _WHERE[name].partition(":")
-    loaded: EngineDialect = getattr(import_module(module), attribute)
-    return loaded
-
-
-@cache
 def dialects() -> tuple[EngineDialect, ...]:
     """Every dialect; the first takes precedence."""
-    return tuple(_load(name) for name in _WHERE)
+    return tuple(_DIALECTS.values())
 
 
 def titles() -> str:
@@ -39,12 +29,12 @@ def titles() -> str:
 
 def default() -> EngineDialect:
     """The dialect of an engine whose kind is unknown."""
-    return _load(next(iter(_WHERE)))
+    return VLLM
 
 
 def dialect(name: str) -> EngineDialect:
     """The dialect of this name; the default one for "" and for names of older recordings that are not known here."""
-    return _load(name) if name in _WHERE else default()
+    return _DIALECTS.get(name, VLLM)
 
 
 # --- tables over all dialects, made once ---------------------------------------------------------------------------

@@ -19,11 +19,6 @@ class OwnedDevice:
 FindDevice = Callable[[str, Sequence[GpuReading]], OwnedDevice | None]
 
 
-def unknown_device(_name: str, _gpus: Sequence[GpuReading]) -> OwnedDevice | None:
-    """For a vendor without device ids of its own."""
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class GpuVendor:
     """``pci_id``: as in sysfs. ``resources``: prefixes of its Kubernetes resource names. ``dra_driver``: its driver
@@ -32,7 +27,7 @@ class GpuVendor:
     """
 
     pci_id: str
-    resources: tuple[str, ...] = ()
-    dra_driver: str = ""
-    from_plugin: FindDevice = unknown_device
-    from_dra: FindDevice = unknown_device
+    resources: tuple[str, ...]
+    dra_driver: str
+    from_plugin: FindDevice
+    from_dra: FindDevice

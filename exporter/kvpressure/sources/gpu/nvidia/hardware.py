@@ -1,4 +1,4 @@
-"""Whether this node has a vendor's GPUs, by the PCI bus and the kernel's modules, without the vendor's library."""
+"""Whether this node has NVIDIA GPUs, by the PCI bus and the kernel's modules, without the vendor's library."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.files import read_file
-from kvpressure.sources.catalog import registry
 
+PCI_VENDOR: Final = "0x10de"
 DISPLAY_CLASSES: Final = ("0x03", "0x12")  # display controllers and processing accelerators
 _MAX_ID_BYTES: Final = 64
 
 
-def none_here(sysfs: Path, own: str = "nvidia") -> bool:
-    """True when this node has no GPU of ``own`` and its kernel driver is not loaded.
+def none_here(sysfs: Path) -> bool:
+    """True when this node has no NVIDIA GPU and its kernel driver is not loaded.
 
     False when the bus shows no device at all: it may be hidden.
     """
     visible = any((sysfs / "bus/pci/devices").glob("*"))
-    return visible and _pci_id(own) not in _vendors(sysfs) and not (sysfs / "module" / own).exists()
-
-
-def _pci_id(name: str) -> str | None:
-    gpus = registry()[name].gpus
-    return None if gpus is None else gpus.pci_id
+    return visible and PCI_VENDOR not in _vendors(sysfs) and not (sysfs / "module/nvidia").exists()
 
 
 def _vendors(sysfs: Path) -> set[str]:

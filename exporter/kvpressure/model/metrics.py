@@ -6,7 +6,7 @@ Collector, table of metrics and ``docs/reference/metrics.md`` derive from these 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, field, fields
+from dataclasses import field, fields
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
 
@@ -98,22 +98,10 @@ _OUTPUTS: Final[dict[type[Any], tuple[Output, ...]]] = {}  # by group: there are
 def outputs(group: type[Any]) -> tuple[Output, ...]:
     """Everything that a signal group publishes, in order of declaration."""
     if group not in _OUTPUTS:
-        _OUTPUTS[group] = _outputs(group)
+        read = [(attrgetter(item.name), item.metadata.get(_DECLARED)) for item in fields(group)]
+        read += [(method, getattr(method, _DECLARED, None)) for method in vars(group).values()]
+        _OUTPUTS[group] = tuple(Output(reader, said) for reader, said in read if isinstance(said, Published))
     return _OUTPUTS[group]
-
-
-def _outputs(group: type[Any]) -> tuple[Output, ...]:
-    found = [Output(attrgetter(item.name), said) for item in fields(group) if (said := _declared(item)) is not None]
-    for method in vars(group).values():
-        said = getattr(method, _DECLARED, None)
-        if isinstance(said, Published):
-            found.append(Output(method, said))
-    return tuple(found)
-
-
-def _declared(item: Field[Any]) -> Published | None:
-    said = item.metadata.get(_DECLARED)
-    return said if isinstance(said, Published) else None
 
 
 def metrics_of(groups: Sequence[type[Any]]) -> Iterator[Metric]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any, Final
+from typing import Final
 
 from kvpressure.model.readings import ContainerReading, GpuOwner
 
@@ -21,10 +21,8 @@ def join_containers(readings: Iterable[ContainerReading]) -> tuple[ContainerRead
 
 
 def _merged(group: list[ContainerReading]) -> ContainerReading:
-    values: dict[str, Any] = {}
-    for name in _FIELDS:
-        values[name] = next((value for reading in group if (value := getattr(reading, name)) is not None), None)
-    return ContainerReading(**values)
+    known = {name: [value for one in group if (value := getattr(one, name)) is not None] for name in _FIELDS}
+    return ContainerReading(**{name: values[0] for name, values in known.items() if values})
 
 
 def join_owners(owners: Iterable[GpuOwner]) -> tuple[GpuOwner, ...]:

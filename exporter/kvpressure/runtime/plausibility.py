@@ -40,7 +40,8 @@ _CONTAINER: Final[_Fields] = (
     ("memory_working_set_bytes", ceilings.BYTES),
     ("memory_limit_bytes", ceilings.BYTES),
 )
-_TERMINATION: Final[_Fields] = (("finished_at", ceilings.MOMENT - 1),)
+_TERMINATION: Final[_Fields] = (("finished_at", ceilings.MOMENT - 1), ("exit_code", ceilings.IDENTIFIER))
+_SIGNED: Final = ("exit_code",)
 _PROCESS: Final[_Fields] = (("used_bytes", ceilings.BYTES),)
 _ALLOCATOR: Final[_Fields] = (
     ("allocated_bytes", ceilings.BYTES),
@@ -89,10 +90,12 @@ class _Refused:
         self.count = 0
 
     def cleaned(self, item: T, fields: Iterable[tuple[str, float]], **more: Any) -> T:
-        """``item`` without values of ``fields`` above their ceilings or below 0; the same object if there are none."""
+        """``item`` without values of ``fields`` above their ceilings or below 0 (a signed one: below minus
+        that); the same object if there are none.
+        """
         for name, most in fields:
             value = getattr(item, name)
-            if value is not None and not 0 <= value <= most:  # NaN too
+            if value is not None and not (-most if name in _SIGNED else 0) <= value <= most:  # NaN too
                 more[name] = None
                 self.count += 1
         return replace(item, **more) if more else item  # type: ignore[type-var]  # readings are dataclasses all
@@ -117,10 +120,6 @@ class _Refused:
         ended = container.last_termination
         if ended is not None:
             known = self.cleaned(ended, _TERMINATION, **_made_visible(ended, ("reason",)))
-            code = ended.exit_code
-            if code is not None and not -ceilings.IDENTIFIER <= code <= ceilings.IDENTIFIER:
-                self.count += 1
-                known = replace(known, exit_code=None)
             if known is not ended:
                 more["last_termination"] = known
         return self.cleaned(container, _CONTAINER, **more)

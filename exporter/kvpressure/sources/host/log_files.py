@@ -54,9 +54,6 @@ class _Joiner:
         """Whether a line is incomplete."""
         return bool(self._parts)
 
-    def clear(self) -> None:
-        self._parts.clear()
-
     def entry(self, line: bytes) -> Entry | None:
         """The message that ``line`` completes; None for a part."""
         if line.startswith(b'{"log":'):
@@ -130,7 +127,7 @@ class Tail:
         self.offset = offset
         self._carry = b""
         self._cut = cut
-        self._joiner.clear()
+        self._joiner = _Joiner()
 
     def _entries(self, chunk: bytes) -> Iterator[Entry]:
         """Messages completed by ``chunk``; a chunk without any keyword is not even split into lines."""

@@ -1,4 +1,4 @@
-r"""Escapes control characters in text from outside, and quotes it in the commands that a person may paste.
+r"""Escapes control characters in text from outside, quotes it in commands that a person may paste, and writes numbers.
 
 A model's name, a label or a log line may contain terminal escape sequences, bidirectional controls that reorder a
 line, or line ends that forge one. Each such character is shown as its escape (``\x1b``, ``\u202e``). Pure.
@@ -10,10 +10,11 @@ import contextlib
 import shlex
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TextIO, cast
 
 _OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+FINITE: Final = sys.float_info.max
 _OF_LINES: Final = frozenset("\n\t")
 
 
@@ -105,3 +106,65 @@ def visible_streams() -> Iterator[None]:
         contextlib.redirect_stderr(cast(TextIO, _Visible(sys.stderr))),
     ):
         yield
+
+
+UNKNOWN: Final = "unknown"
+PERCENT: Final = 100
+_GB: Final = 10**9
+_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_TIME_UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+_LONG: Final = 600  # seconds from which on minutes, hours and days are easier to read
+
+
+def say(value: float | None, unit: str = "") -> str:
+    """A number with its unit, with two or three significant digits: ``97 %``, ``250 ms``, ``1.9 GiB``, ``1 368``."""
+    if value is None or not -FINITE <= value <= FINITE:
+        return UNKNOWN
+    return _FORMS.get(unit, _plain)(value)
+
+
+def _plain(value: float) -> str:
+    if value == int(value) or abs(value) >= 100:
+        return grouped(value)
+    return f"{value:.{1 if abs(value) >= 10 else 2}f}".rstrip("0").rstrip(".")
+
+
+def _percent(value: float) -> str:
+    return f"{value * PERCENT:.0f} %"
+
+
+def _bytes(value: float) -> str:
+    """Bytes in binary units; whole gigabytes, as the guides write them, in GB."""
+    if value and value % _GB == 0:
+        return f"{value / _GB:.0f} GB"
+    unit = 0
+    while abs(value) >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.{0 if unit == 0 or abs(value) >= 100 else 1}f} {_BYTE_UNITS[unit]}"
+
+
+def _seconds(value: float) -> str:
+    """Seconds; milliseconds below one, from ten minutes on the two largest units."""
+    if abs(value) >= _LONG:
+        return duration(value)
+    return f"{1000 * value:.0f} ms" if 0 < abs(value) < 1 else f"{_plain(round(value, 1))} s"
+
+
+def duration(total: float) -> str:
+    """Seconds in the two largest units: ``1 h 30 min``."""
+    left = max(0, int(total))
+    parts = []
+    for name, length in _TIME_UNITS:
+        if left >= length:
+            parts.append(f"{left // length} {name}")
+            left %= length
+    return " ".join(parts[:2]) or "0 s"
+
+
+_FORMS: Final[Mapping[str, Callable[[float], str]]] = {
+    "ratio": _percent,
+    "score": _percent,
+    "bytes": _bytes,
+    "seconds": _seconds,
+    "multiple": lambda value: f"{_plain(value)} ×",
+}

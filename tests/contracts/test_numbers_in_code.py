@@ -28,8 +28,6 @@ FILES = sorted(
 )
 
 NOT_JUDGED = {
-    "gpu_peaks.py": "data sheets of GPUs",
-    "numbers.py": "decimals shown",
     "rules.py": "by how many grades, in a table that is read as a whole",
 }
 

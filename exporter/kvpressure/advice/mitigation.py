@@ -11,12 +11,12 @@ from kvpressure.advice.limits import past_peak
 from kvpressure.advice.plan import RESTART, MitigationStep, PlanInput, pressure_plan, roll_out
 from kvpressure.advice.triage import UNIT, in_namespace, is_pod, of_pod
 from kvpressure.advice.wording import capital, named, other_place, reason_text
-from kvpressure.diagnosis.finding import limit_source, say
+from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.model.state import STEP_TOKENS, EngineState
-from kvpressure.printable import INTO, PIPE, command
+from kvpressure.printable import INTO, PIPE, command, say
 from kvpressure.settings.thresholds import Thresholds
 
 NOT_NOW: Final = "Skip for now: "  # begins the title of an action that does not help at present

@@ -14,13 +14,13 @@ from typing import Final, Literal
 from kvpressure.advice.limits import at_once
 from kvpressure.advice.triage import UNIT
 from kvpressure.advice.wording import named
-from kvpressure.diagnosis.finding import limit_source, say
+from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.signals import ContextSignals, Signals
 from kvpressure.model.state import EngineState
-from kvpressure.printable import command
+from kvpressure.printable import command, say
 from kvpressure.settings.thresholds import Thresholds
 
 Advice = Literal["do", "if it stays", "not here"]

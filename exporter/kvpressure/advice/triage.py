@@ -14,12 +14,11 @@ from kvpressure.advice.wording import (
     words,
 )
 from kvpressure.diagnosis import findings
-from kvpressure.diagnosis.finding import UNKNOWN, say
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.state import ContainerState, EngineState, State
-from kvpressure.printable import BESIDE, OR, PIPE, command
+from kvpressure.printable import BESIDE, OR, PIPE, UNKNOWN, command, say
 from kvpressure.settings.thresholds import Thresholds
 
 Mark = Literal["fine", "look", "bad", "unknown"]

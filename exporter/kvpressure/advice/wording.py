@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from kvpressure.diagnosis.finding import UNKNOWN
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
 from kvpressure.model.reasons import NOT_METRICS, in_words
+from kvpressure.printable import UNKNOWN
 
 
 def clock_text(time: float | None) -> str:

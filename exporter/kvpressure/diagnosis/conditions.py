@@ -21,12 +21,12 @@ from kvpressure.diagnosis.finding import (
     baseline_limit,
     metrics_frozen,
     requests_wait,
-    say,
     unallocated,
     when_known,
 )
 from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
+from kvpressure.printable import say
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.latency import FLOORS
 

@@ -10,11 +10,11 @@ from typing import Final
 
 from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.engines.registry import dialect
-from kvpressure.model import ceilings, reasons
+from kvpressure.model import reasons
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals, Signals
-from kvpressure.printable import grouped
+from kvpressure.printable import UNKNOWN, say
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
 
@@ -218,67 +218,7 @@ def least(value: float | None, at_least: float) -> bool | None:
     return None if value is None else value >= at_least
 
 
-UNKNOWN: Final = "unknown"
-PERCENT: Final = 100
-_GB: Final = 10**9
 FROZEN_ROWS: Final = ("No progress: frozen", "No progress: stalled or left-over gauges")
-_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
-_TIME_UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-_LONG: Final = 600  # seconds from which on minutes, hours and days are easier to read
-
-
-def say(value: float | None, unit: str = "") -> str:
-    """A number with its unit, with two or three significant digits: ``97 %``, ``250 ms``, ``1.9 GiB``, ``1 368``."""
-    if value is None or not ceilings.is_finite(value):
-        return UNKNOWN
-    return _FORMS.get(unit, _plain)(value)
-
-
-def _plain(value: float) -> str:
-    if value == int(value) or abs(value) >= 100:
-        return grouped(value)
-    return f"{value:.{1 if abs(value) >= 10 else 2}f}".rstrip("0").rstrip(".")
-
-
-def _percent(value: float) -> str:
-    return f"{value * PERCENT:.0f} %"
-
-
-def _bytes(value: float) -> str:
-    """Bytes in binary units; whole gigabytes, as the guides write them, in GB."""
-    if value and value % _GB == 0:
-        return f"{value / _GB:.0f} GB"
-    unit = 0
-    while abs(value) >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.{0 if unit == 0 or abs(value) >= 100 else 1}f} {_BYTE_UNITS[unit]}"
-
-
-def _seconds(value: float) -> str:
-    """Seconds; milliseconds below one, from ten minutes on the two largest units."""
-    if abs(value) >= _LONG:
-        return duration(value)
-    return f"{1000 * value:.0f} ms" if 0 < abs(value) < 1 else f"{_plain(round(value, 1))} s"
-
-
-def duration(total: float) -> str:
-    """Seconds in the two largest units: ``1 h 30 min``."""
-    left = max(0, int(total))
-    parts = []
-    for name, length in _TIME_UNITS:
-        if left >= length:
-            parts.append(f"{left // length} {name}")
-            left %= length
-    return " ".join(parts[:2]) or "0 s"
-
-
-_FORMS: Final[Mapping[str, Callable[[float], str]]] = {
-    "ratio": _percent,
-    "score": _percent,
-    "bytes": _bytes,
-    "seconds": _seconds,
-    "multiple": lambda value: f"{_plain(value)} ×",
-}
 
 
 @frozen

@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Final
 
 from kvpressure.diagnosis import conditions, facts, rules, shown
-from kvpressure.diagnosis.finding import NUMBERS, PERCENT, TEXTS, Finding, Recent, View, names_in, parts_known, say
+from kvpressure.diagnosis.finding import NUMBERS, TEXTS, Finding, Recent, View, names_in, parts_known
 from kvpressure.diagnosis.logic import listed
 from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import CALM, VERDICTS, Found
-from kvpressure.printable import Asked
+from kvpressure.printable import PERCENT, Asked, say
 from kvpressure.settings.thresholds import Threshold, Thresholds
 
 ROWS: Final[Mapping[str, Finding]] = {

@@ -7,7 +7,7 @@ from math import ceil, inf
 from typing import Final
 
 from kvpressure.capacity import weights
-from kvpressure.diagnosis.finding import duration, say
+from kvpressure.printable import duration, say
 from kvpressure.toolbox.audit_subject import Item, Result, Subject
 from kvpressure.toolbox.host_settings import DEFAULT_SHARED_BYTES, SHARED_MEMORY, HostSettings
 

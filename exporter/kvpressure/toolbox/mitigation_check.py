@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvpressure.advice.wording import reason_text
-from kvpressure.diagnosis.finding import say
 from kvpressure.errors import InputError
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.printable import say
 from kvpressure.publish.engine_order import worst_first
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import HALF_MINUTE

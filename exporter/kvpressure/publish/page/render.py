@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
 from kvpressure.advice import wording
-from kvpressure.diagnosis.finding import duration, say
 from kvpressure.engines.registry import dialect
 from kvpressure.model.isolation import CONTAINER, GPU, SOURCE, container_name
 from kvpressure.model.state import GpuState, State
-from kvpressure.printable import visible_lines
+from kvpressure.printable import duration, say, visible_lines
 from kvpressure.publish.page.sparkline import HEIGHT, MINUTES, WIDTH, Sparkline, sparkline
 from kvpressure.publish.page.view import PageEngine, ViewContext, dashboards, headline, rendered_engines
 

@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 from kvpressure.advice.mitigation import MitigationPlan, plan
 from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.advice.wording import reason_text, words
-from kvpressure.diagnosis.finding import say
 from kvpressure.model.isolation import ENGINE, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import CALM, EngineState, Found, State
+from kvpressure.printable import say
 from kvpressure.publish.engine_order import RANKS, rank, worst_first
 from kvpressure.publish.links import DASHBOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points

@@ -43,7 +43,7 @@ from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.monitor import Monitor
 from kvpressure.sources.base import Reading
 from kvpressure.sources.catalog import SourceSpec
-from kvpressure.sources.scrape.memory_limits import ScrapeLimits
+from kvpressure.sources.scrape.layout import ScrapeLimits
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from lab.node import cpu_seconds, rss_mib
 

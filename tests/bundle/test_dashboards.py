@@ -28,7 +28,7 @@ from kvpressure.diagnosis.finding import Recent, View, names_in
 from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.state import CALM, LIMITS, Diagnosis
-from kvpressure.publish.engine_order import ORDER, RANKS
+from kvpressure.publish.collector import ORDER, RANKS
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from kvpressure.settings.thresholds import builtin

@@ -98,6 +98,6 @@ def words() -> frozenset[str]:
 
 @pytest.mark.parametrize("name", sorted(builtin()))
 def test_no_threshold_is_a_leftover(name):
-    objective = re.fullmatch(r"(objective)_\w+_(?:ratio|seconds)", name)  # signals/latency.py reads all of them
+    objective = re.fullmatch(r"(objective)_\w+_(?:ratio|seconds)", name)  # signals/requests.py reads all of them
     read = objective[1] if objective else name
     assert read in words(), f"nothing reads {name}"

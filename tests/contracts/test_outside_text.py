@@ -28,7 +28,7 @@ from kvpressure.settings import yaml_lines
 from kvpressure.sources.host.procfs import pod_of_cgroup
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
-from kvpressure.sources.scrape import lines as series
+from kvpressure.sources.scrape import layout as series
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.targets import Target, TargetError
 from kvpressure.toolbox import manifests

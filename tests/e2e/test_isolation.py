@@ -27,9 +27,8 @@ from kvpressure.model.readings import (
 )
 from kvpressure.model.state import TargetState
 from kvpressure.pipeline import pipeline as pipeline_module
-from kvpressure.pipeline.engines import Engines
+from kvpressure.pipeline.engines import Engines, GpuTrack
 from kvpressure.pipeline.pipeline import Pipeline
-from kvpressure.pipeline.tracks import GpuTrack
 from kvpressure.publish import collector, diagnosis_json
 from kvpressure.publish.page import render as page
 from kvpressure.publish.page import view

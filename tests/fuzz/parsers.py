@@ -45,7 +45,7 @@ from kvpressure.sources.kubernetes.json_list import ListError, read_list
 from kvpressure.sources.kubernetes.podresources_message import MessageError, read_containers
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
-from kvpressure.sources.scrape import fetch, lines
+from kvpressure.sources.scrape import fetch, layout
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from tests.engines.vllm.crafted import UNITS
 from tests.fuzz.draws import mutated, number, some, text, with_another_field
@@ -144,11 +144,11 @@ def _later(rng: Random, page: str) -> str:
         if kind < 2:
             lines[at] = f"{lines[at].rpartition(' ')[0]} {number(rng)}"
         elif kind == 2:
-            lines.insert(at, _line(rng))
+            layout.insert(at, _line(rng))
         elif kind == 3 and len(lines) > 1:
             del lines[at]
         else:
-            lines.insert(rng.randrange(len(lines)), lines.pop(at))
+            layout.insert(rng.randrange(len(lines)), layout.pop(at))
     return "\n".join(lines)
 
 
@@ -191,7 +191,7 @@ def check_line(line: str) -> None:
     """What Prometheus' parser makes of a line is what ours makes of it, where it takes it at all."""
     try:
         ours = _read_line(line)
-    except lines.BadLine:
+    except layout.BadLine:
         ours = None
     theirs = _by_prometheus(line)
     if theirs is None or ours is None:
@@ -202,11 +202,11 @@ def check_line(line: str) -> None:
 
 
 def _read_line(line: str) -> tuple[str, dict[str, str], float] | None:
-    name = lines.name_of(line)
+    name = layout.name_of(line)
     if not name or line.lstrip(" \t").startswith(("#", "{")):
         return None
-    head, number, _ = lines.sample_of(line)
-    labels = lines.labels_of(head)
+    head, number, _ = layout.sample_of(line)
+    labels = layout.labels_of(head)
     try:
         return name, labels, float(number)
     except ValueError:
@@ -236,8 +236,8 @@ def _must_be_read(line: str, labels: Mapping[str, str]) -> bool:
     """Whether the format itself allows the line, within our bounds; Prometheus' Python parser takes more than that."""
     return (
         _STRICT.fullmatch(line) is not None
-        and len(line) <= lines.MAX_LINE_CHARS
-        and all(len(label) < lines.MAX_LABEL_CHARS // 2 for label in labels.values())
+        and len(line) <= layout.MAX_LINE_CHARS
+        and all(len(label) < layout.MAX_LABEL_CHARS // 2 for label in labels.values())
     )
 
 

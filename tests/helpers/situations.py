@@ -26,7 +26,7 @@ from kvpressure.model import readings as r
 from kvpressure.model.signals import BatchSignals, LatencySignals, LoadSignals, Signals
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import requests
-from kvpressure.signals.latency import FLOORS, slow_phases
+from kvpressure.signals.requests import FLOORS, slow_phases
 from kvpressure.signals.window import EngineWindow
 
 FILE = Path(__file__).parents[1] / "bundle" / "situations" / "situations.yaml"

@@ -18,9 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import LEVELS
 from kvpressure.model.state import STAGES, VERDICTS, GpuState, State
-from kvpressure.publish.collector import families
+from kvpressure.publish.collector import LABEL_LIMIT, Families, clean, families
 from kvpressure.publish.exposition import Encoder, encode, wants_openmetrics
-from kvpressure.publish.metric_families import LABEL_LIMIT, Families, clean
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
 

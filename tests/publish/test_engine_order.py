@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvpressure.model.state import CALM, VERDICTS, Diagnosis, EngineState
-from kvpressure.publish.engine_order import ORDER, fine, rank, trouble, worst_first
+from kvpressure.publish.collector import ORDER, fine, rank, trouble, worst_first
 from tests.publish.states import full_engine, full_signals
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.settings.thresholds import Thresholds, builtin
-from kvpressure.signals.latency import objectives
+from kvpressure.signals.requests import objectives
 
 TTFT = Histogram((0.5, 1.0, 2.5, math.inf), (10.0, 40.0, 90.0, 100.0), 120.0, 100.0)
 READING = EngineReading("m", "0", histograms={"ttft": TTFT})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvpressure.engines.vllm.cache_config import pool
 from kvpressure.engines.vllm.command_line import read
+from kvpressure.engines.vllm.limits import pool
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.readings import EngineReading
 from kvpressure.signals import kv as pools

@@ -10,7 +10,7 @@ from kvpressure.model import readings as r
 from kvpressure.model.signals import LatencySignals, RequestSignals
 from kvpressure.settings.thresholds import builtin
 from kvpressure.signals import requests
-from kvpressure.signals.latency import slow_phases
+from kvpressure.signals.requests import slow_phases
 from kvpressure.signals.window import EngineWindow
 from tests.signals.build import FINISHED, every, window
 

@@ -13,15 +13,13 @@ from kvpressure.model import readings as r
 from kvpressure.model.readings import AllocatorReading, ContainerReading, GpuReading
 from kvpressure.model.signals import KvSignals, LoadSignals
 from kvpressure.settings.thresholds import builtin
-from kvpressure.signals import batch, kv, latency, progress, requests
+from kvpressure.signals import batch, kv, progress, requests
 from kvpressure.signals import hardware as score
 from kvpressure.signals.batch import RunningHistogram, SequenceLimit
-from kvpressure.signals.engine_context import EngineContext
-from kvpressure.signals.hardware import ContainerWindow, GpuWindow
+from kvpressure.signals.hardware import ContainerWindow, EngineContext, GpuWindow
 from kvpressure.signals.kv import DeviceMemory
-from kvpressure.signals.latency import Baseline
 from kvpressure.signals.progress import Contact, Progress, Trend
-from kvpressure.signals.requests import LongestContext, Shape, finished_per_second
+from kvpressure.signals.requests import Baseline, LongestContext, Shape, finished_per_second
 from kvpressure.signals.window import HistogramIncrease
 from tests.signals.build import FINISHED, every, histogram, window
 
@@ -467,7 +465,7 @@ def test_latency_against_its_baseline():
         every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}], start=500),
         **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]},
     )
-    found = latency.latency_signals(w, base, False, finished_per_second(w), T)
+    found = requests.latency_signals(w, base, False, finished_per_second(w), T)
     assert found.inter_token["0.95"] == pytest.approx(0.195)
     assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
     assert found.slow_p95 == {"inter_token": found.inter_token["0.95"]}
@@ -481,7 +479,7 @@ def test_latency_is_slow_from_the_threshold_of_its_phase_with_or_without_a_basel
             every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}]),
             **{name: [histogram((*bounds, INF), [0] * len(counts), 0), histogram((*bounds, INF), counts, 1)]},
         )
-        return latency.latency_signals(w, Baseline(T), False, finished_per_second(w), T)
+        return requests.latency_signals(w, Baseline(T), False, finished_per_second(w), T)
 
     floor = T["ttft_floor_seconds"]
     assert slow((floor, floor + 1e-6), r.TTFT).slow_p95 == {"ttft": pytest.approx(floor)}
@@ -495,7 +493,7 @@ def test_outside_engine_time_is_what_the_engine_did_not_take():
     columns = {
         name: [histogram((1.0, INF), (0, 0), a), histogram((1.0, INF), (0, 5), b)] for name, (a, b) in one.items()
     }
-    seconds, share = latency.outside_engine(window(every(30, [{}, {}]), **columns))
+    seconds, share = requests.outside_engine(window(every(30, [{}, {}]), **columns))
     assert seconds == pytest.approx(2.0)
     assert share == pytest.approx(0.2)
 

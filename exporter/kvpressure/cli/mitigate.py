@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
 from kvpressure.errors import InputError
-from kvpressure.publish.engine_order import fine, worst_first
+from kvpressure.publish.collector import fine, worst_first
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, inputs, manifests, mitigation_check, mitigation_report, patches
 from kvpressure.toolbox.engine_view import EngineView

@@ -28,7 +28,7 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
 from kvpressure.printable import say
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.latency import FLOORS
+from kvpressure.signals.requests import FLOORS
 
 PREFIX: Final = "signature_"
 _RUNBOOK: Final = "InferenceDocumentedSignature"

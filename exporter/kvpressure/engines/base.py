@@ -1,8 +1,8 @@
-"""What the package needs to know about an inference server: ``EngineDialect``, filled in by that engine's folder.
+"""What the package needs to know about an inference server: ``EngineDialect``, filled in by that engine's folder, how
+it maps series to canonical readings, and which of several servers on one endpoint a series belongs to.
 
-A dialect is data and pure functions; everything left out has a default that means "unknown", so a dialect that maps
-two series is complete. Spellings, flags, log lines and defaults live only in the engine's folder. ``registry`` finds
-dialects by name; a reading carries the name of its dialect.
+A family lists its spellings newest first; if several are present, the newest counts. Spellings omit the prefix and a
+counter's ``_total``; every prefix and both counter forms are accepted.
 """
 
 from __future__ import annotations
@@ -10,14 +10,116 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from kvpressure.engines.command import Command, Endpoints, Host
-from kvpressure.engines.series import SampleName
+from kvpressure.model import ceilings
+from kvpressure.model import readings as r
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import LogEvent
 from kvpressure.model.readings import EngineReading, GpuReading, PageText
+
+Kind = Literal["gauge", "counter", "histogram", "page", "config"]
+Part = Literal["value", "bucket", "sum", "count"]
+
+
+@frozen
+class Family:
+    """One metric under all its names.
+
+    ``canonical``: its name here. A family split by ``label`` has ``values`` (label value -> canonical name), or
+    ``canonical`` as prefix of any value. ``ceiling``: the largest accepted value. ``per_model``: no engine label; the
+    value holds for every engine of the model. ``per_server``: no engine label; the value is of all engines of the
+    server together, so it is used only where the model has one engine. ``join``: how several series form one value,
+    e.g. of several processes, which the labels in ``copies`` distinguish; with ``sum``, families of one canonical
+    name add up. ``also``: canonical name -> another one to which the value is added too.
+    """
+
+    kind: Kind
+    names: tuple[str, ...]
+    canonical: str = ""
+    label: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    ceiling: float = ceilings.COUNT
+    per_model: bool = False
+    per_server: bool = False
+    join: Literal["max", "sum"] = "max"
+    copies: tuple[str, ...] = ("pid",)
+    also: Mapping[str, str] = field(default_factory=dict)
+
+    def canonical_for(self, labels: Mapping[str, str]) -> str | None:
+        """The canonical name of a series with these labels; ``None`` if it is not used."""
+        if not self.label:
+            return self.canonical
+        value = labels.get(self.label)
+        if value is None:
+            return None
+        return self.values.get(value) if self.values else self.canonical + value
+
+
+@frozen
+class SampleName:
+    """Meaning of one sample name: part of which family, age of the spelling (0 = newest), and dialect."""
+
+    family: Family
+    age: int
+    part: Part = "value"
+    dialect: str = ""
+
+
+def gauge(canonical: str, *names: str, ceiling: float = ceilings.REQUESTS) -> Family:
+    """A gauge under these names, newest first."""
+    return Family("gauge", names, canonical, ceiling=ceiling)
+
+
+def counter(canonical: str, *names: str, ceiling: float = ceilings.COUNT) -> Family:
+    """A counter under these names, newest first."""
+    return Family("counter", names, canonical, ceiling=ceiling)
+
+
+def histogram(canonical: str, *names: str) -> Family:
+    """A histogram under these names, newest first."""
+    return Family("histogram", names, canonical)
+
+
+# Status is a class ("2xx") by default and a code ("200") when the instrumentation does not group.
+_STATUSES: Final = {
+    f"{c}{rest}": f"{r.HTTP_PREFIX}{c}xx" for c in "12345" for rest in ("xx", *(f"{n:02d}" for n in range(100)))
+}
+PAGE_FAMILIES: Final = (
+    Family("page", ("process_cpu_seconds_total",), r.PROCESS_CPU_SECONDS, ceiling=ceilings.SECONDS),
+    Family("page", ("process_resident_memory_bytes",), r.PROCESS_RSS_BYTES, ceiling=ceilings.BYTES),
+    Family("page", ("process_start_time_seconds",), r.PROCESS_START, ceiling=ceilings.MOMENT),
+    Family("page", ("process_open_fds",), r.PROCESS_OPEN_FDS),
+    Family("page", ("http_requests_total",), label="status", values=_STATUSES),
+)
+"""Series of any Python server: of Prometheus' client and its FastAPI instrumentation."""
+PAGE_SAMPLES: Final[Mapping[str, SampleName]] = {
+    name: SampleName(family, 0) for family in PAGE_FAMILIES for name in family.names
+}
+
+
+def _suffixes(kind: Kind) -> tuple[tuple[str, Part], ...]:
+    """(suffix, part) of a kind's samples. A counter has ``_total`` or, from old clients, none."""
+    if kind == "histogram":
+        return ("_bucket", "bucket"), ("_sum", "sum"), ("_count", "count")
+    if kind == "counter":
+        return ("_total", "value"), ("", "value")
+    return (("", "value"),)
+
+
+def table(
+    dialect: str, families: Iterable[Family], prefixes: tuple[str, ...], bare_names: tuple[str, ...] = ()
+) -> dict[str, SampleName]:
+    """Every sample name of these families; ``bare_names`` also without a prefix."""
+    found: dict[str, SampleName] = {}
+    for family in families:
+        for age, name in enumerate(family.names):
+            heads = (*prefixes, "") if name in bare_names else prefixes
+            for suffix, part in _suffixes(family.kind):
+                found.update({head + name + suffix: SampleName(family, age, part, dialect) for head in heads})
+    return found
 
 
 @frozen
@@ -231,3 +333,29 @@ class EngineDialect:
     """Regular expression of its series' names, for queries to Prometheus."""
     series_labels: frozenset[str] = frozenset()
     """Labels by which series of one endpoint differ, beside ``model_name`` and those of Prometheus' client."""
+
+
+class Owner(NamedTuple):
+    """``replica``: Ray's identifier of the server, new at each start. ``origin``: the pod or address from which a
+    federation or OpenTelemetry collector got the series. Both "" = the endpoint is the server's own.
+    """
+
+    replica: str = ""
+    origin: str = ""
+
+
+PAGE_ITSELF = Owner()
+
+
+def owner_of(labels: Mapping[str, str]) -> Owner:
+    """The server by a series' labels: ReplicaId, else WorkerId, else pod or instance."""
+    replica = labels.get("ReplicaId") or labels.get("WorkerId")
+    if replica:
+        return Owner(replica=replica)
+    instance = labels.get("instance", "")
+    pod = labels.get("pod") or labels.get("k8s_pod_name")
+    if not pod:
+        return Owner(origin=instance) if instance else PAGE_ITSELF
+    namespace = labels.get("namespace") or labels.get("k8s_namespace_name")
+    _, colon, port = instance.rpartition(":")  # the address changes with each start of the pod, its port does not
+    return Owner(origin=f"{namespace}/{pod}{colon}{port}" if namespace else f"{pod}{colon}{port}")

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from kvpressure.engines.base import EngineDialect
-from kvpressure.engines.series import PAGE_SAMPLES, SampleName
+from kvpressure.engines.base import PAGE_SAMPLES, EngineDialect, SampleName
 from kvpressure.engines.sglang.dialect import SGLANG
 from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.model.log_events import LogEvent

@@ -30,14 +30,20 @@ from kvpressure.model.state import (
     State,
     engine_without_values,
 )
-from kvpressure.pipeline.engines import FORGET_SECONDS, Engines
-from kvpressure.pipeline.tracks import ContainerTrack, EngineTrack, GpuTrack, SubjectTrack, is_gone
+from kvpressure.pipeline.engines import (
+    FORGET_SECONDS,
+    ContainerTrack,
+    Engines,
+    EngineTrack,
+    GpuTrack,
+    SubjectTrack,
+    is_gone,
+)
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import kv
-from kvpressure.signals.engine_context import EngineContext, GpuContext, LimitContext, LogContext
-from kvpressure.signals.hardware import GpuWindow
+from kvpressure.signals.hardware import EngineContext, GpuContext, GpuWindow, LimitContext, LogContext
 from kvpressure.signals.kv import PoolSizes
-from kvpressure.signals.latency import objectives
+from kvpressure.signals.requests import objectives
 
 _NO_LIMITS: Final[Mapping[str, EffectiveLimit]] = {}
 MAX_COMMAND_LINES: Final = 256  # parsed ones, cached

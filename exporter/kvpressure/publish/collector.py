@@ -1,16 +1,27 @@
-"""The published state as metric families; nothing is concluded here."""
+"""The published state as metric families, engines in trouble first; nothing is kept between two renderings.
+
+``Families`` takes values by metric name. ``None``, non-finite values and a second sample with the same labels (which
+would void the whole exposition) are dropped; label values are bounded and free of control characters.
+"""
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 from kvpressure import __version__
+from kvpressure.diagnosis import conditions
+from kvpressure.model import ceilings
+from kvpressure.model import readings as r
 from kvpressure.model.gpu_faults import OTHER_XID
 from kvpressure.model.isolation import (
     CONTAINER,
@@ -25,13 +36,275 @@ from kvpressure.model.isolation import (
     container_name,
     engine_name,
 )
-from kvpressure.model.readings import ContainerReading, Discovered, GpuOwner, GpuReading, SourceHealth
-from kvpressure.model.state import ContainerState, EngineState, GpuState, State, TargetState
-from kvpressure.publish.engine_families import add_engine, engine_labels
-from kvpressure.publish.metric_families import Families, Labels, clean
+from kvpressure.model.readings import ContainerReading, Discovered, EngineKey, GpuOwner, GpuReading, SourceHealth
+from kvpressure.model.signals import Metric, Published, outputs
+from kvpressure.model.state import (
+    CALM,
+    STAGES,
+    VERDICTS,
+    ContainerState,
+    Diagnosis,
+    EngineState,
+    GpuState,
+    Objective,
+    State,
+    TargetState,
+)
+from kvpressure.publish.metrics import BY_NAME
 from kvpressure.publish.metrics import CONTAINER as CONTAINER_LABELS
 from kvpressure.publish.metrics import ENGINE as ENGINE_LABELS
 from kvpressure.publish.metrics import GPU as GPU_LABELS
+
+LABEL_LIMIT: Final = 256
+_SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "histogram": "", "summary": ""}
+_COUNT, _SUM = "_count", "_sum"
+
+Labels = tuple[str, ...]
+
+
+def clean(value: str | None) -> str:
+    """A safe label value: at most ``LABEL_LIMIT`` characters, only printable ones, ``""`` for ``None``."""
+    return "" if value is None else _printable(value[:LABEL_LIMIT])
+
+
+@lru_cache(maxsize=1024)  # a node of 64 engines has about 400
+def _printable(value: str) -> str:
+    return value if value.isprintable() else "".join(char for char in value if char.isprintable())
+
+
+class Families:
+    """Samples by metric, in the table's order."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[Labels, float]] = defaultdict(dict)
+        self._histograms: dict[Labels, dict[Labels, float]] = {}
+
+    def add(self, name: str, labels: Labels, value: float | None) -> None:
+        """Add one sample of ``name``; booleans count as 1 and 0, ``None`` adds none."""
+        if value is None or not ceilings.is_finite(value):
+            return
+        self._values[name].setdefault(labels, value)
+
+    def each(self, name: str, labels: Labels, values: Mapping[str, float | None]) -> None:
+        """Add samples that differ in the last label only."""
+        rows = self._values[name]
+        for key, value in values.items():
+            if value is not None and ceilings.is_finite(value):
+                rows.setdefault((*labels, clean(key)), value)
+
+    def states(self, name: str, labels: Labels, names: tuple[str, ...], present: str | None) -> None:
+        """Add a state set: 1 for ``present``, 0 for the other names."""
+        for state in names:
+            self.add(name, (*labels, state), float(state == present))
+
+    def signal(self, labels: Labels, group: object, value: Any, published: Published) -> None:
+        """Add what a signal group declares to publish of one of its values."""
+        name = published.metric.name
+        if published.labels:
+            labels = (*labels, *published.labels)
+        if published.states:
+            self.states(name, labels, published.states, value)
+        elif published.total:
+            self.histogram(labels, value, getattr(group, published.total))
+        elif value is not None and type(value) is not float and isinstance(value, Mapping):  # asking the last is dear
+            self.each(name, labels, value)
+        else:
+            self.add(name, labels, value)
+
+    def histogram(self, labels: Labels, cumulative: Mapping[float, int], total: float) -> None:
+        """Add a histogram from cumulative counts by upper bound; nothing without counts."""
+        if not cumulative or labels in self._histograms or not ceilings.is_finite(total):
+            return
+        count = float(max(cumulative.values()))
+        rows = {(*labels, _bound(bound)): float(n) for bound, n in sorted(cumulative.items())}
+        self._histograms[labels] = rows | {
+            (*labels, _bound(math.inf)): count,
+            (*labels, _COUNT): count,
+            (*labels, _SUM): total,
+        }
+
+    def discard(self, label_names: Labels, labels: Labels) -> None:
+        """Remove all samples of one subject: those with ``labels`` of metrics whose labels start with
+        ``label_names``.
+        """
+        count = len(labels)
+        known = BY_NAME
+        for name, values in self._values.items():
+            if known[name].labels[:count] == label_names:
+                for key in [key for key in values if key[:count] == labels]:
+                    del values[key]
+        for key in [key for key in self._histograms if key[:count] == labels]:
+            del self._histograms[key]
+
+    def collect(self) -> Iterator[Family]:
+        """The families that have samples."""
+        for metric in BY_NAME.values():
+            if metric.kind != "histogram":
+                if rows := self._values.get(metric.name):
+                    yield TableFamily(metric, rows)
+            elif self._histograms:
+                yield HistogramFamily(metric, {key: n for rows in self._histograms.values() for key, n in rows.items()})
+
+
+class TableFamily(Family):
+    """A family with one value per series. ``rows``: values by label values, in the table's order."""
+
+    def __init__(self, metric: Metric, rows: Mapping[Labels, float]) -> None:
+        super().__init__(_name(metric), metric.help, metric.kind)
+        self.sample_name = metric.full_name
+        self.label_names = metric.labels
+        self.rows = rows
+
+    def series(self, key: Labels) -> tuple[str, dict[str, str]]:
+        """Name and labels of the sample of a row."""
+        return self.sample_name, dict(zip(self.label_names, key, strict=True))
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The library's samples, built on demand."""
+        return [Sample(*self.series(key), value) for key, value in self.rows.items()]
+
+    @samples.setter
+    def samples(self, _: list[Sample]) -> None:
+        """The library sets them to none at first."""
+
+
+class HistogramFamily(TableFamily):
+    """A family of histograms; each row's key ends with the bucket's bound, or the suffix of count or sum."""
+
+    def series(self, key: Labels) -> tuple[str, dict[str, str]]:
+        """Name and labels of the sample of a row."""
+        *labels, part = key
+        named = dict(zip(self.label_names, labels, strict=True))
+        if part in (_COUNT, _SUM):
+            return self.sample_name + part, named
+        return f"{self.sample_name}_bucket", {**named, "le": part}
+
+
+@lru_cache(maxsize=256)
+def _bound(bound: float) -> str:
+    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]  # the library is not typed there
+    return text
+
+
+def _name(metric: Metric) -> str:
+    return metric.full_name.removesuffix(_SUFFIX[metric.kind])
+
+
+_REJECTED_STATUS: Final = ("4xx", "5xx")
+
+
+def engine_labels(key: EngineKey) -> Labels:
+    """The labels that all series of an engine start with."""
+    return clean(key.namespace), clean(key.pod), clean(key.model_name), clean(key.engine)
+
+
+def add_engine(out: Families, engine: EngineState) -> None:
+    """Everything that is published about ``engine``."""
+    labels = engine_labels(engine.key)
+    out.add("engine_up", labels, engine.up)
+    out.add(
+        "engine_info",
+        (*labels, clean(engine.version), clean(engine.flavour), clean(engine.container), clean(engine.target)),
+        1,
+    )
+    for uuid in engine.gpus:
+        out.add("engine_gpu_info", (*labels, clean(uuid)), 1)
+    if engine.group:
+        out.add("engine_group_info", (*labels, clean(engine.group)), 1)
+    _add_diagnosis(out, labels, engine.diagnosis)
+    out.add("engine_trouble", labels, trouble(engine))
+    _add_limits(out, labels, engine)
+    if engine.up:
+        frozen = engine.diagnosis.conditions.get("metrics_frozen")
+        out.add("wait_seconds", labels, engine.signals.requests.wait(engine.diagnosis.verdict, frozen))
+        for group in engine.signals.groups():
+            for output in outputs(type(group)):
+                out.signal(labels, group, output.read(group), output.published)
+        _add_counters(out, labels, engine.counters)
+        _add_objectives(out, labels, engine.objectives)
+
+
+def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
+    out.states("verdict", labels, VERDICTS, diagnosis.verdict)
+    out.add("verdict_confidence", (*labels, diagnosis.verdict, diagnosis.stage or ""), diagnosis.confidence)
+    out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
+    out.states("pressure_stage", labels, STAGES, diagnosis.stage)
+    out.each("verdict_reason", labels, diagnosis.reasons)
+    out.each("finding", labels, diagnosis.published)
+
+
+def _add_limits(out: Families, labels: Labels, engine: EngineState) -> None:
+    for name, limit in engine.limits.items():
+        one = (*labels, clean(name))
+        out.add("limit", one, limit.value)
+        out.add("limit_explicit", one, limit.explicit)
+        out.add("limit_recommended", one, limit.recommended)
+
+
+def _add_objectives(out: Families, labels: Labels, objectives: Iterable[Objective]) -> None:
+    for objective in objectives:
+        one = (*labels, objective.name)
+        out.add("objective_requests_total", one, objective.total)
+        out.add("objective_good_requests_total", one, objective.good)
+        out.add("objective_missed_requests_total", one, objective.total - objective.good)
+        out.add("objective_target_ratio", one, objective.target)
+        out.add("objective_bound_seconds", one, objective.bound_seconds)
+
+
+def _add_counters(out: Families, labels: Labels, counters: Mapping[str, float]) -> None:
+    out.add("preemptions_total", labels, counters.get(r.PREEMPTIONS))
+    out.add("prompt_tokens_total", labels, counters.get(r.PROMPT_TOKENS))
+    out.add("generation_tokens_total", labels, counters.get(r.GENERATION_TOKENS))
+    for name, value in counters.items():
+        if name.startswith(r.FINISHED_PREFIX):
+            out.add("requests_finished_total", (*labels, clean(name.removeprefix(r.FINISHED_PREFIX))), value)
+        elif name.startswith(r.REJECTED_PREFIX):
+            out.add("requests_rejected_total", (*labels, clean(name.removeprefix(r.REJECTED_PREFIX))), value)
+        elif name.removeprefix(r.HTTP_PREFIX) in _REJECTED_STATUS:
+            out.add("requests_rejected_total", (*labels, f"http_{name.removeprefix(r.HTTP_PREFIX)}"), value)
+
+
+ORDER: Final = (
+    "stalled",
+    "kv_pressure",
+    "concurrency_limited",
+    "host_bound",
+    "compute_bound",
+    "unknown",
+    "healthy",
+    "idle",
+)
+"""Verdicts, worst first."""
+RANKS: Final = {verdict: rank for rank, verdict in enumerate(reversed(ORDER), 1)}
+"""The larger, the worse."""
+
+
+def rank(engine: EngineState) -> int:
+    """Rank of the engine's verdict, the larger the worse; 0 for a verdict that is not in ``ORDER``."""
+    return RANKS.get(engine.diagnosis.verdict, 0)
+
+
+def trouble(engine: EngineState) -> float:
+    """Order of an engine, the larger the worse: rank of the verdict plus a fraction below 1 that grows with the
+    queue.
+    """
+    waiting = max(0.0, engine.signals.load.waiting or 0.0) if engine.up else 0.0
+    return rank(engine) + waiting / (waiting + 1)
+
+
+def fine(engine: EngineState) -> bool:
+    """Whether the verdict is calm and no condition holds that is bad news by itself."""
+    found = engine.diagnosis
+    return found.verdict in CALM and not any(
+        found.conditions.get(declared.name) for declared in conditions.CONDITIONS if declared.serious
+    )
+
+
+def worst_first(engine: EngineState) -> tuple[bool, float, EngineKey]:
+    """Sort key of engines: those in trouble before those that are fine, then by ``trouble``."""
+    return fine(engine), -trouble(engine), engine.key
+
 
 _MEMORY_FIELDS: Final = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes")
 S = TypeVar("S", EngineState, GpuState, ContainerState)

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
 from kvpressure.model import ceilings
-from kvpressure.publish.metric_families import TableFamily
+from kvpressure.publish.collector import TableFamily
 
 CLASSIC_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.model.metrics import CONTAINER, ENGINE, GPU, PREFIX, Kind, Metric, metrics_of
-from kvpressure.model.signals import GROUPS
+from kvpressure.model.signals import CONTAINER, ENGINE, GPU, GROUPS, PREFIX, Kind, Metric, metrics_of
 
 __all__ = ["BY_NAME", "CONTAINER", "ENGINE", "GPU", "METRICS", "PREFIX", "Kind", "Metric"]
 

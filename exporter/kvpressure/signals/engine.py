@@ -11,14 +11,13 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import EngineReading, Scrape
 from kvpressure.model.signals import KvSignals, LoadSignals, Signals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals import batch, hardware, kv, latency, progress, requests
+from kvpressure.signals import batch, hardware, kv, progress, requests
 from kvpressure.signals import hardware as score
 from kvpressure.signals.batch import RunningHistogram, SequenceLimit, StepWindow
-from kvpressure.signals.engine_context import EngineContext
+from kvpressure.signals.hardware import EngineContext
 from kvpressure.signals.kv import DeviceMemory, Held
-from kvpressure.signals.latency import Baseline
 from kvpressure.signals.progress import Contact, Progress, Trend
-from kvpressure.signals.requests import LongestContext
+from kvpressure.signals.requests import Baseline, LongestContext
 from kvpressure.signals.window import MINUTE, EngineWindow
 
 
@@ -156,7 +155,7 @@ class EngineTracker:
         held = kv.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
         self._follow_device(around, held, load)
         finished = requests.finished_per_second(window)
-        times = latency.latency_signals(window, self._baseline, self._calm(cache.kv, load), finished, t)
+        times = requests.latency_signals(window, self._baseline, self._calm(cache.kv, load), finished, t)
         flow = self._throughput(load)
         return Signals(
             time=around.now,

@@ -23,7 +23,7 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import AllocatorReading, GpuReading
 from kvpressure.model.signals import KvSignals, MemorySignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.engine_context import EngineContext
+from kvpressure.signals.hardware import EngineContext
 from kvpressure.signals.requests import Shape
 from kvpressure.signals.window import (
     FIVE_MINUTES,

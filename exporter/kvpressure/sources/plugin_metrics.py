@@ -12,7 +12,7 @@ from typing import Final
 
 from kvpressure.model import ceilings
 from kvpressure.model.readings import AllocatorReading, PageText, StepStats
-from kvpressure.sources.scrape.memory_limits import MAX_ENGINES
+from kvpressure.sources.scrape.layout import MAX_ENGINES
 
 MAX_RANKS: Final = 1024  # GPUs of one server
 FRESH_SECONDS: Final = 15.0  # maximum age of a worker's figures and of the last scrape

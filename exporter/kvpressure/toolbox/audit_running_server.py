@@ -17,7 +17,7 @@ from kvpressure.errors import InputError
 from kvpressure.model.arguments import EngineArgs, value_text
 from kvpressure.model.state import LIMITS
 from kvpressure.parsed import items, mapping
-from kvpressure.publish.engine_order import worst_first
+from kvpressure.publish.collector import worst_first
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch

@@ -10,7 +10,7 @@ from kvpressure.errors import InputError
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.printable import say
-from kvpressure.publish.engine_order import worst_first
+from kvpressure.publish.collector import worst_first
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import HALF_MINUTE
 from kvpressure.sources.scrape.targets import Target

@@ -13,7 +13,7 @@ from kvpressure.advice.wording import words
 from kvpressure.diagnosis import findings
 from kvpressure.engines.registry import dialect
 from kvpressure.model.state import CALM, STEP_TOKENS
-from kvpressure.publish.engine_order import fine, worst_first
+from kvpressure.publish.collector import fine, worst_first
 from kvpressure.publish.links import RUNBOOK_FOLDER, Links
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds

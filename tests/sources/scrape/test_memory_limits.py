@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.engines.vllm.aliases import CONFIG_LABELS
+from kvpressure.engines.vllm.page import CONFIG_LABELS
 from kvpressure.model.readings import EngineReading
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape.fetch import GROWING, MAX_BODY_BYTES, Fetcher
-from kvpressure.sources.scrape.memory_limits import (
+from kvpressure.sources.scrape.layout import (
     LARGE_PAGES_BYTES,
     REMEMBERED_BYTES,
     SMALL_PAGE_BYTES,

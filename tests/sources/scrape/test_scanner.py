@@ -11,8 +11,7 @@ from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.printable import visible
 from kvpressure.sources.scrape import layout
 from kvpressure.sources.scrape import scanner as scanner_module
-from kvpressure.sources.scrape.layout import MAX_BUCKETS, MAX_VALUES
-from kvpressure.sources.scrape.memory_limits import MAX_ENGINES, SMALL_PAGE_BYTES, ScrapeLimits
+from kvpressure.sources.scrape.layout import MAX_BUCKETS, MAX_ENGINES, MAX_VALUES, SMALL_PAGE_BYTES, ScrapeLimits
 from kvpressure.sources.scrape.scanner import MAX_LINES, Scanner, parse_scrape
 
 MULTI_PROCESS = {"k_api_server_count2", "l_dp2"}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tests.helpers.vllm_pages as pages
-from kvpressure.engines.vllm.aliases import SAMPLES
+from kvpressure.engines.vllm.page import SAMPLES
 from kvpressure.sources.scrape.scanner import Scanner
 
 pytestmark = pytest.mark.slow

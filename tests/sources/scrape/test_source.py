@@ -14,7 +14,7 @@ from kvpressure.model.readings import GpuOwner
 from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import Pod
-from kvpressure.sources.scrape import memory_limits
+from kvpressure.sources.scrape import layout
 from kvpressure.sources.scrape.scanner import parse_scrape
 from kvpressure.sources.scrape.source import EngineSource, Fetcher
 from kvpressure.sources.scrape.targets import parse_target
@@ -302,7 +302,7 @@ def test_a_target_without_a_gpu_takes_no_place_of_one_with_a_gpu(source_for):
 
 
 def test_engines_of_targets_without_a_gpu_push_none_off_the_page_of_one_with_a_gpu(source_for, monkeypatch):
-    monkeypatch.setattr(memory_limits, "MAX_ENGINES", 3)
+    monkeypatch.setattr(layout, "MAX_ENGINES", 3)
     shared = SharedDiscovery()
     shared.owners = (GpuOwner("GPU-0", "prod", "chat", "vllm"),)
     with answering(PAGE) as server:

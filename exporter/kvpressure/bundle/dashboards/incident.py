@@ -41,7 +41,7 @@ from kvpressure.bundle.dashboards.queries import (
     worst_pods,
 )
 from kvpressure.diagnosis import findings
-from kvpressure.publish.engine_order import RANKS
+from kvpressure.publish.collector import RANKS
 from kvpressure.signals.window import QUARTER_MINUTE
 
 

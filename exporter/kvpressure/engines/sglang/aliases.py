@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvpressure.engines.base import PageKind
-from kvpressure.engines.series import Family, SampleName, counter, gauge, table
+from kvpressure.engines.base import Family, PageKind, SampleName, counter, gauge, table
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.readings import EngineReading, PageText

@@ -7,18 +7,7 @@ from typing import Final
 
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.command import mentions, version_in_tag
-from kvpressure.engines.vllm import (
-    aliases,
-    arguments,
-    cache_config,
-    command_line,
-    limits,
-    log_lines,
-    options,
-    page,
-    pods,
-    public,
-)
+from kvpressure.engines.vllm import arguments, command_line, limits, log_lines, options, page, pods, public
 from kvpressure.model.arguments import EngineArgs
 
 
@@ -45,9 +34,9 @@ VLLM: Final = EngineDialect(
     default_port=8000,
     port_names=("vllm",),
     endpoints=command_line.endpoints,
-    samples=aliases.SAMPLES,
-    identify=aliases.identify,
-    config_labels=aliases.CONFIG_LABELS,
+    samples=page.SAMPLES,
+    identify=page.identify,
+    config_labels=page.CONFIG_LABELS,
     metrics_switch="without --disable-log-stats",
     page_kind=page.kind,
     log_words=log_lines.WORDS,
@@ -64,15 +53,15 @@ VLLM: Final = EngineDialect(
     truncation="truncate_prompt_tokens",
     silent=lambda args: args.values.get("disable_log_stats") == "True",
     reference_version=arguments.REFERENCE_VERSION,
-    capacity_tokens=cache_config.capacity_tokens,
-    block_size=cache_config.block_size,
-    pool=cache_config.pool,
+    capacity_tokens=limits.capacity_tokens,
+    block_size=limits.block_size,
+    pool=limits.pool,
     features=limits.features,
     flags_since={"watermark": "0.24"},
     deferred_since="0.20",
     words={"broadcast_wait": "no free shared-memory broadcast block"},
     start_words=command_line.START,
     misspelt=options.misspelt,
-    series_pattern=aliases.SERIES_PATTERN,
-    series_labels=aliases.SERIES_LABELS,
+    series_pattern=page.SERIES_PATTERN,
+    series_labels=page.SERIES_LABELS,
 )

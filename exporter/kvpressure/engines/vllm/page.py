@@ -1,10 +1,18 @@
-"""Which vLLM published metrics, and whether several API servers share the endpoint."""
+"""vLLM's metrics page: sample names of all versions, mapped to the canonical names of ``readings``; which vLLM
+published it, and whether several API servers share the endpoint.
+
+Names differ by engine (V0, V1), release and frontend (Python, Rust, Ray). Sources: source distributions of vLLM 0.5.5
+to 0.33.0; captures under ``tests/fixtures/vllm``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-from kvpressure.engines.base import PageKind
+from kvpressure.engines.base import Family, PageKind, SampleName, counter, gauge, histogram, table
+from kvpressure.model import ceilings
+from kvpressure.model import readings as r
 from kvpressure.model.readings import (
     GENERATION_RATE,
     PREEMPTIONS,
@@ -17,6 +25,109 @@ from kvpressure.model.readings import (
     EngineReading,
     PageText,
 )
+
+PREFIXES: Final = ("vllm:", "vllm_", "ray_vllm:", "ray_vllm_")
+SERIES_PATTERN: Final = "(ray_)?vllm[:_].+"
+SERIES_LABELS: Final = frozenset({"engine", "reason", "finished_reason", "source", "sleep_state"})
+
+# NVIDIA NIM serves these without any prefix, the last two and the limit as names of its own.
+BARE_NAMES: Final = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "gpu_cache_usage_perc",
+    "prompt_tokens",
+    "generation_tokens",
+    "request_success",
+    "time_to_first_token_seconds",
+    "time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "num_request_max",
+    "request_failure",
+)
+
+# Labels of cache_config_info that are used; each release has others (37 in 0.33).
+CONFIG_LABELS: Final = frozenset(
+    {
+        "block_size",
+        "num_gpu_blocks",
+        "num_gpu_blocks_override",
+        "kv_cache_size_tokens",
+        "kv_cache_max_concurrency",
+        "kv_cache_memory_bytes",
+        "gpu_memory_utilization",
+        "cache_dtype",
+        "sliding_window",
+        "enable_prefix_caching",
+        "effective_attention_block_size",
+        "_block_size_resolved",
+    }
+)
+
+
+ENGINE_FAMILIES: Final = (
+    gauge(r.RUNNING, "num_requests_running"),
+    Family("page", ("lora_requests_info",), r.LORA_MOMENT, ceiling=ceilings.MOMENT),  # no label of a model or an engine
+    gauge(r.WAITING, "num_requests_waiting"),
+    gauge(r.SWAPPED, "num_requests_swapped"),  # V0 up to 0.7
+    Family("gauge", ("num_request_max",), r.RUNNING_LIMIT, ceiling=ceilings.REQUESTS, per_model=True),  # NIM's
+    Family(
+        "gauge",
+        ("num_requests_waiting_by_reason",),
+        label="reason",
+        values={"capacity": r.WAITING_CAPACITY, "deferred": r.WAITING_DEFERRED},
+        ceiling=ceilings.REQUESTS,
+    ),  # 0.20
+    gauge(r.KV_USAGE, "kv_cache_usage_perc", "gpu_cache_usage_perc", ceiling=ceilings.RATIO),  # both from 0.9.2 to 0.11
+    gauge(r.GENERATION_RATE, "avg_generation_throughput_toks_per_s", ceiling=ceilings.RATE),  # V0 before 0.7.3
+    gauge(r.PROMPT_RATE, "avg_prompt_throughput_toks_per_s", ceiling=ceilings.RATE),  # V0 before 0.7.3
+    Family(
+        "gauge",
+        ("engine_sleep_state",),
+        label="sleep_state",
+        values={"weights_offloaded": r.ASLEEP, "discard_all": r.ASLEEP},
+    ),  # 0.11
+    counter(r.PREEMPTIONS, "num_preemptions"),
+    counter(r.PROMPT_TOKENS, "prompt_tokens"),
+    Family(
+        "counter", ("prompt_tokens_by_source",), label="source", values={"local_compute": r.PROMPT_TOKENS_COMPUTED}
+    ),  # 0.16
+    counter(r.GENERATION_TOKENS, "generation_tokens"),
+    counter(r.PREFIX_QUERIES, "prefix_cache_queries", "gpu_prefix_cache_queries"),  # renamed in 0.9.2
+    counter(r.PREFIX_HITS, "prefix_cache_hits", "gpu_prefix_cache_hits"),
+    counter(r.ESTIMATED_FLOPS, "estimated_flops_per_gpu", ceiling=ceilings.WORK),
+    counter(r.ESTIMATED_READ_BYTES, "estimated_read_bytes_per_gpu", ceiling=ceilings.WORK),
+    counter(r.ESTIMATED_WRITE_BYTES, "estimated_write_bytes_per_gpu", ceiling=ceilings.WORK),
+    Family("counter", ("request_success",), r.FINISHED_PREFIX, label="finished_reason"),
+    counter(r.FINISHED_PREFIX + "error", "request_failure"),  # NIM's
+    Family("counter", ("admission_rejections",), r.REJECTED_PREFIX, label="reason", per_model=True),  # 0.32
+    histogram(r.TTFT, "time_to_first_token_seconds"),
+    histogram(r.INTER_TOKEN, "inter_token_latency_seconds", "time_per_output_token_seconds"),  # renamed in 0.10.2
+    histogram(r.E2E, "e2e_request_latency_seconds"),
+    histogram(r.QUEUE, "request_queue_time_seconds", "time_in_queue_requests"),  # the old one V0 0.6.6 to 0.8
+    histogram(r.PREFILL, "request_prefill_time_seconds"),
+    histogram(r.DECODE, "request_decode_time_seconds"),
+    histogram(r.INFERENCE, "request_inference_time_seconds"),
+    histogram(r.ITERATION_TOKENS, "iteration_tokens_total"),  # a histogram in spite of its name
+    histogram(r.REQUEST_PROMPT, "request_prompt_tokens"),
+    histogram(r.REQUEST_OUTPUT, "request_generation_tokens"),
+    histogram(r.REQUEST_MAX_TOKENS, "request_params_max_tokens"),
+    Family("config", ("cache_config_info",)),
+)
+
+SAMPLES: Final[Mapping[str, SampleName]] = table("vllm", ENGINE_FAMILIES, PREFIXES, BARE_NAMES)
+"""Every sample name of vLLM that is read; others (such as ``_created``) are ignored."""
+
+
+def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """(model, engine) of a series, each ``None`` if it has none.
+
+    A router repeats its servers' gauges under vLLM's names without a model; every vLLM has a model label, and Triton
+    has its backend's model and version.
+    """
+    model = labels.get("model_name") or (labels.get("model") if "version" in labels else None)
+    return model, labels.get("engine")
 
 
 def kind(text: PageText, engines: Sequence[EngineReading], page: Mapping[str, float]) -> PageKind:

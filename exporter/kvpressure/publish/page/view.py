@@ -17,7 +17,7 @@ from kvpressure.model.isolation import ENGINE, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import CALM, EngineState, Found, State
 from kvpressure.printable import say
-from kvpressure.publish.engine_order import RANKS, rank, worst_first
+from kvpressure.publish.collector import RANKS, rank, worst_first
 from kvpressure.publish.links import DASHBOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points
 from kvpressure.settings.thresholds import Thresholds, builtin

@@ -36,7 +36,7 @@ from kvpressure.model.reasons import (
     UNREACHABLE,
 )
 from kvpressure.sources.base import SourceError, reason_of
-from kvpressure.sources.scrape.memory_limits import SMALL_PAGE_BYTES, MemoryPool, Reservation
+from kvpressure.sources.scrape.layout import SMALL_PAGE_BYTES, MemoryPool, Reservation
 from kvpressure.sources.scrape.targets import Target
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvpressure.model.readings import EngineReading
-from kvpressure.sources.scrape.memory_limits import MAX_ENGINES
+from kvpressure.sources.scrape.layout import MAX_ENGINES
 
 BURST: Final = MAX_ENGINES  # new engines at once
 """New engine names of one target at once. Beyond: one more a minute. Shown as: `page_cut{reason="new_engines"}`."""

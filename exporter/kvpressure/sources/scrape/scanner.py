@@ -1,7 +1,8 @@
-"""From the text of a metrics endpoint to a ``Scrape``; shared by live scrapes and replay.
+"""The scanner of one target's pages: text in, readings out; and short, stable names for replicas whose identifiers
+change at every start.
 
-Lines are selected by sample name, so classic text, OpenMetrics, wrong ``TYPE`` lines and any mixture are read alike.
-No content raises: a bad line costs only itself.
+A new name is a new series in every Prometheus, so a replica is named by its place among those of its model; a new one
+takes the place of one that is gone.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from sys import getsizeof
 from typing import Final
 
 from kvpressure.engines import other_software, registry
-from kvpressure.engines.series import SampleName
+from kvpressure.engines.base import SampleName
 from kvpressure.model.ceilings import number_in
-from kvpressure.model.readings import PageText, Scrape
+from kvpressure.model.readings import EngineReading, PageText, Scrape
 from kvpressure.model.reasons import (
     BAD_TIMESTAMPS,
     EMPTY,
@@ -27,10 +28,60 @@ from kvpressure.model.reasons import (
     SERIES_COLLIDE,
     TOO_LARGE,
 )
-from kvpressure.sources.scrape.layout import NO_SERIES, Layout, Series, SeriesOwner, classify
-from kvpressure.sources.scrape.lines import BadLine, labels_of, name_of, sample_of
-from kvpressure.sources.scrape.memory_limits import LAYOUT_BYTES, MAX_ENGINES, SMALL_PAGE_BYTES, ScrapeLimits
-from kvpressure.sources.scrape.replicas import Replicas
+from kvpressure.sources.scrape.layout import (
+    LAYOUT_BYTES,
+    MAX_ENGINES,
+    NO_SERIES,
+    SMALL_PAGE_BYTES,
+    BadLine,
+    Layout,
+    ScrapeLimits,
+    Series,
+    SeriesOwner,
+    classify,
+    labels_of,
+    name_of,
+    sample_of,
+)
+
+
+class Replicas:
+    """Places of one target's replicas by server, model and identifier; as many as there were at once."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, str], dict[str, int]] = {}
+
+    def name(self, engines: Sequence[EngineReading]) -> tuple[EngineReading, ...]:
+        """The engines with their replicas' places in their names: ``0/r1`` is rank 0 of the second replica."""
+        present: dict[tuple[str, str], set[str]] = {}
+        for engine in engines:
+            if engine.replica:
+                present.setdefault((engine.dialect, engine.model_name), set()).add(engine.replica)
+        if not present:
+            self._places.clear()
+            return tuple(engines)
+        self._places = {whose: self._placed(whose, replicas) for whose, replicas in present.items()}
+        return tuple(
+            replace(
+                engine,
+                engine=f"{engine.engine}/r{self._places[engine.dialect, engine.model_name][engine.replica]}",
+            )
+            if engine.replica
+            else engine
+            for engine in engines
+        )
+
+    def _placed(self, whose: tuple[str, str], replicas: set[str]) -> dict[str, int]:
+        places = dict(self._places.get(whose, {}))
+        gone = sorted((place, each) for each, place in places.items() if each not in replicas)
+        for replica in sorted(replicas - places.keys()):
+            place = len(places)
+            if gone:
+                place, predecessor = gone.pop(0)
+                del places[predecessor]
+            places[replica] = place
+        return places
+
 
 MAX_LINES: Final = 100_000  # 64 engines have about 30 000
 MAX_KEY_CHARS: Final = 4_096

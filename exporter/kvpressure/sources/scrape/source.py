@@ -18,7 +18,7 @@ from kvpressure.sources.base import Reading, SourceError, SourceSettings, isolat
 from kvpressure.sources.places import Place, Precedence, admitted
 from kvpressure.sources.plugin_metrics import FRESH_SECONDS, PluginMetrics, read_plugin_metrics
 from kvpressure.sources.scrape.fetch import Fetcher
-from kvpressure.sources.scrape.memory_limits import Reservation, ScrapeLimits
+from kvpressure.sources.scrape.layout import Reservation, ScrapeLimits
 from kvpressure.sources.scrape.new_engines import NewEngines
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.scrape_interval import ScrapeInterval

@@ -144,11 +144,11 @@ def _later(rng: Random, page: str) -> str:
         if kind < 2:
             lines[at] = f"{lines[at].rpartition(' ')[0]} {number(rng)}"
         elif kind == 2:
-            layout.insert(at, _line(rng))
+            lines.insert(at, _line(rng))
         elif kind == 3 and len(lines) > 1:
             del lines[at]
         else:
-            layout.insert(rng.randrange(len(lines)), layout.pop(at))
+            lines.insert(rng.randrange(len(lines)), lines.pop(at))
     return "\n".join(lines)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.bundle.promql import result_labels
+from tests.bundle.test_rules import recorded_labels
 from tests.helpers.prometheus import accepted
 
 pytestmark = pytest.mark.live
@@ -56,3 +59,14 @@ def test_inhibition_demands_the_label_that_identifies_its_subject(inhibitions: l
         ]
         assert demanded[0] == demanded[1]
         assert demanded[0] & set(rule["equal"]), "labels missing on both sides would count as equal"
+
+
+def test_matchers_name_labels_that_an_alert_has(inhibitions: list[dict[str, Any]], rules: list[dict[str, Any]]) -> None:
+    """An exemption by a label that no alert has exempts nothing."""
+    alerts = [rule for rule in rules if "alert" in rule]
+    recorded = recorded_labels(rules)
+    of_alerts = {"alertname"}.union(*({*rule["labels"], *result_labels(rule["expr"], recorded)} for rule in alerts))
+    matchers = [
+        matcher for rule in inhibitions for side in ("source", "target") for matcher in rule[f"{side}_matchers"]
+    ]
+    assert {re.split("[!=]", matcher)[0] for matcher in matchers} - of_alerts == set()

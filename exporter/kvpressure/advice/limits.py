@@ -87,7 +87,7 @@ def gpu_memory_utilization(
 
 
 def max_model_len(longest: float | None, current: float | None, verdict: str, t: Thresholds) -> float | None:
-    """The ``longest`` request in tokens (of the last hour, ``diagnosis.longest_request``) plus a margin, under KV
+    """The ``longest`` request in tokens (of the last hour, ``diagnosis.diagnose``) plus a margin, under KV
     pressure and where the current limit is larger; else ``None``.
     """
     if verdict != "kv_pressure" or current is None or longest is None:

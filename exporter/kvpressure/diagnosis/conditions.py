@@ -289,18 +289,17 @@ def _slower(phase: str, ratio: str, v: View) -> bool | None:
     return latency.slow_p95.get(phase, 0.0) >= v.t[FLOORS[phase]] and latency.baseline_ratios[phase] >= v.t[ratio]
 
 
-def _always_slow(v: View) -> bool | None:
-    """Whether tokens are slow without a baseline to tell by, or the first token is many times slower than usual below
+def _always_slow(phase: str, v: View) -> bool | None:
+    """Whether a phase is slow without a baseline to tell by, or the first token is many times slower than usual below
     its floor.
     """
     if not _enough_finish(v):
         return None
     latency, t = v.s.latency, v.t
-    slow = (
-        latency.slow_p95.get(phase, 0.0) >= t[FLOORS[phase]] for phase in _TOKENS if phase not in latency.slow_ratios
-    )
-    much = latency.slow_ratios.get("ttft", 0.0) >= t["latency_critical_ratio"]
-    return any(slow) or (much and latency.slow_p95["ttft"] >= t["objective_ttft_seconds"])
+    p95, ratio = latency.slow_p95.get(phase, 0.0), latency.slow_ratios.get(phase)
+    if ratio is None:
+        return p95 >= t[FLOORS[phase]]
+    return phase == "ttft" and ratio >= t["latency_critical_ratio"] and p95 >= t["objective_ttft_seconds"]
 
 
 def _wait_too_long(v: View) -> bool | None:
@@ -515,21 +514,35 @@ _RUNBOOKS: Final = {
     "inter_token": "InferenceTokenLatencyHigh",
     "queue": "InferenceQueueTimeHigh",
 }
-ALERTED: Final = (
-    *(_latency_row(phase, much) for phase in _PHASES for much in (False, True)),
-    Finding(
-        "always_slow",
-        "tokens are slow and there is no baseline, or the first token takes at least {latency_critical_ratio} its"
-        " baseline and {objective_ttft_seconds}",
-        "tokens are not slow, or slow only compared with the baseline",
-        _always_slow,
-        "time to first token p95 {ttft_p95}, {ttft_multiple} its baseline, time between tokens p95 {inter_token_p95},"
-        " {inter_token_multiple} its baseline",
+
+
+def _always_slow_row(phase: str, title: str, denied: str) -> Finding:
+    return Finding(
+        f"{phase}_always_slow",
+        title,
+        denied,
+        partial(_always_slow, phase),
+        f"p95 {{{phase}_p95}}, {{{phase}_multiple}} its baseline",
         "too few requests finish",
-        "whether tokens were always slow",
+        f"whether {title.partition(' and ')[0]}",
         fresh=True,
         published=True,
         runbook="InferenceSlow",
+    )
+
+
+ALERTED: Final = (
+    *(_latency_row(phase, much) for phase in _PHASES for much in (False, True)),
+    _always_slow_row(
+        "ttft",
+        "the first token is slow and has no baseline, or takes at least {latency_critical_ratio} its baseline and"
+        " {objective_ttft_seconds}",
+        "the first token is not slow, or slow only compared with the baseline",
+    ),
+    _always_slow_row(
+        "inter_token",
+        "the time between tokens is long and has no baseline",
+        "the time between tokens is not long, or long only compared with the baseline",
     ),
     Finding(
         "wait_too_long",

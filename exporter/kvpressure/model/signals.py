@@ -295,7 +295,7 @@ class BatchSignals:
 
 @frozen
 class LoadSignals:
-    """Requests in flight against the limits (``signals.concurrency``)."""
+    """Requests in flight against the limits (``signals.batch``)."""
 
     running: float | None = published(gauge("requests_running", "Requests in the scheduler's running list."))
     waiting: float | None = published(gauge("requests_waiting", "Requests waiting to be scheduled."))
@@ -341,7 +341,7 @@ class LoadSignals:
 
 @frozen
 class ContextSignals:
-    """Length and shape of requests over five minutes (``signals.context``)."""
+    """Length and shape of requests over five minutes (``signals.requests``)."""
 
     context_max_5m: float | None = published(
         gauge(
@@ -385,7 +385,7 @@ class ContextSignals:
 
 @frozen
 class LatencySignals:
-    """Latency by phase over the last minute against the engine's own baseline (``signals.latency``)."""
+    """Latency by phase over the last minute against the engine's own baseline (``signals.requests``)."""
 
     ttft: Mapping[str, float] = published(_LATENCY, "ttft", default=dict)
     inter_token: Mapping[str, float] = published(_LATENCY, "inter_token", default=dict)
@@ -433,7 +433,7 @@ class LatencySignals:
 
 @frozen
 class ThroughputSignals:
-    """Token rates and their trend against demand (``signals.throughput``)."""
+    """Token rates and their trend against demand (``signals.progress``)."""
 
     prompt_tokens_per_second: float | None = published(_TOKENS, "prompt")
     prompt_tokens_computed_per_second: float | None = None  # without those that the prefix cache or another server had
@@ -521,7 +521,7 @@ class ProgressSignals:
 
 @frozen
 class MemorySignals:
-    """GPU memory and its components (``signals.memory``)."""
+    """GPU memory and its components (``signals.kv``)."""
 
     device_used_ratio: float | None = None  # largest of the engine's GPUs
     own_used_ratio: float | None = None  # the same without what other pods hold on them
@@ -571,7 +571,7 @@ class MemorySignals:
 
 @frozen
 class HostSignals:
-    """CPU, memory and restarts of the pod around the engine (``signals.host``)."""
+    """CPU, memory and restarts of the pod around the engine (``signals.hardware``)."""
 
     api_cpu_cores: float | None = None  # process_cpu_seconds rate of the API server
     cpu_used_ratio: float | None = None
@@ -588,7 +588,7 @@ class HostSignals:
 
 @frozen
 class ComputeSignals:
-    """GPU activity as evidence, best level first (``signals.compute``)."""
+    """GPU activity as evidence, best level first (``signals.hardware``)."""
 
     gpu_utilization: float | None = None  # mean over the engine's working GPUs, last 15 s
     gpu_utilization_low: float | None = None  # smallest

@@ -72,7 +72,7 @@ MAX_VALUES: Final = 500_000  # of a longer one; a tick of 64 engines with batch 
 """Values in one long line of a recording. Beyond: the tick is skipped. Shown as: reported by the command."""
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _LINE_ENDS: Final = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
-#: Builds the page of one engine entry; arguments as ``sources.vllm.exposition.parse_scrape``.
+#: Builds the page of one engine entry; arguments as ``sources.scrape.scanner.parse_scrape``.
 PageBuilder = Callable[..., Scrape]
 
 

@@ -173,7 +173,7 @@ def _apart(s: Subject) -> Item:
         why,
         f"deployments of the same model with {s.called('max_model_len')} {sorted(n for n in lengths if n)}"
         if apart
-        else "one deployment of this model; the condition prompt_lengths_bimodal of the exporter shows mixed traffic",
+        else "one deployment of this model; kvpressure_prompt_lengths_bimodal shows mixed traffic",
     )
 
 

@@ -1,6 +1,7 @@
 """vLLM servers in Kubernetes documents: manifests, ``helm template`` output, ``kubectl get -o yaml``.
 
-Pod templates are read by the code for running pods (``sources.podspec``), so that both find the same arguments.
+Pod templates are read by the code for running pods (``sources.kubernetes.podspec``), so that both find the same
+arguments.
 """
 
 from __future__ import annotations

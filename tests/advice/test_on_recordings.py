@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvpressure.advice.plan import MAX_REJECTED, PlanInput, caps_for
+from kvpressure.advice.caps import MAX_REJECTED, PlanInput, caps_for
 from kvpressure.model import readings as r
 from kvpressure.model.readings import Histogram
 from kvpressure.model.state import EngineState

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from kvpressure.advice import triage
+from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.mitigation import plan
-from kvpressure.advice.plan import PlanInput, pressure_plan
+from kvpressure.advice.plan import pressure_plan
 from kvpressure.cli import main
 from kvpressure.model.state import VERDICTS, EngineState, State
 from kvpressure.printable import BESIDE, INTO, OR, PIPE, command, visible

@@ -7,7 +7,8 @@ from typing import Any
 
 from kvpressure.advice import limits as advice
 from kvpressure.advice import mitigation
-from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
+from kvpressure.advice.caps import MAX_REJECTED
+from kvpressure.advice.plan import pressure_plan
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import BatchSignals, ContextSignals, KvSignals, LoadSignals, MemorySignals, Signals
 from kvpressure.model.state import LIMITS, Diagnosis, EngineState, Found, Limit

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvpressure.advice.plan import Caps
+from kvpressure.advice.caps import Caps
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.mitigation_check import Check, Outcome

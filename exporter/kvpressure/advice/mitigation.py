@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Final
 
+from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.limits import past_peak
-from kvpressure.advice.plan import RESTART, MitigationStep, PlanInput, pressure_plan, roll_out
+from kvpressure.advice.plan import RESTART, MitigationStep, pressure_plan, roll_out
 from kvpressure.advice.triage import UNIT, in_namespace, is_pod, of_pod
 from kvpressure.advice.wording import capital, named, other_place, reason_text
 from kvpressure.diagnosis.finding import limit_source

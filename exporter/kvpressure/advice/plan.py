@@ -8,30 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil, floor
+from math import floor
 from typing import Final, Literal
 
-from kvpressure.advice.limits import at_once
+from kvpressure.advice.caps import (
+    MAX_REJECTED,
+    ROUNDING,
+    WATERMARK,
+    Caps,
+    PlanInput,
+    caps_for,
+    measured_at_once,
+    must_fit_together,
+    running_at_once,
+    target_sequences,
+)
 from kvpressure.advice.triage import UNIT
 from kvpressure.advice.wording import named
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
-from kvpressure.model import ceilings
 from kvpressure.model.arguments import parse_version, value_text
-from kvpressure.model.signals import ContextSignals, Signals
-from kvpressure.model.state import EngineState
 from kvpressure.printable import command, say
 from kvpressure.settings.thresholds import Thresholds
 
 Advice = Literal["do", "if it stays", "not here"]
 
-WATERMARK: Final = 0.1
-_EXAMPLE: Final = (4096, 1024)
-_PROMPT_STEP: Final = 256
-_OUTPUT_STEP: Final = 64
-ROUNDING: Final = 1e-9
 RESTART: Final = command("systemctl", "restart", UNIT)
-MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of outputs
 _BEYOND_GUIDE: Final = '(this step is not in the guide "Emergency Mitigation")'
 
 MEASURED: Final = {
@@ -49,79 +51,6 @@ MEASURED: Final = {
 """Effect of each step on the same overload of a real vLLM, from ``docs/reports/mitigations.md``; a test
 compares the figures.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class PlanInput:
-    """Inputs of the plan. ``usual``: request lengths since the server started, used where none finished in the
-    window; ``gpu_bytes``: memory of each of its GPUs.
-    """
-
-    engine: EngineState
-    usual: ContextSignals = field(default_factory=ContextSignals)
-    gpu_bytes: tuple[float, ...] = ()
-
-    @property
-    def signals(self) -> Signals:
-        """The engine's signals."""
-        return self.engine.signals
-
-    @property
-    def stage(self) -> str | None:
-        """The stage of KV pressure; ``None`` without pressure."""
-        return self.engine.diagnosis.stage
-
-    @property
-    def address(self) -> str:
-        """Address of the engine's server; "" when it was not scraped over HTTP."""
-        target = self.engine.target.removesuffix("/metrics")
-        return target if target.startswith("http") else ""
-
-    def evidence(self, name: str) -> bool | None:
-        """Value of the named evidence; ``None`` = unknown."""
-        found = self.engine.diagnosis.evidence.get(name)
-        return None if found is None else found.value
-
-    def condition(self, name: str) -> bool | None:
-        """Value of a condition beside the verdict; ``None`` = unknown."""
-        return self.engine.diagnosis.conditions.get(name)
-
-    @property
-    def prompts(self) -> Mapping[str, float]:
-        """Quantiles of prompt tokens: over the window, else since the server started."""
-        return self.signals.context.prompt_quantiles or self.usual.prompt_quantiles
-
-    @property
-    def outputs(self) -> Mapping[str, float]:
-        """Quantiles of output tokens: over the window, else since the server started."""
-        return self.signals.context.output_quantiles or self.usual.output_quantiles
-
-    @property
-    def asked(self) -> Mapping[str, float]:
-        """Quantiles of the requests' ``max_tokens``: over the window, else since the server started."""
-        return self.signals.context.max_tokens_quantiles or self.usual.max_tokens_quantiles
-
-
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """Maximum tokens of a prompt and of an output. ``known`` False: no request was seen, the numbers are an example.
-    ``long_prompts``, ``long_outputs``: largest shares of requests above them; ``long_asked``: share with a higher
-    ``max_tokens``; None = unknown.
-    """
-
-    input_tokens: int
-    output_tokens: int
-    known: bool
-    long_prompts: float | None = None
-    long_outputs: float | None = None
-    long_asked: float | None = None
-
-    @property
-    def rejected(self) -> float | None:
-        """Largest share of requests that is rejected or cut short, if none is above both caps; None = unknown."""
-        if self.long_prompts is None or self.long_outputs is None:
-            return None
-        return min(1.0, self.long_prompts + self.long_outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,92 +120,6 @@ def pressure_plan(
 # --- step 1 -----------------------------------------------------------------------------------------------
 
 
-def target_sequences(engine: PlanInput) -> float | None:
-    """``max_num_seqs`` after the plan: the recommended value, else the one in force."""
-    limit = engine.engine.limit("max_num_seqs")
-    return limit.recommended or limit.value
-
-
-def _together(engine: PlanInput) -> float | None:
-    """Number of requests that must fit under the caps: the recommended limit, else what runs at once."""
-    return engine.engine.limit("max_num_seqs").recommended or _at_once(engine) or target_sequences(engine)
-
-
-def _at_once(engine: PlanInput) -> float | None:
-    limit = engine.engine.limit("max_num_seqs").value
-    return at_once(_measured(engine), limit, engine.signals.load.limits.get("kv_capacity"))
-
-
-def _measured(engine: PlanInput) -> float | None:
-    return engine.signals.batch.batch_p99 or engine.signals.load.running
-
-
-def caps_for(engine: PlanInput, max_rejected: float = MAX_REJECTED) -> Caps:
-    """Caps at the p95 if all requests then fit together, else lower, but rejecting at most ``max_rejected`` of
-    requests, half for prompts and half for outputs.
-    """
-    if "0.95" not in engine.prompts or "0.95" not in engine.outputs:
-        return _example(engine.engine.limit("max_model_len").value)
-    question, answer = _sizes(engine, max_rejected / 2)
-    return Caps(
-        question,
-        answer,
-        True,
-        share_above(engine.prompts, question),
-        share_above(engine.outputs, answer),
-        share_above(engine.asked, answer) if engine.asked else None,
-    )
-
-
-def _by_rank(quantiles: Mapping[str, float]) -> list[tuple[float, float]]:
-    """(rank, value) in rising order; names that are no rank above 0 and up to 1 are left out."""
-    ranks = ((ceilings.number_in(name, 1.0), value) for name, value in quantiles.items())
-    return sorted((rank, value) for rank, value in ranks if rank)
-
-
-def share_above(quantiles: Mapping[str, float], cap: float) -> float:
-    """Largest share of values above ``cap``, by linear interpolation between the known quantiles."""
-    rank, value = 0.0, 0.0
-    for name, next_value in _by_rank(quantiles):
-        if cap < next_value:
-            return round(1.0 - rank - (name - rank) * max(0.0, cap - value) / (next_value - value), 4)
-        rank, value = name, next_value
-    return round(1.0 - rank, 4)
-
-
-def _least_cap(quantiles: Mapping[str, float], share: float) -> float:
-    """The smallest cap with at most ``share`` of the values above it; at most the highest known quantile."""
-    rank, value = 0.0, 0.0
-    for name, next_value in _by_rank(quantiles):
-        if 1.0 - name <= share + ROUNDING:
-            return value + (next_value - value) * min(1.0, (1.0 - share - rank) / (name - rank))
-        rank, value = name, next_value
-    return value
-
-
-def _sizes(engine: PlanInput, share: float) -> tuple[int, int]:
-    least_prompt, least_answer = (_least_cap(found, share) for found in (engine.prompts, engine.outputs))
-    answer = ceil(max(engine.outputs["0.95"], least_answer, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
-    question = ceil(max(engine.prompts["0.95"], least_prompt, 1) / _PROMPT_STEP) * _PROMPT_STEP
-    most = engine.engine.limit("max_model_len").value
-    if most is not None:  # rounded up beyond it they would not be limits
-        question, answer = min(question, max(1, int(most))), min(answer, max(1, int(most)))
-    capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
-    if capacity and together:
-        budget = floor((1 - WATERMARK) * capacity / together)  # what capped requests may fill together
-        if question + answer > budget >= 2 * _OUTPUT_STEP:
-            scale = budget / (question + answer)
-            answer = min(answer, max(_OUTPUT_STEP, floor(answer * scale), ceil(least_answer)))
-            question = min(question, max(_OUTPUT_STEP, floor(question * scale), ceil(least_prompt)))
-    return question, answer
-
-
-def _example(max_model_len: float | None) -> Caps:
-    """Example caps within what the server accepts."""
-    most = int(max_model_len or 4 * _EXAMPLE[0])
-    return Caps(max(1, min(_EXAMPLE[0], most // 2)), max(1, min(_EXAMPLE[1], most // 4)), known=False)
-
-
 def _cost_of(caps: Caps) -> str:
     if caps.long_prompts is None or caps.long_outputs is None:
         return "requests above the caps are rejected. Share of requests above the caps: unknown"
@@ -307,7 +150,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
         if lower
         else f"require max_tokens of at most {caps.output_tokens} (HTTP 400)"
     )
-    capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
+    capacity, together = engine.signals.kv.kv_capacity_tokens, must_fit_together(engine)
     if not caps.known:
         said += (
             ". No finished request was seen, so these caps are examples: set them to the p95 lengths in your gateway's"
@@ -373,12 +216,12 @@ def _now(engine: PlanInput, name: str) -> str:
 
 def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit = engine.engine.limit("max_num_seqs")
-    measured = _measured(engine)
+    measured = measured_at_once(engine)
     fits = engine.signals.load.limits.get("kv_capacity")
     low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
     called, now = _called(engine, "max_num_seqs"), _now(engine, "max_num_seqs")
     title = f"Lower {called}"
-    base = _at_once(engine)
+    base = running_at_once(engine)
     if limit.recommended is None and base is not None and 0 < base <= 1:
         small = measured is None and fits is not None and fits <= 1
         why = "the KV cache holds only one request of this length" if small else "only one request is running"

@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
+from kvpressure.advice.caps import MAX_REJECTED
+from kvpressure.advice.plan import pressure_plan
 from kvpressure.errors import InputError
 from kvpressure.publish.collector import fine, worst_first
 from kvpressure.settings.thresholds import Thresholds, load

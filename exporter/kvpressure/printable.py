@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TextIO, cast
 
 _OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-FINITE: Final = sys.float_info.max
 _OF_LINES: Final = frozenset("\n\t")
 
 
@@ -118,7 +117,7 @@ _LONG: Final = 600  # seconds from which on minutes, hours and days are easier t
 
 def say(value: float | None, unit: str = "") -> str:
     """A number with its unit, with two or three significant digits: ``97 %``, ``250 ms``, ``1.9 GiB``, ``1 368``."""
-    if value is None or not -FINITE <= value <= FINITE:
+    if value is None or not abs(value) <= sys.float_info.max:
         return UNKNOWN
     return _FORMS.get(unit, _plain)(value)
 

@@ -318,8 +318,7 @@ def _queue_explained(v: View) -> bool | None:
     return None if waiting is None else waiting > 0 and _confident(v) and v.answer.verdict in EXPLAINS_QUEUE
 
 
-_TOKENS: Final = {"ttft": "time to first token", "inter_token": "time between tokens"}
-_PHASES: Final = {**_TOKENS, "queue": "time in the queue"}
+_PHASES: Final = {"ttft": "time to first token", "inter_token": "time between tokens", "queue": "time in the queue"}
 
 CONDITIONS: Final = (
     Finding(

@@ -35,14 +35,14 @@ class GpuFacts:
         self.works = _works(gpu, t)
         self.computes = _computes(gpu, t)
         used, low, high = gpu.gpu_utilization, gpu.gpu_utilization_low, gpu.gpu_utilization_high
-        waiting = t["signature_utilization_ratio"]
+        light = t["signature_utilization_ratio"]
         still = t["gpu_idle_ratio"]
         busy = t["compute_bound_utilization_ratio"]
-        self.low = None if used is None else used < waiting
+        self.low = None if used is None else used < light
         self.idle = None if used is None else used <= still
         if gpu.gpus_shared and low is not None and high is not None:
             self.between = True
-            self.low = _of_some(low < waiting, high < waiting)
+            self.low = _of_some(low < light, high < light)
             self.idle = _of_some(low <= still, high <= still)
             self.starved = _of_some(low < t["gpu_starved_ratio"], self.starved)
             self.saturated = _of_some(self.saturated or high >= busy, low >= busy)

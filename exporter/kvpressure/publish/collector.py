@@ -181,10 +181,14 @@ class HistogramFamily(TableFamily):
         return f"{self.sample_name}_bucket", {**named, "le": part}
 
 
-@lru_cache(maxsize=256)
-def _bound(bound: float) -> str:
-    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]  # the library is not typed there
-    return text
+def number_text(value: float) -> str:
+    """As Go formats it; below a million Python does the same."""
+    if 0.0 <= value < 1e6:
+        return repr(float(value))
+    return floatToGoString(value)  # type: ignore[no-untyped-call,no-any-return]  # the library is not typed there
+
+
+_bound: Final = lru_cache(maxsize=256)(number_text)
 
 
 def _name(metric: Metric) -> str:

@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import Final
 
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.utils import floatToGoString
 
 from kvpressure.model import ceilings
-from kvpressure.publish.collector import TableFamily
+from kvpressure.publish.collector import TableFamily, number_text
 
 CLASSIC_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -73,26 +72,19 @@ def _rows(family: TableFamily, known: dict[tuple[str, ...], str], lines: list[st
         if type(value) is float and 0.0 <= value < 1e6:
             lines.append(f"{text}{value!r}\n")
         else:
-            lines.append(f"{text}{_number(value)}\n")
+            lines.append(f"{text}{number_text(value)}\n")
     return known if len(known) == len(rows) else {labels: known[labels] for labels in rows}
 
 
 def _samples(family: Family, lines: list[str]) -> None:
     for sample in family.samples:
-        lines.append(f"{_before_value(sample.name, sample.labels.items())}{_number(sample.value)}\n")
+        lines.append(f"{_before_value(sample.name, sample.labels.items())}{number_text(sample.value)}\n")
 
 
 def _before_value(name: str, labels: Iterable[tuple[str, str]]) -> str:
     """The series and a space."""
     text = ",".join([_label(key, value) for key, value in sorted(labels)])
     return f"{name}{{{text}}} " if text else f"{name} "
-
-
-def _number(value: float) -> str:
-    """As Go formats it; below a million Python does the same."""
-    if 0.0 <= value < 1e6:
-        return repr(float(value))
-    return floatToGoString(value)  # type: ignore[no-untyped-call,no-any-return]  # the library is not typed there
 
 
 @lru_cache(maxsize=1024)  # a node of 64 engines has about 400

@@ -148,13 +148,18 @@ def _in_short(result: Result) -> Iterator[str]:
     )
 
 
-def _exceptions(played: Sequence[Played]) -> Iterator[str]:
-    yield "## Not as labelled, or not counted"
-    yield ""
+def _explained(played: Sequence[Played]) -> Iterator[str]:
+    """Why an incident is not counted, or not as labelled."""
     for item in played:
         why = item.missing or NOTES.get(item.incident.id, "")
         if why:
             yield f"* {item.incident.id} (label {item.incident.page}): {why}."
+
+
+def _exceptions(played: Sequence[Played]) -> Iterator[str]:
+    yield "## Not as labelled, or not counted"
+    yield ""
+    yield from _explained(played)
     yield ""
     yield (
         "Rules were changed for KV03, KV04, HST6, PRE1, FRG2, OOM1 and OOM3, so the figures are not those of an"
@@ -363,10 +368,7 @@ def _incidents(played: Sequence[Played]) -> Iterator[str]:
     yield ""
     yield "Not counted, or not as labelled:"
     yield ""
-    for item in played:
-        why = item.missing or NOTES.get(item.incident.id, "")
-        if why:
-            yield f"* {item.incident.id} (label {item.incident.page}): {why}."
+    yield from _explained(played)
     yield ""
     yield from _former()
     yield ""

@@ -1,6 +1,6 @@
 """Build the recordings of public SGLang incidents from the numbers quoted in their threads.
 
-Usage: ``python lab/incidents/build_sglang.py [DIRECTORY]`` (default: tests/fixtures/recordings/sglang-incidents).
+Usage: ``python -m lab.incidents.build_sglang [DIRECTORY]`` (default: tests/fixtures/recordings/sglang-incidents).
 Writes one recording per incident, ``labels.csv`` and ``incidents.yaml``. The output is the same byte for byte on each
 run: the noise is seeded with the incident's name and the gzip header carries no time.
 """
@@ -16,27 +16,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sglang_incidents import INCIDENTS
-from sglang_model import Incident
+from lab.incidents.build import COLUMNS
+from lab.incidents.sglang_incidents import INCIDENTS
+from lab.incidents.sglang_model import Incident
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT = ROOT / "tests/fixtures/recordings/sglang-incidents"
 START = 1_700_000_000.0
 STEP = 5.0
-COLUMNS = [
-    "recording",
-    "id",
-    "class",
-    "expected_verdict",
-    "expected_conditions",
-    "forbidden_verdicts",
-    "page",
-    "grade",
-    "from_seconds",
-    "to_seconds",
-    "forbidden_conditions",
-    "strict_verdict",
-]
 COUNTERS = {
     "prompt_tokens_total",
     "generation_tokens_total",

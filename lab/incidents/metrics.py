@@ -6,53 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from lab.demo.counters import FIRST_TOKEN, INTER_TOKEN
 from lab.incidents.curves import TICK, Noise, curve, lognormal, share_below
 
-_TTFT_BOUNDS: Final = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
-_ITL_BOUNDS: Final = (
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-)
 _WARM_SECONDS: Final = 3600  # a server with traffic from the start has counted for an hour
 
 
@@ -224,11 +180,11 @@ class Engine:
                 (
                     "time_to_first_token_seconds",
                     "histogram",
-                    self._histogram("ttft", "requests", _TTFT_BOUNDS),
+                    self._histogram("ttft", "requests", FIRST_TOKEN),
                 )
             )
         if "itl" in self._curves:
-            samples = self._histogram("itl", "gen", _ITL_BOUNDS)
+            samples = self._histogram("itl", "gen", INTER_TOKEN)
             found += [(name, "histogram", samples) for name in self._names.token_time]
         if "queue" in self._curves:
             found.append(("request_queue_time_seconds", "histogram", self._histogram("queue", "queued", ())))

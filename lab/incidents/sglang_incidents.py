@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sglang_model import NEW, OLD, RANKS, Incident, frozen, gauge, rate, steps
+from lab.incidents.sglang_model import NEW, OLD, RANKS, Incident, frozen, gauge, rate, steps
 
 LAUNCH = ["python3", "-m", "sglang.launch_server"]
 

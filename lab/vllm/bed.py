@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from session import ROOT, SERVER_ENV, free_port, page, process, value, verdict, wait_for
+from session import ROOT, SERVER_ENV, free_port, page, process, server_options, value, verdict, wait_for
 
 TICKS = os.sysconf("SC_CLK_TCK")
 LAG = 1.5  # seconds by which a page is behind: a report or scrape each second, and a tick each second
@@ -118,21 +118,7 @@ def server(
         "vllm.entrypoints.cli.main",
         "serve",
         model,
-        "--served-model-name",
-        "small",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--max-model-len",
-        "2048",
-        "--max-num-seqs",
-        str(max_num_seqs),
-        "--block-size",
-        "32",
-        "--num-gpu-blocks-override",
-        "256",
-        "--enforce-eager",
+        *server_options(port, max_num_seqs),
         "--enable-logging-iteration-details",
         *extra,
     ]

@@ -105,12 +105,12 @@ def wait_for(url: str, seconds: float) -> None:
 
 def server_command(model: str, port: int) -> list[str]:
     """The server of the captures: 255 usable blocks of 32 tokens, 64 sequences."""
+    return [".vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", model, *server_options(port, 64)]
+
+
+def server_options(port: int, max_num_seqs: int) -> list[str]:
+    """The options of every server here: one name, one port, and a cache of 255 usable blocks of 32 tokens."""
     return [
-        ".vllm/bin/python",
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        model,
         "--served-model-name",
         "small",
         "--host",
@@ -120,7 +120,7 @@ def server_command(model: str, port: int) -> list[str]:
         "--max-model-len",
         "2048",
         "--max-num-seqs",
-        "64",
+        str(max_num_seqs),
         "--block-size",
         "32",
         "--num-gpu-blocks-override",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
-from lab.accuracy.data import RECORDINGS, Incident
+from lab.accuracy.data import RECORDINGS, Incident, incidents
 from lab.accuracy.incidents import Answer, judge
 from lab.accuracy.run import Run, Tick
 
@@ -16,28 +14,6 @@ pytestmark = pytest.mark.slow
 
 FOLDER = "sglang-incidents"
 RIGHT = 0.90
-
-
-def _set(text: str) -> frozenset[str]:
-    return frozenset(filter(None, text.split("|")))
-
-
-def incident(row: dict[str, str]) -> Incident:
-    return Incident(
-        name=f"{FOLDER}/{row['recording']}",
-        id=row["id"],
-        kind=row["class"],
-        expected=_set(row["expected_verdict"]),
-        expected_conditions=_set(row["expected_conditions"]),
-        forbidden=_set(row["forbidden_verdicts"]),
-        forbidden_conditions=_set(row["forbidden_conditions"]),
-        page=row["page"],
-        grade=row["grade"],
-        start=float(row["from_seconds"]),
-        end=float(row["to_seconds"]),
-        scored_only=True,
-        strict=row["strict_verdict"],
-    )
 
 
 def answered(asked: Incident) -> Answer:
@@ -59,8 +35,7 @@ def answered(asked: Incident) -> Answer:
 
 
 def test_nine_of_ten_are_right_and_none_is_wrong_and_confident() -> None:
-    with (RECORDINGS / FOLDER / "labels.csv").open(encoding="utf-8") as stream:
-        answers = [answered(incident(row)) for row in csv.DictReader(stream)]
+    answers = [answered(asked) for asked in incidents((FOLDER,))]
     assert len(answers) == 21
     assert [each.incident.id for each in answers if each.wrong_and_confident] == []
     missed = [f"{each.incident.id}: {each.verdict}" for each in answers if not each.right]

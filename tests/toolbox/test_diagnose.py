@@ -82,7 +82,7 @@ def test_memory_growth_follows_the_conditions(
     }
     view = replace(view, engine=replace(view.engine, diagnosis=replace(view.diagnosis, beside=found)))
     (problem, *_) = common_problems(view, None, builtin())
-    assert (problem.present, problem.evidence) == (present, shown)
+    assert (problem.value, problem.text) == (present, shown)
 
 
 def test_a_condition_that_holds_leads_to_its_runbook_under_every_verdict(capsys: Capsys) -> None:

@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     audited = [_audited(subject) for subject in _subjects(options, thresholds)]
     text = audit_report.as_text(audited, options.all, options.only_failures)
     answer(options.format, audit_report.as_json(audited), text)
-    return 1 if any(server.count("fail") for server in audited) else 0
+    return 1 if any(server.count(False) for server in audited) else 0
 
 
 def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subject]:
@@ -141,4 +141,4 @@ def _audited(subject: Subject) -> Audited:
         f" {used.name + f' {used.memory_bytes / 2**30:.3g} GiB' if used else 'unknown'}, model"
         f" {redaction.value(model or 'not named')}{'' if subject.shape else ' (shape unknown)'}"
     )
-    return Audited(subject.server.title, basis, tuple(checklist(subject)))
+    return Audited(subject.server.title, basis, checklist(subject))

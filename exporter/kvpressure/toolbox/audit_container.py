@@ -7,11 +7,10 @@ from math import ceil, inf
 from typing import Final
 
 from kvpressure.capacity import weights
+from kvpressure.model.state import Found
 from kvpressure.printable import duration, say
-from kvpressure.toolbox.audit_subject import Item, Result, Subject
+from kvpressure.toolbox.audit_subject import Item, Subject
 from kvpressure.toolbox.host_settings import DEFAULT_SHARED_BYTES, SHARED_MEMORY, HostSettings
-
-CONTAINER: Final = "container (not in the guide)"
 
 _PROCESSES_WHY: Final = "a server whose processes share too few CPU cores leaves its GPU idle"
 _SHARED_WHY: Final = "the processes of several GPUs exchange data through /dev/shm"
@@ -42,44 +41,38 @@ def _gpus(s: Subject, host: HostSettings) -> int | None:
 def _cpu(s: Subject, host: HostSettings) -> Item:
     gpus, limit = _gpus(s, host), host.cpu_limit
     needed = None if gpus is None else s.dialect.processes(s.args, gpus)
-    result: Result = "pass"
+    result: bool | None = True
     if limit is None:
         found = "no CPU limit"
     elif needed is None:
-        result, found = "cannot see", f"CPU limit {limit:g}; number of processes unknown"
+        result, found = None, f"CPU limit {limit:g}; number of processes unknown"
     else:
-        result, found = "pass" if limit >= needed else "fail", f"CPU limit {limit:g}; {needed} processes"
+        result, found = limit >= needed, f"CPU limit {limit:g}; {needed} processes"
     return Item(
-        "cpu_limit",
-        CONTAINER,
+        Found("cpu_limit", result, found),
         "the CPU limit is at least one core for each process",
-        result,
         _PROCESSES_WHY,
-        found,
-        f"resources.limits.cpu of {needed} or more, or no CPU limit" if result == "fail" else "",
+        f"resources.limits.cpu of {needed} or more, or no CPU limit" if result is False else "",
     )
 
 
 def _shared_memory(s: Subject, host: HostSettings) -> Item:
     gpus, size = _gpus(s, host), host.shared_bytes
-    result: Result
+    result: bool | None
     if gpus == 1:
-        result, found = "pass", "one GPU: not needed"
+        result, found = True, "one GPU: not needed"
     elif gpus is None:
-        result, found = "cannot see", "number of GPUs unknown"
+        result, found = None, "number of GPUs unknown"
     else:
         size = DEFAULT_SHARED_BYTES if size is None else size
-        result = "pass" if size >= _SHARED_BYTES else "fail"
+        result = size >= _SHARED_BYTES
         limit = "without a limit of its own" if size == inf else say(size, "bytes")
         found = f"{SHARED_MEMORY} {limit}{' (default)' if host.shared_bytes is None else ''}, {gpus} GPUs"
     return Item(
-        "shared_memory",
-        CONTAINER,
+        Found("shared_memory", result, found),
         f"{SHARED_MEMORY} is large enough for several GPUs",
-        result,
         _SHARED_WHY,
-        found,
-        "" if result == "pass" else f"an emptyDir with medium: Memory and sizeLimit 2Gi, mounted at {SHARED_MEMORY}",
+        f"an emptyDir with medium: Memory and sizeLimit 2Gi, mounted at {SHARED_MEMORY}",
     )
 
 
@@ -87,15 +80,15 @@ def _start(s: Subject, host: HostSettings) -> Item:
     seconds = host.start_seconds
     size = weights.estimated(s.shape) if s.shape is not None else None
     fastest, slowest = (fixed + (size or 0) / rate for fixed, rate in (_FASTEST_START, _SLOWEST_START))
-    result: Result = "cannot see"
+    result: bool | None = None
     if seconds is None:
-        result, found = "pass", "no startup or liveness probe"
+        result, found = True, "no startup or liveness probe"
     else:
         found = f"{host.start_probe} restarts the server after {duration(seconds)}"
         if seconds < fastest:
-            result = "fail"
+            result = False
         elif size and seconds >= slowest:
-            result = "pass"
+            result = True
         found += (
             f"; a start takes between {duration(fastest)} and {duration(slowest)} (estimate)"
             if size
@@ -103,11 +96,8 @@ def _start(s: Subject, host: HostSettings) -> Item:
         )
     advised = f"a startupProbe with periodSeconds 10 and failureThreshold {ceil(slowest / 10)}"
     return Item(
-        "start_time",
-        CONTAINER,
+        Found("start_time", result, found),
         "probes leave enough time to load the model",
-        result,
         _START_WHY,
-        found,
-        "" if result == "pass" else advised if size else f"{advised} or more; measure how long a start takes",
+        advised if size else f"{advised} or more; measure how long a start takes",
     )

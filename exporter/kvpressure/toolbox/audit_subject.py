@@ -20,24 +20,22 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.manifests import ServerContainer
 
-Result = Literal["pass", "fail", "cannot see"]
 Given = Literal["not visible", "not set", "hidden", "set", "no number", "refused"]
 """Whether a limit was set: ``hidden``: to a value that is not visible; ``no number``: left to the server, or switched
 off; ``refused``: to what the server does not accept.
 """
-OF_GIVEN: Final[Mapping[Given, Result]] = {"not visible": "cannot see", "hidden": "pass", "set": "pass"}
+OF_GIVEN: Final[Mapping[Given, bool | None]] = {"not visible": None, "hidden": True, "set": True}
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One line of the checklist. ``section``: the guide's; ``found`` and ``set``: values in words."""
+    """One line of the checklist. ``found``: whether the server does what ``text`` asks, and its value in words; unknown
+    where that cannot be seen. ``set``: what to set if it does not.
+    """
 
-    name: str
-    section: str
+    found: Found
     text: str
-    result: Result
     why: str
-    found: str
     set: str = ""
 
 

@@ -14,28 +14,19 @@ from typing import Final
 from kvpressure.capacity import weights
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.state import Found
 from kvpressure.parsed import json_of, mapping
 from kvpressure.printable import grouped
 from kvpressure.toolbox.audit_container import container
-from kvpressure.toolbox.audit_subject import OF_GIVEN, Fits, Given, Item, Result, Subject, fits, refusal
+from kvpressure.toolbox.audit_subject import OF_GIVEN, Fits, Given, Item, Subject, fits, refusal
 
 
-def checklist(subject: Subject) -> list[Item]:
-    """All items in the guide's order."""
-    return [item for section in _SECTIONS for item in section(subject)]
+def checklist(subject: Subject) -> dict[str, list[Item]]:
+    """The items of each section, in the guide's order."""
+    return {title: items for title, section in _SECTIONS.items() if (items := list(section(subject)))}
 
 
 # --- the sections -----------------------------------------------------------------------------------------
-
-_REQUESTS: Final = "1 request-level limits"
-_CONCURRENCY: Final = "2 concurrency"
-_BATCHING: Final = "3 batching"
-_MEMORY: Final = "4 memory headroom"
-_SIGNALS: Final = "5 signals"
-_TRAFFIC: Final = "6 prompt and traffic shape"
-_EXPLICIT: Final = "7 explicit and reviewable"
-_LOAD: Final = "8 realistic load"
-_NOW: Final = "right now"
 
 _WHY_REQUESTS: Final = "long or unbounded prompts are the most common cause of KV cache pressure"
 
@@ -46,52 +37,45 @@ def _requests(s: Subject) -> Iterator[Item]:
     limit = f"{s.flag('max_model_len')} {length} ({s.dialect.title} answers 400 to longer prompts)" if length else None
     full = args.is_explicit("max_model_len") is False
     yield Item(
-        "input_limit",
-        _REQUESTS,
+        Found(
+            "input_limit",
+            True if limit else False if full else None,
+            limit
+            or (f"no {s.flag('max_model_len')}: prompts may use the model's whole context" if full else "not seen"),
+        ),
         "max input tokens enforced",
-        "pass" if limit else "fail" if full else "cannot see",
         _WHY_REQUESTS,
-        limit or (f"no {s.flag('max_model_len')}: prompts may use the model's whole context" if full else "not seen"),
-        "" if limit else f"{s.flag('max_model_len')} {_length(s)}, and a limit on the request body at the gateway",
+        f"{s.flag('max_model_len')} {_length(s)}, and a limit on the request body at the gateway",
     )
     cap = _output_cap(args)
     capped_by = s.flag("override_generation_config")
     found = f"{capped_by} max_new_tokens {cap}" if cap else None
     yield Item(
-        "output_limit",
-        _REQUESTS,
+        Found("output_limit", True if found else None, found or "no limit seen; the gateway may have one"),
         "max output tokens enforced for every request",
-        "pass" if found else "cannot see",
         "a request without max_tokens may fill the whole context",
-        found or "no limit seen; the gateway may have one",
-        ""
-        if found
-        else f"{capped_by} '{{\"max_new_tokens\": 1024}}', or a cap at the gateway"
-        if capped_by
-        else "a cap at the gateway",
+        f"{capped_by} '{{\"max_new_tokens\": 1024}}', or a cap at the gateway" if capped_by else "a cap at the gateway",
     )
     truncation = s.dialect.truncation
     truncates = bool(truncation) and truncation in json.dumps(dict(args.values))
     yield Item(
-        "rejected_not_truncated",
-        _REQUESTS,
+        Found(
+            "rejected_not_truncated",
+            not truncates,
+            f"{truncation} is set"
+            if truncates
+            else f"{s.dialect.title} rejects prompts above the context length with HTTP 400"
+            + (" (max_new_tokens shortens outputs silently)" if capped_by else ""),
+        ),
         "too large requests are rejected, not truncated silently",
-        "fail" if truncates else "pass",
         "a truncated prompt gives a wrong answer without an error",
-        f"{truncation} is set"
-        if truncates
-        else f"{s.dialect.title} rejects prompts above the context length with HTTP 400"
-        + (" (max_new_tokens shortens outputs silently)" if capped_by else ""),
-        f"no {truncation}" if truncates else "",
+        f"no {truncation}",
     )
     yield Item(
-        "bounded_streams",
-        _REQUESTS,
+        Found("bounded_streams", True if found else None, found or "no timeout seen; the gateway may have one"),
         "streaming responses have bounded duration or tokens",
-        "pass" if found else "cannot see",
         "an abandoned stream holds its KV blocks until it ends",
-        found or "no timeout seen; the gateway may have one",
-        "" if found else "HTTPRoute timeouts.request, or an output cap",
+        "HTTPRoute timeouts.request, or an output cap",
     )
 
 
@@ -111,8 +95,8 @@ def _length(s: Subject) -> str:
     return str(-(-int(s.context * s.thresholds["max_model_len_spare_ratio"]) // step) * step)
 
 
-def _explicit(s: Subject, name: str) -> Result:
-    return OF_GIVEN.get(s.given(name), "fail")
+def _explicit(s: Subject, name: str) -> bool | None:
+    return OF_GIVEN.get(s.given(name), False)
 
 
 def _concurrency(s: Subject) -> Iterator[Item]:
@@ -141,13 +125,10 @@ def _concurrency(s: Subject) -> Iterator[Item]:
         )
     result = _explicit(s, "max_num_seqs")
     yield Item(
-        "max_num_seqs_explicit",
-        _CONCURRENCY,
+        Found("max_num_seqs_explicit", result, s.found("max_num_seqs")),
         f"{s.called('max_num_seqs')} is explicitly set",
-        result,
         f"concurrency multiplies KV usage, and {s.dialect.title}'s default does not depend on your requests",
-        s.found("max_num_seqs"),
-        "" if result == "pass" else advice,
+        advice,
     )
     yield _derived(s, room, seqs, advice)
     yield _apart(s)
@@ -160,20 +141,21 @@ def _apart(s: Subject) -> Item:
     if s.seen is not None and s.seen.bimodal_prompts.value is not None:
         mixed = s.seen.bimodal_prompts
         advice = "a separate deployment for long prompts" if mixed.value else ""
-        return Item(name, _CONCURRENCY, text, "fail" if mixed.value else "pass", why, mixed.text, advice)
+        return Item(Found(name, not mixed.value, mixed.text), text, why, advice)
     lengths = {other.args.max_model_len for other in s.siblings if other.args.model == s.args.model} | {
         s.args.max_model_len
     }
     apart = len(lengths - {None}) > 1
     return Item(
-        name,
-        _CONCURRENCY,
+        Found(
+            name,
+            True if apart else None,
+            f"deployments of the same model with {s.called('max_model_len')} {sorted(n for n in lengths if n)}"
+            if apart
+            else "one deployment of this model; kvpressure_prompt_lengths_bimodal shows mixed traffic",
+        ),
         text,
-        "pass" if apart else "cannot see",
         why,
-        f"deployments of the same model with {s.called('max_model_len')} {sorted(n for n in lengths if n)}"
-        if apart
-        else "one deployment of this model; kvpressure_prompt_lengths_bimodal shows mixed traffic",
     )
 
 
@@ -183,12 +165,9 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
     refused = refusal(s)
     if refused is not None and s.seen is None:
         return Item(
-            name,
-            _CONCURRENCY,
+            Found(name, False, f"{s.dialect.title} does not start: {refused}"),
             text,
-            "fail",
             why,
-            f"{s.dialect.title} does not start: {refused}",
             "parallel sizes that the model's heads allow",
         )
     if room is None or seqs is None:
@@ -204,12 +183,9 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             if value is None
         ]
         return Item(
-            name,
-            _CONCURRENCY,
+            Found(name, None, f"unknown: {', '.join(missing) or 'the memory left for the KV cache'}"),
             text,
-            "cannot see",
             why,
-            f"unknown: {', '.join(missing) or 'the memory left for the KV cache'}",
             advice,
         )
     said = (
@@ -218,23 +194,24 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
     )
     if room.full_length < 1 and s.seen is None:
         then = "does not start unless one fits" if s.dialect.one_request_fits else "rejects longer ones than fit"
-        return Item(name, _CONCURRENCY, text, "fail", why, f"{said}; {s.dialect.title} {then}", advice)
+        return Item(Found(name, False, f"{said}; {s.dialect.title} {then}"), text, why, advice)
     if room.stated is not None and s.context is not None:
         most = s.limit("max_model_len") or s.context
         said += f", {room.stated} of {min(s.context, most):.0f} tokens" + (
             f" (--context {s.context} is above {s.called('max_model_len')})" if s.context > most else ""
         )
         ok = seqs <= room.stated
-        return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice)
+        return Item(Found(name, ok, said), text, why, advice)
     ok = seqs <= room.full_length
     return Item(
-        name,
-        _CONCURRENCY,
+        Found(
+            name,
+            True if ok else None,
+            said + ("" if ok else "; the length of a usual request decides (--context TOKENS)"),
+        ),
         text,
-        "pass" if ok else "cannot see",
         why,
-        said + ("" if ok else "; the length of a usual request decides (--context TOKENS)"),
-        "" if ok else _NO_CONTEXT,
+        _NO_CONTEXT,
     )
 
 
@@ -245,30 +222,25 @@ def _batching(s: Subject) -> Iterator[Item]:
     if s.dialect.step_holds_batch and seqs is not None:
         best = max(best or s.limit("max_num_batched_tokens") or 0.0, float(seqs))
     if s.dialect.step_holds_batch and tokens is not None and seqs is not None and tokens < seqs:
-        result = "fail"
+        result = False
         found = f"{found}; below {s.called('max_num_seqs')} {seqs}: {s.dialect.title} does not start"
     flag = s.flag("max_num_batched_tokens")
     advice = f"{flag} N; N: the default of this version and GPU ({s.inputs})" if best is None else f"{flag} {best:.0f}"
     yield Item(
-        "max_num_batched_tokens_explicit",
-        _BATCHING,
+        Found("max_num_batched_tokens_explicit", result, found),
         f"{s.option('max_num_batched_tokens')} is explicitly set",
-        result,
         "it bounds peak activation memory and how long a prompt delays decoding; KV cache usage is bounded by"
         f" {s.called('max_num_seqs')}",
-        found,
-        "" if result == "pass" else advice,
+        advice,
     )
     yield _unseen(
         "batching_tested",
-        _BATCHING,
         "batching limits are tested under peak prompt sizes",
         "a limit that is sufficient on average may fail at the peak",
         "kvpressure probe, or a load test with the longest prompts",
     )
     yield _unseen(
         "batch_monitored",
-        _BATCHING,
         "batch effectiveness is monitored (p95, p99)",
         "a collapsing batch is the first sign of KV cache pressure",
         "deploy the exporter and its rules, which watch kvpressure_effective_batch_size",
@@ -285,35 +257,32 @@ def _memory(s: Subject) -> Iterator[Item]:
     found = s.found("gpu_memory_utilization")
     if s.args.kv_cache_memory_bytes is not None:
         found += f"; {s.flag('kv_cache_memory_bytes')} sets the pool's size and overrides it"
-    result: Result = "cannot see" if share is None else "pass" if share <= usual else "fail"
-    if share is None and _explicit(s, "gpu_memory_utilization") == "fail":
-        result = "fail"
+    result: bool | None = None if share is None else share <= usual
+    if share is None and _explicit(s, "gpu_memory_utilization") is False:
+        result = False
     hidden = s.args.is_explicit("gpu_memory_utilization") is None and s.seen is None
     if hidden:
-        result = "cannot see"
+        result = None
     yield Item(
-        "gpu_memory_utilization",
-        _MEMORY,
+        Found("gpu_memory_utilization", result, found),
         f"{s.option('gpu_memory_utilization')} is at most {usual:g}",
-        result,
         why,
-        found,
-        "" if result == "pass" else f"{s.flag('gpu_memory_utilization')} {usual:g}",
+        f"{s.flag('gpu_memory_utilization')} {usual:g}",
     )
     safe = share is not None and share <= lower and not hidden
-    result = "pass" if safe else "fail" if s.demanding and share is not None and not hidden else "cannot see"
+    result = True if safe else False if s.demanding and share is not None and not hidden else None
     yield Item(
-        "gpu_memory_utilization_demanding",
-        _MEMORY,
+        Found(
+            "gpu_memory_utilization_demanding",
+            result,
+            found + ("" if s.demanding or safe else "; load type unknown (--demanding)"),
+        ),
         f"at most {lower:g} for long-context or bursty load",
-        result,
         why,
-        found + ("" if s.demanding or safe else "; load type unknown (--demanding)"),
-        "" if safe else f"{s.flag('gpu_memory_utilization')} {lower:g} if it is",
+        f"{s.flag('gpu_memory_utilization')} {lower:g} if it is",
     )
     yield _unseen(
         "headroom_validated",
-        _MEMORY,
         "headroom is validated under peak traffic",
         "an average hides the peak",
         "check kvpressure_kv_cache_used_ratio_max and kvpressure_gpu_memory_demand_ratio in the busiest hour",
@@ -326,7 +295,7 @@ class _Metrics:
     too much, "" = on.
     """
 
-    result: Result
+    result: bool | None
     found: str
     fix: str
     off: str
@@ -338,11 +307,11 @@ def _metrics(s: Subject) -> _Metrics:
     if s.dialect.silent(s.args):
         how, _, switch = s.dialect.metrics_switch.partition(" ")
         off, fix = (f"no {switch}", f"add {switch}") if how == "with" else (switch, f"remove {switch}")
-        return _Metrics("fail", f"{off}: {s.dialect.title} publishes no metrics", fix, off)
+        return _Metrics(False, f"{off}: {s.dialect.title} publishes no metrics", fix, off)
     if scraped:
-        return _Metrics("pass", scraped, "", "")
+        return _Metrics(True, scraped, "", "")
     return _Metrics(
-        "cannot see",
+        None,
         "no scrape configuration seen",
         "a PodMonitor, a ServiceMonitor or the kvpressure exporter",
         "",
@@ -354,44 +323,32 @@ def _signals(s: Subject) -> Iterator[Item]:
     engine = _metrics(s)
     gpu = s.seen.exporter if s.seen is not None and s.seen.gpus_watched else None
     yield Item(
-        "observe_gpu_memory",
-        _SIGNALS,
+        Found("observe_gpu_memory", True if gpu else None, gpu or "no GPU exporter seen"),
         "GPU memory utilization",
-        "pass" if gpu else "cannot see",
         why,
-        gpu or "no GPU exporter seen",
-        "" if gpu else "the kvpressure exporter (or DCGM's) on the node",
+        "the kvpressure exporter (or DCGM's) on the node",
     )
     for name, text in (
         ("observe_batch", "effective batch size (p95)"),
         ("observe_latency", "p95 / p99 request latency"),
         ("observe_active", "active sequences, requests in flight"),
     ):
-        yield Item(name, _SIGNALS, text, engine.result, why, engine.found, engine.fix)
+        yield Item(Found(name, engine.result, engine.found), text, why, engine.fix)
 
 
 def _traffic(s: Subject) -> Iterator[Item]:
     why = "the shape of traffic matters more than requests per second"
     metrics, title = _metrics(s), s.dialect.title
-    found = f"{title}'s histograms, {metrics.found}" if metrics.result == "pass" else metrics.off or metrics.found
+    found = f"{title}'s histograms, {metrics.found}" if metrics.result else metrics.off or metrics.found
     fix = metrics.fix if metrics.off else f"scrape {title}, or deploy the exporter (kvpressure_request_tokens)"
     for name, text in (
         ("prompt_lengths", "prompt length distribution is tracked"),
         ("max_tokens", "max_tokens distribution is tracked"),
     ):
-        yield Item(
-            name,
-            _TRAFFIC,
-            text,
-            metrics.result,
-            why,
-            found,
-            "" if metrics.result == "pass" else fix,
-        )
+        yield Item(Found(name, metrics.result, found), text, why, fix)
     yield _bursts(s, why)
     yield _unseen(
         "rag_chunks",
-        _TRAFFIC,
         "RAG chunk sizes are bounded",
         why,
         "bound them in the application that builds the prompts",
@@ -401,23 +358,22 @@ def _traffic(s: Subject) -> Iterator[Item]:
 def _bursts(s: Subject, why: str) -> Item:
     text, advice = "bursty traffic patterns are identified", "check kvpressure_arrival_burst_ratio over a week"
     if s.seen is None or s.seen.bursts.value is None:
-        return _unseen("bursts", _TRAFFIC, text, why, advice)
+        return _unseen("bursts", text, why, advice)
     if s.seen.exporter is not None:
-        return Item("bursts", _TRAFFIC, text, "pass", why, f"{s.seen.bursts.text}; the exporter tracks it")
-    return Item("bursts", _TRAFFIC, text, "cannot see", why, s.seen.bursts.text, advice)
+        return Item(Found("bursts", True, f"{s.seen.bursts.text}; the exporter tracks it"), text, why)
+    return Item(Found("bursts", None, s.seen.bursts.text), text, why, advice)
 
 
 def _now(s: Subject) -> Iterator[Item]:
     """Items about conditions of a running server; none for a manifest."""
     for name, value in sorted(s.seen.conditions.items()) if s.seen is not None else ():
-        result: Result = "cannot see" if value is None else "fail" if value else "pass"
+        result: bool | None = None if value is None else not value
         yield Item(
-            f"condition_{name}",
-            _NOW,
+            Found(
+                f"condition_{name}", result, "unknown" if value is None else "holds now" if value else "does not hold"
+            ),
             f"no {name.replace('_', ' ')}",
-            result,
             "a condition that holds now points to a missing limit",
-            "unknown" if value is None else "holds now" if value else "does not hold",
             "run kvpressure diagnose" if value else "",
         )
 
@@ -426,12 +382,13 @@ def _reviewable(s: Subject) -> Iterator[Item]:
     misspelt = s.dialect.misspelt(s.args.explicit)
     if misspelt:
         yield Item(
-            "options_known",
-            _EXPLICIT,
+            Found(
+                "options_known",
+                False,
+                ", ".join(f"{s.flag(name)} (did you mean {s.flag(meant)}?)" for name, meant in misspelt.items()),
+            ),
             f"every option is one of {s.dialect.title}'s",
-            "fail",
             f"{s.dialect.title} does not start with an option that it does not have",
-            ", ".join(f"{s.flag(name)} (did you mean {s.flag(meant)}?)" for name, meant in misspelt.items()),
             ", ".join(s.flag(meant) for meant in misspelt.values()),
         )
     why = "limits that are not written down are rediscovered during incidents"
@@ -445,21 +402,15 @@ def _reviewable(s: Subject) -> Iterator[Item]:
         ("memory_targets_documented", "GPU memory targets are documented", ("gpu_memory_utilization",)),
     ):
         results = {limit: _explicit(s, limit) for limit in limits}
-        result: Result = (
-            "fail" if "fail" in results.values() else "cannot see" if "cannot see" in results.values() else "pass"
-        )
+        result: bool | None = False if False in results.values() else None if None in results.values() else True
         yield Item(
-            name,
-            _EXPLICIT,
+            Found(name, result, _which_are_set(s, results)),
             text,
-            result,
             why,
-            _which_are_set(s, results),
-            "" if result == "pass" else "set them in the manifest, even to their defaults",
+            "set them in the manifest, even to their defaults",
         )
     yield _unseen(
         "reviewed",
-        _EXPLICIT,
         "limits are reviewed before production rollout",
         why,
         "run kvpressure audit in CI",
@@ -477,10 +428,10 @@ def _load(_s: Subject) -> Iterator[Item]:
             "run kvpressure record during the test, and kvpressure replay after it",
         ),
     ):
-        yield _unseen(name, _LOAD, text, why, advice)
+        yield _unseen(name, text, why, advice)
 
 
-def _which_are_set(s: Subject, results: Mapping[str, Result]) -> str:
+def _which_are_set(s: Subject, results: Mapping[str, bool | None]) -> str:
     """The limits that are not set, not accepted or not visible."""
     parts: tuple[tuple[str, Given], ...] = (
         ("not set", "not set"),
@@ -492,19 +443,19 @@ def _which_are_set(s: Subject, results: Mapping[str, Result]) -> str:
     return "; ".join(f"{text}: {', '.join(names)}" for text, names in named if names) or "all set"
 
 
-def _unseen(name: str, section: str, text: str, why: str, advice: str) -> Item:
-    return Item(name, section, text, "cannot see", why, "cannot be seen from here", advice)
+def _unseen(name: str, text: str, why: str, advice: str) -> Item:
+    return Item(Found(name, None, "cannot be seen from here"), text, why, advice)
 
 
-_SECTIONS: Final[tuple[Callable[[Subject], Iterator[Item]], ...]] = (
-    _requests,
-    _concurrency,
-    _batching,
-    _memory,
-    _signals,
-    _traffic,
-    _reviewable,
-    _load,
-    container,
-    _now,
-)
+_SECTIONS: Final[Mapping[str, Callable[[Subject], Iterator[Item]]]] = {
+    "1 request-level limits": _requests,
+    "2 concurrency": _concurrency,
+    "3 batching": _batching,
+    "4 memory headroom": _memory,
+    "5 signals": _signals,
+    "6 prompt and traffic shape": _traffic,
+    "7 explicit and reviewable": _reviewable,
+    "8 realistic load": _load,
+    "container (not in the guide)": container,
+    "right now": _now,
+}

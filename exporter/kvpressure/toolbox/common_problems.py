@@ -14,22 +14,9 @@ from kvpressure.toolbox.engine_view import EngineView
 
 
 @dataclass(frozen=True, slots=True)
-class CommonProblem:
-    """``present`` None = unknown. ``evidence`` has the numbers."""
-
-    name: str
-    title: str
-    present: bool | None
-    evidence: str
-    cause: str
-    action: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
+class Problem:
     """``rows``: the findings that it shows in, the first that holds before the others; ``notes``: what else to say."""
 
-    name: str
     title: str
     rows: tuple[str, ...]
     cause: str
@@ -37,53 +24,49 @@ class _Problem:
     notes: tuple[str, ...] = ()
 
 
-_PROBLEMS: Final = (
-    _Problem(
-        "memory_grows_continuously",
+PROBLEMS: Final = {
+    "memory_grows_continuously": Problem(
         "memory grows while the engine is idle",
         ("memory_leak_idle", "kv_held_without_load"),
         "a leak or an unbounded cache",
         "update vLLM, check what holds blocks (KV connector, aborted requests); "
         "a restart of the worker releases it now",
     ),
-    _Problem(
-        "oom_with_few_requests",
+    "oom_with_few_requests": Problem(
         "out of memory with few requests",
         ("oom_with_few_requests",),
         "the limits do not account for long contexts",
         "lower max_num_seqs or max_model_len; check max_tokens in the requests",
     ),
-    _Problem(
-        "fragmentation",
+    "fragmentation": Problem(
         "memory is free, yet allocation fails",
         ("allocator_fragmentation",),
         "fragmentation",
         "restart the worker; PYTORCH_ALLOC_CONF=expandable_segments:True if it comes back",
         ("gpu_out_of_memory",),
     ),
-    _Problem(
-        "baseline_too_high",
+    "baseline_too_high": Problem(
         "GPU memory is higher than expected after a start",
         ("baseline_too_high",),
         "several model copies on the GPU, or cached data",
         "look for a second process on the GPU; verify the tensor-parallel configuration",
     ),
-)
+}
 
 
-def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[CommonProblem]:
-    """All four problems. ``events``: counted log events, None when no log was read."""
+def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[Found]:
+    """Whether each of ``PROBLEMS`` is there. ``events``: counted log events, None when no log was read."""
     signals = replace(engine.signals, events=events or {}, events_known=events is not None)
     found = about(signals, t)  # with the pod's log, which the exporter may not have read
     conditions = {name: row for name in NAMES if (row := engine.diagnosis.beside.get(name)) is not None}
-    return [_seen(problem, lambda name: conditions.get(name) or found[name]) for problem in _PROBLEMS]
+    return [_seen(name, problem, lambda row: conditions.get(row) or found[row]) for name, problem in PROBLEMS.items()]
 
 
-def _seen(problem: _Problem, known: Callable[[str], Found]) -> CommonProblem:
-    rows = [known(name) for name in problem.rows]
+def _seen(name: str, problem: Problem, known: Callable[[str], Found]) -> Found:
+    rows = [known(row) for row in problem.rows]
     shown = next((row for row in rows if row.value), rows[0])
-    texts = (shown.text, *(known(name).text for name in problem.notes if known(name).value))
-    return CommonProblem(problem.name, problem.title, shown.value, "; ".join(texts), problem.cause, problem.action)
+    notes = (known(row) for row in problem.notes)
+    return Found(name, shown.value, "; ".join((shown.text, *(note.text for note in notes if note.value))))
 
 
 def log_events(engine: EngineView) -> dict[str, int] | None:

@@ -12,12 +12,12 @@ from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import findings
 from kvpressure.engines.registry import dialect
-from kvpressure.model.state import CALM, STEP_TOKENS
+from kvpressure.model.state import CALM, STEP_TOKENS, Found
 from kvpressure.publish.collector import fine, worst_first
 from kvpressure.publish.links import RUNBOOK_FOLDER, Links
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.toolbox.common_problems import CommonProblem, common_problems, log_events
+from kvpressure.toolbox.common_problems import PROBLEMS, common_problems, log_events
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.history import Case, FoundEngines
 from kvpressure.toolbox.triage import PodFacts, triage
@@ -61,7 +61,7 @@ class EngineAnswer:
 
     case: Case
     steps: tuple[TriageStep, ...]
-    problems: tuple[CommonProblem, ...]
+    problems: tuple[Found, ...]
     next: tuple[str, ...]
 
     @property
@@ -141,12 +141,24 @@ def as_json(found: FoundEngines, answered: list[EngineAnswer]) -> dict[str, Any]
                 "verdict_seconds": dict(answer.case.seconds),
                 "changes": [asdict(change) for change in answer.case.changes],
                 "triage": [asdict(step) for step in answer.steps],
-                "common_problems": [asdict(problem) for problem in answer.problems],
+                "common_problems": [_problem(found) for found in answer.problems],
                 "next_steps": list(answer.next),
                 "engine": answer.case.view.as_json(),
             }
             for answer in answered
         ],
+    }
+
+
+def _problem(found: Found) -> dict[str, str | bool | None]:
+    row = PROBLEMS[found.name]
+    return {
+        "name": found.name,
+        "title": row.title,
+        "present": found.value,
+        "evidence": found.text,
+        "cause": row.cause,
+        "action": row.action,
     }
 
 
@@ -209,10 +221,10 @@ def _engine(answer: EngineAnswer) -> Iterator[str]:
     yield ""
     yield "common problems"
     for problem in answer.problems:
-        mark = {True: "YES", False: "no", None: "?"}[problem.present]
-        yield f"  {mark:4} {problem.title}: {problem.evidence}"
-        if problem.present:
-            yield f"       {problem.cause}: {problem.action}"
+        row, mark = PROBLEMS[problem.name], {True: "YES", False: "no", None: "?"}[problem.value]
+        yield f"  {mark:4} {row.title}: {problem.text}"
+        if problem.value:
+            yield f"       {row.cause}: {row.action}"
     yield ""
     yield "next"
     yield from (f"  {number}. {step}" for number, step in enumerate(answer.next, 1))

@@ -176,7 +176,7 @@ class Diagnoser:
             grade=answer.grade.name.lower(),
             runner_up=answer.runner_up,
             conditions={name: values[name] for name in NAMES},
-            published={name: values[name] for name in PUBLISHED},
+            published=Gathered(values, PUBLISHED),
             beside=beside,
             documented_signature={name: values[f"{PREFIX}{name}"] for name in SIGNATURE_CONDITIONS},
             documented_signature_met=is_met,

@@ -465,12 +465,14 @@ def when_known(test: Callable[..., bool], *names: str) -> Callable[[View], bool 
 
 def at_least(name: str, threshold: str) -> Callable[[View], bool | None]:
     """Whether a number is at least a threshold; ``None`` while it is unknown."""
-    return when_known(lambda v, value: value >= v.t[threshold], name)
+    read = NUMBERS[name].read
+    return lambda v: None if (value := read(v)) is None else value >= v.t[threshold]
 
 
 def any_of(name: str) -> Callable[[View], bool | None]:
     """Whether a number is above 0; ``None`` while it is unknown."""
-    return when_known(lambda _, value: value > 0, name)
+    read = NUMBERS[name].read
+    return lambda v: None if (value := read(v)) is None else value > 0
 
 
 # --- words in sentences that depend on the engine; "" = nothing to say

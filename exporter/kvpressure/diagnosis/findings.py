@@ -54,7 +54,7 @@ class Values(dict[str, bool | None]):
 
     def __missing__(self, name: str) -> bool | None:
         row = ROWS[name]
-        value = self[name] = row.find(self.of(row))
+        value = self[name] = row.find((self._fresh or self.fresh) if row.fresh else self.view)
         return value
 
     def of(self, row: Finding) -> View:

@@ -235,7 +235,7 @@ def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
     out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
     out.states("pressure_stage", labels, STAGES, diagnosis.stage)
     out.each("verdict_reason", labels, diagnosis.reasons)
-    out.each("finding", labels, diagnosis.published)
+    out.each("finding", labels, {name: found.value for name, found in diagnosis.published.items()})
 
 
 def _add_limits(out: Families, labels: Labels, engine: EngineState) -> None:

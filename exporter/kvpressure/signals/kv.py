@@ -4,10 +4,10 @@ growth while idle, fragmentation; and the pool's size where no log line reports 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Final
 
@@ -96,19 +96,15 @@ def _to_be_counted(
     signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds
 ) -> list[tuple[Sample, float]]:
     """Inferences that the counter must contain by now: the queue became shorter since, and the counter had its time."""
-    latest = samples[-1].t - t["preemption_counter_lag_seconds"]
-    later, shortest = len(samples), inf  # samples from ``later`` on have been looked at, from the newest back
-    found = []
-    for before, amount in reversed(signs):
-        while later > 0 and samples[later - 1].t > before.t:
-            later -= 1
-            sample = samples[later]
-            waiting = sample.waiting
-            if waiting is not None and waiting < shortest and sample.t <= latest:  # no call: every sample in each tick
-                shortest = waiting
-        if shortest < (before.waiting or 0.0) + amount:
-            found.append((before, amount))
-    return found[::-1]
+    times = [sample.t for sample in samples]
+    due = bisect_right(times, samples[-1].t - t["preemption_counter_lag_seconds"])
+    waiting = [inf if sample.waiting is None else sample.waiting for sample in samples[:due]]
+    shortest = [*accumulate(reversed(waiting), min, initial=inf)][::-1]  # the shortest queue from each sample on
+    return [
+        (before, amount)
+        for before, amount in signs
+        if shortest[bisect_right(times, before.t, 0, due)] < (before.waiting or 0.0) + amount
+    ]
 
 
 class HitRatio:

@@ -186,7 +186,8 @@ def captures() -> list[Capture]:
     ]
 
 
-LOADS: Final = ("vllm-cpu-loads", "vllm-cpu-2026")
+SCHEDULER: Final = "vllm-cpu-2026"
+LOADS: Final = ("vllm-cpu-loads", SCHEDULER)
 
 
 def _loads() -> list[Capture]:
@@ -201,6 +202,7 @@ def _loads() -> list[Capture]:
             _set(row["expected_verdict"]),
             _set(row["forbidden_verdicts"]),
             confidently=True,
+            strict=_set(row.get("strict_verdict") or ""),
         )
         for part in LOADS
         for row in _rows(RECORDINGS / part / "labels.csv")

@@ -198,11 +198,13 @@ def _incidents_in_short(result: Result) -> Iterator[str]:
     wrong = sum(one.wrong_and_confident for one in (*result.answers, *result.captures))
     yield f"\n* Captures of a live vLLM right: {_right(result.captures)}. Wrong and confident, of all: {wrong}."
     fresh = [a for a in result.answers if a.incident.strict]
-    stretches = [c for c in result.captures if c.capture.strict]
+    stretches = [c for c in result.captures if c.capture.part == data.STRETCHES]
+    limits = [c for c in result.captures if c.capture.part == data.SCHEDULER]
     yield (
         "* Strictly right (the one best answer, every condition):"
         f" {sum(a.strictly_right for a in fresh)} of {len(fresh)} fresh incidents,"
-        f" {sum(c.strictly_right for c in stretches)} of {len(stretches)} fresh stretches. Before any rule was mended"
+        f" {sum(c.strictly_right for c in stretches)} of {len(stretches)} fresh stretches,"
+        f" {sum(c.strictly_right for c in limits)} of {len(limits)} of `{data.SCHEDULER}`. Before any rule was mended"
         f" for them (7f00867): {FIRST_FRESH[0][2]} and {FIRST_FRESH[1][2]} incidents, {FIRST_STRETCHES[0][2]}"
         f" stretches; right: {FIRST_FRESH[0][1]}, {FIRST_FRESH[1][1]}, {FIRST_STRETCHES[0][1]}."
     )
@@ -515,7 +517,7 @@ def _untouched(_result: Result) -> Iterator[str]:
 
 
 def _stretches(result: Result) -> Iterator[str]:
-    answers = [c for c in result.captures if c.capture.strict]
+    answers = [c for c in result.captures if c.capture.part == data.STRETCHES]
     yield "## Stretches of a real vLLM\n"
     yield (
         "`vllm-cpu-fresh`, labelled from what was sent and from what clients and server saw, before any verdict was"

@@ -19,7 +19,7 @@ FALSE_PER_1000 = 0.0
 INFORMATIVE = 0.90
 INCIDENTS = 0.95
 FRESH, FRESH_STRICTLY = 0.95, 0.85
-STRETCHES = 0.90  # of vllm-cpu-fresh
+STRETCHES = {data.STRETCHES: (0.90, 0.90), data.SCHEDULER: (0.95, 0.75)}  # leniently, strictly
 DETECTED_WITHIN_SECONDS = 10.0
 AHEAD_SECONDS, NEARLY = 30.0, 0.95  # a slow ramp is announced so early; what is announced comes at least so near
 SCORED_IN_SECONDS_OF_CPU = 90.0
@@ -57,9 +57,11 @@ def missed(result: Result) -> list[str]:
         for c in result.captures
         if (not c.right and not c.capture.strict) or c.wrong_and_confident
     ]
-    fresh = [c for c in result.captures if c.capture.strict]
-    if sum(c.right for c in fresh) < STRETCHES * len(fresh):
-        found.append(f"stretches right: {sum(c.right for c in fresh)} of {len(fresh)}")
+    for part, bars in STRETCHES.items():
+        fresh = [c for c in result.captures if c.capture.part == part]
+        right = (sum(c.right for c in fresh), sum(c.strictly_right for c in fresh))
+        if any(count < bar * len(fresh) for count, bar in zip(right, bars, strict=True)):
+            found.append(f"stretches right, leniently and strictly: {right} of {len(fresh)} ({part})")
     found += [
         f"{one.recording}: warned at {one.begin:.0f} s, and usage went no higher than {one.peak:.2f}"
         for one in result.warned
@@ -94,7 +96,7 @@ def test_the_verdict_reaches_every_bar_and_the_page_says_so() -> None:
     rates = result.rates()
     assert (rates.positive, rates.episode, rates.other, rates.neutral, rates.not_recorded) == (62, 6, 356, 6, 5)
     sizes = (len(result.answers), len(result.graded()), len(result.captures), len(result.detections))
-    assert sizes == (114, 100, 92, 10)
+    assert sizes == (114, 100, 100, 10)
     assert report.publish(result, check=True) == 0, "docs/reports/accuracy.md is out of date: run `make accuracy`"
     names = {str(path.relative_to(data.RECORDINGS)) for path in data.RECORDINGS.rglob("*.jsonl.gz")}
     unscored = replay_all([(name, False) for name in names - result.digests.keys()], os.cpu_count() or 1)

@@ -689,7 +689,6 @@ SYNTHETIC: Final = frozenset(
         "Host bound: CPU full, GPU waits",
         "Host bound: API server",
         "KV pressure: full, preempted are back",
-        "KV pressure: average prompt does not fit",
         "Compute bound: prefill saturates the GPU",
         "Compute bound: GPU works hard",
     }

@@ -147,7 +147,7 @@ def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:
         ("kv_pressure", 0.9, "First: Cap input and output tokens at the edge"),
         ("concurrency_limited", 0.9, "First: Leave max_num_seqs where it is"),
         ("concurrency_limited with room", 0.9, "First: Raise max_num_seqs --max-num-seqs 128"),
-        ("stalled", 0.9, "First: Save the evidence kubectl logs -n prod pod/chat-0"),
+        ("stalled", 0.9, "First: Ask whether it was told to pause kubectl exec -n prod pod/chat-0 -- curl -s"),
         ("compute_bound", 0.5, "First: check the triage steps below; confidence in the verdict is low."),
         ("unknown", 0.3, "First: Provide the missing inputs"),
         ("healthy", 0.9, ""),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Final
+from urllib.parse import urlsplit
 
 from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.limits import past_peak
@@ -313,14 +314,30 @@ def _stacks(engine: EngineState) -> str:
     )
 
 
+def _ask_for_a_pause(engine: EngineState) -> Action:
+    """What to ask before anything is killed: an engine that was told to stand still looks like one that has stopped."""
+    one, server, key = dialect(engine.dialect), urlsplit(engine.target), engine.key
+    ends = " or ".join(f"POST {path}" for path in one.pauses.values())
+    within = ("kubectl", "exec", *of_pod(key), "--") if is_pod(key) else ()
+    place = f"http://localhost:{server.port or one.default_port}" if is_pod(key) else f"http://{server.netloc}"
+    return Action(
+        "Ask whether it was told to pause",
+        "A pause, sleep mode, a weight update and a drain stop an engine in the same way, and a restart would lose the"
+        " update and every request. Ask whoever operates it"
+        + (f"; an answer of true ends with {ends}, once the operation is over. 404: not served." if ends else "."),
+        commands=tuple(command(*within, "curl", "-s", place + path) for path in one.pauses),
+    )
+
+
 def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
     key, pod = engine.key, of_pod(engine.key)
     stacks = _stacks(engine)
     right = "SYS_PTRACE (kubectl debug --profile=sysadmin has it)" if is_pod(key) else "root"
     return MitigationPlan(
-        "The engine has stopped. Save the evidence, then restart the engine.",
+        "The engine makes no progress. If it was not told to pause, save the evidence, then restart it.",
         (
+            _ask_for_a_pause(engine),
             Action(
                 "Save the evidence",
                 f"Saving the evidence takes a minute. A restart destroys it. Python stacks need py-spy and {right};"
@@ -373,6 +390,9 @@ def _unscraped(engine: EngineState) -> Action:
 def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if not engine.up:
         return MitigationPlan("The engine's metrics cannot be scraped.", (_unscraped(engine),))
+    evidence = engine.diagnosis.evidence
+    if any(name in evidence and evidence[name].value for name in ("engine_asleep", "engine_paused")):
+        return MitigationPlan("Do not restart it: it was told to stand still.", (_ask_for_a_pause(engine),))
     inputs, missing = engine.diagnosis.inputs, engine.diagnosis.missing
     unsettled = [text for text in missing if text not in inputs]
     actions = []

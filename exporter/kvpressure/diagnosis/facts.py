@@ -654,6 +654,14 @@ FACTS: Final[tuple[Finding, ...]] = (
         why="the metrics endpoint does not show sleep mode",
         question="sleep mode",
     ),
+    Finding(
+        "engine_paused",
+        "the engine was told to pause, or updates its weights",
+        "the engine was told to go on",
+        lambda v: v.s.progress.paused,
+        why="neither its log nor the metrics endpoint shows it",
+        question="whether the engine was told to pause",
+    ),
     # --- the GPU
     Finding(
         "gpu_starved",

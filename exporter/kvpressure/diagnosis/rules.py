@@ -81,12 +81,23 @@ NO_SCRAPE: Final = Verdict(
 ASLEEP: Final = Verdict(
     "unknown",
     "Asleep",
-    requires=yes("engine_asleep") & maybe("work_present"),
+    requires=maybe("work_present") & (yes("engine_asleep") | (yes("engine_paused") & unsure("tokens_recently"))),
     rows=(
-        Row("asleep", ALWAYS, GUESS, "what the engine does when it is awake: it is asleep, its weights are offloaded"),
+        Row(
+            "asleep",
+            yes("engine_asleep"),
+            GUESS,
+            "what the engine does when it is awake: it is asleep, its weights are offloaded",
+        ),
+        Row(
+            "paused",
+            ALWAYS,
+            GUESS,
+            "what the engine does when it goes on: it was told to pause, or updates its weights",
+        ),
     ),
-    supports=_all_yes("engine_asleep", "work_present"),
-    when="the engine is asleep and requests are in flight",
+    supports=_all_yes("engine_asleep", "engine_paused", "work_present"),
+    when="the engine is asleep, or was told to pause, and requests are in flight",
 )
 
 # --- no progress: a state machine whose states are these rows ---------------------------------------------------------

@@ -263,6 +263,9 @@ class EngineDialect:
     page_kind: Callable[[PageText, Sequence[EngineReading], Mapping[str, float]], PageKind] = lambda *_: PageKind()
     """Kind of server, from the text, its engines of this dialect, and its page values."""
 
+    pauses: Mapping[str, str] = field(default_factory=dict)
+    """Path that tells whether the server was told to stand still -> path that ends it."""
+
     # --- the log
     log_words: tuple[str, ...] = ()
     """Every recognised line contains one of these: a cheap first test."""

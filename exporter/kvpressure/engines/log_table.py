@@ -42,6 +42,11 @@ def row(keyword: str, event: str, *needed: str, more: Iterable[str] = ()) -> Lin
     )
 
 
+def asked(path: str, event: str) -> LineForm:
+    """The row of an accepted POST to this path, as uvicorn logs it."""
+    return row(f'"POST {path}', event, rf'"POST {path}(?=[? ])', r'HTTP/[\d.]{1,3}" 200')
+
+
 def find(table: Iterable[LineForm], line: str) -> Found | None:
     """The event of a line and its matched parts; ``None`` for any other line."""
     for one in table:

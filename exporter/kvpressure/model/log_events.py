@@ -64,6 +64,8 @@ EVENTS: Final[Mapping[str, str]] = {
     "args": "arguments at start",
     "engine_config": "configuration in force",
     "sleep": "sleep mode was entered",
+    "pause": "the server was told to pause or to sleep",
+    "resume": "the server was told to go on",
     "kv_padding": "KV blocks of a hybrid model are padded",
 }
 """What each event means."""
@@ -72,6 +74,9 @@ ALLOCATION_EVENTS: Final = frozenset(
     {"cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed"}
 )
 """Events that mean a failed allocation (the log check of the documented triage)."""
+
+PAUSING: Final = {"pause": True, "resume": False, "args": False}
+"""Whether the server is to stand still after such a line; it starts awake."""
 
 FACT_EVENTS: Final = frozenset(
     {

@@ -68,6 +68,7 @@ PROCESS_CPU_SECONDS: Final = "process_cpu_seconds"
 PROCESS_RSS_BYTES: Final = "process_resident_memory_bytes"
 PROCESS_START: Final = "process_start_time_seconds"
 LORA_MOMENT: Final = "lora_seconds"  # Unix time of the last look at adapters, where any are served
+OPERATIONS_PREFIX: Final = "operations:"  # + kind: sleep and weight-update operations in flight
 PROCESS_OPEN_FDS: Final = "process_open_fds"  # grows and falls with the clients' connections, one for one
 HTTP_PREFIX: Final = "http:"  # + status class, "http:2xx", "http:4xx", "http:5xx": counters of requests
 

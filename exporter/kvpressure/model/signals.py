@@ -508,6 +508,7 @@ class ProgressSignals:
     prompt_at_once: bool = False
     prefill_usual_seconds: float | None = None  # mean since the start, or the longest silence that ended with output
     asleep: bool | None = None  # sleep mode has offloaded the weights
+    paused: bool | None = None  # told to stand still, or to update its weights
     fresh_seconds: float | None = None  # age of the newest scrape
     pages_failing: float | None = None  # consecutive failed scrapes
     page_error: str | None = None  # why the last of them failed

@@ -17,6 +17,7 @@ from kvpressure.diagnosis.diagnose import Diagnoser, LongestRequest
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
 from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, Failure, engine_name
+from kvpressure.model.log_events import PAUSING
 from kvpressure.model.readings import (
     PROCESS_START,
     ContainerReading,
@@ -79,6 +80,7 @@ class ContainerTrack(SubjectTrack):
         self.version: str | None = None  # the server's own word
         self._oom: tuple[float, Mapping[str, float]] | None = None  # when an out-of-memory text came, its figures
         self.seen_log = False
+        self.paused: bool | None = None  # by the last line about it; None = no such line
         self.uid: str | None = None  # of its pod; None = not known yet
 
     def _begin(self) -> None:
@@ -97,6 +99,7 @@ class ContainerTrack(SubjectTrack):
             return
         self.counts[event.event] = self.counts.get(event.event, 0) + 1
         self._events.setdefault(event.event, deque(maxlen=MAX_EVENTS_KEPT)).append(t)
+        self.paused = PAUSING.get(event.event, self.paused)
         self.logged = event.arguments or self.logged
         self.version = event.version or self.version
         self.facts.update(event.facts)

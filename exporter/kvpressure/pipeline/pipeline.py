@@ -350,7 +350,9 @@ class Pipeline:
                 facts.setdefault("capacity_tokens", float(pool.blocks * pool.block_size))
         if container is None:
             return LogContext(facts)
-        return LogContext(facts, container.recent_events(now), container.recent_oom(now), container.seen_log)
+        return LogContext(
+            facts, container.recent_events(now), container.recent_oom(now), container.seen_log, container.paused
+        )
 
     def _gpu_context(
         self, now: float, gpus: Sequence[str], pod: tuple[str, str], snapshot: Snapshot, allocator: bool

@@ -232,7 +232,14 @@ class EngineTracker:
             self._ever_useful(),
             self._prompt_at_once(around),
             progress.usual_seconds(self.window.last),
+            self._paused(around),
         )
+
+    def _paused(self, around: EngineContext) -> bool | None:
+        """Whether the server was told to stand still: by its log, or by a sleep or weight update in flight."""
+        values = self.page.page if self.page else {}
+        operations = [count for name, count in values.items() if name.startswith(r.OPERATIONS_PREFIX)]
+        return True if any(operations) else around.log.paused
 
     def _gpus_shared(self, around: EngineContext) -> bool:
         """Whether some of the pod's GPUs may belong to another engine or to none: the pod has more than this engine

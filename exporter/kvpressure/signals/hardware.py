@@ -54,13 +54,14 @@ class GpuContext:
 @frozen
 class LogContext:
     """From the container's log: ``facts`` of the start, counts of recent ``events``, and torch's numbers from the
-    last out-of-memory error in bytes (``oom``). ``known``: a log was read.
+    last out-of-memory error in bytes (``oom``). ``known``: a log was read. ``paused``: by its last line about it.
     """
 
     facts: Mapping[str, float] = field(default_factory=dict)
     events: Mapping[str, int] = field(default_factory=dict)
     oom: Mapping[str, float] = field(default_factory=dict)
     known: bool = False
+    paused: bool | None = None
 
 
 @frozen

@@ -245,7 +245,8 @@ def _http(sample: Sample) -> float | None:
 @frozen
 class Contact:
     """Contact with the server: age of the newest scrape in seconds, consecutive failed scrapes and why, whether the
-    process has produced a token, whether an invisible prefill is possible, and the mean prefill time in seconds.
+    process has produced a token, whether an invisible prefill is possible, the mean prefill time in seconds, and
+    whether it was told to stand still.
     """
 
     age_seconds: float = 0.0
@@ -254,6 +255,7 @@ class Contact:
     ever_produced: bool | None = None
     prompt_at_once: bool = False
     prefill_usual_seconds: float | None = None
+    paused: bool | None = None
 
 
 def progress_signals(
@@ -280,6 +282,7 @@ def progress_signals(
         clients_came=progress.clients_came() if work else None,
         ever_produced=contact.ever_produced,
         asleep=None if r.ASLEEP not in last.gauges else last.gauges[r.ASLEEP] > 0,
+        paused=contact.paused,
         http_moved=http_moved(window, progress.seconds_still),
         fresh_seconds=contact.age_seconds,
         pages_failing=float(contact.failing),

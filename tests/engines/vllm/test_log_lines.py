@@ -196,6 +196,14 @@ stats:
   (APIServer pid=1) INFO 11-14 22:14:30 [loggers.py:257] Avg prompt tput: 5.0 toks/s, Avg generation tput: 6.0
   toks/s, Reqs Running: 7, Waiting: 8, Deferred: 1 reqs, Preemptions: 2, GPU KV cache used: 50.5%, Prefix cache hit
   rate: 1.0%
+pause:
+  (APIServer pid=1) INFO:     10.0.0.9:50111 - "POST /pause?mode=keep HTTP/1.1" 200 OK
+pause:
+  INFO:     10.0.0.9:50111 - "POST /sleep?level=1 HTTP/1.1" 200 OK
+resume:
+  INFO:     10.0.0.9:50111 - "POST /resume HTTP/1.1" 200 OK
+resume:
+  INFO:     10.0.0.9:50111 - "POST /wake_up HTTP/1.1" 200 OK
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kvpressure.engines.log_table import SIZE, Found, event_of, find, public, row
+from kvpressure.engines.log_table import SIZE, Found, asked, event_of, find, public, row
 from kvpressure.model.log_events import MAX_LINE, LogEvent
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
@@ -71,6 +71,8 @@ TABLE: Final = (
     row("Scheduler hit an exception", "engine_dead"),
     row("Received sigquit", "engine_dead", r"Received sigquit from a child process?\b"),
     row("Watchdog timeout (self.watchdog_timeout=", "engine_dead"),
+    *(asked(path, "pause") for path in ("/pause_generation", "/release_memory_occupation")),
+    *(asked(path, "resume") for path in ("/continue_generation", "/resume_memory_occupation")),
 )
 WORDS: Final = (
     "#running-req",
@@ -83,6 +85,10 @@ WORDS: Final = (
     "Scheduler hit",
     "sigquit",
     "Watchdog",
+    "POST /pause",
+    "POST /release",
+    "POST /continue",
+    "POST /resume",
 )
 REPEATED: Final = frozenset({"stats", "preemption", "capacity", "engine_config", "weights_bytes"})
 """Events that each rank reports."""

@@ -39,6 +39,7 @@ VLLM: Final = EngineDialect(
     config_labels=page.CONFIG_LABELS,
     metrics_switch="without --disable-log-stats",
     page_kind=page.kind,
+    pauses={"/is_paused": "/resume", "/is_sleeping": "/wake_up"},
     log_words=log_lines.WORDS,
     strip=log_lines.strip,
     recognise=log_lines.recognise,

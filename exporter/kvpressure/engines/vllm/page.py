@@ -88,6 +88,10 @@ ENGINE_FAMILIES: Final = (
         label="sleep_state",
         values={"weights_offloaded": r.ASLEEP, "discard_all": r.ASLEEP},
     ),  # 0.11
+    *(
+        Family("page", (f"{kind}_operations_in_flight",), f"{r.OPERATIONS_PREFIX}{kind}", ceiling=ceilings.REQUESTS)
+        for kind in ("sleep_mode", "rl_weight_update")
+    ),  # 0.32, once such an operation was asked for; no label of a model or an engine
     counter(r.PREEMPTIONS, "num_preemptions"),
     counter(r.PROMPT_TOKENS, "prompt_tokens"),
     Family(

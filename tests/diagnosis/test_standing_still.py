@@ -1,0 +1,89 @@
+"""Engines that stand still for a reason, or only seem to: a pause, a drain, a first step, clients that gave up."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvpressure.advice.mitigation import plan
+from kvpressure.engines.registry import log_line, public_line
+from kvpressure.model import readings as r
+from kvpressure.pipeline.engines import ContainerTrack
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.recording.reader import Reader
+from kvpressure.settings.thresholds import builtin
+from tests.diagnosis.servers import after, play
+from tests.recording.strategies import RECORDINGS
+
+T = builtin()
+REAL = RECORDINGS / "vllm-cpu-2026"
+
+
+def replayed(name: str):
+    """(seconds, state) of the recording's engine, tick by tick."""
+    pipeline, began = Pipeline(), None
+    with Reader(REAL / f"{name}.jsonl.gz") as reader:
+        for snapshot in reader:
+            began = snapshot.time if began is None else began
+            for state in pipeline.observe(snapshot).engines:
+                yield snapshot.time - began, state
+
+
+# --- paused ----------------------------------------------------------------------------------------------------------
+
+PAUSED = {
+    "running": 8.0,
+    "waiting": 0.0,
+    "kv": 0.23,
+    "generated": after(40, 600.0, 0.0),
+    "prompt": after(40, 300.0, 0.0),
+    "finished": after(40, 2.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", ["sleep_mode", "rl_weight_update"])
+def test_an_operation_in_flight_is_no_stall(kind: str) -> None:
+    said = play(120, page={r.OPERATIONS_PREFIX + kind: after(40, 0.0, 1.0)}, gpus=(0.0,), **PAUSED)
+    assert "stalled" not in said.said()
+    assert said.last.row == "Asleep: paused"
+    first = plan(said.states[-1], T).actions[0]
+    assert any("/is_paused" in command for command in first.commands)
+    assert not any("restart" in action.title.lower() for action in plan(said.states[-1], T).actions)
+
+
+def test_what_makes_tokens_is_not_paused() -> None:
+    said = play(60, page={r.OPERATIONS_PREFIX + "sleep_mode": 1.0}, **PAUSED | {"generated": 600.0, "prompt": 300.0})
+    assert said.verdict == "healthy"
+
+
+def test_where_nothing_tells_the_first_action_asks_before_anything_is_killed() -> None:
+    """A real vLLM paused with ``POST /pause?mode=keep``; no gauge and no log of it."""
+    stalled = [state for _, state in replayed("11-pause-keep") if state.diagnosis.verdict == "stalled"]
+    for state in stalled:
+        first, *others = plan(state, T).actions
+        assert [command.rpartition("/")[2] for command in first.commands] == ["is_paused", "is_sleeping"]
+        assert any("restart" in action.title.lower() for action in others)
+
+
+@pytest.mark.parametrize(
+    ("engine", "lines", "paused"),
+    [
+        ("vllm", ('(APIServer pid=7) INFO:     10.0.0.9:1 - "POST /pause?mode=keep HTTP/1.1" 200 OK',), True),
+        ("vllm", ('INFO:     10.0.0.9:1 - "POST /sleep HTTP/1.1" 200 OK',), True),
+        (
+            "vllm",
+            ('INFO: 1 - "POST /pause HTTP/1.1" 200 OK', 'INFO: 1 - "POST /resume HTTP/1.1" 200 OK'),
+            False,
+        ),
+        ("vllm", ('INFO:     10.0.0.9:1 - "POST /pause HTTP/1.1" 404 Not Found',), None),
+        ("vllm", ('INFO:     10.0.0.9:1 - "POST /pauses HTTP/1.1" 200 OK',), None),
+        ("sglang", ('[2026-11-01 10:00:00] INFO:     1 - "POST /pause_generation HTTP/1.1" 200 OK',), True),
+    ],
+)
+def test_the_log_tells_of_a_pause_and_of_its_end(engine: str, lines: tuple[str, ...], paused: bool | None) -> None:
+    track = ContainerTrack(T, "ns", "chat-0", "vllm")
+    for number, line in enumerate(lines):
+        kept = public_line(line)  # as recorded, it tells the same
+        for text in (line, kept):
+            track.take_line(float(number), log_line("ns", "chat-0", "vllm", text, engine))
+        assert "10.0.0.9" not in kept
+    assert track.paused is paused

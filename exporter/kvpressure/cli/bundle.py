@@ -9,7 +9,6 @@ from typing import Final
 from kvpressure.bundle import values
 from kvpressure.bundle.render import differences, render, write
 from kvpressure.bundle.rules import PROFILES, Options
-from kvpressure.bundle.spec import SpecError
 from kvpressure.errors import InputError, refused_file
 from kvpressure.settings import thresholds
 
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         found = differences(files, directory)
     except values.ValuesError as error:
         raise InputError(str(error)) from error
-    except (SpecError, ArithmeticError) as error:  # thresholds that are allowed each, and make no rules together
+    except ArithmeticError as error:  # thresholds that are allowed each, and make no rules together
         raise InputError(
             f"these thresholds give no valid rules ({error}); use values closer to the defaults in"
             " docs/reference/thresholds.md"

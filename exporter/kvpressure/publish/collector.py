@@ -150,7 +150,7 @@ class TableFamily(Family):
     """A family with one value per series. ``rows``: values by label values, in the table's order."""
 
     def __init__(self, metric: Metric, rows: Mapping[Labels, float]) -> None:
-        super().__init__(_name(metric), metric.help, metric.kind)
+        super().__init__(metric.full_name.removesuffix(_SUFFIX[metric.kind]), metric.help, metric.kind)
         self.sample_name = metric.full_name
         self.label_names = metric.labels
         self.rows = rows
@@ -189,10 +189,6 @@ def number_text(value: float) -> str:
 
 
 _bound: Final = lru_cache(maxsize=256)(number_text)
-
-
-def _name(metric: Metric) -> str:
-    return metric.full_name.removesuffix(_SUFFIX[metric.kind])
 
 
 _REJECTED_STATUS: Final = ("4xx", "5xx")

@@ -103,9 +103,5 @@ def wants_openmetrics(accept: str) -> bool:
         values = dict(piece.partition("=")[::2] for piece in parameters)
         if kind == _OPENMETRICS and values.get("version", "1.0.0") not in ("1.0.0", "0.0.1"):
             continue
-        weight[kind] = max(weight[kind], _quality(values.get("q", "1")))
+        weight[kind] = max(weight[kind], ceilings.number_in(values.get("q", "1"), 1.0) or 0.0)
     return weight[_OPENMETRICS] > 0 and weight[_OPENMETRICS] >= weight["text/plain"]
-
-
-def _quality(text: str) -> float:
-    return ceilings.number_in(text, 1.0) or 0.0

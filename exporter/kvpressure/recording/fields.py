@@ -161,11 +161,12 @@ def fields(read: Read[Any], *names: str, required: bool = False, default: object
 
 def by_number(name: str, read: Read[Any]) -> Field:
     """A field with values by number."""
-    return Field(name, map_of(read, number_key), _keys_as_text, default={})
-
-
-def _keys_as_text(values: Mapping[int, object]) -> dict[str, object]:
-    return {str(number): value for number, value in values.items()}
+    return Field(
+        name,
+        map_of(read, number_key),
+        lambda values: {str(number): value for number, value in values.items()},
+        default={},
+    )
 
 
 def records(name: str, build: Callable[..., Any], table: tuple[Field, ...]) -> Field:

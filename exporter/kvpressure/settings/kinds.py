@@ -18,10 +18,8 @@ from kvpressure.errors import shown
 from kvpressure.renames import nearest
 from kvpressure.settings.yaml_lines import short_path
 
-_UNITS: Final = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
-_SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
-_SIZE_UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SIZE: Final = re.compile(r"(\d{1,13})(KiB|MiB|GiB)?")
+_DECIMAL: Final = r"\d{1,13}(?:\.\d+)?"
+_WHOLE: Final = r"\d{1,13}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,40 +57,18 @@ def _text(raw: object) -> str:
     return raw
 
 
-def _whole(raw: object) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, int | str):
-        raise ValueError
-    text = str(raw)
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise ValueError
-    return int(text)
+def _number(digits: str, least: float, most: float, **units: float) -> Callable[[object], Any]:
+    """Numbers from ``least`` to ``most``, written as ``digits`` with one of ``units`` behind them, or none."""
+    form = re.compile(rf"({digits})({'|'.join(units)})?", re.ASCII)
 
+    def parse(raw: object) -> float:
+        match = None if isinstance(raw, bool) else form.fullmatch(str(raw).strip())
+        value = float(match[1]) * units.get(match[2], 1) if match else math.nan
+        if not least <= value <= most:
+            raise ValueError
+        return value if digits == _DECIMAL else int(value)
 
-def _count(raw: object) -> int:
-    value = _whole(raw)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-def _seconds(raw: object) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-        raise ValueError
-    match = _SECONDS.fullmatch(str(raw).strip())
-    value = float(match[1]) * _UNITS[match[2] or ""] if match else math.nan
-    if not 0.01 <= value <= 86400:
-        raise ValueError
-    return value
-
-
-def _size(raw: object) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, int | str):
-        raise ValueError
-    match = _SIZE.fullmatch(str(raw).strip())
-    value = int(match[1]) * _SIZE_UNITS[match[2] or ""] if match else 0
-    if not 2**16 <= value <= 2**40:
-        raise ValueError
-    return value
+    return parse
 
 
 def _existing(is_one: Callable[[str], bool], noun: str) -> Callable[[object], Path]:
@@ -159,10 +135,18 @@ def _thresholds_file(raw: object) -> Any:
 
 BOOL: Final = Kind("true or false", _bool, "BOOL")
 TEXT: Final = Kind("1 to 253 printable characters", _text, "TEXT")
-WHOLE: Final = Kind("a whole number from 0 to 999999999", _whole, "N")
-COUNT: Final = Kind("a whole number from 1 to 999999999", _count, "N")
-SECONDS: Final = Kind("seconds from 0.01 to 86400, or a number with ms, s, m or h", _seconds, "SECONDS")
-SIZE: Final = Kind("bytes from 64KiB to 1024GiB, or a number with KiB, MiB or GiB", _size, "SIZE")
+WHOLE: Final = Kind("a whole number from 0 to 999999999", _number(_WHOLE, 0, 999_999_999), "N")
+COUNT: Final = Kind("a whole number from 1 to 999999999", _number(_WHOLE, 1, 999_999_999), "N")
+SECONDS: Final = Kind(
+    "seconds from 0.01 to 86400, or a number with ms, s, m or h",
+    _number(_DECIMAL, 0.01, 86400, ms=0.001, s=1, m=60, h=3600),
+    "SECONDS",
+)
+SIZE: Final = Kind(
+    "bytes from 64KiB to 1024GiB, or a number with KiB, MiB or GiB",
+    _number(_WHOLE, 2**16, 2**40, KiB=2**10, MiB=2**20, GiB=2**30),
+    "SIZE",
+)
 FILE: Final = Kind("an existing file", _existing(os.path.isfile, "file"), "FILE")
 DIRECTORY: Final = Kind("an existing directory", _existing(os.path.isdir, "directory"), "DIRECTORY")
 ANY_PATH: Final = Kind("a path that starts with /; it need not exist", _path, "PATH")

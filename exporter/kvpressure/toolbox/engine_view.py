@@ -22,10 +22,6 @@ from kvpressure.publish.page.view import ViewContext
 from kvpressure.toolbox.since_start import since_start
 
 
-def _no_entry() -> Mapping[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """One engine. ``gpus`` and ``containers``: its own; ``usual``: its request lengths since the server started;
@@ -38,7 +34,7 @@ class EngineView:
     triage: tuple[triage.TriageStep, ...] = ()
     plan: mitigation.MitigationPlan = field(default_factory=lambda: mitigation.MitigationPlan(""))
     usual: ContextSignals = field(default_factory=ContextSignals)
-    entry: Callable[[], Mapping[str, Any]] = _no_entry
+    entry: Callable[[], Mapping[str, Any]] = dict
 
     @property
     def name(self) -> str:

@@ -98,11 +98,9 @@ def read_all(paths: Sequence[str]) -> tuple[ServerContainer, ...]:
     """The servers in all files (``-`` = standard input). Raises ``InputError``."""
     kinds: set[str] = set()
     servers: list[ServerContainer] = []
-    for path in paths:
-        where = "standard input" if path == "-" else path
-        for document in _documents(_text(path, where), where):
-            kinds.add(str(document.get("kind")))
-            servers += _servers(document, f"{where}: ")
+    for where, document in _documents_in(paths):
+        kinds.add(str(document.get("kind")))
+        servers += _servers(document, f"{where}: ")
     where = ", ".join("standard input" if path == "-" else path for path in paths)
     if not servers:
         found = ", ".join(sorted(kinds)[:8]) or "nothing"
@@ -127,13 +125,11 @@ def pod_documents(paths: Iterable[str]) -> PodDocuments:
     """Pods in files (``-`` = standard input), as far as known. Raises ``InputError``."""
     pods: list[Mapping[str, Any]] = []
     opaque: list[str] = []
-    for path in paths:
-        where = "standard input" if path == "-" else path
-        for document in _documents(_text(path, where), where):
-            found = list(_as_pods(document))
-            pods += found
-            if not found and _of_others(document):
-                opaque.append(f"{document.get('kind')} {mapping(document.get('metadata')).get('name') or ''}".strip())
+    for _, document in _documents_in(paths):
+        found = list(_as_pods(document))
+        pods += found
+        if not found and _of_others(document):
+            opaque.append(f"{document.get('kind')} {mapping(document.get('metadata')).get('name') or ''}".strip())
     return PodDocuments(tuple(pods), tuple(opaque))
 
 
@@ -164,6 +160,13 @@ def from_command_line(argv: tuple[str, ...]) -> ServerContainer:
     """A server of which only the command line is known."""
     one = named_by(argv)
     return ServerContainer("args", "", one.name, one.name, argv, 0, one.read_command(argv).args, dialect=one.name)
+
+
+def _documents_in(paths: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every object in the files, with the name of its file."""
+    for path in paths:
+        where = "standard input" if path == "-" else path
+        yield from ((where, document) for document in _documents(_text(path, where), where))
 
 
 def _text(path: str, where: str) -> str:

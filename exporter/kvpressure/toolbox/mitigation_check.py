@@ -88,15 +88,11 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
         if watch.first is None and engines:
             watch.first = seen
         checks = _observe(watch, seen, snapshot.time, thresholds)
-        if _settled(watch, snapshot.time):
+        if watch.well_since is not None and snapshot.time - watch.well_since >= HALF_MINUTE:
             return Outcome(True, seen.engine, seen.verdict, gone, checks, watch.trouble)
     if watch.first is None:
         raise InputError(f"--verify: {target.name}: {reason_text(failed)}; is a vLLM server running there?")
     return Outcome(False, watch.last.engine or target.name, watch.last.verdict, gone, checks, watch.trouble)
-
-
-def _settled(watch: _Watch, now: float) -> bool:
-    return watch.well_since is not None and now - watch.well_since >= HALF_MINUTE
 
 
 def _observe(watch: _Watch, seen: _WatchedTick, now: float, t: Thresholds) -> tuple[Check, ...]:

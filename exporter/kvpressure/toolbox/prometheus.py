@@ -115,7 +115,8 @@ def _bounded(raw: Any, until: float) -> bytes | None:
 
 def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[str, str]]:
     """Identifying labels of every matching vLLM server. Raises ``InputError`` for none or too many."""
-    labels = {**_matchers(query), **({"model_name": query.model} if query.model else {})}
+    wanted = (("namespace", query.namespace), ("pod", query.pod), ("model_name", query.model))
+    labels = {name: value for name, value in wanted if value}
     selector = _selector(_running_names(), labels)
     found = prometheus.query(
         f"group by ({','.join(_SERVER)}) (last_over_time({selector}[{_seconds(query.since_seconds)}]))", now
@@ -205,10 +206,6 @@ def _running_names() -> str:
         for name, sample in samples().items()
         if sample.family.canonical == RUNNING and any(pattern.fullmatch(name) for pattern in patterns)
     )
-
-
-def _matchers(query: Query) -> dict[str, str]:
-    return {name: value for name, value in (("namespace", query.namespace), ("pod", query.pod)) if value}
 
 
 def _selector(names: str, labels: Mapping[str, str]) -> str:

@@ -29,7 +29,9 @@ class NewEngines:
     def admit(self, engines: tuple[EngineReading, ...], now: float) -> tuple[tuple[EngineReading, ...], int]:
         """(engines to publish, number of new ones refused)."""
         self._refill(now)
-        kept = tuple(engine for engine in engines if self._is_known(engine) or self._takes_one())
+        kept = tuple(
+            engine for engine in engines if (engine.model_name, engine.engine) in self._known or self._takes_one()
+        )
         self._remember(kept)
         return kept, len(engines) - len(kept)
 
@@ -37,9 +39,6 @@ class NewEngines:
         if self._at is not None:
             self._tokens = min(float(BURST), self._tokens + max(0.0, now - self._at) / SECONDS_EACH)
         self._at = now
-
-    def _is_known(self, engine: EngineReading) -> bool:
-        return (engine.model_name, engine.engine) in self._known
 
     def _takes_one(self) -> bool:
         if self._tokens < 1.0:

@@ -50,14 +50,13 @@ class Mig:
         if slow:
             self._walk(parent, handle)
         readings = [self._guarded(instance, slow, activity) for instance in self._instances.values()]
-        if not slow and any(self._fell_silent(reading) for reading in readings):
+        if not slow and any(
+            reading.memory_total_bytes is None and self._instances[reading.uuid].had_memory for reading in readings
+        ):
             return self.read(parent, handle, True, activity)
         for reading in readings:
             self._instances[reading.uuid].had_memory = reading.memory_total_bytes is not None
         return readings
-
-    def _fell_silent(self, reading: GpuReading) -> bool:
-        return reading.memory_total_bytes is None and self._instances[reading.uuid].had_memory
 
     def _walk(self, parent: GpuReading, handle: Any) -> None:
         ask = DeviceQuery(self._queries, parent.uuid)

@@ -65,11 +65,13 @@ _THRESHOLDS_GONE: Final = {
 }
 
 
-def threshold_gone(name: str) -> str | None:
-    """What holds in place of the threshold ``name`` now; ``None`` for a name that never was one."""
+def threshold_gone(name: str, settable: Collection[str]) -> str | None:
+    """What holds in place of the threshold ``name`` now; ``None`` for a name that never was one. ``settable``: the
+    thresholds that there are.
+    """
     for now, merged in _THRESHOLDS_MERGED.items():
         if name in merged.split():
-            return f"{now} has its place"
+            return f"{now} has its place" if now in settable else "it is a fixed number"
     return next((now for old, now in _THRESHOLDS_GONE.items() if fnmatchcase(name, old)), None)
 
 

@@ -156,7 +156,7 @@ class Thresholds(dict[str, float]):
         entries = dict(self._entries)
         for name, raw in values.items():
             if name not in entries:
-                raise ThresholdError(f"{at[name]}: {_unknown(name, self.settable())}")
+                raise ThresholdError(f"{at[name]}: {_unknown(name, [entry.name for entry in self.settable()])}")
             if entries[name].constant:
                 raise ThresholdError(
                     f"{at[name]}: {name} is no longer a threshold but a constant ({entries[name].text}); remove this"
@@ -168,10 +168,10 @@ class Thresholds(dict[str, float]):
         return Thresholds(entries)
 
 
-def _unknown(name: object, known: Sequence[Threshold]) -> str:
-    if now := threshold_gone(str(name)):
+def _unknown(name: object, known: Sequence[str]) -> str:
+    if now := threshold_gone(str(name), known):
         return f"{name} is no longer a threshold: {now}; remove this line"
-    close = nearest(str(name), (entry.name for entry in known))
+    close = nearest(str(name), known)
     hint = f"; did you mean {close}?" if close else "; allowed: the names in docs/reference/thresholds.md"
     return f"unknown threshold {shown(name)}{hint}"
 

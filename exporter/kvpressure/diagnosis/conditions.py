@@ -351,7 +351,7 @@ CONDITIONS: Final = (
     Finding(
         "kv_exhaustion_ahead",
         "the KV cache will be full in {kv_seconds_to_full_warning} or less at the current rate",
-        "the KV cache is not forecast to be full soon",
+        "KV cache usage has not risen for long enough to fill the cache soon",
         lambda v: v.ahead,
         "{kv_used_ratio} used, full in about {kv_seconds_to_full}",
         why="KV cache usage: unknown",

@@ -154,6 +154,15 @@ def test_victoriametrics_gets_the_same_relabelings() -> None:
     assert (endpoint["honorLabels"], spec["selector"]) == (True, plain["selector"])
 
 
+def test_victoriametrics_gets_the_same_rules() -> None:
+    """By the command of docs/your-site.md."""
+    command = re.search(r"`(sed '.*' prometheusrule.yaml) >vmrule", (ROOT / "docs/your-site.md").read_text())
+    assert command
+    made = subprocess.run(command[1], shell=True, cwd=ROOT / "alerts", capture_output=True, check=True).stdout
+    rules = yaml.safe_load((ROOT / "alerts/prometheusrule.yaml").read_text())
+    assert yaml.safe_load(made) == {**rules, "apiVersion": "operator.victoriametrics.com/v1beta1", "kind": "VMRule"}
+
+
 def test_grafanas_operator_gets_each_dashboard_of_the_config_maps() -> None:
     maps = {(item["metadata"]["name"], key) for item in kustomize(MANIFESTS / "grafana") for key in item["data"]}
     found = {
@@ -165,6 +174,11 @@ def test_grafanas_operator_gets_each_dashboard_of_the_config_maps() -> None:
 
 
 # --- GitOps
+
+
+def test_the_chart_holds_no_links() -> None:
+    """Flux leaves them out of what it takes from Git, and would install neither rules nor dashboards."""
+    assert [path for path in (DEPLOY / "helm").rglob("*") if path.is_symlink()] == []
 
 
 def gitops_values() -> dict[str, Any]:

@@ -22,7 +22,6 @@ from kvpressure.bundle.rules import (
     prometheus_rule,
     rule_file,
     thresholds_in_rules,
-    vm_rule,
 )
 from kvpressure.bundle.spec import RuleGroup
 from kvpressure.bundle.templating import context
@@ -61,7 +60,6 @@ def render(options: Options) -> dict[str, str]:
     files = {
         RULES: to_yaml(rules, f"{HEADER}\nThresholds in these rules: {', '.join(thresholds_in_rules(options))}"),
         "alerts/prometheusrule.yaml": to_yaml(prometheus_rule(rules), HEADER),
-        "alerts/vmrule.yaml": to_yaml(vm_rule(rules), HEADER),
         "alerts/alertmanager.yaml": to_yaml(routes, f"{HEADER}\n{documents.ALERTMANAGER_NOTE}"),
         "alerts/alertmanagerconfig.yaml": to_yaml(alertmanager_config(routes), f"{HEADER}\n{STACK_NOTE}"),
         VLLM_ONLY: to_yaml(rule_file(pack, options.values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),

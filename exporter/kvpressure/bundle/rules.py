@@ -244,11 +244,6 @@ def prometheus_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def vm_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The rules as a VMRule of VictoriaMetrics' operator."""
-    return {**prometheus_rule(rules), "apiVersion": "operator.victoriametrics.com/v1beta1", "kind": "VMRule"}
-
-
 class _Watched(Thresholds):
     """Thresholds that remember which numbers were asked for."""
 

@@ -309,7 +309,7 @@ def test_a_word_that_is_no_string_is_named(capsys: Capsys, tmp_path: Path, item:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(tree=_TREES, image=_LEAVES)
 def test_any_document_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, tree: Any, image: Any) -> None:
     document = deployment(image=image) | {"spec": tree}

@@ -79,11 +79,10 @@ def test_no_single_number_of_an_exporter_ends_mitigate(published: bytes, capsys:
     document = json.loads(published)
     document["engines"], document["gpus"] = document["engines"][:1], document["gpus"][:1]
     for container, key in list(places(document)):
-        for text in (HUGE, "1e308"):
-            container[key], before = "@", container[key]
-            answers[PATH] = with_text(document, text)
-            container[key] = before
-            answers_in_order(capsys, COMMANDS[0], address)
+        container[key], before = "@", container[key]
+        answers[PATH] = with_text(document, HUGE)
+        container[key] = before
+        answers_in_order(capsys, COMMANDS[0], address)
 
 
 def test_a_quantile_that_is_no_rank_is_left_out(published: bytes, capsys: Capsys, serve_json: ServeJson) -> None:

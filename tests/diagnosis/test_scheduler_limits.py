@@ -18,7 +18,8 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from tests.diagnosis.servers import CONFIDENT, after, cycle, play
 
-RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings" / "vllm-cpu-2026"
+ALL = Path(__file__).parents[1] / "fixtures" / "recordings"
+RECORDINGS = ALL / "vllm-cpu-2026"
 BUDGET_64 = RECORDINGS / "19-prefill-budget64.jsonl.gz"
 T = builtin()
 
@@ -125,6 +126,50 @@ def test_the_limit_on_requests_comes_first() -> None:
 def test_another_engine_raises_its_own_limit() -> None:
     state = list(replayed(BUDGET_64))[-1]
     assert flags(plan(replace(state, dialect="sglang"), T)) == ["--chunked-prefill-size 2048"]
+
+
+# --- a limit that nobody tells ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b-017", "llama-2-7b-016", "opt-1.3b-054"])
+def test_running_requests_that_come_back_to_one_maximum_are_at_a_limit(name: str) -> None:
+    """Limits of 8, 64 and 16 on an H100; without arguments the GPU's utilization was taken for the reason."""
+    said = [s.diagnosis for s in replayed(ALL / "h100" / f"{name}.jsonl.gz", args=False) if s.signals.load.waiting]
+    assert "compute_bound" not in {found.verdict for found in said}
+    limited = [found for found in said if found.verdict == "concurrency_limited"]
+    assert len(limited) >= 0.8 * len(said)
+    assert all(found.confidence >= CONFIDENT for found in limited)
+
+
+HIDDEN = {"kv": 0.004, "generated": 25.0, "prompt": 20.0, "finished": 0.2, "queue": 300.0}
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "limit"),
+    [(1.0, 1470.0, 1.0), (cycle(2, 2, 1), 90.0, 2.0), (1.0, 3.0, None), (cycle(9, 12, 15), 90.0, None)],
+    ids=["one of hundreds", "few of many", "few of few", "no maximum"],
+)
+def test_a_small_maximum_is_a_limit_only_where_many_wait(running, waiting, limit) -> None:
+    said = play(60, args=(), running=running, waiting=waiting, **HIDDEN)
+    assert said.states[-1].signals.load.max_num_seqs == limit
+    assert (said.verdict == "concurrency_limited") is (limit is not None)
+
+
+def test_a_default_that_arguments_may_have_changed_limits_nothing() -> None:
+    """vLLM V0 admits 256 by default; this one had a limit of 128, and its arguments are not seen."""
+    states = list(replayed(ALL / "h100" / "llama-2-7b-043.jsonl.gz", args=False))
+    assert {s.signals.load.max_num_seqs for s in states} <= {None, 127.0, 128.0}
+    assert all("default" not in s.signals.load.limits for s in states)
+
+
+def test_another_limit_than_the_stated_one_is_named_and_doubted() -> None:
+    said = play(60, args=LARGE[:2], running=32.0, waiting=40.0, **HIDDEN | {"kv": 0.1})
+    assert (said.verdict, said.last.row) == (
+        "concurrency_limited",
+        "Undecided: another limit than the one read",
+    )
+    assert not said.confidently()
+    assert flags(plan(said.states[-1], T)) == []
 
 
 # --- past the batch size that gives the most tokens -------------------------------------------------------

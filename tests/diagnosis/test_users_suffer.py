@@ -258,9 +258,9 @@ def test_arguments_that_the_batch_contradicts_may_be_outdated():
         length=400.0,
         page={},
     )
-    assert said.verdict in ("unknown", "host_bound", "compute_bound")
+    assert said.verdict == "concurrency_limited"
     assert not said.confidently(20)
-    assert said.verdict != "unknown" or "outdated" in said.last.missing[0]
+    assert "outdated" in said.last.missing[0]
 
 
 SLOW_PREFILL = {"running": 1.0, "waiting": 0.0, "kv": 0.2, "generated": 0.0, "queue": 0.1}

@@ -328,7 +328,7 @@ FACTS: Final[tuple[Finding, ...]] = (
     ),
     Finding(
         "limit_is_observed",
-        "{max_num_seqs} is inferred from a constant number of running requests",
+        "{max_num_seqs} is inferred from the number of running requests",
         "{max_num_seqs} is known",
         _source_is("observed"),
         "limit {request_limit}, {limit_source}",
@@ -337,7 +337,7 @@ FACTS: Final[tuple[Finding, ...]] = (
     ),
     Finding(
         "running_plateau",
-        "running requests stay at a constant number while a queue builds up and KV blocks are free",
+        "running requests come back to one maximum while others wait and KV blocks are free",
         "no sign of a hidden limit on running requests",
         lambda v: v.s.load.running_plateau,
         "{running} running",

@@ -536,7 +536,8 @@ HOST_BOUND: Final = Verdict(
             & _gpu_low
             & no("kv_near_full")
             & yes("tokens_flow")
-            & unsure("prefill_dominates"),
+            & unsure("prefill_dominates")
+            & unsure("running_plateau"),
             DOUBTFUL,
         ),
     ),
@@ -564,6 +565,10 @@ HOST_BOUND: Final = Verdict(
 
 # --- the GPU ----------------------------------------------------------------------------------------------------------
 
+_below_limits = (unsure("running_plateau") & (no("running_at_limit") | no("running_plateau"))).called(
+    "running requests are below any limit"
+)
+
 COMPUTE_BOUND: Final = Verdict(
     "compute_bound",
     "Compute bound",
@@ -574,8 +579,8 @@ COMPUTE_BOUND: Final = Verdict(
         Row("prefill saturates the GPU", yes("prefill_dominates") & yes("gpu_saturated") & no("kv_near_full"), STRONG),
         Row("prefill", yes("prefill_dominates"), DOUBTFUL),
         Row("GPU saturated, cache nearly full", yes("gpu_saturated") & maybe("kv_near_full"), GUESS),
-        Row("GPU works hard", yes("gpu_saturated") & yes("gpu_works"), LIKELY),
-        Row("GPU utilization high", yes("gpu_saturated"), DOUBTFUL),
+        Row("GPU works hard", yes("gpu_saturated") & yes("gpu_works") & _below_limits, LIKELY),
+        Row("GPU utilization high", yes("gpu_saturated") & _below_limits, DOUBTFUL),
     ),
     lower=(
         Lower(
@@ -679,11 +684,13 @@ UNDECIDED: Final = Verdict(
             lasting_queue
             & yes("running_plateau")
             & no("running_at_limit")
-            & yes("limit_is_stated")
-            & no("kv_near_full"),
-            GUESS,
-            "what limits the batch: it is constant below {max_num_seqs} and the KV cache is not full, so the arguments"
-            " may be outdated",
+            & no("kv_near_full")
+            & ~may_not_fit
+            & unsure("prefill_dominates"),
+            DOUBTFUL,
+            "what limits the batch: it comes back to one maximum below {max_num_seqs} and the KV cache is not full, so"
+            " the arguments may be outdated",
+            verdict="concurrency_limited",
         ),
         Row("first scrape", yes("first_reading"), GUESS, "rates, which need a second scrape"),
         Row("no rule applies", ALWAYS, GUESS),

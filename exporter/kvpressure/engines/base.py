@@ -130,6 +130,11 @@ class EffectiveLimit:
     explicit: bool | None
     source: str
 
+    @property
+    def assumed(self) -> bool:
+        """Whether it is a default that arguments which nobody sees may have changed."""
+        return self.source == "default" and self.explicit is None
+
 
 @frozen
 class Features:

@@ -314,7 +314,8 @@ class Pipeline:
             args, limits = known.merged, engine.limits(known)
             features = engine.features(args, page.flavour, (*(last.gauges if last else ()), *page.page))
         seqs, tokens, length = (
-            limits.get(name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+            None if limit is None or limit.assumed else limit
+            for limit in map(limits.get, ("max_num_seqs", "max_num_batched_tokens", "max_model_len"))
         )
         pod = track.pod
         allocator = [rank for rank in snapshot.allocator if (rank.namespace, rank.pod) == pod]

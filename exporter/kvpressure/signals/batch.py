@@ -7,7 +7,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Final
 
 from kvpressure.model import readings as r
@@ -23,6 +24,7 @@ from kvpressure.signals.window import (
     QUARTER_HOUR,
     QUARTER_MINUTE,
     EngineWindow,
+    Sample,
     quantile,
 )
 
@@ -37,19 +39,24 @@ class SequenceLimit:
     source: str | None = None
 
 
-def plateau(window: EngineWindow, full: float, t: Thresholds) -> float | None:
-    """Running requests where their number stayed at its highest while requests waited and KV cache was free: some
-    limit binds. ``None`` if it moved, nothing waited, or KV usage reached ``full``.
+def queued(window: EngineWindow) -> list[Sample]:
+    """Samples of the last half minute since which requests have waited without a break, newest first."""
+    known = (s for s in reversed(window.since(HALF_MINUTE)) if r.RUNNING in s.gauges)
+    return list(takewhile(lambda sample: (sample.waiting or 0.0) > 0, known))
+
+
+def maximum(samples: Sequence[Sample], full: float, t: Thresholds) -> float | None:
+    """Running requests at their highest, where their number came back to it in most samples while requests waited and
+    KV cache was free: some limit binds. A small number may do so by chance, but not while many times as many wait.
+    ``None`` if it moved, or KV usage reached ``full``.
     """
-    samples = [s for s in window.since(HALF_MINUTE) if r.RUNNING in s.gauges]
-    if len(samples) < t["trend_min_samples"] or samples[-1].t - samples[0].t < t["plateau_min_seconds"]:
+    if max(s.gauges.get(r.KV_USAGE, 0.0) for s in samples) >= full:
         return None
-    running = [s.gauges[r.RUNNING] for s in samples]
-    if any((s.waiting or 0.0) <= 0 or s.gauges.get(r.KV_USAGE, 0.0) >= full for s in samples):
-        return None
-    top = max(running)
-    stood = min(running) >= top - max(1.0, t["plateau_tolerance_ratio"] * top)
-    return top if stood and top >= t["plateau_min_requests"] else None
+    top, queue = max(s.gauges[r.RUNNING] for s in samples), min(s.waiting or 0.0 for s in samples)
+    enough = top >= t["plateau_min_requests"] or queue * t["calm_queue_ratio"] >= top > 0
+    level = top - 1 if top > t["at_limit_small_requests"] else top  # one may have finished in the last step
+    reached = sum(1 for s in samples if s.gauges[r.RUNNING] >= level)
+    return top if enough and reached >= t["most_ratio"] * len(samples) else None
 
 
 def at_limit(window: EngineWindow, limit: float | None, t: Thresholds) -> bool | None:
@@ -76,7 +83,10 @@ def load_signals(
 ) -> LoadSignals:
     """Requests in flight against each known limit."""
     running, waiting = window.gauge(r.RUNNING), window.last.waiting if window.last else None
-    level = plateau(window, full_from("kv_near_full_ratio", cache.kv_watermark_ratio, t), t)
+    behind = queued(window)
+    judged = len(behind) >= t["trend_min_samples"] and behind[0].t - behind[-1].t >= t["plateau_min_seconds"]
+    full = full_from("kv_near_full_ratio", cache.kv_watermark_ratio, t)
+    level = maximum(behind, full, t) if judged else None
     limits: dict[str, float] = {}
     if configured.value is not None and configured.source is not None:
         limits[configured.source] = configured.value
@@ -92,7 +102,7 @@ def load_signals(
     return LoadSignals(
         running=running,
         waiting=waiting,
-        running_plateau=None if running is None else level is not None,
+        running_plateau=level is not None if judged or (running is not None and not behind) else None,
         waiting_capacity=window.gauge(r.WAITING_CAPACITY),
         waiting_deferred=window.gauge(r.WAITING_DEFERRED),
         in_flight=in_flight,

@@ -11,7 +11,7 @@ from kvpressure.pipeline.engines import ContainerTrack
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
-from tests.diagnosis.servers import after, play
+from tests.diagnosis.servers import CONFIDENT, Value, after, play
 from tests.recording.strategies import RECORDINGS
 
 T = builtin()
@@ -87,3 +87,48 @@ def test_the_log_tells_of_a_pause_and_of_its_end(engine: str, lines: tuple[str, 
             track.take_line(float(number), log_line("ns", "chat-0", "vllm", text, engine))
         assert "10.0.0.9" not in kept
     assert track.paused is paused
+
+
+# --- rest ------------------------------------------------------------------------------------------------------------
+
+QUIET = {"running": 0.0, "waiting": 0.0, "kv": 0.0, "generated": 0.0, "prompt": 0.0, "finished": 0.0}
+
+
+def served(until: int) -> dict[str, Value]:
+    """Five requests at a time until a second, then nothing that a gauge shows."""
+    busy = {"running": 5.0, "kv": 0.1, "generated": 100.0, "prompt": 50.0, "finished": 1.0}
+    return QUIET | {name: after(until, value, 0.0) for name, value in busy.items()}
+
+
+def descriptors(second: int) -> float:
+    """Five clients, none from 30 to 59, and five again whose requests no step has counted yet."""
+    return 35.0 if 30 <= second < 60 else 40.0
+
+
+def test_still_gauges_alone_are_no_confident_rest() -> None:
+    """The first beam search of a real vLLM compiles for 25 s; until that step ends, the page shows nothing."""
+    for _, state in replayed("10-beam-n4"):
+        assert not (state.diagnosis.verdict == "idle" and state.diagnosis.confidence >= CONFIDENT)
+    assert not play(60, gpus=(), **QUIET).confidently()
+
+
+def test_a_long_first_step_behind_connected_clients_is_not_idle() -> None:
+    said = play(90, gpus=(), page={r.PROCESS_OPEN_FDS: descriptors}, **served(30))
+    assert said.states[58].diagnosis.verdict == "idle"
+    assert said.states[58].diagnosis.confidence >= CONFIDENT
+    assert "idle" not in said.confidently(60)
+    assert said.verdict == "unknown"
+    assert said.last.row == "Idle: clients stay connected"
+
+
+@pytest.mark.parametrize(("gpus", "sure"), [((0.0,), True), ((0.9,), False), ((), False)])
+def test_the_gpu_is_a_second_witness(gpus: tuple[float, ...], sure: bool) -> None:
+    said = play(60, gpus=gpus, **QUIET)
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("idle", sure)
+
+
+def test_a_level_that_load_does_not_raise_shows_no_rest() -> None:
+    """Thirty clients are connected all the time; one more descriptor of something else teaches nothing."""
+    noisy = {r.PROCESS_OPEN_FDS: lambda second: 66.0 if second % 10 == 3 else 65.0}
+    said = play(90, gpus=(), page=noisy, **served(40) | {"running": after(40, 30.0, 0.0)})
+    assert "idle" not in said.confidently()

@@ -411,6 +411,7 @@ _NUMBERS: Final = (
         "outside_share", "ratio", "of a request's time outside the engine", lambda v: v.s.latency.outside_engine_share
     ),
     Number("fresh_seconds", "seconds", "", lambda v: v.s.progress.fresh_seconds),
+    Number("connected_seconds", "seconds", "", lambda v: v.s.progress.connected_seconds),
     Number("stuck_seconds", "seconds", "without progress", lambda v: v.s.progress.seconds_without_progress),
     Number("still_seconds", "seconds", "", lambda v: v.s.progress.seconds_still),
     Number("prefill_seconds", "seconds", "", lambda v: v.s.progress.prefill_usual_seconds),

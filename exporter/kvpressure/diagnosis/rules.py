@@ -252,20 +252,33 @@ NOBODY_ANSWERED: Final = Verdict(
     when="prompts are admitted, but no token is produced and no request finishes",
 )
 
+_at_rest = (
+    (yes("server_at_rest") & maybe("gpu_idle")) | (yes("gpu_idle") & no("gpu_shared") & maybe("server_at_rest"))
+).called("a second witness shows rest")
+
 IDLE: Final = Verdict(
     "idle",
     "Idle",
     requires=no("work_present") & unsure("tokens_recently"),
     unless=(yes("cpu_saturated"),),  # requests may be prepared that the engine has not seen yet
     rows=(
-        Row("nothing in flight, no tokens", no("tokens_recently"), CERTAIN),
-        Row("nothing in flight", ALWAYS, DOUBTFUL, "whether tokens were produced just now: gauges may lag"),
+        Row(
+            "clients stay connected",
+            yes("clients_stay") & unsure("tokens_recently"),
+            GUESS,
+            "whether requests are in flight: the engine counts them when a step ends, and the first step of a kind may"
+            " compile for a minute",
+            verdict="unknown",
+        ),
+        Row("nothing in flight, no tokens", no("tokens_recently") & _at_rest & yes("page_young"), CERTAIN),
+        Row("nothing in flight", no("tokens_recently"), DOUBTFUL, "a second sign of rest: a long step moves no gauge"),
+        Row("gauges show nothing", ALWAYS, DOUBTFUL, "whether tokens were produced just now: gauges may lag"),
     ),
     lower=(_FAILING,),
-    supports=(no("work_present"), no("tokens_recently")),
-    against=_all_yes("kv_held_without_load"),
+    supports=(no("work_present"), no("tokens_recently"), yes("server_at_rest"), yes("gpu_idle")),
+    against=_all_yes("kv_held_without_load", "clients_stay"),
     when="no request is in flight and no token came in the last moment",
-    confident="token counters show that no token came",
+    confident="no client is connected or the GPU is idle, neither denies it, and the last scrape is young",
 )
 
 DEFERRED: Final = Verdict(

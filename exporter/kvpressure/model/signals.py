@@ -507,6 +507,8 @@ class ProgressSignals:
     # The last change admitted a prompt whose prefill no gauge shows
     prompt_at_once: bool = False
     prefill_usual_seconds: float | None = None  # mean since the start, or the longest silence that ended with output
+    at_rest: bool | None = None  # no client is connected, by the API server's descriptors
+    connected_seconds: float | None = None  # several clients have been connected though nothing is in flight
     asleep: bool | None = None  # sleep mode has offloaded the weights
     paused: bool | None = None  # told to stand still, or to update its weights
     fresh_seconds: float | None = None  # age of the newest scrape

@@ -16,7 +16,7 @@ from kvpressure.signals import hardware as score
 from kvpressure.signals.batch import RunningHistogram, SequenceLimit, StepWindow
 from kvpressure.signals.hardware import EngineContext
 from kvpressure.signals.kv import DeviceMemory, Held
-from kvpressure.signals.progress import Contact, Progress, Trend
+from kvpressure.signals.progress import Contact, Progress, Rest, Trend
 from kvpressure.signals.requests import Baseline, LongestContext
 from kvpressure.signals.window import MINUTE, EngineWindow
 
@@ -94,6 +94,7 @@ class EngineTracker:
         if start is not None and self._process_start is not None and start != self._process_start:
             self._device.forget()
             self._trend = Trend(self._thresholds)  # the minute before a restart produced nothing
+            self._progress.rest = Rest(self._thresholds)
             self.ever_positive = False
         self._process_start = start if start is not None else self._process_start
         sample = self.window.last

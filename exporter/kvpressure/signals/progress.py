@@ -117,6 +117,49 @@ _USEFUL: Final = (r.PROMPT_TOKENS, r.PROMPT_TOKENS_COMPUTED, r.GENERATION_TOKENS
 _LEVELS: Final = (r.RUNNING, r.WAITING, r.SWAPPED, r.KV_USAGE)
 
 
+class Rest:
+    """The API server's open descriptors without any client, and how long several clients have been connected beyond
+    them while gauges show nothing in flight: vLLM counts a request when a step ends, and closes a connection without a
+    request after seconds.
+
+    The lowest level seen is that of rest once load has raised it by a connection for most of its requests; until then
+    clients may have been connected all the time.
+    """
+
+    __slots__ = ("_connected_since", "_known", "_lowest", "_raised", "_thresholds", "above")
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._lowest: float | None = None
+        self._raised: tuple[float, float] | None = None  # descriptors and requests in flight of the last loaded sample
+        self._known = False
+        self._connected_since: float | None = None
+        self.above: float | None = None  # connections now; None = the level of rest is unknown
+
+    def observe(self, sample: Sample, progressed: bool) -> None:
+        """Take the newest sample."""
+        now, t = sample.page.get(r.PROCESS_OPEN_FDS), self._thresholds
+        if now is None:
+            self.above = self._connected_since = None
+            return
+        self._lowest = now if self._lowest is None else min(self._lowest, now)
+        if sample.in_flight:
+            self._raised = now, sample.in_flight
+        if self._raised is not None:
+            self._known = self._known or self._raised[0] - self._lowest >= t["most_ratio"] * self._raised[1]
+        self.above = now - self._lowest if self._known else None
+        if (self.above or 0.0) < t["several_min"] or sample.in_flight or progressed:
+            self._connected_since = None
+        elif self._connected_since is None:
+            self._connected_since = sample.t
+
+    def connected_seconds(self, now: float) -> float | None:
+        """Seconds that several clients have been connected though nothing is in flight; ``None`` where unknown."""
+        if self.above is None:
+            return None
+        return 0.0 if self._connected_since is None else now - self._connected_since
+
+
 class Progress:
     """Follows one engine sample by sample.
 
@@ -133,6 +176,7 @@ class Progress:
         "_thresholds",
         "_without",
         "counters_known",
+        "rest",
     )
 
     def __init__(self, thresholds: Thresholds) -> None:
@@ -144,12 +188,14 @@ class Progress:
         self._busy_fds: float | None = None  # open descriptors of the API server when something last came out
         self._busy_waiting: float | None = None  # requests that waited then
         self.counters_known = False
+        self.rest = Rest(thresholds)
 
     def observe(self, sample: Sample) -> None:
         """Take the newest sample."""
         before, self._before = self._before, sample
         self.counters_known = any(name in sample.counters for name in _USEFUL)
         progressed = before is None or _progressed(before, sample)
+        self.rest.observe(sample, progressed)
         if progressed:
             if self._without >= self._thresholds["no_progress_seconds"]:
                 ended = min(self._without, self._thresholds["prefill_patience_seconds"])
@@ -281,6 +327,8 @@ def progress_signals(
         else None,
         clients_came=progress.clients_came() if work else None,
         ever_produced=contact.ever_produced,
+        at_rest=None if progress.rest.above is None else progress.rest.above == 0,
+        connected_seconds=progress.rest.connected_seconds(last.t),
         asleep=None if r.ASLEEP not in last.gauges else last.gauges[r.ASLEEP] > 0,
         paused=contact.paused,
         http_moved=http_moved(window, progress.seconds_still),

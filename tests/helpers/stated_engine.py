@@ -44,11 +44,18 @@ def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
     limits = {} if given.max_num_seqs is None else {"args": given.max_num_seqs}
     if given.capacity_tokens and context:
         limits["kv_capacity"] = max(1.0, given.capacity_tokens / context)
+    held = (given.prompt_tokens or 0) + (given.output_tokens or 0) / 2
     signals = Signals(
         time=0.0,
         kv=KvSignals(kv_capacity_tokens=given.capacity_tokens),
         batch=BatchSignals(batch_p99=given.running),
-        load=LoadSignals(running=given.running, max_num_seqs=given.max_num_seqs, limits=limits),
+        load=LoadSignals(
+            running=given.running,
+            max_num_seqs=given.max_num_seqs,
+            limits=limits,
+            kv_share_held=held / given.capacity_tokens if held and given.capacity_tokens else None,
+            kv_share_at_peak=1 / given.running if given.running else None,
+        ),
         context=ContextSignals(
             context_mean=context, prompt_quantiles=_p95(given.prompt_tokens), output_quantiles=_p95(given.output_tokens)
         ),

@@ -144,7 +144,7 @@ def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:
 @pytest.mark.parametrize(
     ("verdict", "confidence", "first"),
     [
-        ("kv_pressure", 0.9, "First: Cap input and output tokens at the edge"),
+        ("kv_pressure", 0.9, "First: Lower max_num_seqs"),
         ("concurrency_limited", 0.9, "First: Leave max_num_seqs where it is"),
         ("concurrency_limited with room", 0.9, "First: Raise max_num_seqs --max-num-seqs 128"),
         ("stalled", 0.9, "First: Ask whether it was told to pause kubectl exec -n prod pod/chat-0 -- curl -s"),

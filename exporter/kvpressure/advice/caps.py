@@ -20,6 +20,7 @@ _EXAMPLE: Final = (4096, 1024)
 _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
 ROUNDING: Final = 1e-9
+UNSEEN: Final = 0.01  # of requests: those above the highest published quantile
 MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of outputs
 
 
@@ -87,6 +88,12 @@ class Caps:
     long_prompts: float | None = None
     long_outputs: float | None = None
     long_asked: float | None = None
+
+    @property
+    def frees_nothing(self) -> bool:
+        """Whether no request is known to be longer than a cap, or to ask for more."""
+        shares = (self.long_prompts, self.long_outputs, self.long_asked)
+        return self.known and all(share is None or share <= UNSEEN + ROUNDING for share in shares)
 
     @property
     def rejected(self) -> float | None:

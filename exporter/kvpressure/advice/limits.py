@@ -6,27 +6,67 @@ from math import floor
 
 from kvpressure.capacity.load import context_limit
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import STEP_TOKENS
+from kvpressure.model.state import STEP_TOKENS, Diagnosis
 from kvpressure.settings.thresholds import Thresholds
 
 
 def max_num_seqs(s: Signals, verdict: str, t: Thresholds, stage: str | None = None) -> float | None:
-    """Recommended ``max_num_seqs``, or ``None``. Under KV pressure a cut: 25-50 % (documented) of the concurrency
-    reached, sized by what the cache holds at the current request lengths; none if one request runs. Where the limit
-    binds, a raise: to what the cache holds, at most doubled.
+    """Recommended ``max_num_seqs``, with two significant digits, or ``None``. Under KV pressure what fits
+    (``requests_that_fit``), or where that is unknown the smallest documented cut of the requests running; none if one
+    request runs. Where the limit binds, a raise to what fits, at most doubled.
     """
     if verdict == "concurrency_limited":
         return None if stage == STEP_TOKENS else _raised_num_seqs(s, t)
     if verdict != "kv_pressure" or s.load.kv_role == "kv_producer":  # its blocks wait to be pulled, whatever runs
         return None
-    fits = s.load.limits.get("kv_capacity")
     measured = s.batch.batch_p99 if s.batch.batch_p99 is not None else s.load.running
-    reached = at_once(measured, s.load.max_num_seqs, fits)
+    reached, fit = at_once(measured, s.load.max_num_seqs, s.load.limits.get("kv_capacity")), requests_that_fit(s, t)
     if reached is None or reached <= 1:
         return None
-    most, least = reached * (1 - t["max_num_seqs_cut_min_ratio"]), reached * (1 - t["max_num_seqs_cut_max_ratio"])
-    target = most if fits is None else min(most, max(least, fits))
-    return float(max(1, floor(target)))
+    if s.load.kv_share_at_peak is None:  # what fits may be more than what runs
+        fit = min(fit or reached, reached * (1 - t["max_num_seqs_cut_min_ratio"]))
+    return None if fit is None else two_digits(fit)
+
+
+def requests_that_fit(s: Signals, t: Thresholds) -> float | None:
+    """Requests running at once that leave the smallest documented cut of the KV cache free, by what each held in the
+    last five minutes. The one model of demand: raising and lowering ``max_num_seqs`` end at the same number. ``None``
+    where usage and request lengths are unknown.
+    """
+    share = max((share for share in (s.load.kv_share_held, s.load.kv_share_at_peak) if share), default=None)
+    return None if share is None else (1 - t["max_num_seqs_cut_min_ratio"]) / share
+
+
+def two_digits(value: float) -> float:
+    """``value`` rounded down to two significant digits, at least 1: more would change with every sample."""
+    step = 10 ** max(0, len(str(floor(value))) - 2)
+    return float(max(1, floor(value / step) * step))
+
+
+class SteadyValue:
+    """A recommended value as steady as the verdict: it begins with a confident one and stays while verdict and current
+    value do, until another value differs by more than a tenth. A raise ends with the confidence.
+    """
+
+    __slots__ = ("_for", "_value")
+
+    def __init__(self) -> None:
+        self._for: tuple[str, str | None, float | None] | None = None
+        self._value: float | None = None
+
+    def observe(self, diagnosis: Diagnosis, s: Signals, t: Thresholds) -> float | None:
+        """The ``max_num_seqs`` to publish now."""
+        step = STEP_TOKENS if diagnosis.stage == STEP_TOKENS else None
+        current = diagnosis.verdict, step, s.load.max_num_seqs
+        sure = diagnosis.confidence >= t["confident"]
+        if current != self._for or not (sure or diagnosis.verdict == "kv_pressure"):
+            self._for, self._value = (current if sure else None), None
+        if self._for is None:
+            return None
+        new, old = max_num_seqs(s, diagnosis.verdict, t, step), self._value
+        if new is None or old is None or abs(new - old) > t["trend_change_ratio"] * old:
+            self._value = new
+        return self._value
 
 
 def at_once(measured: float | None, limit: float | None, fits: float | None) -> float | None:
@@ -38,13 +78,14 @@ def at_once(measured: float | None, limit: float | None, fits: float | None) -> 
 
 
 def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
-    """The raise; ``None`` where limit or cache are unknown, the cache does not hold more than the limit, or was
-    nearly full recently, because it would then bind instead.
+    """The raise; ``None`` where the limit or what fits is unknown, before a request has finished, because those that
+    run may grow, and where the smallest documented cut would undo it.
     """
-    limit, fits, peak = s.load.max_num_seqs, s.load.limits.get("kv_capacity"), s.kv.kv_used_ratio_max
-    if limit is None or fits is None or floor(fits) <= limit or (peak is not None and peak >= t["kv_near_full_ratio"]):
+    limit, fit = s.load.max_num_seqs, requests_that_fit(s, t)
+    if None in (limit, s.load.kv_share_at_peak, s.context.output_mean) or limit is None or fit is None:
         return None
-    return float(min(floor(fits), floor(t["max_num_seqs_raise_ratio"] * limit)))
+    target = two_digits(min(fit, t["max_num_seqs_raise_ratio"] * limit))
+    return target if limit <= target * (1 - t["max_num_seqs_cut_min_ratio"]) else None
 
 
 def past_peak(s: Signals) -> float | None:

@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from kvpressure.advice.caps import PlanInput
-from kvpressure.advice.limits import past_peak
+from kvpressure.advice.limits import past_peak, requests_that_fit
 from kvpressure.advice.plan import RESTART, MitigationStep, pressure_plan, roll_out
 from kvpressure.advice.triage import UNIT, in_namespace, is_pod, of_pod
 from kvpressure.advice.wording import capital, named, other_place, reason_text
@@ -27,12 +27,15 @@ IF_IT_STAYS: Final = "If KV pressure persists: "
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step. ``flags``: arguments of the engine as to be set; ``commands``: for a shell."""
+    """One step. ``flags``: arguments of the engine as to be set; ``commands``: for a shell; ``now`` False: it is named,
+    and does not help at present.
+    """
 
     title: str
     text: str
     flags: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
+    now: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ class MitigationPlan:
 
     summary: str
     actions: tuple[Action, ...] = ()
+
+    @property
+    def actions_now(self) -> tuple[Action, ...]:
+        """Without those that do not help at present."""
+        return tuple(action for action in self.actions if action.now)
 
 
 def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
@@ -95,6 +103,7 @@ def _action(step: MitigationStep) -> Action:
         + (f" Measured{step.measured_where}: {step.measured}." if step.measured else ""),
         step.flags,
         step.commands if step.advice == "do" else (),
+        step.advice != "not here",
     )
 
 
@@ -184,10 +193,9 @@ def _past_peak(engine: EngineState) -> MitigationPlan:
     )
 
 
-def _replicas(engine: EngineState) -> Action:
+def _replicas(engine: EngineState, title: str = "Or add replicas") -> Action:
     return Action(
-        "Or add replicas",
-        f"{named('Requests waiting', say(engine.signals.load.waiting))}. More replicas share the queue.",
+        title, f"{named('Requests waiting', say(engine.signals.load.waiting))}. More replicas share the queue."
     )
 
 
@@ -200,18 +208,23 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if facts.get("steps_slower") is True and facts.get("throughput_fell") is not False:
         return _past_peak(engine)
     s, (flag, now) = engine.signals, _flag(engine, "max_num_seqs")
-    called = dialect(engine.dialect).called
-    fits = s.load.limits.get("kv_capacity")
+    called, fit = dialect(engine.dialect).called, requests_that_fit(s, t)
     peak = named("KV cache peak", say(s.kv.kv_used_ratio_max, "ratio"))
-    text = (
-        f"{called('max_num_seqs')} is reached. {named('Current value', now)}. "
-        + ("" if s.kv.kv_used_ratio_max is None else "The KV cache is not full. ")
-        + f"{peak}."
-    )
-    if flag and fits is not None:
+    text = f"{called('max_num_seqs')} is reached. {named('Current value', now)}. {peak}."
+    if fit is not None:
         text += (
-            f" The KV cache holds about {say(floor(fits))} requests of the current length. In each step, raise"
-            f" {called('max_num_seqs')} to at most twice its value, then watch {called('preemptions')}."
+            f" At what each request held in the last five minutes, about {say(floor(fit))} fit with"
+            f" {say(t['max_num_seqs_cut_min_ratio'], 'ratio')} of the KV cache to spare."
+        )
+    if flag:
+        text += f" In each step, raise {called('max_num_seqs')} to at most twice its value."
+    elif fit is not None and s.context.output_mean is not None:
+        return MitigationPlan(
+            f"{called('max_num_seqs')} is reached, and the KV cache has too little room for a higher one.",
+            (
+                Action(f"Leave {called('max_num_seqs')} where it is", text),
+                _replicas(engine, "Add replicas or KV memory"),
+            ),
         )
     return MitigationPlan(
         "Let more requests run: the KV cache is not full. Lower limits would make the queue longer.",

@@ -14,6 +14,7 @@ from typing import Final, Literal
 from kvpressure.advice.caps import (
     MAX_REJECTED,
     ROUNDING,
+    UNSEEN,
     WATERMARK,
     Caps,
     PlanInput,
@@ -23,6 +24,7 @@ from kvpressure.advice.caps import (
     running_at_once,
     target_sequences,
 )
+from kvpressure.advice.limits import requests_that_fit
 from kvpressure.advice.triage import UNIT
 from kvpressure.advice.wording import named
 from kvpressure.diagnosis.finding import limit_source
@@ -36,6 +38,7 @@ Advice = Literal["do", "if it stays", "not here"]
 RESTART: Final = command("systemctl", "restart", UNIT)
 _BEYOND_GUIDE: Final = '(this step is not in the guide "Emergency Mitigation")'
 
+CAP: Final = "Cap input and output tokens at the edge"
 MEASURED: Final = {
     "caps": "preemptions fell from 40 to 24; all engine steps together took 57 % less time, but only 60 of 72 requests"
     " were admitted",
@@ -141,6 +144,13 @@ def _cut_short(engine: PlanInput, caps: Caps) -> str:
 
 
 def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
+    if caps.frees_nothing:
+        return MitigationStep(
+            CAP,
+            "not here",
+            f"caps of {caps.input_tokens} prompt and {caps.output_tokens} output tokens would free nothing: at most"
+            f" {say(UNSEEN, 'ratio')} of the requests seen exceed them, because all are about equally long",
+        )
     lower = (
         caps.long_asked is not None and caps.long_outputs is not None and caps.long_asked > caps.long_outputs + ROUNDING
     )
@@ -185,7 +195,7 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
             " the last hour plus a margin)"
         )
     return MitigationStep(
-        "Cap input and output tokens at the edge",
+        CAP,
         "do",
         f"{said}. Token caps at the gateway take effect at once, need no restart, and shorten the queue for all other"
         " requests.",
@@ -246,30 +256,19 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
             f" running requests. {why}",
             "fewer requests run at once; the others wait",
         )
-    base = base or limit.recommended
-    cut, least = 1 - limit.recommended / base, max(1, floor(base * (1 - high)))
-    if least >= limit.recommended:
-        least = max(1, floor(limit.recommended * (1 - high)))
-    of = "requests running at once"
-    if measured is None:
-        of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
-    said = (
-        f"{now}. Set {called} to {limit.recommended:.0f}: {say(max(0.0, cut), 'ratio')} below the {base:.0f} {of}."
-        f' The guide "Emergency Mitigation" cuts {called} by {say(low, "ratio")} to {say(high, "ratio")}'
+    base, share = base or limit.recommended, requests_that_fit(engine.signals, t)
+    said = f"{now}. Set {called} to {limit.recommended:.0f} (running now: {say(measured)}). " + (
+        f"That is {say(low, 'ratio')} below it"
+        if share is None
+        else f"At what each request held in the last five minutes, about {say(floor(share))} fit with"
+        f" {say(low, 'ratio')} of the KV cache to spare"
     )
-    if measured is None:
-        said += ". Running requests: unknown"
-        if fits is None or fits > base:
-            said += "; if fewer run, this has no effect"
-    elif fits is not None:
-        said += f". The KV cache holds about {fits:.0f} requests of the current length"
-        if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
-            said += "; no request has finished yet, so they may still grow, and fewer may fit"
-    if least < limit.recommended:
-        said += (
-            f". If requests are still being {_called(engine, 'preempted')}, lower {called} to {least}:"
-            " mixed request lengths need a larger cut"
-        )
+    if share is not None and "0.95" not in {
+        **engine.signals.context.output_quantiles,
+        **engine.signals.context.prompt_quantiles,
+    }:
+        said += "; no request has finished yet, so they may still grow, and fewer may fit"
+    said += f'. The guide "Emergency Mitigation" cuts {called} by {say(low, "ratio")} to {say(high, "ratio")}'
     result = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
         said += f". Halving {called} from {value_text(limit.value)} would have no effect"

@@ -334,6 +334,8 @@ class LoadSignals:
     running_at_limit: bool | None = None  # in most of the recent samples
     running_at_limit_now: bool | None = None
     running_plateau: bool | None = None  # at one maximum again and again, while requests wait and the cache has room
+    kv_share_held: float | None = None  # of the KV cache, by a running request in five minutes
+    kv_share_at_peak: float | None = None  # the same where usage was highest
     arrival_burst_ratio: float | None = published(
         gauge("arrival_burst_ratio", "Arrival rate of the busiest 10 s divided by the 5-minute mean.", absent=_WARMUP)
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
 
+from kvpressure.advice.limits import SteadyValue
 from kvpressure.diagnosis.diagnose import Diagnoser, LongestRequest
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
@@ -179,6 +180,7 @@ class EngineTrack(SubjectTrack):
         self.tracker = EngineTracker(self._thresholds)
         self.diagnoser = Diagnoser(self._thresholds)
         self.longest = LongestRequest()
+        self.max_num_seqs = SteadyValue()
         self.counters: Mapping[str, float] = {}
 
     def rename(self, key: EngineKey) -> None:

@@ -425,7 +425,7 @@ class Pipeline:
         values = {name: found[name].value if name in found else None for name in LIMITS}
         confident = diagnosis.verdict if diagnosis.confidence >= t["confident"] else "unknown"
         recommended = {
-            "max_num_seqs": advice.max_num_seqs(s, confident, t, diagnosis.stage),
+            "max_num_seqs": track.max_num_seqs.observe(diagnosis, s, t),
             "max_num_batched_tokens": advice.max_num_batched_tokens(
                 values["max_num_batched_tokens"], confident, diagnosis.stage, t
             ),

@@ -23,6 +23,7 @@ from kvpressure.signals.window import (
     MINUTE,
     QUARTER_HOUR,
     QUARTER_MINUTE,
+    TWICE,
     EngineWindow,
     Sample,
     quantile,
@@ -74,12 +75,47 @@ def reaching(limit: float, t: Thresholds) -> float:
     return min(level, limit - 1) if limit > t["at_limit_small_requests"] else level
 
 
+def held_per_request(
+    window: EngineWindow, cache: KvSignals, block_size: float | None, t: Thresholds
+) -> tuple[float | None, float | None]:
+    """Share of the KV cache that a running request holds over five minutes: in the mean, and where usage was highest.
+
+    The mean is the larger of two: usage per running request, which a full cache keeps too small, because it preempts
+    requests before they have grown; and half-grown requests of the mean lengths, without prompt tokens that the prefix
+    cache had, which several requests may share. ``None`` where nothing runs, or usage and lengths are unknown.
+    """
+    samples = [] if cache.kv_recorded is False else window.since(FIVE_MINUTES)
+    seen = [(s.gauges[r.KV_USAGE], s.gauges.get(r.RUNNING, 0.0)) for s in samples if r.KV_USAGE in s.gauges]
+    high = t["at_limit_ratio"] * max((used for used, _ in seen), default=0.0)
+    known = (_per_request(seen), _by_length(window, cache, block_size))
+    return max((share for share in known if share), default=None), _per_request([one for one in seen if one[0] >= high])
+
+
+def _per_request(seen: Sequence[tuple[float, float]]) -> float | None:
+    """Usage of the cache by running requests."""
+    used, running = sum(used for used, _ in seen), sum(running for _, running in seen)
+    return used / running if used and running else None
+
+
+def _by_length(window: EngineWindow, cache: KvSignals, block_size: float | None) -> float | None:
+    """What half-grown requests of the mean lengths hold; ``None`` without histograms of lengths, because counters of
+    tokens include requests that have not finished.
+    """
+    prompts, outputs = (window.observed(name, FIVE_MINUTES) for name in (r.REQUEST_PROMPT, r.REQUEST_OUTPUT))
+    prompt, output = (None if found is None else found[0].mean() for found in (prompts, outputs))
+    if prompt is None or not cache.kv_capacity_tokens:
+        return None
+    own = (1.0 - (cache.prefix_hit_ratio or 0.0)) * prompt
+    return (own + ((output or 0.0) + (block_size or 0.0)) / TWICE) / cache.kv_capacity_tokens
+
+
 def load_signals(
     window: EngineWindow,
     configured: SequenceLimit,
     cache: KvSignals,
     mean_context: float | None,
     t: Thresholds,
+    block_size: float | None = None,
 ) -> LoadSignals:
     """Requests in flight against each known limit."""
     running, waiting = window.gauge(r.RUNNING), window.last.waiting if window.last else None
@@ -99,6 +135,7 @@ def load_signals(
     sequence_limit = limits.get("observed", configured.value)
     in_flight = window.last.in_flight if window.last else None
     smallest = min(limits.values(), default=None)
+    held, at_peak = held_per_request(window, cache, block_size, t)
     return LoadSignals(
         running=running,
         waiting=waiting,
@@ -114,6 +151,8 @@ def load_signals(
         running_at_limit_now=None
         if running is None or sequence_limit is None
         else running >= reaching(sequence_limit, t),
+        kv_share_held=held,
+        kv_share_at_peak=at_peak,
         arrival_burst_ratio=burst_ratio(window, t),
     )
 

@@ -206,7 +206,9 @@ class EngineTracker:
     def _load(self, around: EngineContext, cache: CacheState) -> LoadSignals:
         limits = around.limits
         configured = SequenceLimit(limits.max_num_seqs, limits.max_num_seqs_source)
-        load = batch.load_signals(self.window, configured, cache.kv, cache.shape.mean_context, self._thresholds)
+        load = batch.load_signals(
+            self.window, configured, cache.kv, cache.shape.mean_context, self._thresholds, _block_size(self.reading)
+        )
         has = limits.features
         return replace(
             load,

@@ -32,7 +32,13 @@ def _view(entry: Mapping[str, Any], document: Mapping[str, Any], time: float) ->
     engine = _engine(entry, time)
     plan = mapping(entry.get("mitigation"))
     actions = [
-        Action(_text(item, "title"), _text(item, "text"), _texts(item, "flags"), _texts(item, "commands"))
+        Action(
+            _text(item, "title"),
+            _text(item, "text"),
+            _texts(item, "flags"),
+            _texts(item, "commands"),
+            item.get("now") is not False,
+        )
         for item in _objects(plan.get("actions"))
     ]
     return EngineView(

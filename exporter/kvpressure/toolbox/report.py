@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.advice.mitigation import NOT_NOW, Action
+from kvpressure.advice.mitigation import Action
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import findings
@@ -89,7 +89,7 @@ def _answer(case: Case, found: FoundEngines, thresholds: Thresholds) -> EngineAn
 
 def actions_now(engine: EngineView) -> list[Action]:
     """The plan's actions that apply now; to verify is a command here."""
-    return [action for action in engine.plan.actions if not action.title.startswith(("Verify", NOT_NOW))]
+    return [action for action in engine.plan.actions_now if not action.title.startswith("Verify")]
 
 
 def next_steps(engine: EngineView, again: str) -> Iterator[str]:

@@ -1,0 +1,76 @@
+"""No advice is undone by the next: what is recommended is set on a simulated server under the same demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from kvpressure.advice.limits import two_digits
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.recording.reader import Reader
+from tests.diagnosis.servers import play
+from tests.helpers.scheduler import Demand, simulate
+from tests.recording.test_incident_recordings import RECORDINGS
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 200
+CAPACITY = 8160
+ALIKE = Demand(24, lambda r: (r.randint(250, 350), r.randint(250, 350)))
+SHORT = Demand(40, lambda r: (r.randint(150, 250), r.randint(150, 250)))
+CHAT = Demand(60, lambda r: (r.randint(20, 80), r.randint(100, 600)))
+LONG_TAIL = Demand(
+    60, lambda r: (min(4000, int(r.lognormvariate(4.5, 1.0))), min(2000, int(r.lognormvariate(4.5, 1.0)) + 1))
+)
+TWO_KINDS = Demand(30, lambda r: (2000, 40) if r.random() < 0.1 else (100, 150))
+PROMPTS = Demand(30, lambda r: (r.randint(400, 800), 20))
+
+
+@dataclass
+class Seen:
+    """What is said at the end."""
+
+    verdict: str
+    recommended: float | None
+
+
+def serve(demand: Demand, limit: int) -> Seen:
+    rows = simulate(demand, limit, CAPACITY, SECONDS)
+    values: dict[str, Callable[[int], float]] = {name: (lambda i, name=name: rows[i][name]) for name in rows[0]}
+    said = play(SECONDS, args=("--max-num-seqs", str(limit)), gpus=(0.7,), capacity=float(CAPACITY), **values)
+    last = said.states[-1]
+    return Seen(last.diagnosis.verdict, last.limits["max_num_seqs"].recommended)
+
+
+DEMANDS = {"alike": ALIKE, "short": SHORT, "chat": CHAT, "tail": LONG_TAIL, "two kinds": TWO_KINDS, "prompts": PROMPTS}
+
+
+@pytest.mark.parametrize("demand", DEMANDS.values(), ids=DEMANDS)
+@pytest.mark.parametrize("limit", [4, 12, 64])
+def test_no_advice_is_undone_by_the_next(demand: Demand, limit: int) -> None:
+    """The first cut ends KV pressure, and nothing that is then recommended leads back."""
+    path, seen = [limit], serve(demand, limit)
+    while seen.recommended is not None:
+        path.append(int(seen.recommended))
+        assert len(path) < 5, path
+        seen = serve(demand, path[-1])
+        assert seen.verdict != "kv_pressure", path
+    up = [after > before for before, after in pairwise(path)]
+    assert len(set(up)) <= 1, path
+    assert up.count(False) <= 1, f"one cut is enough: {path}"
+
+
+def test_the_value_of_a_steady_overload_is_steady() -> None:
+    """150 preemptions a minute for five minutes: it follows what becomes known, and then stands."""
+    values: list[float] = []
+    with Reader(RECORDINGS / "h100/llama-2-7b-124.jsonl.gz") as reader:
+        pipeline = Pipeline()
+        for snapshot in reader:
+            value = pipeline.observe(snapshot).engines[0].limit("max_num_seqs").recommended
+            if value is not None and (not values or values[-1] != value):
+                values.append(value)
+    assert len(values) <= 5
+    assert all(value == two_digits(value) for value in values)

@@ -227,6 +227,7 @@ def dead_address() -> str:
         ("http://a --gpu H100:0", "NAME:GiB"),
         ('http://a "--args=\'"', "closed quotes"),
         ("http://a --args=--max-num-seqs", "--max-num-seqs has no value; allowed: --max-num-seqs VALUE"),
+        ('http://a "--args=--max-num-seqs abc"', "the value 'abc' of --max-num-seqs cannot be read"),
         ("--prometheus prom:9090", "not an address"),
         ("--prometheus http://p --since forever", "duration"),
         ("--prometheus http://p --since 8d", "duration"),

@@ -1,4 +1,4 @@
-"""Mistakes in a command line that somebody states: options that the server refuses to start with."""
+"""Mistakes in a command line that somebody states: options and values that the server refuses to start with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Final
 
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.registry import default, dialects
+from kvpressure.errors import shown
 from kvpressure.model.arguments import WITH_VALUE
 
 _NO_VALUE: Final = "True"  # how an option without a value is read
+_SERVERS_CHOICE: Final = ("auto", "none", "-1")
+_EXAMPLES: Final = {"gpu_memory_utilization": "0.9", "watermark": "0.1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +40,14 @@ def mistake(argv: Sequence[str]) -> Mistake | None:
     for name in WITH_VALUE:
         if args.values.get(name) == _NO_VALUE:
             return Mistake(f"{server.flag(name)} has no value", f"{server.flag(name)} VALUE")
+        if getattr(args, name) is None and _is_unreadable(args.values.get(name)):
+            return Mistake(
+                f"the value {shown(args.values[name])} of {server.flag(name)} cannot be read",
+                f"a value that {server.title} accepts, such as {_EXAMPLES.get(name, '8192')}",
+            )
     return None
+
+
+def _is_unreadable(value: str | None) -> bool:
+    """Whether a value is stated, is none of those that leave the choice to the server, and no shell fills it in."""
+    return value is not None and value.lower() not in _SERVERS_CHOICE and not set("${") & set(value)

@@ -35,7 +35,7 @@ def test_addresses(text, name):
 
 def test_everything_at_once():
     target = parse_target(
-        "prod/chat-0=http://10.0.0.5:8000; container=vllm ;gpus=GPU-1, GPU-2;args=--model 'a; b' --max-num-seqs 64;x=y"
+        "prod/chat-0=http://10.0.0.5:8000; container=vllm ;args=--model 'a; b' --max-num-seqs 64; gpus=GPU-1, GPU-2"
     )
     assert target == Target(
         "10.0.0.5",
@@ -43,7 +43,7 @@ def test_everything_at_once():
         pod="chat-0",
         container="vllm",
         gpus=("GPU-1", "GPU-2"),
-        args=("--model", "a; b", "--max-num-seqs", "64;x=y"),
+        args=("--model", "a; b", "--max-num-seqs", "64"),
     )
     assert parse_target("10.0.0.5;namespace=prod;pod=chat-0") == parse_target("prod/chat-0=10.0.0.5")
 
@@ -91,6 +91,11 @@ def test_tls_policy_is_explicit(tmp_path):
         ("h;args=vllm serve x --max_model_lenn 64", "(did you mean --max-model-len?)", "vLLM"),
         ("h;args=--max-num-seqs --enable-lora", "--max-num-seqs has no value", "--max-num-seqs VALUE"),
         ("h;args=--max-num-seqs", "--max-num-seqs has no value", "--max-num-seqs VALUE"),
+        ("h;args=--max-num-seqs abc", "the value 'abc' of --max-num-seqs cannot be read", "such as 8192"),
+        ("h;args=--max-num-seqs 64;x=y", "the value '64;x=y' of --max-num-seqs", "8192"),
+        ("h;args=--gpu-memory-utilization 90;pod=x", "the value '90' of --gpu-memory-utilization", "such as 0.9"),
+        ("h;args=--model 'a;model-config=x", "could not split", "quotes"),
+        ("h;args=--max-num-seqs 4;args=--max-num-seqs 8", "args twice", "once"),
         ("h;args=--watermark --enable-lora", "--watermark has no value", "--watermark VALUE"),
     ],
 )
@@ -107,6 +112,8 @@ def test_what_cannot_be_is_refused_in_one_line(text, what, allowed):
     [
         "--an-option-of-a-later-release 3",
         "--max-num-seqs $SEQS",
+        "--max-model-len auto --max-num-batched-tokens 8k",
+        "--max-model-len -1",
         "--max-num-seqs=64",
         "--no-enable-prefix-caching --enforce-eager",
         "python -m sglang.launch_server --max-running-requests 64",

@@ -13,8 +13,8 @@ Keys:
 * ``gpus``: UUIDs, separated by commas, of the GPUs that the engine runs on.
 * ``tls``: ``verify`` (default) or ``insecure``; ``ca``: a file with the certificates to trust. For https only.
 * ``model-config``: the model's ``config.json``, its directory, or a published name, where ``args`` does not name it.
-* ``args``: the engine's command line, quoted as in a shell. Last, as it takes the rest of the option. Misspelt options
-  are refused.
+* ``args``: the engine's command line, quoted as in a shell. Misspelt options and values that cannot be read are
+  refused.
 
 Example: ``prod/chat-0=http://10.0.0.5:8000;container=vllm;gpus=GPU-1f,GPU-2e;args=--max-num-seqs 64``.
 """
@@ -41,6 +41,8 @@ KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "model-conf
 _OWNER: Final = re.compile(r"([a-z0-9][a-z0-9-]*)/([a-z0-9][a-z0-9.-]*)=")
 # Wherever the @ is: with a slash too many or too few, what stands before it would be a path, which is published.
 _CREDENTIALS: Final = re.compile(rf"(?:(?!;\s*(?:{'|'.join(KEYS)})\s*=).)*@", re.DOTALL)
+_SEMICOLON: Final = re.compile(";")
+_NEXT_KEY: Final = re.compile(rf";(?=\s*(?:{'|'.join(KEYS)})\s*=)")
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+")
 _PATH: Final = re.compile(r'/[!"$-~]*')
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -138,7 +140,7 @@ def parse_target(text: str) -> Target:
 
 
 def _options(where: str, rest: str) -> Iterator[tuple[str, str]]:
-    """Key and value of each option; ``args`` takes all that follows."""
+    """Key and value of each option; ``args`` ends where another key begins, and may hold other semicolons."""
     while rest:
         key, equals, value = rest.partition("=")
         key = key.strip()
@@ -146,10 +148,9 @@ def _options(where: str, rest: str) -> Iterator[tuple[str, str]]:
             raise TargetError(
                 f"{where} has {shown(key[:20])} after the URL", "KEY=VALUE with KEY one of " + ", ".join(KEYS)
             )
-        rest = ""
-        if key != "args":
-            value, _, rest = value.partition(";")
-        yield key, value.strip()
+        end = _NEXT_KEY.search(value) if key == "args" else _SEMICOLON.search(value)
+        rest = value[end.end() :] if end else ""
+        yield key, (value[: end.start()] if end else value).strip()
 
 
 def _parse_url(url: str) -> tuple[str, str, int, str]:

@@ -232,7 +232,7 @@ def first_screen(dashboards: Mapping[str, Any] = DASHBOARDS) -> dict[str, dict[s
 def test_panels_name_every_alert_but_those_that_many_panels_show() -> None:
     named = set(NAMED.findall(" ".join(panel["description"] for uid in DASHBOARDS for panel in panels(uid))))
     unnamed = {"InferenceEngineStalled", "InferenceRequestsWaitTooLong", "InferenceSlow", "KvpressureWatchdog"}
-    assert ALERTS - named == unnamed
+    assert ALERTS - named == unnamed, "a panel's description (bundle/dashboards/) names the alert that it explains"
 
 
 @every_dashboard

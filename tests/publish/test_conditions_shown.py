@@ -26,7 +26,7 @@ from tests.publish.states import NOW, full_engine
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
 T = builtin()
-SIGNALS = Signals(
+SIGNALS = Signals(  # make every condition true
     time=NOW,
     gpu_faults=2,
     events={"cuda_oom": 3},

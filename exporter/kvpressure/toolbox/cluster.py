@@ -279,17 +279,11 @@ class _EnginePages:
 
     def watch(self, seconds: float, around: Around) -> Iterator[Snapshot]:
         """A snapshot every two seconds; engines without an endpoint are reported as unreachable."""
-        clock = live.CLOCK
-        start, first = clock.now(), True
         around = replace(around, versions=self._versions())
-        while True:
-            began = clock.now()
-            pages = tuple(self._pool.map(self._page, self._members, self._scanners))
-            yield live.snapshot(began, pages, around, first)
-            first = False
-            if began + INTERVAL_SECONDS > start + seconds:
-                return
-            clock.sleep(began + INTERVAL_SECONDS - clock.now())
+        return live.ticks(self._pages, seconds, INTERVAL_SECONDS, around)
+
+    def _pages(self) -> tuple[Scrape, ...]:
+        return tuple(self._pool.map(self._page, self._members, self._scanners))
 
     def _versions(self) -> dict[str, str]:
         found: dict[str, str] = {}

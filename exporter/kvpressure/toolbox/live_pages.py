@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -63,11 +63,8 @@ def versions(targets: Sequence[Target]) -> dict[str, str]:
     return {name: version for name, version in found.items() if isinstance(version, str)}
 
 
-def watch(
-    targets: Sequence[Target], seconds: float, interval: float, around: Around, clock: Clock | None = None
-) -> Iterator[Snapshot]:
-    """A snapshot every ``interval`` for ``seconds``, the last one at the end."""
-    clock = clock or CLOCK
+def watch(targets: Sequence[Target], seconds: float, interval: float, around: Around) -> Iterator[Snapshot]:
+    """The snapshots of these targets; see ``ticks``."""
     source = EngineSource(
         Settings(
             collectors={EngineSource.name: CollectorSettings(True, interval, TIMEOUT_SECONDS)},
@@ -78,18 +75,21 @@ def watch(
         )
     )
     try:
-        start = clock.now()
-        first = True
-        while True:
-            began = clock.now()
-            pages = source.read().pages or ()
-            yield snapshot(began, pages, around, first)
-            first = False
-            if began + interval > start + seconds:
-                return
-            clock.sleep(began + interval - clock.now())
+        yield from ticks(lambda: source.read().pages or (), seconds, interval, around)
     finally:
         source.close()
+
+
+def ticks(read: Callable[[], Sequence[Scrape]], seconds: float, interval: float, around: Around) -> Iterator[Snapshot]:
+    """A snapshot of what ``read`` returns every ``interval`` for ``seconds``, the last one at the end."""
+    start, first = CLOCK.now(), True
+    while True:
+        began = CLOCK.now()
+        yield snapshot(began, read(), around, first)
+        first = False
+        if began + interval > start + seconds:
+            return
+        CLOCK.sleep(began + interval - CLOCK.now())
 
 
 def snapshot(now: float, pages: Sequence[Scrape], around: Around, first: bool) -> Snapshot:

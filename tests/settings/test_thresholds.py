@@ -90,17 +90,11 @@ def test_an_override_of_one_that_is_gone_says_so_in_one_line(tmp_path, name):
     assert said.endswith("; remove this line")
 
 
-def test_what_took_the_place_of_another_is_named_where_a_site_may_set_it(tmp_path):
+def test_what_took_the_place_of_another_is_there_and_named_where_a_site_may_set_it(tmp_path):
     for now, merged in renames._THRESHOLDS_MERGED.items():
-        for name in merged.split():
-            told = f": {now} has its place" in refused(tmp_path, f"{name}: 0.5\n")
-            assert told is not T.entry(now).constant
-
-
-def test_what_took_the_place_of_another_is_there():
-    for now, merged in renames._THRESHOLDS_MERGED.items():
-        assert now in T
         assert not T.keys() & set(merged.split())
+        for name in merged.split():
+            assert (f": {now} has its place" in refused(tmp_path, f"{name}: 0.5\n")) is not T.entry(now).constant
     assert [name for name in T if renames.threshold_gone(name, [*T])] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvpressure.advice.mitigation import plan
+from kvpressure.engines.base import PAGE_SAMPLES
 from kvpressure.engines.registry import log_line, public_line
 from kvpressure.model import readings as r
 from kvpressure.pipeline.engines import ContainerTrack
@@ -132,3 +133,48 @@ def test_a_level_that_load_does_not_raise_shows_no_rest() -> None:
     noisy = {r.PROCESS_OPEN_FDS: lambda second: 66.0 if second % 10 == 3 else 65.0}
     said = play(90, gpus=(), page=noisy, **served(40) | {"running": after(40, 30.0, 0.0)})
     assert "idle" not in said.confidently()
+
+
+# --- work that is thrown away ----------------------------------------------------------------------------------------
+
+
+def test_a_server_that_ends_requests_unanswered_refuses_them() -> None:
+    """A real vLLM drains: 675 requests end as ``abort`` within 4 s, beside 29 that are answered."""
+    states = [state for second, state in replayed("23-drain") if 26 <= second < 38]
+    for state in states:
+        found = state.diagnosis
+        assert (found.verdict, found.row) == ("unknown", "Requests refused: aborted by the server")
+        assert "another server" in plan(state, T).summary
+        assert (state.signals.requests.requests_failed_ratio or 0.0) > T["rejected_critical_ratio"]
+
+
+GIVES_UP = {"running": 10.0, "waiting": 30.0, "kv": 0.99, "generated": 600.0, "prompt": 300.0, "preemptions": 2.0}
+
+
+@pytest.mark.parametrize(("answers", "given_up"), [(6.0, 1.0), (1.0, 0.0)])
+def test_answers_that_clients_do_not_wait_for_are_named_and_count_as_failed(answers: float, given_up: float) -> None:
+    """6 HTTP requests a second are answered with 2xx, and hardly one of them is finished by the engine."""
+    finished = 1.0 if given_up == 0.0 else 0.0
+    said = play(90, page={r.HTTP_GENERATED: lambda second: answers * second}, **GIVES_UP | {"finished": finished})
+    assert said.verdict == "kv_pressure"
+    assert said.states[-1].signals.requests.given_up_ratio == given_up
+    assert bool(said.states[-1].signals.requests.requests_failed_ratio) == bool(given_up)
+    told = plan(said.states[-1], T)
+    assert ("thrown away" in told.summary) == bool(given_up)
+    assert any("retries" in action.title for action in told.actions) == bool(given_up)
+    assert any("give up" in text for text in said.last.supporting) == bool(given_up)
+
+
+@pytest.mark.parametrize(
+    ("handler", "status", "name"),
+    [
+        ("/v1/chat/completions", "2xx", r.HTTP_GENERATED),
+        ("/v1/chat/completions", "500", "http:5xx"),
+        ("/v1/models", "200", "http:2xx"),
+        ("/tokenize", "2xx", "http:2xx"),
+        ("/v1/completions", "odd", None),
+    ],
+)
+def test_only_answers_that_an_engine_generates_are_compared(handler: str, status: str, name: str | None) -> None:
+    family = PAGE_SAMPLES["http_requests_total"].family
+    assert family.canonical_for({"handler": handler, "status": status}) == name

@@ -19,7 +19,7 @@ SILENT = {"running": 0.0, "waiting": 0.0, "kv": 0.0, "generated": 0.0, "prompt":
 
 
 def test_the_first_scrapes_of_a_loaded_server_are_not_surely_idle():
-    started = play(12, **SILENT)
+    started = play(12, gpus=(0.0,), **SILENT)
     assert not started.confidently() - {"idle"}
     assert [state.diagnosis.confidence >= CONFIDENT for state in started.states[:2]] == [False, False]
     assert started.verdict == "idle"
@@ -41,7 +41,7 @@ def test_requests_that_nobody_answers_are_neither_idle_nor_healthy():
     begins = play(60, **SILENT | {"queries": after(30, 0.0, 5000.0)})
     assert begins.verdict == "unknown"
     assert "idle" not in begins.confidently(34)
-    quiet = play(40, **SILENT | {"queries": 0.0})
+    quiet = play(40, gpus=(0.0,), **SILENT | {"queries": 0.0})
     assert (quiet.verdict, quiet.confidence >= CONFIDENT) == ("idle", True)
     answered = play(40, **CALM | {"queries": 5000.0})
     assert answered.verdict == "healthy"
@@ -313,7 +313,8 @@ def test_deferred_requests_that_fill_the_limit_are_named():
 
 def test_health_is_not_sure_while_scrapes_fail():
     for grade, failing in ((Grade.CERTAIN, False), (Grade.DOUBTFUL, True)):
-        facts = dict.fromkeys(EVIDENCE, False) | {"page_fresh": True, "scrape_failing": failing}
+        rest = {"page_young": True, "server_at_rest": True, "gpu_idle": True}
+        facts = dict.fromkeys(EVIDENCE, False) | {"page_fresh": True, "scrape_failing": failing} | rest
         assert decide(TABLES, facts).verdict == "idle"
         assert decide(TABLES, facts).grade == grade
     for grade, failing in ((Grade.STRONG, False), (Grade.DOUBTFUL, True)):

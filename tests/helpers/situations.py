@@ -234,7 +234,7 @@ def _tick(
     slow = slow_phases(finished, p95, ratios, t)
     slow_ratios = {phase: ratios[phase] for phase in slow if phase in ratios}
     times = LatencySignals(baseline_ratios=ratios, slow_p95=slow, slow_ratios=slow_ratios)
-    found = requests.request_signals(window, finished, times, t)
+    found = requests.request_signals(window, finished, times, requests.Lost(), t)
     verdict, confidence = next(
         ((kind[0], value) for (metric, *kind), value in now.items() if metric == "kvpressure_verdict_confidence"),
         ("", 0.0),

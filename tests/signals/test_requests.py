@@ -22,7 +22,9 @@ TICKS = 61  # five minutes of ticks of five seconds, both ends
 
 
 def of(built: EngineWindow, times: LatencySignals | None = None) -> RequestSignals:
-    return requests.request_signals(built, requests.finished_per_second(built), times or LatencySignals(), T)
+    return requests.request_signals(
+        built, requests.finished_per_second(built), times or LatencySignals(), requests.Lost(), T
+    )
 
 
 def found(*rows: Mapping[str, float]) -> RequestSignals:

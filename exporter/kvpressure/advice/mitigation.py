@@ -58,6 +58,8 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     if found is None:
         return MitigationPlan("Nothing to do.")
     made = found(engine, thresholds)
+    if _holds(engine, "clients_give_up"):
+        made = _with_fewer_retries(engine, made)
     if verdict != "unknown" and confidence < thresholds["confident"]:
         return MitigationPlan(
             f"Low confidence ({say(confidence, 'ratio')}; confident at {say(thresholds['confident'], 'ratio')}). "
@@ -65,6 +67,20 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
             made.actions,
         )
     return made
+
+
+def _with_fewer_retries(engine: EngineState, made: MitigationPlan) -> MitigationPlan:
+    """The plan where clients do not wait for their answers: each retry takes capacity from a request that could end."""
+    share = say(engine.signals.requests.given_up_ratio, "ratio")
+    retries = Action(
+        "Limit retries, or let clients wait longer",
+        f"Clients gave up {share} of the answers in the last minute: what was computed for them is thrown away, and a"
+        " retry computes it again. Refuse early (HTTP 429) instead of letting requests time out.",
+    )
+    return MitigationPlan(
+        f"{made.summary} Work is thrown away: clients give up {share} of the answers.",
+        (*made.actions[:1], retries, *made.actions[1:]),
+    )
 
 
 def _flag(engine: EngineState, name: str) -> tuple[str, str]:
@@ -403,9 +419,9 @@ def _unscraped(engine: EngineState) -> Action:
 def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if not engine.up:
         return MitigationPlan("The engine's metrics cannot be scraped.", (_unscraped(engine),))
-    evidence = engine.diagnosis.evidence
-    if any(name in evidence and evidence[name].value for name in ("engine_asleep", "engine_paused")):
-        return MitigationPlan("Do not restart it: it was told to stand still.", (_ask_for_a_pause(engine),))
+    for name, summary in _TOLD.items():
+        if _holds(engine, name):
+            return MitigationPlan(summary, (_ask_for_a_pause(engine),))
     inputs, missing = engine.diagnosis.inputs, engine.diagnosis.missing
     unsettled = [text for text in missing if text not in inputs]
     actions = []
@@ -414,6 +430,19 @@ def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if inputs:
         actions.append(Action("Provide the missing inputs", f"Inputs missing for a verdict: {'; '.join(inputs)}."))
     return MitigationPlan("Change nothing yet: the evidence is not sufficient.", tuple(actions))
+
+
+_TOLD: Final = {
+    "engine_asleep": "Do not restart it: it is asleep.",
+    "engine_paused": "Do not restart it: it was told to stand still.",
+    "server_refuses": "Send requests to another server: this one shuts down, or was told to abort them.",
+}
+"""What an engine was told to do, by the finding that shows it."""
+
+
+def _holds(engine: EngineState, name: str) -> bool:
+    finding = engine.diagnosis.evidence.get(name)
+    return finding is not None and finding.value is True
 
 
 def _until_known(engine: EngineState, t: Thresholds) -> str:

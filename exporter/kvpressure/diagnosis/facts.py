@@ -837,6 +837,24 @@ FACTS: Final[tuple[Finding, ...]] = (
         "less than two minutes of comparable load",
         question="throughput compared with the best recent minute",
     ),
+    Finding(
+        "clients_give_up",
+        "clients give up before their answers are complete, so work is thrown away",
+        "clients wait for their answers",
+        at_least("given_up", "rejected_critical_ratio"),
+        "{given_up} of the answers in the last minute",
+        "answers over HTTP or finished requests are not counted, or are too few",
+        "share of answers that clients give up",
+    ),
+    Finding(
+        "server_refuses",
+        "the server ends most requests without an answer",
+        "the server answers most requests",
+        at_least("refused", "most_ratio"),
+        "{refused} of those that ended in the last {recent_window_seconds} were aborted",
+        "what an aborted request means on this server was not tried",
+        "share of requests that the server aborts",
+    ),
     # --- the log
     Finding(
         "allocation_failure_logged",

@@ -394,6 +394,8 @@ _NUMBERS: Final = (
     Number("inter_token_multiple", "multiple", "", _baseline_multiple("inter_token")),
     Number("queue_multiple", "multiple", "", _baseline_multiple("queue")),
     Number("requests_wait", "seconds", "", requests_wait),
+    Number("given_up", "ratio", "answers given up", lambda v: v.s.requests.given_up_ratio),
+    Number("refused", "ratio", "requests aborted", lambda v: v.s.requests.refused_ratio),
     Number("failed_share", "ratio", "failed requests", _failed_share),
     # --- tokens and progress
     Number("batch_p95", "", "p95 batch size", lambda v: v.s.batch.batch_p95),

@@ -100,6 +100,23 @@ ASLEEP: Final = Verdict(
     when="the engine is asleep, or was told to pause, and requests are in flight",
 )
 
+REFUSING: Final = Verdict(
+    "unknown",
+    "Requests refused",
+    at_once=True,
+    requires=yes("server_refuses"),
+    rows=(
+        Row(
+            "aborted by the server",
+            ALWAYS,
+            GUESS,
+            "why the server ends requests without an answer: it shuts down, or was told to abort them",
+        ),
+    ),
+    supports=_all_yes("server_refuses", "clients_give_up"),
+    when="most requests that end were aborted by the server, as in a drain",
+)
+
 # --- no progress: a state machine whose states are these rows ---------------------------------------------------------
 
 _computing = (
@@ -382,6 +399,7 @@ KV_PRESSURE: Final = Verdict(
         "preempting",
         "head_of_line_blocked",
         "latency_multiplied",
+        "clients_give_up",
         "gpu_out_of_memory",
     ),
     against=_all_yes("running_at_limit", "prefill_dominates"),
@@ -467,7 +485,7 @@ CONCURRENCY_LIMITED: Final = Verdict(
         Lower(_gpu_may_bind, at_most=DOUBTFUL, against=("prefill_dominates",)),
         Lower(may_not_fit, against=("any_prompt_fits",)),
     ),
-    supports=_all_yes("running_at_limit", "queue_present"),
+    supports=_all_yes("running_at_limit", "queue_present", "clients_give_up"),
     against=_all_yes("kv_full", "gpu_starved", "steps_slower", "throughput_fell"),
     missing=(_KV, _TOKENS),
     when="max_num_seqs is reached, and a queue lasts",
@@ -605,7 +623,7 @@ COMPUTE_BOUND: Final = Verdict(
         Lower(unknown("queue_short"), at_most=DOUBTFUL),
         Lower(queue_unsorted, at_most=DOUBTFUL, missing=_UNSORTED),
     ),
-    supports=_all_yes("prefill_dominates", "gpu_saturated", "queue_present"),
+    supports=_all_yes("prefill_dominates", "gpu_saturated", "queue_present", "clients_give_up"),
     against=_all_yes("kv_near_full"),
     missing=(_KV, _GPU),
     when=("a queue lasts below max_num_seqs with free KV cache, and prefill dominates or the GPU is saturated"),
@@ -614,7 +632,8 @@ COMPUTE_BOUND: Final = Verdict(
 # --- healthy, and nothing of all this ---------------------------------------------------------------------------------
 
 users_may_suffer = (
-    yes("latency_multiplied")
+    yes("clients_give_up")
+    | yes("latency_multiplied")
     | yes("throughput_fell")
     | yes("steps_slower")
     | yes("cpu_throttled_mostly")
@@ -672,6 +691,7 @@ HEALTHY: Final = Verdict(
         "kv_full",
         "preempting",
         "prefix_cache_collapsed",
+        "clients_give_up",
         "tokens_trickle",
         "steps_slower",
         "latency_multiplied",
@@ -735,10 +755,11 @@ def _capped(table: Verdict) -> Verdict:
     return replace(table, rows=rows)
 
 
-DEFERRED_HOST: Final = 6  # place of the host's table where every waiting request is deferred: a short CPU explains it
+DEFERRED_HOST: Final = 7  # place of the host's table where every waiting request is deferred: a short CPU explains it
 DESIGNED: Final = (
     NO_SCRAPE,
     ASLEEP,
+    REFUSING,
     LONG_PREFILL,
     NO_PROGRESS,
     NOBODY_ANSWERED,

@@ -33,7 +33,8 @@ class Family:
     value holds for every engine of the model. ``per_server``: no engine label; the value is of all engines of the
     server together, so it is used only where the model has one engine. ``join``: how several series form one value,
     e.g. of several processes, which the labels in ``copies`` distinguish; with ``sum``, families of one canonical
-    name add up. ``also``: canonical name -> another one to which the value is added too.
+    name add up. ``also``: canonical name -> another one to which the value is added too. ``named``: the canonical
+    name of a series by its labels, where one of them does not give it.
     """
 
     kind: Kind
@@ -47,9 +48,12 @@ class Family:
     join: Literal["max", "sum"] = "max"
     copies: tuple[str, ...] = ("pid",)
     also: Mapping[str, str] = field(default_factory=dict)
+    named: Callable[[Mapping[str, str]], str | None] | None = None
 
     def canonical_for(self, labels: Mapping[str, str]) -> str | None:
         """The canonical name of a series with these labels; ``None`` if it is not used."""
+        if self.named is not None:
+            return self.named(labels)
         if not self.label:
             return self.canonical
         value = labels.get(self.label)
@@ -87,12 +91,22 @@ def histogram(canonical: str, *names: str) -> Family:
 _STATUSES: Final = {
     f"{c}{rest}": f"{r.HTTP_PREFIX}{c}xx" for c in "12345" for rest in ("xx", *(f"{n:02d}" for n in range(100)))
 }
+_GENERATING: Final = ("completions", "responses", "messages", "generate")  # how their paths end
+
+
+def _http_name(labels: Mapping[str, str]) -> str | None:
+    """By status, and apart where the path is one whose answer a request of the engine gives."""
+    name = _STATUSES.get(labels.get("status", ""))
+    answered = name == f"{r.HTTP_PREFIX}2xx" and labels.get("handler", "").endswith(_GENERATING)
+    return r.HTTP_GENERATED if answered else name
+
+
 PAGE_FAMILIES: Final = (
     Family("page", ("process_cpu_seconds_total",), r.PROCESS_CPU_SECONDS, ceiling=ceilings.SECONDS),
     Family("page", ("process_resident_memory_bytes",), r.PROCESS_RSS_BYTES, ceiling=ceilings.BYTES),
     Family("page", ("process_start_time_seconds",), r.PROCESS_START, ceiling=ceilings.MOMENT),
     Family("page", ("process_open_fds",), r.PROCESS_OPEN_FDS),
-    Family("page", ("http_requests_total",), label="status", values=_STATUSES),
+    Family("page", ("http_requests_total",), label="status", named=_http_name),
 )
 """Series of any Python server: of Prometheus' client and its FastAPI instrumentation."""
 PAGE_SAMPLES: Final[Mapping[str, SampleName]] = {
@@ -265,6 +279,10 @@ class EngineDialect:
     """Labels of ``config`` families that are kept, as ``EngineReading.cache_config``."""
     metrics_switch: str = ""
     """With or without which flag the server publishes metrics; "" = always."""
+    own_aborts: frozenset[str] = frozenset()
+    """Flavours of which it was tried that clients that hang up do not count as aborted, so that aborts are the server's
+    doing.
+    """
     page_kind: Callable[[PageText, Sequence[EngineReading], Mapping[str, float]], PageKind] = lambda *_: PageKind()
     """Kind of server, from the text, its engines of this dialect, and its page values."""
 

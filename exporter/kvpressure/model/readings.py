@@ -71,6 +71,7 @@ LORA_MOMENT: Final = "lora_seconds"  # Unix time of the last look at adapters, w
 OPERATIONS_PREFIX: Final = "operations:"  # + kind: sleep and weight-update operations in flight
 PROCESS_OPEN_FDS: Final = "process_open_fds"  # grows and falls with the clients' connections, one for one
 HTTP_PREFIX: Final = "http:"  # + status class, "http:2xx", "http:4xx", "http:5xx": counters of requests
+HTTP_GENERATED: Final = HTTP_PREFIX + "2xx:generated"  # those of 2xx that a request of the engine answers
 
 
 @frozen
@@ -368,8 +369,9 @@ class EngineKey:
     engine: str
 
 
+ABORTED: Final = FINISHED_PREFIX + "abort"
 _ERROR: Final = FINISHED_PREFIX + "error"
-_UNANSWERED: Final = (_ERROR, FINISHED_PREFIX + "abort")
+_UNANSWERED: Final = (_ERROR, ABORTED)
 _HTTP_5XX: Final = HTTP_PREFIX + "5xx"
 FAILURES: Final = (_ERROR, _HTTP_5XX, REJECTED_PREFIX)  # how the names of counts of failures begin
 

@@ -468,11 +468,13 @@ class RequestSignals:
         gauge(
             "requests_failed_ratio",
             "Share (0-1) of requests that failed over the last 5 minutes: refused by a queue limit, answered with 5xx,"
-            " or ended with error. Only the largest of the three counts is used, because one request may be in all"
-            " three.",
+            " or ended with error (only the largest of the three counts is used, because one request may be in all"
+            " three); aborted by the server; or given up by their clients.",
             absent="fewer than failed_min_per_second requests fail",
         )
     )
+    given_up_ratio: float | None = None  # of the answers of the last minute, those that clients did not wait for
+    refused_ratio: float | None = None  # of the requests that ended in the last 15 s, those that the server aborted
     wait_measured_seconds: float | None = None  # p95, without a baseline
     wait_estimated_seconds: float | None = None  # where too few requests finish for a quantile
     waited_before: bool | None = None  # requests already waited five minutes ago

@@ -177,7 +177,7 @@ class EngineTracker:
             context=requests.context_signals(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=times,
             throughput=flow,
-            requests=requests.request_signals(window, finished, times, t),
+            requests=requests.request_signals(window, finished, times, self._lost(), t),
             progress=progress.progress_signals(window, self._progress, self._contact(around), t),
             memory=kv.memory_signals(
                 cache.kv,
@@ -237,6 +237,13 @@ class EngineTracker:
             progress.usual_seconds(self.window.last),
             self._paused(around),
         )
+
+    def _lost(self) -> requests.Lost:
+        """How requests without an answer are counted on this server."""
+        page, reading = self.page, self.reading
+        if page is None or reading is None:
+            return requests.Lost()
+        return requests.Lost(page.flavour in dialect(reading.dialect).own_aborts, len(page.engines) == 1)
 
     def _paused(self, around: EngineContext) -> bool | None:
         """Whether the server was told to stand still: by its log, or by a sleep or weight update in flight."""

@@ -218,15 +218,41 @@ def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
 _WAITS: Final = ("ttft", "queue")
 
 
+@frozen
+class Lost:
+    """How requests that nobody has an answer of are counted: ``own_aborts``: aborts are the server's doing; ``alone``:
+    the page's HTTP answers are all of this engine.
+    """
+
+    own_aborts: bool = False
+    alone: bool = False
+
+    def aborted(self, first: Sample, last: Sample) -> float:
+        """Requests that the server aborted between two samples."""
+        return last.counters.get(r.ABORTED, 0.0) - first.counters.get(r.ABORTED, 0.0) if self.own_aborts else 0.0
+
+    def given_up(self, first: Sample, last: Sample) -> tuple[float, float] | None:
+        """At least so many answers that clients did not wait for, of so many: the server ends an HTTP request when its
+        client hangs up, and the engine counts no such request as finished. ``None`` if either is not counted.
+        """
+        before, after = first.finished, last.finished
+        if not self.alone or before is None or after is None or r.HTTP_GENERATED not in last.page:
+            return None
+        answers = last.page[r.HTTP_GENERATED] - first.page.get(r.HTTP_GENERATED, 0.0)
+        return max(0.0, answers - (after - before)), answers
+
+
 def request_signals(
-    window: EngineWindow, finished: float | None, latency: LatencySignals, t: Thresholds
+    window: EngineWindow, finished: float | None, latency: LatencySignals, lost: Lost, t: Thresholds
 ) -> RequestSignals:
     """Rates and the wait over five minutes, or since the first sample where that is less. ``finished``: of
     ``finished_per_second``.
     """
     return RequestSignals(
         requests_finished_per_second=finished,
-        requests_failed_ratio=_failed_ratio(window, finished or 0.0, t),
+        requests_failed_ratio=_failed_ratio(window, finished or 0.0, lost, t),
+        given_up_ratio=_given_up_ratio(window, lost, t),
+        refused_ratio=_refused_ratio(window, lost, t),
         wait_measured_seconds=_measured_wait(window, latency),
         wait_estimated_seconds=None if finished is None else _estimated_wait(window, finished, t),
         waited_before=_waited_before(window),
@@ -242,7 +268,23 @@ def finished_per_second(window: EngineWindow) -> float | None:
     return max(0.0, (last.answered or 0.0) - (first.answered or 0.0)) / (last.t - first.t)
 
 
-def _failed_ratio(window: EngineWindow, finished: float, t: Thresholds) -> float | None:
+def _given_up_ratio(window: EngineWindow, lost: Lost, t: Thresholds) -> float | None:
+    """Share of the last minute's answers that clients did not wait for; ``None`` with too few."""
+    pair = window.pair(MINUTE)
+    found = None if pair is None else lost.given_up(*pair)
+    return None if found is None or found[1] < t["latency_min_requests"] else found[0] / found[1]
+
+
+def _refused_ratio(window: EngineWindow, lost: Lost, t: Thresholds) -> float | None:
+    """Share of the requests that ended recently which the server aborted; ``None`` where that is not known."""
+    pair = window.pair(t["recent_window_seconds"])
+    if pair is None or not lost.own_aborts or pair[0].finished is None or pair[1].finished is None:
+        return None
+    ended = pair[1].finished - pair[0].finished
+    return lost.aborted(*pair) / ended if ended >= t["latency_min_requests"] else 0.0
+
+
+def _failed_ratio(window: EngineWindow, finished: float, lost: Lost, t: Thresholds) -> float | None:
     """Share of failed requests, 0-1. A counter is 0 before it appears. ``None`` below ``failed_min_per_second``."""
     pair = window.pair(FIVE_MINUTES)
     if pair is None:
@@ -254,7 +296,8 @@ def _failed_ratio(window: EngineWindow, finished: float, t: Thresholds) -> float
         for name, count in counts.items()
         if name.startswith(readings.FAILURES)
     }
-    failed = readings.count_failed(rises) / (last.t - first.t)
+    thrown_away = lost.aborted(first, last) + (lost.given_up(first, last) or (0.0,))[0]
+    failed = (readings.count_failed(rises) + thrown_away) / (last.t - first.t)
     return failed / (failed + finished) if failed > 0 and failed >= t["failed_min_per_second"] else None
 
 

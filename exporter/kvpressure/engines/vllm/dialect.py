@@ -38,6 +38,7 @@ VLLM: Final = EngineDialect(
     identify=page.identify,
     config_labels=page.CONFIG_LABELS,
     metrics_switch="without --disable-log-stats",
+    own_aborts=frozenset({"v1"}),  # 0.27.0 and 0.32.0
     page_kind=page.kind,
     pauses={"/is_paused": "/resume", "/is_sleeping": "/wake_up"},
     log_words=log_lines.WORDS,

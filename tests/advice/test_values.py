@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
@@ -63,14 +63,18 @@ def test_no_advice_is_undone_by_the_next(demand: Demand, limit: int) -> None:
     assert up.count(False) <= 1, f"one cut is enough: {path}"
 
 
-def test_the_value_of_a_steady_overload_is_steady() -> None:
-    """150 preemptions a minute for five minutes: it follows what becomes known, and then stands."""
-    values: list[float] = []
+def test_value_and_stage_of_a_steady_overload_are_steady() -> None:
+    """150 preemptions a minute for five minutes: the value follows what becomes known, and then stands."""
+    values: list[float | None] = []
+    stages: list[str | None] = []
     with Reader(RECORDINGS / "h100/llama-2-7b-124.jsonl.gz") as reader:
         pipeline = Pipeline()
         for snapshot in reader:
-            value = pipeline.observe(snapshot).engines[0].limit("max_num_seqs").recommended
-            if value is not None and (not values or values[-1] != value):
-                values.append(value)
-    assert len(values) <= 5
-    assert all(value == two_digits(value) for value in values)
+            engine = pipeline.observe(snapshot).engines[0]
+            if engine.diagnosis.verdict == "kv_pressure":
+                values.append(engine.limit("max_num_seqs").recommended)
+                stages.append(engine.diagnosis.stage)
+    assert [name for name, _ in groupby(stages)] == ["saturated", "thrashing"]
+    assert None not in values
+    assert len(list(groupby(values))) <= 5
+    assert all(value == two_digits(value) for value in values if value)

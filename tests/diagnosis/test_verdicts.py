@@ -562,12 +562,16 @@ def test_missing_pages_are_said_at_once():
 
 
 @pytest.mark.parametrize(
-    ("fits", "expected"), [(None, None), (24.9, None), (25.0, 25), (47.9, 47), (48.0, 48), (200.0, 48)]
+    ("fits", "expected"), [(None, None), (24.9, None), (31.9, None), (32.1, 32), (47.9, 47), (48.1, 48), (200.0, 48)]
 )
-def test_a_limit_that_binds_is_raised_to_what_the_cache_holds_and_to_twice_at_most(fits, expected):
-    limits = {} if fits is None else {"kv_capacity": fits}
-    assert advice.max_num_seqs(signals(max_num_seqs=24.0, limits=limits), "concurrency_limited", T) == expected
-    assert advice.max_num_seqs(signals(limits=limits), "concurrency_limited", T) is None
+def test_a_limit_that_binds_is_raised_to_what_fits_and_to_twice_at_most(fits, expected):
+    """None where the smallest documented cut would undo it."""
+    share = None if fits is None else 0.75 / fits
+    known = {"kv_share_held": share, "kv_share_at_peak": share, "output_mean": 200.0}
+    assert advice.max_num_seqs(signals(max_num_seqs=24.0, **known), "concurrency_limited", T) == expected
+    assert advice.max_num_seqs(signals(**known), "concurrency_limited", T) is None
+    grows = {**known, "output_mean": None}
+    assert advice.max_num_seqs(signals(max_num_seqs=24.0, **grows), "concurrency_limited", T) is None
 
 
 def test_less_device_memory_is_advised_only_when_allocations_fail():

@@ -136,14 +136,14 @@ class LongestRequest:
 class Diagnoser:
     """State that the diagnosis of one engine keeps between samples."""
 
-    __slots__ = ("_ahead", "_held", "_seen", "_settled", "_stage", "_thresholds")
+    __slots__ = ("_ahead", "_held", "_seen", "_settled", "_stages", "_thresholds")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._settled = VerdictHysteresis()
         self._held = HeldCache()
         self._ahead = Ahead()
-        self._stage: str | None = None
+        self._stages: dict[str, float] = {}  # of KV pressure, and when each was last found
         self._seen: dict[str, bool | None] = {}  # the named facts of the verdict, when it was last found
 
     def diagnose(self, s: Signals, waiting: list[float], samples: int, utilization: float | None) -> Diagnosis:
@@ -163,8 +163,9 @@ class Diagnoser:
         is_met = values["documented_signature"]
         return Diagnosis(
             verdict=answer.verdict,
+            held=answer.verdict != found.verdict,
             confidence=answer.confidence,
-            stage=self._stage_of(answer, values),
+            stage=self._stage_of(s.time, answer, values),
             since=self._settled.since,
             evidence=evidence,
             supporting=Sentences(lambda: tuple(evidence[name].text for name in supporting)),
@@ -196,13 +197,17 @@ class Diagnoser:
             (*(name for name in answer.opposing if name in same), *over),
         )
 
-    def _stage_of(self, answer: Answer, facts: Facts) -> str | None:
-        """The stage. That of KV pressure never falls back while requests wait and none finishes."""
-        before, self._stage = self._stage, answer.stage
+    def _stage_of(self, t: float, answer: Answer, facts: Facts) -> str | None:
+        """The stage; that of KV pressure is the gravest found in the last minute, because what it is found by swings
+        under one steady overload. It never falls back while requests wait and none finishes.
+        """
+        if answer.stage in (None, STEP_TOKENS):
+            self._stages.clear()
+            return answer.stage
         stuck = facts["queue_present"] is True and facts["finishing"] is False
-        if stuck and before not in (None, STEP_TOKENS) and answer.stage not in (None, STEP_TOKENS):
-            self._stage = max(before, answer.stage, key=STAGES.index)
-        return self._stage
+        self._stages = {stage: at for stage, at in self._stages.items() if stuck or 0 <= t - at <= MINUTE}
+        self._stages[answer.stage] = t
+        return max(self._stages, key=STAGES.index)
 
 
 def _reasons(verdict: str, supporting: tuple[str, ...], evidence: Gathered) -> dict[str, float]:

@@ -114,6 +114,7 @@ class Diagnosis:
     those of them that a setting or a source can provide.
     ``beside``: the conditions with their sentences. ``published``: the findings that rules and dashboards read.
     ``reasons``: the numbers behind it, by name (``diagnosis/finding.py``). ``since``: when the verdict began.
+    ``held``: its row does not hold now, and no other verdict has been found for long enough.
     ``row``: line of ``docs/reference/verdict-rows.md`` that gave it. ``grade``: how reliable it is. ``runner_up``:
     another verdict about as likely.
     """
@@ -136,6 +137,7 @@ class Diagnosis:
     row: str = ""
     grade: str = "nothing"
     runner_up: str | None = None
+    held: bool = False
     signature_note: str = ""  # why signature and verdict differ, in words; empty when they agree
 
 

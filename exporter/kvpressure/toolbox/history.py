@@ -53,7 +53,8 @@ class _Track:
         self.last = first
         self.changes: list[VerdictChange] = []
         self.seconds: dict[str, float] = {}
-        self.moments: dict[str, tuple[float, State]] = {}  # verdict -> its most confident moment
+        # verdict -> its most confident moment, one at which its row held before others
+        self.moments: dict[str, tuple[tuple[bool, float], State]] = {}
         self.last_t: float | None = None
         self.final = ""
 
@@ -66,9 +67,9 @@ class _Track:
             self.changes
         ) < MAX_CHANGES:
             self.changes.append(VerdictChange(state.time, found.verdict, found.stage, found.confidence))
-        known = self.moments.get(found.verdict)
-        if known is None or found.confidence >= known[0]:
-            self.moments[found.verdict] = (found.confidence, state)
+        known, now = self.moments.get(found.verdict), (not found.held, found.confidence)
+        if known is None or now >= known[0]:
+            self.moments[found.verdict] = (now, state)
         self.last, self.last_t, self.final = state, state.time, found.verdict
 
     def worst(self) -> State:

@@ -14,6 +14,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from kvpressure.signals.window import EngineWindow
 
 FILE = Path(__file__).parents[1] / "bundle" / "situations" / "situations.yaml"
 MINUTES = 60.0
-LONG_MINUTES = 75.0
 FINDING = "kvpressure_finding"
 _TICK_SECONDS = 15.0  # of the exporter whose derived series are computed
 _OF_SERIES = ("reason", "phase", "quantile", "verdict", "stage", "finding")  # labels beside those of the engine
@@ -396,9 +396,10 @@ def judge(
     rules: Path, situations: Iterable[Situation], folder: Path, scrape: float = 15, double: bool = False
 ) -> tuple[dict[tuple[str, str], set[Fired]], str]:
     """What fired, by situation and question, and promtool's own output (errors of rules are in it)."""
-    alike: dict[tuple[float, bool], list[Situation]] = {}
-    for situation in situations:
-        alike.setdefault((situation.scrape or scrape, situation.minutes > LONG_MINUTES), []).append(situation)
+    alike: dict[tuple[float, int], list[Situation]] = {}
+    for situation in situations:  # by doublings of an hour, because series that ended cost in every evaluation still
+        length = ceil(log2(max(situation.minutes, MINUTES) / MINUTES))
+        alike.setdefault((situation.scrape or scrape, length), []).append(situation)
     document = {
         "rule_files": [str(rules)],
         "group_eval_order": [group["name"] for group in yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]],

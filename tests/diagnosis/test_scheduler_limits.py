@@ -156,7 +156,7 @@ def test_a_small_maximum_is_a_limit_only_where_many_wait(running, waiting, limit
 
 
 def test_a_default_that_arguments_may_have_changed_limits_nothing() -> None:
-    """vLLM V0 admits 256 by default; this one had a limit of 128, and its arguments are not seen."""
+    """VLLM V0 admits 256 by default; this one had a limit of 128, and its arguments are not seen."""
     states = list(replayed(ALL / "h100" / "llama-2-7b-043.jsonl.gz", args=False))
     assert {s.signals.load.max_num_seqs for s in states} <= {None, 127.0, 128.0}
     assert all("default" not in s.signals.load.limits for s in states)

@@ -26,6 +26,18 @@ def _trickle(v: View) -> bool | None:
     return tokens + (finished or 0.0) / running < v.t["trickle_tokens_per_second"]
 
 
+def _prefill_hidden(v: View) -> bool | None:
+    """Whether blocks are allocated far faster than tokens are generated: vLLM books a prompt at its first token."""
+    rise, capacity, output = (
+        v.s.kv.kv_slope_per_second,
+        v.s.kv.kv_capacity_tokens,
+        v.s.throughput.generation_tokens_per_second,
+    )
+    if rise is None or output is None or (rise > 0 and capacity is None):
+        return None
+    return rise > 0 and rise * (capacity or 0.0) >= v.t["prefill_tokens_ratio"] * max(output, 1.0)
+
+
 def _preempting(v: View) -> bool | None:
     counted, silent = v.s.kv.preemptions_counted, v.s.kv.preemptions_inferred
     if counted is None and silent is None:
@@ -671,6 +683,16 @@ FACTS: Final[tuple[Finding, ...]] = (
         ),
         "{computed_tokens} prompt tokens/s computed here, {output_tokens} output tokens/s",
         needs=("computed_tokens", "output_tokens"),
+    ),
+    Finding(
+        "prefill_hidden",
+        "a prompt is being computed that is not counted yet: blocks are allocated far faster than tokens are generated",
+        "blocks are not allocated faster than tokens explain",
+        _prefill_hidden,
+        "{kv_used_ratio} used, {output_tokens} output tokens/s",
+        needs=("kv_capacity_tokens", "output_tokens"),
+        why="too few samples of KV cache usage",
+        question="whether a prompt is being computed",
     ),
     Finding(
         "engine_asleep",

@@ -125,7 +125,7 @@ _computing = (
     & yes("something_runs")
     & unsure("preempting")
     & unsure("kv_full")
-    & unsure("no_progress_very_long")
+    & (unsure("no_progress_very_long") | yes("prefill_hidden"))  # which ends when the cache is full
 ).called("a long prefill is filling the KV cache")
 _one_step = (unsure("no_progress_very_long") & yes("something_runs") & unsure("preempting") & unsure("kv_full")).called(
     "one long step is possible"
@@ -142,14 +142,17 @@ _unseen_load = (  # under such load clients would connect or disconnect
 LONG_PREFILL: Final = Verdict(
     "compute_bound",
     "Long prefill",
-    requires=yes("no_progress") & _computing & yes("queue_present"),
-    rows=(Row("long prefill, requests waiting", ALWAYS, DOUBTFUL),),
-    supports=_all_yes("queue_present", "work_present"),
+    requires=yes("no_progress") & _computing & (yes("queue_present") | yes("prefill_hidden")),
+    rows=(
+        Row("long prefill, requests waiting", yes("queue_present"), DOUBTFUL),
+        Row("long prefill", ALWAYS, DOUBTFUL),
+    ),
+    supports=_all_yes("prefill_hidden", "queue_present", "work_present"),
     against=_all_yes("no_progress"),
     missing=(_GPU,),
     when=(
-        "there has been no progress for {no_progress_seconds}, but KV usage rises and requests wait: a long "
-        "prompt is being computed"
+        "there has been no progress for {no_progress_seconds}, but KV usage rises, and requests wait or it rises fast: a"
+        " long prompt is being computed"
     ),
 )
 
@@ -655,7 +658,8 @@ HEALTHY: Final = Verdict(
     rows=(
         Row(
             "prefill starves decoding",
-            yes("prefill_dominates") & (yes("tokens_trickle") | (yes("throughput_fell") & yes("kv_rising"))),
+            (yes("prefill_dominates") & (yes("tokens_trickle") | (yes("throughput_fell") & yes("kv_rising"))))
+            | (yes("prefill_hidden") & yes("tokens_trickle")),
             DOUBTFUL,
             verdict="compute_bound",
         ),
@@ -686,7 +690,14 @@ HEALTHY: Final = Verdict(
         Row("no queue lasts", ALWAYS, DOUBTFUL),
     ),
     lower=(_FAILING,),
-    supports=(yes("tokens_flow"), yes("queue_short"), no("queue_present"), yes("prefill_dominates"), yes("kv_rising")),
+    supports=(
+        yes("tokens_flow"),
+        yes("queue_short"),
+        no("queue_present"),
+        yes("prefill_dominates"),
+        yes("kv_rising"),
+        yes("prefill_hidden"),
+    ),
     against=_all_yes(
         "kv_full",
         "preempting",

@@ -96,7 +96,8 @@ def test_the_slope_is_that_of_the_last_fifteen_seconds():
 @pytest.mark.parametrize(
     ("usage", "rise", "expected"),
     [
-        (0.49, 0.02, None),
+        (0.3, 0.02, 35.0),
+        (0.3, 0.01, None),
         (0.5, 0.02, 25.0),
         (0.9, 0.0, None),
         (0.9, -0.1, None),
@@ -106,7 +107,7 @@ def test_the_slope_is_that_of_the_last_fifteen_seconds():
         (0.6, 0.00011, None),
     ],
 )
-def test_no_forecast_below_half_nor_when_not_rising_nor_beyond_an_hour(usage, rise, expected):
+def test_no_forecast_when_not_rising_nor_beyond_an_hour_nor_below_half_beyond_a_minute(usage, rise, expected):
     found = kv.seconds_to_full(usage, rise, T)
     assert found == (None if expected is None else pytest.approx(expected))
 

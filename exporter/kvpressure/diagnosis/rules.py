@@ -151,8 +151,8 @@ LONG_PREFILL: Final = Verdict(
     against=_all_yes("no_progress"),
     missing=(_GPU,),
     when=(
-        "there has been no progress for {no_progress_seconds}, but KV usage rises, and requests wait or it rises fast: a"
-        " long prompt is being computed"
+        "there has been no progress for {no_progress_seconds}, but KV usage rises, and requests wait or it rises"
+        " fast: a long prompt is being computed"
     ),
 )
 
@@ -296,7 +296,7 @@ IDLE: Final = Verdict(
     ),
     lower=(_FAILING,),
     supports=(no("work_present"), no("tokens_recently"), yes("server_at_rest"), yes("gpu_idle")),
-    against=_all_yes("kv_held_without_load", "clients_stay"),
+    against=(*_all_yes("kv_held_without_load", "clients_stay"), no("page_young")),
     when="no request is in flight and no token came in the last moment",
     confident="no client is connected or the GPU is idle, neither denies it, and the last scrape is young",
 )

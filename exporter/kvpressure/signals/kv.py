@@ -189,13 +189,13 @@ def full_from(name: str, watermark: float | None, t: Thresholds) -> float:
 
 
 def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | None:
-    """Seconds until the cache is full at the current slope; ``None`` below the warm threshold, when not rising, or
-    beyond the forecast horizon.
+    """Seconds until the cache is full at the current slope; ``None`` when not rising, or beyond the forecast
+    horizon: of an hour, and below the warm threshold of ``kv_seconds_to_full_warning``.
     """
-    if rise is None or rise <= t["kv_rise_min_per_second"] or usage < t["most_ratio"]:
+    if rise is None or rise <= t["kv_rise_min_per_second"]:
         return None
     seconds = max(0.0, 1.0 - usage) / rise
-    return seconds if seconds <= HOUR else None
+    return seconds if seconds <= (HOUR if usage >= t["most_ratio"] else t["kv_seconds_to_full_warning"]) else None
 
 
 def _preemptions(

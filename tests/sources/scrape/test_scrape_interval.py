@@ -57,7 +57,7 @@ def calm_pace():
 
 
 class TestPace:
-    def test_the_first_minute_is_fast_then_every_five_seconds(self) -> None:
+    def test_the_first_minute_is_fast_then_every_two_seconds(self) -> None:
         times = fetches(ScrapeInterval(1.0), 121, lambda t: page(running=2, kv=0.3, tokens=t))
         assert times[:60] == [float(t) for t in range(60)]
         assert {b - a for a, b in pairwise(times[60:])} == {CALM_INTERVAL}
@@ -75,8 +75,8 @@ class TestPace:
         assert times[-1] - times[-2] == CALM_INTERVAL
 
     def test_a_sign_that_the_next_page_does_not_confirm_speeds_up_for_a_look(self) -> None:
-        times = fetches(calm_pace(), 140, lambda t: page(running=2, waiting=float(t == 104), tokens=1000 + t), 100.0)
-        assert times == [104, 105, 106, 107, 112, 117, 122, 127, 132, 137]
+        times = fetches(calm_pace(), 140, lambda t: page(running=2, waiting=float(t == 105), tokens=1000 + t), 100.0)
+        assert times == [101, 103, 105, 106, 107, 108, *range(110, 140, 2)]
 
     def test_requests_that_arrive_all_the_time_leave_a_healthy_engine_calm(self) -> None:
         """Eight clients, thirty milliseconds a step: every twentieth page sees one of them come in."""
@@ -84,7 +84,7 @@ class TestPace:
         times = fetches(
             calm_pace(), 1300, lambda t: page(running=8, waiting=float(arrives.random() < 0.05), tokens=1000 + t), 100.0
         )
-        assert 240 < len(times) < 400
+        assert 600 < len(times) < 800
 
     @pytest.mark.parametrize("apart", [1, 2, 3])
     def test_a_queue_that_comes_and_goes_keeps_it_fast(self, apart: int) -> None:
@@ -94,17 +94,34 @@ class TestPace:
         assert {b - a for a, b in pairwise(times)} == {1.0}
 
     @pytest.mark.parametrize(
-        "pages",
+        ("pages", "count"),
         [
-            lambda _: page(kv=0.5),
-            lambda t: page(running=2, tokens=1000 + t),
-            lambda _: page(error="refused"),
-            lambda _: page(),
+            (lambda _: page(kv=0.1, running=0), 10),
+            (lambda t: page(running=2, tokens=1000 + t), 10),
+            (lambda _: page(error="refused"), 6),
+            (lambda _: page(), 10),
         ],
-        ids=["half full", "works", "error", "idle"],
+        ids=["cache in use", "works", "error", "idle"],
     )
-    def test_other_pages_do_not(self, pages) -> None:
-        assert len(fetches(calm_pace(), 120, pages, 100.0)) == 4
+    def test_other_pages_do_not(self, pages, count) -> None:
+        assert len(fetches(calm_pace(), 120, pages, 100.0)) == count
+
+    def test_the_first_movement_after_rest_makes_the_next_pages_fast(self) -> None:
+        rested = ScrapeInterval(1.0)
+        fetches(rested, 100, lambda _: page(tokens=500))
+        times = fetches(rested, 125, lambda t: page(running=1, kv=0.1, tokens=500 if t < 110 else 390 + t), 101.0)
+        onset = next(t for t in times if t >= 110)
+        assert onset <= 110 + CALM_INTERVAL
+        assert times[times.index(onset) :][:4] == [onset + i for i in range(4)]
+
+    def test_a_cache_that_fills_within_a_minute_speeds_up_long_before_it_is_half_full(self) -> None:
+        times = fetches(
+            calm_pace(), 140, lambda t: page(running=8, kv=min(1.0, 0.1 + max(0.0, t - 104) * 0.02), tokens=t), 100.0
+        )
+        rising = [t for t in times if t > 106]
+        assert {b - a for a, b in pairwise(rising)} == {1.0}
+        slow = fetches(calm_pace(), 140, lambda t: page(running=8, kv=0.1 + max(0.0, t - 104) * 0.002, tokens=t), 100.0)
+        assert {b - a for a, b in pairwise(slow)} == {CALM_INTERVAL}
 
     def test_a_batch_that_falls_to_half_speeds_up(self) -> None:
         pace = ScrapeInterval(1.0)
@@ -165,7 +182,7 @@ class TestPace:
         """Twelve running and twelve waiting requests make every answer late, the first one too."""
         times = fetches(ScrapeInterval(1.0), 300, lambda t: page(cost=0.8, tokens=t, **sign))
         assert times[:COST_PAGES] == [float(t) for t in range(COST_PAGES)]
-        assert max(b - a for a, b in pairwise(times)) <= CALM_INTERVAL
+        assert max(b - a for a, b in pairwise(times)) <= WORKING_INTERVAL
         busy = fetches(ScrapeInterval(1.0), 300, lambda t: page(cost=0.8, tokens=t, kv=0.9, **sign))
         assert max(b - a for a, b in pairwise(busy)) <= WORKING_INTERVAL
 

@@ -11,18 +11,20 @@ parsing is bounded in the same way.
 A target that keeps failing is asked less often, and so is one whose failures cost us CPU.
 
 A sign of load makes the next scrapes fast at once; if the next scrape confirms it, for a minute. An unconfirmed sign
-was a request that had just arrived, as on any healthy server.
+was a request that had just arrived, as on any healthy server. The first movement of any counter after rest is such a
+sign, as is a cache that would be full within a minute at its present rise: pace follows what moves, not the verdict.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 from kvpressure.model import readings as r
 from kvpressure.model.readings import EngineReading, Scrape
 
-CALM_INTERVAL: Final = 5.0  # seconds
+CALM_INTERVAL: Final = 2.0  # seconds
 SLOWEST_INTERVAL: Final = 12.0  # metrics older than 15 s count as stale
 WORKING_INTERVAL: Final = 3.0  # at most for slow answers while requests run or wait: pressure is to be seen within 3 s
 CALM_AFTER: Final = 60.0  # seconds without a sign of load
@@ -34,7 +36,7 @@ BUSY_KV: Final = 0.5
 FELL_TO: Final = 0.5  # of the largest batch of the last minute
 FELL_FROM: Final = 4.0  # smaller batches come and go
 PATIENCE: Final = 3  # failures in a row that change nothing; each further one doubles the interval
-FAILING_INTERVAL: Final = CALM_INTERVAL  # maximum, so that a recovered engine is noticed soon
+FAILING_INTERVAL: Final = 5.0  # maximum, so that a recovered engine is noticed soon
 EARLY: Final = 0.1  # share of the interval: reads are not exactly periodic
 
 
@@ -53,6 +55,9 @@ class ScrapeInterval:
         self._scans: deque[float] = deque(maxlen=COST_PAGES)  # seconds of our CPU
         self._peak: dict[str, tuple[float, float]] = {}  # engine -> largest batch, when
         self._tokens: dict[str, float] = {}
+        self._usage: dict[str, tuple[float, float]] = {}  # engine -> KV usage on the last page, when
+        self._moved: tuple[Mapping[str, float], ...] | None = None  # counters of the last page
+        self._rests = False  # no counter moved before the last page
 
     def due(self, now: float) -> bool:
         """Whether to scrape now."""
@@ -98,7 +103,7 @@ class ScrapeInterval:
         )
         self._forget_all_but({engine.engine for engine in page.engines})
         loaded = [self._loaded(engine, now) for engine in page.engines]  # each keeps a history
-        before, self._sign = self._sign, any(loaded)
+        before, self._sign = self._sign, any([*loaded, self._begins(page)])
         if self._sign:
             until = now + (CALM_AFTER if before else (LOOK_PAGES + 0.5) * self._fast)
             self._busy_until = max(until, self._busy_until or 0.0)
@@ -107,6 +112,13 @@ class ScrapeInterval:
         """Forget engines that are gone, because names may be new at every scrape."""
         self._peak = {engine: peak for engine, peak in self._peak.items() if engine in engines}
         self._tokens = {engine: tokens for engine, tokens in self._tokens.items() if engine in engines}
+        self._usage = {engine: usage for engine, usage in self._usage.items() if engine in engines}
+
+    def _begins(self, page: Scrape) -> bool:
+        """Whether counters moved that stood still between the two pages before."""
+        rested, counters = self._rests, tuple(engine.counters for engine in page.engines)
+        self._rests, self._moved = self._moved == counters, counters
+        return rested and not self._rests
 
     def _loaded(self, engine: EngineReading, now: float) -> bool:
         """Whether the cache fills, a queue exists, the batch falls, or requests get no tokens."""
@@ -114,9 +126,17 @@ class ScrapeInterval:
         return (
             engine.gauges.get(r.KV_USAGE, 0.0) > BUSY_KV
             or engine.gauges.get(r.WAITING, 0.0) > 0
+            or self._fills(engine, now)
             or self._falls(engine.engine, running, now)
             or self._starves(engine, running)
         )
+
+    def _fills(self, engine: EngineReading, now: float) -> bool:
+        """Whether the cache would be full within ``CALM_AFTER`` if it went on rising as since the last page."""
+        usage = engine.gauges.get(r.KV_USAGE, 0.0)
+        before, at = self._usage.get(engine.engine, (usage, now))
+        self._usage[engine.engine] = usage, now
+        return usage > before and (1.0 - usage) * (now - at) < CALM_AFTER * (usage - before)
 
     def _falls(self, engine: str, running: float, now: float) -> bool:
         peak, at = self._peak.get(engine, (0.0, now))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kvpressure.advice.mitigation import plan
+from kvpressure.advice.triage import steps
 from kvpressure.engines.base import PAGE_SAMPLES
 from kvpressure.engines.registry import log_line, public_line
 from kvpressure.model import readings as r
+from kvpressure.model.readings import GpuReading, Scrape, Snapshot
 from kvpressure.pipeline.engines import ContainerTrack
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
@@ -178,3 +180,23 @@ def test_answers_that_clients_do_not_wait_for_are_named_and_count_as_failed(answ
 def test_only_answers_that_an_engine_generates_are_compared(handler: str, status: str, name: str | None) -> None:
     family = PAGE_SAMPLES["http_requests_total"].family
     assert family.canonical_for({"handler": handler, "status": status}) == name
+
+
+# --- what a GPU shows of a server that does not answer ----------------------------------------------------------------
+
+
+def test_gpu_readings_live_without_the_page() -> None:
+    """Workers hang before the weights: the page is refused, four GPUs are at 99 % and 90 of 400 W."""
+    pipeline = Pipeline()
+    for t in range(40):
+        gpus = tuple(
+            GpuReading(f"GPU-{n}", n, "nvidia", utilization_ratio=0.99, power_watts=90.0, power_limit_watts=400.0)
+            for n in range(4)
+        )
+        refused = Scrape(
+            "http://10.0.0.5:8000/metrics", 1000.0 + t, "ns", "chat-0", gpus=[g.uuid for g in gpus], error="refused"
+        )
+        state = pipeline.observe(Snapshot(1000.0 + t, gpus=gpus, pages=(refused,)))
+    found = state.engines[0].signals.compute
+    assert (found.gpu_utilization, found.power_ratio) == (pytest.approx(0.99), pytest.approx(0.225))
+    assert "99" in " ".join(answer for answer in steps(state.engines[0], state, T)[2].answers)

@@ -189,8 +189,10 @@ def _signature(case: _TriagedEngine) -> _Answer:
     names = ("signature_gpu_memory_high", "signature_gpu_utilization_low", "memory_required_high")
     high, low, required = map(case.holds, names)
     look = (high and low) or required
+    activity = case.told("GPU utilization {gpu_utilization}, power {power} of the limit")
     return "look" if look else "unknown" if None in (high, low) and False not in (high, low) else "fine", (
         *case.lines(*names),
+        *((f"{activity}.",) if activity else ()),
         f"Thresholds are {case.thresholds.entry('signature_memory_ratio').cited}.",
         "The engine reserves its KV pool at start.",
     )

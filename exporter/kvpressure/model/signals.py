@@ -630,6 +630,21 @@ class ComputeSignals:
         )
     )
 
+    def of_gpus(self) -> ComputeSignals:
+        """What the GPUs themselves report, without what the engine's metrics add."""
+        return ComputeSignals(
+            gpu_utilization=self.gpu_utilization,
+            gpu_utilization_low=self.gpu_utilization_low,
+            gpu_utilization_high=self.gpu_utilization_high,
+            gpus_shared=self.gpus_shared,
+            gpus_of_others=self.gpus_of_others,
+            sm_activity=self.sm_activity,
+            tensor_activity=self.tensor_activity,
+            dram_activity=self.dram_activity,
+            power_ratio=self.power_ratio,
+            activity_level=NO_ACTIVITY if self.activity_level == ESTIMATED else self.activity_level,
+        )
+
 
 @frozen
 class Signals:
@@ -661,6 +676,7 @@ class Signals:
             dialect=self.dialect,
             host=self.host,
             progress=self.progress,
+            compute=self.compute.of_gpus(),
             memory=MemorySignals(
                 device_used_ratio=self.memory.device_used_ratio, own_used_ratio=self.memory.own_used_ratio
             ),

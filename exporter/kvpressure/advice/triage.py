@@ -323,7 +323,7 @@ _STEPS: Final[
             _UNIT_LOG,
         ),
     ),
-    (_asked("What is being sent?"), _requests, _asked("check the gateway's or the application's log")),
+    (_asked("What is being sent?"), _requests, _asked("")),  # only the gateway's or the application's log has more
     (
         lambda case: case.by_hand("What does Kubernetes report about the node?", "What does the host report?"),
         _events,

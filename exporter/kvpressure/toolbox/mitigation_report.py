@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import zip_longest
 from typing import Any, Final
 
 from kvpressure import __version__
+from kvpressure.advice.mitigation import Action
 from kvpressure.advice.plan import PressurePlan
 from kvpressure.advice.wording import words
 from kvpressure.printable import visible
@@ -16,7 +16,7 @@ from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.mitigation_check import Outcome
-from kvpressure.toolbox.report import actions_now, cause, next_steps, verdict_words
+from kvpressure.toolbox.report import action_lines, cause, next_steps, verdict_words
 
 PRESSURE: Final = "kv_pressure"
 
@@ -32,9 +32,8 @@ def not_pressure(engine: EngineView, others: Sequence[EngineView], again: str) -
         *_also(others),
         f"The plan for KV pressure {plan} here, and lower limits can make it worse. Instead:",
     ]
-    texts = [action.text for action in actions_now(engine)]
-    for number, (step, text) in enumerate(zip_longest(next_steps(engine, again), texts), 1):
-        lines += [f"  {number}. {step}"] + ([f"     {text}"] if text else [])
+    for number, action in enumerate(next_steps(engine, again), 1):
+        lines += (f"  {line}" for line in action_lines(number, action))
     return lines
 
 
@@ -74,12 +73,11 @@ def as_text(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan
     ]
     for number, step in enumerate(plan.steps, 1):
         mark = {"do": "", "if it stays": " [if KV pressure persists]", "not here": " [not here]"}[step.advice]
-        lines.append(f"{number}. {step.title}{mark}")
-        lines.append(f"     {step.text}")
-        lines += [f"     set:  {flag}" for flag in step.flags]
-        lines += [f"     cost: {step.cost}"] if step.cost else []
-        lines += [f"     measured{step.measured_where}: {step.measured}"] if step.measured else []
-        lines += [f"     $ {command}" for command in step.commands]
+        cost = f"cost: {step.cost}" if step.cost else ""
+        measured = f"measured{step.measured_where}: {step.measured}" if step.measured else ""
+        lines += action_lines(
+            number, Action(f"{step.title}{mark}", step.text, step.flags, step.commands), cost, measured
+        )
     if plan.values:
         lines += ["", "all together: " + " ".join(changed_flags.as_words(plan.values, plan.dialect))]
     lines += ["measured: docs/reports/mitigations.md; ready configuration for Envoy Gateway and nginx: --edge"]
@@ -101,7 +99,7 @@ def as_json(
         "applies": applies,
         "also_in_trouble": [{**other.identity, "verdict": other.verdict} for other in others],
         "notes": [note] if note else [],
-        "instead": [] if applies else list(next_steps(engine, again)),
+        "instead": [] if applies else [asdict(action) for action in next_steps(engine, again)],
         "steps": [asdict(step) for step in plan.steps],
         "set": plan.values,
         "caps": asdict(plan.caps),

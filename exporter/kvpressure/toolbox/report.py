@@ -13,6 +13,7 @@ from kvpressure.advice.wording import words
 from kvpressure.diagnosis import findings
 from kvpressure.engines.registry import dialect
 from kvpressure.model.state import CALM, STEP_TOKENS, Found
+from kvpressure.printable import command
 from kvpressure.publish.collector import fine, worst_first
 from kvpressure.publish.links import RUNBOOK_FOLDER, Links
 from kvpressure.recording.timeline import clock
@@ -62,7 +63,7 @@ class EngineAnswer:
     case: Case
     steps: tuple[TriageStep, ...]
     problems: tuple[Found, ...]
-    next: tuple[str, ...]
+    next: tuple[Action, ...]
 
     @property
     def fine(self) -> bool:
@@ -92,21 +93,32 @@ def actions_now(engine: EngineView) -> list[Action]:
     return [action for action in engine.plan.actions_now if not action.title.startswith("Verify")]
 
 
-def next_steps(engine: EngineView, again: str) -> Iterator[str]:
-    """What to do now, one line per step: the plan, and the commands that go further."""
-    for action in actions_now(engine):
-        flags = " ".join(action.flags)
-        yield action.title + (f": {flags}" if flags else "")
+def next_steps(engine: EngineView, again: str) -> Iterator[Action]:
+    """What to do now: the plan, and the commands that go further. ``again``: the input as typed."""
+    yield from actions_now(engine)
     for link in Links(RUNBOOK_FOLDER).runbooks_for("", engine.true_conditions):
         of = [words(name) for name in engine.true_conditions if findings.of(name).runbook == link.title]
-        yield f"{' and '.join(of)}: {link.url}"
+        yield Action(f"{' and '.join(of)}: {link.url}", "")
     if engine.verdict == "kv_pressure":
-        yield f"kvpressure mitigate {again}: the full plan with costs, as text or kubectl patch"
-        yield "afterwards, kvpressure mitigate --verify URL: checks the recovery"
+        yield Action(
+            "Print the full plan with costs, as text or kubectl patch", "", (), (f"kvpressure mitigate {again}",)
+        )
+        url = engine.plan_input.address or "URL"
+        yield Action("Check the recovery afterwards", "", (), (command("kvpressure", "mitigate", "--verify", url),))
     elif engine.verdict in CALM:
-        yield "if users still complain, check what is in front of the server: gateway, routing, network, clients"
+        yield Action("If users still complain, check what is in front: gateway, routing, network, clients", "")
     elif engine.verdict == "unknown":
-        yield "watch longer (--seconds 90), or run the exporter on the node, which also reads GPU, pod and log"
+        yield Action("Run the exporter on the node, which also reads GPU, pod and log", "")
+
+
+def action_lines(number: int, action: Action, *more: str, text: bool = True) -> Iterator[str]:
+    """An action as every command prints it; ``more``: lines before its commands. ``text`` False leaves the reason to
+    the plan.
+    """
+    yield f"{number}. {action.title}"
+    yield from (f"     {line}" for line in (action.text, *more) if line and text)
+    yield from (f"     set:  {flag}" for flag in action.flags)
+    yield from (f"     $ {one}" for one in action.commands)
 
 
 def _events(case: Case, pod: PodFacts | None) -> dict[str, int] | None:
@@ -142,7 +154,7 @@ def as_json(found: FoundEngines, answered: list[EngineAnswer]) -> dict[str, Any]
                 "changes": [asdict(change) for change in answer.case.changes],
                 "triage": [asdict(step) for step in answer.steps],
                 "common_problems": [_problem(found) for found in answer.problems],
-                "next_steps": list(answer.next),
+                "next_steps": [asdict(action) for action in answer.next],
                 "engine": answer.case.view.as_json(),
             }
             for answer in answered
@@ -227,7 +239,8 @@ def _engine(answer: EngineAnswer) -> Iterator[str]:
             yield f"       {row.cause}: {row.action}"
     yield ""
     yield "next"
-    yield from (f"  {number}. {step}" for number, step in enumerate(answer.next, 1))
+    for number, action in enumerate(answer.next, 1):
+        yield from (f"  {line}" for line in action_lines(number, action, text=False))
 
 
 def _time(case: Case) -> Iterator[str]:

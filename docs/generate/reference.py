@@ -23,13 +23,13 @@ from docs.generate import parts
 from lab.demo.scenario import SCENARIOS
 
 from kvpressure import cli
+from kvpressure.advice.mitigation import CAUSES
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CACHE_DTYPES, layer_bytes
 from kvpressure.capacity.shapes import Layer
 from kvpressure.engines.registry import dialect
 from kvpressure.recording import format as recording
 from kvpressure.recording.fields import Field
-from kvpressure.toolbox.report import CAUSES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "exporter/kvpressure"

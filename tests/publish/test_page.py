@@ -85,7 +85,7 @@ def test_what_is_not_known_is_said_and_not_shown_as_zero() -> None:
     lost = GpuState(GpuReading("GPU-9", 3, "nvidia", error="gpu_lost"))
     bare = GpuState(GpuReading("GPU-8", 2, "nvidia"))
     text = page(State(time=NOW, engines=(unknown_engine(up=False),), gpus=(lost, bare))).text
-    assert "Metrics cannot be scraped: connection refused" in text
+    assert "Down since 2023-11-14 22:13:20 UTC (connection refused)" in text
     assert "Documented signature: cannot be evaluated" in text
     assert "not available: GPU lost" in text
     assert "unknown of unknown" in text

@@ -12,10 +12,11 @@ from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.limits import past_peak, requests_that_fit
 from kvpressure.advice.plan import RESTART, MitigationStep, pressure_plan, roll_out
 from kvpressure.advice.triage import UNIT, in_namespace, is_pod, of_pod
-from kvpressure.advice.wording import capital, named, other_place, reason_text
+from kvpressure.advice.wording import capital, clock_text, named, other_place, reason_text
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
+from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
 from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.model.state import STEP_TOKENS, EngineState
 from kvpressure.printable import INTO, PIPE, command, say
@@ -23,6 +24,22 @@ from kvpressure.settings.thresholds import Thresholds
 
 NOT_NOW: Final = "Skip for now: "  # begins the title of an action that does not help at present
 IF_IT_STAYS: Final = "If KV pressure persists: "
+
+CAUSES: Final = {
+    "kv_pressure": "the KV cache is full; requests are queueing for it or being {preempted}",
+    "concurrency_limited": "{max_num_seqs} is reached; the KV cache is not full",
+    "compute_bound": "prefill or decode saturates the GPU; the KV cache is not the limit",
+    "host_bound": "the GPU waits for the host: CPU, tokenizer, the engine's API server or network",
+    "stalled": "requests are pending but no tokens are being produced",
+    "healthy": "tokens are being produced and queueing is short",
+    "idle": "no requests running or waiting",
+    "unknown": "not enough data for a verdict",
+}
+TWO_LIMITS: Final = (
+    "{max_num_seqs} is reached and the KV cache is full: do not raise {max_num_seqs}, it would cause {preemptions}"
+)
+STEP_BUDGET: Final = "steps use up {max_num_batched_tokens}; the KV cache is not full"
+_NO_CAUSE: Final = ("Undecided", "No fresh metrics")  # tables whose rows name what is missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +411,37 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
 
 
+_FITTING: Final = {
+    "context_too_long": ("max_model_len", "fitting_tokens"),
+    "too_few_blocks": ("max_num_seqs", "fitting_requests"),
+}
+
+
+def start_failure(engine: EngineState) -> str:
+    """The failed allocation that the log of an engine names whose metrics are missing; "" without one."""
+    return next((name for name in (*_FITTING, *sorted(ALLOCATION_EVENTS)) if name in engine.signals.events), "")
+
+
+def _start(engine: EngineState) -> Action | None:
+    """What to set so that the engine starts, with the numbers of its own log."""
+    one, failed, oom = dialect(engine.dialect), start_failure(engine), engine.signals.oom
+    if not failed:
+        return None
+    needed = (
+        f" {say(oom['needed_bytes'], 'bytes')} of KV cache are needed, {say(oom['available_bytes'], 'bytes')} are"
+        " available."
+        if {"needed_bytes", "available_bytes"} <= oom.keys()
+        else ""
+    )
+    limit, number = _FITTING.get(failed, ("gpu_memory_utilization", ""))
+    value, flag = oom.get(number), one.flag(limit)
+    text = f"The engine's log: {EVENTS[failed]}.{needed}"
+    if failed in _FITTING:
+        flags = (f"{flag} {value:.0f}",) if value and flag else ()
+        return Action(f"Lower {one.called(limit)}", f"{text} What fits: {say(value)}.", flags)
+    return Action("Give the engine more GPU memory", f"{text} Look for other processes on the GPU first.")
+
+
 def _unscraped(engine: EngineState) -> Action:
     """What to do first about a target that cannot be scraped."""
     key, text = engine.key, f"{engine.target}: {reason_text(engine.error, engine.dialect)}."
@@ -418,13 +466,22 @@ def _unscraped(engine: EngineState) -> Action:
 
 def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if not engine.up:
-        return MitigationPlan("The engine's metrics cannot be scraped.", (_unscraped(engine),))
+        first = tuple(action for action in (_start(engine), _unscraped(engine)) if action is not None)
+        return MitigationPlan("The engine's metrics cannot be scraped.", first)
     for name, summary in _TOLD.items():
         if _holds(engine, name):
             return MitigationPlan(summary, (_ask_for_a_pause(engine),))
     inputs, missing = engine.diagnosis.inputs, engine.diagnosis.missing
     unsettled = [text for text in missing if text not in inputs]
     actions = []
+    if slow := degraded(engine):
+        actions.append(
+            Action(
+                "Find what changed when it became slow",
+                f"{'. '.join(map(capital, slow))}. Compare with the time before: requests at once, prompt lengths,"
+                " adapters, accepted draft tokens, clocks and temperature of the GPU.",
+            )
+        )
     if unsettled:
         actions.append(Action(_until_known(engine, t), f"Evidence still missing: {'; '.join(unsettled)}."))
     if inputs:
@@ -443,6 +500,38 @@ _TOLD: Final = {
 def _holds(engine: EngineState, name: str) -> bool:
     finding = engine.diagnosis.evidence.get(name)
     return finding is not None and finding.value is True
+
+
+def degraded(engine: EngineState) -> list[str]:
+    """Sentences on what users feel, where the verdict does not explain it."""
+    evidence = engine.diagnosis.evidence
+    named = (evidence.get(name) for name in ("latency_multiplied", "steps_slower", "throughput_fell", "tokens_trickle"))
+    return [found.text for found in named if found is not None and found.value]
+
+
+def cause(engine: EngineState) -> str:
+    """What is known, in one sentence: the verdict's cause; for an unknown one why it is down, what the row found, or
+    that it is slow.
+    """
+    found, called = engine.diagnosis, dialect(engine.dialect).called
+    if found.verdict == "unknown":
+        return _unknown_because(engine)
+    full = found.evidence.get("kv_full")
+    text = TWO_LIMITS if full is not None and full.value else CAUSES["concurrency_limited"]
+    text = text if found.verdict == "concurrency_limited" else CAUSES.get(found.verdict, CAUSES["unknown"])
+    names = ("max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions")
+    return (STEP_BUDGET if found.stage == STEP_TOKENS else text).format_map({name: called(name) for name in names})
+
+
+def _unknown_because(engine: EngineState) -> str:
+    found, slow, failed = engine.diagnosis, degraded(engine), start_failure(engine)
+    if not engine.up:
+        why = reason_text(engine.error, engine.dialect)
+        return f"down since {clock_text(found.since)} ({why})" + (f": {EVENTS[failed]}" if failed else "")
+    title, _, row = found.row.partition(": ")
+    if slow:
+        return f"slow, cause not found: {slow[0]}"
+    return f"{title[:1].lower()}{title[1:]}: {row}" if row and title not in _NO_CAUSE else CAUSES["unknown"]
 
 
 def _until_known(engine: EngineState, t: Thresholds) -> str:

@@ -1,8 +1,8 @@
 """Recognises the log lines of an inference server by a table of patterns; the public part of a line is what they match.
 
 Pure, and linear in the length of a line. Patterns hold fixed words and numbers alone, so that nothing else of a line
-leaves the node. A named group is a fact of ``log_events.FACTS``, the server's version, or a number of an allocator that
-ran out of memory; what has one name adds up.
+leaves the node. A named group is a fact of ``log_events.FACTS``, the server's version, or a number of a failed
+allocation; what has one name adds up.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Final
 
 from kvpressure.model import ceilings
 from kvpressure.model.frozen import frozen
-from kvpressure.model.log_events import LogEvent
+from kvpressure.model.log_events import ALLOCATION_EVENTS, LogEvent
 
 SIZE: Final = r"-?[\d.]{1,20} ?(?:bytes|B|[KMGT]iB|GB)"
 """A size with its unit, which makes a group of it bytes."""
 _UNITS: Final = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "GB": 2**30}  # GB: theirs
 _NUMBER: Final = re.compile(r"(-?[\d.,]+) ?([A-Za-z]*)")
-OUT_OF_MEMORY: Final = "cuda_oom"
 
 Found = tuple[str, Sequence[re.Match[str]]]
 """Event of a line, and the parts of the line that say so."""
@@ -66,7 +65,7 @@ def event_of(found: Found) -> LogEvent:
         number = _number(text)
         if number is not None and (number > 0 or name.endswith("_bytes")):
             numbers[name] = numbers.get(name, 0.0) + number
-    if event == OUT_OF_MEMORY:
+    if event in ALLOCATION_EVENTS:
         return LogEvent(event, allocator=_with_unallocated(numbers))
     numbers.pop("version", None)
     return LogEvent(event, numbers, version=dict(texts).get("version"))

@@ -16,7 +16,7 @@ MAX_LINE: Final = 16384
 @frozen
 class LogEvent:
     """One recognised line. ``event``: a key of ``EVENTS``. ``facts``: what a start-up line reports and no metric does,
-    by name of ``FACTS``; bytes are per worker. ``allocator``: numbers of an out-of-memory error, in bytes.
+    by name of ``FACTS``; bytes are per worker. ``allocator``: of a failed allocation: bytes, and what would fit.
     ``arguments``, ``version``: of the server, where the line has them.
     """
 
@@ -46,6 +46,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "load_oom": "out of GPU memory while loading the model",
     "no_kv_blocks": "start failed: no GPU memory left for the KV cache",
     "context_too_long": "start failed: one request of max_model_len does not fit into the KV cache",
+    "too_few_blocks": "start failed: fewer state blocks fit into GPU memory than requests may run at once",
     "memory_profiling_failed": "start failed: other processes hold memory of the GPU",
     "host_oom": "a worker was killed because the node ran low on memory (Ray)",
     "preemption": "requests were preempted (vLLM V0: the first time and every 50th)",
@@ -71,7 +72,15 @@ EVENTS: Final[Mapping[str, str]] = {
 """What each event means."""
 
 ALLOCATION_EVENTS: Final = frozenset(
-    {"cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed"}
+    {
+        "cuda_oom",
+        "warmup_oom",
+        "load_oom",
+        "no_kv_blocks",
+        "context_too_long",
+        "too_few_blocks",
+        "memory_profiling_failed",
+    }
 )
 """Events that mean a failed allocation (the log check of the documented triage)."""
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.advice.mitigation import Action
+from kvpressure.advice.mitigation import Action, cause
 from kvpressure.advice.plan import PressurePlan
 from kvpressure.advice.wording import words
 from kvpressure.printable import visible
@@ -16,7 +16,7 @@ from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.mitigation_check import Outcome
-from kvpressure.toolbox.report import action_lines, cause, next_steps, verdict_words
+from kvpressure.toolbox.report import action_lines, next_steps, verdict_words
 
 PRESSURE: Final = "kv_pressure"
 
@@ -28,7 +28,7 @@ def not_pressure(engine: EngineView, others: Sequence[EngineView], again: str) -
     else:
         said, plan = "THIS IS NOT KV PRESSURE", "does not help"
     lines = [
-        f"{engine.name}: {said}: {_found(engine)} ({cause(engine)}).",
+        f"{engine.name}: {said}: {_found(engine)} ({cause(engine.engine)}).",
         *_also(others),
         f"The plan for KV pressure {plan} here, and lower limits can make it worse. Instead:",
     ]
@@ -95,7 +95,7 @@ def as_json(
         "verdict": engine.verdict,
         "stage": engine.diagnosis.stage,
         "confidence": engine.diagnosis.confidence,
-        "cause": cause(engine),
+        "cause": cause(engine.engine),
         "applies": applies,
         "also_in_trouble": [{**other.identity, "verdict": other.verdict} for other in others],
         "notes": [note] if note else [],

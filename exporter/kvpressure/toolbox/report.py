@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.advice.mitigation import Action
+from kvpressure.advice.mitigation import Action, cause
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import findings
-from kvpressure.engines.registry import dialect
-from kvpressure.model.state import CALM, STEP_TOKENS, Found
+from kvpressure.model.state import CALM, Found
 from kvpressure.printable import command
 from kvpressure.publish.collector import fine, worst_first
 from kvpressure.publish.links import RUNBOOK_FOLDER, Links
@@ -22,35 +21,6 @@ from kvpressure.toolbox.common_problems import PROBLEMS, common_problems, log_ev
 from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.history import Case, FoundEngines
 from kvpressure.toolbox.triage import PodFacts, triage
-
-CAUSES: Final = {
-    "kv_pressure": "the KV cache is full; requests are queueing for it or being {preempted}",
-    "concurrency_limited": "{max_num_seqs} is reached; the KV cache is not full",
-    "compute_bound": "prefill or decode saturates the GPU; the KV cache is not the limit",
-    "host_bound": "the GPU waits for the host: CPU, tokenizer, the engine's API server or network",
-    "stalled": "requests are pending but no tokens are being produced",
-    "healthy": "tokens are being produced and queueing is short",
-    "idle": "no requests running or waiting",
-    "unknown": "not enough data for a verdict",
-}
-TWO_LIMITS: Final = (
-    "{max_num_seqs} is reached and the KV cache is full: do not raise {max_num_seqs}, it would cause {preemptions}"
-)
-
-
-STEP_BUDGET: Final = "steps use up {max_num_batched_tokens}; the KV cache is not full"
-
-
-def cause(view: EngineView) -> str:
-    """The verdict's cause in words."""
-    full = view.diagnosis.evidence.get("kv_full")
-    two = view.verdict == "concurrency_limited" and full is not None and full.value is True
-    called = dialect(view.engine.dialect).called
-    words = {name: called(name) for name in ("max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions")}
-    if view.diagnosis.stage == STEP_TOKENS:
-        return STEP_BUDGET.format_map(words)
-    return (TWO_LIMITS if two else CAUSES[view.verdict]).format_map(words)
-
 
 _MARKS: Final = {"fine": "ok", "look": "look", "bad": "BAD", "unknown": "?"}
 _MAX_CHANGES_SHOWN: Final = 12
@@ -108,6 +78,8 @@ def next_steps(engine: EngineView, again: str) -> Iterator[Action]:
     elif engine.verdict in CALM:
         yield Action("If users still complain, check what is in front: gateway, routing, network, clients", "")
     elif engine.verdict == "unknown":
+        if again.startswith(("http://", "https://")):  # a recording has no more, and an exporter watches all the time
+            yield Action("Watch longer", "", (), (f"kvpressure diagnose {again} --seconds 90",))
         yield Action("Run the exporter on the node, which also reads GPU, pod and log", "")
 
 
@@ -146,7 +118,7 @@ def as_json(found: FoundEngines, answered: list[EngineAnswer]) -> dict[str, Any]
                 "verdict": answer.case.view.verdict,
                 "stage": answer.case.view.diagnosis.stage,
                 "confidence": answer.case.view.diagnosis.confidence,
-                "cause": cause(answer.case.view),
+                "cause": cause(answer.case.view.engine),
                 "fine": answer.fine,
                 "at": answer.case.at,
                 "final_verdict": answer.case.final or answer.case.view.verdict,
@@ -196,10 +168,15 @@ def headline(answered: list[EngineAnswer]) -> str:
     return f"{len(answered)} engines: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.{first}"
 
 
+def _headline(view: EngineView, stage: str | None) -> str:
+    confidence = view.diagnosis.confidence
+    return f"VERDICT  {verdict_words(view.verdict, stage)}, confidence {confidence:.2f}: {cause(view.engine)}"
+
+
 def _brief(answer: EngineAnswer) -> Iterator[str]:
     view = answer.case.view
     yield view.name + (f"  {view.engine.target}" if view.engine.target else "")
-    yield f"VERDICT  {verdict_words(view.verdict, None)}, confidence {view.diagnosis.confidence:.2f}: {cause(view)}"
+    yield _headline(view, None)
 
 
 def _rule(view: EngineView) -> Iterator[str]:
@@ -213,7 +190,7 @@ def _engine(answer: EngineAnswer) -> Iterator[str]:
     view = answer.case.view
     found, target = view.diagnosis, view.engine.target
     yield view.name + (f"  {target}" if target else "")
-    yield f"VERDICT  {verdict_words(view.verdict, found.stage)}, confidence {found.confidence:.2f}: {cause(view)}"
+    yield _headline(view, found.stage)
     yield from _rule(view)
     yield from _time(answer.case)
     for title, sentences in (("for", found.supporting), ("against", found.opposing), ("unknown", found.missing)):

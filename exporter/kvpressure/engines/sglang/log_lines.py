@@ -65,6 +65,7 @@ TABLE: Final = (
     row("out of memory", "cuda_oom", _OOM),
     row("Not enough memory. Please try to increase --mem-fraction-static", "no_kv_blocks"),
     row("out of memory", "engine_dead", r"(?:Decode|Prefill) out of memory\. Try to lower your batch size"),
+    row("Health check failed", "broadcast_wait", r"couldn't get a response from detokenizer"),
     row("alloc_req_slots runs out of memory", "engine_dead"),
     row("No space left for only one request", "engine_dead"),
     row("ut of memory even after", "engine_dead", r"Out of memory even after retracting all other requests"),

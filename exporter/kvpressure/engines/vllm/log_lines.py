@@ -82,15 +82,20 @@ TABLE: Final = (
     row(
         "max seq len (",
         "context_too_long",
-        r"max seq len \(\d{1,12}\), \([\d.]+ GiB KV cache is needed, which is larger than the available KV cache memory"
-        r" \(-?[\d.]+ GiB\)",
-        more=(r"estimated maximum model length is \d{1,12}",),
+        rf"max seq len \(\d{{1,12}}\), \((?P<needed_bytes>{SIZE}) KV cache is needed, which is larger than the"
+        rf" available KV cache memory \((?P<available_bytes>{SIZE})\)",
+        more=(r"estimated maximum model length is (?P<fitting_tokens>\d{1,12})",),
+    ),
+    row(
+        "exceeds available Mamba cache blocks",
+        "too_few_blocks",
+        r"max_num_seqs \(\d{1,12}\) exceeds available Mamba cache blocks \((?P<fitting_requests>\d{1,12})\)",
     ),
     row(
         "max seq len (",
         "context_too_long",
         r"max seq len \(\d{1,12}\) is larger than the maximum number of tokens that can be stored in KV "
-        r"cache \(\d{1,12}\)",
+        r"cache \((?P<fitting_tokens>\d{1,12})\)",
     ),
     row(
         "less than desired GPU memory utilization",
@@ -108,6 +113,7 @@ TABLE: Final = (
     ),
     row("EngineCore encountered", "engine_dead"),
     row("EngineDeadError", "engine_dead"),
+    row("WorkerProc hit an exception", "engine_dead"),
     row("ngine core initialization failed", "start_failed"),
     row("EngineCore failed to start", "start_failed"),
     row(
@@ -181,6 +187,8 @@ WORDS: Final = (
     "block",
     "Iteration(",
     "Maximum conc",
+    "Mamba cache",
+    "WorkerProc hit",
     "max ",
     "Chunked",
     "args: ",

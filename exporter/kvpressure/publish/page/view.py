@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from kvpressure.advice.mitigation import MitigationPlan, plan
+from kvpressure.advice.mitigation import MitigationPlan, cause, plan
 from kvpressure.advice.triage import TriageStep, steps
-from kvpressure.advice.wording import reason_text, words
+from kvpressure.advice.wording import capital, reason_text, words
 from kvpressure.model.isolation import ENGINE, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import CALM, EngineState, Found, State
@@ -61,6 +61,7 @@ class PageEngine:
     dashboard: Link
     runbooks: tuple[Link, ...]
     standings: tuple[Found, ...]
+    cause: str
 
     @property
     def holding(self) -> tuple[Found, ...]:
@@ -96,6 +97,7 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
         dashboard=around.links.dashboard("kvpressure-incident", engine.key),
         runbooks=tuple(around.links.runbooks_for(_explained(engine), holding)),
         standings=beside,
+        cause=capital(cause(engine)),
     )
 
 

@@ -14,6 +14,7 @@ import os
 import platform
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -50,6 +51,7 @@ from kvpressure.settings.thresholds import builtin
 STEADY = "closed --clients 8 --prompt 150 250 --output 150 250"
 PRESSURE = "closed --clients 48 --prompt 300 500 --output 400 900"
 PACE_SECONDS = {SECOND: 1.0, ADAPTIVE: 5.0}
+COMMAND_NOT_FOUND = 127  # such as nvidia-smi on a machine without GPU
 SMALL, TINY = ".vllm/small-llama", ".vllm/tiny-llama"
 
 
@@ -228,6 +230,8 @@ def engine_frozen_and_killed(book: Book, vllm: Server, by: dict[str, Exporter]) 
         time.sleep(10)
         stopped = tell(engines, signal.SIGSTOP)
         frozen = readings(vllm, by, 18)
+        for one in by.values():
+            printed_commands(book, "engine-frozen", one)
         tell(engines, signal.SIGCONT)
         time.sleep(8)
         before = {name: Row(time.time(), one.page(), "").verdict for name, one in by.items()}
@@ -243,6 +247,23 @@ def engine_frozen_and_killed(book: Book, vllm: Server, by: dict[str, Exporter]) 
             shares({v: late.count(v) / len(late) for v in dict.fromkeys(late)}),
         )
     check_killed(book, dead, killed, before)
+
+
+def printed_commands(book: Book, scenario: str, by: Exporter) -> None:
+    """Run what the exporter prints for this server, but what stops it and what has a place to fill in; the evidence of
+    a stall has to hold the engine's processes.
+    """
+    (engine,) = json.loads(page(f"http://127.0.0.1:{by.port}/api/v1/diagnosis"))["engines"]
+    printed = [command for action in engine["mitigation"]["actions"] for command in action["commands"]]
+    printed += [step["command"] for step in engine["triage"] if step["command"]]
+    with tempfile.TemporaryDirectory() as folder:
+        for command in dict.fromkeys(one for one in printed if "<" not in one and not one.startswith("kvpressure")):
+            done = subprocess.run(["sh", "-c", command], cwd=folder, timeout=60, capture_output=True, check=False)
+            missing = done.returncode == COMMAND_NOT_FOUND
+            book.check(scenario, f"runs as printed: {command[:60]}", not done.returncode or missing, str(done.stderr))
+        stacks = Path(folder, "stacks.txt")
+        found = stacks.read_text() if stacks.exists() else ""
+        book.check(scenario, "the saved stacks are of the engine", "VLLM::EngineCor" in found, found[:200])
 
 
 def tell(processes: list[int], what: signal.Signals) -> float:

@@ -12,6 +12,9 @@ import pytest
 
 from kvpressure.advice.mitigation import MitigationPlan, plan
 from kvpressure.cli import main
+from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.findings import Values
+from kvpressure.model.signals import LoadSignals, Signals
 from kvpressure.model.state import STEP_TOKENS, EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
@@ -118,6 +121,17 @@ def test_a_large_budget_is_raised_only_where_the_gpu_has_time_left(gpu, change, 
     assert said.states[-1].limits["max_num_batched_tokens"].recommended == value
 
 
+@pytest.mark.parametrize(
+    ("gpu", "change", "stage"),
+    [(BELOW, {}, STEP_TOKENS), (PEAK, {}, None), ({}, {}, None), (BELOW, {"steps": 0.0}, None)],
+    ids=["GPU below its peak", "at its peak", "activity unknown", "no steps"],
+)
+def test_full_steps_are_seen_without_arguments_where_the_gpu_has_time_left(gpu, change, stage) -> None:
+    """Each step takes what the budget leaves room for, or waiting prompts would fill it."""
+    said = play(60, args=(), gpu=gpu, **FULL_STEPS | change)
+    assert (said.last.stage, said.confidently(20) & {"concurrency_limited"}) == (stage, set())
+
+
 def test_the_limit_on_requests_comes_first() -> None:
     reached = play(60, args=("--max-num-seqs", "28", *LARGE[2:]), gpu=BELOW, **FULL_STEPS | {"running": 28.0})
     assert (reached.verdict, reached.last.stage) == ("concurrency_limited", None)
@@ -172,6 +186,55 @@ def test_another_limit_than_the_stated_one_is_named_and_doubted() -> None:
     assert flags(plan(said.states[-1], T)) == []
 
 
+# --- blocks, by what is left ------------------------------------------------------------------------------
+
+
+def test_a_queue_that_neither_limit_nor_budget_explains_is_surely_the_cache() -> None:
+    """8 of 32 run, 12 wait, and steps are half full. Every second the cache is full, and samples show 0.57-0.89."""
+    states = [s.diagnosis for s in replayed(RECORDINGS / "19b-prefill-budget2048.jsonl.gz")][20:]
+    sure = [found for found in states if (found.verdict, found.confidence >= CONFIDENT) == ("kv_pressure", True)]
+    assert len(sure) >= 0.9 * len(states)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"running": 30.0},
+        {"running": cycle(30, 16, 20)},
+        {"waiting": cycle(12, 12, 0)},
+        {"kv": 0.3},
+        {"prompt": 20_000.0},
+        {"steps": 0.0},
+        {"deferred": 12.0},
+    ],
+    ids=[
+        "at the limit",
+        "near the limit",
+        "queue empties",
+        "cache empty",
+        "steps full",
+        "steps not counted",
+        "deferred",
+    ],
+)
+def test_the_cache_is_left_only_where_all_else_is_known(change) -> None:
+    saw = {"running": cycle(8, 7, 9), "waiting": 12.0, "kv": cycle(0.6, 0.7, 0.65), "generated": 90.0}
+    load = saw | {"prompt": 9_000.0, "steps": 10.0, "token": 0.1, "finished": 9.0, "queue": 2.0}
+    args = ("--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
+    assert play(45, args=args, **load).confidently(30) == {"kv_pressure"}
+    assert "KV pressure: no other limit" not in {s.diagnosis.row for s in play(45, args=args, **load | change).states}
+
+
+def test_requests_that_all_go_back_to_wait_at_a_full_cache_are_no_stall_at_first() -> None:
+    """All 18 were preempted, the GPU is busy; a restart would lose what the cache holds."""
+    fallen = {"running": after(60, 18.0, 0.0), "waiting": after(60, 0.0, 18.0), "kv": after(60, 0.9, 1.0)}
+    flow = {"generated": after(60, 500.0, 0.0), "prompt": after(60, 300.0, 0.0), "finished": after(60, 1.0, 0.0)}
+    said = play(60 + 130, **fallen, **flow)
+    assert said.said(65) >= {"kv_pressure"}
+    assert not [s for s in said.states[60 : 60 + 50] if s.diagnosis.verdict == "stalled"]
+    assert said.verdict == "stalled"
+
+
 # --- past the batch size that gives the most tokens -------------------------------------------------------
 
 CROSSED = {
@@ -199,6 +262,20 @@ def test_a_limit_past_the_peak_of_throughput_is_not_raised() -> None:
     assert {"steps_slower", "throughput_fell"} <= {
         name for name, fact in said.last.evidence.items() if fact.text in said.last.opposing
     }
+
+
+def test_a_limit_is_not_raised_where_twice_the_batch_gave_no_more_tokens() -> None:
+    flat = {"running": after(300, 48.0, 96.0), "generated": 2000.0, "token": after(300, 0.024, 0.048)}
+    said = play(420, args=("--max-num-seqs", "96"), **CROSSED | flat | {"finished": 8.0})
+    assert (said.verdict, said.confidently(345)) == ("concurrency_limited", set())
+    made = plan(said.states[-1], T)
+    assert flags(made) == ["--max-num-seqs 48"]
+    assert said.last.evidence["past_peak"].text in said.last.opposing
+
+
+def test_a_batch_that_has_just_grown_is_not_past_its_peak() -> None:
+    found = [state.diagnosis for state in replayed(RECORDINGS / "18-limit-close.jsonl.gz")]
+    assert {one.row for one in found if one.verdict == "concurrency_limited"} == {"Concurrency limited: limit read"}
 
 
 def test_a_limit_on_the_way_up_is_raised() -> None:
@@ -248,6 +325,17 @@ def test_nobody_is_surely_healthy_while_many_wait(name: str, args: bool) -> None
             assert found.evidence["many_waited_recently"].value is False
         if found.row.endswith("nobody waits"):
             assert found.evidence["waited_recently"].value is False
+
+
+@pytest.mark.parametrize(
+    ("samples", "waited", "many"),
+    [([], None, None), ([0.0], None, None), ([0.0] * 3, False, False), ([30.0], True, True), ([1.0] * 3, True, False)],
+)
+def test_an_empty_queue_is_known_from_several_samples(samples, waited, many) -> None:
+    """After a gap of 11 s one page without a queue was "nobody waits", while 12 waited before and after it."""
+    signals = Signals(time=1000.0, load=LoadSignals(running=12.0, waiting=0.0))
+    values = Values(View(signals, Recent(samples), T, 9))
+    assert (values["waited_recently"], values["many_waited_recently"]) == (waited, many)
 
 
 def test_a_few_that_wait_briefly_are_healthy_and_the_row_says_so() -> None:

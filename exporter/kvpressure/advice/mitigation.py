@@ -204,8 +204,8 @@ def _past_peak(engine: EngineState) -> MitigationPlan:
         " a similar batch size. "
     )
     return MitigationPlan(
-        f"Do not raise {called}: steps have become slower and throughput has fallen. More requests at once would slow"
-        " all of them.",
+        f"Do not raise {called}: throughput no longer grows with the number of running requests. More at once would"
+        " slow all of them.",
         (
             Action(
                 f"Leave {called} where it is",
@@ -238,7 +238,8 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
         return _step_budget(engine, t)
     if facts.get("kv_full") is True:
         return _two_limits(engine)
-    if facts.get("steps_slower") is True and facts.get("throughput_fell") is not False:
+    slower = facts.get("steps_slower") is True and facts.get("throughput_fell") is not False
+    if slower or facts.get("past_peak") is True:
         return _past_peak(engine)
     s, (flag, now) = engine.signals, _flag(engine, "max_num_seqs")
     called, fit = dialect(engine.dialect).called, requests_that_fit(s, t)

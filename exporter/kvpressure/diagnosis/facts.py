@@ -103,6 +103,25 @@ def _short(v: View) -> bool | None:
     return None if seconds is None else seconds < v.t["queue_short_seconds"]
 
 
+def _waited(v: View) -> bool | None:
+    """Whether requests waited in the recent samples; that none did is known only from several."""
+    share = v.recent.waiting_share
+    return True if share else _none_in_several(v)
+
+
+def _many_waited(v: View) -> bool | None:
+    """Whether more than a few waited in a recent sample; that none did is known only from several."""
+    most, running = v.recent.waiting_most, v.s.load.running
+    if most is None or running is None:
+        return None
+    return True if _many(v, most, running) else _none_in_several(v)
+
+
+def _none_in_several(v: View) -> bool | None:
+    """False if there are enough recent samples of the queue for what none of them shows to be absent, else unknown."""
+    return False if v.recent.samples >= v.t["values_min"] else None
+
+
 def _for_capacity(v: View) -> bool | None:
     """Whether requests wait for capacity; unknown where vLLM before 0.20 does not separate waiting for a LoRA slot or
     for KV blocks from elsewhere.
@@ -162,6 +181,7 @@ def _many(v: View, waiting: float, running: float) -> bool:
 
 _NO_PROGRESS_KNOWN: Final = "no requests in flight, or the engine publishes no token counters"
 _NOT_SHOWN: Final = "the metrics endpoint does not show it"
+_TOO_FEW: Final = "too few samples"
 _NO_PREEMPTIONS: Final = "no counter, and no queue movement to infer them from"
 _NO_CGROUP: Final = "the container's cgroup was not read"
 _QUEUE: Final = "{waiting} waiting, {waiting_deferred} of them deferred, {running} running"
@@ -330,6 +350,14 @@ FACTS: Final[tuple[Finding, ...]] = (
         why="too few samples",
     ),
     Finding(
+        "running_far_below",
+        "running requests stayed far below {max_num_seqs} for half a minute",
+        "running requests did not stay far below {max_num_seqs} for half a minute",
+        when_known(lambda v, most, limit: most <= v.t["most_ratio"] * limit, "running_most", "request_limit"),
+        "at most {running_most} running, limit {request_limit}, {limit_source}",
+        needs=("running_most", "request_limit"),
+    ),
+    Finding(
         "limit_is_stated",
         "{max_num_seqs} is set explicitly",
         "{max_num_seqs} is in neither the arguments nor the log",
@@ -428,10 +456,20 @@ FACTS: Final[tuple[Finding, ...]] = (
         "many_waited_recently",
         "many requests waited in the last {recent_window_seconds}",
         "few or no requests waited in the last {recent_window_seconds}",
-        when_known(_many, "waiting_most", "running"),
+        _many_waited,
         "at most {waiting_most}",
         question="number of requests waiting in the last {recent_window_seconds}",
         needs=("waiting_share", "running"),
+        why=_TOO_FEW,
+    ),
+    Finding(
+        "queue_unbroken",
+        "requests waited in every sample of the last {recent_window_seconds}",
+        "requests did not wait in every sample of the last {recent_window_seconds}",
+        lambda v: None if v.recent.samples < v.t["values_min"] else v.recent.waiting_share == 1.0,
+        "{waiting_mean} on average",
+        question="waiting requests in the last {recent_window_seconds}",
+        why=_TOO_FEW,
     ),
     Finding(
         "queue_short",
@@ -445,10 +483,11 @@ FACTS: Final[tuple[Finding, ...]] = (
         "waited_recently",
         "requests waited in the last {recent_window_seconds}",
         "no request waited in the last {recent_window_seconds}",
-        any_of("waiting_share"),
+        _waited,
         "{waiting_mean} on average",
         question="waiting requests in the last {recent_window_seconds}",
-        why=_NOT_SHOWN,
+        needs=("waiting_share",),
+        why=_TOO_FEW,
     ),
     Finding(
         "queue_for_capacity",
@@ -876,6 +915,15 @@ FACTS: Final[tuple[Finding, ...]] = (
         "{refused} of those that ended in the last {recent_window_seconds} were aborted",
         "what an aborted request means on this server was not tried",
         "share of requests that the server aborts",
+    ),
+    Finding(
+        "past_peak",
+        "fewer running requests gave as many tokens",
+        "fewer running requests gave fewer tokens",
+        when_known(lambda v, peak, batch: peak < v.t["at_limit_ratio"] * batch, "peak_batch", "batch_mean"),
+        "nearly the most of the last 15 minutes with about {peak_batch}, {batch_mean} now",
+        question="number of running requests with the most tokens",
+        why="no histogram of inter-token latency",
     ),
     # --- the log
     Finding(

@@ -360,6 +360,7 @@ _NUMBERS: Final = (
     Number("preemptions_per_running", "", "", lambda v: v.s.kv.preemptions_per_running_minute),
     # --- requests
     Number("running", "", "running requests", lambda v: v.s.load.running),
+    Number("running_most", "", "running requests", lambda v: v.s.load.running_most),
     Number("waiting", "", "waiting requests", lambda v: v.s.load.waiting),
     Number("waiting_deferred", "", "deferred requests", lambda v: v.s.load.waiting_deferred),
     Number("in_flight", "", "requests in flight", lambda v: v.s.load.in_flight),
@@ -400,6 +401,7 @@ _NUMBERS: Final = (
     # --- tokens and progress
     Number("batch_p95", "", "p95 batch size", lambda v: v.s.batch.batch_p95),
     Number("batch_mean", "", "mean batch size", lambda v: v.s.batch.batch_mean),
+    Number("peak_batch", "", "batch size with the most tokens", lambda v: v.s.batch.peak_batch),
     Number("batch_unused", "ratio", "", lambda v: v.s.batch.batch_collapse_ratio),
     Number("step_tokens", "", "tokens in a step", lambda v: v.s.batch.step_tokens),
     Number("prompt_tokens", "", "prompt tokens/s", lambda v: v.s.throughput.prompt_tokens_per_second),

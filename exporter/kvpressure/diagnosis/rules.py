@@ -61,6 +61,8 @@ harmed = (lasting_queue | yes("latency_multiplied") | yes("outside_engine_time")
     "users are affected", "users are not affected (or unknown)"
 )
 
+_HARM: Final = ("latency_multiplied", "steps_slower", "throughput_fell")
+
 _FAILING: Final = Lower(
     yes("scrape_failing"), at_most=DOUBTFUL, missing="what happened since the last successful scrape"
 )
@@ -163,6 +165,17 @@ NO_PROGRESS: Final = Verdict(
     requires=yes("no_progress"),
     unless=(_computing,),
     rows=(
+        Row(
+            "all preempted at a full cache",
+            unsure("something_runs")
+            & yes("kv_full")
+            & yes("preempting")
+            & unsure("gpu_idle")
+            & unsure("no_progress_very_long"),
+            DOUBTFUL,
+            "whether those that were preempted will run again",
+            verdict="kv_pressure",
+        ),
         Row(
             "suspicious",
             unsure("no_progress_long"),
@@ -330,6 +343,14 @@ DEFERRED: Final = Verdict(
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
+_only_blocks_left = (  # samples may miss the peaks of a cache that fills within a second
+    yes("queue_for_capacity")
+    & yes("queue_unbroken")
+    & yes("kv_warm")
+    & yes("running_far_below")
+    & no("step_budget_used")
+).called("only the KV cache can keep the requests waiting")
+
 KV_PRESSURE: Final = Verdict(
     "kv_pressure",
     "KV pressure",
@@ -369,6 +390,7 @@ KV_PRESSURE: Final = Verdict(
         ),
         Row("nearly full, preempting", yes("kv_near_full") & still_preempting & maybe("preemptions_borne_out"), STRONG),
         Row("nearly full, preempting, not counted", yes("kv_near_full") & still_preempting, DOUBTFUL),
+        Row("no other limit", _only_blocks_left, STRONG),
         Row("average prompt does not fit", yes("queue_for_capacity") & yes("mean_prompt_blocked"), LIKELY),
         Row(
             "long prompt does not fit", cache_queue & yes("head_of_line_blocked") & unsure("running_at_limit"), DOUBTFUL
@@ -401,7 +423,8 @@ KV_PRESSURE: Final = Verdict(
         "queue_for_capacity",
         "preempting",
         "head_of_line_blocked",
-        "latency_multiplied",
+        "running_far_below",
+        *_HARM,
         "clients_give_up",
         "gpu_out_of_memory",
     ),
@@ -434,26 +457,27 @@ STEP_BUDGET: Final = Verdict(
     rows=(
         Row("used up", yes("step_budget_used") & (yes("steps_small") | no("gpu_computes")), STRONG),
         Row(
-            "small steps",
+            "small steps, or GPU below its peak",
             unknown("step_budget_used")
-            & yes("steps_small")
+            & (yes("steps_small") | (no("steps_small") & no("gpu_computes")))
             & yes("prefill_dominates")
             & yes("queue_for_capacity")
             & unsure("running_plateau"),
             DOUBTFUL,
-            "{max_num_batched_tokens}, which keeps the steps small (needs the arguments or the start-up log)",
+            "{max_num_batched_tokens}, which keeps the steps as small as they are (needs the arguments or the start-up"
+            " log)",
         ),
     ),
     lower=(Lower(unknown("kv_full"), by=2),),
     stages=((STEP_TOKENS, ALWAYS),),
-    supports=_all_yes("step_budget_used", "steps_small", "queue_present", "prefill_dominates"),
+    supports=_all_yes("step_budget_used", "steps_small", "queue_present", "prefill_dominates", *_HARM),
     missing=(_KV, _GPU),
     when="a queue lasts below max_num_seqs, and fast steps use up max_num_batched_tokens",
     confident="that budget is known and small, or the GPU is below its peak",
 )
 
-_slower_with_more = (yes("steps_slower") & maybe("throughput_fell")).called(
-    "steps are slower and throughput has fallen", "throughput has not fallen"
+_no_more_tokens = (yes("past_peak") | (yes("steps_slower") & maybe("throughput_fell"))).called(
+    "throughput no longer grows with the batch", "throughput may still grow with the batch"
 )
 
 CONCURRENCY_LIMITED: Final = Verdict(
@@ -469,10 +493,10 @@ CONCURRENCY_LIMITED: Final = Verdict(
             "which of the two binds: with a higher {max_num_seqs} the cache would, so do not raise it",
         ),
         Row(
-            "steps slower, throughput down",
-            _slower_with_more,
+            "throughput no longer grows",
+            _no_more_tokens,
             DOUBTFUL,
-            "why steps are slow: with a higher {max_num_seqs} they may be slower still, so do not raise it",
+            "why steps are slow: with a higher {max_num_seqs} they would be slower still, so do not raise it",
         ),
         Row("limit read", yes("limit_is_stated"), CERTAIN),
         Row("limit is a default", no("limit_is_observed"), STRONG),
@@ -488,8 +512,8 @@ CONCURRENCY_LIMITED: Final = Verdict(
         Lower(_gpu_may_bind, at_most=DOUBTFUL, against=("prefill_dominates",)),
         Lower(may_not_fit, against=("any_prompt_fits",)),
     ),
-    supports=_all_yes("running_at_limit", "queue_present", "clients_give_up"),
-    against=_all_yes("kv_full", "gpu_starved", "steps_slower", "throughput_fell"),
+    supports=_all_yes("running_at_limit", "queue_present", "latency_multiplied", "clients_give_up"),
+    against=_all_yes("kv_full", "gpu_starved", "past_peak", "steps_slower", "throughput_fell"),
     missing=(_KV, _TOKENS),
     when="max_num_seqs is reached, and a queue lasts",
     confident="KV usage is below full, steps are fast, and the GPU is below its peak",
@@ -585,8 +609,7 @@ HOST_BOUND: Final = Verdict(
         "api_server_saturated",
         "gpu_utilization_low",
         "queue_present",
-        "latency_multiplied",
-        "throughput_fell",
+        *_HARM,
     ),
     against=_all_yes("kv_near_full", "gpu_saturated"),
     missing=(_GPU, _THROTTLED, _CPU),
@@ -626,7 +649,7 @@ COMPUTE_BOUND: Final = Verdict(
         Lower(unknown("queue_short"), at_most=DOUBTFUL),
         Lower(queue_unsorted, at_most=DOUBTFUL, missing=_UNSORTED),
     ),
-    supports=_all_yes("prefill_dominates", "gpu_saturated", "queue_present", "clients_give_up"),
+    supports=_all_yes("prefill_dominates", "gpu_saturated", "queue_present", *_HARM, "clients_give_up"),
     against=_all_yes("kv_near_full"),
     missing=(_KV, _GPU),
     when=("a queue lasts below max_num_seqs with free KV cache, and prefill dominates or the GPU is saturated"),

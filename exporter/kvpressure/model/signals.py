@@ -286,7 +286,7 @@ class BatchSignals:
     )
     step_seconds: float | None = None  # mean inter-token latency over the last 30 s
     step_tokens: float | None = None  # tokens that a step computed, mean of the last 30 s
-    peak_batch: float | None = None  # mean batch of the quarter minute with the most tokens/s, of the last 15 minutes
+    peak_batch: float | None = None  # smallest mean batch with nearly the most tokens/s, of the last 15 minutes
     # Step time of the last 15 s against the fastest comparable one of the last 15 minutes
     step_ratio: float | None = None
     running_histogram: Mapping[float, int] = published(_BATCH_SAMPLES, default=dict, total="running_samples_sum")
@@ -333,6 +333,7 @@ class LoadSignals:
     )
     running_at_limit: bool | None = None  # in most of the recent samples
     running_at_limit_now: bool | None = None
+    running_most: float | None = None  # in a sample of the last half minute
     running_plateau: bool | None = None  # at one maximum again and again, while requests wait and the cache has room
     kv_share_held: float | None = None  # of the KV cache, by a running request in five minutes
     kv_share_at_peak: float | None = None  # the same where usage was highest

@@ -153,6 +153,7 @@ def load_signals(
         else running >= reaching(sequence_limit, t),
         kv_share_held=held,
         kv_share_at_peak=at_peak,
+        running_most=max(window.gauge_values(r.RUNNING, HALF_MINUTE), default=None),
         arrival_burst_ratio=burst_ratio(window, t),
     )
 
@@ -219,11 +220,12 @@ class RunningHistogram:
 class FastestStep:
     """Step times of the last fifteen minutes, one per quarter minute, each with its batch size."""
 
-    __slots__ = ("_points", "_thresholds")
+    __slots__ = ("_points", "_present", "_thresholds")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._points: deque[tuple[float, float, float]] = deque()
+        self._present: tuple[tuple[float, float, float], ...] = ()
 
     def ratio(self, t: float, step: float | None, batch: float | None) -> float | None:
         """Step time now divided by the fastest comparable one of another quarter minute; ``None`` without one.
@@ -234,7 +236,9 @@ class FastestStep:
         while points and not t - QUARTER_HOUR <= points[0][0] <= t:
             points.popleft()
         if step is None or not batch or step <= 0:
+            self._present = ()
             return None
+        self._present = ((t, step, batch),)
         smallest = self._thresholds["most_ratio"] * batch
         expected = [
             fast * max(1.0, batch / size) for at, fast, size in points if t - at >= QUARTER_MINUTE and size >= smallest
@@ -244,8 +248,10 @@ class FastestStep:
         return step / min(expected) if expected else None
 
     def peak_batch(self) -> float | None:
-        """Batch size of the point with the most tokens/s; ``None`` without points."""
-        return max(((size / fast, size) for _, fast, size in self._points), default=(0.0, None))[1]
+        """Smallest batch of the points with the most tokens/s, or nearly as many; ``None`` without points."""
+        points = (*self._points, *self._present)
+        nearly = self._thresholds["at_limit_ratio"] * max((size / fast for _, fast, size in points), default=0.0)
+        return min((size for _, fast, size in points if size / fast >= nearly), default=None)
 
 
 def batch_signals(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import pytest
 
 from kvpressure.diagnosis.diagnose import VerdictHysteresis
@@ -9,6 +11,7 @@ from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import load
+from tests.diagnosis.servers import play
 from tests.recording.strategies import RECORDINGS
 
 T = load(None)
@@ -68,3 +71,18 @@ def test_what_no_longer_holds_speaks_against_a_verdict_that_is_held() -> None:
     assert len(found) > 5
     assert not any(progress in " ".join(diagnosis.supporting) for diagnosis in found)
     assert any(progress in " ".join(diagnosis.opposing) for diagnosis in found)
+
+
+def test_a_queue_that_comes_and_goes_at_a_nearly_full_cache_is_one_verdict() -> None:
+    """Usage 0.94 and 0.96, waiting 5 and 0, alternating every 10 s."""
+    said = play(
+        600,
+        running=30.0,
+        waiting=lambda second: 0.0 if second // 10 % 2 else 5.0,
+        kv=lambda second: 0.96 if second // 10 % 2 else 0.94,
+        generated=600.0,
+        prompt=300.0,
+        finished=2.0,
+    )
+    assert len([verdict for verdict, _ in groupby(s.diagnosis.verdict for s in said.states[20:])]) == 1
+    assert "healthy" not in said.confidently()

@@ -29,6 +29,7 @@ class Transition:
     """How long another verdict must be found before it is published. ``samples``: times in a row. ``seconds``: the
     threshold of how long the published verdict has not been found. ``far_apart``: at once when that was last found
     more than ``kv_recent_seconds`` ago, because waiting for a second sample would keep an outdated verdict.
+    ``doubted``: what is published meanwhile is not confident.
     """
 
     words: str
@@ -36,6 +37,7 @@ class Transition:
     samples: int
     seconds: str | None
     far_apart: bool = True
+    doubted: bool = False
 
 
 SAMPLES: Final = 2
@@ -50,6 +52,14 @@ CHANGES: Final = (
         SAMPLES,
         "recent_window_seconds",
         False,
+    ),
+    Transition(
+        "from kv_pressure to healthy while requests waited recently at a full or nearly full cache",
+        lambda old, new: old.verdict == "kv_pressure" and {"kv_near_full", "waited_recently"} <= {*new.opposing},
+        SAMPLES,
+        "stalled_seconds",
+        False,
+        doubted=True,
     ),
     Transition("to unknown", lambda _old, new: new.verdict == "unknown", SAMPLES, "verdict_enter_seconds", False),
     Transition("any other change", lambda _old, _new: True, SAMPLES, "verdict_enter_seconds"),
@@ -83,15 +93,16 @@ class VerdictHysteresis:
         held = self._candidate_ticks >= change.samples and t - self._away_since >= wait
         if held or (change.far_apart and t - self._found > thresholds["kv_recent_seconds"]):
             return self._publish(t, finding, changed=True)
-        return self._doubted(current)
+        return self._doubted(current, change)
 
-    def _doubted(self, current: Answer) -> Answer:
+    def _doubted(self, current: Answer, change: Transition) -> Answer:
         """``current``; if it is healthy or idle, without confidence and without a row, because none of its rows
-        holds any more.
+        holds any more; without confidence, too, where the change says so.
         """
-        if current.verdict not in GOOD:
+        if current.verdict not in GOOD and not change.doubted:
             return current
-        return replace(current, grade=min(current.grade, Grade.DOUBTFUL), row="")
+        row = "" if current.verdict in GOOD else current.row
+        return replace(current, grade=min(current.grade, Grade.DOUBTFUL), row=row)
 
     def _publish(self, t: float, finding: Answer, changed: bool) -> Answer:
         if changed:

@@ -723,6 +723,8 @@ HEALTHY: Final = Verdict(
     ),
     against=_all_yes(
         "kv_full",
+        "kv_near_full",
+        "waited_recently",
         "preempting",
         "prefix_cache_collapsed",
         "clients_give_up",

@@ -54,8 +54,12 @@ CHANGES: Final = (
         False,
     ),
     Transition(
-        "from kv_pressure to healthy while requests waited recently at a full or nearly full cache",
-        lambda old, new: old.verdict == "kv_pressure" and {"kv_near_full", "waited_recently"} <= {*new.opposing},
+        "from kv_pressure to healthy while requests waited recently, and not only briefly, at a nearly full cache",
+        lambda old, new: (
+            old.verdict == "kv_pressure"
+            and {"kv_near_full", "waited_recently"} <= {*new.opposing}
+            and "queue_short" not in new.supporting
+        ),
         SAMPLES,
         "stalled_seconds",
         False,

@@ -332,7 +332,9 @@ def test_nobody_is_surely_healthy_while_many_wait(name: str, args: bool) -> None
     [([], None, None), ([0.0], None, None), ([0.0] * 3, False, False), ([30.0], True, True), ([1.0] * 3, True, False)],
 )
 def test_an_empty_queue_is_known_from_several_samples(samples, waited, many) -> None:
-    """After a gap of 11 s one page without a queue was "nobody waits", while 12 waited before and after it."""
+    """After a gap of 11 s one page without a queue was "nobody waits", while 12 waited before and after it. Samples
+    that are seldom count, however far apart (tests/pipeline/test_time.py).
+    """
     signals = Signals(time=1000.0, load=LoadSignals(running=12.0, waiting=0.0))
     values = Values(View(signals, Recent(samples), T, 9))
     assert (values["waited_recently"], values["many_waited_recently"]) == (waited, many)

@@ -161,12 +161,10 @@ class Diagnoser:
         self._stages: dict[str, float] = {}  # of KV pressure, and when each was last found
         self._seen: dict[str, bool | None] = {}  # the named facts of the verdict, when it was last found
 
-    def diagnose(self, s: Signals, waiting: list[float], samples: int, utilization: float | None) -> Diagnosis:
-        """The diagnosis now. ``waiting``: requests waiting in recent samples, ``samples``: readings so far,
-        ``utilization``: the configured gpu_memory_utilization.
-        """
+    def diagnose(self, s: Signals, recent: Recent, samples: int, utilization: float | None) -> Diagnosis:
+        """The diagnosis now. ``samples``: readings so far, ``utilization``: the configured gpu_memory_utilization."""
         t = self._thresholds
-        values = Values(View(s, Recent(waiting), t, samples, utilization))
+        values = Values(View(s, recent, t, samples, utilization))
         evidence, beside = Gathered(values), Gathered(values, NAMES)
         view, now = values.fresh, values.fresh.s
         view.held = self._held.observe(now.time, now.progress.work_present, now.kv.kv_used_ratio, t)

@@ -118,8 +118,8 @@ def _many_waited(v: View) -> bool | None:
 
 
 def _none_in_several(v: View) -> bool | None:
-    """False if there are enough recent samples of the queue for what none of them shows to be absent, else unknown."""
-    return False if v.recent.samples >= v.t["values_min"] else None
+    """False if no recent sample shows it and several samples, however far apart, are without a queue, else unknown."""
+    return False if v.recent.samples >= v.t["values_min"] or v.recent.newest_waited is False else None
 
 
 def _for_capacity(v: View) -> bool | None:

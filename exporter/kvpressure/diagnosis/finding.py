@@ -126,14 +126,15 @@ def _highest(gpu: ComputeSignals) -> float | None:
 
 
 class Recent:
-    """The queue over the recent samples: number of samples, share with a queue (0-1), mean and most requests
-    waiting.
+    """The queue over the recent samples: number of samples, share with a queue (0-1), mean and most requests waiting;
+    and over the ``newest`` samples, recent or not, whether any shows a queue (``None`` = too few samples to tell).
     """
 
-    __slots__ = ("samples", "waiting_mean", "waiting_most", "waiting_share")
+    __slots__ = ("newest_waited", "samples", "waiting_mean", "waiting_most", "waiting_share")
 
-    def __init__(self, waiting: Sequence[float]) -> None:
+    def __init__(self, waiting: Sequence[float], newest: Sequence[float] | None = None) -> None:
         self.samples = len(waiting)
+        self.newest_waited = None if newest is None else any(newest)
         self.waiting_share = sum(1 for value in waiting if value > 0) / len(waiting) if waiting else None
         self.waiting_mean = sum(waiting) / len(waiting) if waiting else None
         self.waiting_most = max(waiting, default=None)

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from kvpressure import redaction
 from kvpressure.advice import limits as advice
 from kvpressure.capacity.own_models import ModelShapes
+from kvpressure.diagnosis.finding import Recent
 from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
@@ -394,7 +395,10 @@ class Pipeline:
         tracker, page = track.tracker, track.tracker.page
         utilization = found_limits.get("gpu_memory_utilization")
         diagnosis = track.diagnoser.diagnose(
-            signals, tracker.recent_waiting(), tracker.window.samples_seen, utilization.value if utilization else None
+            signals,
+            Recent(tracker.recent_waiting(), tracker.newest_waiting()),
+            tracker.window.samples_seen,
+            utilization.value if utilization else None,
         )
         up = diagnosis.evidence["page_fresh"].value is True
         return EngineState(

@@ -18,7 +18,7 @@ from kvpressure.signals.hardware import EngineContext
 from kvpressure.signals.kv import DeviceMemory, Held
 from kvpressure.signals.progress import Contact, Progress, Rest, Trend
 from kvpressure.signals.requests import Baseline, LongestContext
-from kvpressure.signals.window import MINUTE, EngineWindow
+from kvpressure.signals.window import MINUTE, QUARTER_HOUR, EngineWindow
 
 
 @frozen
@@ -115,6 +115,14 @@ class EngineTracker:
     def recent_waiting(self) -> list[float]:
         """Requests waiting, by sample, over ``recent_window_seconds``."""
         return self.window.waiting(self._thresholds["recent_window_seconds"])
+
+    def newest_waiting(self) -> list[float] | None:
+        """Requests waiting in the newest ``values_min`` samples, however old; ``None`` = there are not so many."""
+        several = round(self._thresholds["values_min"])
+        newest = self.recent_waiting()[-several:]
+        if len(newest) < several:
+            newest = self.window.waiting(QUARTER_HOUR)[-several:]
+        return None if len(newest) < several else newest
 
     def kv_signals(self, around: EngineContext) -> CacheState:
         """KV signals and mean request shape; computed first, because required GPU memory depends on them."""

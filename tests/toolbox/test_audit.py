@@ -413,21 +413,27 @@ def test_a_share_that_is_no_limit_of_sglang_is_judged_by_its_value(
     ("arguments", "name", "found", "documented"),
     [
         ("", "gpu_memory_utilization", "not set; the default depends on version and GPU", "not set"),
-        ("--mem-fraction-static 1.5", "gpu_memory_utilization", "set to '1.5', which SGLang does not", "refused"),
         ("", "max_num_batched_tokens_explicit", "not set; the default depends on version and GPU", "not set"),
         ("--chunked-prefill-size -1", "max_num_batched_tokens_explicit", "set to '-1', which is no limit", "no limit"),
-        ("--chunked-prefill-size x", "max_num_batched_tokens_explicit", "set to 'x', which SGLang", "refused"),
     ],
 )
-def test_not_set_refused_and_no_limit_are_three_things(
+def test_not_set_and_no_limit_are_two_things(
     capsys: Capsys, arguments: str, name: str, found: str, documented: str
 ) -> None:
     items = sglang(capsys, f"--model-path m --max-running-requests 4 {arguments}")
-    said = {"not set": "not set", "refused": "SGLang does not accept its value", "no limit": "set to no limit"}
+    said = {"not set": "not set", "no limit": "set to no limit"}
     section = "memory_targets" if name.startswith("gpu") else "concurrency_limits"
     assert items[name]["result"] == "fail"
     assert items[name]["found"].startswith(found)
     assert items[f"{section}_documented"]["found"].startswith(f"{said[documented]}: ")
+
+
+def test_a_share_that_sglang_refuses_fails(capsys: Capsys, tmp_path: Path) -> None:
+    command = ["python3", "-m", "sglang.launch_server", "--model-path=m", "--mem-fraction-static=1.5"]
+    _, items = audit(capsys, tmp_path, deployment(command=command, image="lmsysorg/sglang:v0.5.9"))
+    assert items["gpu_memory_utilization"]["result"] == "fail"
+    assert items["gpu_memory_utilization"]["found"].startswith("set to '1.5', which SGLang does not accept")
+    assert items["memory_targets_documented"]["found"].startswith("SGLang does not accept its value: ")
 
 
 def test_a_length_that_is_left_to_vllm_is_not_said_to_be_refused(capsys: Capsys) -> None:

@@ -92,13 +92,15 @@ warmup_oom:
   CUDA out of memory occurred when warming up pooler (hint)
 load_oom:
   Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free memory
+too_few_blocks: fitting_requests=300
+  ValueError: max_num_seqs (512) exceeds available Mamba cache blocks (300). Each decode request needs one
 no_kv_blocks:
   ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when
-context_too_long:
+context_too_long: needed_bytes=16GiB, available_bytes=9.31GiB, fitting_tokens=76256
   ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed,
   which is larger than the available KV cache memory (9.31 GiB). Based on the available memory, the estimated
   maximum model length is 76256. Try increasing `gpu_memory_utilization`
-context_too_long:
+context_too_long: fitting_tokens=28000
   The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache
   (28000). Try increasing `gpu_memory_utilization`
 memory_profiling_failed:

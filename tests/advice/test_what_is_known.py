@@ -8,9 +8,12 @@ import pytest
 
 from kvpressure.advice.mitigation import cause, plan
 from kvpressure.engines.registry import recognise
+from kvpressure.model.readings import Snapshot
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import Diagnosis, EngineState, Found
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import builtin
+from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.publish.states import full_engine
 
 TOO_LONG = (
@@ -50,6 +53,13 @@ def test_a_failed_start_has_the_engines_own_numbers_and_the_flag(
     first = plan(engine, builtin()).actions[0]
     assert first.flags == (flag,)
     assert all(number in first.text for number in numbers)
+
+
+def test_series_that_collide_are_named_by_their_label() -> None:
+    stages = [f'vllm:num_requests_running{{engine="0",model_name="q",stage="{stage}"}} 1' for stage in ("a", "b")]
+    page = parse_scrape("\n".join(stages) + "\n", target="http://omni:8000/metrics", time=1_700_000_000.0)
+    (engine,) = Pipeline().observe(Snapshot(page.time, pages=(page,), targets=(page.target,))).engines
+    assert "(series collide in label stage, which is not known)" in cause(engine)
 
 
 def test_a_log_without_a_failed_allocation_invents_none() -> None:

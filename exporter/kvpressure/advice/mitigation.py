@@ -12,7 +12,7 @@ from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.limits import past_peak, requests_that_fit
 from kvpressure.advice.plan import RESTART, MitigationStep, pressure_plan, roll_out
 from kvpressure.advice.triage import UNIT, in_namespace, is_pod, of_pod
-from kvpressure.advice.wording import capital, clock_text, named, other_place, reason_text
+from kvpressure.advice.wording import capital, clock_text, named, other_place, scrape_error
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -445,7 +445,7 @@ def _start(engine: EngineState) -> Action | None:
 
 def _unscraped(engine: EngineState) -> Action:
     """What to do first about a target that cannot be scraped."""
-    key, text = engine.key, f"{engine.target}: {reason_text(engine.error, engine.dialect)}."
+    key, text = engine.key, f"{engine.target}: {scrape_error(engine)}."
     if engine.error == TARGET_LIMIT:
         return Action("Raise --engine.max-targets", text)
     describe = command("kubectl", "describe", *of_pod(key))
@@ -527,7 +527,7 @@ def cause(engine: EngineState) -> str:
 def _unknown_because(engine: EngineState) -> str:
     found, slow, failed = engine.diagnosis, degraded(engine), start_failure(engine)
     if not engine.up:
-        why = reason_text(engine.error, engine.dialect)
+        why = scrape_error(engine)
         return f"down since {clock_text(found.since)} ({why})" + (f": {EVENTS[failed]}" if failed else "")
     title, _, row = found.row.partition(": ")
     if slow:

@@ -10,7 +10,7 @@ from kvpressure.advice.wording import (
     capital,
     clock_text,
     named,
-    reason_text,
+    scrape_error,
     words,
 )
 from kvpressure.diagnosis import findings
@@ -240,7 +240,7 @@ def _endpoint(case: _TriagedEngine) -> _Answer:
     engine = case.engine
     target = next((one for one in case.state.targets if one.target == engine.target), None)
     took = f" in {say(target.duration_seconds, 'seconds')}" if target and target.duration_seconds is not None else ""
-    scraped = f"scraped{took}" if engine.up else f"scrape failed: {reason_text(engine.error, engine.dialect)}"
+    scraped = f"scraped{took}" if engine.up else f"scrape failed: {scrape_error(engine)}"
     answers = [f"{engine.target}: {scraped}."]
     if target is not None and target.bad_lines:
         answers.append(f"{target.bad_lines} lines could not be parsed.")

@@ -8,6 +8,7 @@ from typing import Final
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
 from kvpressure.model.reasons import NOT_METRICS, in_words
+from kvpressure.model.state import EngineState
 from kvpressure.printable import UNKNOWN
 
 
@@ -45,6 +46,13 @@ def reason_text(reason: str | None, engine: str = "") -> str:
     if reason in _SWITCHED_OFF:
         return f"{_SWITCHED_OFF[reason]}: start {switches(engine)})"
     return in_words(reason)
+
+
+def scrape_error(engine: EngineState) -> str:
+    """Why the last scrape of an engine failed, in words."""
+    if engine.rival_label:
+        return f"series collide in label {engine.rival_label}, which is not known"
+    return reason_text(engine.error, engine.dialect)
 
 
 def other_place(reason: str | None) -> str:

@@ -163,7 +163,8 @@ class EngineReading:
 class Scrape:
     """One scrape of one inference server.
 
-    ``error``: a reason of ``reasons.REASONS`` when the scrape failed; ``engines`` is then empty. ``exposition``: the
+    ``error``: a reason of ``reasons.REASONS`` when the scrape failed; ``engines`` is then empty. ``rival_label``: in
+    which its series collide, where that is the reason; "" = another reason, or unknown. ``exposition``: the
     raw text, kept only while recording. ``bad_lines``: wanted lines that could not be read. ``cut``: what was left
     out, by reason: engines, series and plugin beyond limits; collisions where several series have one name.
     ``group``: the pods that may form the engine, of which this one serves; "" = it alone. ``multi_process``: several
@@ -187,6 +188,7 @@ class Scrape:
     bad_lines: int = 0
     cut: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
+    rival_label: str = ""
     duration_seconds: float | None = None
     exposition: str | None = None
     dialect: str = ""

@@ -73,7 +73,7 @@ _SHORT: Final = {
     HTTP_4XX: "HTTP 4xx response, not 401, 403 or 404",
     HTTP_5XX: "HTTP 5xx response",
     BAD_TIMESTAMPS: "every sample is stamped more than two minutes before or after the scrape",
-    SERIES_COLLIDE: "several series of each name, which differ in a label that is not known",
+    SERIES_COLLIDE: "series collide in a label that is not known",
     NO_ENGINE_METRICS: "no engine metrics there",
     HTML: "HTML instead of metrics",
     JSON: "JSON instead of metrics",

@@ -188,6 +188,7 @@ class EngineState:
     failure: Failure | None = None  # why it has no values although it was read
     dialect: str = ""  # the name of its inference server in ``engines.registry``; "" = unknown
     group: str = ""  # the pods that form it, which may be on other nodes too; "" = its own pod alone
+    rival_label: str = ""  # in which the series of its page collide, where that is ``error``
 
     def limit(self, name: str) -> Limit:
         """A limit; all fields None when unknown."""

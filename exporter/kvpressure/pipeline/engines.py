@@ -194,10 +194,10 @@ class EngineTrack(SubjectTrack):
             last = self.tracker.window.last
             self.counters = {**last.counters, **last.page} if last else {}
 
-    def lose(self, reason: str) -> None:
-        """Note that the scrape failed or did not list this engine."""
+    def lose(self, reason: str, rival_label: str = "") -> None:
+        """Note that the scrape failed or did not list this engine; ``rival_label``: in which its series collide."""
         self.failure, self.was_read = None, False
-        self.tracker.fail(reason)
+        self.tracker.fail(reason, rival_label)
 
 
 FORGET_SECONDS: Final = 300.0
@@ -263,7 +263,7 @@ class Engines:
             if not known:
                 known = [self._new(now, page, (model_from_args(page), "0"))]
             for track in known:
-                track.lose(page.error or ABSENT)
+                track.lose(page.error or ABSENT, page.rival_label)
                 track.seen_t = now
             return ()
         names = {(reading.model_name, reading.engine) for reading in page.engines}

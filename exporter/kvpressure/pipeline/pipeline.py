@@ -408,6 +408,7 @@ class Pipeline:
             gpus=gpus,
             up=up,
             error=tracker.error,
+            rival_label=tracker.rival_label,
             version=self._version(track),
             flavour=page.flavour if page else None,
             dialect=page.dialect if page else "",

@@ -50,6 +50,7 @@ class EngineTracker:
         "failing",
         "page",
         "reading",
+        "rival_label",
         "steps",
         "window",
     )
@@ -61,6 +62,7 @@ class EngineTracker:
         self.page: Scrape | None = None
         self.failing = 0
         self.error: str | None = None
+        self.rival_label = ""
         self.ever_positive = False
         self.engines_on_page = 1
         self._running = RunningHistogram()
@@ -88,7 +90,7 @@ class EngineTracker:
         if before is not None and page.time < before.t:
             self._begin()
         self.page, self.reading = page, reading
-        self.failing, self.error = 0, None
+        self.failing, self.error, self.rival_label = 0, None, ""
         self.engines_on_page = page.engines_of_server(reading)
         start = page.page.get(r.PROCESS_START)
         if start is not None and self._process_start is not None and start != self._process_start:
@@ -107,10 +109,10 @@ class EngineTracker:
         self._longest.observe(sample)
         return True
 
-    def fail(self, reason: str) -> None:
-        """Count a failed scrape, or one without this engine."""
+    def fail(self, reason: str, rival_label: str = "") -> None:
+        """Count a failed scrape, or one without this engine; ``rival_label``: in which its series collide."""
         self.failing += 1
-        self.error = reason
+        self.error, self.rival_label = reason, rival_label
 
     def recent_waiting(self) -> list[float]:
         """Requests waiting, by sample, over ``recent_window_seconds``."""

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final
 
 from kvpressure import redaction
-from kvpressure.advice.wording import reason_text
+from kvpressure.advice.wording import scrape_error
 from kvpressure.capacity import models
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
@@ -231,10 +231,7 @@ def watch_and_judge(targets: list[Target], around: Around, seconds: float, thres
         case.changes and case.seconds.keys() - {"unknown"} for case in cases
     ):
         reasons = sorted(
-            {
-                f"{engine.target}: {reason_text(engine.error, engine.dialect)}"
-                for engine in (case.view.engine for case in cases)
-            }
+            {f"{engine.target}: {scrape_error(engine)}" for engine in (case.view.engine for case in cases)}
         )
         silent = [f"{target.name}: no answer in time" for target in targets]  # not one tick saw it answer or fail
         raise InputError(f"could not scrape {'; '.join(reasons or silent)}")

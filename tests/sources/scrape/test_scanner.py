@@ -502,7 +502,8 @@ def test_a_routers_page_is_no_engine() -> None:
 
 def test_a_page_emptied_by_series_that_collide_says_so() -> None:
     stages = [f'vllm:num_requests_running{{engine="0",model_name="q",stage="{stage}"}} 1' for stage in ("a", "b")]
-    assert Scanner().scan("\n".join(stages) + "\n").error == "series_collide"
+    found = Scanner().scan("\n".join(["# stages", *stages]) + "\n")
+    assert (found.error, found.rival_label) == ("series_collide", "stage")
     assert Scanner().scan(stages[0] + "\n").error is None
 
 

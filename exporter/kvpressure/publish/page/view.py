@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from kvpressure.advice.mitigation import MitigationPlan, cause, plan
 from kvpressure.advice.triage import TriageStep, steps
-from kvpressure.advice.wording import capital, reason_text, words
+from kvpressure.advice.wording import capital, scrape_error, words
 from kvpressure.model.isolation import ENGINE, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import CALM, EngineState, Found, State
@@ -145,7 +145,7 @@ def headline(shown: Iterable[PageEngine], total: int) -> str:
 
 
 def _said(engine: EngineState) -> str:
-    return words(engine.diagnosis.verdict) if engine.up else f"down ({reason_text(engine.error, engine.dialect)})"
+    return words(engine.diagnosis.verdict) if engine.up else f"down ({scrape_error(engine)})"
 
 
 def _anchor(key: EngineKey) -> str:

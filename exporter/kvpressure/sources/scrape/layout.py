@@ -463,7 +463,8 @@ def _added(one: Histogram, other: Histogram) -> Histogram:
 class Layout:
     """Reads engines from the values of these series; both are in the order of the page's lines.
 
-    ``collisions``: values left out because several series have them. ``refused``: series beyond the limits.
+    ``collisions``: values left out because several series have them; ``rival_lines``: two lines of such series.
+    ``refused``: series beyond the limits.
     """
 
     def __init__(self, series: Sequence[Series | None] = ()) -> None:
@@ -472,10 +473,13 @@ class Layout:
         self._groups: dict[SeriesOwner, _Group] = {}
         latest: dict[ValueKey, tuple[int, Series]] = {}  # of duplicates the last counts
         rivals: set[ValueKey] = set()
+        self.rival_lines: tuple[int, ...] = ()
         for place, one in enumerate(series):
             if one is not None:
-                if latest.get(one.identity, (place, one))[1].mark != one.mark:
+                before, other = latest.get(one.identity, (place, one))
+                if other.mark != one.mark:
                     rivals.add(one.identity)
+                    self.rival_lines = before, place
                 latest[one.identity] = place, one
         self.collisions = len(rivals)
         for number, (identity, (place, one)) in enumerate(latest.items()):

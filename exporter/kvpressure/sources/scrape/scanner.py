@@ -28,6 +28,7 @@ from kvpressure.model.reasons import (
     SERIES_COLLIDE,
     TOO_LARGE,
 )
+from kvpressure.printable import visible
 from kvpressure.sources.scrape.layout import (
     LAYOUT_BYTES,
     MAX_ENGINES,
@@ -187,7 +188,8 @@ class Scanner:
         if not engines:
             emptied = SERIES_COLLIDE if self._layout.collisions else _why_no_engines(raw)
             error = BAD_TIMESTAMPS if samples.untimely else emptied
-            return replace(_failed(error), page=page, bad_lines=bad_lines, cut=cut)
+            rivals = _rival_label(raw, self._layout.rival_lines) if error == SERIES_COLLIDE else ""
+            return replace(_failed(error), page=page, bad_lines=bad_lines, cut=cut, rival_label=rivals)
         whose = engines[0].dialect
         of_dialect = [engine for engine in engines if engine.dialect == whose]
         kind = registry.dialect(whose).page_kind(raw, of_dialect, page)
@@ -310,6 +312,13 @@ class Scanner:
         if 0 < len(key) <= MAX_KEY_CHARS and self._key_bytes + self._series_bytes <= self._most_bytes:
             self._known[key] = series
             self._key_bytes += getsizeof(key) + _ENTRY_BYTES
+
+
+def _rival_label(text: PageText, places: Sequence[int]) -> str:
+    """The first label in which the series of these lines differ."""
+    one, other = (text.split(b"\n", place + 1)[place].decode() for place in places)
+    differing = {name for name, _ in labels_of(sample_of(one)[0]).items() ^ labels_of(sample_of(other)[0]).items()}
+    return visible(min(differing))
 
 
 def _why_no_engines(text: PageText) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from kvpressure.engines.registry import log_line
 from kvpressure.model import readings as r
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import EngineReading, GpuOwner, GpuProcess, GpuReading, Scrape, Snapshot
 from kvpressure.pipeline.joins import join_owners
 from kvpressure.pipeline.pipeline import Pipeline
@@ -73,6 +74,16 @@ def test_the_pool_of_an_engine_with_gpus_on_other_nodes(group: str, script: str,
     lost = replace(read, time=1001.0, engines=(), error="timeout")
     (found,) = pipeline.observe(Snapshot(1001.0, pages=(lost,))).engines
     assert (found.error, found.group) == ("timeout", group)
+
+
+@pytest.mark.parametrize("told", [EnginePool("chat", "decode", "label"), None], ids=["discovered", "an old recording"])
+def test_the_pool_of_an_engine_is_known_before_it_answers_and_stays(told: EnginePool | None) -> None:
+    silent = replace(page("chat-0", "x"), engines=(), error="refused", pool=told)
+    answers = replace(page("chat-0", "x"), time=1001.0, pool=told)
+    pipeline = Pipeline()
+    for t, read in ((1000.0, silent), (1001.0, answers), (1002.0, replace(silent, time=1002.0))):
+        (engine,) = pipeline.observe(Snapshot(t, pages=(read,))).engines
+        assert engine.pool == (told or EnginePool("chat"))
 
 
 def test_owners_keep_their_group_whichever_source_tells_it() -> None:

@@ -12,6 +12,7 @@ from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.diagnosis.finding import Recent, View
 from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.model.isolation import Failure
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import (
     ContainerReading,
     Discovered,
@@ -187,7 +188,7 @@ def full_state() -> State:
     )
     return State(
         time=NOW,
-        engines=(replace(full_engine(), group="LeaderWorkerSet/chat/0"),),
+        engines=(replace(full_engine(), group="LeaderWorkerSet/chat/0", pool=EnginePool("chat", "decode", "args")),),
         gpus=(full_gpu(),),
         owners=(
             GpuOwner("GPU-1", "prod", "chat-0", "vllm"),

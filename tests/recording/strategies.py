@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvpressure.engines.registry import log_line, public_texts
 from kvpressure.engines.vllm import public
 from kvpressure.model.ceilings import MOMENT
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
@@ -103,7 +104,7 @@ def pages(draw: st.DrawFn, tick: float) -> Scrape:
         duration_seconds=draw(_ratio),
         keep_text=True,
     )
-    return replace(page, group=draw(_texts))
+    return replace(page, group=draw(_texts), pool=draw(st.none() | st.builds(EnginePool, _texts, _texts, _texts)))
 
 
 @st.composite

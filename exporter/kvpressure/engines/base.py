@@ -150,6 +150,10 @@ class EffectiveLimit:
         return self.source == "default" and self.explicit is None
 
 
+KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
+"""Roles by the value of ``--disaggregation-mode``."""
+
+
 @frozen
 class Features:
     """Features that the arguments switch on and that change the meaning of readings.

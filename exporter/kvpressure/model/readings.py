@@ -19,6 +19,7 @@ from typing import Final
 
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import LogEvent
+from kvpressure.model.pools import EnginePool
 
 PageText = bytes | bytearray  # body of a metrics endpoint
 
@@ -169,7 +170,7 @@ class Scrape:
     out, by reason: engines, series and plugin beyond limits; collisions where several series have one name.
     ``group``: the pods that may form the engine, of which this one serves; "" = it alone. ``multi_process``: several
     API servers (no process_* series). ``flavour``: a word of the dialect ("v0", "v1", "rust"), None = unknown.
-    ``dialect``: of its engines, else what discovery took the server for; "" = unknown.
+    ``dialect``: of its engines, else what discovery took the server for; "" = unknown. ``pool``: None = unknown.
     """
 
     target: str
@@ -193,6 +194,7 @@ class Scrape:
     exposition: str | None = None
     dialect: str = ""
     group: str = ""
+    pool: EnginePool | None = None
 
     def engines_of_server(self, engine: EngineReading) -> int:
         """Number of engines here that belong to the same server as ``engine``: its data-parallel ranks."""

@@ -9,6 +9,7 @@ from typing import Final, overload
 
 from kvpressure.model.frozen import frozen
 from kvpressure.model.isolation import Failure
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import (
     ContainerReading,
     Discovered,
@@ -189,6 +190,7 @@ class EngineState:
     dialect: str = ""  # the name of its inference server in ``engines.registry``; "" = unknown
     group: str = ""  # the pods that form it, which may be on other nodes too; "" = its own pod alone
     rival_label: str = ""  # in which the series of its page collide, where that is ``error``
+    pool: EnginePool = EnginePool()
 
     def limit(self, name: str) -> Limit:
         """A limit; all fields None when unknown."""
@@ -198,7 +200,7 @@ class EngineState:
         """The engine without values, because the exporter failed to render it."""
         now = self.signals.time
         return engine_without_values(
-            self.key, self.target, self.container, self.gpus, self.group, self.up, now, now, failure
+            self.key, self.target, self.container, self.gpus, self.group, self.pool, self.up, now, now, failure
         )
 
 
@@ -208,6 +210,7 @@ def engine_without_values(
     container: str,
     gpus: tuple[str, ...],
     group: str,
+    pool: EnginePool,
     up: bool,
     time: float,
     since: float,
@@ -239,6 +242,7 @@ def engine_without_values(
         unknown,
         failure=failure,
         group=group,
+        pool=pool,
     )
 
 

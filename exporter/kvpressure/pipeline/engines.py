@@ -19,6 +19,7 @@ from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
 from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, Failure, engine_name
 from kvpressure.model.log_events import PAUSING
+from kvpressure.model.pools import Workload, pool_of
 from kvpressure.model.readings import (
     PROCESS_START,
     ContainerReading,
@@ -167,6 +168,7 @@ class EngineTrack(SubjectTrack):
         self.failed_since: float | None = None  # since when it has been published without values
         self.target, self.container, self.gpus = page.target, page.container, page.gpus
         self.group = ""
+        self.pool = page.pool or pool_of(key.pod, Workload(), None)
         self.was_read = False  # whether the last scrape succeeded and listed it
         self.seen_t = page.time
         self.uid: str | None = None  # of its pod; None = not known yet, or named by hand
@@ -190,6 +192,7 @@ class EngineTrack(SubjectTrack):
     def observe(self, page: Scrape, reading: EngineReading) -> None:
         """Take this engine's part of a successful scrape."""
         self.group, self.was_read = page.group, True
+        self.pool = page.pool or self.pool
         if self.tracker.observe(page, reading):
             last = self.tracker.window.last
             self.counters = {**last.counters, **last.page} if last else {}

@@ -268,7 +268,16 @@ class Pipeline:
         track.failed_since = now if track.failed_since is None else track.failed_since
         up = track.was_read and self._fresh(track.seen_t, now)
         return engine_without_values(
-            track.key, track.target, track.container, gpus, track.group, up, now, track.failed_since, failure
+            track.key,
+            track.target,
+            track.container,
+            gpus,
+            track.group,
+            track.pool,
+            up,
+            now,
+            track.failed_since,
+            failure,
         )
 
     def _own_gpus(self, track: EngineTrack, gpus: tuple[str, ...], args: EngineArgs) -> tuple[str, ...] | None:
@@ -413,6 +422,7 @@ class Pipeline:
             flavour=page.flavour if page else None,
             dialect=page.dialect if page else "",
             group=track.group,
+            pool=track.pool,
             reading=tracker.reading if up else None,
             counters=track.counters if up else {},
             signals=signals if up else signals.without_metrics(),

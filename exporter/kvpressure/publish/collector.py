@@ -212,6 +212,9 @@ def add_engine(out: Families, engine: EngineState) -> None:
         out.add("engine_gpu_info", (*labels, clean(uuid)), 1)
     if engine.group:
         out.add("engine_group_info", (*labels, clean(engine.group)), 1)
+    pool = engine.pool
+    if pool.name:
+        out.add("engine_pool_info", (*labels, clean(pool.name), pool.role, pool.source), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
     out.add("engine_trouble", labels, trouble(engine))
     _add_limits(out, labels, engine)

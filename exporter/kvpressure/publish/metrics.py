@@ -126,6 +126,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "the engine is one pod",
     ),
     _m(
+        "engine_pool_info",
+        "info",
+        'Pool of the engine: its workload, and "role" (prefill, decode, both; empty if none or unknown). "source" gave'
+        " the role, else the pool: label, args, name or owner.",
+        (*ENGINE, "pool", "role", "source"),
+    ),
+    _m(
         "preemptions_total",
         "counter",
         "Preempted requests, from the engine's counter, which can lag by tens of seconds.",

@@ -6,8 +6,8 @@ every key of a tick but ``t`` may be missing or null, and unknown keys are ignor
 
 Beyond the documented keys a tick may carry ``owners``, ``pods``, ``steps``, ``node_conditions``, ``targets``,
 ``process_pods``, ``expected_gpus`` and ``health``, and an engine
-``t`` (when the page was fetched, if not at the tick's time), ``env``, ``version``, ``group`` and ``dialect`` (of a page
-that does not show it).
+``t`` (when the page was fetched, if not at the tick's time), ``env``, ``version``, ``group``, ``pool`` and ``dialect``
+(of a page that does not show it).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Final
 from kvpressure.engines import registry as engines
 from kvpressure.engines.registry import log_line
 from kvpressure.errors import InputError, shown
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
@@ -161,10 +162,12 @@ _PAGE: Final = (
     Field("error", read_name),
     Field("duration_seconds", read_level),
 )
+_POOL: Final = fields(read_name, "name", "role", "source", required=True)
 _PAGE_GIVEN: Final = (
     Field("t", read_time),
     Field("exposition", read_text),
     *fields(read_name, "version", "dialect", "group"),
+    Field("pool", record(EnginePool, _POOL)),
 )  # not for the builder
 _CONTAINER: Final = (
     *_CONTAINER_NAME,
@@ -332,6 +335,7 @@ def _page_entry(page: Scrape, time: float) -> dict[str, object]:
         "version": page.version,
         "dialect": None if page.engines else page.dialect or None,
         "group": page.group or None,
+        "pool": None if page.pool is None else encode(_POOL, page.pool),
         "exposition": page.exposition,
     }
     entry.update((key, value) for key, value in given.items() if value is not None)

@@ -51,8 +51,9 @@ def pod(
     last: Json | None = None,
     host_network: bool = False,
     status: Json | None = None,
+    owner: tuple[str, str] | None = None,
 ) -> Json:
-    """A pod with its status."""
+    """A pod with its status. ``owner``: kind and name of its controller."""
     containers = [container()] if containers is None else containers
     statuses = [
         {
@@ -77,6 +78,7 @@ def pod(
             "uid": uid_of(namespace, name),
             "labels": labels or {},
             "annotations": annotations or {},
+            "ownerReferences": [{"kind": owner[0], "name": owner[1], "controller": True}] if owner else [],
         },
         "spec": spec,
         "status": {"phase": phase, "podIP": ip, "containerStatuses": statuses, **(status or {})},

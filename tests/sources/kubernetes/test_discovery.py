@@ -11,11 +11,13 @@ import pytest
 import yaml
 
 from kvpressure.engines.registry import dialect
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import GpuOwner
 from kvpressure.sources.kubernetes.discovery import NO_TARGET, REASONS, SIGNS
 from kvpressure.sources.kubernetes.pod import Pod, discovered, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources import of_engines
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+from tests.sources.kubernetes import objects
 
 PODS = Path(__file__).parents[2] / "fixtures" / "pods"
 EXPECTED: Mapping[str, Any] = yaml.safe_load((PODS / "expected.yaml").read_text())
@@ -232,3 +234,94 @@ def test_a_script_is_an_engine_only_where_something_says_that_it_serves(containe
         assert pod is not None
         assert [row.why for row in pod.rows] == [expected]
         assert bool(pod.engines) == (expected == "image")
+
+
+POOLS = {  # pool, role, and what gave it
+    "llm-d/modelservice-prefill.json": ("pd-llm-d-modelservice-prefill", "prefill", "label"),
+    "llm-d/wide-ep-leader.json": ("wide-ep-llm-d-decode", "decode", "label"),
+    "kserve/llmisvc-decode.json": ("llama-kserve-decode", "decode", "label"),
+    "kserve/llmisvc-template.json": ("llama-kserve", "", "owner"),
+    "production-stack/prefill.json": ("vllm-llama-prefill-deployment-vllm", "prefill", "args"),
+    "production-stack/decode.json": ("vllm-llama-decode-deployment-vllm", "decode", "args"),
+    "aibrix/stormservice-prefill.json": ("vllm-1p1d-roleset-prefill", "prefill", "name"),
+    "aibrix/stormservice-decode.json": ("vllm-1p1d-roleset-decode", "decode", "name"),
+    "aibrix/deployment.json": ("deepseek-r1-distill-llama-8b", "", "owner"),
+    "lws/vllm-leader.json": ("vllm", "", "owner"),
+    "ray-serve-llm/worker.json": ("ray-serve-llm", "", "owner"),
+    "skypilot/service-annotated.json": ("vllm-2b-head", "", "name"),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pool_of_the_pods_of_each_project(name: str) -> None:
+    """``kv_both`` of llm-d and AIBrix is no role, and of a Deployment the pool is the Deployment."""
+    (pool,) = {target.pool for engine in read(name).engines for target in engine.targets}
+    assert pool == EnginePool(*POOLS[name])
+
+
+VLLM, SGLANG = ["vllm", "serve", "org/model"], ["python3", "-m", "sglang.launch_server", "--model-path", "org/model"]
+DYNAMO = ["python3", "-m", "dynamo.vllm", "--model", "org/model", "--disaggregation-mode", "prefill"]
+KV_CONSUMER = ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}']
+STORM = {"storm-service-name": "chat", "roleset-name": "chat-roleset-x7k"}
+KTHENA = {"modelserving.volcano.sh/name": "chat", "modelserving.volcano.sh/role": "decode"}
+GRAPH = {"nvidia.com/dynamo-graph-deployment-name": "chat", "nvidia.com/dynamo-sub-component-type": "prefill"}
+LWS = {"leaderworkerset.sigs.k8s.io/name": "chat-decode", "disaggregatedset.x-k8s.io/role": "decode"}
+ROLLOUT = {"rollouts-pod-template-hash": "5d8b7c6f9"}
+CRAFTED: tuple[tuple[str, tuple[str, str] | None, dict[str, str], list[str], tuple[str, str, str]], ...] = (
+    # pods of several roles under one owner: the pool has the role's name
+    (
+        "chat-a-0",
+        ("RoleSet", "chat-roleset-x7k"),
+        {**STORM, "role-name": "prefill"},
+        VLLM,
+        ("chat-prefill", "prefill", "label"),
+    ),
+    ("chat-a-1", ("RoleSet", "chat-roleset-x7k"), {**STORM, "role-name": "master"}, VLLM, ("chat", "", "owner")),
+    ("chat-0-b-0", ("ModelServing", "chat"), KTHENA, VLLM, ("chat-decode", "decode", "label")),
+    ("chat-0-w-x4c9d", ("PodClique", "chat-0-w"), GRAPH, DYNAMO, ("chat-prefill", "prefill", "label")),
+    ("chat-0-w-x4c9d", ("PodClique", "chat-0-w"), {}, DYNAMO, ("chat-0-w-prefill", "prefill", "args")),
+    (
+        "chat-w-0",
+        ("StatefulSet", "chat-w"),
+        {"rbg.workloads.x-k8s.io/role-name": "decode"},
+        VLLM,
+        ("chat-w", "decode", "label"),
+    ),
+    ("chat-0", ("StatefulSet", "chat"), LWS, VLLM, ("chat-decode", "decode", "label")),
+    ("chat-1", ("StatefulSet", "chat"), {"component": "decoder"}, VLLM, ("chat", "decode", "label")),
+    ("chat-2", ("StatefulSet", "chat"), {"llm-d.ai/role": "prefill-decode"}, VLLM, ("chat", "both", "label")),
+    (
+        "chat-d-5d8b7c6f9-q7r8s",
+        ("ReplicaSet", "chat-d-5d8b7c6f9"),
+        ROLLOUT,
+        VLLM + KV_CONSUMER,
+        ("chat-d", "decode", "args"),
+    ),
+    ("chat-3", ("StatefulSet", "chat"), {}, [*SGLANG, "--disaggregation-mode", "prefill"], ("chat", "prefill", "args")),
+    ("chat-4", ("StatefulSet", "chat"), {}, SGLANG, ("chat", "", "owner")),
+    # what contradicts itself is unknown; the weaker word of a name is not asked
+    (
+        "prefill-5",
+        ("StatefulSet", "prefill"),
+        {"llm-d.ai/role": "prefill"},
+        VLLM + KV_CONSUMER,
+        ("prefill", "", "owner"),
+    ),
+    ("prefill-6", ("StatefulSet", "prefill"), {}, VLLM + KV_CONSUMER, ("prefill", "decode", "args")),
+    ("prefill-decode-0", ("StatefulSet", "prefill-decode"), {}, VLLM, ("prefill-decode", "", "owner")),
+    ("prefill-7", None, {}, VLLM, ("prefill-7", "prefill", "name")),
+    ("chat-gpu-1", ("Node", "gpu-1"), {}, VLLM, ("chat-gpu-1", "", "name")),
+)
+
+
+@pytest.mark.parametrize(("name", "owner", "labels", "command", "pool"), CRAFTED)
+def test_pool_by_owner_labels_arguments_and_name(
+    name: str, owner: tuple[str, str] | None, labels: dict[str, str], command: list[str], pool: tuple[str, str, str]
+) -> None:
+    """Labels from the sources of the orchestrators, of which no pod is among the fixtures."""
+    server = objects.container(command=command, env=[{"name": "DYN_SYSTEM_PORT", "value": "8000"}])
+    found = read_pod(objects.pod(name, owner=owner, labels=labels, containers=[server]), Policy())
+    assert found is not None
+    (engine,) = found.engines
+    assert engine.target is not None
+    assert engine.target.pool == EnginePool(*pool)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvpressure.model.pools import EnginePool
 from kvpressure.sources.scrape.targets import KEYS, Target, TargetError, parse_target
 
 
@@ -44,8 +45,21 @@ def test_everything_at_once():
         container="vllm",
         gpus=("GPU-1", "GPU-2"),
         args=("--model", "a; b", "--max-num-seqs", "64"),
+        pool=EnginePool("chat"),
     )
     assert parse_target("10.0.0.5;namespace=prod;pod=chat-0") == parse_target("prod/chat-0=10.0.0.5")
+
+
+@pytest.mark.parametrize(
+    ("text", "pool"),
+    [
+        ("prod/chat-d-5d8b7c6f9-q7r8s=h", EnginePool("chat-d")),
+        ("prod/decode-1=h", EnginePool("decode", "decode", "name")),
+        ("h:81;args=--disaggregation-mode decode", EnginePool("h:81", "decode", "args")),
+    ],
+)
+def test_the_pool_of_an_engine_named_by_hand_is_what_its_name_and_arguments_tell(text, pool):
+    assert parse_target(text).pool == pool
 
 
 def test_tls_policy_is_explicit(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool
+from kvpressure.engines.base import KV_ROLES, EffectiveLimit, Features, Known, Pool
 from kvpressure.engines.sglang.aliases import CONTEXT
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB, EngineArgs, parse_version
@@ -14,7 +14,6 @@ from kvpressure.model.readings import EngineReading
 REFERENCE_VERSION: Final = "0.5.23"  # its defaults are assumed where no version is given
 SLOTS: Final = (2048.0, 4096.0)  # fewest and most request slots
 SPECULATIVE_SEQS: Final = 48.0
-ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 NOT_LIMITS: Final = frozenset({"gpu_memory_utilization"})
 """``--mem-fraction-static`` leaves out activations, so that a device fuller than that is as it should be."""
@@ -118,7 +117,7 @@ def pool(args: EngineArgs, reading: EngineReading | None, _engines_on_page: int)
 
 def features(args: EngineArgs, flavour: str | None, _gauges: Sequence[str]) -> Features:
     """Features by the arguments; the role in a prefill/decode pair also by the flavour."""
-    role = ROLES.get(args.values.get("disaggregation_mode") or flavour or "")
+    role = KV_ROLES.get(args.values.get("disaggregation_mode") or flavour or "")
     return Features(
         lora="enable_lora" in args.values or "lora_paths" in args.values,
         kv_role=role,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool
+from kvpressure.engines.base import KV_ROLES, EffectiveLimit, Features, Known, Pool
 from kvpressure.engines.vllm.arguments import default_limits, limits_in_force
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
@@ -81,8 +81,11 @@ def takes_lora(args: EngineArgs) -> bool:
 
 def kv_role(args: EngineArgs) -> str | None:
     """Role in KV transfer: kv_producer, kv_consumer or kv_both; "" = a connector without a visible role, ``None`` =
-    no connector.
+    no connector. Dynamo's mode takes precedence, because its workers name no role or kv_both.
     """
+    mode = KV_ROLES.get(args.values.get("disaggregation_mode") or "")
+    if mode is not None:
+        return mode
     if not any(name.partition(".")[0] == KV_TRANSFER for name in args.values):
         return None
     return _kv_field(args, "kv_role") or ""

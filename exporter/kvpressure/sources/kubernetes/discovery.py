@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvpressure.model.pools import Workload
 from kvpressure.model.reasons import TARGET_LIMIT
+from kvpressure.parsed import mapping, mappings, text
 from kvpressure.sources.scrape.targets import Target
 
 NAMED: Final = "annotation"
@@ -162,3 +164,50 @@ def group_of(namespace: str, labels: Mapping[str, Any]) -> PodGroup | None:
         if isinstance(place, str) and all(isinstance(text, str) and text for text in values):
             return PodGroup(namespace, "/".join((kind, *map(str, values))), place == value)
     return None
+
+
+# --- workloads and roles ------------------------------------------------------------------------------------
+
+_ROLE_LABELS: Final = (
+    "llm-d.ai/role",  # also KServe's LLMInferenceService
+    "disaggregatedset.x-k8s.io/role",
+    "nvidia.com/dynamo-sub-component-type",
+    "rbg.workloads.x-k8s.io/role-name",
+    "modelserving.volcano.sh/role",
+    "role-name",  # AIBrix StormService
+    "component",  # OME, which calls the prefill side of a pair "engine" like a server of both
+)
+_ROLES: Final[Mapping[str, str]] = {
+    "prefill": "prefill",
+    "encode-prefill": "prefill",
+    "decode": "decode",
+    "decoder": "decode",
+    "both": "both",
+    "prefill-decode": "both",
+    "encode-prefill-decode": "both",
+}
+_NAME_LABELS: Final = (  # of the object that people write, where a controller between it and the pod has another name
+    "storm-service-name",
+    "modelserving.volcano.sh/name",
+    "nvidia.com/dynamo-graph-deployment-name",
+    "ray.io/originated-from-cr-name",
+)
+_HASHES: Final = ("pod-template-hash", "rollouts-pod-template-hash")
+_ONE_TEMPLATE: Final = ("ReplicaSet", "StatefulSet", "DaemonSet", "Job")
+
+
+def workload_of(metadata: Mapping[str, Any]) -> Workload:
+    """What owner and labels of a pod say about its pool. A pod without a controller is a workload of its own."""
+    labels = mapping(metadata.get("labels"))
+    role = next((_ROLES[word] for name in _ROLE_LABELS if (word := text(labels.get(name)).lower()) in _ROLES), "")
+    owner = next((one for one in mappings(metadata.get("ownerReferences")) if one.get("controller") is True), {})
+    kind, name = text(owner.get("kind")), text(owner.get("name"))
+    if kind in ("", "Node"):  # a static pod belongs to its node
+        return Workload(text(metadata.get("name")), role)
+    if group := text(labels.get(_LWS + "name")):
+        return Workload(group, role)
+    if kind in _ONE_TEMPLATE:
+        for label in _HASHES:
+            name = name.removesuffix("-" + text(labels.get(label)))
+        return Workload(name, role)
+    return Workload(next(filter(None, (text(labels.get(label)) for label in _NAME_LABELS)), name), role, mixed=True)

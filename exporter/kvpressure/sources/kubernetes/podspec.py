@@ -18,6 +18,7 @@ from kvpressure.engines.command import Host
 from kvpressure.engines.registry import default, dialects
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.pools import Workload, pool_of
 from kvpressure.model.readings import ALERT_REACHES, ContainerReading, Termination
 from kvpressure.parsed import items, mapping, mappings, moment, quantity, text
 from kvpressure.sources.kubernetes import endpoint
@@ -32,6 +33,7 @@ from kvpressure.sources.kubernetes.discovery import (
     group_of,
     named_after,
     reason_of,
+    workload_of,
 )
 from kvpressure.sources.kubernetes.pod import UID, EngineContainer, Pod
 from kvpressure.sources.scrape.targets import Target, TargetError
@@ -100,7 +102,14 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
     ids = {_hex(item.get("containerID")): text(item.get("name")) for item in everything}
     ids.pop("", None)
     pod = _Raw(
-        namespace, name, uid, mapping(metadata.get("labels")), mapping(metadata.get("annotations")), spec, status
+        namespace,
+        name,
+        uid,
+        mapping(metadata.get("labels")),
+        mapping(metadata.get("annotations")),
+        spec,
+        status,
+        workload_of(metadata),
     )
     everyone = _found(pod, uid, metadata, command_lines or CommandLines())
     found, others = _engine_containers(pod, policy, everyone)
@@ -148,6 +157,7 @@ class _Raw:
     annotations: Mapping[str, Any]
     spec: Mapping[str, Any]
     status: Mapping[str, Any]
+    workload: Workload
 
     def annotation(self, names: Iterable[str]) -> str:
         return next(filter(None, (endpoint.annotation(self.annotations, name) for name in names)), "")
@@ -461,6 +471,7 @@ def _target(pod: _Raw, found: _Candidate, policy: Policy, annotated: bool) -> tu
             version=None if found.of_image is None else found.of_image.image_version(*_image(found.container)[1:]),
             dialect=found.engine.name if found.engine is not None else "",
             uid=pod.uid,
+            pool=pool_of(pod.name, pod.workload, found.dialect.features(args, None, ()).kv_role),
         ), None
     except TargetError:
         return None, "bad_path"

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 from kvpressure.engines.mistakes import mistake
 from kvpressure.engines.registry import default
 from kvpressure.errors import InputError, shown
+from kvpressure.model.pools import EnginePool, Workload, pool_of
 
 DEFAULT_PORT: Final = default().default_port  # where nothing says what the server is
 DEFAULT_PATH: Final = default().default_path
@@ -64,8 +65,8 @@ class Target:
 
     ``version``: the server's; ``dialect``: its name; both where discovery knows them. ``ca``: file of certificates to
     trust instead of the system's; ``verify`` False accepts any certificate. ``model_config``: a model's
-    ``config.json`` or name, "" = none. ``group``: as in ``Scrape``. ``uid``: of the pod, "" = named by hand. Raises
-    ``TargetError`` for an address that cannot be requested.
+    ``config.json`` or name, "" = none. ``group`` and ``pool``: as in ``Scrape``. ``uid``: of the pod, "" = named by
+    hand. Raises ``TargetError`` for an address that cannot be requested.
     """
 
     host: str
@@ -85,6 +86,7 @@ class Target:
     dialect: str = ""
     group: str = ""
     uid: str = ""
+    pool: EnginePool | None = None
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):
@@ -136,7 +138,9 @@ def parse_target(text: str) -> Target:
         ca=options.get("ca"),
         model_config=options.get("model-config", ""),
     )
-    return target if target.pod else replace(target, pod=target.address)
+    pod = target.pod or target.address
+    role = default().features(default().read_command(target.args).args, None, ()).kv_role
+    return replace(target, pod=pod, pool=pool_of(pod, Workload(), role))
 
 
 def _options(where: str, rest: str) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,65 @@
+"""The pool of an engine: the engines of one workload that do the same job. Its identity alone; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from kvpressure.model.frozen import frozen
+
+LABEL: Final = "label"
+ARGS: Final = "args"
+NAME: Final = "name"
+OWNER: Final = "owner"
+
+_APART: Final = ("prefill", "decode")
+_OF_TRANSFER: Final[Mapping[str | None, str]] = {"kv_producer": "prefill", "kv_consumer": "decode"}
+_REPLICA: Final = re.compile(r"(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?")
+
+
+@frozen
+class Workload:
+    """What the owner and the labels of a pod say. ``name``: of the workload that people deploy, "" = unknown.
+    ``role``: by a label, "" = none says it. ``mixed``: its pods may have several roles.
+    """
+
+    name: str = ""
+    role: str = ""
+    mixed: bool = False
+
+
+@frozen
+class EnginePool:
+    """``name``: of the workload, with the role where its pods may have several. ``role``: prefill, decode or both; "" =
+    none, or unknown. ``source``: what gave the role (label, args or name), else what gave the name (owner or name).
+    """
+
+    name: str = ""
+    role: str = ""
+    source: str = NAME
+
+
+def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
+    """The pool of a pod's engine. ``kv_role``: by its arguments, as in ``Features``; kv_both is no role, because both
+    sides of most pairs say it. A label and arguments that contradict each other leave the role unknown.
+    """
+    words = {LABEL: workload.role, ARGS: _OF_TRANSFER.get(kv_role, ""), NAME: _named(pod)}
+    owner = OWNER if workload.name not in ("", pod) else NAME
+    source = next((source for source, role in words.items() if role), owner)
+    role = "" if {words[LABEL], words[ARGS]} == set(_APART) else words.get(source, "")
+    source = source if role else owner
+    name = workload.name or _replicated(pod)
+    return EnginePool(f"{name}-{role}" if workload.mixed and role in _APART else name, role, source)
+
+
+def _replicated(pod: str) -> str:
+    """The workload that a pod's name tells, by the endings that Deployments and StatefulSets give."""
+    match = _REPLICA.fullmatch(pod)
+    return match[1] if match else pod
+
+
+def _named(pod: str) -> str:
+    """The role in a pod's name; "" if it has none, or both."""
+    words = [role for role in _APART if role in pod]
+    return words[0] if len(words) == 1 else ""

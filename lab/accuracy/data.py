@@ -187,7 +187,8 @@ def captures() -> list[Capture]:
 
 
 SCHEDULER: Final = "vllm-cpu-2026"
-LOADS: Final = ("vllm-cpu-loads", SCHEDULER)
+EDGES: Final = "vllm-cpu-edges"
+LOADS: Final = ("vllm-cpu-loads", SCHEDULER, EDGES)
 
 
 def _loads() -> list[Capture]:

@@ -75,7 +75,7 @@ How right the verdict is on recordings of real vLLM servers and on reconstructed
 | `burstgpt` | a 1B model whose memory is high and utilization low without any KV pressure: the false-alarm set | MIT, liao4s/BurstGPT_test |
 | `v1` | vLLM 0.19 (V1), engine only; one pressure episode, one run whose KV gauge was not recorded | MIT, casys-kaist/LLMServingSim |
 | `vllm-cpu` | own captures of vLLM 0.27 and 0.32 on a CPU | own measurements |
-| `vllm-cpu-loads`, `vllm-cpu-2026` | own captures of vLLM 0.32 on a CPU under loads that go wrong, and at the limits of its scheduler | own measurements |
+| `vllm-cpu-loads`, `vllm-cpu-2026`, `vllm-cpu-edges` | own captures of vLLM 0.32 on a CPU under loads that go wrong, and at the limits of its scheduler | own measurements |
 | `vllm-cpu-fresh` | own captures of vLLM 0.32 on a CPU under other loads, labelled before any verdict was looked at | own measurements |
 | `incidents` | incidents and healthy controls rebuilt from numbers quoted in public threads, 5 s | numbers and short quotations, cited in each file |
 
@@ -200,6 +200,7 @@ def _incidents_in_short(result: Result) -> Iterator[str]:
     fresh = [a for a in result.answers if a.incident.strict]
     stretches = [c for c in result.captures if c.capture.part == data.STRETCHES]
     limits = [c for c in result.captures if c.capture.part == data.SCHEDULER]
+    edges = [c for c in result.captures if c.capture.part == data.EDGES]
     yield (
         "* Strictly right (the one best answer, every condition):"
         f" {sum(a.strictly_right for a in fresh)} of {len(fresh)} fresh incidents,"
@@ -207,6 +208,12 @@ def _incidents_in_short(result: Result) -> Iterator[str]:
         f" {sum(c.strictly_right for c in limits)} of {len(limits)} of `{data.SCHEDULER}`. Before any rule was mended"
         f" for them (7f00867): {FIRST_FRESH[0][2]} and {FIRST_FRESH[1][2]} incidents, {FIRST_STRETCHES[0][2]}"
         f" stretches; right: {FIRST_FRESH[0][1]}, {FIRST_FRESH[1][1]}, {FIRST_STRETCHES[0][1]}."
+    )
+    yield (
+        f"* `{data.EDGES}`, labelled from the scheduler's steps before any replay: right {_right(edges)}, strictly"
+        f" {sum(c.strictly_right for c in edges)}. First score (53d60a81): 77 and 77, one window wrong and confident"
+        " for 4 s; before any rule was mended for them (e8d7a9d4): 76 and 76, the same window. `42-idle-stale-clients`"
+        " stays wrong: requests sent by half and a first step that compiles look alike."
     )
     once = {row[0]: row[1] for row in json.loads(UNTOUCHED_FILE.read_text(encoding="utf-8")) if len(row) == 2}
     yield (

@@ -11,7 +11,7 @@ from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import load
-from tests.diagnosis.servers import play
+from tests.diagnosis.servers import CONFIDENT, play
 from tests.recording.strategies import RECORDINGS
 
 T = load(None)
@@ -47,6 +47,14 @@ def test_what_nobody_finds_any_more_does_not_stand_because_the_others_disagree()
 def test_pressure_with_a_queue_is_left_after_its_own_time_only() -> None:
     assert published([(0, "kv_pressure"), (APART + 1, "compute_bound")]) == ["kv_pressure", "kv_pressure"]
     assert published([(0, "kv_pressure"), (APART + 1, "idle")]) == ["kv_pressure", "idle"]
+
+
+def test_a_verdict_that_an_idle_engine_leaves_is_not_confident_meanwhile() -> None:
+    settled = VerdictHysteresis()
+    settled.observe(0.0, Answer("kv_pressure", Grade.CERTAIN, row="KV pressure: full"), T)
+    still = settled.observe(1.0, Answer("idle", Grade.STRONG), T)
+    assert (still.verdict, still.row) == ("kv_pressure", "KV pressure: full")
+    assert still.confidence < CONFIDENT
 
 
 def test_a_clock_that_steps_back_publishes_nothing_early() -> None:

@@ -56,6 +56,25 @@ def test_a_step_budget_that_is_used_up_is_no_saturated_gpu() -> None:
         assert flags(plan(state, T)) == ["--max-num-batched-tokens 2048"]
 
 
+def test_a_cache_that_is_mostly_free_beside_a_queue_is_not_what_requests_wait_for() -> None:
+    """Prompts use up each step and clients give up: the cache is full for a moment now and then, and half empty on
+    average while 24 to 50 requests wait.
+    """
+    states = list(replayed(ALL / "vllm-cpu-edges" / "41-clients-give-up.jsonl.gz"))
+    begin = states[0].signals.time
+    said = [state.diagnosis for state in states if 48 <= state.signals.time - begin <= 78]
+    assert not any(found.verdict == "kv_pressure" and found.confidence >= CONFIDENT for found in said)
+    computing = [found for found in said if found.verdict == "compute_bound"]
+    assert len(computing) > 0.8 * len(said)
+    assert all(found.evidence["kv_free_beside_queue"].value for found in computing)
+
+
+@pytest.mark.parametrize(("kv", "waited_for"), [((0.98, 0.2, 0.2, 0.2), False), ((0.98, 0.5, 0.7, 0.9), True)])
+def test_a_moment_of_a_full_cache_is_no_pressure_but_a_saw_tooth_is(kv: tuple[float, ...], waited_for: bool) -> None:
+    said = play(120, running=20.0, waiting=9.0, kv=cycle(*kv), generated=400.0, prompt=8_000.0, finished=0.0)
+    assert (said.verdict == "kv_pressure") is waited_for
+
+
 def test_diagnose_and_mitigate_raise_the_step_budget(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("diagnose", "mitigate"):
         main([command, str(BUDGET_64)])

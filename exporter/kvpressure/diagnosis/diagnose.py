@@ -45,7 +45,14 @@ CHANGES: Final = (
     Transition("to a missing scrape or a lack of progress", lambda _old, new: new.at_once, 0, None),
     Transition("from unknown to anything", lambda old, _new: old.verdict == "unknown", 0, None),
     Transition("to kv_pressure", lambda _old, new: new.verdict == "kv_pressure", SAMPLES, "pressure_enter_seconds"),
-    Transition("to idle", lambda _old, new: new.verdict == "idle", SAMPLES, "idle_enter_seconds"),
+    Transition("to idle", lambda _old, new: new.verdict == "idle", SAMPLES, "idle_enter_seconds", doubted=True),
+    Transition(
+        "from kv_pressure while requests wait beside a mostly free cache",
+        lambda old, new: old.verdict == "kv_pressure" and "kv_free_beside_queue" in new.supporting,
+        SAMPLES,
+        "verdict_enter_seconds",
+        doubted=True,
+    ),
     Transition(
         "from kv_pressure while a queue remains",
         lambda old, new: old.verdict == "kv_pressure" and new.verdict != "healthy",

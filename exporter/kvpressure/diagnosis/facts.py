@@ -239,6 +239,15 @@ FACTS: Final[tuple[Finding, ...]] = (
         "KV cache usage",
     ),
     Finding(
+        "kv_free_beside_queue",
+        "requests waited while most of the KV cache was free",
+        "requests did not wait while most of the KV cache was free",
+        when_known(lambda v, used: used < v.t["most_ratio"], "kv_used_ratio_waiting"),
+        "{kv_used_ratio_waiting} used on average in the samples of {recent_window_seconds} with a queue",
+        "no request waited, or KV usage is unknown",
+        "KV cache usage while requests wait",
+    ),
+    Finding(
         "kv_rising",
         "KV cache usage is rising",
         "KV cache usage is not rising",

@@ -347,6 +347,7 @@ _NUMBERS: Final = (
     # --- the KV cache
     Number("kv_used_ratio", "ratio", "KV cache usage", lambda v: v.s.kv.kv_used_ratio),
     Number("kv_used_ratio_recent_max", "ratio", "KV cache usage", lambda v: v.s.kv.kv_used_ratio_recent_max),
+    Number("kv_used_ratio_waiting", "ratio", "", lambda v: v.s.kv.kv_used_ratio_waiting),
     Number("kv_full", "ratio", "", _full_level("kv_full_ratio")),
     Number("kv_near_full", "ratio", "", _full_level("kv_near_full_ratio")),
     Number("kv_capacity_tokens", "", "KV capacity", lambda v: v.s.kv.kv_capacity_tokens),

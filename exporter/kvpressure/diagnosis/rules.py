@@ -57,6 +57,9 @@ still_preempting = (preempting & (maybe("waiting_now") | no("waited_recently")))
 may_not_fit = (no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))).called(
     "the next prompt may not fit"
 )
+room_for_queue = (yes("kv_free_beside_queue") & unsure("head_of_line_blocked")).called(
+    "the free KV cache would hold the next prompts", "the KV cache keeps the next prompts out"
+)
 harmed = (lasting_queue | yes("latency_multiplied") | yes("outside_engine_time") | yes("throughput_fell")).called(
     "users are affected", "users are not affected (or unknown)"
 )
@@ -356,6 +359,7 @@ KV_PRESSURE: Final = Verdict(
     "KV pressure",
     unless=(
         no("work_present"),
+        room_for_queue,  # samples of a cache that was full for a moment stay for a while
         yes("running_at_limit") & no("limit_is_observed") & maybe("running_at_limit_now") & ~preempting,
     ),
     rows=(
@@ -630,7 +634,7 @@ COMPUTE_BOUND: Final = Verdict(
     "compute_bound",
     "Compute bound",
     requires=lasting_queue,
-    unless=(yes("kv_full"), yes("running_at_limit") & unsure("limit_is_observed")),
+    unless=(yes("kv_full") & ~room_for_queue, yes("running_at_limit") & unsure("limit_is_observed")),
     rows=(
         Row("prefill, GPU not saturated", yes("prefill_dominates") & no("gpu_saturated"), GUESS),
         Row("prefill saturates the GPU", yes("prefill_dominates") & yes("gpu_saturated") & no("kv_near_full"), STRONG),
@@ -649,7 +653,9 @@ COMPUTE_BOUND: Final = Verdict(
         Lower(unknown("queue_short"), at_most=DOUBTFUL),
         Lower(queue_unsorted, at_most=DOUBTFUL, missing=_UNSORTED),
     ),
-    supports=_all_yes("prefill_dominates", "gpu_saturated", "queue_present", *_HARM, "clients_give_up"),
+    supports=_all_yes(
+        "prefill_dominates", "gpu_saturated", "queue_present", "kv_free_beside_queue", *_HARM, "clients_give_up"
+    ),
     against=_all_yes("kv_near_full"),
     missing=(_KV, _GPU),
     when=("a queue lasts below max_num_seqs with free KV cache, and prefill dominates or the GPU is saturated"),
@@ -764,7 +770,7 @@ UNDECIDED: Final = Verdict(
         Row("first scrape", yes("first_reading"), GUESS, "rates, which need a second scrape"),
         Row("no rule applies", ALWAYS, GUESS),
     ),
-    supports=_all_yes("queue_present", "work_present", "kv_near_full"),
+    supports=_all_yes("queue_present", "work_present", "kv_near_full", "kv_free_beside_queue"),
     missing=(_TOKENS, _WORK, _KV, _LIMIT, _GPU, _THROTTLED),
     when="no table above applies",
 )

@@ -203,6 +203,7 @@ class KvSignals:
         gauge("kv_cache_used_ratio_max", "Maximum of kv_cache_used_ratio over the last 60 s of samples.", absent=_NO_KV)
     )
     kv_used_ratio_recent_max: float | None = None  # over the last 10 s
+    kv_used_ratio_waiting: float | None = None  # mean of the recent samples in which requests wait
     kv_watermark_ratio: float | None = None  # share of the blocks kept free when a request is admitted
     kv_capacity_tokens: float | None = published(
         gauge(

@@ -149,10 +149,13 @@ def kv_signals(
     mean_running = sum(running) / len(running) if running else None
     context, reach = shape.mean_context, requests_reached(window, shape, max_num_seqs)
     usage = window.gauge(r.KV_USAGE) if recorded is not False else None
-    peak = recent_max = rise = seconds = None
+    peak = recent_max = beside_queue = rise = seconds = None
     if usage is not None:
         peak = max(window.gauge_values(r.KV_USAGE, MINUTE))
         recent_max = max(window.gauge_values(r.KV_USAGE, t["kv_recent_seconds"]))
+        recent = window.since(t["recent_window_seconds"])
+        waited = [s.gauges[r.KV_USAGE] for s in recent if s.waiting and r.KV_USAGE in s.gauges]
+        beside_queue = sum(waited) / len(waited) if waited else None
         rise = slope([(s.t, s.gauges[r.KV_USAGE]) for s in window.since(QUARTER_MINUTE) if r.KV_USAGE in s.gauges])
         seconds = seconds_to_full(usage, rise, t)
     return KvSignals(
@@ -160,6 +163,7 @@ def kv_signals(
         kv_used_ratio=usage,
         kv_used_ratio_max=peak,
         kv_used_ratio_recent_max=recent_max,
+        kv_used_ratio_waiting=beside_queue,
         kv_capacity_tokens=capacity,
         kv_used_tokens=None if usage is None or capacity is None else usage * capacity,
         kv_slope_per_second=rise,

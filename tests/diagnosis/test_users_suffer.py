@@ -150,10 +150,12 @@ def test_a_cache_that_does_not_fill_up_is_not_about_to(kv):
 
 def test_collapsed_prefix_cache_hits_are_said():
     warm = CALM | {"queries": 800.0}
-    collapsed = play(120, **warm | {"cached": after(60, 0.8, 0.05)})
+    collapsed = play(120, **warm | {"cached": after(60, 0.8, 0.05), "capacity": 20_000.0})
     assert collapsed.last.evidence["prefix_cache_collapsed"].value is True
     said = "prefix cache hits collapsed: hit ratio 5 % in the last 30 s, best in 15 minutes 80 %"
     assert said in collapsed.last.opposing
+    other_prompts = play(120, **warm | {"cached": after(60, 0.8, 0.05)})  # fewer tokens than were free
+    assert other_prompts.last.evidence["prefix_cache_collapsed"].value is False
     steady = play(120, **warm | {"cached": 0.8})
     assert steady.last.evidence["prefix_cache_collapsed"].value is False
     never = play(120, **warm | {"cached": 0.05})

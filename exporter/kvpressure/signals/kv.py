@@ -108,17 +108,21 @@ def _to_be_counted(
 
 
 class HitRatio:
-    """The prefix cache's hit ratio per half minute, and the highest of the last quarter of an hour."""
+    """The prefix cache's hit ratio per half minute, and the highest of the last quarter of an hour.
+
+    The cache evicts what was used last of all last. So a ratio that falls before as much was written as was free is no
+    eviction: other prompts come, or the process has restarted. What was usual before is forgotten then.
+    """
 
     __slots__ = ("_best", "_thresholds")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._best: deque[tuple[float, float]] = deque()
+        self._best: deque[tuple[float, float, float]] = deque()  # time, ratio, tokens written until then
 
-    def observe(self, window: EngineWindow) -> tuple[float | None, float | None]:
+    def observe(self, window: EngineWindow, room: float | None) -> tuple[float | None, float | None]:
         """The ratio of the last half minute and the usual (highest recent) one; ``None`` with too few tokens looked
-        up.
+        up. ``room``: tokens that no request holds now.
         """
         last = window.last
         recent = _hit_ratio(window, HALF_MINUTE, self._thresholds["hit_ratio_min_tokens"])
@@ -127,9 +131,22 @@ class HitRatio:
         best = self._best
         while best and not last.t - QUARTER_HOUR <= best[0][0] <= last.t:
             best.popleft()
+        written = _written(last)
+        if best and recent is not None and room is not None:
+            fell = recent <= self._thresholds["hit_ratio_collapsed_ratio"] * max(ratio for _, ratio, _ in best)
+            if fell and written - self._written_when_it_began_to_fall() < room:
+                best.clear()
         if recent is not None and (not best or last.t - best[-1][0] >= HALF_MINUTE):
-            best.append((last.t, recent))
-        return recent, max((ratio for _, ratio in best), default=None)
+            best.append((last.t, recent, written))
+        return recent, max((ratio for _, ratio, _ in best), default=None)
+
+    def _written_when_it_began_to_fall(self) -> float:
+        before = self._best[-1]
+        for entry in reversed(self._best):
+            if entry[1] < before[1]:
+                break
+            before = entry
+        return before[2]
 
 
 def kv_signals(
@@ -144,11 +161,12 @@ def kv_signals(
     """All KV signals of one engine now; ``capacity`` in tokens."""
     recorded = kv_recorded(window, ever_positive, t)
     counted, silent, rate, recent_preemptions, lately = _preemptions(window, t)
-    hits, usual_hits = hit_ratio.observe(window)
     running = window.gauge_values(r.RUNNING, MINUTE)
     mean_running = sum(running) / len(running) if running else None
     context, reach = shape.mean_context, requests_reached(window, shape, max_num_seqs)
     usage = window.gauge(r.KV_USAGE) if recorded is not False else None
+    room = None if usage is None or capacity is None else (1.0 - usage) * capacity
+    hits, usual_hits = hit_ratio.observe(window, room)
     peak = recent_max = beside_queue = rise = seconds = None
     if usage is not None:
         peak = max(window.gauge_values(r.KV_USAGE, MINUTE))
@@ -239,6 +257,13 @@ def requests_reached(window: EngineWindow, shape: Shape, max_num_seqs: float | N
         return None
     reach = max(sum(in_flight) / len(in_flight), shape.arrivals_times_service or 0.0)
     return reach if max_num_seqs is None else min(reach, max_num_seqs)
+
+
+def _written(sample: Sample) -> float:
+    """Tokens of prompts computed and of outputs since the start of the process, all of which take blocks."""
+    counted = sample.counters
+    prompts = counted.get(r.PREFIX_QUERIES, 0.0) - counted.get(r.PREFIX_HITS, 0.0)
+    return prompts + counted.get(r.GENERATION_TOKENS, 0.0)
 
 
 def _hit_ratio(window: EngineWindow, seconds: float, least: float = 0.0) -> float | None:

@@ -80,12 +80,13 @@ CHANGES: Final = (
 class VerdictHysteresis:
     """The published verdict of one engine; the first line of ``CHANGES`` that applies decides when it changes."""
 
-    __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "_found", "current", "since")
+    __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "_found", "_row_found", "current", "since")
 
     def __init__(self) -> None:
         self.current: Answer | None = None
         self.since = 0.0
         self._found = 0.0  # when the published verdict was last found
+        self._row_found = 0.0  # when the published row was last found
         self._away_since: float | None = None  # since when something else than the published verdict is found
         self._candidate: str | None = None
         self._candidate_ticks = 0
@@ -93,8 +94,10 @@ class VerdictHysteresis:
     def observe(self, t: float, finding: Answer, thresholds: Thresholds) -> Answer:
         """Take what was found now; return what is published."""
         current, self.since = self.current, min(self.since, t)  # a clock that steps back
-        if current is None or current.verdict == finding.verdict:
-            return self._publish(t, finding, changed=current is None)
+        if current is None:
+            return self._publish(t, finding, changed=True)
+        if current.verdict == finding.verdict:
+            return self._publish(t, self._under_its_row(t, current, finding, thresholds), changed=False)
         if self._away_since is None or t < self._away_since:
             self._away_since = t
         self._candidate_ticks = self._candidate_ticks + 1 if self._candidate == finding.verdict else 1
@@ -105,6 +108,17 @@ class VerdictHysteresis:
         if held or (change.far_apart and t - self._found > thresholds["kv_recent_seconds"]):
             return self._publish(t, finding, changed=True)
         return self._doubted(current, change)
+
+    def _under_its_row(self, t: float, current: Answer, finding: Answer, thresholds: Thresholds) -> Answer:
+        """``finding`` under the published row, if that was found a moment ago and nothing else differs: two rows that
+        hold by turns are one reason.
+        """
+        alike = (finding.grade, finding.missing, finding.at_once) == (current.grade, current.missing, False)
+        lately = 0 <= t - self._row_found <= thresholds["recent_window_seconds"]
+        if alike and lately and current.row and finding.row != current.row:
+            return replace(finding, row=current.row)
+        self._row_found = t
+        return finding
 
     def _doubted(self, current: Answer, change: Transition) -> Answer:
         """``current``; if it is healthy or idle, without confidence and without a row, because none of its rows
@@ -117,7 +131,7 @@ class VerdictHysteresis:
 
     def _publish(self, t: float, finding: Answer, changed: bool) -> Answer:
         if changed:
-            self.since = t
+            self.since = self._row_found = t
         self.current, self._found = finding, t
         self._away_since = self._candidate = None
         self._candidate_ticks = 0

@@ -575,12 +575,31 @@ def test_a_limit_that_binds_is_raised_to_what_fits_and_to_twice_at_most(fits, ex
 
 
 def test_less_device_memory_is_advised_only_when_allocations_fail():
-    assert advice.gpu_memory_utilization(signals(), 0.92, False, T) is None
-    assert advice.gpu_memory_utilization(signals(), 0.92, True, T) == 0.7
-    assert advice.gpu_memory_utilization(signals(context_spike_ratio=3.0), 0.92, True, T) == 0.6
+    assert advice.gpu_memory_utilization(signals(), 0.92, False, "unknown", T) is None
+    assert advice.gpu_memory_utilization(signals(), 0.92, True, "unknown", T) == 0.7
+    assert advice.gpu_memory_utilization(signals(context_spike_ratio=3.0), 0.92, True, "unknown", T) == 0.6
     for burst, target in ((2.9, 0.7), (3.0, 0.6)):
-        assert advice.gpu_memory_utilization(signals(arrival_burst_ratio=burst), 0.92, True, T) == target
-    assert advice.gpu_memory_utilization(signals(), 0.5, True, T) is None
+        assert advice.gpu_memory_utilization(signals(arrival_burst_ratio=burst), 0.92, True, "unknown", T) == target
+    assert advice.gpu_memory_utilization(signals(), 0.5, True, "unknown", T) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "used", "target"),
+    [
+        (0.25, 0.25, 0.7),
+        (0.25, 0.44, 0.7),
+        (0.25, 0.46, None),
+        (0.25, None, None),
+        (0.7, 0.5, None),
+        (None, 0.25, None),
+    ],
+)
+def test_a_full_cache_gets_the_memory_that_no_program_on_the_gpu_uses(
+    share: float | None, used: float | None, target: float | None
+) -> None:
+    known = signals(device_used_ratio=used)
+    assert advice.gpu_memory_utilization(known, share, False, "kv_pressure", T) == target
+    assert advice.gpu_memory_utilization(known, share, False, "healthy", T) is None
 
 
 def test_batched_tokens_are_halved_but_not_below_512():

@@ -66,7 +66,7 @@ def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
         "max_num_seqs": advice.max_num_seqs(signals, confident, t),
         "max_num_batched_tokens": advice.max_num_batched_tokens(given.max_num_batched_tokens, confident, None, t),
         "gpu_memory_utilization": advice.gpu_memory_utilization(
-            signals, given.gpu_memory_utilization, given.out_of_memory, t
+            signals, given.gpu_memory_utilization, given.out_of_memory, confident, t
         ),
         "max_model_len": None,
     }

@@ -111,20 +111,22 @@ def max_num_batched_tokens(current: float | None, verdict: str, stage: str | Non
 
 
 def gpu_memory_utilization(
-    s: Signals, current: float | None, out_of_memory: bool | None, t: Thresholds
+    s: Signals, current: float | None, out_of_memory: bool | None, verdict: str, t: Thresholds
 ) -> float | None:
-    """The documented 0.7, or 0.6 for long-context or bursty traffic and where 0.7 is set already; ``None`` unless
-    allocations fail on the GPU.
-
-    Not for a full cache: less memory means a smaller KV pool.
+    """Where allocations fail on the GPU, the documented 0.7, or 0.6 for long-context or bursty traffic and where 0.7 is
+    set already. Under KV pressure the same as a raise, where a smaller share leaves memory of the GPU unused. Else
+    ``None``: less memory means a smaller KV pool.
     """
-    if not out_of_memory:
-        return None
     bursty = (s.load.arrival_burst_ratio or 0.0) >= t["arrival_burst_ratio_high"]
     long_context = (s.context.context_spike_ratio or 0.0) >= t["context_spike_ratio"]
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     first = lower if bursty or long_context else usual
-    return next((target for target in (first, lower) if current is None or current > target), None)
+    if out_of_memory:
+        return next((target for target in (first, lower) if current is None or current > target), None)
+    used = s.memory.device_used_ratio
+    if verdict != "kv_pressure" or current is None or used is None or current >= first:
+        return None
+    return first if used + first - current < t["memory_critical_ratio"] else None
 
 
 def max_model_len(longest: float | None, current: float | None, verdict: str, t: Thresholds) -> float | None:

@@ -8,15 +8,16 @@ from math import ceil, floor
 from typing import Final
 from urllib.parse import urlsplit
 
+from kvpressure.advice.action import Action, container_limits, value_and_flag, workload
 from kvpressure.advice.caps import PlanInput
+from kvpressure.advice.failures import failures, start_failure
 from kvpressure.advice.limits import past_peak, requests_that_fit
 from kvpressure.advice.plan import RESTART, MitigationStep, pressure_plan, roll_out
-from kvpressure.advice.triage import UNIT, in_namespace, is_pod, of_pod
+from kvpressure.advice.triage import UNIT, is_pod, of_pod
 from kvpressure.advice.wording import capital, clock_text, named, other_place, scrape_error
-from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
-from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
+from kvpressure.model.log_events import EVENTS
 from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.model.state import STEP_TOKENS, EngineState
 from kvpressure.printable import INTO, PIPE, command, say
@@ -43,19 +44,6 @@ _NO_CAUSE: Final = ("Undecided", "No fresh metrics")  # tables whose rows name w
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """One step. ``flags``: arguments of the engine as to be set; ``commands``: for a shell; ``now`` False: it is named,
-    and does not help at present.
-    """
-
-    title: str
-    text: str
-    flags: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
-    now: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class MitigationPlan:
     """What to do about one engine; ``actions`` in order, empty when nothing is to be done."""
 
@@ -75,6 +63,10 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     if found is None:
         return MitigationPlan("Nothing to do.")
     made = found(engine, thresholds)
+    if verdict != "kv_pressure":  # its plan has its own steps for failed allocations
+        shown = tuple(failures(engine))
+        actions = (*shown, *made.actions) if not engine.up else (*made.actions, *shown)
+        made = MitigationPlan(made.summary, actions)
     if _holds(engine, "clients_give_up"):
         made = _with_fewer_retries(engine, made)
     if verdict != "unknown" and confidence < thresholds["confident"]:
@@ -100,23 +92,8 @@ def _with_fewer_retries(engine: EngineState, made: MitigationPlan) -> Mitigation
     )
 
 
-def _flag(engine: EngineState, name: str) -> tuple[str, str]:
-    """(the argument with the value to set, "" when there is none; the value in force in words)."""
-    limit = engine.limits.get(name)
-    if limit is None:
-        return "", "unknown"
-    now = "unknown" if limit.value is None else f"{value_text(limit.value)} ({limit_source(limit.source)})"
-    flag = dialect(engine.dialect).flag(name)
-    return ("" if limit.recommended is None or not flag else f"{flag} {value_text(limit.recommended)}"), now
-
-
-def _where(engine: EngineState) -> tuple[str, ...]:
-    """The workload in words of kubectl; empty for a server on a bare host."""
-    return (*in_namespace(engine.key), "deploy/<deployment>") if is_pod(engine.key) else ()
-
-
 def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
-    made = pressure_plan(PlanInput(engine), t, _where(engine))
+    made = pressure_plan(PlanInput(engine), t, workload(engine))
     return MitigationPlan(
         "Reduce KV cache demand: first at the gateway, then in the engine.", tuple(_action(step) for step in made.steps)
     )
@@ -144,9 +121,9 @@ def _roll_out(engine: EngineState) -> Action:
     return Action(
         "Roll out and watch",
         "Change the arguments in the deployment or in its Helm values."
-        if _where(engine)
+        if workload(engine)
         else "Change the arguments where the server is started, then restart it.",
-        commands=roll_out(_where(engine)),
+        commands=roll_out(workload(engine)),
     )
 
 
@@ -173,7 +150,7 @@ def _two_limits(engine: EngineState) -> MitigationPlan:
 
 def _step_budget(engine: EngineState, t: Thresholds) -> MitigationPlan:
     """The plan where steps use up their token budget."""
-    s, (flag, now) = engine.signals, _flag(engine, "max_num_batched_tokens")
+    s, (flag, now) = engine.signals, value_and_flag(engine, "max_num_batched_tokens")
     called, usual = dialect(engine.dialect).called("max_num_batched_tokens"), t["max_num_batched_tokens_usual"]
     text = f"{named('Tokens in a step', say(_round(s.batch.step_tokens)))}. {named('Current value', now)}. "
     if not flag:
@@ -198,7 +175,7 @@ def _step_budget(engine: EngineState, t: Thresholds) -> MitigationPlan:
 def _past_peak(engine: EngineState) -> MitigationPlan:
     """The plan where ``max_num_seqs`` is reached and throughput was higher with fewer requests at once."""
     s, one = engine.signals, dialect(engine.dialect)
-    called, best, (_, now) = one.called("max_num_seqs"), past_peak(s), _flag(engine, "max_num_seqs")
+    called, best, (_, now) = one.called("max_num_seqs"), past_peak(s), value_and_flag(engine, "max_num_seqs")
     text = (
         f"{named('Current value', now)}. Steps take {say(s.batch.step_ratio)} × as long as the fastest steps of"
         " a similar batch size. "
@@ -241,7 +218,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     slower = facts.get("steps_slower") is True and facts.get("throughput_fell") is not False
     if slower or facts.get("past_peak") is True:
         return _past_peak(engine)
-    s, (flag, now) = engine.signals, _flag(engine, "max_num_seqs")
+    s, (flag, now) = engine.signals, value_and_flag(engine, "max_num_seqs")
     called, fit = dialect(engine.dialect).called, requests_that_fit(s, t)
     peak = named("KV cache peak", say(s.kv.kv_used_ratio_max, "ratio"))
     text = f"{called('max_num_seqs')} is reached. {named('Current value', now)}. {peak}."
@@ -274,8 +251,23 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
 
 
+def _small_steps(engine: EngineState, t: Thresholds) -> tuple[Action, ...]:
+    """The step budget to raise where prompts take most of the work, and a step computes few of their tokens."""
+    budget, usual = engine.limit("max_num_batched_tokens").value, t["max_num_batched_tokens_usual"]
+    if budget is None or budget >= usual or not _holds(engine, "prefill_dominates"):
+        return ()
+    one, (_, now) = dialect(engine.dialect), value_and_flag(engine, "max_num_batched_tokens")
+    return (
+        Action(
+            f"Raise {one.called('max_num_batched_tokens')}",
+            f"{named('Current value', now)}. Each step computes at most that many tokens, so a long prompt takes many"
+            " steps, and others wait behind it. A larger budget takes GPU memory for activations.",
+            (f"{one.flag('max_num_batched_tokens')} {value_text(usual)}",),
+        ),
+    )
+
+
 def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
-    del t
     s = engine.signals
     rates = (
         f"{named('Prompt tokens/s', say(_round(s.throughput.prompt_tokens_per_second)))}, "
@@ -290,12 +282,13 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 f" {named('prompt p95 in tokens', say(_round(s.context.prompt_quantiles.get('0.95'))))}."
                 " Throttle the heaviest client at the gateway, or move that client to a separate deployment.",
             ),
+            *_small_steps(engine, t),
             Action(
                 "Add replicas",
                 f"{named('Requests waiting', say(s.load.waiting))}. More GPUs would share the load.",
             ),
             Action(
-                "Leave the engine's limits as they are",
+                f"Leave {dialect(engine.dialect).called('max_num_seqs')} and KV memory as they are",
                 f"The KV cache is not the limit ({named('peak', say(s.kv.kv_used_ratio_max, 'ratio'))}).",
             ),
         ),
@@ -322,16 +315,8 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 f" {say(t['cpu_throttled_ratio'], 'ratio')}). {cpu}."
                 f" {named('GPU utilization', say(engine.signals.compute.gpu_utilization, 'ratio'))}. Raise or remove"
                 " resources.limits.cpu.",
-                commands=(
-                    (
-                        command(
-                            *("kubectl", "set", "resources", *_where(engine)),
-                            *("-c", engine.container or "<container>", "--limits=cpu=<cores>"),
-                        ),
-                    )
-                    if _where(engine)
-                    else (command("systemctl", "set-property", UNIT, "CPUQuota="),)
-                ),
+                commands=container_limits(engine, "--limits=cpu=<cores>")
+                or (command("systemctl", "set-property", UNIT, "CPUQuota="),),
             ),
             Action(
                 "If the CPU is not the limit, check the engine's API server",
@@ -376,8 +361,22 @@ def _ask_for_a_pause(engine: EngineState) -> Action:
     )
 
 
+def _if_it_stops_again(engine: EngineState, t: Thresholds) -> Action:
+    """What outlasts a restart: a fixed release, and where the cache was full, fewer requests at once."""
+    limit, used = dialect(engine.dialect).called("max_num_seqs"), engine.signals.kv.kv_used_ratio_max
+    full = used is not None and used >= t["kv_full_ratio"]
+    return Action(
+        "If it stops again: a newer version" + (f", and a lower {limit}" if full else ""),
+        "A restart does not remove the cause. Report the stall with the saved evidence, version and arguments."
+        + (
+            f" {named('KV cache peak', say(used, 'ratio'))} when it stopped: fewer requests at once leave it room."
+            if full
+            else ""
+        ),
+    )
+
+
 def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
-    del t
     key, pod = engine.key, of_pod(engine.key)
     stacks = _stacks(engine)
     right = "SYS_PTRACE (kubectl debug --profile=sysadmin has it)" if is_pod(key) else "root"
@@ -404,43 +403,13 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 "Health checks still pass, so the engine is not restarted automatically.",
                 commands=(command("kubectl", "delete", *pod) if is_pod(key) else RESTART,),
             ),
+            _if_it_stops_again(engine, t),
             Action(
                 "Verify on this page",
                 "Within a minute of the first requests after the restart, another verdict should replace stalled.",
             ),
         ),
     )
-
-
-_FITTING: Final = {
-    "context_too_long": ("max_model_len", "fitting_tokens"),
-    "too_few_blocks": ("max_num_seqs", "fitting_requests"),
-}
-
-
-def start_failure(engine: EngineState) -> str:
-    """The failed allocation that the log of an engine names whose metrics are missing; "" without one."""
-    return next((name for name in (*_FITTING, *sorted(ALLOCATION_EVENTS)) if name in engine.signals.events), "")
-
-
-def _start(engine: EngineState) -> Action | None:
-    """What to set so that the engine starts, with the numbers of its own log."""
-    one, failed, oom = dialect(engine.dialect), start_failure(engine), engine.signals.oom
-    if not failed:
-        return None
-    needed = (
-        f" {say(oom['needed_bytes'], 'bytes')} of KV cache are needed, {say(oom['available_bytes'], 'bytes')} are"
-        " available."
-        if {"needed_bytes", "available_bytes"} <= oom.keys()
-        else ""
-    )
-    limit, number = _FITTING.get(failed, ("gpu_memory_utilization", ""))
-    value, flag = oom.get(number), one.flag(limit)
-    text = f"The engine's log: {EVENTS[failed]}.{needed}"
-    if failed in _FITTING:
-        flags = (f"{flag} {value:.0f}",) if value and flag else ()
-        return Action(f"Lower {one.called(limit)}", f"{text} What fits: {say(value)}.", flags)
-    return Action("Give the engine more GPU memory", f"{text} Look for other processes on the GPU first.")
 
 
 def _unscraped(engine: EngineState) -> Action:
@@ -467,8 +436,7 @@ def _unscraped(engine: EngineState) -> Action:
 
 def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if not engine.up:
-        first = tuple(action for action in (_start(engine), _unscraped(engine)) if action is not None)
-        return MitigationPlan("The engine's metrics cannot be scraped.", first)
+        return MitigationPlan("The engine's metrics cannot be scraped.", (_unscraped(engine),))
     for name, summary in _TOLD.items():
         if _holds(engine, name):
             return MitigationPlan(summary, (_ask_for_a_pause(engine),))

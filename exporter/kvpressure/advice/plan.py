@@ -275,7 +275,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         result = f"{MEASURED['limit']}. On the test server, {result}"
     return MitigationStep(
         title,
-        "do",
+        "if it stays" if _pool_grows(engine) else "do",
         said,
         "fewer requests run at once; the others wait in the queue. If requests become shorter later, a limit this low"
         " leaves the GPU underused",
@@ -320,12 +320,27 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     )
 
 
+def _pool_grows(engine: PlanInput) -> bool:
+    """Whether the recommended ``gpu_memory_utilization`` is a raise."""
+    limit = engine.engine.limit("gpu_memory_utilization")
+    return limit.recommended is not None and limit.value is not None and limit.recommended > limit.value
+
+
 def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit = engine.engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     title = f"Lower {_option(engine, 'gpu_memory_utilization')} to {usual:g}, then {lower:g}"
     cost = _pool_cost(engine, limit.value, usual, lower)
     now = _now(engine, "gpu_memory_utilization")
+    if _pool_grows(engine):
+        return MitigationStep(
+            f"Raise {_option(engine, 'gpu_memory_utilization')}",
+            "do",
+            f"{now}; set {limit.recommended:g}: only {say(engine.signals.memory.device_used_ratio, 'ratio')} of GPU"
+            " memory is in use, and the KV pool can have the rest",
+            "allocation peaks and other programs on the GPU have less memory",
+            values={"gpu_memory_utilization": limit.recommended or 0.0},
+        )
     if limit.recommended is not None:
         return MitigationStep(
             title,
@@ -450,7 +465,7 @@ def _more_memory(engine: PlanInput, t: Thresholds) -> MitigationStep:
         "more GPUs (tensor parallel)",
         "or more replicas",
     ]
-    if share is not None and share < t["memory_critical_ratio"]:
+    if share is not None and share < t["memory_critical_ratio"] and not _pool_grows(engine):
         unknown = engine.condition("gpu_out_of_memory") is None
         failed = "failed allocations: unknown" if unknown else "no failed allocation was found"
         raised = f"Raise {flag('gpu_memory_utilization')} (now {share:g}; {failed}). Or use "

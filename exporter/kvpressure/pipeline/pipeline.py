@@ -445,7 +445,7 @@ class Pipeline:
                 values["max_num_batched_tokens"], confident, diagnosis.stage, t
             ),
             "gpu_memory_utilization": advice.gpu_memory_utilization(
-                s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), t
+                s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), confident, t
             ),
             "max_model_len": advice.max_model_len(longest, values["max_model_len"], confident, t),
         }

@@ -10,7 +10,8 @@ from functools import lru_cache
 from types import UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
-from kvpressure.advice.mitigation import Action, MitigationPlan
+from kvpressure.advice.action import Action
+from kvpressure.advice.mitigation import MitigationPlan
 from kvpressure.advice.triage import Mark, TriageStep
 from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
 from kvpressure.model.signals import Signals

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.advice.mitigation import Action, cause
+from kvpressure.advice.action import Action
+from kvpressure.advice.mitigation import cause
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import findings

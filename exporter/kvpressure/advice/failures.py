@@ -1,0 +1,109 @@
+"""What ends the failures that log and pod of an engine show: memory that ran out, a start that failed, probes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvpressure.advice.action import Action, container_limits, value_and_flag, workload
+from kvpressure.advice.plan import roll_out
+from kvpressure.advice.wording import capital, named
+from kvpressure.engines.registry import dialect
+from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
+from kvpressure.model.reasons import TIMEOUT
+from kvpressure.model.state import EngineState
+from kvpressure.printable import UNKNOWN, say
+
+_FITTING: Final = {
+    "context_too_long": ("max_model_len", "fitting_tokens"),
+    "too_few_blocks": ("max_num_seqs", "fitting_requests"),
+}
+_GPU_MEMORY: Final = {
+    "load_oom": ("Give the model more GPU memory", "Use more GPUs (tensor parallel) or quantized weights."),
+    "no_kv_blocks": ("Raise {gpu_memory_utilization}", "Or use more GPUs (tensor parallel) or quantized weights."),
+    "memory_profiling_failed": ("End the other processes on the GPU", "Then start the engine again."),
+}
+_AT_RUN_TIME: Final = ("cuda_oom", "warmup_oom")
+_HOST_MEMORY: Final = ("host_oom_killed", "host_memory_near_limit")
+
+
+def start_failure(engine: EngineState) -> str:
+    """The failed allocation that the log of an engine names; "" without one."""
+    names = (*_FITTING, *sorted(ALLOCATION_EVENTS), "host_oom")
+    return next((name for name in names if name in engine.signals.events), "")
+
+
+def failures(engine: EngineState) -> Iterator[Action]:
+    """What ends the failures that log and pod show, whatever the verdict."""
+    failed, beside = start_failure(engine), engine.diagnosis.conditions
+    why = f"The engine's log: {EVENTS[failed]}." if failed else ""
+    if failed in _FITTING:
+        yield _fitting(engine, failed, why)
+    elif failed in _GPU_MEMORY:
+        title, text = _GPU_MEMORY[failed]
+        called = dialect(engine.dialect).called("gpu_memory_utilization")
+        yield Action(title.format(gpu_memory_utilization=called), f"{why} {text}")
+    elif failed in _AT_RUN_TIME:
+        yield from _at_run_time(engine, why)
+    host = next((name for name in _HOST_MEMORY if beside.get(name)), "")
+    if failed == "host_oom" or host:
+        yield _host_memory(engine, why or f"{capital(engine.diagnosis.beside[host].text)}.")
+    elif beside.get("crash_loop") and engine.error == TIMEOUT:
+        yield _probes(engine)
+
+
+def _fitting(engine: EngineState, failed: str, why: str) -> Action:
+    """The limit to lower so that the engine starts, with the numbers of its own log."""
+    one, oom = dialect(engine.dialect), engine.signals.oom
+    needed = (
+        f" {say(oom['needed_bytes'], 'bytes')} of KV cache are needed, {say(oom['available_bytes'], 'bytes')} are"
+        " available."
+        if {"needed_bytes", "available_bytes"} <= oom.keys()
+        else ""
+    )
+    limit, number = _FITTING[failed]
+    value, flag = oom.get(number), one.flag(limit)
+    flags = (f"{flag} {value:.0f}",) if value and flag else ()
+    return Action(f"Lower {one.called(limit)}", f"{why}{needed} What fits: {say(value)}.", flags)
+
+
+def _at_run_time(engine: EngineState, why: str) -> Iterator[Action]:
+    """What leaves more GPU memory outside the KV pool, and keeps it in one piece."""
+    called, oom = dialect(engine.dialect).called, engine.signals.oom
+    flag, now = value_and_flag(engine, "gpu_memory_utilization")
+    chunk = called("max_num_batched_tokens")
+    yield Action(
+        f"Lower {called('gpu_memory_utilization') if flag else chunk}",
+        f"{why} Allocations need free GPU memory outside the KV pool. {named('Current value', now)}. Look for other"
+        f" processes on the GPU first; a lower {chunk} lowers peak activation memory.",
+        (flag,) if flag else (),
+    )
+    asked, free = oom.get("requested_bytes"), oom.get("reserved_unallocated_bytes")
+    if asked is None or free is None or free >= asked:
+        yield Action(
+            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            f"{named('Reserved by PyTorch but unallocated', say(free, 'bytes'))},"
+            f" {named('last tried to allocate', say(asked, 'bytes'))}. Helps if memory is fragmented: GPU memory grew"
+            " while requests of varying length ran. On Ascend the variable is PYTORCH_NPU_ALLOC_CONF.",
+        )
+
+
+def _host_memory(engine: EngineState, why: str) -> Action:
+    return Action(
+        "Give the container or node more memory",
+        f"{why} Or lower what the host holds: swap space, KV offloaded to the CPU, cached media. Ray ends a worker when"
+        " the node's memory passes RAY_memory_usage_threshold. GPU limits do not help.",
+        commands=container_limits(engine, "--limits=memory=<size>"),
+    )
+
+
+def _probes(engine: EngineState) -> Action:
+    host = engine.signals.host
+    return Action(
+        "Give the probes more time: raise timeoutSeconds and failureThreshold",
+        "The container restarts, and its metrics time out. The same process answers /health, so probes with the default"
+        " timeout of 1 s fail under load, and the kubelet ends the container. Confirm with the pod's events."
+        f" {named('Last termination', host.last_termination_reason or UNKNOWN)},"
+        f" {named('exit code', say(host.last_exit_code))}.",
+        commands=roll_out(workload(engine)),
+    )

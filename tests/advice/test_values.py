@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import pytest
 
-from kvpressure.advice.limits import two_digits
+from kvpressure.advice.limits import max_num_seqs, requests_that_fit, two_digits
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
+from kvpressure.settings.thresholds import builtin
 from tests.diagnosis.servers import play
 from tests.helpers.scheduler import Demand, simulate
 from tests.recording.test_incident_recordings import RECORDINGS
 
 pytestmark = pytest.mark.slow
 
+T = builtin()
 SECONDS = 200
 CAPACITY = 8160
 ALIKE = Demand(24, lambda r: (r.randint(250, 350), r.randint(250, 350)))
@@ -78,3 +81,32 @@ def test_value_and_stage_of_a_steady_overload_are_steady() -> None:
     assert None not in values
     assert len(list(groupby(values))) <= 5
     assert all(value == two_digits(value) for value in values if value)
+
+
+def pressed_or_limited() -> list[str]:
+    """Recordings of real servers with a stretch that is labelled as KV pressure or a sequence limit."""
+    names = set()
+    for folder in ("vllm-cpu-edges", "vllm-cpu-2026", "vllm-cpu-fresh", "vllm-cpu-loads"):
+        with (RECORDINGS / folder / "labels.csv").open() as file:
+            for row in csv.DictReader(file):
+                if (row.get("strict_verdict") or row["expected_verdict"]) in {"kv_pressure", "concurrency_limited"}:
+                    names.add(f"{folder}/{row['recording']}")
+    return sorted(names)
+
+
+@pytest.mark.parametrize("name", pressed_or_limited())
+def test_a_recommended_limit_asks_for_no_opposite_one(name: str) -> None:
+    """What each request holds stays: a cut leaves nothing to raise, and a raise does not fill the cache."""
+    with Reader(RECORDINGS / name) as reader:
+        pipeline = Pipeline()
+        for snapshot in reader:
+            for engine in pipeline.observe(snapshot).engines:
+                limit, s, fit = engine.limit("max_num_seqs"), engine.signals, requests_that_fit(engine.signals, T)
+                if limit.recommended is None or limit.value is None or fit is None:
+                    continue
+                after = replace(s, load=replace(s.load, max_num_seqs=limit.recommended))
+                if limit.recommended < limit.value:
+                    assert max_num_seqs(after, "concurrency_limited", T) is None, (limit, fit)
+                else:
+                    used = limit.recommended / fit * (1 - T["max_num_seqs_cut_min_ratio"])
+                    assert used < T["kv_full_ratio"], (limit, fit)

@@ -110,3 +110,15 @@ def test_a_recommended_limit_asks_for_no_opposite_one(name: str) -> None:
                 else:
                     used = limit.recommended / fit * (1 - T["max_num_seqs_cut_min_ratio"])
                     assert used < T["kv_full_ratio"], (limit, fit)
+
+
+def test_the_first_value_stands_until_a_request_has_finished() -> None:
+    """Running requests grow with every step, and what fits falls with them: 14, 12 and 10 within ten seconds."""
+    values = set()
+    with Reader(RECORDINGS / "vllm-cpu/d_kv_pressure.jsonl.gz") as reader:
+        pipeline = Pipeline()
+        for snapshot in reader:
+            engine = pipeline.observe(snapshot).engines[0]
+            if engine.signals.requests.requests_finished_per_second == 0:
+                values.add(engine.limit("max_num_seqs").recommended)
+    assert values == {None, 14.0}

@@ -45,7 +45,8 @@ def two_digits(value: float) -> float:
 
 class SteadyValue:
     """A recommended value as steady as the verdict: it begins with a confident one and stays while verdict and current
-    value do, until another value differs by more than a tenth. A raise ends with the confidence.
+    value do, until a request has finished and another value differs by more than a tenth. A raise ends with the
+    confidence.
     """
 
     __slots__ = ("_for", "_value")
@@ -64,7 +65,8 @@ class SteadyValue:
         if self._for is None:
             return None
         new, old = max_num_seqs(s, diagnosis.verdict, t, step), self._value
-        if new is None or old is None or abs(new - old) > t["trend_change_ratio"] * old:
+        grow = s.requests.requests_finished_per_second == 0  # what each holds now is not what it will hold
+        if new is None or old is None or (not grow and abs(new - old) > t["trend_change_ratio"] * old):
             self._value = new
         return self._value
 

@@ -210,11 +210,9 @@ def _incidents_in_short(result: Result) -> Iterator[str]:
         f" stretches; right: {FIRST_FRESH[0][1]}, {FIRST_FRESH[1][1]}, {FIRST_STRETCHES[0][1]}."
     )
     yield (
-        f"* `{data.EDGES}`, labelled from the scheduler's steps before any replay: right {_right(edges)}, strictly"
-        f" {sum(c.strictly_right for c in edges)}. First score, by the most frequent verdict"
-        " alone (53d60a81): 77 and 77, one window wrong and confident for 4 s; before any rule was mended for them"
-        " (e8d7a9d4): 76 and 76, the same window. `42-idle-stale-clients`"
-        " stays wrong: requests sent by half and a first step that compiles look alike."
+        f"* `{data.EDGES}`: right {_right(edges)}, strictly {sum(c.strictly_right for c in edges)}. Before any rule was"
+        " mended for it, by the most frequent verdict alone: 77 and 77 (53d60a81), 76 and 76 (e8d7a9d4), one wrong and"
+        " confident for 4 s."
     )
     once = {row[0]: row[1] for row in json.loads(UNTOUCHED_FILE.read_text(encoding="utf-8")) if len(row) == 2}
     yield (

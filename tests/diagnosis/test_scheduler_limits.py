@@ -52,8 +52,7 @@ def test_a_step_budget_that_is_used_up_is_no_saturated_gpu() -> None:
     for state in sure:
         assert (state.diagnosis.verdict, state.diagnosis.stage) == ("concurrency_limited", STEP_TOKENS)
         assert state.diagnosis.evidence["step_budget_used"].value is True
-        assert state.limits["max_num_seqs"].recommended is None
-        assert flags(plan(state, T)) == ["--max-num-batched-tokens 2048"]
+        assert flags(plan(state, T)) == ["--max-num-batched-tokens 2048", "--max-num-seqs 7"]
 
 
 def test_a_cache_that_is_mostly_free_beside_a_queue_is_not_what_requests_wait_for() -> None:
@@ -80,7 +79,7 @@ def test_diagnose_and_mitigate_raise_the_step_budget(capsys: pytest.CaptureFixtu
         main([command, str(BUDGET_64)])
         said = capsys.readouterr().out
         assert said.index("Raise max_num_batched_tokens") < said.index("--max-num-batched-tokens 2048")
-        assert "--max-num-seqs" not in said.split("rule:")[-1]
+        assert "--max-num-seqs 7" in said.split("--max-num-batched-tokens 2048")[-1]
 
 
 def test_small_steps_show_the_budget_without_arguments_but_not_surely() -> None:
@@ -158,7 +157,10 @@ def test_the_limit_on_requests_comes_first() -> None:
 
 def test_another_engine_raises_its_own_limit() -> None:
     state = list(replayed(BUDGET_64))[-1]
-    assert flags(plan(replace(state, dialect="sglang"), T)) == ["--chunked-prefill-size 2048"]
+    assert flags(plan(replace(state, dialect="sglang"), T)) == [
+        "--chunked-prefill-size 2048",
+        "--max-running-requests 7",
+    ]
 
 
 # --- a limit that nobody tells ----------------------------------------------------------------------------
@@ -301,7 +303,7 @@ def test_a_limit_on_the_way_up_is_raised() -> None:
     steady = CROSSED | {"generated": after(300, 2000.0, 2100.0), "token": 0.045, "finished": 8.0}
     said = play(600, args=("--max-num-seqs", "96"), **steady)
     assert said.confidently(330) == {"concurrency_limited"}
-    assert flags(plan(said.states[-1], T))[0].startswith("--max-num-seqs 1")
+    assert flags(plan(said.states[-1], T)) == ["--max-num-seqs 220"]
 
 
 # --- deferred for ever ------------------------------------------------------------------------------------

@@ -562,16 +562,25 @@ def test_missing_pages_are_said_at_once():
 
 
 @pytest.mark.parametrize(
-    ("fits", "expected"), [(None, None), (24.9, None), (31.9, None), (32.1, 32), (47.9, 47), (48.1, 48), (200.0, 48)]
+    ("fits", "expected"), [(None, None), (24.9, None), (31.9, None), (32.1, 32), (47.9, 47), (60.1, 60), (200.0, 60)]
 )
-def test_a_limit_that_binds_is_raised_to_what_fits_and_to_twice_at_most(fits, expected):
+def test_a_limit_that_binds_is_raised_to_what_fits_and_to_twice_what_is_asked_for_at_most(fits, expected):
     """None where the smallest documented cut would undo it."""
     share = None if fits is None else 0.75 / fits
-    known = {"kv_share_held": share, "kv_share_at_peak": share, "output_mean": 200.0}
+    known = {"kv_share_held": share, "kv_share_at_peak": share, "output_mean": 200.0, "in_flight": 30.0}
     assert advice.max_num_seqs(signals(max_num_seqs=24.0, **known), "concurrency_limited", T) == expected
     assert advice.max_num_seqs(signals(**known), "concurrency_limited", T) is None
     grows = {**known, "output_mean": None}
     assert advice.max_num_seqs(signals(max_num_seqs=24.0, **grows), "concurrency_limited", T) is None
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "limit", "expected"), [(24.0, 64.0, 7), (24.0, None, 7), (6.0, 64.0, None), (24.0, 7.0, None)]
+)
+def test_a_larger_step_budget_comes_with_a_limit_to_what_fits(in_flight, limit, expected):
+    """A real vLLM, 24 prompts of 600 to 900 tokens: with the budget alone, KV pressure was next."""
+    s = signals(kv_share_held=0.1, kv_share_at_peak=0.1, output_mean=8.0, in_flight=in_flight, max_num_seqs=limit)
+    assert advice.max_num_seqs(s, "concurrency_limited", T, "step_tokens") == expected
 
 
 def test_less_device_memory_is_advised_only_when_allocations_fail():

@@ -10,13 +10,17 @@ from kvpressure.model.state import STEP_TOKENS, Diagnosis
 from kvpressure.settings.thresholds import Thresholds
 
 
-def max_num_seqs(s: Signals, verdict: str, t: Thresholds, stage: str | None = None) -> float | None:
+def max_num_seqs(
+    s: Signals, verdict: str, t: Thresholds, stage: str | None = None, asked: float | None = None
+) -> float | None:
     """Recommended ``max_num_seqs``, with two significant digits, or ``None``. Under KV pressure what fits
     (``requests_that_fit``), or where that is unknown the smallest documented cut of the requests running; none if one
-    request runs. Where the limit binds, a raise to what fits, at most doubled.
+    request runs. Where the limit binds, a raise to what fits, at most double of the requests in flight (``asked``:
+    the most of late); where the step budget binds, a cut to what fits, if a larger budget would let in more.
     """
     if verdict == "concurrency_limited":
-        return None if stage == STEP_TOKENS else _raised_num_seqs(s, t)
+        most = max(asked or 0.0, s.load.in_flight or 0.0)
+        return _room_for_more_prompts(s, most, t) if stage == STEP_TOKENS else _raised_num_seqs(s, most, t)
     if verdict != "kv_pressure" or s.load.kv_role == "kv_producer":  # its blocks wait to be pulled, whatever runs
         return None
     measured = s.batch.batch_p99 if s.batch.batch_p99 is not None else s.load.running
@@ -49,11 +53,12 @@ class SteadyValue:
     confidence.
     """
 
-    __slots__ = ("_for", "_value")
+    __slots__ = ("_asked", "_for", "_value")
 
     def __init__(self) -> None:
         self._for: tuple[str, str | None, float | None] | None = None
         self._value: float | None = None
+        self._asked = 0.0  # the most requests in flight meanwhile
 
     def observe(self, diagnosis: Diagnosis, s: Signals, t: Thresholds) -> float | None:
         """The ``max_num_seqs`` to publish now."""
@@ -61,10 +66,11 @@ class SteadyValue:
         current = diagnosis.verdict, step, s.load.max_num_seqs
         sure = diagnosis.confidence >= t["confident"]
         if current != self._for or not (sure or diagnosis.verdict == "kv_pressure"):
-            self._for, self._value = (current if sure else None), None
+            self._for, self._value, self._asked = (current if sure else None), None, 0.0
         if self._for is None:
             return None
-        new, old = max_num_seqs(s, diagnosis.verdict, t, step), self._value
+        self._asked = max(self._asked, s.load.in_flight or 0.0)
+        new, old = max_num_seqs(s, diagnosis.verdict, t, step, self._asked), self._value
         grow = s.requests.requests_finished_per_second == 0  # what each holds now is not what it will hold
         if new is None or old is None or (not grow and abs(new - old) > t["trend_change_ratio"] * old):
             self._value = new
@@ -79,15 +85,23 @@ def at_once(measured: float | None, limit: float | None, fits: float | None) -> 
     return min((value for value in (bound, limit) if value is not None), default=None)
 
 
-def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
+def _raised_num_seqs(s: Signals, asked: float, t: Thresholds) -> float | None:
     """The raise; ``None`` where the limit or what fits is unknown, before a request has finished, because those that
     run may grow, and where the smallest documented cut would undo it.
     """
     limit, fit = s.load.max_num_seqs, requests_that_fit(s, t)
     if None in (limit, s.load.kv_share_at_peak, s.context.output_mean) or limit is None or fit is None:
         return None
-    target = two_digits(min(fit, t["max_num_seqs_raise_ratio"] * limit))
+    target = two_digits(min(fit, t["max_num_seqs_raise_ratio"] * asked))
     return target if limit <= target * (1 - t["max_num_seqs_cut_min_ratio"]) else None
+
+
+def _room_for_more_prompts(s: Signals, asked: float, t: Thresholds) -> float | None:
+    """What fits, where more is asked for and no limit is that low: with a larger budget the KV cache would be full."""
+    fit = requests_that_fit(s, t)
+    if None in (s.load.kv_share_at_peak, s.context.output_mean) or fit is None:
+        return None
+    return two_digits(fit) if fit < min(asked, s.load.max_num_seqs or asked) else None
 
 
 def past_peak(s: Signals) -> float | None:

@@ -151,10 +151,13 @@ def _two_limits(engine: EngineState) -> MitigationPlan:
 def _step_budget(engine: EngineState, t: Thresholds) -> MitigationPlan:
     """The plan where steps use up their token budget."""
     s, (flag, now) = engine.signals, value_and_flag(engine, "max_num_batched_tokens")
+    cut, _ = value_and_flag(engine, "max_num_seqs")
     called, usual = dialect(engine.dialect).called("max_num_batched_tokens"), t["max_num_batched_tokens_usual"]
     text = f"{named('Tokens in a step', say(_round(s.batch.step_tokens)))}. {named('Current value', now)}. "
     if not flag:
         text += f"Look the value up in the start-up log; if it is below {usual:.0f}, set it to {usual:.0f}. "
+    if cut:
+        text += "A larger budget lets in more requests than fit into the KV cache: limit those, too. "
     return MitigationPlan(
         f"Let each step compute more tokens: steps use up {called}, and the KV cache is not full. Lower limits would"
         " make the queue longer.",
@@ -164,7 +167,7 @@ def _step_budget(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 f"{text}{named('KV cache peak', say(s.kv.kv_used_ratio_max, 'ratio'))}. A larger budget takes"
                 " GPU memory for activations, and steps that compute long prompts take longer"
                 f" ({named('p95 time per output token now', say(s.latency.inter_token.get('0.95'), 'seconds'))}).",
-                (flag,) if flag else (),
+                tuple(value for value in (flag, cut) if value),
             ),
             _roll_out(engine),
             _replicas(engine),
@@ -228,7 +231,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
             f" {say(t['max_num_seqs_cut_min_ratio'], 'ratio')} of the KV cache to spare."
         )
     if flag:
-        text += f" In each step, raise {called('max_num_seqs')} to at most twice its value."
+        text += f" In each step, raise {called('max_num_seqs')} to at most twice the requests in flight."
     elif fit is not None and s.context.output_mean is not None:
         return MitigationPlan(
             f"{called('max_num_seqs')} is reached, and the KV cache has too little room for a higher one.",

@@ -78,6 +78,38 @@ def test_a_row_that_is_not_found_any_more_gives_way() -> None:
     assert rows.index("KV pressure: full") == T["recent_window_seconds"] + 1
 
 
+def test_doubt_lasts_until_the_verdict_is_found_again() -> None:
+    """A burst ends at a full cache: first nobody waits, then nothing is in flight, and pressure still stands."""
+    settled = VerdictHysteresis()
+    calm = Answer("healthy", Grade.STRONG, opposing=("kv_near_full", "waited_recently"))
+    found = [
+        Answer("kv_pressure", Grade.CERTAIN),
+        calm,
+        Answer("idle", Grade.STRONG),
+        Answer("kv_pressure", Grade.CERTAIN),
+    ]
+    said = [settled.observe(float(t), answer, T) for t, answer in enumerate(found)]
+    assert [answer.verdict for answer in said] == ["kv_pressure"] * 4
+    assert [answer.grade for answer in said] == [Grade.CERTAIN, Grade.DOUBTFUL, Grade.DOUBTFUL, Grade.CERTAIN]
+
+
+def test_an_engine_that_goes_on_is_not_called_stalled_with_confidence() -> None:
+    settled = VerdictHysteresis()
+    said = [
+        settled.observe(t, Answer(found, Grade.STRONG), T) for t, found in enumerate(("stalled", "healthy", "stalled"))
+    ]
+    assert [(answer.verdict, answer.grade) for answer in said] == [
+        ("stalled", Grade.STRONG),
+        ("stalled", Grade.DOUBTFUL),
+        ("stalled", Grade.STRONG),
+    ]
+
+
+def test_a_sample_that_comes_a_little_early_does_not_cost_another_second() -> None:
+    """A real vLLM that was resumed: 2.9 s after the first page of it came the fourth."""
+    assert published([(0, "healthy"), *((t, "compute_bound") for t in (1, 2, 3, 3.9))])[-1] == "compute_bound"
+
+
 def test_a_clock_that_steps_back_publishes_nothing_early() -> None:
     assert published([(1000, "healthy"), (10, "idle")]) == ["healthy", "healthy"]
 

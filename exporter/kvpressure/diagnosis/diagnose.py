@@ -72,6 +72,13 @@ CHANGES: Final = (
         False,
         doubted=True,
     ),
+    Transition(
+        "from stalled, because it goes on",
+        lambda old, new: old.verdict == "stalled" and new.verdict != "unknown",
+        SAMPLES,
+        "verdict_enter_seconds",
+        doubted=True,
+    ),
     Transition("to unknown", lambda _old, new: new.verdict == "unknown", SAMPLES, "verdict_enter_seconds", False),
     Transition("any other change", lambda _old, _new: True, SAMPLES, "verdict_enter_seconds"),
 )
@@ -107,7 +114,8 @@ class VerdictHysteresis:
         held = self._candidate_ticks >= change.samples and t - self._away_since >= wait
         if held or (change.far_apart and t - self._found > thresholds["kv_recent_seconds"]):
             return self._publish(t, finding, changed=True)
-        return self._doubted(current, change)
+        self.current = self._doubted(current, change)
+        return self.current
 
     def _under_its_row(self, t: float, current: Answer, finding: Answer, thresholds: Thresholds) -> Answer:
         """``finding`` under the published row, if that was found a moment ago and nothing else differs: two rows that
@@ -122,7 +130,8 @@ class VerdictHysteresis:
 
     def _doubted(self, current: Answer, change: Transition) -> Answer:
         """``current``; if it is healthy or idle, without confidence and without a row, because none of its rows
-        holds any more; without confidence, too, where the change says so.
+        holds any more; without confidence, too, where the change says so. Doubt lasts until the verdict is found
+        again, whatever is found meanwhile.
         """
         if current.verdict not in GOOD and not change.doubted:
             return current

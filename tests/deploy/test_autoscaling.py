@@ -39,9 +39,11 @@ CASES: Final[dict[str, tuple[Replica, float]]] = {
 """A replica, and how many replicas its load requires."""
 
 
-def series(number: int, replica: Replica) -> list[Json]:
-    labels = f'namespace="inference",pod="p{number}",model_name="m{number}",engine="0"'
+def series(number: int, replica: Replica, role: str = "", of_pool: int = 0) -> list[Json]:
+    labels = f'namespace="inference",pod="p{number}{role}{of_pool}",model_name="m{number}",engine="0"'
+    pool = f'pool="chat{role and "-"}{role}",role="{role}",source="owner"'
     values: dict[str, float | None] = {
+        f"kvpressure_engine_pool_info{{{labels},{pool}}}": 1.0,
         f"kvpressure_requests_waiting{{{labels}}}": replica.waiting,
         f"kvpressure_kv_cache_used_ratio_max{{{labels}}}": replica.kv_used_max,
         f"kvpressure_context_length_mean_tokens{{{labels}}}": POOL / 80,
@@ -62,7 +64,7 @@ def promtool(tmp_path: Path, tests: list[Json]) -> subprocess.CompletedProcess[s
 
 def expected(number: int, value: float) -> Json:
     query = f'round({RECORDED}{{model_name="m{number}"}}, 0.000001)'
-    labels = f'{{namespace="inference",model_name="m{number}"}}'
+    labels = f'{{namespace="inference",pool="chat",model_name="m{number}"}}'
     return {"expr": query, "eval_time": "15m", "exp_samples": [{"labels": labels, "value": round(value, 6)}]}
 
 
@@ -83,12 +85,32 @@ def test_the_rule_asks_for_replicas_that_help(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_pools_of_one_model_are_scaled_apart(tmp_path: Path) -> None:
+    """Six prefill servers at 2 % and two decode servers at 99 % with 80 waiting, whose requests fill the cache once:
+    decode needs (0.99 + 0.99 + 1) / 0.7 replicas, and no side gets replicas for the other's load.
+    """
+    load = {"prefill": (6, Replica(0, 0.02, "healthy")), "decode": (2, Replica(40, 0.99, "kv_pressure"))}
+    given = [item for role, (count, one) in load.items() for n in range(count) for item in series(0, one, role, n)]
+    wanted = {"prefill": 6 * 0.02 / 0.7, "decode": 2.98 / 0.7}
+    samples = [
+        {
+            "labels": f'{{namespace="inference",pool="chat-{role}",model_name="m0",role="{role}"}}',
+            "value": round(value, 6),
+        }
+        for role, value in wanted.items()
+    ]
+    asked = {"expr": f"round({RECORDED}, 0.000001)", "eval_time": "15m", "exp_samples": samples}
+    checked = promtool(tmp_path, [{"interval": "15s", "input_series": given, "promql_expr_test": [asked]}])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 def test_a_rising_cache_asks_before_it_is_full(tmp_path: Path) -> None:
     """0.2 % more every 15 s: 0.12 + 0.002 × 60 = 0.24 after 15 minutes, 0.264 three minutes later."""
     labels = 'namespace="inference",pod="p0",model_name="m0",engine="0"'
     rising = [
         {"series": f"kvpressure_kv_cache_used_ratio_max{{{labels}}}", "values": "0.12+0.002x80"},
         {"series": f"kvpressure_requests_waiting{{{labels}}}", "values": "0x80"},
+        {"series": f'kvpressure_engine_pool_info{{{labels},pool="chat",role="",source="owner"}}', "values": "1x80"},
     ]
     test = {"interval": "15s", "input_series": rising, "promql_expr_test": [expected(0, 0.264 / 0.7)]}
     checked = promtool(tmp_path, [test])

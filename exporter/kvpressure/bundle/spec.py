@@ -32,16 +32,17 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "container": ("cluster", "namespace", "pod", "container"),
     "gpu": ("cluster", "node", "uuid", "gpu", "vendor"),
     "model": ("cluster", "namespace", "model_name"),
+    "pool": ("cluster", "namespace", "pool", "model_name", "role"),
     "model_role": ("cluster", "namespace", "model_name", "role"),
     "workload": ("cluster", "namespace", "workload", "model_name", "role"),
     "device": ("cluster", "uuid"),
-    "objective": ("cluster", "namespace", "model_name", "objective"),
+    "objective": ("cluster", "namespace", "pool", "model_name", "role", "objective"),
     "pod": ("cluster", "namespace", "pod"),
     "exporter": ("cluster", "node", "instance"),
     "cluster": ("cluster",),
     "none": (),
 }
-"""What an alert is about, and the labels that identify it. ``cluster``, ``node`` and ``role`` may be missing
+"""What an alert is about, and the labels that identify it. ``cluster``, ``node``, ``pool`` and ``role`` may be missing
 everywhere: a label that does not exist is simply left out of ``by`` and equal in ``on``.
 """
 

@@ -38,11 +38,11 @@ def environment() -> jinja2.Environment:
     )
 
 
-def per(subject: str, expr: str) -> str:
-    """``expr`` aggregated to the identity labels of ``subject``, so that an alert survives a
-    restart of the exporter.
+def per(subject: str, expr: str, *more: str) -> str:
+    """``expr`` aggregated to the identity labels of ``subject`` (and ``more``), so that an alert survives a restart of
+    the exporter.
     """
-    return f"max by ({', '.join(SUBJECTS[subject])}) ({expr})"
+    return f"max by ({', '.join((*SUBJECTS[subject], *more))}) ({expr})"
 
 
 def recommend(limit: str) -> str:
@@ -61,6 +61,22 @@ def recommend(limit: str) -> str:
 def workload(expr: str) -> str:
     """``expr`` with the label workload: the Deployment or StatefulSet, derived from the pod's name."""
     return f'label_replace({expr}, "workload", "$1", "pod", "{_WORKLOAD_POD}")'
+
+
+def by_pool(aggregation: str, expr: str, *more: str) -> str:
+    """``expr``, a series per engine (and ``more``), aggregated by pool. Engines whose exporter is of an older release
+    and names no pool are one pool without a name.
+    """
+    by, series = ", ".join(SUBJECTS["engine"]), per("engine", expr, *more)
+    return (
+        f"{aggregation} by ({', '.join((*SUBJECTS['pool'], *more))}) (\n"
+        f"  {series}\n"
+        f"  * on ({by}) group_left (pool, role)\n"
+        f"  topk by ({by}) (1, kvpressure_engine_pool_info)\n"  # two exporters may see an engine
+        f"  or on ({by})\n"
+        f"  {series}\n"
+        f")"
+    )
 
 
 def kube(expr: str, *labels: str) -> str:
@@ -126,6 +142,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "duration": duration,
         "interval": EVALUATION_INTERVALS,
         "workload": workload,
+        "by_pool": by_pool,
         "kube": kube,
         "grown": grown,
         "restarted": restarted,

@@ -39,7 +39,9 @@ from kvpressure.bundle.dashboards.queries import (
 
 MODEL: Final = 'cluster=~"$cluster",namespace=~"$namespace",model_name=~"$model"'
 BY_MODEL: Final = "cluster, namespace, model_name"
-BY_OBJECTIVE: Final = f"{BY_MODEL}, objective"
+BY_POOL: Final = "cluster, namespace, pool, model_name, role"
+BY_OBJECTIVE: Final = f"{BY_POOL}, objective"
+POOL: Final = "{{namespace}}/{{model_name}} {{pool}}"
 CLUSTER: Final = 'cluster=~"$cluster"'
 NO_OBJECTIVE: Final = "no objective is set (thresholds objective_*_ratio)"
 NO_KUBE_STATE_METRICS: Final = "kube-state-metrics is not scraped"
@@ -77,9 +79,14 @@ def build(site: DashboardContext) -> Dashboard:
     return dashboard
 
 
-def _by_model(metric: str) -> str:
+def _by_pool(metric: str) -> str:
     """A recording rule of the selected models, also where it is evaluated twice."""
-    return f"max by ({BY_MODEL}) ({metric}{{{MODEL}}})"
+    return f"max by ({BY_POOL}) ({metric}{{{MODEL}}})"
+
+
+def _by_model(metric: str, pools: str = "max") -> str:
+    """The same by model; ``pools``: how its pools are put together (default: the one with the largest value)."""
+    return f"{pools} by ({BY_MODEL}) ({_by_pool(metric)})"
 
 
 def _of_model(expr: str) -> str:
@@ -94,14 +101,14 @@ def _models(site: DashboardContext) -> Json:
     )
     stalled = engine("verdict", 'verdict="stalled"')
     values = [
-        (_by_model("model:kvpressure_engines:count"), ""),
+        (_by_model("pool:kvpressure_engines:count", "sum"), ""),
         (f"count by ({BY_MODEL}) ({engine('engine_up')} == 0)", "every engine answers"),
-        (_by_model("model:kvpressure_engines_under_pressure:ratio"), ""),
+        (_by_model("pool:kvpressure_engines_under_pressure:ratio"), ""),
         (_of_model(stalled), ""),
-        (_by_model("model:kvpressure_kv_headroom:ratio"), ""),
+        (_by_model("pool:kvpressure_kv_headroom:ratio", "min"), ""),
         (_of_model(engine("requests_waiting")), ""),
-        (_by_model("model:kvpressure_requests_finished:rate"), ""),
-        (_by_model("model:kvpressure_objective_burn_rate:1h"), NO_OBJECTIVE),
+        (_by_model("pool:kvpressure_requests_finished:rate", "sum"), ""),
+        (_by_model("pool:kvpressure_objective_burn_rate:1h"), NO_OBJECTIVE),
         (firing, "nothing fires"),
     ]
     queries = [PanelQuery(_most_pressed(expr), table=True, optional=why) for expr, why in values]
@@ -151,7 +158,7 @@ def _models(site: DashboardContext) -> Json:
 
 def _most_pressed(expr: str) -> str:
     """``expr`` for the models with the largest share of engines under KV pressure."""
-    return f"{expr} and on ({BY_MODEL}) topk({TOP}, {_by_model('model:kvpressure_engines_under_pressure:ratio')})"
+    return f"{expr} and on ({BY_MODEL}) topk({TOP}, {_by_model('pool:kvpressure_engines_under_pressure:ratio')})"
 
 
 def _verdicts(site: DashboardContext) -> Json:
@@ -172,13 +179,11 @@ def _verdicts(site: DashboardContext) -> Json:
 def _pressed(site: DashboardContext) -> Json:
     return timeseries(
         site,
-        "Engines under KV pressure, by model",
-        "Share of a model's engines whose verdict is kv_pressure, for the models with the highest share at the end of"
+        "Engines under KV pressure, by pool",
+        "Share of a pool's engines whose verdict is kv_pressure, for the pools with the highest share at the end of"
         " the time range.",
         [
-            PanelQuery(
-                _largest(_by_model("model:kvpressure_engines_under_pressure:ratio")), "{{namespace}}/{{model_name}}"
-            )
+            PanelQuery(_largest(_by_pool("pool:kvpressure_engines_under_pressure:ratio")), POOL),
         ],
         "percentunit",
         steps(site, (RED, "most_ratio")),
@@ -190,20 +195,20 @@ def _pressed(site: DashboardContext) -> Json:
 def _headroom(site: DashboardContext) -> Json:
     return timeseries(
         site,
-        "KV cache free, by model",
-        "Free share of the KV caches of all engines of a model, for the models with the lowest share.",
-        [PanelQuery(_smallest(_by_model("model:kvpressure_kv_headroom:ratio")), "{{namespace}}/{{model_name}}")],
+        "KV cache free, by pool",
+        "Free share of the KV caches of all engines of a pool, for the pools with the lowest share.",
+        [PanelQuery(_smallest(_by_pool("pool:kvpressure_kv_headroom:ratio")), POOL)],
         "percentunit",
         top=1,
     )
 
 
 def _largest(expr: str) -> str:
-    return f"{expr} and on ({BY_MODEL}) topk({TOP}, {at_end(expr)})"
+    return f"{expr} and on ({BY_POOL}) topk({TOP}, {at_end(expr)})"
 
 
 def _smallest(expr: str) -> str:
-    return f"{expr} and on ({BY_MODEL}) topk({TOP}, -({at_end(expr)}))"
+    return f"{expr} and on ({BY_POOL}) topk({TOP}, -({at_end(expr)}))"
 
 
 def _workloads(site: DashboardContext) -> Json:
@@ -242,9 +247,9 @@ def _workloads(site: DashboardContext) -> Json:
 def _replicas_up(site: DashboardContext) -> Json:
     return timeseries(
         site,
-        "Engines that answer, by model",
-        "Where a line ends, no engine of that model answers any more.",
-        [PanelQuery(_largest(_by_model("model:kvpressure_engines:count")), "{{namespace}}/{{model_name}}")],
+        "Engines that answer, by pool",
+        "Where a line ends, no engine of that pool answers any more.",
+        [PanelQuery(_largest(_by_pool("pool:kvpressure_engines:count")), POOL)],
         "short",
         alert="InferenceModelDown",
     )
@@ -256,7 +261,7 @@ def _burn(site: DashboardContext) -> Json:
         "Error budget: burn rate over an hour, and over six (dashed)",
         "Burn rate: at 2, the error budget is spent twice as fast as allowed. The alert fires only if the burn rate is"
         " high over both a long and a short window, such as six hours and half an hour.",
-        {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
+        {f"{{{{model_name}}}} {{{{pool}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
         steps(site, (YELLOW, 1), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
         overrides=[dashed("/ 6h$/")],
@@ -269,7 +274,7 @@ def _budget_left(site: DashboardContext) -> Json:
         "Error budget of three days: share spent",
         "Share of a three-day error budget that was spent in the last three days. The panel covers less time if"
         " Prometheus has less history.",
-        {"{{model_name}} {{objective}}": _burn_rate("3d")},
+        {"{{model_name}} {{pool}} {{objective}}": _burn_rate("3d")},
         "percentunit",
     )
 
@@ -289,7 +294,7 @@ def _missed(site: DashboardContext) -> Json:
 
 
 def _burn_rate(window: str) -> str:
-    return _largest(f"max by ({BY_OBJECTIVE}) (model:kvpressure_objective_burn_rate:{window}{{{MODEL}}})")
+    return _largest(f"max by ({BY_OBJECTIVE}) (pool:kvpressure_objective_burn_rate:{window}{{{MODEL}}})")
 
 
 def _by_objective(

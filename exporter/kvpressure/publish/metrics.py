@@ -128,8 +128,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "engine_pool_info",
         "info",
-        'Workload and role of the engine: prefill, decode, both; empty if none or unknown. "source" is what gave the role,'
-        " else the pool: label, args, name or owner.",
+        'Workload and role of the engine: prefill, decode, both; empty if none or unknown. "source" is what gave the'
+        " role, else the pool: label, args, name or owner.",
         (*ENGINE, "pool", "role", "source"),
     ),
     _m(

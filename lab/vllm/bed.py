@@ -21,7 +21,6 @@ from session import ROOT, SERVER_ENV, free_port, page, process, server_options, 
 
 TICKS = os.sysconf("SC_CLK_TCK")
 LAG = 1.5  # seconds by which a page is behind: a report or scrape each second, and a tick each second
-POD = ("inference", "vllm-0")
 
 
 @dataclass(frozen=True)
@@ -141,12 +140,9 @@ def ready(*servers: Server) -> None:
 
 @contextmanager
 def exporter(of: Server, *flags: str) -> Iterator[Exporter]:
-    """The exporter beside ``of``."""
+    """The exporter beside ``of``, which it knows by address: it prints commands that run here, without kubectl."""
     port = free_port()
-    target = (
-        f"{POD[0]}/{POD[1]}=http://127.0.0.1:{of.port}/metrics;"
-        f"args=--max-num-seqs {of.max_num_seqs} --max-model-len 2048"
-    )
+    target = f"http://127.0.0.1:{of.port}/metrics;args=--max-num-seqs {of.max_num_seqs} --max-model-len 2048"
     command = [
         sys.executable,
         "-m",

@@ -359,8 +359,13 @@ def _ask_for_a_pause(engine: EngineState) -> Action:
         "Ask whether it was told to pause",
         "A pause, sleep mode, a weight update and a drain stop an engine in the same way, and a restart would lose the"
         " update and every request. Ask whoever operates it"
-        + (f"; an answer of true ends with {ends}, once the operation is over. 404: not served." if ends else "."),
-        commands=tuple(command(*within, "curl", "-s", place + path) for path in one.pauses),
+        + (
+            f"; an answer of true ends with {ends}, once the operation is over. 404: not served. No answer: the engine"
+            " has stopped without being told."
+            if ends
+            else "."
+        ),
+        commands=tuple(command(*within, "curl", "-sS", "--max-time", "5", place + path) for path in one.pauses),
     )
 
 

@@ -158,6 +158,7 @@ def _page(samples) -> dict[str, float]:
     }
     page = {canonical: samples[name][0].value for canonical, name in names.items() if samples[name]}
     for sample in samples["http_requests_total"]:
-        key = "http:" + sample.labels["status"]
+        answered = (sample.labels["status"], sample.labels.get("handler", "").endswith("completions")) == ("2xx", True)
+        key = "http:" + sample.labels["status"] + ":generated" * answered
         page[key] = page.get(key, 0) + sample.value
     return page

@@ -143,19 +143,15 @@ def test_the_watermark_needs_a_version_that_knows_it(version: str | None, advice
     assert not any("watermark" in item["title"] for item in plan_of(STATED)["steps"])
 
 
-def test_batched_tokens_stay_above_the_sequences() -> None:
-    document = plan_of(replace(STATED, max_num_seqs=1024, running=1024, max_num_batched_tokens=600))
-    assert document["set"]["max_num_batched_tokens"] >= document["set"]["max_num_seqs"] == 61
-
-
 @pytest.mark.parametrize(
     ("now", "wanted", "words"),
     [
         (8192, 4096, "set 4096, half."),
         (8193, 4096, "set 4096, half."),
-        (800, 512, "set 512, 288 less (not below that)."),
-        (513, 512, "set 512, 1 less"),
-        (60, None, "not below 512"),
+        (3000, 2048, "set 2048, 952 less (not below that)."),
+        (2049, 2048, "set 2048, 1 less"),
+        (2048, None, "not below 2048"),
+        (60, None, "not below 2048"),
     ],
 )
 def test_the_token_budget_says_how_much_less_it_is(now: int, wanted: int | None, words: str) -> None:

@@ -113,14 +113,15 @@ def past_peak(s: Signals) -> float | None:
 
 
 def max_num_batched_tokens(current: float | None, verdict: str, stage: str | None, t: Thresholds) -> float | None:
-    """Under KV pressure, half of the current token budget, at least the floor. Where steps use it up, the usual budget,
-    or double of one that is as large. ``None`` otherwise, or without a known budget.
+    """Under KV pressure, half of the current token budget, at least the usual one, which a full step would ask for
+    again. Where steps use it up, the usual budget, or double of one that is as large. ``None`` otherwise, or without a
+    known budget.
     """
     if current is None:
         return None
+    least = t["max_num_batched_tokens_usual"]
     if stage == STEP_TOKENS and verdict == "concurrency_limited":
-        return max(t["max_num_batched_tokens_usual"], t["max_num_seqs_raise_ratio"] * current)
-    least = t["max_num_batched_tokens_floor"]
+        return max(least, t["max_num_seqs_raise_ratio"] * current)
     if verdict != "kv_pressure" or current <= least:
         return None
     return float(max(least, floor(current * (1 - t["max_num_seqs_cut_max_ratio"]))))

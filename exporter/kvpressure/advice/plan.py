@@ -22,7 +22,6 @@ from kvpressure.advice.caps import (
     measured_at_once,
     must_fit_together,
     running_at_once,
-    target_sequences,
 )
 from kvpressure.advice.limits import requests_that_fit
 from kvpressure.advice.triage import UNIT
@@ -285,9 +284,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
 
 
 def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
-    limit, least = engine.engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
+    limit, least = engine.engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_usual"]
     title, now = f"Lower {_option(engine, 'max_num_batched_tokens')}", _now(engine, "max_num_batched_tokens")
-    least_of = _called(engine, "max_num_seqs")
     cost = "long prompts take more steps, so time to first token rises"
     value = limit.recommended
     if value is None or (limit.value is not None and value > limit.value):  # a raise, for another verdict
@@ -300,15 +298,12 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
             + (
                 f"not below {least:g}"
                 if small
-                else f"{look_up}halve it, but not below {least_of}"
+                else f"{look_up}halve it, but not below {least:g}"
                 + ("" if limit.value is not None else ". kvpressure mitigate computes the new value if you give --args")
             ),
             cost,
         )
-    value = max(value, target_sequences(engine) or 0.0)
     now_set = limit.value or 2 * value
-    if value >= now_set:
-        return MitigationStep(title, "not here", f"{now}; not below {least_of}, {value:.0f}", cost)
     much = "half" if 2 * value <= now_set + 1 else f"{now_set - value:.0f} less (not below that)"
     return MitigationStep(
         title,

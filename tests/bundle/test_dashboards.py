@@ -251,7 +251,7 @@ def test_the_first_action_is_the_pages_first_action_and_leads_to_the_runbook_of_
     for verdict, text in FIRST_ACTIONS.items():
         engine = replace(full_engine(), diagnosis=Diagnosis(verdict, 1.0, None, 0.0))
         if verdict != "unknown":  # what is missing differs
-            assert text.startswith(plan(engine, builtin()).actions[0].title), verdict
+            assert text.startswith(plan(engine, builtin()).actions_now[0].title), verdict
     first = next(iter(first_screen(LINKED).values()))
     column = next(item for item in first["fieldConfig"]["overrides"] if item["matcher"]["options"] == "First action")
     properties = {item["id"]: item["value"] for item in column["properties"]}

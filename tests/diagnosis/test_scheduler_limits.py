@@ -274,7 +274,7 @@ CROSSED = {
 def test_a_limit_past_the_peak_of_throughput_is_not_raised() -> None:
     said = play(600, args=("--max-num-seqs", "96"), **CROSSED)
     assert said.verdict == "concurrency_limited"
-    assert "concurrency_limited" not in said.confidently(345)
+    assert "concurrency_limited" not in said.confidently(325), "steps are slower at once, throughput after a minute"
     for state in said.states[345:]:
         assert state.limits["max_num_seqs"].recommended is None
     made = plan(said.states[-1], T)

@@ -9,11 +9,13 @@ from kvpressure.advice.triage import steps
 from kvpressure.engines.base import PAGE_SAMPLES
 from kvpressure.engines.registry import log_line, public_line
 from kvpressure.model import readings as r
-from kvpressure.model.readings import GpuReading, Scrape, Snapshot
+from kvpressure.model.readings import EngineReading, GpuReading, Scrape, Snapshot
 from kvpressure.pipeline.engines import ContainerTrack
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
+from kvpressure.signals.engine import EngineTracker
+from kvpressure.signals.hardware import EngineContext, LogContext
 from tests.diagnosis.servers import CONFIDENT, Value, after, play
 from tests.recording.strategies import RECORDINGS
 
@@ -93,6 +95,18 @@ def test_the_log_tells_of_a_pause_and_of_its_end(engine: str, lines: tuple[str, 
     assert track.paused is paused
 
 
+@pytest.mark.parametrize(("tokens_until", "paused"), [(60.0, True), (250.0, False)])
+def test_a_pause_whose_end_is_not_in_the_log_ends_with_tokens(tokens_until: float, paused: bool) -> None:
+    """Requests in flight end after ``mode=wait``; tokens minutes later show that the line of ``/resume`` was lost."""
+    tracker = EngineTracker(T)
+    for second in range(400):
+        tokens = 100.0 * min(second, tokens_until)
+        reading = EngineReading("m", "0", {r.RUNNING: 5.0, r.WAITING: 0.0}, {r.GENERATION_TOKENS: tokens})
+        tracker.observe(Scrape("t", float(second), "ns", "chat-0", "vllm", engines=(reading,)), reading)
+    around = EngineContext(400.0, log=LogContext(known=True, paused=True, paused_at=50.0))
+    assert tracker.signals(around, tracker.kv_signals(around), None).progress.paused is paused
+
+
 # --- rest ------------------------------------------------------------------------------------------------------------
 
 QUIET = {"running": 0.0, "waiting": 0.0, "kv": 0.0, "generated": 0.0, "prompt": 0.0, "finished": 0.0}
@@ -125,6 +139,14 @@ def test_a_long_first_step_behind_connected_clients_is_not_idle() -> None:
     assert said.last.row == "Idle: clients stay connected"
 
 
+def test_what_stays_open_for_longer_than_a_step_is_no_client_that_waits() -> None:
+    """A gateway keeps its connections, or a file was opened: rest is learnt anew, and until then idle is doubted."""
+    said = play(300, gpus=(), page={r.PROCESS_OPEN_FDS: descriptors}, **served(30))
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("idle", False)
+    said = play(90, gpus=(0.0,), page={r.PROCESS_OPEN_FDS: descriptors}, **served(30))
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("idle", False)
+
+
 @pytest.mark.parametrize(("gpus", "sure"), [((0.0,), True), ((0.9,), False), ((), False)])
 def test_the_gpu_is_a_second_witness(gpus: tuple[float, ...], sure: bool) -> None:
     said = play(60, gpus=gpus, **QUIET)
@@ -149,6 +171,14 @@ def test_a_server_that_ends_requests_unanswered_refuses_them() -> None:
         assert (found.verdict, found.row) == ("unknown", "Requests refused: aborted by the server")
         assert "another server" in plan(state, T).summary
         assert (state.signals.requests.requests_failed_ratio or 0.0) > T["rejected_critical_ratio"]
+
+
+def test_clients_that_cancel_at_will_are_no_failures() -> None:
+    """Half of the answers of an editor's completions are cancelled; nobody waits."""
+    calm = {"running": 2.0, "waiting": 0.0, "kv": 0.1, "generated": 100.0, "prompt": 100.0, "finished": 3.0}
+    said = play(90, page={r.HTTP_GENERATED: lambda second: 6.0 * second}, **calm)
+    assert said.states[-1].signals.requests.given_up_ratio == pytest.approx(0.5)
+    assert said.states[-1].signals.requests.requests_failed_ratio is None
 
 
 GIVES_UP = {"running": 10.0, "waiting": 30.0, "kv": 0.99, "generated": 600.0, "prompt": 300.0, "preemptions": 2.0}

@@ -27,7 +27,7 @@ NOT_NOW: Final = "Skip for now: "  # begins the title of an action that does not
 IF_IT_STAYS: Final = "If KV pressure persists: "
 
 CAUSES: Final = {
-    "kv_pressure": "the KV cache is full; requests are queueing for it or being {preempted}",
+    "kv_pressure": "requests are queueing for KV cache blocks or being {preempted}",
     "concurrency_limited": "{max_num_seqs} is reached; the KV cache is not full",
     "compute_bound": "prefill or decode saturates the GPU; the KV cache is not the limit",
     "host_bound": "the GPU waits for the host: CPU, tokenizer, the engine's API server or network",
@@ -352,9 +352,10 @@ def _stacks(engine: EngineState) -> str:
 def _ask_for_a_pause(engine: EngineState) -> Action:
     """What to ask before anything is killed: an engine that was told to stand still looks like one that has stopped."""
     one, server, key = dialect(engine.dialect), urlsplit(engine.target), engine.key
+    outside = server._replace(netloc=server.netloc.rpartition("@")[2]).geturl().removesuffix("/metrics")
     ends = " or ".join(f"POST {path}" for path in one.pauses.values())
     within = ("kubectl", "exec", *of_pod(key), "--") if is_pod(key) else ()
-    place = f"http://localhost:{server.port or one.default_port}" if is_pod(key) else f"http://{server.netloc}"
+    place = f"http://localhost:{server.port or one.default_port}" if is_pod(key) else outside
     return Action(
         "Ask whether it was told to pause",
         "A pause, sleep mode, a weight update and a drain stop an engine in the same way, and a restart would lose the"

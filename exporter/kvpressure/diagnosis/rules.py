@@ -110,6 +110,7 @@ REFUSING: Final = Verdict(
     "Requests refused",
     at_once=True,
     requires=yes("server_refuses"),
+    unless=(yes("kv_full") & yes("queue_for_capacity"),),  # a server that shuts down admits nobody
     rows=(
         Row(
             "aborted by the server",
@@ -300,7 +301,7 @@ IDLE: Final = Verdict(
     rows=(
         Row(
             "clients stay connected",
-            yes("clients_stay") & unsure("tokens_recently"),
+            yes("clients_stay") & unsure("tokens_recently") & unsure("gpu_idle"),
             GUESS,
             "whether requests are in flight: the engine counts them when a step ends, and the first step of a kind may"
             " compile for a minute",
@@ -514,6 +515,7 @@ CONCURRENCY_LIMITED: Final = Verdict(
         Lower(unknown("tokens_flow"), by=3),  # a scheduler that has stopped looks just like this
         Lower(_gpu_at_peak, at_most=DOUBTFUL, against=("gpu_works",)),
         Lower(_gpu_may_bind, at_most=DOUBTFUL, against=("prefill_dominates",)),
+        Lower(yes("steps_slower"), at_most=DOUBTFUL),  # seen within seconds, a lower throughput only after a minute
         Lower(may_not_fit, against=("any_prompt_fits",)),
     ),
     supports=_all_yes("running_at_limit", "queue_present", "latency_multiplied", "clients_give_up"),

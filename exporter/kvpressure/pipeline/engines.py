@@ -83,6 +83,7 @@ class ContainerTrack(SubjectTrack):
         self._oom: tuple[float, Mapping[str, float]] | None = None  # when an out-of-memory text came, its figures
         self.seen_log = False
         self.paused: bool | None = None  # by the last line about it; None = no such line
+        self.paused_at = 0.0  # when that line came
         self.uid: str | None = None  # of its pod; None = not known yet
 
     def _begin(self) -> None:
@@ -101,7 +102,8 @@ class ContainerTrack(SubjectTrack):
             return
         self.counts[event.event] = self.counts.get(event.event, 0) + 1
         self._events.setdefault(event.event, deque(maxlen=MAX_EVENTS_KEPT)).append(t)
-        self.paused = PAUSING.get(event.event, self.paused)
+        if event.event in PAUSING:
+            self.paused, self.paused_at = PAUSING[event.event], t
         self.logged = event.arguments or self.logged
         self.version = event.version or self.version
         self.facts.update(event.facts)

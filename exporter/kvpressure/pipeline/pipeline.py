@@ -362,7 +362,12 @@ class Pipeline:
         if container is None:
             return LogContext(facts)
         return LogContext(
-            facts, container.recent_events(now), container.recent_oom(now), container.seen_log, container.paused
+            facts,
+            container.recent_events(now),
+            container.recent_oom(now),
+            container.seen_log,
+            container.paused,
+            container.paused_at,
         )
 
     def _gpu_context(

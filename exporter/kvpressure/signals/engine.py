@@ -256,10 +256,15 @@ class EngineTracker:
         return requests.Lost(page.flavour in dialect(reading.dialect).own_aborts, len(page.engines) == 1)
 
     def _paused(self, around: EngineContext) -> bool | None:
-        """Whether the server was told to stand still: by its log, or by a sleep or weight update in flight."""
+        """Whether the server was told to stand still: by its log, unless tokens came long after, because the line that
+        ends a pause may be lost; or by a sleep or weight update in flight.
+        """
         values = self.page.page if self.page else {}
         operations = [count for name, count in values.items() if name.startswith(r.OPERATIONS_PREFIX)]
-        return True if any(operations) else around.log.paused
+        if any(operations):
+            return True
+        log, went_on = around.log, self._progress.progressed_at or 0.0
+        return log.paused and went_on - log.paused_at < self._thresholds["prefill_patience_seconds"]
 
     def _gpus_shared(self, around: EngineContext) -> bool:
         """Whether some of the pod's GPUs may belong to another engine or to none: the pod has more than this engine

@@ -54,7 +54,8 @@ class GpuContext:
 @frozen
 class LogContext:
     """From the container's log: ``facts`` of the start, counts of recent ``events``, and torch's numbers from the
-    last out-of-memory error in bytes (``oom``). ``known``: a log was read. ``paused``: by its last line about it.
+    last out-of-memory error in bytes (``oom``). ``known``: a log was read. ``paused``: by its last line about it,
+    which came at ``paused_at``.
     """
 
     facts: Mapping[str, float] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class LogContext:
     oom: Mapping[str, float] = field(default_factory=dict)
     known: bool = False
     paused: bool | None = None
+    paused_at: float = 0.0
 
 
 @frozen

@@ -146,7 +146,8 @@ class HitRatio:
             if entry[1] < before[1]:
                 break
             before = entry
-        return before[2]
+        _, _, written = before
+        return written
 
 
 def kv_signals(

@@ -123,7 +123,8 @@ class Rest:
     request after seconds.
 
     The lowest level seen is that of rest once load has raised it by a connection for most of its requests; until then
-    clients may have been connected all the time.
+    clients may have been connected all the time. A level that stays higher for longer than a step takes (a pool of a
+    gateway, a file that was opened) begins this anew.
     """
 
     __slots__ = ("_connected_since", "_known", "_lowest", "_raised", "_thresholds", "above")
@@ -152,6 +153,8 @@ class Rest:
             self._connected_since = None
         elif self._connected_since is None:
             self._connected_since = sample.t
+        elif sample.t - self._connected_since > t["prefill_patience_seconds"]:  # longer than a step: what is rest?
+            self._lowest, self._raised, self._known, self.above, self._connected_since = now, None, False, None, None
 
     def connected_seconds(self, now: float) -> float | None:
         """Seconds that several clients have been connected though nothing is in flight; ``None`` where unknown."""
@@ -176,6 +179,7 @@ class Progress:
         "_thresholds",
         "_without",
         "counters_known",
+        "progressed_at",
         "rest",
     )
 
@@ -188,6 +192,7 @@ class Progress:
         self._busy_fds: float | None = None  # open descriptors of the API server when something last came out
         self._busy_waiting: float | None = None  # requests that waited then
         self.counters_known = False
+        self.progressed_at: float | None = None  # time of the last sample with progress
         self.rest = Rest(thresholds)
 
     def observe(self, sample: Sample) -> None:
@@ -196,6 +201,8 @@ class Progress:
         self.counters_known = any(name in sample.counters for name in _USEFUL)
         progressed = before is None or _progressed(before, sample)
         self.rest.observe(sample, progressed)
+        if before is not None and progressed:
+            self.progressed_at = sample.t
         if progressed:
             if self._without >= self._thresholds["no_progress_seconds"]:
                 ended = min(self._without, self._thresholds["prefill_patience_seconds"])
@@ -284,6 +291,9 @@ def http_moved(window: EngineWindow, seconds: float) -> bool | None:
 
 
 def _http(sample: Sample) -> float | None:
+    """Answers to requests of the engine where paths tell them from probes and lists of models, else all answers."""
+    if r.HTTP_GENERATED in sample.page:
+        return sample.page[r.HTTP_GENERATED]
     answers = [value for name, value in sample.page.items() if name.startswith(r.HTTP_PREFIX)]
     return sum(answers) if answers else None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 import tests.helpers.vllm_pages as pages
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import GpuOwner
 from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
@@ -78,7 +79,8 @@ def test_a_page_is_what_its_text_gives(source_for):
         (page,) = reading.pages
     assert before <= page.time <= time.time()
     assert 0 < page.duration_seconds < 4
-    assert page == parse_scrape(
+    assert page.pool == EnginePool("chat")
+    assert replace(page, pool=None) == parse_scrape(
         TEXT,
         target=server.url,
         time=page.time,

@@ -64,7 +64,7 @@ STAGES: Final = texts(
 )
 # They begin with the title of the first action on the exporter's page.
 FIRST_ACTIONS: Final = {
-    "kv_pressure": "Cap input and output tokens at the edge",
+    "kv_pressure": "Lower max_num_seqs, or cap input and output tokens at the edge",
     "concurrency_limited": "Raise max_num_seqs (stage step tokens: max_num_batched_tokens)",
     "compute_bound": "Find the client that sends the most prompt tokens",
     "host_bound": "Give the container more CPU",

@@ -223,6 +223,12 @@ def test_an_exporter_and_a_live_server(capsys: Capsys, serve_json: ServeJson, se
     assert document["set"]["max_num_batched_tokens"] == 4096
 
 
+def test_a_server_on_a_bare_host_has_no_deployment(capsys: Capsys) -> None:
+    text = text_of(capsys, str(FIXTURES / "recordings/vllm-cpu-edges/advice-kv.jsonl.gz"))
+    assert "systemctl restart" in text
+    assert "kubectl" not in text
+
+
 # --- patch, edge ------------------------------------------------------------------------------------
 
 

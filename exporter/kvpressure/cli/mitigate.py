@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from kvpressure.advice.action import workload
 from kvpressure.advice.caps import MAX_REJECTED
 from kvpressure.advice.plan import pressure_plan
 from kvpressure.errors import InputError
@@ -148,9 +149,9 @@ def _print(
 
 
 def _workload(engine: EngineView, server: ServerContainer | None) -> tuple[str, ...]:
-    namespace = server.namespace if server else engine.engine.key.namespace
-    name = f"{server.kind.lower()}/{server.name}" if server and server.kind else "deploy/NAME"
-    return (*(("-n", namespace) if namespace else ()), name)
+    if server is None or not server.kind:
+        return workload(engine.engine)
+    return (*(("-n", server.namespace) if server.namespace else ()), f"{server.kind.lower()}/{server.name}")
 
 
 def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:

@@ -611,10 +611,10 @@ def test_a_full_cache_gets_the_memory_that_no_program_on_the_gpu_uses(
     assert advice.gpu_memory_utilization(known, share, False, "healthy", T) is None
 
 
-def test_batched_tokens_are_halved_but_not_below_512():
+def test_batched_tokens_are_halved_but_not_below_what_a_full_step_would_ask_for():
     assert advice.max_num_batched_tokens(8192, "kv_pressure", None, T) == 4096
-    assert advice.max_num_batched_tokens(600, "kv_pressure", None, T) == 512
-    assert advice.max_num_batched_tokens(512, "kv_pressure", None, T) is None
+    assert advice.max_num_batched_tokens(3000, "kv_pressure", None, T) == 2048
+    assert advice.max_num_batched_tokens(2048, "kv_pressure", None, T) is None
     assert advice.max_num_batched_tokens(8192, "healthy", None, T) is None
 
 

@@ -352,7 +352,7 @@ def _stacks(engine: EngineState) -> str:
 def _ask_for_a_pause(engine: EngineState) -> Action:
     """What to ask before anything is killed: an engine that was told to stand still looks like one that has stopped."""
     one, server, key = dialect(engine.dialect), urlsplit(engine.target), engine.key
-    outside = server._replace(netloc=server.netloc.rpartition("@")[2]).geturl().removesuffix("/metrics")
+    outside = engine.target.removesuffix("/metrics")
     ends = " or ".join(f"POST {path}" for path in one.pauses.values())
     within = ("kubectl", "exec", *of_pod(key), "--") if is_pod(key) else ()
     place = f"http://localhost:{server.port or one.default_port}" if is_pod(key) else outside

@@ -56,6 +56,13 @@ def test_an_operation_in_flight_is_no_stall(kind: str) -> None:
     assert not any("restart" in action.title.lower() for action in plan(said.states[-1], T).actions)
 
 
+def test_healthy_is_doubted_as_soon_as_tokens_stop() -> None:
+    """One step of 16 s on a real vLLM: healthy stood with confidence until ``no_progress`` said otherwise, 8 s later."""
+    said = play(47, gpus=(), **PAUSED)
+    assert said.confidently() == {"healthy"}
+    assert not said.confidently(44)
+
+
 def test_what_makes_tokens_is_not_paused() -> None:
     said = play(60, page={r.OPERATIONS_PREFIX + "sleep_mode": 1.0}, **PAUSED | {"generated": 600.0, "prompt": 300.0})
     assert said.verdict == "healthy"

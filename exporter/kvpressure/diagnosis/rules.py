@@ -720,7 +720,10 @@ HEALTHY: Final = Verdict(
         Row("users may be affected", users_may_suffer, DOUBTFUL, "why requests are slow although nobody waits"),
         Row("no queue lasts", ALWAYS, DOUBTFUL),
     ),
-    lower=(_FAILING,),
+    lower=(
+        _FAILING,
+        Lower(yes("something_runs") & no("tokens_recently"), at_most=DOUBTFUL),  # before no_progress says why
+    ),
     supports=(
         yes("tokens_flow"),
         yes("queue_short"),

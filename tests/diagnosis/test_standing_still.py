@@ -57,7 +57,7 @@ def test_an_operation_in_flight_is_no_stall(kind: str) -> None:
 
 
 def test_healthy_is_doubted_as_soon_as_tokens_stop() -> None:
-    """One step of 16 s on a real vLLM: healthy stood with confidence until ``no_progress`` said otherwise, 8 s later."""
+    """One step of 16 s on a real vLLM: healthy stood with confidence for 8 s, until ``no_progress`` held."""
     said = play(47, gpus=(), **PAUSED)
     assert said.confidently() == {"healthy"}
     assert not said.confidently(44)

@@ -296,8 +296,10 @@ def _failed_ratio(window: EngineWindow, finished: float, lost: Lost, t: Threshol
         for name, count in counts.items()
         if name.startswith(readings.FAILURES)
     }
-    given_up = lost.given_up(first, last) if any(window.waiting(FIVE_MINUTES)) else None  # else they cancel at will
-    thrown_away = lost.aborted(first, last) + (given_up or (0.0,))[0]
+    given_up = (lost.given_up(first, last) or (0.0,))[0]
+    if given_up and not any(window.waiting(FIVE_MINUTES)):  # they cancel at will
+        given_up = 0.0
+    thrown_away = lost.aborted(first, last) + given_up
     failed = (readings.count_failed(rises) + thrown_away) / (last.t - first.t)
     return failed / (failed + finished) if failed > 0 and failed >= t["failed_min_per_second"] else None
 

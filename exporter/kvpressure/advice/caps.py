@@ -52,8 +52,7 @@ class PlanInput:
 
     def evidence(self, name: str) -> bool | None:
         """Value of the named evidence; ``None`` = unknown."""
-        found = self.engine.diagnosis.evidence.get(name)
-        return None if found is None else found.value
+        return self.engine.diagnosis.holds(name)
 
     def condition(self, name: str) -> bool | None:
         """Value of a condition beside the verdict; ``None`` = unknown."""
@@ -103,15 +102,12 @@ class Caps:
         return min(1.0, self.long_prompts + self.long_outputs)
 
 
-def target_sequences(engine: PlanInput) -> float | None:
-    """``max_num_seqs`` after the plan: the recommended value, else the one in force."""
-    limit = engine.engine.limit("max_num_seqs")
-    return limit.recommended or limit.value
-
-
 def must_fit_together(engine: PlanInput) -> float | None:
-    """Number of requests that must fit under the caps: the recommended limit, else what runs at once."""
-    return engine.engine.limit("max_num_seqs").recommended or running_at_once(engine) or target_sequences(engine)
+    """Number of requests that must fit under the caps: the recommended limit, else what runs at once, else the limit
+    in force.
+    """
+    limit = engine.engine.limit("max_num_seqs")
+    return limit.recommended or running_at_once(engine) or limit.value
 
 
 def running_at_once(engine: PlanInput) -> float | None:

@@ -67,7 +67,7 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
         shown = tuple(failures(engine))
         actions = (*shown, *made.actions) if not engine.up else (*made.actions, *shown)
         made = MitigationPlan(made.summary, actions)
-    if _holds(engine, "clients_give_up"):
+    if engine.diagnosis.holds("clients_give_up"):
         made = _with_fewer_retries(engine, made)
     if verdict != "unknown" and confidence < thresholds["confident"]:
         return MitigationPlan(
@@ -213,13 +213,13 @@ def _replicas(engine: EngineState, title: str = "Or add replicas") -> Action:
 
 
 def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
-    facts = {name: fact.value for name, fact in engine.diagnosis.evidence.items()}
+    holds = engine.diagnosis.holds
     if engine.diagnosis.stage == STEP_TOKENS:
         return _step_budget(engine, t)
-    if facts.get("kv_full") is True:
+    if holds("kv_full"):
         return _two_limits(engine)
-    slower = facts.get("steps_slower") is True and facts.get("throughput_fell") is not False
-    if slower or facts.get("past_peak") is True:
+    slower = holds("steps_slower") and holds("throughput_fell") is not False
+    if slower or holds("past_peak"):
         return _past_peak(engine)
     s, (flag, now) = engine.signals, value_and_flag(engine, "max_num_seqs")
     called, fit = dialect(engine.dialect).called, requests_that_fit(s, t)
@@ -257,7 +257,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
 def _small_steps(engine: EngineState, t: Thresholds) -> tuple[Action, ...]:
     """The step budget to raise where prompts take most of the work, and a step computes few of their tokens."""
     budget, usual = engine.limit("max_num_batched_tokens").value, t["max_num_batched_tokens_usual"]
-    if budget is None or budget >= usual or not _holds(engine, "prefill_dominates"):
+    if budget is None or budget >= usual or not engine.diagnosis.holds("prefill_dominates"):
         return ()
     one, (_, now) = dialect(engine.dialect), value_and_flag(engine, "max_num_batched_tokens")
     return (
@@ -447,7 +447,7 @@ def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if not engine.up:
         return MitigationPlan("The engine's metrics cannot be scraped.", (_unscraped(engine),))
     for name, summary in _TOLD.items():
-        if _holds(engine, name):
+        if engine.diagnosis.holds(name):
             return MitigationPlan(summary, (_ask_for_a_pause(engine),))
     inputs, missing = engine.diagnosis.inputs, engine.diagnosis.missing
     unsettled = [text for text in missing if text not in inputs]
@@ -475,11 +475,6 @@ _TOLD: Final = {
 """What an engine was told to do, by the finding that shows it."""
 
 
-def _holds(engine: EngineState, name: str) -> bool:
-    finding = engine.diagnosis.evidence.get(name)
-    return finding is not None and finding.value is True
-
-
 def degraded(engine: EngineState) -> list[str]:
     """Sentences on what users feel, where the verdict does not explain it."""
     evidence = engine.diagnosis.evidence
@@ -494,8 +489,7 @@ def cause(engine: EngineState) -> str:
     found, called = engine.diagnosis, dialect(engine.dialect).called
     if found.verdict == "unknown":
         return _unknown_because(engine)
-    full = found.evidence.get("kv_full")
-    text = TWO_LIMITS if full is not None and full.value else CAUSES["concurrency_limited"]
+    text = TWO_LIMITS if found.holds("kv_full") else CAUSES["concurrency_limited"]
     text = text if found.verdict == "concurrency_limited" else CAUSES.get(found.verdict, CAUSES["unknown"])
     names = ("max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions")
     return (STEP_BUDGET if found.stage == STEP_TOKENS else text).format_map({name: called(name) for name in names})

@@ -255,14 +255,14 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
             f" running requests. {why}",
             "fewer requests run at once; the others wait",
         )
-    base, share = base or limit.recommended, requests_that_fit(engine.signals, t)
+    base, fit = base or limit.recommended, requests_that_fit(engine.signals, t)
     said = f"{now}. Set {called} to {limit.recommended:.0f} (running now: {say(measured)}). " + (
         f"That is {say(low, 'ratio')} below it"
-        if share is None
-        else f"At what each request held in the last five minutes, about {say(floor(share))} fit with"
+        if fit is None
+        else f"At what each request held in the last five minutes, about {say(floor(fit))} fit with"
         f" {say(low, 'ratio')} of the KV cache to spare"
     )
-    if share is not None and "0.95" not in {
+    if fit is not None and "0.95" not in {
         **engine.signals.context.output_quantiles,
         **engine.signals.context.prompt_quantiles,
     }:

@@ -76,8 +76,7 @@ class _TriagedEngine:
 
     def holds(self, name: str) -> bool | None:
         """The value of a finding; ``None`` = unknown."""
-        finding = self.engine.diagnosis.evidence.get(name)
-        return None if finding is None else finding.value
+        return self.engine.diagnosis.holds(name)
 
     def lines(self, *names: str) -> tuple[str, ...]:
         """The sentences of these findings."""

@@ -141,6 +141,11 @@ class Diagnosis:
     held: bool = False
     signature_note: str = ""  # why signature and verdict differ, in words; empty when they agree
 
+    def holds(self, name: str) -> bool | None:
+        """The value of a finding of the evidence; ``None`` = unknown."""
+        finding = self.evidence.get(name)
+        return None if finding is None else finding.value
+
 
 @frozen
 class Limit:

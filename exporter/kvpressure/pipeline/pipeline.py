@@ -410,7 +410,7 @@ class Pipeline:
         utilization = found_limits.get("gpu_memory_utilization")
         diagnosis = track.diagnoser.diagnose(
             signals,
-            Recent(tracker.recent_waiting(), tracker.newest_waiting()),
+            Recent(*tracker.waiting()),
             tracker.window.samples_seen,
             utilization.value if utilization else None,
         )

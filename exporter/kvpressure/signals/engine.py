@@ -114,17 +114,14 @@ class EngineTracker:
         self.failing += 1
         self.error, self.rival_label = reason, rival_label
 
-    def recent_waiting(self) -> list[float]:
-        """Requests waiting, by sample, over ``recent_window_seconds``."""
-        return self.window.waiting(self._thresholds["recent_window_seconds"])
-
-    def newest_waiting(self) -> list[float] | None:
-        """Requests waiting in the newest ``values_min`` samples, however old; ``None`` = there are not so many."""
-        several = round(self._thresholds["values_min"])
-        newest = self.recent_waiting()[-several:]
-        if len(newest) < several:
-            newest = self.window.waiting(QUARTER_HOUR)[-several:]
-        return None if len(newest) < several else newest
+    def waiting(self) -> tuple[list[float], list[float] | None]:
+        """Requests waiting, by sample: over ``recent_window_seconds``, and in the newest ``values_min``, however old
+        (``None`` = there are not so many).
+        """
+        t = self._thresholds
+        recent, several = self.window.waiting(t["recent_window_seconds"]), round(t["values_min"])
+        newest = recent[-several:] if len(recent) >= several else self.window.waiting(QUARTER_HOUR)[-several:]
+        return recent, newest if len(newest) == several else None
 
     def kv_signals(self, around: EngineContext) -> CacheState:
         """KV signals and mean request shape; computed first, because required GPU memory depends on them."""

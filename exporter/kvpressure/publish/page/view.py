@@ -108,8 +108,7 @@ def _explained(engine: EngineState) -> str:
     found = engine.diagnosis
     if found.verdict != UNKNOWN or not engine.up:
         return found.verdict
-    stuck = found.evidence.get("no_progress")
-    return "stalled" if stuck is not None and stuck.value else ""
+    return "stalled" if found.holds("no_progress") else ""
 
 
 def rendered_engines(

@@ -201,21 +201,22 @@ def engine_labels(key: EngineKey) -> Labels:
 
 def add_engine(out: Families, engine: EngineState) -> None:
     """Everything that is published about ``engine``."""
-    labels = engine_labels(engine.key)
-    out.add("engine_up", labels, engine.up)
+    labels, pool = engine_labels(engine.key), engine.pool
+    in_pool = (*labels, clean(pool.name), pool.role)
+    out.add("engine_up", in_pool, engine.up)
     out.add(
         "engine_info",
         (*labels, clean(engine.version), clean(engine.flavour), clean(engine.container), clean(engine.target)),
         1,
     )
     for uuid in engine.gpus:
-        out.add("engine_gpu_info", (*labels, clean(uuid)), 1)
+        out.add("engine_gpu_info", (*in_pool, clean(uuid)), 1)
     if engine.group:
         out.add("engine_group_info", (*labels, clean(engine.group)), 1)
-    pool = engine.pool
     if pool.name:
-        out.add("engine_pool_info", (*labels, clean(pool.name), pool.role, pool.source), 1)
+        out.add("engine_pool_info", (*in_pool, pool.source), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
+    out.each("finding", in_pool, {name: finding.value for name, finding in engine.diagnosis.published.items()})
     out.add("engine_trouble", labels, trouble(engine))
     _add_limits(out, labels, engine)
     if engine.up:
@@ -234,7 +235,6 @@ def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
     out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
     out.states("pressure_stage", labels, STAGES, diagnosis.stage)
     out.each("verdict_reason", labels, diagnosis.reasons)
-    out.each("finding", labels, {name: found.value for name, found in diagnosis.published.items()})
 
 
 def _add_limits(out: Families, labels: Labels, engine: EngineState) -> None:

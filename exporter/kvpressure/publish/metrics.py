@@ -18,6 +18,9 @@ def _m(name: str, kind: Kind, help: str, labels: tuple[str, ...] = (), absent: s
     return Metric(name, kind, help, labels, absent)
 
 
+IN_POOL: Final = (*ENGINE, "pool", "role")
+"""Labels of what alerts begin with, so that every alert about an engine names its pool."""
+
 _SPLIT = "on a GPU that is split by MIG, or into partitions that report their own memory"
 
 METRICS: Final[tuple[Metric, ...]] = (
@@ -109,7 +112,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "engine_up",
         "gauge",
         "1 if the last scrape of the engine succeeded, else 0. A single timeout is tolerated.",
-        ENGINE,
+        IN_POOL,
     ),
     _m(
         "engine_info",
@@ -117,7 +120,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Identity of the engine; value is always 1.",
         (*ENGINE, "version", "flavour", "container", "target"),
     ),
-    _m("engine_gpu_info", "info", "GPU that belongs to this engine's pod.", (*ENGINE, "uuid")),
+    _m("engine_gpu_info", "info", "GPU that belongs to this engine's pod.", (*IN_POOL, "uuid")),
     _m(
         "engine_group_info",
         "info",
@@ -130,7 +133,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "info",
         'Workload and role of the engine: prefill, decode, both; empty if none or unknown. "source" is what gave the'
         " role, else the pool: label, args, name or owner.",
-        (*ENGINE, "pool", "role", "source"),
+        (*IN_POOL, "source"),
     ),
     _m(
         "preemptions_total",
@@ -194,7 +197,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "finding",
         "gauge",
         "Finding about an engine, 1 true or 0 false.",
-        (*ENGINE, "finding"),
+        (*IN_POOL, "finding"),
         "the finding is unknown",
     ),
     _m("limit", "gauge", "Value of a limit in force.", (*ENGINE, "limit"), "the limit is unknown"),

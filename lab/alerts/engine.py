@@ -56,7 +56,7 @@ class Active:
     @property
     def pages(self) -> bool:
         """Wakes somebody."""
-        return self.labels["page"] == "true"
+        return self.labels["severity"] == "critical"
 
     @property
     def key(self) -> tuple[tuple[str, str], ...]:

@@ -91,7 +91,7 @@ def waits() -> dict[str, float]:
         for group in load_groups(Options(builtin()))
         for alert in group.alerts
         for level in alert.levels
-        if level.page
+        if level.wakes
     }
 
 

@@ -128,7 +128,7 @@ def _in_short(result: Result) -> Iterator[str]:
         f" {SCRAPE_SECONDS:g} s, every {EVALUATION_SECONDS:g} s."
     )
     yield (
-        'A page is an alert with `page="true"` that fires. Incidents are labelled by what a person should be woken for'
+        "A page is a critical alert that fires. Incidents are labelled by what a person should be woken for"
         " (`tests/fixtures/recordings/incidents/labels.csv`); grade C is not settled and does not count."
     )
     yield ""
@@ -215,7 +215,7 @@ def _method() -> Iterator[str]:
     )
     yield ""
     yield (
-        'A page is an alert with `page="true"` that fires. Blocks made from OpenMetrics (`promtool tsdb'
+        "A page is a critical alert that fires. Blocks made from OpenMetrics (`promtool tsdb"
         " create-blocks-from`) are not used, because they have no"
     )
     yield "staleness markers: a series that ended would feed the alerts for five more minutes."

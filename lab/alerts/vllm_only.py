@@ -149,7 +149,7 @@ def alerts_table() -> str:
 
 def _level(level: AlertLevel) -> str:
     waits = f"after {span(level.for_seconds)}" if level.for_seconds else "at once"
-    return f"{level.severity} {'(page) ' if level.page else ''}{waits}"
+    return f"{level.severity} {waits}"
 
 
 TEXT: Final = """\

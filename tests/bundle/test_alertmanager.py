@@ -23,7 +23,7 @@ def test_amtool_accepts_the_configuration(tree: Path) -> None:
 def expected_receiver(labels: dict[str, str]) -> str:
     if labels["alertname"] == "KvpressureWatchdog":
         return "heartbeat"
-    if labels["page"] == "true":
+    if labels["severity"] == "critical":
         return "pager"
     return "dashboards" if labels["severity"] == "info" else "tickets"
 
@@ -41,7 +41,7 @@ def test_every_rule_reaches_its_receiver(tree: Path, rules: list[dict[str, Any]]
 
 
 def test_alerts_of_others_never_page(tree: Path) -> None:
-    assert receiver(tree, {"alertname": "Other", "page": "true"}) == "tickets"
+    assert receiver(tree, {"alertname": "Other", "severity": "critical"}) == "tickets"
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,12 @@ pytestmark = pytest.mark.live
 ENGINE = {"namespace": "inference", "model_name": "llama", "engine": "0"}
 
 
-def engine(
-    name: str, severity: str, pod: str, family: str = "load", page: str = "false", **more: str
-) -> dict[str, str]:
-    return other(name, severity, family, page, pod=pod, **{**ENGINE, **more})
+def engine(name: str, severity: str, pod: str, family: str = "load", **more: str) -> dict[str, str]:
+    return other(name, severity, family, pod=pod, **{**ENGINE, **more})
 
 
-def other(name: str, severity: str, family: str, page: str = "false", **labels: str) -> dict[str, str]:
-    return {"alertname": name, "severity": severity, "kvpressure_family": family, "page": page, **labels}
+def other(name: str, severity: str, family: str, **labels: str) -> dict[str, str]:
+    return {"alertname": name, "severity": severity, "kvpressure_family": family, **labels}
 
 
 KV = ("InferenceKVCachePressure", "pressure")
@@ -39,7 +37,7 @@ CONTAINER = {"namespace": "inference", "container": "vllm", "event": "cuda_oom"}
 # (labels, whether something mutes it)
 TABLE: list[tuple[dict[str, str], bool]] = [
     # both severities of one alert on one engine: critical mutes warning, and info with it
-    (engine(KV[0], "critical", "a", KV[1], page="true"), False),
+    (engine(KV[0], "critical", "a", KV[1]), False),
     (engine(KV[0], "warning", "a", KV[1]), True),
     # the same alert on another pod, another engine of the pod, another cluster: its own
     (engine(KV[0], "warning", "b", KV[1]), False),
@@ -54,24 +52,24 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     (engine("InferenceCapacityLost", "warning", "o", "failure") | {"model_name": "other"}, False),
     (engine("InferenceQueueTimeHigh", "warning", "d", "harm"), True),
     (engine("InferenceConcurrencyNearLimit", "warning", "d"), True),
-    (engine("InferenceEngineStalled", "critical", "s", "failure", page="true"), False),
-    (engine("InferenceQueueTimeHigh", "critical", "s", "harm", page="true"), True),
-    (engine("InferenceQueueTimeHigh", "critical", "t", "harm", page="true"), False),
+    (engine("InferenceEngineStalled", "critical", "s", "failure"), False),
+    (engine("InferenceQueueTimeHigh", "critical", "s", "harm"), True),
+    (engine("InferenceQueueTimeHigh", "critical", "t", "harm"), False),
     (engine("InferenceCapacityLost", "warning", "s", "failure"), True),
     # a ticket never mutes a page
     (engine("InferenceCapacityLost", "warning", "e", "failure"), True),
-    (engine("InferenceQueueTimeHigh", "critical", "e", "harm", page="true"), False),
+    (engine("InferenceQueueTimeHigh", "critical", "e", "harm"), False),
     # GPUs without a pod: the missing labels are equal on both sides and must not count
-    (other("GpuMemoryHigh", "critical", "memory", uuid="GPU-1", gpu="0"), False),
-    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-1", gpu="0"), True),
-    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-2", gpu="1"), False),
+    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-1", documented_level="critical"), False),
+    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-1", documented_level="warning"), True),
+    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-2", documented_level="warning"), False),
     # alerts without engine, GPU, container or instance never mute each other
-    (other("InferenceModelDown", "critical", "failure", "true", namespace="inference", model_name="llama"), False),
+    (other("InferenceModelDown", "critical", "failure", namespace="inference", model_name="llama"), False),
     (other("InferenceModelKVPressure", "warning", "pressure", namespace="inference", model_name="llama"), False),
     (other("KvpressureExportersDown", "warning", "self"), False),
     (other("KvpressureExporterImpaired", "warning", "self", instance="n1", what="stuck"), False),
     # containers
-    (other(ALLOCATION, "critical", "failure", "true", pod="a", **CONTAINER), False),
+    (other(ALLOCATION, "critical", "failure", pod="a", **CONTAINER), False),
     (other(ALLOCATION, "warning", "failure", pod="a", **CONTAINER), True),
     (other(ALLOCATION, "warning", "failure", pod="b", **CONTAINER), False),
     # somebody else's alerts with our labels
@@ -155,7 +153,7 @@ def test_inhibition(alertmanager: Alertmanager, labels: dict[str, str], muted: b
 
 
 def test_pages_of_one_model_arrive_together_and_nothing_else_pages(alertmanager: Alertmanager) -> None:
-    expected = {key(labels) for labels, muted in TABLE if labels.get("page") == "true" and not muted}
+    expected = {key(labels) for labels, muted in TABLE if labels["severity"] == "critical" and not muted}
     until(
         lambda: (
             expected
@@ -165,7 +163,7 @@ def test_pages_of_one_model_arrive_together_and_nothing_else_pages(alertmanager:
     pages = [alerts for name, alerts in alertmanager.received if name == "pager"]
     for alerts in pages:
         assert len({(alert["labels"].get("namespace"), alert["labels"].get("model_name")) for alert in alerts}) == 1
-        assert all(alert["labels"]["page"] == "true" for alert in alerts)
+        assert all(alert["labels"]["severity"] == "critical" for alert in alerts)
     paged = {key(alert["labels"]) for alerts in pages for alert in alerts}
     assert paged == expected
     model = [alerts for alerts in pages if alerts[0]["labels"].get("model_name") == "llama"]
@@ -183,8 +181,8 @@ IN_THE_STACK: list[tuple[dict[str, str], bool]] = [
     ({"alertname": "InfoInhibitor", "severity": "none"}, False),
     (other("KvpressureWatchdog", "none", "self"), False),
     (other("KvpressureWatchdog", "info", "self"), True),  # why the heartbeat has a severity of its own
-    (engine(KV[0], "critical", "a", KV[1], page="true"), False),
-    (engine(KV[0], "critical", "b", KV[1], page="true"), False),
+    (engine(KV[0], "critical", "a", KV[1]), False),
+    (engine(KV[0], "critical", "b", KV[1]), False),
     (engine(KV[0], "warning", "c", KV[1]), True),  # another pod's: a ticket is lost while a page of its name fires
 ]
 
@@ -201,7 +199,9 @@ def test_in_kube_prometheus_stack_the_heartbeat_and_every_page_arrive(tmp_path: 
 
         until(lambda: key(IN_THE_STACK[1][0]) in reached("heartbeat"))
         until(
-            lambda: {key(labels) for labels, _ in IN_THE_STACK if labels.get("page") == "true"} <= set(reached("pager"))
+            lambda: (
+                {key(labels) for labels, _ in IN_THE_STACK if labels["severity"] == "critical"} <= set(reached("pager"))
+            )
         )
     finally:
         running.stop()

@@ -20,7 +20,7 @@ from tests.helpers.situations import load
 pytestmark = pytest.mark.live
 
 LEVELS = {
-    (pack, alert.name, level.severity): level
+    (pack, alert.name, level.name): level
     for pack, groups in GROUPS.items()
     for group in groups
     for alert in group.alerts
@@ -90,4 +90,4 @@ def test_what_a_text_says_of_a_time_is_true_of_younger_series(pack: str, alert: 
     their series, and fire no earlier than ``after``.
     """
     for level in levels(alert, pack, GROUPS[pack]):
-        assert level.after >= claimed_minutes(LEVELS[pack, alert, level.severity]), level.severity
+        assert level.after >= claimed_minutes(level.specified), level.specified.name

@@ -47,12 +47,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One severity of an alert; ``after``: minutes from the first sample until it fires. ``kept``: minutes for which it
+    """One level of an alert; ``after``: minutes from the first sample until it fires. ``kept``: minutes for which it
     stays active after the last sample of ``recovering``, which is at ``after``.
     """
 
     alert: str
-    severity: str
+    specified: AlertLevel
     after: int
     cases: tuple[Case, ...]
     kept: int = 0
@@ -60,7 +60,7 @@ class Level:
 
 
 def alerts(pack: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """The alerts of one pack of the file: name -> severity -> its row."""
+    """The alerts of one pack of the file: name -> level -> its row."""
     found: Mapping[str, Mapping[str, Mapping[str, Any]]] = _read("alerts")[pack]
     return found
 
@@ -72,21 +72,21 @@ def recordings(pack: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 
 def levels(alert: str, pack: str, groups: Sequence[RuleGroup]) -> list[Level]:
-    """Every severity of ``alert``, with the cases that are added to each: two exporters, opted out, and over."""
+    """Every level of ``alert``, with the cases that are added to each: two exporters, opted out, and over."""
     (found,) = (one for group in groups for one in group.alerts if one.name == alert)
-    specified = {level.severity: level for level in found.levels}
-    return [_level(found, specified[severity], row) for severity, row in alerts(pack)[alert].items()]
+    specified = {level.name: level for level in found.levels}
+    return [_level(found, specified[name], row) for name, row in alerts(pack)[alert].items()]
 
 
 def _level(alert: Alert, level: AlertLevel, row: Mapping[str, Any]) -> Level:
     opted_out = any(item.name == "opt_out" for item in level.conditions)
-    cases = tuple(_cases(row, level.severity, alert.subject, opted_out))
-    found = Level(alert.name, level.severity, _minutes(row.get("after", "0m")), cases)
+    cases = tuple(_cases(row, level.name, alert.subject, opted_out))
+    found = Level(alert.name, level, _minutes(row.get("after", "0m")), cases)
     fires = row["fires"] if isinstance(row["fires"], Mapping) else row["fires"][0]
     if not level.keep_seconds or level.share_seconds or any(isinstance(value, str) for value in fires.values()):
         return found
     series = {name: f"{found.after + 1}m {value}; 1m -" for name, value in fires.items()}
-    recovering = Case(f"{level.severity} over", _written_out(series), True)
+    recovering = Case(f"{level.name} over", _written_out(series), True)
     return replace(found, cases=(*cases, recovering), kept=int(level.keep_seconds / 60), recovering=recovering)
 
 
@@ -94,16 +94,16 @@ def _minutes(text: str) -> int:
     return int(text.removesuffix("m"))
 
 
-def _cases(row: Mapping[str, Any], severity: str, subject: str, opted_out: bool) -> Iterator[Case]:
+def _cases(row: Mapping[str, Any], name: str, subject: str, opted_out: bool) -> Iterator[Case]:
     for key in ("fires", "silent", "boundary_fires", "boundary_silent"):
         items = row.get(key, ())
         for index, series in enumerate([items] if isinstance(items, Mapping) else items, 1):
-            yield Case(f"{severity} {key} {index}", _written_out(series), key.endswith("fires"))
+            yield Case(f"{name} {key} {index}", _written_out(series), key.endswith("fires"))
     fires = row["fires"] if isinstance(row["fires"], Mapping) else row["fires"][0]
     if "node" not in SUBJECTS[subject]:
-        yield Case(f"{severity} seen by two exporters", doubled(_written_out(fires)), True)
+        yield Case(f"{name} seen by two exporters", doubled(_written_out(fires)), True)
     if opted_out:
-        yield Case(f"{severity} opted out", _written_out({**fires, OPT_OUT: 1}), False)
+        yield Case(f"{name} opted out", _written_out({**fires, OPT_OUT: 1}), False)
 
 
 def _written_out(series: Series) -> dict[str, str]:
@@ -171,7 +171,9 @@ def _checks(level: Level) -> Iterator[dict[str, Any]]:
 
 
 def _check(level: Level, minute: int, firing: Sequence[Case]) -> dict[str, Any]:
-    active = f'alertname="{level.alert}",severity="{level.severity}",alertstate="firing",cluster=~"{level.severity} .*"'
+    rule = level.specified
+    which = f'alertname="{level.alert}",severity="{rule.severity}",documented_level="{rule.documented}"'
+    active = f'{which},alertstate="firing",cluster=~"{rule.name} .*"'
     expected = [{"labels": f'{{cluster="{case.cluster}"}}', "value": 1} for case in firing]
     return {"expr": f"count by (cluster) (ALERTS{{{active}}})", "eval_time": f"{minute}m", "exp_samples": expected}
 

@@ -55,18 +55,20 @@ _READ = frozenset(
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _REPEAT = re.compile(r"\(([^()]*)\) x(\d+)")
 _SEGMENT = re.compile(r"([\d.]+)m (-?[\d.]+|-|_|NaN|\+[\d.]+/s)")
-_FIRED = re.compile(
-    r'\{alertname="(\w+)"(?:, page="(\w+)")?, severity="(\w+)", situation="([^"]+)"\}|\{situation="([^"]+)"\}'
-)
+_FIRED = re.compile(r'\{alertname="(\w+)", severity="(\w+)", situation="([^"]+)"\}|\{situation="([^"]+)"\}')
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """One alert that fired: its name, severity, and whether it pages."""
+    """One alert that fired."""
 
     name: str
     severity: str
-    page: bool
+
+    @property
+    def page(self) -> bool:
+        """Whether it wakes somebody."""
+        return self.severity == "critical"
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +373,7 @@ def questions(situation: Situation, scrape: float) -> Iterator[dict[str, Any]]:
     if situation.still is not None:
         asked["still"] = (situation.still, 1)
     for kind, (at, window) in asked.items():
-        fired = f"max by (alertname, severity, page) (max_over_time({firing}[{window * 60:.0f}s]))"
+        fired = f"max by (alertname, severity) (max_over_time({firing}[{window * 60:.0f}s]))"
         yield {
             "expr": f'label_replace({fired}, "situation", "{situation.name} {kind}", "", "")',
             "eval_time": f"{int(at * 60)}s",
@@ -414,8 +416,8 @@ def judge(
     found: dict[tuple[str, str], set[Fired]] = {}
     for match in _FIRED.finditer(output):
         if match[1]:
-            name, _, kind = match[4].partition(" ")
-            found.setdefault((name, kind), set()).add(Fired(match[1], match[3], match[2] == "true"))
+            name, _, kind = match[3].partition(" ")
+            found.setdefault((name, kind), set()).add(Fired(match[1], match[2]))
     return found, output
 
 
@@ -423,7 +425,7 @@ def complaints(situation: Situation, found: Mapping[tuple[str, str], set[Fired]]
     """What is not as expected; nothing when all is."""
     fired = found.get((situation.name, "all"), set())
     pages = {item.name for item in fired if item.page}
-    tickets = {item.name for item in fired if not item.page and item.severity in ("warning", "critical")}
+    tickets = {item.name for item in fired if item.severity == "warning"}
     wrong: list[str] = []
     if situation.expect == "page":
         wrong += [f"{name} does not page" for name in situation.by if name not in pages | set(situation.ticket_by)]

@@ -44,8 +44,8 @@ _CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlque
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to render. ``profile``: ``default``, or ``literal`` = only the guides' thresholds. ``source``:
-    what the rules read, ``kvpressure`` = this exporter, ``vllm`` = vLLM's own metrics alone.
+    """What to render. ``profile``: ``default``, or ``literal`` = the guides' thresholds and severities alone.
+    ``source``: what the rules read, ``kvpressure`` = this exporter, ``vllm`` = vLLM's own metrics alone.
     """
 
     thresholds: Thresholds
@@ -68,8 +68,9 @@ def load_groups(options: Options) -> tuple[RuleGroup, ...]:
     groups.sort(key=lambda group: group.family != "recordings")
     if options.source == "kvpressure":  # the same values are for the rules over vLLM's metrics, which are fewer
         _check_names(groups, options.values)
-    if options.source == "kvpressure" and options.profile == "default":
-        groups = [replace(group, alerts=tuple(map(_with_opt_out, group.alerts))) for group in groups]
+    changed = _literal if options.profile == "literal" else _with_opt_out
+    if options.source == "kvpressure":
+        groups = [replace(group, alerts=tuple(map(changed, group.alerts))) for group in groups]
     patched = (_patched(group, options.values) for group in groups)
     return tuple(group for group in patched if group.alerts or group.recordings)
 
@@ -101,6 +102,12 @@ def _patched(group: RuleGroup, values: BundleValues) -> RuleGroup:
     return replace(group, alerts=alerts)
 
 
+def _literal(alert: Alert) -> Alert:
+    """The alert with the guides' severities."""
+    levels = tuple(replace(level, severity=level.name) for level in alert.levels)
+    return replace(alert, levels=levels)
+
+
 def _with_opt_out(alert: Alert) -> Alert:
     """The alert, silent for pods that opted out of all alerts or of pages."""
     if "pod" not in SUBJECTS[alert.subject]:
@@ -109,7 +116,7 @@ def _with_opt_out(alert: Alert) -> Alert:
 
 
 def _opted_out(level: AlertLevel) -> AlertLevel:
-    matcher = 'alerts=~"off|ticket"' if level.page else 'alerts="off"'
+    matcher = 'alerts=~"off|ticket"' if level.wakes else 'alerts="off"'
     condition = SideCondition("opt_out", "unless", f"{_OPT_OUT}{{{matcher}}}", ("cluster", "namespace", "pod"))
     return replace(level, conditions=(*level.conditions, condition))
 
@@ -124,7 +131,7 @@ def labels_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dict[str
     """The labels the rule adds."""
     return {
         "severity": level.severity,
-        "page": "true" if level.page else "false",
+        **({"documented_level": level.documented} if level.documented else {}),
         "kvpressure_family": alert.family,
         **values.labels,
         **values.alert_labels.get(alert.name, {}),

@@ -52,8 +52,8 @@ def _sloth(name: str, target: float, thresholds: Thresholds, values: BundleValue
         "alerting": {
             "name": "InferenceObjectiveBurn",
             "annotations": {"runbook_url": values.runbook("InferenceObjectiveBurn")},
-            "pageAlert": {"labels": _labels("critical", page=True)},
-            "ticketAlert": {"labels": _labels("warning", page=False)},
+            "pageAlert": {"labels": _labels("critical")},
+            "ticketAlert": {"labels": _labels("warning")},
         },
     }
 
@@ -102,5 +102,5 @@ def _rate(counter: str, name: str) -> str:
     return f'sum(max by ({by}) (rate({counter}{{objective="{name}"}}[{{{{.window}}}}])))'
 
 
-def _labels(severity: str, *, page: bool) -> dict[str, str]:
-    return {"severity": severity, "page": "true" if page else "false", "kvpressure_family": "objectives"}
+def _labels(severity: str) -> dict[str, str]:
+    return {"severity": severity, "kvpressure_family": "objectives"}

@@ -61,13 +61,14 @@ class SideCondition:
 
 @dataclass(frozen=True, slots=True)
 class AlertLevel:
-    """One severity of an alert. Durations are seconds; texts are Go templates. ``share_seconds``: the condition,
-    recorded every ``interval``, must hold for ``for_seconds`` within this time, not in a row, because one that swings
-    would reset ``for``.
+    """One severity of an alert. Durations are seconds; texts are Go templates. ``documented``: the severity that the
+    guides give its number, "" where it is not from a guide. ``share_seconds``: the condition, recorded every
+    ``interval``, must hold for ``for_seconds`` within this time, not in a row, because one that swings would reset
+    ``for``.
     """
 
     severity: str
-    page: bool
+    documented: str
     expr: str
     conditions: tuple[SideCondition, ...]
     for_seconds: float
@@ -76,6 +77,16 @@ class AlertLevel:
     description: str
     share_seconds: float = 0.0
     interval: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What tells the levels of one alert apart."""
+        return self.documented or self.severity
+
+    @property
+    def wakes(self) -> bool:
+        """Whether it wakes somebody."""
+        return self.severity == "critical"
 
     def full_expr(self) -> str:
         """The expression with its conditions."""
@@ -191,7 +202,7 @@ def _level(alert: Mapping[str, Any], item: Mapping[str, Any], interval: float) -
     )
     return AlertLevel(
         item["severity"],
-        bool(item.get("page", False)),
+        item.get("documented", ""),
         _clean(item["expr"]),
         conditions,
         float(item["for"]),

@@ -30,7 +30,7 @@ class BundleValues:
     ``dashboard_base_url``: Grafana's URL; "": alerts have no ``dashboard_url``. The project has no public address, and
     a placeholder would be a dead link. ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert ->
     severity -> ``for`` in seconds. ``exclude``: alerts or families to leave out; ``include``: alerts that are off by
-    default. ``labels``: added to every alert; ``alert_labels``: alert -> labels set on it (also severity and page).
+    default. ``labels``: added to every alert; ``alert_labels``: alert -> labels set on it (also severity).
     ``exporter_job``: part of the name of the exporter's scrape job.
     """
 
@@ -129,8 +129,6 @@ def _labels(value: Any, where: str, key: str) -> dict[str, str]:
             raise ValuesError(f"{where}: {key}.{name}: {shown(text)} must be text (quote it)")
         if name == "severity":
             _severity(text, where, key)
-        if name == "page" and text not in ("true", "false"):
-            raise ValuesError(f'{where}: {key}: page must be "true" or "false", not {shown(text)}')
     return dict(labels)
 
 

@@ -300,15 +300,14 @@ def _fires(site: DashboardContext) -> Json:
     overrides = [
         column("Alert", ("custom.width", 226), *_runbook_of_the_row(site)),
         column("Severity", ("custom.width", 70), ("mappings", levels), COLORED),
-        column("Page", ("custom.width", 46), ("mappings", texts(true=("yes", RED), false=("no", "text"))), COLORED),
     ]
     return table(
         site,
         "What fires",
         "Firing alerts of this bundle: about the chosen engines, about GPUs, and about the exporter. Each has its"
         f" runbook in {RUNBOOK_FOLDER}.",
-        [PanelQuery(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],
-        {"alertname": "Alert", "severity": "Severity", "page": "Page", "pod": "Pod"},
+        [PanelQuery(f"max by (alertname, severity, pod) ({FIRING})", table=True, optional="nothing fires")],
+        {"alertname": "Alert", "severity": "Severity", "pod": "Pod"},
         overrides,
         order="severity",
     )

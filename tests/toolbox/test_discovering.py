@@ -55,7 +55,10 @@ def test_a_running_exporter_answers_the_same_as_a_file(capsys: Capsys, serve_jso
     assert pod is not None
     state = Pipeline().observe(Snapshot(1.0, discovered=discovered([pod])))
     address = serve_json({"/api/v1/diagnosis": diagnosis_document(state, "node")})
-    assert entries(capsys, "--exporter", address) == entries(capsys, "-f", str(PODS / name))
+    of_file = entries(capsys, "-f", str(PODS / name))
+    for entry in of_file.values():  # the exporter knows those of an engine that answered
+        entry["arguments"] = {word: one for word, one in entry["arguments"].items() if one["source"] == "args"}
+    assert entries(capsys, "--exporter", address) == of_file
 
 
 def test_a_pod_that_does_not_run_has_no_address_yet(capsys: Capsys, tmp_path: Path) -> None:
@@ -72,6 +75,25 @@ def test_the_text_says_why_and_the_status_whether_something_is_not_scraped(capsy
     status, said, _ = run(capsys, "discover -f", PODS / "variants/port-configmap.json")
     assert (status, "engine, not scraped (port_unknown)" in said) == (1, True)
     assert "8000" not in said
+
+
+@pytest.mark.parametrize(("more", "source"), [([], "default"), (["$(MORE)"], "assumed")])
+def test_each_argument_has_its_source(more: list[str], source: str, capsys: Capsys, tmp_path: Path) -> None:
+    """A default is assumed where a variable may have set another value."""
+    container = {"name": "vllm", "image": "vllm/vllm-openai:v0.11.2", "args": ["--model=m", "--max-num-seqs=64", *more]}
+    document = {
+        "kind": "StatefulSet",
+        "metadata": {"name": "chat-decode"},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+    }
+    file = written(tmp_path, document)
+    row = entries(capsys, "-f", file)["vllm"]
+    assert row["arguments"]["max_num_seqs"] == {"value": "64", "source": "args"}
+    assert row["arguments"]["gpu_memory_utilization"] == {"value": "0.9", "source": source}
+    assert (row["group"], row["role"]) == ("chat-decode", "decode")
+    out = run(capsys, "discover -f", file)[1]
+    assert "  group: chat-decode, role decode\n" in out
+    assert f"    gpu_memory_utilization: 0.9 ({source})\n" in out
 
 
 WORKER: dict[str, Any] = {
@@ -132,9 +154,11 @@ def test_objects_whose_pods_only_their_controllers_know_are_named(capsys: Capsys
     assert named in refused(capsys, "discover -f", written(tmp_path, *OPAQUE, *others))
     pod = json.loads((PODS / "aibrix/deployment.json").read_text())
     status, out, err = run(capsys, "discover -f", written(tmp_path, *OPAQUE, *others, pod))
-    assert (status, "vllm-openai: engine (" in out, named in err, "HTTPRoute" in err) == (0, True, True, False)
-    _, out, _ = run(capsys, "discover -f", written(tmp_path, *others))
-    assert out == "no container with a GPU or an inference server\n"
+    assert (status, "vllm-openai: engine (" in out, named in err, "HTTPRoute" in err) == (2, True, True, False)
+    nothing = "no container with a GPU or an inference server"
+    assert f"Service llama, HTTPRoute llama, PodMonitor llama: {nothing}" in refused(
+        capsys, "discover -f", written(tmp_path, *others)
+    )
 
 
 def as_list(names: Iterable[str]) -> str:
@@ -170,8 +194,8 @@ def test_a_namespace_that_kubectl_refuses_is_one_clear_line(capsys: Capsys, kube
     assert refusal in refused(capsys, "discover -n inference")
     kubectl.answers = [("get pods", as_list([]))]
     kubectl.install()
-    _, out, _ = run(capsys, "discover -n inference -l app=vllm")
-    assert out == "no container with a GPU or an inference server\n"
+    said = refused(capsys, "discover -n inference -l app=vllm")
+    assert "0 pods: no container with a GPU or an inference server" in said
     assert kubectl.calls[-1][-4:] == ["-l", "app=vllm", "-o", "json"]
 
 

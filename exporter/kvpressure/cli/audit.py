@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 
 from kvpressure import redaction
 from kvpressure.engines.registry import dialects
@@ -14,7 +16,7 @@ from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.audit_subject import Seen, Subject, shape_of
 from kvpressure.toolbox.checklist import checklist
 from kvpressure.toolbox.inputs import arguments, engine_version, given_gpu, model_shape
-from kvpressure.toolbox.manifests import ServerContainer
+from kvpressure.toolbox.manifests import ServerContainer, Servers
 from kvpressure.toolbox.option_values import whole_number
 from kvpressure.toolbox.terminal import answer
 
@@ -23,13 +25,14 @@ examples:
   kubectl get deploy -n inference -o yaml | kvpressure audit - --gpu H100:80 --context 3000
   helm template chat ./chart | kvpressure audit - --format json
   kvpressure audit chat.yaml code.yaml --all
+  docker compose config | kvpressure audit - --gpu L40S:48
   kvpressure audit http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
   kvpressure audit http://node-1:9846
       a running server, or all servers of an exporter: values in force; what they do not publish stays unseen
   kvpressure audit --args='vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64' --vllm-version 0.11.2 --gpu L40S:48
 
 A server's defaults depend on its version and the GPU. They are taken from the image's tag and the node selector if possible.
-Exit status: 0 no item fails, 1 an item fails, 2 the input cannot be used.
+Exit status: 0 no item fails, 1 an item fails, 2 the input cannot be used, or a part of it cannot be judged.
 """  # noqa: E501
 
 
@@ -40,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILE|URL",
         nargs="*",
-        help="files of Kubernetes documents (YAML or JSON; - = standard input), or addresses of running servers or"
+        help="files of Kubernetes or Compose (YAML or JSON; - = standard input), or addresses of running servers or"
         " exporters",
     )
     parser.add_argument(
@@ -81,14 +84,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check and print. Raises ``InputError`` for unusable input."""
     thresholds = load(options.thresholds)
-    audited = [_audited(subject) for subject in _subjects(options, thresholds)]
+    subjects, unread = _subjects(options, thresholds)
+    audited = [_audited(subject) for subject in subjects]
     text = audit_report.as_text(audited, options.all, options.only_failures)
-    answer(options.format, audit_report.as_json(audited), text)
-    return 1 if any(server.count(False) for server in audited) else 0
+    answer(options.format, audit_report.as_json(audited, unread), text)
+    if unread:
+        print(f"kvpressure audit: arguments not seen, so not judged: {manifests.listed(unread)}", file=sys.stderr)
+    return 1 if any(server.count(False) for server in audited) else 2 if unread else 0
 
 
-def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subject]:
-    """Every server that was named. Raises ``InputError``."""
+def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> tuple[list[Subject], Sequence[str]]:
+    """(every server that was named, objects in files that cannot be judged). Raises ``InputError``."""
     addresses = [text for text in options.files if running.is_address(text)]
     if addresses:
         if len(addresses) < len(options.files):
@@ -96,19 +102,21 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
         found = [
             one for address in addresses for one in running.read(address, options.args or (), options.gpu, thresholds)
         ]
-        return [_subject(server, options, thresholds, seen=seen) for server, seen in found]
-    servers = _read(options)
+        return [_subject(server, options, thresholds, seen=seen) for server, seen in found], ()
+    read = _read(options)
     return [
-        _subject(server, options, thresholds, tuple(other for other in servers if other is not server))
-        for server in servers
-    ]
+        _subject(server, options, thresholds, tuple(other for other in read.servers if other is not server))
+        for server in read.servers
+    ], read.unread
 
 
-def _read(options: argparse.Namespace) -> tuple[ServerContainer, ...]:
+def _read(options: argparse.Namespace) -> Servers:
     if bool(options.files) == bool(options.args):
         found = "both files and --args were given" if options.files else "nothing to audit"
         raise InputError(f"{found}; allowed: FILE..., - (standard input), URL, or --args='vllm serve ...'")
-    return (manifests.from_command_line(options.args),) if options.args else manifests.read_all(options.files)
+    if options.args:
+        return Servers((manifests.from_command_line(options.args),), ())
+    return manifests.read_all(options.files)
 
 
 def _subject(

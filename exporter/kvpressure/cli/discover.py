@@ -16,10 +16,11 @@ examples:
   kvpressure discover -n inference
       reads the pods through kubectl (get; nothing is changed)
   kvpressure discover -f pod.yaml --format json
-      pods, or the pod templates of Deployments and other workloads
+      pods, the pod templates of Deployments and other workloads, LLMInferenceServices
+  docker compose config | kvpressure discover -f -
 
-Exit status: 0 all engines found can be scraped, 1 some cannot, 2 the input cannot be used.
-"""
+Exit status: 0 all engines found can be scraped, 1 some cannot, 2 nothing was found, or a part of the input cannot be read.
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,4 +53,4 @@ def run(options: argparse.Namespace) -> int:
     refused = [
         entry for entry in entries if entry.get("result") == "no_target" and entry.get("reason") != "no_endpoint"
     ]
-    return 1 if refused else 0
+    return 1 if refused else 2 if note else 0

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _server(path: str, container: str | None) -> ServerContainer:
-    return manifests.choose(manifests.read_all([path]), container, f"--manifest: {path}")
+    return manifests.choose(manifests.read_all([path]).servers, container, f"--manifest: {path}")
 
 
 def _of_cluster(engine: EngineView, options: argparse.Namespace) -> ServerContainer | None:

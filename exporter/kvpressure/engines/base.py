@@ -304,6 +304,8 @@ class EngineDialect:
     # --- what may leave the node: only what is known to be no secret
     public_words: Callable[[EngineArgs], tuple[str, ...]] = lambda *_: ()
     """A command line rebuilt from the public part of its arguments."""
+    public_arguments: Callable[[Mapping[str, str | None]], Mapping[str, str]] = lambda *_: {}
+    """Values of arguments that may be named, with their public part."""
     public_environment: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda *_: {}
     """The server's own variables, with public values."""
     public_line: Callable[[str], str | None] = lambda *_: None

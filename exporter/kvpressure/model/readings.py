@@ -305,7 +305,8 @@ class Discovered:
     no_target (an engine that is not scraped), not_engine. ``reason``: the sign of a scraped engine, else why it is
     not scraped or no engine; ``explanation``: the same in words. ``sign``: "" where it is no engine. ``address``: of
     its metrics, "" = none. ``complete``: all its arguments are visible, None = no engine. ``gpus``: requested, by
-    resource.
+    resource. ``group``: the same for all pods of one engine; ``role``: prefill, decode or both, "" = none.
+    ``arguments``: those of its command line, with their public values.
     """
 
     namespace: str
@@ -318,6 +319,9 @@ class Discovered:
     address: str
     complete: bool | None
     gpus: Mapping[str, int] = field(default_factory=dict)
+    group: str = ""
+    role: str = ""
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
 
 @frozen

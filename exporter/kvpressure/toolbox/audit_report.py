@@ -51,11 +51,12 @@ def as_text(audited: Sequence[Audited], everything: bool, only_failures: bool = 
     return "\n".join(lines).rstrip()
 
 
-def as_json(audited: Sequence[Audited]) -> dict[str, Any]:
-    """Plain JSON values."""
+def as_json(audited: Sequence[Audited], unread: Sequence[str]) -> dict[str, Any]:
+    """Plain JSON values. ``unread``: objects that could not be judged, so that the whole is not ``ok``."""
     return {
         "version": __version__,
-        "ok": not any(server.count(False) for server in audited),
+        "ok": not unread and not any(server.count(False) for server in audited),
+        "unread": list(unread),
         "servers": [
             {
                 "server": server.title,

@@ -7,27 +7,37 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvpressure import redaction
+from kvpressure.engines.base import Known
+from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
-from kvpressure.parsed import mapping
-from kvpressure.sources.kubernetes.pod import discovered
+from kvpressure.model.arguments import value_text
+from kvpressure.parsed import items, mapping
+from kvpressure.sources.kubernetes.pod import Pod, discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
-from kvpressure.toolbox.manifests import NO_ADDRESS, pod_documents
+from kvpressure.toolbox.manifests import NO_ADDRESS, OF_CONTAINER, listed, pod_documents
 
-_SHOWN: Final = 8  # objects in one note
 _RESULTS: Final = {"engine": "engine", "no_target": "engine, not scraped", "not_engine": "not an engine"}
+_NOTHING: Final = "no container with a GPU or an inference server"
+
+_Limits = Mapping[str, Mapping[str, Any]]
 
 
 def of_exporter(address: str) -> list[Mapping[str, Any]]:
-    """Containers as a running exporter sees them. Raises ``InputError``."""
-    found = fetch.exporter_document(address).get("discovered")
+    """Containers as a running exporter sees them, with the limits in force. Raises ``InputError``."""
+    document = fetch.exporter_document(address)
+    found = document.get("discovered")
     if not isinstance(found, list):
         raise InputError(
             f"--exporter: {address} does not report which engines it discovered; update the exporter to the same"
             " release as this command"
         )
-    return [mapping(entry) for entry in found]
+    engines = {
+        mapping(engine).get("target"): mapping(mapping(engine).get("limits")) for engine in items(document["engines"])
+    }
+    rows = [mapping(entry) for entry in found]
+    return _any([_entry(row, engines.get(row.get("address"), {})) for row in rows], f"--exporter: {address}")
 
 
 def of_namespace(namespace: str, selector: str | None, context: str | None) -> list[Mapping[str, Any]]:
@@ -37,37 +47,67 @@ def of_namespace(namespace: str, selector: str | None, context: str | None) -> l
         documents = Kubectl(context).objects("pods", namespace, *more)
     except KubectlError as error:
         raise InputError(f"-n {redaction.value(namespace)}: {error}") from error
-    return _of_pods(documents, Policy(selected=bool(selector)))
+    where = f"-n {redaction.value(namespace)}: {len(documents)} pods"
+    return _any(_of_pods(documents, Policy(selected=bool(selector))), where)
 
 
 def of_files(paths: Sequence[str]) -> tuple[list[Mapping[str, Any]], str]:
     """(containers of pods and pod templates in files, note on objects whose pods only their controllers know, "" =
-    none). Raises ``InputError``.
+    none). Raises ``InputError`` without a container.
     """
-    found = pod_documents(paths)
-    note = ""
-    if found.opaque:
-        more = f" and {len(found.opaque) - _SHOWN} more" if len(found.opaque) > _SHOWN else ""
-        names = ", ".join(found.opaque[:_SHOWN]) + more
-        note = f"no pod template in {names}; the pods that its controller makes: kvpressure discover -n NAMESPACE"
-        if not found.pods:
-            raise InputError(f"{', '.join(paths)}: {note}")
-    return [_unstarted(entry) for entry in _of_pods(found.pods, Policy())], note
+    found, where = pod_documents(paths), ", ".join(paths)
+    entries, note = _of_pods(found.pods, Policy()), _unread(found.unread) if found.unread else ""
+    if not entries and note:
+        raise InputError(f"{where}: {note}")
+    return list(map(_unstarted, _any(entries, f"{where}: {listed(found.names)}"))), note
+
+
+def _any(entries: list[Mapping[str, Any]], where: str) -> list[Mapping[str, Any]]:
+    """The entries; raises ``InputError`` without one, because an empty answer reads like a pass."""
+    if not entries:
+        raise InputError(f"{where}: {_NOTHING}")
+    return entries
+
+
+def _unread(names: Sequence[str]) -> str:
+    return f"no pod template in {listed(names)}; the pods that its controller makes: kvpressure discover -n NAMESPACE"
 
 
 def _unstarted(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An entry of a file: a pod that does not run has no address yet."""
-    return {**entry, "address": str(entry["address"]).replace(f"//{NO_ADDRESS}:", "//<pod IP>:")}
+    """An entry of a file: what does not run has no address yet."""
+    address = str(entry["address"]).replace(f"//{NO_ADDRESS}:", "//<pod IP>:")
+    return {**entry, "address": address.replace(f"//{OF_CONTAINER}:", "//<container IP>:")}
 
 
 def _of_pods(documents: Iterable[Mapping[str, Any]], policy: Policy) -> list[Mapping[str, Any]]:
     pods = [pod for document in documents if (pod := read_pod(document, policy)) is not None]
-    return [asdict(entry) for entry in discovered(pods)]
+    return [_entry(asdict(row), _limits(pod, row.container)) for pod in pods for row in discovered([pod])]
+
+
+def _limits(pod: Pod, container: str) -> _Limits:
+    """The limits of an engine by its command line and the defaults of its version."""
+    target = next((one.target for one in pod.engines if one.container == container), None)
+    if target is None:
+        return {}
+    one = dialect(target.dialect)
+    limits = one.limits(Known(one.read_command(target.args, target.env).args, version=target.version))
+    return {name: asdict(limit) for name, limit in limits.items()}
+
+
+def _entry(row: Mapping[str, Any], limits: _Limits) -> Mapping[str, Any]:
+    """A container with the value of each argument and its source."""
+    arguments = {name: {"value": value, "source": "args"} for name, value in mapping(row.get("arguments")).items()}
+    for name, limit in limits.items():
+        value, source = limit.get("value"), limit.get("source")
+        if isinstance(value, int | float) and source:
+            assumed = source == "default" and limit.get("explicit") is None
+            arguments[name] = {"value": value_text(value), "source": "assumed" if assumed else source}
+    return {**row, "arguments": arguments}
 
 
 def text(entries: Iterable[Mapping[str, Any]]) -> str:
     """One paragraph per container."""
-    return "\n".join(_paragraph(entry) for entry in entries) or "no container with a GPU or an inference server"
+    return "\n".join(map(_paragraph, entries))
 
 
 def _paragraph(entry: Mapping[str, Any]) -> str:
@@ -78,6 +118,10 @@ def _paragraph(entry: Mapping[str, Any]) -> str:
         lines.append(f"  metrics: {entry['address']}")
     gpus = ", ".join(f"{resource}: {count}" for resource, count in mapping(entry.get("gpus")).items())
     lines += [f"  GPUs requested: {gpus}"] if gpus else []
+    role = f", role {entry['role']}" if entry.get("role") else ""
+    lines.append(f"  group: {entry.get('group') or '–'}{role}")
     if entry.get("complete") is not None:
         lines.append(f"  arguments: {'all visible' if entry['complete'] else 'partly visible'}")
+    for name, argument in mapping(entry.get("arguments")).items():
+        lines.append(f"    {name}: {mapping(argument).get('value')} ({mapping(argument).get('source')})")
     return "\n".join(lines)

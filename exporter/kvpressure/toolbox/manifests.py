@@ -1,4 +1,4 @@
-"""vLLM servers in Kubernetes documents: manifests, ``helm template`` output, ``kubectl get -o yaml``.
+"""Servers in documents: manifests, ``helm template`` output, ``kubectl get -o yaml``, Compose files.
 
 Pod templates are read by the code for running pods (``sources.kubernetes.podspec``), so that both find the same
 arguments.
@@ -23,15 +23,14 @@ from kvpressure.settings.yaml_lines import bounded_loader
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox.host_settings import HostSettings, host_settings
 from kvpressure.toolbox.live_pages import GivenGpu
+from kvpressure.toolbox.pod_templates import may_hold_engine, templates, with_templates
 
 NO_ADDRESS: Final = "192.0.2.1"  # of the range for documentation: stands for the address of a pod that does not run
+OF_CONTAINER: Final = "192.0.2.2"  # and of a container without a pod
 MAX_BYTES: Final = 8 * 1024 * 1024
-_DEPTH: Final = 12  # how deep a pod template may lie in a document
-_MAX_MAPPINGS: Final = 50_000  # of a document that are looked at, aliases written out
 _PRODUCT: Final = "nvidia.com/gpu.product"
 _ACCELERATOR: Final = "cloud.google.com/gke-accelerator"
 _SIZE: Final = re.compile(r"(\d{2,3})GB", re.IGNORECASE)
-_MONITORS: Final = ("ServiceMonitor", "PodMonitor", "VMServiceScrape", "VMPodScrape", "PodMonitoring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,51 +90,76 @@ def choose(servers: Sequence[ServerContainer], container: str | None, where: str
 
 def servers_of(document: Mapping[str, Any]) -> tuple[ServerContainer, ...]:
     """The servers in one object, e.g. from the API server."""
-    return tuple(_servers(document))
+    return tuple(server for made in with_templates(document) for server in _servers(made))
 
 
-def read_all(paths: Sequence[str]) -> tuple[ServerContainer, ...]:
-    """The servers in all files (``-`` = standard input). Raises ``InputError``."""
-    kinds: set[str] = set()
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Servers in files. ``unread``: objects that may hold an engine whose arguments are not seen (``RayService llm``),
+    because only a controller reads them, or a program in the container.
+    """
+
+    servers: tuple[ServerContainer, ...]
+    unread: tuple[str, ...]
+
+
+def read_all(paths: Sequence[str]) -> Servers:
+    """The servers in all files (``-`` = standard input). Raises ``InputError`` without one."""
+    names: list[str] = []
+    unread: list[str] = []
     servers: list[ServerContainer] = []
     for where, document in _documents_in(paths):
-        kinds.add(str(document.get("kind")))
-        servers += _servers(document, f"{where}: ")
-    where = ", ".join("standard input" if path == "-" else path for path in paths)
+        found = list(_servers(document, f"{where}: "))
+        names.append(_named(document))
+        seen = [one for one in found if one.args.explicit or one.args.complete]
+        if len(seen) < len(found) or (not found and may_hold_engine(document)):
+            unread.append(_named(document))
+        servers += found
     if not servers:
-        found = ", ".join(sorted(kinds)[:8]) or "nothing"
-        raise InputError(
-            f"{where}: no container runs {titles()} (found: {found}); allowed: manifests with a pod"
-            " template, such as a Deployment"
-        )
-    return tuple(servers)
+        raise InputError(f"{_all(paths)}: no container runs {titles()} in {listed(names)}; {_READ}")
+    return Servers(tuple(servers), tuple(unread))
+
+
+_READ: Final = "read are pod templates, LLMInferenceService and Docker Compose"
+_LISTED: Final = 8  # objects in one sentence
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of these objects."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (", ".join(dict.fromkeys(names[:_LISTED])) or "an empty file") + more
+
+
+def _all(paths: Iterable[str]) -> str:
+    return ", ".join("standard input" if path == "-" else path for path in paths)
+
+
+def _named(document: Mapping[str, Any]) -> str:
+    """``Workspace phi``, as an object is called in sentences."""
+    name = mapping(document.get("metadata")).get("name") or ""
+    return f"{document.get('kind') or 'document'} {name}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class PodDocuments:
-    """Pods in files, and those of pod templates. ``opaque``: objects of custom kinds (``Workspace llama``), whose
-    controllers may create pods.
-    """
+    """Pods in files, and those of pod templates. ``unread``: as in ``Servers``."""
 
     pods: tuple[Mapping[str, Any], ...]
-    opaque: tuple[str, ...]
+    unread: tuple[str, ...]
+    names: tuple[str, ...]
 
 
 def pod_documents(paths: Iterable[str]) -> PodDocuments:
     """Pods in files (``-`` = standard input), as far as known. Raises ``InputError``."""
     pods: list[Mapping[str, Any]] = []
-    opaque: list[str] = []
+    unread: list[str] = []
+    names: list[str] = []
     for _, document in _documents_in(paths):
         found = list(_as_pods(document))
         pods += found
-        if not found and _of_others(document):
-            opaque.append(f"{document.get('kind')} {mapping(document.get('metadata')).get('name') or ''}".strip())
-    return PodDocuments(tuple(pods), tuple(opaque))
-
-
-def _of_others(document: Mapping[str, Any]) -> bool:
-    group = str(document.get("apiVersion") or "").rpartition("/")[0]
-    return "." in group and not group.endswith(".k8s.io") and document.get("kind") not in _MONITORS
+        names.append(_named(document))
+        unread += [_named(document)] if not found and may_hold_engine(document) else []
+    return PodDocuments(tuple(pods), tuple(unread), tuple(names))
 
 
 def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -145,14 +169,13 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         "name": str(metadata.get("name") or metadata.get("generateName") or "pod"),
         "uid": str(metadata.get("uid") or "template"),
     }
-    running = {"phase": "Running", "podIP": NO_ADDRESS}
+    running = {"phase": "Running", "podIP": NO_ADDRESS if "kind" in document else OF_CONTAINER}
     if document.get("kind") == "Pod":
         yield {**document, "metadata": {**metadata, **named}, "status": {**running, **mapping(document.get("status"))}}
         return
-    for place in _templates(document):
-        own = mapping(place.template.get("metadata"))
-        labels = {**mapping(own.get("labels")), **_given_labels(document, place.pointer)}
-        pod = {**own, **named, "labels": labels}
+    for place in templates(document):
+        name = place.name or named["name"]
+        pod = {**mapping(place.template.get("metadata")), **named, "name": name, "labels": place.labels}
         yield {"metadata": pod, "spec": place.template.get("spec"), "status": running}
 
 
@@ -166,7 +189,8 @@ def _documents_in(paths: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any]
     """Every object in the files, with the name of its file."""
     for path in paths:
         where = "standard input" if path == "-" else path
-        yield from ((where, document) for document in _documents(_text(path, where), where))
+        for document in _documents(_text(path, where), where):
+            yield from ((where, made) for made in with_templates(document))
 
 
 def _text(path: str, where: str) -> str:
@@ -220,7 +244,7 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
 def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerContainer]:
     """The servers in a document; errors begin with ``where``."""
     metadata = mapping(document.get("metadata"))
-    for place in _templates(document):
+    for place in templates(document):
         own = mapping(place.template.get("metadata"))
         annotations = mapping(own.get("annotations"))
         kept = {name: value for name, value in annotations.items() if name == "kvpressure.io/container"}
@@ -232,7 +256,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                     "name": str(metadata.get("name") or default().name),
                     "uid": "template",
                     "annotations": kept,
-                    "labels": {**mapping(own.get("labels")), **_given_labels(document, place.pointer)},
+                    "labels": place.labels,
                 },
                 "spec": spec,
                 "status": {"phase": "Running", "podIP": NO_ADDRESS},
@@ -274,25 +298,6 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
             )
 
 
-_GIVEN_LABELS: Final = {  # by the key that the template is below: what its controller puts on the pods
-    "workerTemplate": {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
-    "workerGroupSpecs": {"ray.io/node-type": "worker"},
-}
-
-
-def _given_labels(document: Mapping[str, Any], pointer: tuple[str | int, ...]) -> dict[str, str]:
-    """Labels by which pods of this template count as workers of an engine that another pod serves. A LeaderWorkerSet
-    without a template for leaders makes them from the workers'.
-    """
-    labels: dict[str, str] = {}
-    node: Any = document
-    for key in pointer:
-        if key != "workerTemplate" or "leaderTemplate" in node:
-            labels |= _GIVEN_LABELS.get(str(key), {})
-        node = node[key]
-    return labels
-
-
 def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[str, Any]]:
     """(list, index, container) in the spec; native sidecars are among the init containers."""
     return next(
@@ -301,36 +306,6 @@ def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[st
         for index, item in enumerate(map(mapping, items(spec.get(listed))))
         if item.get("name") == name
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A pod template, and the path of its containers in the document."""
-
-    template: Mapping[str, Any]
-    pointer: tuple[str | int, ...]
-
-
-def _templates(document: Mapping[str, Any]) -> Iterator[_Place]:
-    """Every mapping with a pod spec below ``spec``, the object included. Raises ``InputError`` for endless aliases."""
-    return _below(document, (), _DEPTH, iter(range(_MAX_MAPPINGS)))
-
-
-def _below(node: object, path: tuple[str | int, ...], depth: int, left: Iterator[int]) -> Iterator[_Place]:
-    if depth == 0 or not isinstance(node, Mapping):
-        return
-    if next(left, None) is None:
-        raise InputError(
-            f"a document of more than {_MAX_MAPPINGS} mappings, aliases written out; split the file"
-            " into smaller documents"
-        )
-    spec = node.get("spec")
-    if isinstance(spec, Mapping) and any(isinstance(item, Mapping) for item in items(spec.get("containers"))):
-        yield _Place(node, (*path, "spec", "containers"))
-        return
-    for key, value in node.items():
-        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            yield from _below(child, (*path, str(key)) if index is None else (*path, str(key), index), depth - 1, left)
 
 
 def _environment(container: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:

@@ -8,7 +8,7 @@ finds it by index.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kvpressure import printable
@@ -22,6 +22,11 @@ from kvpressure.toolbox import changed_flags
 from kvpressure.toolbox.manifests import ServerContainer
 
 _STRATEGIC: Final = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
+_SET_BY_HAND: Final = {
+    "": "the service's command",
+    "LLMInferenceService": "the container's ADDITIONAL_ARGS variable, or its args",
+}
+"""Where arguments are set that no patch of a command line sets: by kind, "" = a service of Docker Compose."""
 _SHORT: Final = {"Deployment": "deploy", "LeaderWorkerSet": "lws"}
 _BRINGS_ARGUMENTS: Final = (
     "ARGS",
@@ -41,7 +46,7 @@ def as_patch(server: ServerContainer, values: Mapping[str, float]) -> tuple[str,
     """(``strategic`` or ``json``, content). Raises ``InputError`` when a patch of the workload
     cannot set the values.
     """
-    _refuse(server)
+    _refuse(server, changed_flags.as_words(values, server.dialect))
     try:
         changed = changed_flags.with_values(server.argv, values, server.env, server.dialect)
     except InputError as error:
@@ -59,13 +64,15 @@ def as_patch(server: ServerContainer, values: Mapping[str, float]) -> tuple[str,
     return "json", [guard, *({"op": "add", "path": f"{where}/{name}", "value": words} for name, words in new.items())]
 
 
-def _refuse(server: ServerContainer) -> None:
+def _refuse(server: ServerContainer, words: Sequence[str]) -> None:
     """Raise where a patch would not reach vLLM, or would be overwritten."""
     if server.kind == "Pod":
         raise InputError(
             f"{server.title}: the arguments of a running pod cannot be changed; name the workload that created the"
             " pod instead"
         )
+    if server.kind in _SET_BY_HAND:
+        raise InputError(f"{server.title}: not patched; set {' '.join(words)} in {_SET_BY_HAND[server.kind]}")
     if not server.argv:
         raise InputError(
             f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; edit the"

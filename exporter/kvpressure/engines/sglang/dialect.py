@@ -33,6 +33,7 @@ SGLANG: Final = EngineDialect(
     strip=log_lines.strip,
     recognise=log_lines.recognise,
     public_words=arguments.PUBLIC.command,
+    public_arguments=arguments.PUBLIC.arguments,
     public_environment=arguments.PUBLIC.environment,
     public_line=log_lines.public_line,
     limits=limits.in_force,

@@ -45,6 +45,7 @@ VLLM: Final = EngineDialect(
     strip=log_lines.strip,
     recognise=log_lines.recognise,
     public_words=public.PUBLIC.command,
+    public_arguments=public.PUBLIC.arguments,
     public_environment=public.PUBLIC.environment,
     public_line=public.public_line,
     limits=limits.in_force,

@@ -82,6 +82,7 @@ _OTHER_SERVERS: Final = (
 class ContainerRow:
     """One container. ``sign`` "" = no engine, because of ``reason``; a sign with a ``reason`` = an engine without a
     target, or without all of them. ``complete``: all its arguments are visible. ``gpus``: requested, by resource.
+    ``role``, ``arguments``: as in ``Discovered``.
     """
 
     container: str
@@ -90,6 +91,8 @@ class ContainerRow:
     target: Target | None = None
     complete: bool = False
     gpus: Mapping[str, int] = field(default_factory=dict)
+    role: str = ""
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def result(self) -> str:

@@ -120,6 +120,9 @@ def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:
             "" if row.target is None else row.target.name,
             row.complete if row.sign else None,
             row.gpus,
+            pod.group.name if pod.group is not None else pod.name,
+            row.role,
+            row.arguments,
         )
         for pod in pods
         for row in pod.rows

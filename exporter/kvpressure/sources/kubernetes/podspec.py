@@ -18,7 +18,7 @@ from kvpressure.engines.command import Host
 from kvpressure.engines.registry import default, dialects
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.model.pools import Workload, pool_of
+from kvpressure.model.pools import EnginePool, Workload, pool_of
 from kvpressure.model.readings import ALERT_REACHES, ContainerReading, Termination
 from kvpressure.parsed import items, mapping, mappings, moment, quantity, text
 from kvpressure.sources.kubernetes import endpoint
@@ -302,7 +302,10 @@ def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineC
             args = found.args
             port_unknown = "port" in args.explicit and args.port is None
             complete = args.complete and not port_unknown and None not in args.values.values()
-            yield ContainerRow(name, engine.refusal or "", _sign(pod, found), engine.target, complete, gpus)
+            role, public = _pool(pod, found).role, found.dialect.public_arguments(args.values)
+            yield ContainerRow(
+                name, engine.refusal or "", _sign(pod, found), engine.target, complete, gpus, role, public
+            )
             continue
         image = text(found.container.get("image")).lower()
         named_engine, other = found.engine is not None, named_after(image)
@@ -471,10 +474,14 @@ def _target(pod: _Raw, found: _Candidate, policy: Policy, annotated: bool) -> tu
             version=None if found.of_image is None else found.of_image.image_version(*_image(found.container)[1:]),
             dialect=found.engine.name if found.engine is not None else "",
             uid=pod.uid,
-            pool=pool_of(pod.name, pod.workload, found.dialect.features(args, None, ()).kv_role),
+            pool=_pool(pod, found),
         ), None
     except TargetError:
         return None, "bad_path"
+
+
+def _pool(pod: _Raw, found: _Candidate) -> EnginePool:
+    return pool_of(pod.name, pod.workload, found.dialect.features(found.args, None, ()).kv_role)
 
 
 def _server(pod: _Raw, found: _Candidate, args: EngineArgs, policy: Policy) -> endpoint.ServerPort:

@@ -1,0 +1,299 @@
+"""``discover`` and ``audit`` on Compose files and LLMInferenceServices as projects publish them, and on kinds that only
+their controllers read: the engine with its arguments, or the kind by name and exit status 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvpressure.redaction import REDACTED
+from tests.helpers.command import Capsys, answer, refused, run
+from tests.recording.strategies import RECORDINGS
+
+GPUS = {"resources": {"reservations": {"devices": [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]}}}
+TWO = {
+    "resources": {
+        "reservations": {"devices": [{"driver": "nvidia", "device_ids": ["0", "1"], "capabilities": ["gpu"]}]}
+    }
+}
+
+
+def written(tmp_path: Path, *documents: Mapping[str, Any]) -> str:
+    file = tmp_path / "input.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    return str(file)
+
+
+def found(capsys: Capsys, tmp_path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The containers of one document by pod and container."""
+    rows: Any = answer(capsys, "discover -f", written(tmp_path, document))[1]
+    return {f"{row['pod']}/{row['container']}": row for row in rows}
+
+
+def given(row: Mapping[str, Any]) -> dict[str, str]:
+    return {name: one["value"] for name, one in row["arguments"].items() if one["source"] == "args"}
+
+
+@pytest.mark.parametrize(
+    ("service", "wanted", "complete", "gpus", "port"),
+    [
+        (  # one text, as most write it
+            {
+                "image": "vllm/vllm-openai:v0.11.2",
+                "command": "--model Qwen/Qwen3-8B\n  --max-num-seqs 64 --gpu-memory-utilization 0.98\n",
+                "ports": ["80:8000"],
+                "ipc": "host",
+                "deploy": GPUS,
+            },
+            {"model": "Qwen/Qwen3-8B", "max_num_seqs": "64", "gpu_memory_utilization": "0.98"},
+            True,
+            {"claims": 1},
+            8000,
+        ),
+        (  # a list; numbers of GPUs by their ids
+            {
+                "image": "vllm/vllm-openai:latest",
+                "command": ["--model", "/models/m", "--max-num-seqs", "2", "--port", "9000", "-tp", 2],
+                "deploy": TWO,
+            },
+            {"model": "/models/m", "max_num_seqs": "2", "port": "9000", "tensor_parallel_size": "2"},
+            True,
+            {"nvidia.com/gpu": 2},
+            9000,
+        ),
+        (  # the program is the entry point's, and the image somebody's own
+            {
+                "image": "registry.example/llm",
+                "entrypoint": "python3 -m sglang.launch_server",
+                "command": "--model-path m --max-running-requests 32 --enable-metrics",
+                "gpus": "all",
+            },
+            {"model": "m", "max_num_seqs": "32", "enable_metrics": "True"},
+            True,
+            {"claims": 1},
+            30000,
+        ),
+        (  # a script, with a variable of the container
+            {
+                "image": "vllm/vllm-openai",
+                "entrypoint": ["bash", "-c", "exec vllm serve m --max-num-seqs $$SEQS"],
+                "environment": {"SEQS": 48},
+                "gpus": [{"count": 1}],
+            },
+            {"model": "m", "max_num_seqs": "48"},
+            True,
+            {"nvidia.com/gpu": 1},
+            8000,
+        ),
+        (  # what Compose fills in is not in the file, and may be more options
+            {
+                "image": "${IMAGE:-vllm/vllm-openai:latest}",
+                "command": "--model ${MODEL:-m} --max-num-seqs 64 ${MORE}",
+                "environment": ["HF_TOKEN", "HF_HOME=${HOME}"],
+                "runtime": "nvidia",
+            },
+            {"max_num_seqs": "64", "model": REDACTED},
+            False,
+            {"claims": 1},
+            8000,
+        ),
+    ],
+)
+def test_a_service_of_a_compose_file(
+    service: dict[str, Any],
+    wanted: dict[str, str],
+    complete: bool,
+    gpus: dict[str, int],
+    port: int,
+    capsys: Capsys,
+    tmp_path: Path,
+) -> None:
+    document = {"services": {"llm": service, "web": {"image": "nginx", "ports": ["80:80"]}}, "volumes": {"hf": None}}
+    rows = found(capsys, tmp_path, document)
+    assert list(rows) == ["llm/llm"]
+    row = rows["llm/llm"]
+    assert (row["result"], given(row), row["complete"], row["gpus"]) == ("engine", wanted, complete, gpus)
+    assert row["address"] == f"http://<container IP>:{port}/metrics"
+
+
+def test_every_engine_of_a_compose_file_is_audited_and_none_patched(capsys: Capsys, tmp_path: Path) -> None:
+    image = "vllm/vllm-openai:v0.11.2"
+    services = {
+        "chat": {
+            "image": image,
+            "command": "--model m --gpu-memory-utilization 0.97",
+            "shm_size": "8gb",
+            "deploy": TWO,
+        },
+        "code": {"image": image, "command": "--model n --gpu-memory-utilization 0.6", "deploy": TWO},
+    }
+    status, document = answer(capsys, "audit", written(tmp_path, {"name": "prod", "services": services}))
+    assert status == 1
+    utilization = {
+        server["server"]: next(item["result"] for item in server["items"] if item["name"] == "gpu_memory_utilization")
+        for server in document["servers"]
+    }
+    assert utilization == {"prod/chat:chat": "fail", "prod/code:code": "pass"}
+
+
+def llmisvc(**spec: Any) -> dict[str, Any]:
+    model = {"uri": "hf://Qwen/Qwen2.5-7B-Instruct", "name": "qwen"}
+    metadata = {"name": "llama", "namespace": "llm"}
+    return {
+        "apiVersion": "serving.kserve.io/v1alpha2",
+        "kind": "LLMInferenceService",
+        "metadata": metadata,
+        "spec": {"model": model, "router": {"scheduler": {}}, **spec},
+    }
+
+
+def main(words: str = "", gpus: int = 1) -> dict[str, Any]:
+    environment = [{"name": "VLLM_ADDITIONAL_ARGS", "value": words}] if words else []
+    container = {"name": "main", "env": environment, "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    return {"containers": [container]}
+
+
+def test_an_inference_service_of_kserve(capsys: Capsys, tmp_path: Path) -> None:
+    """Its controller writes the command, so what is not set stays unknown."""
+    words = '--max-num-seqs 64 --kv_transfer_config \'{"kv_connector":"NixlConnector","kv_role":"kv_both"}\''
+    pair = llmisvc(
+        template=main(words),
+        parallelism={"tensor": 2},
+        prefill={"parallelism": {"tensor": 4}, "template": main(gpus=4)},
+    )
+    rows = found(capsys, tmp_path, pair)
+    decode, prefill = rows["llama/main"], rows["llama-prefill/main"]
+    assert (decode["role"], prefill["role"], decode["group"] != prefill["group"]) == ("decode", "prefill", True)
+    assert (given(decode)["max_num_seqs"], given(decode)["tensor_parallel_size"]) == ("64", "2")
+    assert (given(prefill)["tensor_parallel_size"], "max_num_seqs" in given(prefill)) == ("4", False)
+    assert (decode["complete"], prefill["gpus"]) == (False, {"nvidia.com/gpu": 4})
+    assert (decode["address"][-13:], prefill["address"][-13:]) == (":8001/metrics", ":8000/metrics")
+
+
+def test_workers_of_an_inference_service_are_no_targets(capsys: Capsys, tmp_path: Path) -> None:
+    document = llmisvc(template=main(gpus=8), worker=main(gpus=8), parallelism={"data": 16, "dataLocal": 8})
+    rows: Any = answer(capsys, "discover -f", written(tmp_path, document))[1]
+    assert [row["reason"] for row in rows] == ["command", "no_endpoint"]
+    assert len({row["group"] for row in rows}) == 1, "one engine"
+
+
+def test_an_inference_service_on_sglang_or_with_its_own_command(capsys: Capsys, tmp_path: Path) -> None:
+    own = {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.11.2", "command": ["vllm", "serve", "m"]}]}
+    assert found(capsys, tmp_path, llmisvc(template=own))["llama/main"]["complete"] is True
+    sglang = found(capsys, tmp_path, llmisvc(runtime="kserve-llm-sglang"))["llama/main"]
+    assert (sglang["complete"], given(sglang)["model"]) == (False, "Qwen/Qwen2.5-7B-Instruct")
+
+
+UNREAD: list[dict[str, Any]] = [
+    {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": "llm"},
+        "spec": {
+            "serveConfigV2": "applications:\n- args: {llm_configs: [{engine_kwargs: {gpu_memory_utilization: 0.97}}]}",
+            "rayClusterConfig": {
+                "headGroupSpec": {
+                    "template": {"spec": {"containers": [{"name": "ray-head", "image": "rayproject/ray-llm"}]}}
+                }
+            },
+        },
+    },
+    {
+        "apiVersion": "kaito.sh/v1beta1",
+        "kind": "Workspace",
+        "metadata": {"name": "phi"},
+        "inference": {"preset": {"name": "phi-4-mini-instruct"}, "config": "phi-config"},
+    },
+    {
+        "apiVersion": "nvidia.com/v1alpha1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": "disagg"},
+        "spec": {"services": {"Worker": {"extraPodSpec": {"mainContainer": {"args": ["python3 -m dynamo.vllm"]}}}}},
+    },
+    {"apiVersion": "kubeai.org/v1", "kind": "Model", "metadata": {"name": "l"}, "spec": {"engine": "VLLM", "args": []}},
+]
+CHAT: dict[str, Any] = {
+    "kind": "Deployment",
+    "metadata": {"name": "chat"},
+    "spec": {
+        "template": {
+            "spec": {
+                "containers": [
+                    {
+                        "name": "vllm",
+                        "image": "vllm/vllm-openai:v0.11.2",
+                        "args": [
+                            "--model=m",
+                            "--gpu-memory-utilization=0.6",
+                            "--max-num-seqs=8",
+                            "--max-model-len=8192",
+                        ],
+                    }
+                ]
+            }
+        }
+    },
+}
+BESIDE: list[dict[str, Any]] = [
+    {
+        "apiVersion": "networking.istio.io/v1",
+        "kind": "VirtualService",
+        "metadata": {"name": "vllm"},
+        "spec": {"hosts": ["vllm"]},
+    },
+    {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": "vllm"},
+        "spec": {
+            "scaleTargetRef": {"name": "vllm"},
+            "triggers": [{"metadata": {"query": "vllm:num_requests_waiting"}}],
+        },
+    },
+    {"apiVersion": "inference.networking.x-k8s.io/v1", "kind": "InferencePool", "metadata": {"name": "vllm"}},
+]
+
+
+@pytest.mark.parametrize("document", UNREAD, ids=lambda document: str(document["kind"]))
+def test_a_kind_that_only_its_controller_reads_is_named(
+    document: dict[str, Any], capsys: Capsys, tmp_path: Path
+) -> None:
+    named = f"{document['kind']} {document['metadata']['name']}"
+    status, _, err = run(capsys, "audit", written(tmp_path, document))
+    assert (status, named in err) == (2, True)
+    status, _, err = run(capsys, "audit", written(tmp_path, document, *BESIDE, CHAT))
+    assert status in (1, 2)
+    assert named in err
+    assert "vllm" not in err, "what cannot hold an engine is not named"
+
+
+def test_what_cannot_hold_an_engine_changes_no_status(capsys: Capsys, tmp_path: Path) -> None:
+    assert run(capsys, "discover -f", written(tmp_path, *BESIDE, CHAT))[::2] == (0, "")
+
+
+@pytest.mark.parametrize("command", ["discover -f", "audit"])
+def test_a_file_without_an_engine_is_no_pass(command: str, capsys: Capsys, tmp_path: Path) -> None:
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "phi"},
+        "data": {"inference_config.yaml": "vllm:"},
+    }
+    assert "ConfigMap phi" in refused(capsys, command, written(tmp_path, config))
+    assert "document web" in refused(capsys, command, written(tmp_path, {"services": {"web": {"image": "nginx"}}}))
+
+
+def test_where_no_patch_reaches_the_words_to_type_are_printed(capsys: Capsys, tmp_path: Path) -> None:
+    recording = RECORDINGS / "incidents" / "KV01.jsonl.gz"
+    service = {"image": "vllm/vllm-openai", "command": "--model m --max-num-seqs 64"}
+    for document in ({"services": {"llm": service}}, llmisvc(template=main("--max-num-seqs 64"))):
+        said = refused(capsys, "mitigate --format patch --manifest", written(tmp_path, document), recording)
+        assert re.search(
+            r"not patched; set --max-num-seqs \d+ in the (service's command|container's ADDITIONAL_ARGS)", said
+        )

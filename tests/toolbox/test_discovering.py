@@ -61,6 +61,22 @@ def test_a_running_exporter_answers_the_same_as_a_file(capsys: Capsys, serve_jso
     assert entries(capsys, "--exporter", address) == of_file
 
 
+def test_an_exporter_adds_the_limits_in_force(capsys: Capsys, serve_json: ServeJson) -> None:
+    """What the engine's page or log says outweighs the command line."""
+    row = {"container": "vllm", "address": "http://10.0.0.1:8000/metrics", "arguments": {"max_num_seqs": "64"}}
+    limits = {
+        "max_num_seqs": {"value": 32.0, "explicit": True, "source": "log"},
+        "gpu_memory_utilization": {"value": 0.9, "explicit": None, "source": "default"},
+        "max_model_len": {"value": None, "explicit": None, "source": None},
+    }
+    engines = [{"target": row["address"], "limits": limits}, {"target": "http://10.0.0.2:8000/metrics", "limits": {}}]
+    address = serve_json({"/api/v1/diagnosis": {"engines": engines, "discovered": [row]}})
+    assert entries(capsys, "--exporter", address)["vllm"]["arguments"] == {
+        "max_num_seqs": {"value": "32", "source": "log"},
+        "gpu_memory_utilization": {"value": "0.9", "source": "assumed"},
+    }
+
+
 def test_a_pod_that_does_not_run_has_no_address_yet(capsys: Capsys, tmp_path: Path) -> None:
     container = {"name": "vllm", "image": "vllm/vllm-openai", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     spec = {"template": {"spec": {"containers": [container]}}}
@@ -145,7 +161,7 @@ OPAQUE: list[dict[str, Any]] = [
 
 def test_objects_whose_pods_only_their_controllers_know_are_named(capsys: Capsys, tmp_path: Path) -> None:
     """Command, image and port are the controller's: nothing is guessed, and the answer is not "no engine"."""
-    named = "no pod template in Workspace phi, InferenceService llama"
+    named = "no arguments in Workspace phi, InferenceService llama"
     others = [
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "llama"}},
         {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": "llama"}},

@@ -91,7 +91,14 @@ def given(row: Mapping[str, Any]) -> dict[str, str]:
             {"nvidia.com/gpu": 1},
             8000,
         ),
-        (  # what Compose fills in is not in the file, and may be more options
+        (  # what Compose fills in is not in the file: one value
+            {"image": "lmsysorg/sglang:latest", "command": "python3 -m sglang.launch_server --model-path m --dtype $T"},
+            {"model": "m", "dtype": REDACTED},
+            False,
+            {},
+            30000,
+        ),
+        (  # or more options
             {
                 "image": "${IMAGE:-vllm/vllm-openai:latest}",
                 "command": "--model ${MODEL:-m} --max-num-seqs 64 ${MORE}",
@@ -265,8 +272,9 @@ def test_a_kind_that_only_its_controller_reads_is_named(
     document: dict[str, Any], capsys: Capsys, tmp_path: Path
 ) -> None:
     named = f"{document['kind']} {document['metadata']['name']}"
-    status, _, err = run(capsys, "audit", written(tmp_path, document))
-    assert (status, named in err) == (2, True)
+    for command in ("audit", "discover -f"):
+        status, _, err = run(capsys, command, written(tmp_path, document))
+        assert (status, named in err) == (2, True)
     status, _, err = run(capsys, "audit", written(tmp_path, document, *BESIDE, CHAT))
     assert status in (1, 2)
     assert named in err
@@ -286,7 +294,7 @@ def test_a_file_without_an_engine_is_no_pass(command: str, capsys: Capsys, tmp_p
         "data": {"inference_config.yaml": "vllm:"},
     }
     assert "ConfigMap phi" in refused(capsys, command, written(tmp_path, config))
-    assert "document web" in refused(capsys, command, written(tmp_path, {"services": {"web": {"image": "nginx"}}}))
+    assert "service web" in refused(capsys, command, written(tmp_path, {"services": {"web": {"image": "nginx"}}}))
 
 
 def test_where_no_patch_reaches_the_words_to_type_are_printed(capsys: Capsys, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     text = audit_report.as_text(audited, options.all, options.only_failures)
     answer(options.format, audit_report.as_json(audited, unread), text)
     if unread:
-        print(f"kvpressure audit: arguments not seen, so not judged: {manifests.listed(unread)}", file=sys.stderr)
+        print(f"kvpressure audit: limits not visible, so not judged: {manifests.listed(unread)}", file=sys.stderr)
     return 1 if any(server.count(False) for server in audited) else 2 if unread else 0
 
 

@@ -149,7 +149,7 @@ def _print(
 
 
 def _workload(engine: EngineView, server: ServerContainer | None) -> tuple[str, ...]:
-    if server is None or not server.kind:
+    if server is None or server.kind in patches.SET_BY_HAND:
         return workload(engine.engine)
     return (*(("-n", server.namespace) if server.namespace else ()), f"{server.kind.lower()}/{server.name}")
 

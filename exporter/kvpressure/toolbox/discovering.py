@@ -52,14 +52,22 @@ def of_namespace(namespace: str, selector: str | None, context: str | None) -> l
 
 
 def of_files(paths: Sequence[str]) -> tuple[list[Mapping[str, Any]], str]:
-    """(containers of pods and pod templates in files, note on objects whose pods only their controllers know, "" =
+    """(containers of pods and pod templates in files, note on objects whose engines only their controllers know, "" =
     none). Raises ``InputError`` without a container.
     """
-    found, where = pod_documents(paths), ", ".join(paths)
-    entries, note = _of_pods(found.pods, Policy()), _unread(found.unread) if found.unread else ""
-    if not entries and note:
+    entries: list[Mapping[str, Any]] = []
+    names, unread, where = [], [], ", ".join(paths)
+    for document in pod_documents(paths):
+        rows = _of_pods(document.pods, Policy())
+        entries += map(_unstarted, rows)
+        names.append(document.name)
+        seen = any(one["source"] == "args" for row in rows for one in row["arguments"].values())
+        if document.may_hold_engine and not seen:
+            unread.append(document.name)
+    note = f"no arguments in {listed(unread)}; pods that its controller made: kvpressure discover -n NAMESPACE"
+    if unread and not entries:
         raise InputError(f"{where}: {note}")
-    return list(map(_unstarted, _any(entries, f"{where}: {listed(found.names)}"))), note
+    return _any(entries, f"{where}: {listed(names)}"), note if unread else ""
 
 
 def _any(entries: list[Mapping[str, Any]], where: str) -> list[Mapping[str, Any]]:
@@ -67,10 +75,6 @@ def _any(entries: list[Mapping[str, Any]], where: str) -> list[Mapping[str, Any]
     if not entries:
         raise InputError(f"{where}: {_NOTHING}")
     return entries
-
-
-def _unread(names: Sequence[str]) -> str:
-    return f"no pod template in {listed(names)}; the pods that its controller makes: kvpressure discover -n NAMESPACE"
 
 
 def _unstarted(entry: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from kvpressure.engines.registry import default, dialect, titles
 from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.files import read_file
 from kvpressure.model.arguments import GIB, EngineArgs
+from kvpressure.model.state import LIMITS
 from kvpressure.parsed import items, mapping
 from kvpressure.settings.yaml_lines import bounded_loader
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
@@ -95,8 +96,8 @@ def servers_of(document: Mapping[str, Any]) -> tuple[ServerContainer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Servers in files. ``unread``: objects that may hold an engine whose arguments are not seen (``RayService llm``),
-    because only a controller reads them, or a program in the container.
+    """Servers in files. ``unread``: objects that may hold an engine whose limits are not seen (``RayService llm``),
+    because a controller or a program in the container sets them.
     """
 
     servers: tuple[ServerContainer, ...]
@@ -111,7 +112,7 @@ def read_all(paths: Sequence[str]) -> Servers:
     for where, document in _documents_in(paths):
         found = list(_servers(document, f"{where}: "))
         names.append(_named(document))
-        seen = [one for one in found if one.args.explicit or one.args.complete]
+        seen = [one for one in found if one.args.complete or not one.args.explicit.isdisjoint(LIMITS)]
         if len(seen) < len(found) or (not found and may_hold_engine(document)):
             unread.append(_named(document))
         servers += found
@@ -137,29 +138,24 @@ def _all(paths: Iterable[str]) -> str:
 def _named(document: Mapping[str, Any]) -> str:
     """``Workspace phi``, as an object is called in sentences."""
     name = mapping(document.get("metadata")).get("name") or ""
-    return f"{document.get('kind') or 'document'} {name}".strip()
+    return f"{document.get('kind') or ('service' if name else 'document')} {name}".strip()
 
 
 @dataclass(frozen=True, slots=True)
-class PodDocuments:
-    """Pods in files, and those of pod templates. ``unread``: as in ``Servers``."""
+class PodDocument:
+    """An object in a file: its name in sentences, its pods or those of its templates as far as known, and whether it
+    may hold an engine outside of them.
+    """
 
+    name: str
     pods: tuple[Mapping[str, Any], ...]
-    unread: tuple[str, ...]
-    names: tuple[str, ...]
+    may_hold_engine: bool
 
 
-def pod_documents(paths: Iterable[str]) -> PodDocuments:
-    """Pods in files (``-`` = standard input), as far as known. Raises ``InputError``."""
-    pods: list[Mapping[str, Any]] = []
-    unread: list[str] = []
-    names: list[str] = []
+def pod_documents(paths: Iterable[str]) -> Iterator[PodDocument]:
+    """Every object in files (``-`` = standard input). Raises ``InputError``."""
     for _, document in _documents_in(paths):
-        found = list(_as_pods(document))
-        pods += found
-        names.append(_named(document))
-        unread += [_named(document)] if not found and may_hold_engine(document) else []
-    return PodDocuments(tuple(pods), tuple(unread), tuple(names))
+        yield PodDocument(_named(document), tuple(_as_pods(document)), may_hold_engine(document))
 
 
 def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

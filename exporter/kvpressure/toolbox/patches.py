@@ -22,7 +22,7 @@ from kvpressure.toolbox import changed_flags
 from kvpressure.toolbox.manifests import ServerContainer
 
 _STRATEGIC: Final = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
-_SET_BY_HAND: Final = {
+SET_BY_HAND: Final = {
     "": "the service's command",
     "LLMInferenceService": "the container's ADDITIONAL_ARGS variable, or its args",
 }
@@ -71,8 +71,8 @@ def _refuse(server: ServerContainer, words: Sequence[str]) -> None:
             f"{server.title}: the arguments of a running pod cannot be changed; name the workload that created the"
             " pod instead"
         )
-    if server.kind in _SET_BY_HAND:
-        raise InputError(f"{server.title}: not patched; set {' '.join(words)} in {_SET_BY_HAND[server.kind]}")
+    if server.kind in SET_BY_HAND:
+        raise InputError(f"{server.title}: not patched; set {' '.join(words)} in {SET_BY_HAND[server.kind]}")
     if not server.argv:
         raise InputError(
             f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; edit the"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvpressure.engines.registry import default, dialects
-from kvpressure.engines.shell import UNKNOWN
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.parsed import items, mapping, mappings, text
@@ -183,7 +182,8 @@ def _main(container: Mapping[str, Any], start: Sequence[str]) -> Mapping[str, An
 
 # --- Docker Compose -----------------------------------------------------------------------------------------
 
-_VARIABLE: Final = re.compile(r"\$(?:(\$)|\{(?:[^{}]|\{[^{}]*\})*\}|[A-Za-z_]\w*)")
+_VARIABLE: Final = re.compile(r"\$(?:\$|\{(\w+)(?:[^{}]|\{[^{}]*\})*\}|([A-Za-z_]\w*))")
+_UNKNOWN: Final = "compose."  # before the names of variables that are not the container's
 _DEFAULT: Final = re.compile(r"\$\{\w+:?-([^{}]*)\}")
 _SIZE: Final = re.compile(r"(\d+)([kmg])i?b?", re.IGNORECASE)
 
@@ -212,8 +212,8 @@ def _of_compose(project: str, name: str, service: Mapping[str, Any]) -> Mapping[
 
 
 def _filled(text: str) -> str:
-    """The text as Compose writes it, with the unknown in place of variables."""
-    return _VARIABLE.sub(lambda found: found[1] or UNKNOWN, text)
+    """The text as Compose writes it, with references that nothing resolves in place of its variables."""
+    return _VARIABLE.sub(lambda found: "$" if found[0] == "$$" else f"$({_UNKNOWN}{found[1] or found[2]})", text)
 
 
 def _words(value: object, service: str, key: str) -> list[str]:
@@ -232,7 +232,7 @@ def _variables(value: object) -> list[Mapping[str, str]]:
     return [
         {"name": str(pair[0]), "value": filled}
         for pair in map(tuple, given)
-        if len(pair) == 2 and pair[1] is not None and UNKNOWN not in (filled := _filled(str(pair[1])))
+        if len(pair) == 2 and pair[1] is not None and _UNKNOWN not in (filled := _filled(str(pair[1])))
     ]
 
 

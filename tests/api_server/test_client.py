@@ -81,7 +81,8 @@ def fill(cluster: Cluster, node: str, count: int, **fields: Any) -> set[str]:
 def test_a_node_of_many_pods_is_listed_in_full(cluster: Cluster, api: KubeApi) -> None:
     expected = fill(cluster, "many", 230)
     fill(cluster, "few", 2)
-    for first in ({"limit": "50", "resourceVersion": "0"}, {"limit": "50"}, {}):
+    cached = {"limit": "50", "resourceVersion": "0", "resourceVersionMatch": "NotOlderThan"}
+    for first in (cached, {"limit": "50"}, {}):
         found, pages, metadata = [], 0, {}
         parameters: dict[str, str] = {**first}
         while pages == 0 or metadata.get("continue"):
@@ -151,16 +152,14 @@ def test_a_rotated_token_is_used_and_a_bad_one_named(cluster: Cluster, account: 
     token = tmp_path / "token"
     token.write_text(cluster.token("kvpressure", account))
     api = KubeApi(cluster.url, token, cluster.ca)
-    assert api.get("/api/v1/namespaces/kvpressure/pods")["kind"] == "PodList"
+    assert list(api.items("/api/v1/namespaces/kvpressure/pods", {})) == []
     token.write_text("expired")
     with pytest.raises(SourceError) as refused:
-        api.get(PODS)
+        list(api.items(PODS, {}))
     assert refused.value.reason == "api_unauthorized"
     token.write_text(cluster.token("kvpressure", account))
-    assert api.get(PODS, {"limit": "1"})["kind"] == "PodList"
+    list(api.items(PODS, {"limit": "1"}))
     with pytest.raises(SourceError) as refused:
-        api.get("/api/v1/secrets")
+        list(api.items("/api/v1/secrets", {}))
     assert refused.value.reason == "api_forbidden"
-    with pytest.raises(SourceError) as refused:
-        api.get("/api/v1/nodes/nobody")
-    assert refused.value.reason == "api_not_found"
+    assert list(api.items("/api/v1/nodes", {"fieldSelector": "metadata.name=nobody"})) == []

@@ -57,13 +57,13 @@ def granted(documents: list[Json]) -> set[Right]:
 
 def asked(api: FakeApi, chosen: Settings) -> set[Right]:
     """What the sources that are on ask the API server for, until they know everything and watch it."""
-    if chosen.collectors["node"].enabled:
-        NodeSource(chosen).read()
-    if chosen.collectors["pods"].enabled:
-        source = PodsSource(chosen)
+    on = {name for name, chosen_one in chosen.collectors.items() if chosen_one.enabled}
+    sources = [*([NodeSource(chosen)] if "node" in on else []), *([PodsSource(chosen)] if "pods" in on else [])]
+    collections = ("node" in on) + ("pods" in on) * max(1, len(chosen.kube_namespaces))
+    for source in sources:
         source.read()
-        collections = max(1, len(chosen.kube_namespaces))
-        until(lambda: sum(query.get("watch") == "1" for _, query in api.requests) >= collections)
+    until(lambda: sum(query.get("watch") == "1" for _, query in api.requests) >= collections)
+    for source in sources:
         source.close()
     rights = set()
     for path, query in list(api.requests):

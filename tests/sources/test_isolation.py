@@ -213,7 +213,7 @@ MAKERS: dict[str, Callable[[Node], Source]] = {
     "amd": lambda node: AmdSource(node.settings, Clock(100.0)),
     "amd with its library": lambda node: AmdSource(replace(node.settings, amd_backend="amdsmi"), Clock(100.0)),
     "podresources": lambda node: podresources.PodResourcesSource(node.settings, lambda: node.gpus, node.known_pods()),
-    "pods": lambda node: PodsSource(node.settings, Api(node.documents)),
+    "pods": lambda node: PodsSource(node.settings, Api(node.documents), (0.02, 0.1)),
     "engines": Node.engines,
     "procfs": lambda node: ProcfsSource(node.settings, lambda: node.gpus, node.known_pods()),
     "cgroup": lambda node: CgroupSource(node.settings, node.known_pods(), Clock()),

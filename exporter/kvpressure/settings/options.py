@@ -80,13 +80,13 @@ def collector_options() -> dict[str, Option]:
             Option(
                 f"collector.{name}.interval",
                 SECONDS,
-                f"Time between two readings of {name}.",
+                f"Time between readings of {name}.",
                 f"{spec.interval_seconds:g}",
             ),
             Option(
                 f"collector.{name}.deadline",
                 SECONDS,
-                f"Time after which a reading of {name} counts as hanging.",
+                f"When a reading of {name} hangs.",
                 f"{spec.deadline_seconds:g}",
             ),
         ):

@@ -104,9 +104,9 @@ _SOURCES: Final = (
         help="conditions of this node, from the Kubernetes API server",
         factory=lazy("kvpressure.sources.kubernetes.node", "NodeSource"),
         default=False,
-        interval_seconds=30.0,
-        deadline_seconds=15.0,
-        hold_seconds=75.0,
+        interval_seconds=2.0,
+        deadline_seconds=10.0,
+        hold_seconds=6.0,
     ),
     SourceSpec(
         name="podresources",

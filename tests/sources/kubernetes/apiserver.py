@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 Json = dict[str, Any]
+BOOKMARK_SECONDS = 60.0
 
 
 class _Server(ThreadingHTTPServer):
@@ -152,9 +153,6 @@ class FakeApi:
             status = None if token in self.tokens else 401
         if status is not None:
             self._send(handler, status, {"kind": "Status", "code": status})
-        elif "/nodes/" in parts.path:
-            node = self.objects.get(f"Node//{parts.path.rsplit('/', 1)[1]}")
-            self._send(handler, 404 if node is None else 200, node or {"kind": "Status", "code": 404})
         elif watch:
             self._watch(handler, parts.path, query, generation)
         else:
@@ -172,7 +170,7 @@ class FakeApi:
             end = int(start) + int(query["limit"])
         if end < len(items):
             metadata |= {"continue": f"{end}/{version}", "remainingItemCount": len(items) - end}
-        return {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items[int(start) : end]}
+        return {"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items[int(start) : end]}
 
     def _send(self, handler: _Handler, status: int, document: Json | None) -> None:
         """A JSON document, or a proxy's page instead of one."""
@@ -197,7 +195,9 @@ class FakeApi:
             handler.chunk({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}})
             handler.chunk(None)
             return
-        while generation == self._generation:
+        ends = time.monotonic() + int(query["timeoutSeconds"])
+        bookmark = time.monotonic() + BOOKMARK_SECONDS
+        while generation == self._generation and time.monotonic() < ends:
             with self.lock:
                 new = [event for event in self.events if event[0] > seen]
                 if not new:
@@ -208,9 +208,10 @@ class FakeApi:
                     handler.chunk({"type": kind, "object": found})
                 elif before is not None and _matches(before, path, query):  # it left the selector
                     handler.chunk({"type": "DELETED", "object": found})
-            if new:
+            if new or time.monotonic() >= bookmark:
+                bookmark = time.monotonic() + BOOKMARK_SECONDS
                 metadata = {"resourceVersion": str(seen)}
-                handler.chunk({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": metadata}})
+                handler.chunk({"type": "BOOKMARK", "object": {"metadata": metadata}})
         if self.resets and generation != self._generation:
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             handler.close_connection = True
@@ -238,14 +239,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _matches(found: Json, path: str, query: dict[str, str]) -> bool:
-    if found["kind"] != "Pod":
+    if f"{found['kind'].lower()}s" != path.rsplit("/", 1)[1]:
         return False
     metadata, spec = found["metadata"], found.get("spec", {})
+    fields = {"spec.nodeName": spec.get("nodeName"), "metadata.name": metadata["name"]}
     if "/namespaces/" in path and metadata["namespace"] != path.split("/namespaces/")[1].split("/")[0]:
         return False
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         name, _, value = term.partition("=")
-        if name != "spec.nodeName" or spec.get("nodeName") != value:
+        if fields[name] != value:
             return False
     labels = metadata.get("labels", {})
     return all(

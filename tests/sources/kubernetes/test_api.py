@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvpressure import __version__
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.kubernetes import api as kube
 from kvpressure.sources.kubernetes.api import REASONS, KubeApi, Watcher
@@ -23,6 +24,7 @@ from tests.sources.kubernetes.objects import pod
 pytestmark = pytest.mark.live
 
 PODS = "/api/v1/pods"
+CACHED = {"limit": "50", "resourceVersion": "0", "resourceVersionMatch": "NotOlderThan"}
 
 
 class Seen:
@@ -82,12 +84,14 @@ class Scripted:
         seconds: float = 60.0,
     ) -> None:
         self.lists: list[float] = []
+        self.asked: list[dict[str, str]] = []  # of the lists
         self.watches: list[float] = []
         self._clock, self._lasts, self._events, self._gone = clock, lasts, events, gone
         self._refusal, self._end = refusal, clock.now + seconds
 
-    def items(self, *_: object) -> Generator[dict[str, Any], None, dict[str, Any]]:
+    def items(self, _: str, parameters: dict[str, str]) -> Generator[dict[str, Any], None, dict[str, Any]]:
         self.lists.append(self._clock.now)
+        self.asked.append(parameters)
         yield from ()
         if self._refusal is not None:
             raise self._refusal
@@ -108,10 +112,39 @@ class Scripted:
         self._clock.now += seconds
 
 
-def a_minute(monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> tuple[Scripted, Watcher]:
+class Restarting(Scripted):
+    """Each watch lasts as long as it was asked to, but at ``down`` the server ends them, answers 503 for two seconds
+    and knows no older version then.
+    """
+
+    down = 2000.0
+
+    def items(self, path: str, parameters: dict[str, str]) -> Generator[dict[str, Any], None, dict[str, Any]]:
+        yield from super().items(path, parameters)
+        return {"resourceVersion": str(self._clock.now)}
+
+    def watch(self, _: str, parameters: dict[str, str], opened: Callable[[object], None]) -> Iterator[dict[str, Any]]:
+        self.watches.append(self._clock.now)
+        if self.down <= self._clock.now < self.down + 2:
+            raise SourceError("api_error")
+        if float(parameters["resourceVersion"]) < self.down <= self._clock.now:
+            raise kube.Gone
+        opened(None)
+        end = self._clock.now + float(parameters["timeoutSeconds"])
+        while self._clock.now < end:
+            self._clock.now += 60.0
+            if self.down <= self._clock.now < self.down + 60.0:
+                self._clock.now = self.down
+                return
+            yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(self._clock.now)}}}
+
+
+def a_minute(
+    monkeypatch: pytest.MonkeyPatch, server_of: type[Scripted] = Scripted, **behaviour: Any
+) -> tuple[Scripted, Watcher]:
     clock = Clock()
     monkeypatch.setattr(kube, "time", clock)
-    server = Scripted(clock, **behaviour)
+    server = server_of(clock, **behaviour)
     watcher = Watcher(server, PODS, {}, lambda items: [*items], lambda *_: None)
     watcher._stop = server
     watcher._run()
@@ -135,6 +168,26 @@ def test_a_server_that_forgets_at_once_is_asked_less_and_less_and_shown(monkeypa
     assert watcher.error == "api_gone"
 
 
+def test_sixty_watchers_of_a_restarted_server_list_from_its_cache_and_not_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    again = []
+    for _ in range(60):
+        server, watcher = a_minute(monkeypatch, Restarting, seconds=1800.0)
+        assert all(asked == CACHED for asked in server.asked)
+        assert (watcher.error, watcher.errors["api_gone"]) == (None, 1)
+        again.append(server.lists[1])
+        assert len(server.lists) == 2
+    assert Restarting.down + 10 < min(again) < min(again) + 10 < max(again) < Restarting.down + 35
+
+
+def test_two_collections_cost_fifteen_requests_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Restarting, "down", float("inf"))
+    hours = 10
+    server, _ = a_minute(monkeypatch, Restarting, seconds=hours * 3600.0)
+    assert 2 * (len(server.lists) + len(server.watches)) <= 15 * hours
+
+
 def test_a_watch_that_ends_at_once_is_begun_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
     server, watcher = a_minute(monkeypatch, gone=False)
     assert (len(server.lists), watcher.error, watcher.errors) == (1, None, {})
@@ -142,14 +195,22 @@ def test_a_watch_that_ends_at_once_is_begun_less_and_less(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("behaviour", [{"lasts": 31.0}, {"lasts": 1.0, "events": 1}])
-def test_a_watch_that_worked_is_begun_again_soon(behaviour: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    server, watcher = a_minute(monkeypatch, **behaviour)
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_watch_that_worked_is_begun_again_and_its_view_is_current_meanwhile(
+    gone: bool, behaviour: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soon, but after 410 with a list."""
+    server, watcher = a_minute(monkeypatch, gone=gone, **behaviour)
     waits = [
-        later - earlier - behaviour["lasts"] for earlier, later in zip(server.lists, server.lists[1:], strict=False)
+        later - earlier - behaviour["lasts"] for earlier, later in zip(server.watches, server.watches[1:], strict=False)
     ]
     assert waits
-    assert max(waits) <= kube.BACKOFF_SECONDS[0]
+    assert max(waits) <= kube.BACKOFF_SECONDS[gone]
     assert watcher.error is None
+    if not gone:
+        return
+    assert min(waits) >= 10
+    assert len(server.lists) == len(server.watches)
     assert len(server.watches) - watcher.errors["api_gone"] in (0, 1)  # the last one may end when nobody wants to know
 
 
@@ -203,7 +264,7 @@ def test_the_first_list_comes_from_the_cache_in_pages_where_the_server_makes_the
         until(lambda: len(seen.names) == 121)
         assert seen.lists == 1
     asked = lists_of(api)
-    assert asked[0] == {"limit": "50", "resourceVersion": "0"}
+    assert asked[0] == CACHED
     assert [query.get("continue", "")[:3] for query in asked[1:]] == (["50/", "100"] if pages_from_cache else [])
 
 
@@ -286,7 +347,7 @@ def test_gone_lists_again(api: FakeApi, as_event: bool) -> None:
         api.status.clear()
         until(lambda: seen.have("b"))
         assert seen.lists == 2
-        assert [lists_of(api)[at] for at in (0, -1)] == [{"limit": "50", "resourceVersion": "0"}, {}]
+        assert [query for query in lists_of(api) if query != CACHED] == []
         until(lambda: seen.watcher.error is None)
 
 
@@ -295,11 +356,10 @@ def test_a_version_that_the_server_does_not_like_is_dropped(api: FakeApi) -> Non
         until(lambda: api.count(PODS, watch="1") == 1)
         api.status["watch"] = 500
         api.cut()
-        until(lambda: seen.watcher.error == "api_error")
+        until(lambda: seen.lists >= 2)
         api.status.clear()
         api.apply(pod("a"))
         until(lambda: seen.have("a"))
-        assert seen.lists >= 2
 
 
 @pytest.mark.attack(
@@ -332,7 +392,7 @@ def test_an_expiring_token_is_read_again(api: FakeApi, tmp_path: Path) -> None:
     token.write_text("one\n")
     api.tokens = {"one"}
     with watching(KubeApi(api.url, token)) as seen:
-        until(seen.watcher.synced.is_set)
+        seen.watcher.wait()
         assert seen.watcher.error is None
         api.tokens = {"two"}
         api.cut()
@@ -358,14 +418,14 @@ def test_an_expiring_token_is_read_again(api: FakeApi, tmp_path: Path) -> None:
 def test_refusals_have_reasons(api: FakeApi, status: int, reason: str) -> None:
     api.status[PODS] = status
     with pytest.raises(SourceError) as caught:
-        KubeApi(api.url).get(PODS)
+        list(KubeApi(api.url).items(PODS, {}))
     assert caught.value.reason == reason
     assert reason in REASONS
 
 
 def reason_of(url: str | None, **fields: Any) -> str:
     with pytest.raises(SourceError) as caught:
-        KubeApi(url, **fields).get(PODS)
+        list(KubeApi(url, **fields).items(PODS, {}))
     assert caught.value.reason in REASONS
     return caught.value.reason
 
@@ -412,7 +472,7 @@ def speaking(say: Callable[[socket.socket], object]) -> Iterator[str]:
 
 
 def test_a_dripping_answer_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(kube, "LIST_SECONDS", 0.3)
 
     def drip(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
@@ -427,7 +487,7 @@ def test_a_dripping_answer_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_too_much_is_too_much(monkeypatch: pytest.MonkeyPatch, api: FakeApi) -> None:
-    monkeypatch.setattr(kube, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(kube, "MAX_LIST_BYTES", 1000)
     for i in range(3):
         api.apply(pod(f"p{i}"))
     assert reason_of(api.url) == "api_bad_answer"
@@ -456,7 +516,7 @@ def test_a_silent_watch_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tls_is_verified_with_the_clusters_ca(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     with FakeApi(certificate) as api:
-        assert KubeApi(api.url, ca_file=certificate[0]).get(PODS)["items"] == []
+        assert list(KubeApi(api.url, ca_file=certificate[0]).items(PODS, {})) == []
         assert reason_of(api.url, ca_file=tmp_path / "missing") == "api_tls"
         (tmp_path / "other").write_bytes(b"no certificate")
         assert reason_of(api.url, ca_file=tmp_path / "other") == "api_tls"
@@ -464,7 +524,7 @@ def test_tls_is_verified_with_the_clusters_ca(certificate: tuple[Path, Path], tm
         inside = KubeApi(
             ca_file=certificate[0], environ={"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
         )
-        assert inside.get(PODS)["kind"] == "PodList"
+        assert list(inside.items(PODS, {})) == []
 
 
 @pytest.mark.attack("a certificate of somebody else, a token that expires", "refused; read again")
@@ -484,18 +544,18 @@ def test_a_volume_that_is_swapped_is_read_again(certificate: tuple[Path, Path], 
         api.tokens = {"new"}
         client = KubeApi(api.url, tmp_path / "token", ca_file=tmp_path / "ca.crt")
         with pytest.raises(SourceError, match="certificate") as caught:
-            client.get(PODS)
+            list(client.items(PODS, {}))
         assert caught.value.reason == "api_tls"
         (tmp_path / "..new").symlink_to("two")
         (tmp_path / "..new").rename(tmp_path / "..data")
-        assert client.get(PODS)["kind"] == "PodList"
+        assert list(client.items(PODS, {})) == []
 
 
 def test_the_token_goes_to_no_other_machine_in_the_clear(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
     client = KubeApi("http://api.example", tmp_path / "token")
     connection = client._connect(1)
-    assert "Authorization" not in client._headers(connection)
+    assert client._headers(connection) == {"Accept": "application/json", "User-Agent": f"kvpressure/{__version__}"}
     assert "Authorization" in KubeApi("https://api.example", tmp_path / "token", environ={})._headers(
         kube.http.client.HTTPSConnection("api.example")
     )

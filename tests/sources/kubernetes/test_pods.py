@@ -11,6 +11,7 @@ from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.model.readings import GpuOwner, NodeCondition, Termination
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.kubernetes import api as kube
 from kvpressure.sources.kubernetes import command_lines, podspec
 from kvpressure.sources.kubernetes import pods as pods_module
 from kvpressure.sources.kubernetes.node import NodeSource
@@ -28,7 +29,7 @@ def names(reading: Reading) -> list[tuple[str, str, str]]:
     return [(c.namespace, c.pod, c.container) for c in reading.containers or ()]
 
 
-def reason(source: PodsSource | NodeSource) -> str:
+def reason(source: PodsSource) -> str:
     with pytest.raises(SourceError) as caught:
         source.read()
     assert caught.value.reason in pods_module.REASONS
@@ -90,7 +91,7 @@ def test_an_api_server_that_goes_away_makes_readings_absent_and_keeps_targets(ap
     source.close()
 
 
-def reason_or_none(source: PodsSource) -> str | None:
+def reason_or_none(source: PodsSource | NodeSource) -> str | None:
     try:
         source.read()
     except SourceError as error:
@@ -99,7 +100,7 @@ def reason_or_none(source: PodsSource) -> str | None:
 
 
 def test_a_server_that_never_answers(api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pods_module, "SYNC_SECONDS", 0.2)
+    monkeypatch.setattr(kube, "SYNC_SECONDS", 0.2)
     api.hang = True
     source = PodsSource(settings(kube_api_url=api.url))
     assert reason(source) == "api_timeout"
@@ -227,15 +228,18 @@ def test_of_two_engines_with_one_address_that_with_a_gpu_is_read(api: FakeApi, s
 
 def test_node_conditions(api: FakeApi, settings: Build) -> None:
     api.apply(node(MemoryPressure="False", Ready="True", DiskPressure="Unknown"))
-    source = NodeSource(settings(kube_api_url=api.url))
+    source = NodeSource(settings(kube_api_url=api.url), backoff_seconds=FAST)
     assert source.read().node_conditions == (
         NodeCondition("MemoryPressure", False),
         NodeCondition("Ready", True),
         NodeCondition("DiskPressure", None),
     )
-    api.status["/api/v1/nodes/node-1"] = 403
-    assert reason(source) == "api_forbidden"
+    api.status["/api/v1/nodes"] = 403
+    api.cut()
+    until(lambda: reason_or_none(source) == "api_forbidden")
     api.status.clear()
+    until(lambda: reason_or_none(source) is None)
+    api.apply({**node(Ready="False"), "metadata": {"name": "node-2"}})
     api.apply(
         {
             "kind": "Node",
@@ -243,9 +247,14 @@ def test_node_conditions(api: FakeApi, settings: Build) -> None:
             "status": {"conditions": [{"type": "A", "status": []}, {"type": 1}, "x", {"type": "A", "status": "True"}]},
         }
     )
-    assert source.read().node_conditions == (NodeCondition("A", True),)
+    until(lambda: source.read().node_conditions == (NodeCondition("A", True),))
     api.apply({"kind": "Node", "metadata": {"name": "node-1"}, "status": "none"})
-    assert reason(source) == "api_bad_answer"
+    until(lambda: reason_or_none(source) == "api_not_found")
+    api.apply(node(Ready="True"))
+    until(lambda: reason_or_none(source) is None)
+    api.delete(node())
+    until(lambda: reason_or_none(source) == "api_not_found")
+    assert {path for path, _ in api.requests} == {"/api/v1/nodes"}
     source.close()
 
 

@@ -1,13 +1,14 @@
-"""A small Kubernetes client over ``http.client``: get, list and watch only.
+"""A small Kubernetes client over ``http.client``: list and watch only.
 
 The official client costs 50 MiB and 8 times the CPU. The service account's token is read again for every request (it
 is rotated about once an hour), the CA for every connection; there are no redirects or proxies; answers are bounded in
 time and size. ``Watcher`` keeps a view of one collection: list, watch from the list's version with bookmarks, list
 again after 410 Gone, back off with jitter unless the watch worked, for as long as ``Retry-After`` asks.
 
-A list is answered from the API server's cache (``resourceVersion=0``, as for the kubelet) and in pages where the
-server supports them: many accept ``limit`` only without a version, so a list is always read item by item. After 410
-Gone the next list is a consistent one without pages, because the cache may be outdated and a continuation forgotten.
+A list is answered from the API server's cache, in pages where the server can (it is read item by item anyway). Version
+0, as for the kubelet, is the only one with which ``limit`` does not send older servers to etcd; what the cache lacks
+comes with the watch. Only after 410 Gone to a list, whose continuation is forgotten, the next one is consistent and
+without pages. A restarted API server answers every watch with 410, so a list that replaces a view waits for 10 to 30 s.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from kvpressure import __version__
 from kvpressure.files import checked, read_file
 from kvpressure.parsed import json_of, mapping, text
 from kvpressure.sources.base import SourceError, reason_of
@@ -51,17 +54,17 @@ REASONS: Final = (
 )
 """Why the API server did not answer. ``api_gone``: the version that a watch begins with has expired."""
 
-MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024  # of one object
 MAX_TOKEN_BYTES: Final = 64 * 1024
 MAX_LIST_BYTES: Final = 1024 * 1024 * 1024  # of a list, of which one item at a time is in memory
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024  # an object in etcd has at most 1.5 MiB
 PAGE_ITEMS: Final = 50
 MAX_PAGES: Final = 1000
-REQUEST_SECONDS: Final = 10.0  # for an object, and of silence in a list
+REQUEST_SECONDS: Final = 10.0  # of silence
+SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
 LIST_SECONDS: Final = 300.0  # for a list or one page of it, however slowly it comes
 RETRY_AFTER_SECONDS: Final = 120.0  # the longest wait that the server may ask for
 SILENCE_SECONDS: Final = 120.0  # bookmarks come about once a minute; longer silence = connect again
-WATCH_SECONDS: Final = (300, 600)  # asked of the server, drawn at random so that nodes do not reconnect together
+WATCH_SECONDS: Final = (600, 1200)  # asked of the server, drawn at random so that nodes do not reconnect together
 BACKOFF_SECONDS: Final = (0.5, 30.0)
 WORKED_SECONDS: Final = 30.0  # a watch that lasted this long worked, even without an event
 
@@ -102,18 +105,12 @@ class KubeApi:
             f"https://[{host}]:{port}" if host and ":" in host else f"https://{host}:{port}" if host else None
         )
 
-    def get(self, path: str, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The JSON object at ``path``. Raises ``SourceError`` with one of ``REASONS``."""
-        deadline = time.monotonic() + REQUEST_SECONDS
-        with self._answer(path, parameters) as (response, connection):
-            return _object(b"".join(_chunks(response, connection, MAX_ANSWER_BYTES, deadline)))
-
     def items(self, path: str, parameters: Mapping[str, str]) -> Generator[dict[str, Any], None, Mapping[str, Any]]:
-        """The objects of a list as they arrive; returns the list's metadata. Raises ``SourceError``."""
-        deadline = time.monotonic() + LIST_SECONDS
+        """The objects of a list as they arrive; returns the list's metadata. Raises ``SourceError`` with one of
+        ``REASONS``.
+        """
         with self._answer(path, parameters) as (response, connection):
-            chunks = _chunks(response, connection, MAX_LIST_BYTES, deadline, REQUEST_SECONDS)
-            return (yield from read_list(chunks, MAX_EVENT_BYTES))
+            return (yield from read_list(_chunks(response, connection), MAX_EVENT_BYTES))
 
     def watch(
         self,
@@ -143,7 +140,7 @@ class KubeApi:
 
     @contextmanager
     def _answer(
-        self, path: str, parameters: Mapping[str, str] | None
+        self, path: str, parameters: Mapping[str, str]
     ) -> Iterator[tuple[http.client.HTTPResponse, http.client.HTTPConnection]]:
         """The answer to one request, on a connection of its own. Raises ``SourceError``."""
         connection = self._connect(REQUEST_SECONDS)
@@ -168,13 +165,12 @@ class KubeApi:
         return http.client.HTTPSConnection(host, parts.port or 443, timeout=timeout, context=context)
 
     def _request(
-        self, connection: http.client.HTTPConnection, path: str, parameters: Mapping[str, str] | None
+        self, connection: http.client.HTTPConnection, path: str, parameters: Mapping[str, str]
     ) -> http.client.HTTPResponse:
         connection.connect()
         if connection.sock is not None:
             _keep_alive(connection.sock)
-        query = f"?{urlencode(parameters)}" if parameters else ""
-        connection.request("GET", f"{path}{query}", headers=self._headers(connection))
+        connection.request("GET", f"{path}?{urlencode(parameters)}", headers=self._headers(connection))
         response = connection.getresponse()
         if response.status == 410:
             raise Gone
@@ -184,7 +180,7 @@ class KubeApi:
 
     def _headers(self, connection: http.client.HTTPConnection) -> dict[str, str]:
         """The token is sent only over TLS or to this machine (a local proxy)."""
-        headers = {"Accept": "application/json", "User-Agent": "kvpressure"}
+        headers = {"Accept": "application/json", "User-Agent": f"kvpressure/{__version__}"}
         if not isinstance(connection, http.client.HTTPSConnection) and connection.host not in _LOOPBACK:
             return headers
         try:
@@ -203,17 +199,13 @@ def _keep_alive(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _chunks(
-    response: http.client.HTTPResponse,
-    connection: http.client.HTTPConnection,
-    most_bytes: int,
-    deadline: float,
-    silence_seconds: float = float("inf"),
-) -> Iterator[bytes]:
-    """The body as it arrives: all of it before ``deadline``, without a pause longer than ``silence_seconds``."""
-    size = 0
+def _chunks(response: http.client.HTTPResponse, connection: http.client.HTTPConnection) -> Iterator[bytes]:
+    """The body of a list as it arrives: all of it in ``LIST_SECONDS``, without a pause longer than
+    ``REQUEST_SECONDS``.
+    """
+    size, deadline = 0, time.monotonic() + LIST_SECONDS
     while True:
-        left = min(deadline - time.monotonic(), silence_seconds)
+        left = min(deadline - time.monotonic(), REQUEST_SECONDS)
         if left <= 0:
             raise TimeoutError("answer too slow")
         if connection.sock is not None:
@@ -224,7 +216,7 @@ def _chunks(
                 raise http.client.IncompleteRead(b"", response.length)
             return
         size += len(part)
-        if size > most_bytes:
+        if size > MAX_LIST_BYTES:
             raise SourceError("api_bad_answer", "answer too large")
         yield part
 
@@ -290,7 +282,8 @@ class Watcher:
     ) -> None:
         self.error: str | None = None
         self.errors: dict[str, int] = {}
-        self.synced = threading.Event()  # the first list has succeeded or failed
+        self._told: Counter[str] = Counter()  # of these errors
+        self._synced = threading.Event()  # the first list has succeeded or failed
         self._api = api
         self._path = path
         self._parameters = dict(parameters)
@@ -300,14 +293,29 @@ class Watcher:
         self._idle = 4 * self._least  # after a watch that ended at once without an error
         self._version = ""
         self._consistent = False  # the next list may not come from the server's cache
+        self._listed = False  # there is a view
+        self._followed = False  # a watch has worked since
         self._worked = False  # the last watch brought an event or lasted
         self._stop = threading.Event()
         self._sock: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch{path.replace('/', '-')}", daemon=True)
 
     def start(self) -> None:
-        """Start to list and watch."""
-        self._thread.start()
+        """Start to list and watch, unless it was started."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the answer to the first list. Raises ``SourceError``."""
+        self.start()
+        if not self._synced.wait(SYNC_SECONDS):
+            raise SourceError("api_timeout", "the first list has not been answered")
+
+    def new_errors(self) -> Counter[str]:
+        """Failures since the last call, by reason."""
+        errors = Counter(self.errors)
+        new, self._told = errors - self._told, errors
+        return new
 
     def close(self) -> None:
         """Stop, also during a watch."""
@@ -330,11 +338,11 @@ class Watcher:
                 failed = False
             except Gone as error:
                 failed = False
-                self._version, self._consistent = "", True
-                self._fail(error, outdated=not self._worked)
+                self._version = ""
+                self._fail(error, outdated=not self._followed)
             except SourceError as error:
                 asked = error.retry_after if isinstance(error, Throttled) else 0.0
-                if error.reason in ("api_error", "api_bad_answer"):
+                if error.reason in ("api_error", "api_bad_answer") and failing >= self._most:
                     self._version = ""  # the server may reject the version: start over
                 self._fail(error)
             except Exception as error:
@@ -344,21 +352,28 @@ class Watcher:
             if self._worked:
                 failing, idle = self._least, self._idle
             wait = failing if failed else self._least if self._worked else idle
+            spread = random.uniform(self._most / 3, self._most) if self._listed and not self._version else 0.0
             # jitter: a little sooner than the back-off, a little later than the server asks
-            self._stop.wait(max(wait * random.uniform(0.75, 1.0), asked * random.uniform(1.0, 1.25)))
+            self._stop.wait(max(wait * random.uniform(0.75, 1.0), asked * random.uniform(1.0, 1.25), spread))
             failing, idle = (
                 (min(self._most, failing * 2), self._idle) if failed else (self._least, min(self._most, idle * 2))
             )
 
     def _list(self) -> None:
-        with closing(self._pages()) as items:
-            self._replace(items)
-        self._consistent = False
+        self._followed = False
+        try:
+            with closing(self._pages()) as items:
+                self._replace(items)
+        except Gone:
+            self._consistent = True
+            raise
+        self._listed, self._consistent = True, False
         self._good()
 
     def _pages(self) -> Generator[dict[str, Any], None, None]:
         """Every item of the collection; the version is set after the last one."""
-        first = {} if self._consistent else {"limit": str(PAGE_ITEMS), "resourceVersion": "0"}
+        cached = {"limit": str(PAGE_ITEMS), "resourceVersion": "0", "resourceVersionMatch": "NotOlderThan"}
+        first = {} if self._consistent else cached
         metadata = yield from self._api.items(self._path, {**self._parameters, **first})
         pages = 1
         while token := metadata.get("continue"):
@@ -385,6 +400,7 @@ class Watcher:
             self._take(parameters)
         finally:
             self._worked = self._worked or time.monotonic() - started > WORKED_SECONDS
+            self._followed = self._followed or self._worked
 
     def _take(self, parameters: Mapping[str, str]) -> None:
         for event in self._api.watch(self._path, parameters, self._opened):
@@ -405,7 +421,7 @@ class Watcher:
 
     def _good(self) -> None:
         self.error = None
-        self.synced.set()
+        self._synced.set()
 
     def _fail(self, error: SourceError, outdated: bool = True) -> None:
         if self._stop.is_set():
@@ -414,4 +430,4 @@ class Watcher:
         if outdated:
             self.error = error.reason
         self.errors[error.reason] = self.errors.get(error.reason, 0) + 1
-        self.synced.set()
+        self._synced.set()

@@ -8,6 +8,7 @@ series are absent), but the engines are still scraped.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -30,7 +31,6 @@ from kvpressure.sources.kubernetes.podspec import (
 from kvpressure.sources.places import admitted
 from kvpressure.sources.scrape.targets import Target
 
-SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
 MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
 """Pods of the node. Beyond: those without a GPU and ended ones are left out first; up to 64 with engines are listed.
 Shown as: `source_errors_total{source="pods",reason="too_many_pods"}`.
@@ -172,14 +172,15 @@ class PodsSource:
             _WatchedPods(client, path, parameters, policy, backoff_seconds, settings.shared)
             for path in dict.fromkeys(paths)
         ]
-        self._started = False
         self._reported: set[tuple[str, str, str]] = set()
         self._colliding: set[tuple[str, str, str]] = set()
-        self._counted: dict[str, int] = {}
 
     def read(self) -> Reading:
         """Containers of this node's engines. Raises ``SourceError`` while no watch is current."""
-        self._sync()
+        for view in self._views:
+            view.watcher.start()
+        for view in self._views:
+            view.watcher.wait()
         failed = [view.watcher.error for view in self._views if view.watcher.error is not None]
         if len(failed) == len(self._views):
             raise SourceError(failed[0], "the view of this node's pods is out of date", self._new_errors())
@@ -200,15 +201,6 @@ class PodsSource:
         for view in self._views:
             view.watcher.close()
 
-    def _sync(self) -> None:
-        if not self._started:
-            self._started = True
-            for view in self._views:
-                view.watcher.start()
-        for view in self._views:
-            if not view.watcher.synced.wait(SYNC_SECONDS):
-                raise SourceError("api_timeout", "the first list has not been answered")
-
     def _publish(self) -> None:
         """Hand pods and targets to the other sources; a broken watch keeps its last view."""
         pods = sorted((pod for view in self._views for pod in view.pods()), key=lambda pod: (pod.namespace, pod.name))
@@ -227,12 +219,9 @@ class PodsSource:
 
     def _new_errors(self) -> dict[str, int]:
         """Failures since the last read: of the watchers' requests, and engines refused for the first time."""
-        totals: dict[str, int] = {}
+        new: Counter[str] = Counter()
         for view in self._views:
-            for reason, count in view.watcher.errors.copy().items():
-                totals[reason] = totals.get(reason, 0) + count
-        new = {reason: count - self._counted.get(reason, 0) for reason, count in totals.items()}
-        self._counted = totals
+            new += view.watcher.new_errors()
         new[TOO_MANY_PODS] = sum(view.left_out()[0] for view in self._views)  # at every read, while it is so
         refused = {
             (engine.refusal, pod.uid, engine.container)
@@ -249,7 +238,6 @@ class PodsSource:
         }
         refused |= {(COMMAND_CUT, pod.uid, name) for pod in self._shared.pods or () for name in pod.cut}
         refused |= self._colliding
-        for reason, _, _ in refused - self._reported:
-            new[reason] = new.get(reason, 0) + 1
+        new.update(reason for reason, _, _ in refused - self._reported)
         self._reported = refused
         return {reason: count for reason, count in new.items() if count > 0}

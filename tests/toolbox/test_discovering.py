@@ -171,7 +171,7 @@ def test_objects_whose_pods_only_their_controllers_know_are_named(capsys: Capsys
     pod = json.loads((PODS / "aibrix/deployment.json").read_text())
     status, out, err = run(capsys, "discover -f", written(tmp_path, *OPAQUE, *others, pod))
     assert (status, "vllm-openai: engine (" in out, named in err, "HTTPRoute" in err) == (2, True, True, False)
-    nothing = "no container with a GPU or an inference server"
+    nothing = "no container with an accelerator or an inference server"
     assert f"Service llama, HTTPRoute llama, PodMonitor llama: {nothing}" in refused(
         capsys, "discover -f", written(tmp_path, *others)
     )
@@ -211,7 +211,7 @@ def test_a_namespace_that_kubectl_refuses_is_one_clear_line(capsys: Capsys, kube
     kubectl.answers = [("get pods", as_list([]))]
     kubectl.install()
     said = refused(capsys, "discover -n inference -l app=vllm")
-    assert "0 pods: no container with a GPU or an inference server" in said
+    assert "0 pods: no container with an accelerator or an inference server" in said
     assert kubectl.calls[-1][-4:] == ["-l", "app=vllm", "-o", "json"]
 
 

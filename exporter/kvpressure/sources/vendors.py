@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvpressure.model.readings import GpuReading
 
@@ -14,6 +16,32 @@ class OwnedDevice:
 
     uuid: str
     shared: bool = False
+
+
+OTHER_ACCELERATORS: Final = (
+    "google.com/tpu",
+    "habana.ai/gaudi",
+    "aws.amazon.com/neuron",
+    "huawei.com/",  # Ascend
+    "ibm.com/spyre",
+    "gpu.intel.com/",
+    "volcano.sh/vgpu",
+    "k8s.amazonaws.com/vgpu",
+    "aliyun.com/gpu",
+    "cambricon.com/",
+    "hygon.com/",
+    "iluvatar.ai/",
+    "metax-tech.com/",
+    "mthreads.com/",
+)
+"""Prefixes of Kubernetes resource names of devices that no source reads, and of schedulers that share GPUs."""
+
+_NETWORK: Final = re.compile(r"[^/]*/(?:v?nic|hostdev|rdma.*)")
+
+
+def is_network(resource: str) -> bool:
+    """Whether a resource with a GPU vendor's prefix is a network adapter."""
+    return _NETWORK.fullmatch(resource) is not None
 
 
 FindDevice = Callable[[str, Sequence[GpuReading]], OwnedDevice | None]

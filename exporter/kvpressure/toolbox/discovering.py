@@ -19,7 +19,7 @@ from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.manifests import NO_ADDRESS, OF_CONTAINER, listed, pod_documents
 
 _RESULTS: Final = {"engine": "engine", "no_target": "engine, not scraped", "not_engine": "not an engine"}
-_NOTHING: Final = "no container with a GPU or an inference server"
+_NOTHING: Final = "no container with an accelerator or an inference server"
 
 _Limits = Mapping[str, Mapping[str, Any]]
 
@@ -121,7 +121,7 @@ def _paragraph(entry: Mapping[str, Any]) -> str:
     if entry.get("address"):
         lines.append(f"  metrics: {entry['address']}")
     gpus = ", ".join(f"{resource}: {count}" for resource, count in mapping(entry.get("gpus")).items())
-    lines += [f"  GPUs requested: {gpus}"] if gpus else []
+    lines += [f"  accelerators requested: {gpus}"] if gpus else []
     role = f", role {entry['role']}" if entry.get("role") else ""
     lines.append(f"  group: {entry.get('group') or '–'}{role}")
     if entry.get("complete") is not None:

@@ -13,6 +13,7 @@ import yaml
 from kvpressure.engines.registry import dialect
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import GpuOwner
+from kvpressure.sources.kubernetes.device_ids import is_accelerator
 from kvpressure.sources.kubernetes.discovery import NO_TARGET, REASONS, SIGNS
 from kvpressure.sources.kubernetes.pod import Pod, discovered, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources import of_engines
@@ -125,7 +126,7 @@ def test_every_gpu_container_has_a_row_of_the_closed_sets(name: str) -> None:
     with_gpu = {
         c["name"]
         for c in document(name)["spec"]["containers"]
-        if any("gpu" in key for key in c.get("resources", {}).get("limits", {}))
+        if any(is_accelerator(key) for key in c.get("resources", {}).get("limits", {}))
     }
     assert with_gpu <= rows.keys()
     assert {engine.container for engine in pod.engines} <= rows.keys()
@@ -234,6 +235,34 @@ def test_a_script_is_an_engine_only_where_something_says_that_it_serves(containe
         assert pod is not None
         assert [row.why for row in pod.rows] == [expected]
         assert bool(pod.engines) == (expected == "image")
+
+
+OF_A_VENDOR = {  # image of a wrapper -> what it asks for, as its vendor's device plugin names it
+    "rocm/vllm:latest": {"amd.com/cpx_nps4": 1},
+    "rocm/sgl-dev:v0.5.5-rocm700": {"amd.com/spx_nps1": 8},
+    "projecthami/vllm-openai:v0.11.0": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 50},
+    "vllm/vllm-openai:v0.11.0": {"nvidia.com/mig-1g.10gb.shared": 1},
+    "vllm/vllm-tpu:v0.11.1": {"google.com/tpu": 8},
+    "vault.habana.ai/gaudi-docker/vllm-installer:1.22": {"habana.ai/gaudi": 8},
+    "public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.11": {"aws.amazon.com/neuroncore": 2},
+    "quay.io/ascend/vllm-ascend:v0.11.0": {"huawei.com/Ascend910": 4},
+    "quay.io/ibm-aiu/vllm-spyre:latest": {"ibm.com/spyre_pf": 4},
+}
+NETWORK = {"nvidia.com/hostdev": "1", "nvidia.com/rdma_host_dev": "1", "amd.com/nic": "1", "rdma/hca": "1", "cpu": "8"}
+
+
+@pytest.mark.parametrize(("image", "asked"), OF_A_VENDOR.items())
+def test_accelerators_are_known_by_their_vendor_and_named_as_they_are_asked_for(
+    image: str, asked: Mapping[str, int]
+) -> None:
+    limits = NETWORK | {name: str(count) for name, count in asked.items()}
+    for other, why in ((image, "image"), ("registry.internal/llm:1", "no_sign")):
+        pod = read_pod(container_of_image(other, command=["/start.sh"], resources={"limits": limits}), Policy())
+        assert pod is not None
+        assert [(row.why, row.gpus) for row in pod.rows] == [(why, asked)]
+    pod = read_pod(container_of_image(image, command=["/start.sh"], resources={"limits": NETWORK}), Policy())
+    assert pod is not None
+    assert [(row.why, row.gpus) for row in pod.rows] == [("no_gpu", {})]
 
 
 POOLS = {  # pool, role, and what gave it

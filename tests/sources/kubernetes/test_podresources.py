@@ -60,7 +60,7 @@ def test_owners(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
         claim("b", devices={"nvidia.com/mig-1g.10gb.shared": ["MIG-1::0"]}, container="other"),
         claim("c", devices={"nvidia.com/gpu": ["nvidia0", "nvidia5", "GPU-7", "GPU-1-0"]}),
         claim("d", dra=[("gpu.nvidia.com", "gpu-0"), ("nic.example.com", "nic-0")]),
-        claim("e"),
+        claim("e", devices={"nvidia.com/hostdev": ["0000:17:00.0"], "amd.com/nic": ["0000:18:00.0"]}),
     ]
     reading = source.read()
     assert join_owners(reading.owners or ()) == (

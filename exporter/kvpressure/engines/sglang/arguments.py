@@ -161,7 +161,7 @@ def _is_value(word: str) -> bool:
 def of_image(image: str) -> bool:
     """Whether an image contains SGLang's server; its router's images are named after it too."""
     name = image.rpartition("/")[2]
-    return "sglang" in name and "router" not in name and "gateway" not in name
+    return ("sglang" in name or "sgl-dev" in name) and "router" not in name and "gateway" not in name
 
 
 def takes_words(_argv: Sequence[str], args: EngineArgs) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 
 from kvpressure.model.readings import GpuReading
 from kvpressure.sources.catalog import registry
-from kvpressure.sources.vendors import GpuVendor, OwnedDevice
+from kvpressure.sources.vendors import OTHER_ACCELERATORS, GpuVendor, OwnedDevice, is_network
 
 _REPLICA: Final = re.compile(r"::\d{1,6}$")
 _VGPU: Final = re.compile(r"/vgpu\d{1,6}$")
@@ -25,6 +25,14 @@ def vendors() -> Iterator[tuple[str, GpuVendor]]:
     for name, spec in registry().items():
         if spec.gpus is not None:
             yield name, spec.gpus
+
+
+_ACCELERATORS: Final = (*(prefix for _, vendor in vendors() for prefix in vendor.resources), *OTHER_ACCELERATORS)
+
+
+def is_accelerator(resource: str) -> bool:
+    """Whether a resource is a GPU or another accelerator, or a share of one (HAMi's ``nvidia.com/gpumem``)."""
+    return resource.startswith(_ACCELERATORS) and not is_network(resource)
 
 
 def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:

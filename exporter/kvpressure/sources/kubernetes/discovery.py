@@ -20,7 +20,7 @@ SIGNS: Final[Mapping[str, str]] = {
     NAMED: "the annotation kvpressure.io/container names it",
     OF_COMMAND: "its command starts an inference server",
     OF_ARGUMENTS: "its arguments are those of an inference server",
-    OF_IMAGE: "its image is an inference server's and it has a GPU",
+    OF_IMAGE: "its image is an inference server's and it has an accelerator",
     OF_SELECTOR: "the label selector of the exporter selects its pod",
 }
 """Signs of an engine, the strongest first."""
@@ -33,9 +33,9 @@ REASONS: Final[Mapping[str, str]] = {
     "other_server": "an inference server that kvpressure does not support",
     "nim": "an NVIDIA NIM that serves no language model",
     "worker": "a worker of an engine that another pod serves",
-    "no_gpu": "its image is an inference server's, but it has no GPU and no command that starts one",
+    "no_gpu": "its image is an inference server's, but it has no accelerator and no command that starts one",
     "other_container": "another container of the pod starts the inference server",
-    "no_sign": "it has a GPU, but neither its command nor its image names an inference server",
+    "no_sign": "it has an accelerator, but neither its command nor its image names an inference server",
 }
 """Why a container is not an engine."""
 

@@ -22,7 +22,7 @@ from kvpressure.sources.kubernetes.podresources_message import (
     TooManyFieldsError,
     read_containers,
 )
-from kvpressure.sources.vendors import OwnedDevice
+from kvpressure.sources.vendors import OwnedDevice, is_network
 
 METHOD: Final = "/v1.PodResourcesLister/List"
 CALL_SECONDS: Final = 4.0
@@ -107,7 +107,7 @@ class PodResourcesSource:
 
     def _devices(self, container: ContainerResources, gpus: Sequence[GpuReading]) -> Iterator[OwnedDevice | None]:
         for resource, device_id in container.devices:
-            if resource.startswith(self._prefixes):
+            if resource.startswith(self._prefixes) and not is_network(resource):
                 yield from_plugin(device_id, gpus)
         for driver, device_name in container.claimed:
             if is_gpu_driver(driver):

@@ -23,6 +23,7 @@ from kvpressure.model.readings import ALERT_REACHES, ContainerReading, Terminati
 from kvpressure.parsed import items, mapping, mappings, moment, quantity, text
 from kvpressure.sources.kubernetes import endpoint
 from kvpressure.sources.kubernetes.command_lines import CommandLine, CommandLines
+from kvpressure.sources.kubernetes.device_ids import is_accelerator
 from kvpressure.sources.kubernetes.discovery import (
     NAMED,
     OF_ARGUMENTS,
@@ -347,13 +348,13 @@ def _has_gpu(container: Mapping[str, Any]) -> bool:
 
 
 def _gpus(container: Mapping[str, Any]) -> Mapping[str, int]:
-    """GPUs that a container requests, by resource. Each claim counts as one, because its number of devices is not in
-    the pod.
+    """Accelerators that a container requests, by resource: devices, or shares in the resource's own unit. Each claim
+    counts as one, because its number of devices is not in the pod.
     """
     asked = {
         name: int(quantity(value) or 0)
         for name, value in list(_limits(container).items())[:64]
-        if isinstance(name, str) and ("gpu" in name or "/mig-" in name)
+        if isinstance(name, str) and is_accelerator(name)
     }
     claims = len(items(mapping(container.get("resources")).get("claims")))
     return {**asked, "claims": claims} if claims else asked

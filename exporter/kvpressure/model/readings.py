@@ -301,12 +301,12 @@ class GpuOwner:
 
 @frozen
 class Discovered:
-    """One container of this node that has an accelerator or looks like an inference server. ``result``: engine (scraped),
-    no_target (an engine that is not scraped), not_engine. ``reason``: the sign of a scraped engine, else why it is
-    not scraped or no engine; ``explanation``: the same in words. ``sign``: "" where it is no engine. ``address``: of
-    its metrics, "" = none. ``complete``: all its arguments are visible, None = no engine. ``gpus``: accelerators
-    requested, by resource. ``group``: the same for all pods of one engine; ``role``: prefill, decode or both, "" = none.
-    ``arguments``: those of its command line, with their public values.
+    """One container of this node that has an accelerator or looks like an inference server. ``result``: engine
+    (scraped), no_target (an engine that is not scraped), not_engine. ``reason``: the sign of a scraped engine, else
+    why it is not scraped or no engine; ``explanation``: the same in words. ``sign``: "" where it is no engine.
+    ``address``: of its metrics, "" = none. ``complete``: all its arguments are visible, None = no engine. ``gpus``:
+    accelerators requested, by resource. ``group``: the same for all pods of one engine; ``role``: prefill, decode
+    or both, "" = none. ``arguments``: those of its command line, with their public values.
     """
 
     namespace: str

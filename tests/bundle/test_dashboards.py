@@ -27,7 +27,7 @@ from kvpressure.diagnosis import findings
 from kvpressure.diagnosis.finding import Recent, View, names_in
 from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.diagnosis.rules import TABLES
-from kvpressure.model.state import CALM, LIMITS, Diagnosis
+from kvpressure.model.state import ACTIONABLE, CALM, LIMITS, Diagnosis
 from kvpressure.publish.collector import ORDER, RANKS
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
@@ -292,7 +292,7 @@ def test_every_verdict_that_asks_for_action_has_numbers_behind_it_and_each_has_w
     words = findings.reasons(builtin())
     assert not [text for text in words.values() if "{" in text]
     for table in TABLES:
-        if table.name in findings.ACTIONABLE and table.confident:
+        if table.name in ACTIONABLE and table.confident:
             rows = {name for condition in table.supports for name in condition.names()}
             assert any(set(names_in(findings.of(name).seen)) & words.keys() for name in rows), table.title
 

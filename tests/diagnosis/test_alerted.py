@@ -63,9 +63,6 @@ CASES = [
     ("several_in_flight", {}, None),
     ("batch_underused", {"batch": BatchSignals(batch_collapse_ratio=T["most_ratio"])}, True),
     ("batch_underused", {}, None),
-    ("queue_explained", {"load": LoadSignals(waiting=1.0)}, True),
-    ("queue_explained", {"load": LoadSignals(waiting=0.0)}, False),
-    ("queue_explained", {}, None),
 ]
 
 
@@ -85,12 +82,11 @@ def test_a_finding_holds_from_its_threshold_on(name: str, signals: dict[str, Any
     assert (": unknown (" in text) == (expected is None)
 
 
-def test_only_a_confident_verdict_other_than_healthy_explains_a_queue() -> None:
-    waiting = LoadSignals(waiting=3.0)
-    explaining = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bound", "stalled")
-    assert all(found("queue_explained", Answer(verdict, Grade.LIKELY), load=waiting)[0] for verdict in explaining)
-    assert found("queue_explained", DOUBTED, load=waiting)[0] is False
-    assert found("queue_explained", Answer("healthy", Grade.CERTAIN), load=waiting)[0] is False
+def test_only_a_confident_verdict_that_asks_for_action_names_a_cause() -> None:
+    causes = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bound", "stalled")
+    assert all(found("cause_named", Answer(verdict, Grade.LIKELY))[0] for verdict in causes)
+    assert found("cause_named", DOUBTED)[0] is False
+    assert not any(found("cause_named", Answer(verdict, Grade.CERTAIN))[0] for verdict in ("healthy", "idle", "unknown"))
     assert (found("verdict_confident")[0], found("verdict_confident", DOUBTED)[0]) == (True, False)
 
 

@@ -22,6 +22,8 @@ from kvpressure.settings.thresholds import Threshold
 MATRIX_FILE: Final = Path(__file__).with_name("matrix.json")
 """Result of ``make -C lab rule-matrix``: which releases of other programs accept the bundle."""
 
+_ALERT_NAME: Final = re.compile(r"(?<![`\[\w])(?:Inference|Gpu|Kvpressure)\w+(?![`\w])")
+
 ALERTMANAGER_NOTE: Final = """An example: put your receivers in place of the URLs, and merge route and inhibit_rules into your configuration.
 Pages go to the pager and warnings to tickets. Information is on the dashboards only. The watchdog goes to a heartbeat
 service, which raises the alarm when it stops.
@@ -64,8 +66,14 @@ def pages(options: Options, groups: Sequence[RuleGroup], pack: Sequence[RuleGrou
         "dashboards/README.md": _page("docs/dashboards-readme.md.j2", variables),
     }
     for alert in (*alerts, *others):
-        found[runbook(alert)] = _page(f"runbooks/{alert.name}.md.j2", variables | {"alert": alert})
+        page = _page(f"runbooks/{alert.name}.md.j2", variables | {"alert": alert})
+        found[runbook(alert)] = _linked(page, {other.name for other in (*alerts, *others)} - {alert.name})
     return found
+
+
+def _linked(page: str, names: set[str]) -> str:
+    """A runbook in which the names of other alerts are links to their runbooks."""
+    return _ALERT_NAME.sub(lambda match: f"[{match[0]}]({match[0]}.md)" if match[0] in names else match[0], page)
 
 
 def runbook(alert: Alert) -> str:

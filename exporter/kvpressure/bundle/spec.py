@@ -46,6 +46,9 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
 everywhere: a label that does not exist is simply left out of ``by`` and equal in ``on``.
 """
 
+POOL: Final = ("pool", "role")
+"""Labels that an alert about an engine has beside its identity, by which it is grouped and routed."""
+
 _INTERVAL: Final = "evaluation_interval"
 
 

@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import jinja2
 
-from kvpressure.bundle.spec import EVALUATION_INTERVALS, SUBJECTS
+from kvpressure.bundle.spec import EVALUATION_INTERVALS, POOL, SUBJECTS
 from kvpressure.bundle.text import duration, number, span, words
 from kvpressure.bundle.verdicts_page import because
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds
 
+_WHERE: Final = "{{ with $labels.namespace }}{{ . }}/{{ end }}{{ $labels.pod }}"  # a bare host has no namespace
 _WORKLOAD_POD: Final = "(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?"
 
 
@@ -46,17 +47,31 @@ def per(subject: str, expr: str, *more: str) -> str:
     return f"max by ({', '.join((*SUBJECTS[subject], *more))}) ({expr})"
 
 
+def looked_up(series: str, words: str, form: str = "%.0f") -> str:
+    """Part of an annotation with the value of ``series`` for the alert's engine in the place of ``{}``; "" at run time
+    where there is none.
+    """
+    metric, _, matchers = series.rstrip("}").partition("{")
+    own = SUBJECTS["engine"]  # a matcher treats an absent cluster as ""
+    parts = [*([matchers.replace('"', '\\"')] if matchers else []), *(f"{name}=%q" for name in own)]
+    query = f"max({metric}{{{','.join(parts)}}})"
+    before, _, after = words.partition("{}")
+    return (
+        f'{{{{ with printf "{query}" {" ".join(f"$labels.{name}" for name in own)} | query }}}}'
+        f'{before}{{{{ . | first | value | printf "{form}" }}}}{after}{{{{ end }}}}'
+    )
+
+
 def recommend(limit: str) -> str:
     """Annotation sentence with the recommended value of ``limit``; "" at run time where there is none."""
-    own = ("cluster", "namespace", "pod", "model_name", "engine")  # a matcher treats an absent cluster as ""
-    query = (
-        f'max by (limit) (kvpressure_limit_recommended{{limit=\\"{limit}\\",{",".join(f"{name}=%q" for name in own)}}})'
-    )
     form = "%.2f" if limit == "gpu_memory_utilization" else "%.0f"
-    return (
-        '{{ with printf "' + query + '" ' + " ".join(f"$labels.{name}" for name in own) + " | query }}"
-        f' Set {limit} to {{{{ . | first | value | printf "{form}" }}}}.{{{{ end }}}}'
-    )
+    return looked_up(f'kvpressure_limit_recommended{{limit="{limit}"}}', f" Set {limit} to {{}}.", form)
+
+
+def valued(flag: str, value: str) -> str:
+    """``value`` of each engine for which ``flag`` holds, a series that has the labels of the engine's pool."""
+    by = ", ".join(SUBJECTS["engine"])
+    return f"0 * max by ({by}, {', '.join(POOL)}) ({flag})\n+ on ({by}) group_left ()\n{per('engine', value)}"
 
 
 def workload(expr: str) -> str:
@@ -156,6 +171,9 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "per": per,
         "ids": lambda subject: ", ".join(SUBJECTS[subject]),
         "recommend": recommend,
+        "looked_up": looked_up,
+        "valued": valued,
+        "where": _WHERE,
         "engine": lambda expr: per("engine", expr),
         "allocation_events": "|".join(sorted({*ALLOCATION_EVENTS, "host_oom"})),  # GPU and host memory
         **more,

@@ -26,6 +26,7 @@ from kvpressure.diagnosis.finding import (
 )
 from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
+from kvpressure.model.state import ACTIONABLE
 from kvpressure.printable import say
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.requests import FLOORS
@@ -145,9 +146,6 @@ def note(s: Signals, verdict: str, is_met: bool | None) -> str:
         f"Documented signature not met, but KV pressure ({used}, requests waiting). Decoding keeps a kernel running"
         " nearly all the time, so GPU utilization stays high under KV pressure."
     )
-
-
-EXPLAINS_QUEUE: Final = frozenset({"kv_pressure", "concurrency_limited", "compute_bound", "host_bound", "stalled"})
 
 
 class HeldCache:
@@ -313,9 +311,8 @@ def _confident(v: View) -> bool:
     return v.answer.grade >= Grade.LIKELY
 
 
-def _queue_explained(v: View) -> bool | None:
-    waiting = v.s.load.waiting
-    return None if waiting is None else waiting > 0 and _confident(v) and v.answer.verdict in EXPLAINS_QUEUE
+def _cause_named(v: View) -> bool:
+    return _confident(v) and v.answer.verdict in ACTIONABLE
 
 
 _PHASES: Final = {"ttft": "time to first token", "inter_token": "time between tokens", "queue": "time in the queue"}
@@ -607,11 +604,11 @@ ALERTED: Final = (
         published=True,
     ),
     Finding(
-        "queue_explained",
-        "a confident verdict explains why requests wait",
-        "no request waits, or no confident verdict explains it",
-        _queue_explained,
-        why="the engine does not report waiting requests",
+        "cause_named",
+        "a confident verdict names a cause",
+        "no confident verdict names a cause",
+        _cause_named,
+        "confidence {confidence}",
         fresh=True,
         after_verdict=True,
         published=True,

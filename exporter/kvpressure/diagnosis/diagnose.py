@@ -12,12 +12,12 @@ from typing import Final
 from kvpressure.diagnosis.conditions import NAMES, PREFIX, Ahead, HeldCache, note
 from kvpressure.diagnosis.evaluate import GOOD, Answer, Grade, decide
 from kvpressure.diagnosis.finding import Recent, View
-from kvpressure.diagnosis.findings import ACTIONABLE, PUBLISHED, Gathered, Values
+from kvpressure.diagnosis.findings import PUBLISHED, Gathered, Values
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import CALM, SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, Diagnosis, Sentences
+from kvpressure.model.state import ACTIONABLE, CALM, SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, Diagnosis, Sentences
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import HOUR, MINUTE
 

@@ -12,7 +12,7 @@ from kvpressure.diagnosis.finding import NUMBERS, TEXTS, Finding, Recent, View, 
 from kvpressure.diagnosis.logic import listed
 from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import CALM, VERDICTS, Found
+from kvpressure.model.state import ACTIONABLE, Found
 from kvpressure.printable import PERCENT, Asked, say
 from kvpressure.settings.thresholds import Threshold, Thresholds
 
@@ -38,8 +38,6 @@ _LEADING: Final = {
 
 
 _SIGNS: Final = {"ratio": "% ", "seconds": "s ", "multiple": "× "}
-ACTIONABLE: Final = frozenset(VERDICTS) - {*CALM, "unknown"}
-"""Verdicts that ask for action."""
 
 
 class Values(dict[str, bool | None]):

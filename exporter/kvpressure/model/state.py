@@ -34,6 +34,8 @@ VERDICTS: Final = (
 )
 CALM: Final = ("healthy", "idle")
 """Verdicts with nothing to do."""
+ACTIONABLE: Final = frozenset(VERDICTS) - {*CALM, "unknown"}
+"""Verdicts that ask for action."""
 STEP_TOKENS: Final = "step_tokens"
 STAGES: Final = ("building", "saturated", "thrashing", "failing", STEP_TOKENS)
 """Stages of KV pressure from mild to severe, and which limit a ``concurrency_limited`` engine has reached where it is

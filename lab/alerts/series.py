@@ -80,7 +80,7 @@ class Series:
                 if length <= 0:
                     continue
                 if begin > at:
-                    parts.append(f"_x{begin - at - 1}")
+                    parts.append(f"_x{begin - at}")
                 parts.append(_run(value, length, marked=begin >= first))
                 at = max(begin, at) + length
             if parts:
@@ -101,7 +101,7 @@ def _run(value: str, length: int, *, marked: bool) -> str:
         return f"{value}+0x{length - 1}" if length > 1 else value
     parts = [_GONE] if marked else []
     if length > len(parts):
-        parts.append(f"_x{length - len(parts) - 1}")
+        parts.append(f"_x{length - len(parts)}")
     return " ".join(parts)
 
 

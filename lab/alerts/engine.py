@@ -9,6 +9,7 @@ interval: that of what pages, because waits that are shares of time count evalua
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ EVALUATION_SECONDS: Final = EVALUATION_INTERVALS["steady"]
 HIDDEN: Final = ("KvpressureWatchdog",)  # always fires, by design
 _QUERY: Final = f'ALERTS{{alertname!~"{"|".join(HIDDEN)}"}}'
 _TIME: Final = re.compile(r'expr: ".*", time: (?P<time>[0-9hms.]+),')
+_OF_ALERT: Final = re.compile(r"alertname: .*, time: (?P<time>[0-9hms.]+),")
 _SAMPLE: Final = re.compile(r"\{(?P<labels>[^{}]*)\} 1E\+00")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _PART: Final = re.compile(r"([0-9.]+)(ms|h|m|s)")
@@ -145,23 +147,70 @@ def _document(test: Mapping[str, Any], evaluation_seconds: float, path: Path = R
 
 
 def _promtool(document: Mapping[str, Any]) -> str:
+    """What ``promtool test rules`` prints about a file of tests. Raises ``EngineError`` when it cannot use the file, or
+    when a rule fails.
+    """
     with tempfile.TemporaryDirectory(prefix="kvpressure-") as folder:
         path = Path(folder) / "test.yaml"
         path.write_text(yaml.dump(document, Dumper=yaml.CSafeDumper, sort_keys=False, width=1 << 30), encoding="utf-8")
         done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1) or (done.returncode == 1 and "exp: nil" not in done.stdout + done.stderr):
+    output = done.stdout + done.stderr
+    if done.returncode not in (0, 1) or (done.returncode == 1 and "got:" not in output) or ", err: " in output:
         raise EngineError(f"promtool: {(done.stderr or done.stdout).strip()[:2000]}")
-    return done.stdout + done.stderr
+    return output
 
 
 def _deviations(output: str) -> Iterator[tuple[float, dict[str, str]]]:
     at = 0.0
     for line in output.splitlines():
         if found := _TIME.search(line):
-            at = sum(float(count) * _UNIT[unit] for count, unit in _PART.findall(found["time"]))
+            at = _seconds(found["time"])
         elif "got:" in line:
             for sample in _SAMPLE.finditer(line):
                 yield at, dict(_LABEL.findall(sample["labels"]))
+
+
+def _seconds(duration: str) -> float:
+    return sum(float(count) * _UNIT[unit] for count, unit in _PART.findall(duration))
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """One alert that fires at one evaluation, as it would be sent to Alertmanager."""
+
+    at: float
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+def fired(series: Series, rules: Path = RULES, evaluation_seconds: float = EVALUATION_SECONDS) -> list[Fired]:
+    """Every firing alert at every evaluation of all scrapes, in seconds from scrape 0."""
+    groups = yaml.load(rules.read_text(encoding="utf-8"), yaml.CSafeLoader)["groups"]
+    names = sorted({rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule})
+    moments = range(int(series.scrapes * SCRAPE_SECONDS // evaluation_seconds))
+    test = {
+        "interval": f"{SCRAPE_SECONDS:g}s",
+        "input_series": [{"series": name, "values": values} for name, values in series.between(0, series.scrapes)],
+        "alert_rule_test": [
+            {"eval_time": f"{number * evaluation_seconds:g}s", "alertname": name, "exp_alerts": []}
+            for number in moments
+            for name in names
+        ],
+    }
+    found: list[Fired] = []
+    at, labels = 0.0, {}
+    for line in _promtool(_document(test, evaluation_seconds, rules)).splitlines():
+        if head := _OF_ALERT.search(line):
+            at = _seconds(head["time"])
+        elif line.lstrip().startswith("Labels:{"):
+            labels = _labels(line)
+        elif line.lstrip().startswith("Annotations:{"):
+            found.append(Fired(at, labels, _labels(line)))
+    return found
+
+
+def _labels(line: str) -> dict[str, str]:
+    return {name: json.loads(f'"{value}"') for name, value in _LABEL.findall(line)}
 
 
 def episodes(active: Iterable[Active], evaluation_seconds: float = EVALUATION_SECONDS) -> list[Episode]:

@@ -13,8 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-import yaml
-
 from kvpressure.model.state import State
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
@@ -24,7 +22,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 RULES: Final = ROOT / "alerts" / "kvpressure-rules.yaml"
 METRIC: Final = re.compile(r"(?<![\w:])kvpressure_\w+")
 SCRAPED_NODE: Final = "node-1"
-_TARGET: Final = f'job="kvpressure",instance="{SCRAPED_NODE}:9400",node="{SCRAPED_NODE}"'  # what a scrape adds
+Target = tuple[tuple[str, str], ...]
+"""Labels that a scrape adds."""
+_TARGET: Final[Target] = (("job", "kvpressure"), ("instance", f"{SCRAPED_NODE}:9400"), ("node", SCRAPED_NODE))
 _GONE: Final = "stale"
 
 
@@ -39,9 +39,8 @@ def also_wanted(rules: Path) -> None:
 
 @lru_cache(maxsize=1)
 def wanted_metrics() -> frozenset[str]:
-    """Names of the exporter's metrics that some rule reads."""
-    groups = [group for path in _rule_files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
-    return frozenset(name for group in groups for rule in group["rules"] for name in METRIC.findall(rule["expr"]))
+    """Names of the exporter's metrics that some rule reads, for its value or its text."""
+    return frozenset(name for path in _rule_files for name in METRIC.findall(path.read_text(encoding="utf-8")))
 
 
 class Series:
@@ -54,7 +53,7 @@ class Series:
 
     def add(self, state: State | None) -> None:
         """One scrape; ``None`` = the exporter did not answer."""
-        now = {_labelled("up"): "1" if state is not None else "0"}
+        now = {labelled("up"): "1" if state is not None else "0"}
         if state is not None:
             now.update(samples(state))
         self.add_samples(now)
@@ -105,16 +104,18 @@ def _run(value: str, length: int, *, marked: bool) -> str:
     return " ".join(parts)
 
 
-def samples(state: State) -> Iterator[tuple[str, str]]:
-    """``(series, value)`` of every wanted sample of a state."""
+def samples(state: State, target: Target = _TARGET) -> Iterator[tuple[str, str]]:
+    """``(series, value)`` of every wanted sample of a state, scraped from ``target``."""
     wanted = [family for family in families(state).collect() if any(s.name in wanted_metrics() for s in family.samples)]
     for line in encode(wanted, openmetrics=False).decode().splitlines():
         if not line.startswith("#"):
             name, _, value = line.rpartition(" ")
-            yield _labelled(name), value
+            yield labelled(name, target), value
 
 
 @lru_cache(maxsize=65536)
-def _labelled(name: str) -> str:
-    """A series as it is stored after the scrape, its own labels kept (``honor_labels``)."""
-    return f"{name[:-1]},{_TARGET}}}" if name.endswith("}") else f"{name}{{{_TARGET}}}"
+def labelled(name: str, target: Target = _TARGET) -> str:
+    """A series as it is stored after the scrape, its own labels kept (``honor_labels``), empty ones too."""
+    metric, _, own = name.removesuffix("}").partition("{")
+    added = (f'{label}="{value}"' for label, value in target if f',{label}="' not in f",{own}")
+    return f"{metric}{{{','.join(filter(None, (own, *added)))}}}"

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     if options.container and options.manifest is None and not cluster:
         raise InputError("--container: only together with --manifest FILE or -n NAMESPACE")
     server = _server(options.manifest, options.container) if options.manifest is not None else None
-    found = inputs.open_inputs(options, thresholds)
+    found = inputs.open_inputs(options, thresholds, to_the_end=True)
     chosen, *others = sorted((case.view for case in found.cases), key=lambda view: worst_first(view.engine))
     if cluster and server is None:
         server = _of_cluster(chosen, options)

@@ -21,12 +21,11 @@ from kvpressure.publish.collector import worst_first
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
-from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.audit_subject import Seen
 from kvpressure.toolbox.engine_view import EngineView, name_of
 from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
-from kvpressure.toolbox.live_pages import Around, GivenGpu
+from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.manifests import ServerContainer
 
 
@@ -44,8 +43,8 @@ def read(
     if isinstance(document, Mapping) and isinstance(document.get("engines"), list):
         return _exporter(address, document, thresholds)
     target = replace(target, args=target.args or args)
-    cases = watch_and_judge([target], Around(versions=live.versions([target]), gpu=gpu), 0.0, thresholds)
-    return _all_found([case.view for case in cases], _model(target), thresholds)
+    found = watch_and_judge([target], gpu, 0.0, thresholds)
+    return _all_found([case.view for case in found.cases], _model(target), thresholds)
 
 
 def _exporter(address: str, document: Mapping[str, Any], t: Thresholds) -> list[tuple[ServerContainer, Seen]]:

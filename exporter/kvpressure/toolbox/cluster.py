@@ -25,9 +25,9 @@ from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.targets import Target
+from kvpressure.toolbox import following, workload
 from kvpressure.toolbox import live_pages as live
-from kvpressure.toolbox import workload
-from kvpressure.toolbox.history import FoundEngines, judge
+from kvpressure.toolbox.history import FoundEngines
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.live_pages import Around
 from kvpressure.toolbox.terminal import waiting
@@ -63,7 +63,7 @@ class _Member:
         return self.pod.namespace, self.pod.name
 
 
-def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
+def open_cluster(options: argparse.Namespace, thresholds: Thresholds, to_the_end: bool) -> FoundEngines:
     """All steps for the matching pods. Raises ``InputError`` without any, or when the cluster does not answer."""
     kubectl = Kubectl(options.context)
     if options.workload:
@@ -84,13 +84,14 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEn
             options.gpu,
         )
         feed = _EnginePages(kubectl, members, pool)
-        cases = judge(feed.watch(options.seconds, around), thresholds, worst=False)
+        looks = following.engines_of(feed.watch(options.seconds, around), thresholds, again)
+        found = following.answered(looks, options.seconds, thresholds, to_the_end=to_the_end)
         found_events = events.result()
     facts = {
         member.key: _facts(member, log, found_events, feed.errors.get(member.key, ""))
         for member, log in zip(members, logs, strict=True)
     }
-    return FoundEngines(tuple(cases), again, facts)
+    return replace(found, facts=facts)
 
 
 # --- pods -------------------------------------------------------------------------------------------------

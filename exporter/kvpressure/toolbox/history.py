@@ -83,40 +83,50 @@ class _Track:
         """The engine at the moment of ``state``, which has it."""
         engine = next(engine for engine in state.engines if engine.key == self.key)
         view = engine_view(engine, state, around)
-        return Case(view, state.time, tuple(self.changes), self.seconds, self.final)
+        return Case(view, state.time, tuple(self.changes), dict(self.seconds), self.final)
 
 
-def judge(
-    snapshots: Iterable[Snapshot],
-    thresholds: Thresholds,
-    *,
-    worst: bool,
-) -> list[Case]:
-    """Run ``snapshots`` through a pipeline. ``worst``: report each engine at its worst moment, else at the end."""
-    pipeline = Pipeline(thresholds)
-    tracks: dict[EngineKey, _Track] = {}
-    last: State | None = None
+class JudgedPeriod:
+    """Each engine over a period, snapshot by snapshot."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._pipeline = Pipeline(thresholds)
+        self._around = ViewContext(thresholds=thresholds)
+        self._tracks: dict[EngineKey, _Track] = {}
+        self._last: State | None = None
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Take the next snapshot."""
+        self._last = state = self._pipeline.observe(snapshot)
+        for engine in state.engines:
+            self._tracks.setdefault(engine.key, _Track(engine.key, state)).observe(state, engine)
+
+    def now(self) -> list[Case]:
+        """The engines of the last snapshot."""
+        last = self._last
+        return [self._tracks[engine.key].case(last, self._around) for engine in last.engines] if last else []
+
+    def worst(self) -> list[Case]:
+        """Each engine at its worst moment."""
+        return [track.case(track.worst(), self._around) for track in self._tracks.values()]
+
+
+def judge(snapshots: Iterable[Snapshot], thresholds: Thresholds) -> list[Case]:
+    """Run a past period through a pipeline, and report each engine at its worst moment."""
+    period = JudgedPeriod(thresholds)
     for snapshot in snapshots:
-        last = pipeline.observe(snapshot)
-        for engine in last.engines:
-            tracks.setdefault(engine.key, _Track(engine.key, last)).observe(last, engine)
-    if last is None:
-        return []
-    around = ViewContext(thresholds=thresholds)
-    return [
-        track.case(track.worst() if worst else last, around)
-        for key, track in tracks.items()
-        if worst or any(engine.key == key for engine in last.engines)
-    ]
+        period.observe(snapshot)
+    return period.worst()
 
 
 @dataclass(frozen=True, slots=True)
 class FoundEngines:
     """Engines to report. ``again``: the input as typed, for a shell; ``facts``: from kubectl, by (namespace, pod);
-    ``warnings``: such as a damaged recording.
+    ``warnings``: such as a damaged recording. ``interrupted``: by the user, before the answer was certain.
     """
 
     cases: tuple[Case, ...]
     again: str
     facts: dict[tuple[str, str], PodFacts]
     warnings: tuple[str, ...] = ()
+    interrupted: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -13,7 +13,6 @@ from statistics import median
 from typing import Final
 
 from kvpressure import redaction
-from kvpressure.advice.wording import scrape_error
 from kvpressure.capacity import models
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
@@ -26,16 +25,14 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
-from kvpressure.toolbox import fetch, prometheus
+from kvpressure.toolbox import fetch, following, prometheus
 from kvpressure.toolbox import live_pages as live
-from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.history import Case, FoundEngines, judge
-from kvpressure.toolbox.live_pages import Around, GivenGpu
+from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.option_values import number, refused
 from kvpressure.toolbox.terminal import waiting
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
-SILENT_SECONDS: Final = 5.0  # before a server that never answered is given up
 _FIRST_TICKS: Final = 20  # of a Prometheus, to measure the interval of samples
 _DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -96,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(5, MAX_SECONDS),
         default=30.0,
         metavar="S",
-        help=f"how long live servers are watched, 5 to {MAX_SECONDS:g} (default 30)",
+        help=f"how long live servers are watched at most, 5 to {MAX_SECONDS:g} (default 30)",
     )
     parser.add_argument("--thresholds", metavar="FILE", help="file with the thresholds for the diagnosis")
 
@@ -151,8 +148,35 @@ def given(options: argparse.Namespace) -> bool:
     return bool(options.inputs or options.exporter or options.prometheus or options.namespace)
 
 
-def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
-    """Read the input. Raises ``InputError`` when it is unusable or does not answer."""
+def open_inputs(options: argparse.Namespace, thresholds: Thresholds, *, to_the_end: bool = False) -> FoundEngines:
+    """Read the input; live servers ``to_the_end`` of the watch, else until the answer is certain. Raises
+    ``InputError`` when it is unusable or does not answer.
+    """
+    _check_combination(options)
+    if options.prometheus:
+        return _prometheus(options, thresholds)
+    if options.namespace:
+        from kvpressure.toolbox.cluster import open_cluster
+
+        return open_cluster(options, thresholds, to_the_end)
+    if not options.inputs:
+        return _exporter(options)
+    recordings = [text for text in options.inputs if _is_file(text)]
+    if not recordings:
+        again = command(*options.inputs)
+        return watch_and_judge(
+            live_targets(options), options.gpu, options.seconds, thresholds, again, to_the_end=to_the_end
+        )
+    if len(options.inputs) > 1:
+        raise InputError(
+            f"{recordings[0]}: a recording cannot be combined with other inputs; allowed: one recording, or several"
+            " URLs"
+        )
+    return _recording(recordings[0], options, thresholds)
+
+
+def _check_combination(options: argparse.Namespace) -> None:
+    """Raise ``InputError`` where inputs were given that exclude each other."""
     kinds = [
         name
         for name, value in (
@@ -170,23 +194,16 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
         raise InputError("-l: needs -n NAMESPACE")
     if options.workload and (not options.namespace or options.prometheus or options.selector):
         raise InputError("--workload: only with -n NAMESPACE, and without -l and --prometheus")
-    if options.prometheus:
-        return _prometheus(options, thresholds)
-    if options.namespace:
-        from kvpressure.toolbox.cluster import open_cluster
 
-        return open_cluster(options, thresholds)
-    if not options.inputs:
-        return _exporter(options)
-    recordings = [text for text in options.inputs if _is_file(text)]
-    if not recordings:
-        return _live(options, thresholds)
-    if len(options.inputs) > 1:
-        raise InputError(
-            f"{recordings[0]}: a recording cannot be combined with other inputs; allowed: one recording, or several"
-            " URLs"
-        )
-    return _recording(recordings[0], options, thresholds)
+
+def follow(options: argparse.Namespace, thresholds: Thresholds) -> Iterator[FoundEngines]:
+    """Live servers, or an exporter, once a second without end. Raises ``InputError`` for other inputs."""
+    _check_combination(options)
+    if options.prometheus or options.namespace or any(map(_is_file, options.inputs)):
+        raise InputError("--watch: only live servers and exporters can be watched; give URLs or --exporter")
+    if options.inputs:
+        return following.servers(live_targets(options), options.gpu, thresholds, command(*options.inputs))
+    return (_of_exporter(found, options) for (found,) in following.exporters([_exporter_address(options)]))
 
 
 def _is_file(text: str) -> bool:
@@ -208,7 +225,8 @@ def _is_file(text: str) -> bool:
 # --- live -------------------------------------------------------------------------------------------------
 
 
-def _live(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
+def live_targets(options: argparse.Namespace) -> list[Target]:
+    """The servers to watch. Raises ``InputError``."""
     targets = [fetch.target_of(text, "URL") for text in options.inputs]
     if options.args:
         targets = [replace(target, args=target.args or options.args) for target in targets]
@@ -216,44 +234,29 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
         raise InputError(f"{len(targets)} URLs; allowed: up to {live.MAX_TARGETS}")
     if len({target.name for target in targets}) < len(targets):
         raise InputError("URL: the same server was given twice; give each server once")
-    around = Around(versions=live.versions(targets), gpu=options.gpu)
-    return FoundEngines(
-        tuple(watch_and_judge(targets, around, options.seconds, thresholds)), command(*options.inputs), {}
-    )
+    return targets
 
 
-def watch_and_judge(targets: list[Target], around: Around, seconds: float, thresholds: Thresholds) -> list[Case]:
-    """Watch live endpoints and judge the last moment. Raises ``InputError`` when none ever answered."""
-    if seconds:
-        waiting(f"watching {len(targets)} servers for {seconds:.0f} s")
-    cases = judge(_unless_silent(live.watch(targets, seconds, 1.0, around)), thresholds, worst=False)
-    if not any(case.view.engine.up for case in cases) and not any(
-        case.changes and case.seconds.keys() - {"unknown"} for case in cases
-    ):
-        reasons = sorted(
-            {f"{engine.target}: {scrape_error(engine)}" for engine in (case.view.engine for case in cases)}
-        )
-        silent = [f"{target.name}: no answer in time" for target in targets]  # not one tick saw it answer or fail
-        raise InputError(f"could not scrape {'; '.join(reasons or silent)}")
-    return cases
-
-
-def _unless_silent(snapshots: Iterable[Snapshot]) -> Iterator[Snapshot]:
-    """The watch, ended early when nothing has answered."""
-    start: float | None = None
-    answered = False
-    for snapshot in snapshots:
-        start = snapshot.time if start is None else start
-        answered = answered or any(page.error is None for page in snapshot.pages)
-        yield snapshot
-        if not answered and snapshot.time - start >= SILENT_SECONDS:
-            return
+def watch_and_judge(
+    targets: Sequence[Target],
+    gpu: GivenGpu | None,
+    seconds: float,
+    thresholds: Thresholds,
+    again: str = "",
+    *,
+    to_the_end: bool = False,
+) -> FoundEngines:
+    """Watch live endpoints until their answers are certain. Raises ``InputError`` when none ever answered."""
+    looks = following.servers(targets, gpu, thresholds, again)
+    found = following.answered(looks, seconds, thresholds, to_the_end=to_the_end)
+    following.refuse_unscraped(found, targets)
+    return found
 
 
 def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     problems: list[str] = []
     with Reader(path, on_problem=lambda problem: problems.append(f"{path}:{problem.line}: {problem.text}")) as reader:
-        cases = judge(reader, thresholds, worst=True)
+        cases = judge(reader, thresholds)
     if not cases:
         raise InputError(
             f"{path}: the recording contains no engine; allowed: a recording with at least one"
@@ -284,7 +287,7 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
         gap = _usual_gap(first)
         sparse = gap > thresholds["kv_recent_seconds"]  # the shortest window of the signals
         unseen = [_NOT_IN_PROMETHEUS, *([_BETWEEN_SAMPLES.format(gap)] if sparse else ())]
-        found = judge(chain(first, ticks), thresholds, worst=True)
+        found = judge(chain(first, ticks), thresholds)
         cases += [case.without(unseen) for case in found]
         if sparse:
             warnings.append(f"{name}: {_APART.format(gap)}")
@@ -301,9 +304,8 @@ def _usual_gap(ticks: Sequence[Snapshot]) -> float:
 
 
 def _exporter(options: argparse.Namespace) -> FoundEngines:
-    address = options.exporter or f"http://127.0.0.1:{fetch.EXPORTER_PORT}"
     try:
-        document = fetch.exporter_document(address)
+        return _of_exporter(following.exporter(_exporter_address(options)), options)
     except fetch.NoExporterError as error:
         if options.exporter:
             raise
@@ -311,13 +313,20 @@ def _exporter(options: argparse.Namespace) -> FoundEngines:
             "no input, and no exporter on this machine; give a URL, a recording, --exporter, --prometheus or"
             f" -n NAMESPACE ({error.problem})"
         ) from error
-    cases = [Case(view) for view in engine_views(document)]
-    if not cases:
-        raise InputError(f"--exporter: {address}: the exporter has found no engine yet")
-    return FoundEngines(_filtered(cases, options), command("--exporter", address), {})
 
 
-def _filtered(cases: list[Case], options: argparse.Namespace) -> tuple[Case, ...]:
+def _exporter_address(options: argparse.Namespace) -> str:
+    return options.exporter or f"http://127.0.0.1:{fetch.EXPORTER_PORT}"
+
+
+def _of_exporter(found: FoundEngines, options: argparse.Namespace) -> FoundEngines:
+    """The engines asked for. Raises ``InputError`` where there are none."""
+    if not found.cases and not found.warnings:
+        raise InputError(f"--exporter: {_exporter_address(options)}: the exporter has found no engine yet")
+    return replace(found, cases=_filtered(found.cases, options) if found.cases else ())
+
+
+def _filtered(cases: Sequence[Case], options: argparse.Namespace) -> tuple[Case, ...]:
     kept = tuple(
         case
         for case in cases

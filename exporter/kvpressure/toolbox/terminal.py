@@ -8,7 +8,7 @@ import sys
 
 def answer(form: str, values: object, text: str) -> None:
     """Print the result of a command: ``values`` where ``form`` is json, else ``text``."""
-    print(json.dumps(values, indent=2) if form == "json" else text)
+    print(json.dumps(values, indent=2) if form == "json" else text, flush=True)
 
 
 def waiting(text: str) -> None:

@@ -35,6 +35,8 @@ from kvpressure.model.state import (
     GpuState,
     Limit,
     Objective,
+    OutOfMemory,
+    PodState,
     RecorderHealth,
     State,
     TargetState,
@@ -195,7 +197,17 @@ def full_state() -> State:
             GpuOwner("GPU-1", "prod", "other-0", "vllm", True, "RayCluster/other"),
         ),
         discovered=(found,),
-        containers=(ContainerState(container, 0.25, 0.5, 0.75, {"out_of_memory": 2}),),
+        containers=(
+            ContainerState(
+                *(container, 0.25, 0.5, 0.75, {"out_of_memory": 2}, (OutOfMemory("host", NOW - 600, True),)),
+                *("org/model", EnginePool("chat", "decode", "args")),
+            ),
+        ),
+        pods=(
+            PodState("prod", "chat-0", EnginePool("chat", "decode", "args"), True, False, 240.0, NOW - 300, ever=True),
+            PodState("prod", "chat-1", EnginePool("chat", "decode", "args", "7d4b9"), starting=True),
+            PodState("prod", "chat-2", EnginePool("chat", "decode", "args"), False, reason="connection refused"),
+        ),
         targets=(TargetState("http://10.0.0.5:8000/metrics", True, 0.004, 0, {"timeout": 2}, {"engines": 3}),),
         node_conditions=(NodeCondition("MemoryPressure", False),),
         health={

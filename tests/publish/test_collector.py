@@ -83,7 +83,7 @@ def test_an_engine_that_is_down_keeps_what_it_is_and_what_is_concluded_but_no_va
         *("verdict_since_timestamp_seconds", "verdict_reason", "pressure_stage", "finding", "limit"),
         *("limit_explicit", "limit_recommended"),
     }
-    assert named(State(time=NOW, engines=(down,)), "engine_up") == {("", ""): 0.0}
+    assert named(State(time=NOW, engines=(down,)), "engine_up") == {("", "", ""): 0.0}
 
 
 def test_what_joins_an_engine_with_its_gpus_on_other_nodes_needs_both_nodes_only() -> None:

@@ -21,6 +21,7 @@ from kvpressure.model.readings import (
     GpuProcess,
     GpuReading,
     NodeCondition,
+    Run,
     Scrape,
     Snapshot,
     SourceHealth,
@@ -81,7 +82,14 @@ gpus = every(
     processes=st.lists(every(GpuProcess), max_size=2).map(tuple),
 )
 ended = every(Termination, finished_at=st.none() | _time)
-containers = every(ContainerReading, last_termination=st.none() | ended, alerts=st.none())
+pools = every(EnginePool)
+containers = every(
+    ContainerReading,
+    last_termination=st.none() | ended,
+    alerts=st.none(),
+    pool=st.none() | pools,
+    run=st.none() | every(Run, since=st.none() | _time, answered=st.none() | _time),
+)
 
 
 @st.composite
@@ -104,7 +112,7 @@ def pages(draw: st.DrawFn, tick: float) -> Scrape:
         duration_seconds=draw(_ratio),
         keep_text=True,
     )
-    return replace(page, group=draw(_texts), pool=draw(st.none() | st.builds(EnginePool, _texts, _texts, _texts)))
+    return replace(page, group=draw(_texts), pool=draw(st.none() | pools))
 
 
 @st.composite

@@ -84,6 +84,18 @@ ALLOCATION_EVENTS: Final = frozenset(
 )
 """Events that mean a failed allocation (the log check of the documented triage)."""
 
+OUT_OF_MEMORY: Final[Mapping[str, str]] = {
+    "cuda_oom": "gpu",
+    "warmup_oom": "load",
+    "load_oom": "load",
+    "memory_profiling_failed": "load",
+    "no_kv_blocks": "kv_blocks",
+    "context_too_long": "kv_blocks",
+    "too_few_blocks": "kv_blocks",
+    "host_oom": "host",
+}
+"""Which memory ran out, by event."""
+
 PAUSING: Final = {"pause": True, "resume": False, "args": False}
 """Whether the server is to stand still after such a line; it starts awake."""
 

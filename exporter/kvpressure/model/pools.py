@@ -21,23 +21,28 @@ _REPLICA: Final = re.compile(r"(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?")
 @frozen
 class Workload:
     """What the owner and the labels of a pod say. ``name``: of the workload that people deploy, "" = unknown.
-    ``role``: by a label, "" = none says it. ``mixed``: its pods may have several roles.
+    ``role``: by a label, "" = none says it. ``mixed``: its pods may have several roles. ``revision``: of the template
+    that the pod was made from, "" = unknown. ``counted``: kube-state-metrics counts its replicas.
     """
 
     name: str = ""
     role: str = ""
     mixed: bool = False
+    revision: str = ""
+    counted: bool = False
 
 
 @frozen
 class EnginePool:
     """``name``: of the workload, with the role where its pods may have several. ``role``: prefill, decode or both; "" =
     none, or unknown. ``source``: what gave the role (label, args or name), else what gave the name (owner or name).
+    ``revision``: as in ``Workload``.
     """
 
     name: str = ""
     role: str = ""
     source: str = NAME
+    revision: str = ""
 
 
 def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
@@ -50,7 +55,8 @@ def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
     role = "" if {words[LABEL], words[ARGS]} == set(_APART) else words.get(source, "")
     source = source if role else owner
     name = workload.name or _replicated(pod)
-    return EnginePool(f"{name}-{role}" if workload.mixed and role in _APART else name, role, source)
+    name = f"{name}-{role}" if workload.mixed and role in _APART else name
+    return EnginePool(name, role, source, workload.revision)
 
 
 def _replicated(pod: str) -> str:

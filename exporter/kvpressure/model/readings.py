@@ -211,6 +211,21 @@ class Termination:
     finished_at: float | None = None
 
 
+@frozen
+class Run:
+    """The present run of a container that serves, by its pod's status. ``since``: when the node took the pod.
+    ``answered``: a time by which its readiness probe had succeeded in this run, None = not yet, or unknown.
+    ``stopped``: why it does not run, in the kubelet's word, "" = it runs. ``ended``: why its pod is no longer meant to
+    serve ("Failed", "Succeeded", "deleted"), "" = it is. ``counted``: as in ``Workload``.
+    """
+
+    since: float | None = None
+    answered: float | None = None
+    stopped: str = ""
+    ended: str = ""
+    counted: bool = False
+
+
 ALERT_REACHES: Final = ("off", "ticket")
 """How far the alerts of a pod may go: no alert at all, or tickets only."""
 
@@ -218,7 +233,7 @@ ALERT_REACHES: Final = ("off", "ticket")
 @frozen
 class ContainerReading:
     """The container around an engine, from the pod status and cgroup v2; ``memory_limit_bytes`` None = no limit or
-    unknown.
+    unknown. ``pool``: of its engine, known before that answers. ``run``: None = unknown, or it serves nothing itself.
     """
 
     namespace: str
@@ -235,6 +250,8 @@ class ContainerReading:
     memory_working_set_bytes: int | None = None
     memory_limit_bytes: int | None = None
     alerts: str | None = None  # one of ALERT_REACHES; None = as usual
+    pool: EnginePool | None = None
+    run: Run | None = None
 
 
 @frozen

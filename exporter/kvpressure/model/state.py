@@ -254,14 +254,47 @@ def engine_without_values(
 
 
 @frozen
+class PodState:
+    """A pod that serves engines. ``answers``: all its engines do, or one refuses; ``None`` = no reading says so, or it
+    starts. ``starting``: for the first time, and within the time allowed. ``usual_start``: seconds that the longest of
+    the last starts of its pool took here. ``answers_since``: first answer of its present run, None = it was not seen.
+    ``reason``: why it is down, in words, "" = it is not. ``ever``: it has answered in some run.
+    """
+
+    namespace: str
+    pod: str
+    pool: EnginePool
+    answers: bool | None = None
+    starting: bool = False
+    usual_start: float | None = None
+    answers_since: float | None = None
+    reason: str = ""
+    ever: bool = False
+
+
+@frozen
+class OutOfMemory:
+    """Memory that ran out, or is about to. ``what``: host, host_limit (nearly), sigkill, gpu, kv_blocks or load.
+    ``lost``: requests were lost, because the container was killed, or an engine that served no longer answers.
+    """
+
+    what: str
+    time: float
+    lost: bool
+
+
+@frozen
 class ContainerState:
-    """A container with its ratios over the last minute."""
+    """A container with its ratios over the last minute. ``model_name`` and ``pool``: of its engine, as far as known."""
 
     reading: ContainerReading
     cpu_throttled_ratio: float | None = None
     cpu_used_ratio: float | None = None
     memory_used_ratio: float | None = None
     log_events: Mapping[str, int] = field(default_factory=dict)
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+    model_name: str = ""
+    pool: EnginePool = EnginePool()
     failure: Failure | None = None
 
     def without_values(self, failure: Failure) -> ContainerState:
@@ -330,6 +363,7 @@ class State:
     gpus: tuple[GpuState, ...] = ()
     owners: tuple[GpuOwner, ...] = ()
     containers: tuple[ContainerState, ...] = ()
+    pods: tuple[PodState, ...] = ()
     targets: tuple[TargetState, ...] = ()
     node_conditions: tuple[NodeCondition, ...] = ()
     discovered: tuple[Discovered, ...] = ()

@@ -19,7 +19,7 @@ from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
 from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, Failure, engine_name
 from kvpressure.model.log_events import PAUSING
-from kvpressure.model.pools import Workload, pool_of
+from kvpressure.model.pools import EnginePool, Workload, pool_of
 from kvpressure.model.readings import (
     PROCESS_START,
     ContainerReading,
@@ -85,6 +85,7 @@ class ContainerTrack(SubjectTrack):
         self.paused: bool | None = None  # by the last line about it; None = no such line
         self.paused_at = 0.0  # when that line came
         self.uid: str | None = None  # of its pod; None = not known yet
+        self.pool = EnginePool()
 
     def _begin(self) -> None:
         self.window = ContainerWindow()
@@ -92,7 +93,7 @@ class ContainerTrack(SubjectTrack):
     def observe(self, t: float, reading: ContainerReading) -> None:
         """Take a reading."""
         self.window.observe(t, reading)
-        self.seen_t = t
+        self.seen_t, self.pool = t, reading.pool or self.pool
 
     def take_line(self, t: float, line: LogLine) -> None:
         """Count the event of a log line and keep its facts."""
@@ -114,6 +115,10 @@ class ContainerTrack(SubjectTrack):
         """Events of the last ``log_window_seconds``, by name."""
         counted = {name: sum(1 for t in times if self._news(t, now)) for name, times in self._events.items()}
         return {name: count for name, count in counted.items() if count}
+
+    def last_event(self, name: str, now: float) -> float | None:
+        """When an event came last, within ``log_window_seconds``."""
+        return max((t for t in self._events.get(name, ()) if self._news(t, now)), default=None)
 
     def recent_oom(self, now: float) -> Mapping[str, float]:
         """Allocator numbers in bytes of the last out-of-memory error with numbers, within ``log_window_seconds``."""

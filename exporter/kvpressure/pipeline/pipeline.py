@@ -18,7 +18,7 @@ from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Kno
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
-from kvpressure.model.isolation import TARGET, TICK, Failure, Guard
+from kvpressure.model.isolation import NODE, TARGET, TICK, Failure, Guard
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, LogLine, Scrape, Snapshot, StepStats
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import (
@@ -40,6 +40,7 @@ from kvpressure.pipeline.engines import (
     SubjectTrack,
     is_gone,
 )
+from kvpressure.pipeline.pods import EnginesAround, Pods
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import kv
 from kvpressure.signals.hardware import EngineContext, GpuContext, GpuWindow, LimitContext, LogContext
@@ -93,6 +94,7 @@ class Pipeline:
     def __init__(self, thresholds: Thresholds | None = None, shapes: ModelShapes | None = None) -> None:
         self._thresholds = thresholds or builtin()
         self._pools = PoolSizes(shapes)
+        self._pods = Pods(self._thresholds)
         self._guard = Guard(TICK)
         self._engines = Engines(self._thresholds)
         self._containers: dict[ContainerKey, ContainerTrack] = {}
@@ -121,12 +123,15 @@ class Pipeline:
         self._forget(now)
         gathered = [self._gather(now, track, snapshot, owners) for track in self._engines]
         demand = self._gpu_demand(now, gathered, snapshot)
+        engines = tuple(engine.conclude(demand) for engine in gathered)
+        pods = self._guard.run(NODE, lambda: "pods", partial(self._pods.observe, snapshot, engines), lambda _: ())
         return State(
             time=now,
-            engines=tuple(engine.conclude(demand) for engine in gathered),
+            engines=engines,
             gpus=tuple(self._gpu_state(snapshot, gpu, demand) for gpu in snapshot.gpus),
             owners=snapshot.owners,
-            containers=self._container_states(snapshot),
+            containers=self._container_states(snapshot, EnginesAround(engines, pods, self._thresholds)),
+            pods=pods,
             targets=self._engines.targets,
             node_conditions=snapshot.node_conditions,
             discovered=snapshot.discovered,
@@ -472,7 +477,7 @@ class Pipeline:
 
         return self._guarded(snapshot.time, self._gpu(gpu.uuid), state, GpuState(gpu).without_values)
 
-    def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
+    def _container_states(self, snapshot: Snapshot, around: EnginesAround) -> tuple[ContainerState, ...]:
         """Containers read in this tick; one known only from its log, or whose source fails, has its log events only.
         One of a pod that is gone has nothing, although its last lines may still come.
         """
@@ -480,7 +485,7 @@ class Pipeline:
             self._guarded(
                 snapshot.time,
                 track,
-                partial(_container_state, key, track, snapshot),
+                partial(_container_state, key, track, snapshot, around),
                 partial(_container_without_values, key, track),
             )
             for key, track in self._containers.items()
@@ -495,19 +500,21 @@ def _container_without_values(
     return ContainerState(ContainerReading(*key), log_events=dict(track.counts), failure=failure)
 
 
-def _container_state(key: ContainerKey, track: ContainerTrack, snapshot: Snapshot) -> ContainerState | None:
-    window = track.window
+def _container_state(
+    key: ContainerKey, track: ContainerTrack, snapshot: Snapshot, around: EnginesAround
+) -> ContainerState | None:
+    window, state = track.window, _container_without_values(key, track)
     if window.last is not None and window.last_t == snapshot.time:
-        return ContainerState(
+        state = ContainerState(
             window.last,
             window.throttled_ratio(),
             window.cpu_used_ratio(),
             window.memory_used_ratio(),
-            dict(track.counts),
+            state.log_events,
         )
-    if window.last is None or not snapshot.containers:
-        return _container_without_values(key, track)
-    return None
+    elif window.last is not None and snapshot.containers:
+        return None
+    return around.completed(snapshot.time, state, track)
 
 
 def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict[tuple[str, str], int]:

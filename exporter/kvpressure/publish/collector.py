@@ -47,6 +47,7 @@ from kvpressure.model.state import (
     EngineState,
     GpuState,
     Objective,
+    PodState,
     State,
     TargetState,
 )
@@ -203,7 +204,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
     """Everything that is published about ``engine``."""
     labels, pool = engine_labels(engine.key), engine.pool
     in_pool = (*labels, clean(pool.name), pool.role)
-    out.add("engine_up", in_pool, engine.up)
+    out.add("engine_up", (*in_pool, clean(pool.revision)), engine.up)
     out.add(
         "engine_info",
         (*labels, clean(engine.version), clean(engine.flavour), clean(engine.container), clean(engine.target)),
@@ -356,6 +357,7 @@ def families(state: State, guard: Guard | None = None) -> Families:
         partial(_add_container, out),
         _bare(out, CONTAINER_LABELS, lambda one: _container_labels(one.reading)),
     )
+    guard.each(NODE, state.pods, lambda one: f"{one.namespace}/{one.pod}", partial(_add_pod, out))
     guard.each(CONTAINER, state.discovered, container_name, partial(_add_discovered, out))
     for condition in state.node_conditions:
         out.add("node_condition", (clean(condition.type),), condition.status)
@@ -464,18 +466,33 @@ def _add_gpu_counts(out: Families, state: State) -> None:
 def _add_container(out: Families, container: ContainerState) -> None:
     reading = container.reading
     labels = _container_labels(reading)
-    out.add("container_restarts_total", labels, reading.restarts)
+    in_pool = (*labels, clean(container.model_name), clean(container.pool.name))
+    out.add("container_restarts_total", in_pool, reading.restarts)
+    for ran_out in container.out_of_memory:
+        level = "lost" if ran_out.lost else "sign"
+        out.add("out_of_memory_timestamp_seconds", (*in_pool, ran_out.what, level), ran_out.time)
     out.add("container_ready", labels, reading.ready)
     ended = reading.last_termination
     if ended is not None:
         code = "" if ended.exit_code is None else str(ended.exit_code)
         out.add("container_last_termination_info", (*labels, clean(ended.reason), code), 1)
     if reading.alerts is not None:
-        out.add("container_alerts_info", (*labels, clean(reading.alerts)), 1)
+        out.add("container_alerts_info", (*in_pool, clean(reading.alerts)), 1)
     out.add("container_cpu_throttled_ratio", labels, container.cpu_throttled_ratio)
     out.add("container_cpu_used_ratio", labels, container.cpu_used_ratio)
     out.add("container_memory_used_ratio", labels, container.memory_used_ratio)
     out.each("log_events_total", labels, container.log_events)
+
+
+def _add_pod(out: Families, pod: PodState) -> None:
+    labels = clean(pod.namespace), clean(pod.pod), clean(pod.pool.name)
+    out.add("pod_answers", labels, pod.answers)
+    if pod.starting:
+        out.add("pod_starting", (*labels, clean(pod.pool.revision)), 1)
+    out.add("pod_answers_since_timestamp_seconds", labels, pod.answers_since)
+    out.add("start_usual_seconds", (labels[0], labels[2]), pod.usual_start)
+    if pod.reason:
+        out.add("down_info", (*labels, clean(pod.reason)), 1)
 
 
 def _add_source(out: Families, name: str, health: SourceHealth) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from kvpressure import __version__
 from kvpressure.model import ceilings
-from kvpressure.model.isolation import CONTAINER, GPU, SOURCE, TARGET, Failure, container_name
+from kvpressure.model.isolation import CONTAINER, GPU, NODE, SOURCE, TARGET, Failure, container_name
 from kvpressure.model.readings import SourceHealth
-from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, State
+from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, PodState, State
 from kvpressure.publish.links import DASHBOARDS
 from kvpressure.publish.page.history import SLOT_SECONDS
 from kvpressure.publish.page.view import PageEngine, ViewContext, headline, rendered_engines
@@ -43,6 +43,7 @@ def diagnosis_document(state: State, node_name: str, around: ViewContext | None 
             lambda one: _plain(_container(one)),
             ContainerState.without_values,
         ),
+        "pods": each(NODE, state.pods, lambda one: f"{one.namespace}/{one.pod}", _pod),
         "discovered": each(CONTAINER, state.discovered, container_name, _fields),
         "node_conditions": {condition.type: condition.status for condition in state.node_conditions},
         "sources": dict(each(SOURCE, state.health.values(), lambda one: one.name, _source)),
@@ -78,9 +79,18 @@ def _entry(view: PageEngine) -> dict[str, Any]:
     return entry
 
 
+def _pod(pod: PodState) -> dict[str, Any]:
+    found = _fields(pod)
+    del found["ever"]  # of use to the exporter alone
+    return {**found, "pool": pod.pool.name, "revision": pod.pool.revision}
+
+
 def _container(container: ContainerState) -> dict[str, Any]:
     return {
-        **asdict(container.reading),
+        **{name: value for name, value in asdict(container.reading).items() if name not in ("pool", "run")},
+        "pool": container.pool.name,
+        "model_name": container.model_name,
+        "out_of_memory": [asdict(one) for one in container.out_of_memory],
         "cpu_throttled_ratio": container.cpu_throttled_ratio,
         "cpu_used_ratio": container.cpu_used_ratio,
         "memory_used_ratio": container.memory_used_ratio,

@@ -20,6 +20,8 @@ def _m(name: str, kind: Kind, help: str, labels: tuple[str, ...] = (), absent: s
 
 IN_POOL: Final = (*ENGINE, "pool", "role")
 """Labels of what alerts begin with, so that every alert about an engine names its pool."""
+CONTAINER_IN_POOL: Final = (*CONTAINER, "model_name", "pool")
+POD: Final = ("namespace", "pod", "pool")
 
 _SPLIT = "on a GPU that is split by MIG, or into partitions that report their own memory"
 
@@ -111,8 +113,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "engine_up",
         "gauge",
-        "1 if the last scrape of the engine succeeded, else 0. A single timeout is tolerated.",
-        IN_POOL,
+        "1 if the last scrape of the engine succeeded, else 0. A single timeout is tolerated. revision: of the template"
+        " that its pod was made from.",
+        (*IN_POOL, "revision"),
     ),
     _m(
         "engine_info",
@@ -255,7 +258,54 @@ METRICS: Final[tuple[Metric, ...]] = (
         "the objective is not set, or the objective is availability",
     ),
     # --- the pod around the engine --------------------------------------------------------------------------
-    _m("container_restarts_total", "counter", "Restarts of the container.", CONTAINER),
+    _m(
+        "pod_answers",
+        "gauge",
+        "1 if the engines of the pod answer; 0 if one refuses (connection refused or cut, HTTP 5xx, connected and no"
+        " answer), or if its container does not run.",
+        POD,
+        "the pod starts, is being deleted, or no connection came about, which says nothing about it",
+    ),
+    _m(
+        "pod_starting",
+        "gauge",
+        "1 while the pod starts for the first time, within the time that this may take: twice the longest of the last"
+        " starts of its pool on this node.",
+        (*POD, "revision"),
+        "the pod has answered, its container failed or was restarted, or the start takes too long",
+    ),
+    _m(
+        "pod_answers_since_timestamp_seconds",
+        "gauge",
+        "Time of the first answer in the present run of the pod's container.",
+        POD,
+        "the pod does not answer, or already answered when the exporter started, and has no readiness probe",
+    ),
+    _m(
+        "start_usual_seconds",
+        "gauge",
+        "Longest of the last starts of a pool on this node, from scheduling to the first answer.",
+        ("namespace", "pool"),
+        "no start was seen on this node",
+    ),
+    _m(
+        "down_info",
+        "info",
+        "Pod that is down, and why: by its log, the state of its container, or the answer of its host. A pod that"
+        " served and is gone stays for five minutes, unless kube-state-metrics counts the replicas of its workload.",
+        (*POD, "reason"),
+        "the pod answers or starts",
+    ),
+    _m("container_restarts_total", "counter", "Restarts of the container.", CONTAINER_IN_POOL),
+    _m(
+        "out_of_memory_timestamp_seconds",
+        "gauge",
+        "Time when memory ran out, last. what: host (OOMKilled), sigkill (exit code 137, not OOMKilled), host_limit"
+        " (nearly), gpu, kv_blocks or load. level: lost (the container was killed, or an engine that served does not"
+        " answer) or sign.",
+        (*CONTAINER_IN_POOL, "what", "level"),
+        "memory did not run out",
+    ),
     _m("container_ready", "gauge", "1 if the container is ready.", CONTAINER),
     _m(
         "container_last_termination_info",
@@ -267,7 +317,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "container_alerts_info",
         "info",
         "The pod's annotation or label kvpressure.io/alerts: off (no alerts) or ticket (alerts, but no pages).",
-        (*CONTAINER, "alerts"),
+        (*CONTAINER_IN_POOL, "alerts"),
         "the pod has no such annotation or label",
     ),
     _m(

@@ -31,6 +31,7 @@ from kvpressure.model.readings import (
     GpuReading,
     LogLine,
     NodeCondition,
+    Run,
     Scrape,
     Snapshot,
     SourceHealth,
@@ -131,6 +132,15 @@ def _read_line(value: object) -> str:
     return "".join(visible(char) if char in _LINE_ENDS else char for char in read_text(value))
 
 
+_POOL: Final = (
+    *fields(read_name, "name", "role", "source", required=True),
+    Field("revision", read_name, default=""),
+)
+_RUN: Final = (
+    *fields(read_moment, "since", "answered"),
+    *fields(read_name, "stopped", "ended", default=""),
+    Field("counted", read_flag, default=False),
+)
 _CONTAINER_NAME: Final = fields(read_name, "namespace", "pod", "container", required=True)
 _HEADER: Final = (Field("interval_seconds", read_level), *fields(read_name, "node", "source"))
 _PROCESS: Final = (Field("pid", read_amount, required=True), Field("used_bytes", read_amount))
@@ -162,7 +172,6 @@ _PAGE: Final = (
     Field("error", read_name),
     Field("duration_seconds", read_level),
 )
-_POOL: Final = fields(read_name, "name", "role", "source", required=True)
 _PAGE_GIVEN: Final = (
     Field("t", read_time),
     Field("exposition", read_text),
@@ -184,6 +193,8 @@ _CONTAINER: Final = (
     Field("cpu_pressure_some_ratio", read_ratio),
     Field("alerts", read_text),
     Field("last_termination", record(Termination, _TERMINATION), partial(encode, _TERMINATION)),
+    Field("pool", record(EnginePool, _POOL), partial(encode, _POOL)),
+    Field("run", record(Run, _RUN), partial(encode, _RUN)),
 )
 _LOG: Final = (*_CONTAINER_NAME, Field("line", _read_line, engines.public_line, required=True))
 _ALLOCATOR: Final = (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvpressure.engines.command import Command
 from kvpressure.engines.vllm import command_line
 from kvpressure.engines.vllm.dialect import VLLM
-from kvpressure.model.readings import Termination
+from kvpressure.model.readings import Run, Termination
 from kvpressure.parsed import quantity
 from kvpressure.sources.kubernetes import command_lines, podspec
 from kvpressure.sources.kubernetes.command_lines import CommandLines
@@ -652,3 +652,80 @@ def test_any_field_may_have_any_type(data: st.DataObject) -> None:
         found = read_pod(document, policy)
         for one in found.engines if found else ():
             assert one.target is None or one.target.host == "10.0.0.5" or one.target.host == document["status"]["podIP"]
+
+
+PROBE = {"httpGet": {"path": "/health", "port": 8000}}
+DAY = "2026-01-02T"
+
+
+def run_of(
+    probe: bool = True, started: str = "03:00:00", ready: tuple[str, str] | None = None, **more: Any
+) -> tuple[Run, str]:
+    """The run of an engine that was scheduled at two, and the revision of its pool."""
+    containers = [container(readinessProbe=PROBE) if probe else container()]
+    status: dict[str, Any] = {"startTime": f"{DAY}02:00:00Z"}
+    if ready is not None:
+        status["conditions"] = [{"type": "Ready", "status": ready[0], "lastTransitionTime": f"{DAY}{ready[1]}Z"}]
+    document = pod(containers=containers, status=status, **more)
+    document["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": f"{DAY}{started}Z"}}
+    reading = engine(document).reading
+    assert reading.run is not None
+    assert reading.pool is not None
+    return reading.run, reading.pool.revision
+
+
+SCHEDULED, STARTED = 1767319200.0, 1767322800.0
+
+
+@pytest.mark.parametrize(
+    ("probe", "ready", "answered"),
+    [
+        (True, ("True", "03:10:00"), STARTED + 600),
+        (True, ("True", "03:00:00"), STARTED),
+        (True, ("False", "03:10:00"), STARTED + 600),  # it was ready in this run
+        (True, ("False", "03:00:00"), None),  # the run before ended in the second in which this one began
+        (True, ("False", "02:00:00"), None),  # it has never been ready
+        (True, None, None),
+        (False, ("True", "03:10:00"), None),  # without a probe, ready only means that it runs
+    ],
+)
+def test_whether_a_container_has_answered_in_its_present_run(
+    probe: bool, ready: tuple[str, str] | None, answered: float | None
+) -> None:
+    assert run_of(probe, ready=ready)[0] == Run(SCHEDULED, answered)
+
+
+def test_the_run_of_a_pod_that_does_not_run_or_shall_end() -> None:
+    document = pod(phase="Pending", ip=None)
+    state = document["status"]["containerStatuses"][0]
+    for kind, reason in (("waiting", "ImagePullBackOff"), ("terminated", "Error")):
+        state["state"] = {kind: {"reason": reason}}
+        assert engine(document).reading.run == Run(stopped=reason)
+    state["state"] = {"running": {}}
+    document["metadata"]["deletionTimestamp"] = f"{DAY}03:00:00Z"
+    assert engine(document).reading.run == Run(ended="deleted")
+    assert engine(pod(phase="Failed")).reading.run == Run(ended="Failed")
+
+
+def test_a_worker_whose_metrics_another_pod_serves_has_no_run_of_its_own() -> None:
+    worker = pod(labels={"ray.io/node-type": "worker", "ray.io/cluster": "c"})
+    worker["spec"]["containers"][0]["command"] = ["ray", "start", "--address=head:6379"]
+    assert [one.reading.run for one in read(worker).engines] in ([], [None])
+
+
+@pytest.mark.parametrize(
+    ("owner", "labels", "revision", "counted"),
+    [
+        (("ReplicaSet", "chat-7d4b"), {"pod-template-hash": "7d4b"}, "7d4b", True),
+        (("ReplicaSet", "chat-7d4b"), {"rollouts-pod-template-hash": "7d4b"}, "7d4b", True),
+        (("StatefulSet", "chat"), {"controller-revision-hash": "chat-66f"}, "chat-66f", True),
+        (("RayCluster", "chat"), {}, "", False),
+        (("Job", "chat"), {}, "", False),
+        (None, {}, "", False),
+    ],
+)
+def test_revision_of_a_pod_and_whether_its_replicas_are_counted(
+    owner: tuple[str, str] | None, labels: dict[str, str], revision: str, counted: bool
+) -> None:
+    run, of_pool = run_of(owner=owner, labels=labels)
+    assert (of_pool, run.counted) == (revision, counted)

@@ -334,7 +334,7 @@ def test_the_deadline_is_for_everything_together(server):
         assert 0.35 < time.monotonic() - started < 0.4 + SLACK
 
 
-def test_a_server_that_does_not_accept_times_out():
+def test_a_server_that_does_not_accept_is_unreachable_because_nothing_is_known_of_it():
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         address = listener.getsockname()
         fillers = [socket.socket() for _ in range(4)]
@@ -344,7 +344,7 @@ def test_a_server_that_does_not_accept_times_out():
         time.sleep(0.05)
         fetcher = Fetcher(parse_target(f"127.0.0.1:{address[1]}"), 0.4)
         started = time.monotonic()
-        assert reason_of(fetcher) == "timeout"
+        assert reason_of(fetcher) == "unreachable"
         assert time.monotonic() - started < 0.4 + SLACK
         for filler in fillers:
             filler.close()

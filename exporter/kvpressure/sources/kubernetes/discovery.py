@@ -196,21 +196,25 @@ _NAME_LABELS: Final = (  # of the object that people write, where a controller b
     "ray.io/originated-from-cr-name",
 )
 _HASHES: Final = ("pod-template-hash", "rollouts-pod-template-hash")
-_ONE_TEMPLATE: Final = ("ReplicaSet", "StatefulSet", "DaemonSet", "Job")
+_REVISIONS: Final = (_LWS + "template-revision-hash", *_HASHES, "controller-revision-hash")
+_COUNTED: Final = ("ReplicaSet", "StatefulSet", "DaemonSet")
+_ONE_TEMPLATE: Final = (*_COUNTED, "Job")
 
 
 def workload_of(metadata: Mapping[str, Any]) -> Workload:
     """What owner and labels of a pod say about its pool. A pod without a controller is a workload of its own."""
     labels = mapping(metadata.get("labels"))
     role = next((_ROLES[word] for name in _ROLE_LABELS if (word := text(labels.get(name)).lower()) in _ROLES), "")
+    revision = next(filter(None, (text(labels.get(label)) for label in _REVISIONS)), "")
     owner = next((one for one in mappings(metadata.get("ownerReferences")) if one.get("controller") is True), {})
     kind, name = text(owner.get("kind")), text(owner.get("name"))
     if kind in ("", "Node"):  # a static pod belongs to its node
         return Workload(text(metadata.get("name")), role)
     if group := text(labels.get(_LWS + "name")):
-        return Workload(group, role)
+        return Workload(group, role, revision=revision, counted=True)
     if kind in _ONE_TEMPLATE:
         for label in _HASHES:
             name = name.removesuffix("-" + text(labels.get(label)))
-        return Workload(name, role)
-    return Workload(next(filter(None, (text(labels.get(label)) for label in _NAME_LABELS)), name), role, mixed=True)
+        return Workload(name, role, revision=revision, counted=kind in _COUNTED)
+    name = next(filter(None, (text(labels.get(label)) for label in _NAME_LABELS)), name)
+    return Workload(name, role, mixed=True, revision=revision)

@@ -19,7 +19,7 @@ from kvpressure.engines.registry import default, dialects
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.pools import EnginePool, Workload, pool_of
-from kvpressure.model.readings import ALERT_REACHES, ContainerReading, Termination
+from kvpressure.model.readings import ALERT_REACHES, ContainerReading, Run, Termination
 from kvpressure.parsed import items, mapping, mappings, moment, quantity, text
 from kvpressure.sources.kubernetes import endpoint
 from kvpressure.sources.kubernetes.command_lines import CommandLine, CommandLines
@@ -36,7 +36,7 @@ from kvpressure.sources.kubernetes.discovery import (
     reason_of,
     workload_of,
 )
-from kvpressure.sources.kubernetes.pod import UID, EngineContainer, Pod
+from kvpressure.sources.kubernetes.pod import ENDED_PHASES, UID, EngineContainer, Pod
 from kvpressure.sources.scrape.targets import Target, TargetError
 
 MAX_CONTAINERS: Final = 64  # of one pod
@@ -111,6 +111,7 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
         spec,
         status,
         workload_of(metadata),
+        "deletionTimestamp" in metadata,
     )
     everyone = _found(pod, uid, metadata, command_lines or CommandLines())
     found, others = _engine_containers(pod, policy, everyone)
@@ -159,6 +160,7 @@ class _Raw:
     spec: Mapping[str, Any]
     status: Mapping[str, Any]
     workload: Workload
+    deleted: bool
 
     def annotation(self, names: Iterable[str]) -> str:
         return next(filter(None, (endpoint.annotation(self.annotations, name) for name in names)), "")
@@ -410,8 +412,9 @@ def _engine(
     pod: _Raw, found: _Candidate, status: Mapping[str, Any], policy: Policy, annotated: bool
 ) -> EngineContainer:
     targets: tuple[Target, ...] = ()
+    serves = _has_endpoint(pod, found)
     refusal: str | None = None
-    if not _has_endpoint(pod, found):
+    if not serves:
         refusal = "no_endpoint"
     elif text(pod.status.get("phase")) == "Running":
         first, refusal = _target(pod, found, policy, annotated)
@@ -420,7 +423,11 @@ def _engine(
     return EngineContainer(
         text(found.container["name"]),
         _hex(status.get("containerID")),
-        _reading(pod, found.container, status),
+        replace(
+            _reading(pod, found.container, status),
+            pool=_pool(pod, found),
+            run=_run(pod, found.container, status) if serves else None,
+        ),
         targets,
         refusal,
         found.engine.name if found.engine is not None else "",
@@ -519,6 +526,34 @@ def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any])
         memory_limit_bytes=None if memory is None else int(memory),
         alerts=reach if reach in ALERT_REACHES else None,
     )
+
+
+def _pool(pod: _Raw, found: _Candidate) -> EnginePool:
+    return pool_of(pod.name, pod.workload, found.dialect.features(found.args, None, ()).kv_role)
+
+
+def _run(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any]) -> Run:
+    state = mapping(status.get("state"))
+    waits, over = (text(mapping(state.get(part)).get("reason")) for part in ("waiting", "terminated"))
+    phase = text(pod.status.get("phase"))
+    return Run(
+        moment(pod.status.get("startTime")),
+        _became_ready(pod, state) if mapping(container.get("readinessProbe")) else None,
+        waits or over,
+        phase if phase in ENDED_PHASES else "deleted" if pod.deleted else "",
+        pod.workload.counted,
+    )
+
+
+def _became_ready(pod: _Raw, state: Mapping[str, Any]) -> float | None:
+    """When the pod became ready, or ceased to be, if that was in the container's present run: it is unready before its
+    first start, and when a run ends, and its condition keeps the time of the last change only.
+    """
+    ready = next((one for one in mappings(pod.status.get("conditions")) if one.get("type") == "Ready"), {})
+    turned, started = moment(ready.get("lastTransitionTime")), moment(mapping(state.get("running")).get("startedAt"))
+    if turned is None or started is None or turned < started:
+        return None
+    return turned if turned > started or ready.get("status") == "True" else None  # moments are whole seconds
 
 
 def _termination(pod: _Raw, status: Mapping[str, Any]) -> Termination | None:

@@ -205,17 +205,16 @@ class Fetcher:
         except (socket.gaierror, UnicodeError) as error:
             raise SourceError(DNS, str(error)) from error
         tls = self._tls_context() if self._target.scheme == "https" else None
-        failure: OSError = OSError("no address")
+        failure: Exception = OSError("no address")
         for family, kind, protocol, _, address in found:
             sock = socket.socket(family, kind, protocol)
             try:
-                sock.settimeout(_remaining(deadline))
-                sock.connect(address)
+                _reach(sock, address, deadline)
                 if tls is None:
                     return sock
                 sock.settimeout(_remaining(deadline))
                 return tls.wrap_socket(sock, server_hostname=host)
-            except OSError as error:
+            except (OSError, SourceError) as error:
                 sock.close()
                 failure = error
         raise failure
@@ -232,6 +231,15 @@ class Fetcher:
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
+
+
+def _reach(sock: socket.socket, address: object, deadline: float) -> None:
+    """Connect. No connection in time says nothing of the server: a policy, a full queue or the network may be why."""
+    try:
+        sock.settimeout(_remaining(deadline))
+        sock.connect(cast(tuple[str, int], address))
+    except TimeoutError as error:
+        raise SourceError(UNREACHABLE, "no connection in time") from error
 
 
 def tls_context(target: Target) -> ssl.SSLContext:

@@ -1,0 +1,275 @@
+"""Which pods of this node answer, start or are down, and how long starts take here.
+
+What a pod did before this process started is told by its status, so that a restart of the exporter changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kvpressure.advice.failures import start_failure
+from kvpressure.advice.triage import OOM_EXIT_CODE
+from kvpressure.model.log_events import EVENTS, OUT_OF_MEMORY
+from kvpressure.model.pools import EnginePool
+from kvpressure.model.readings import ContainerReading, Run, Snapshot
+from kvpressure.model.reasons import HTTP_5XX, REFUSED, RESET, TIMEOUT, in_words
+from kvpressure.model.state import ContainerState, EngineState, OutOfMemory, PodState
+from kvpressure.pipeline.engines import FORGET_SECONDS, ContainerTrack
+from kvpressure.settings.thresholds import Thresholds
+
+REFUSALS: Final = (REFUSED, RESET, TIMEOUT, HTTP_5XX)
+"""Of a program that was reached, or whose host said that nothing listens; other errors say nothing about it."""
+VANISHED: Final = "the pod is gone"
+FAILED: Final = "Failed"
+ENDED: Final = (FAILED, "Succeeded")
+_PREPARING: Final = ("ContainerCreating", "PodInitializing")
+_KILLED: Final = "OOMKilled"
+MAX_STARTS: Final = 5  # kept of a pool
+MAX_POOLS: Final = 256  # whose starts are kept
+
+Name = tuple[str, str]  # namespace, pod
+
+
+class _Pod:
+    """A pod between ticks. ``answered``: in its present run; ``ever``: in any run, as far as known; ``awaited``: it was
+    seen in this run before it answered. ``answers_since``: the first answer of this run, None = it was not seen.
+    ``served_t``: when it last had requests.
+    """
+
+    def __init__(self, uid: str | None, now: float) -> None:
+        self.uid = uid
+        self.first_seen = self.seen_t = now
+        self.pool = EnginePool()
+        self.containers: Sequence[ContainerReading] = ()
+        self.answered = self.ever = self.awaited = False
+        self.answers_since: float | None = None
+        self.served_t = float("-inf")
+
+    @property
+    def runs(self) -> list[Run]:
+        """The present runs of its containers that serve; none = unknown."""
+        return [one.run for one in self.containers if one.run is not None]
+
+    @property
+    def restarts(self) -> int:
+        """Of all its containers."""
+        return sum(one.restarts or 0 for one in self.containers)
+
+    @property
+    def stopped(self) -> str:
+        """Why one of its containers does not run, "" = all do, or unknown."""
+        return next((run.stopped for run in self.runs if run.stopped), "")
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is no longer meant to serve."""
+        return any(run.ended for run in self.runs)
+
+    def take(self, containers: Sequence[ContainerReading]) -> None:
+        """Take the state of its containers; where one was restarted, it begins anew."""
+        before, self.containers = self.restarts, containers
+        if before < self.restarts:
+            self.answered, self.awaited, self.answers_since = False, False, None
+        self.pool = next((one.pool for one in containers if one.pool), self.pool)
+        ready = [run.answered for run in self.runs if run.answered is not None]
+        if len(ready) == len(containers) and not self.answered:
+            self.answered, self.ever, self.answers_since = True, True, max(ready)
+
+    def answer(self, now: float) -> bool:
+        """Note that it answers now; return whether this was seen to be the first answer of its run."""
+        first = self.awaited and not self.answered
+        self.answers_since = now if first else self.answers_since
+        self.answered = self.ever = True
+        return first
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its container does not run yet, for a usual reason."""
+        return self.stopped in _PREPARING
+
+    def starting_since(self) -> float | None:
+        """Since when it starts for the first time; None = it does not. In-place restarts are failures."""
+        if not self.runs or self.restarts or self.answered or self.ended or (self.stopped and not self.is_prepared):
+            return None
+        return min((run.since for run in self.runs if run.since is not None), default=self.first_seen)
+
+
+class Pods:
+    """The pods of this node that serve."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._pods: dict[Name, _Pod] = {}
+        self._vanished: dict[Name, tuple[float, _Pod]] = {}
+        self._starts: dict[Name, deque[float]] = {}  # seconds, by namespace and pool
+
+    def observe(self, snapshot: Snapshot, engines: Sequence[EngineState]) -> tuple[PodState, ...]:
+        """Take the engines of this tick; return the pods now."""
+        now, served, over = snapshot.time, _by_pod(engines), set[Name]()
+        for name, readings in _containers_by_pod(snapshot).items():
+            ended = readings[0].run.ended if readings[0].run else ""
+            if ended in ENDED:
+                over.add(name)
+                self._leave(now, name, missed=ended == FAILED)
+            else:
+                self._pod(snapshot, name).take(readings)
+        for name in served.keys() - over:
+            self._pod(snapshot, name)
+        self._drop(snapshot)
+        states = [self._state(now, name, pod, served.get(name, ())) for name, pod in self._pods.items()]
+        return *states, *(_vanished(name, pod) for name, (_, pod) in self._vanished.items())
+
+    def usual_start(self, namespace: str, pool: str) -> float | None:
+        """The longest of the last starts of a pool here, in seconds; None = none was seen."""
+        return max(self._starts.get((namespace, pool), ()), default=None)
+
+    def _pod(self, snapshot: Snapshot, name: Name) -> _Pod:
+        uid = (snapshot.pods or {}).get(name)
+        pod = self._pods.get(name)
+        if pod is None or (uid is not None and pod.uid not in (None, uid)):
+            self._leave(snapshot.time, name)
+            pod = self._pods[name] = _Pod(uid, snapshot.time)
+        pod.uid, pod.seen_t = uid or pod.uid, snapshot.time
+        return pod
+
+    def _drop(self, snapshot: Snapshot) -> None:
+        """Forget pods that are gone; without a list of pods, those of which nothing has been read for a while."""
+        now, there = snapshot.time, snapshot.pods
+        for name, pod in list(self._pods.items()):
+            if there is not None and pod.uid is not None:
+                gone = name not in there
+            else:
+                gone = abs(now - pod.seen_t) > FORGET_SECONDS
+            if gone:
+                self._leave(now, name)
+        self._vanished = {name: row for name, row in self._vanished.items() if 0 <= now - row[0] <= FORGET_SECONDS}
+
+    def _leave(self, now: float, name: Name, missed: bool = True) -> None:
+        pod = self._pods.pop(name, None)
+        if pod is not None and missed and _is_missed(pod, now):
+            self._vanished[name] = now, pod
+
+    def _state(self, now: float, name: Name, pod: _Pod, engines: Sequence[EngineState]) -> PodState:
+        pod.pool = next((engine.pool for engine in engines if engine.pool.name), pod.pool)
+        answers, since = _answers(pod, engines), pod.starting_since()
+        if answers:
+            self._vanished.pop(name, None)
+            if pod.answer(now) and since is not None:
+                self._keep_start(name[0], pod.pool.name, now - since)
+            pod.served_t = now if any(map(_serves, engines)) else pod.served_t
+        starting = not answers and since is not None and now - since < self._allowed(name[0], pod.pool.name)
+        pod.awaited = pod.awaited or ((starting or pod.restarts > 0) and (answers is False or pod.is_prepared))
+        return PodState(
+            *name,
+            pod.pool,
+            None if starting else answers,
+            starting,
+            self.usual_start(name[0], pod.pool.name),
+            pod.answers_since if answers else None,
+            _reason(pod, engines) if answers is False and not starting else "",
+            pod.ever,
+        )
+
+    def _keep_start(self, namespace: str, pool: str, seconds: float) -> None:
+        starts = self._starts.pop((namespace, pool), None) or deque(maxlen=MAX_STARTS)
+        starts.append(max(0.0, seconds))
+        self._starts[namespace, pool] = starts  # the newest last
+        for old in list(self._starts)[:-MAX_POOLS]:
+            del self._starts[old]
+
+    def _allowed(self, namespace: str, pool: str) -> float:
+        """How long a start may take, in seconds."""
+        usual, t = self.usual_start(namespace, pool), self._thresholds
+        if usual is None:
+            return t["start_seconds"]
+        return max(t["start_least_seconds"], t["latency_multiplied_ratio"] * usual)
+
+
+class EnginesAround:
+    """The engines and pods of a tick, for what stands around them."""
+
+    def __init__(self, engines: Sequence[EngineState], pods: Sequence[PodState], thresholds: Thresholds) -> None:
+        self._engines = _by_pod(engines)
+        self._ever = {(pod.namespace, pod.pod) for pod in pods if pod.ever}
+        self._limit = thresholds["container_limit_ratio"]
+
+    def completed(self, now: float, state: ContainerState, track: ContainerTrack) -> ContainerState:
+        """The container with what its engine tells: model and pool, and whether memory that ran out cost requests."""
+        own = [one for one in self._engines.get(track.pod, ()) if one.container == state.reading.container]
+        served = track.pod in self._ever and not any(engine.up for engine in own)
+        return replace(
+            state,
+            model_name=next((engine.key.model_name for engine in own), ""),
+            pool=track.pool,
+            out_of_memory=(*self._ended(now, state), *_logged(now, track, served)),
+        )
+
+    def _ended(self, now: float, state: ContainerState) -> Iterator[OutOfMemory]:
+        ended, used = state.reading.last_termination, state.memory_used_ratio
+        if ended is not None and ended.finished_at is not None:
+            if ended.reason == _KILLED:
+                yield OutOfMemory("host", ended.finished_at, True)
+            elif ended.exit_code == OOM_EXIT_CODE:
+                yield OutOfMemory("sigkill", ended.finished_at, True)
+        if used is not None and used >= self._limit:
+            yield OutOfMemory("host_limit", now, False)
+
+
+def _logged(now: float, track: ContainerTrack, lost: bool) -> Iterator[OutOfMemory]:
+    for event, what in OUT_OF_MEMORY.items():
+        if (time := track.last_event(event, now)) is not None:
+            yield OutOfMemory(what, time, lost)
+
+
+def _by_pod(engines: Iterable[EngineState]) -> dict[Name, list[EngineState]]:
+    found: dict[Name, list[EngineState]] = {}
+    for engine in engines:
+        found.setdefault((engine.key.namespace, engine.key.pod), []).append(engine)
+    return found
+
+
+def _containers_by_pod(snapshot: Snapshot) -> dict[Name, list[ContainerReading]]:
+    """The containers that serve."""
+    found: dict[Name, list[ContainerReading]] = {}
+    for reading in snapshot.containers:
+        if reading.run is not None:
+            found.setdefault((reading.namespace, reading.pod), []).append(reading)
+    return found
+
+
+def _answers(pod: _Pod, engines: Sequence[EngineState]) -> bool | None:
+    """Whether every engine of the pod answers; ``None`` if no reading says so, or the pod is not meant to."""
+    if engines and any(not engine.up and engine.error in REFUSALS for engine in engines):
+        answers: bool | None = False
+    else:
+        answers = True if any(engine.up for engine in engines) else None
+    if answers or not pod.runs:
+        return answers
+    return None if pod.ended else False if pod.stopped else answers
+
+
+def _serves(engine: EngineState) -> bool:
+    signals = engine.signals
+    return engine.up and ((signals.load.in_flight or 0) > 0 or (signals.requests.requests_finished_per_second or 0) > 0)
+
+
+def _is_missed(pod: _Pod, now: float) -> bool:
+    """Whether a pod that is gone served until then, and nothing else counts the replicas of its workload."""
+    return any(not run.counted for run in pod.runs) and 0 <= now - pod.served_t <= FORGET_SECONDS
+
+
+def _vanished(name: Name, pod: _Pod) -> PodState:
+    return PodState(*name, pod.pool, reason=VANISHED)
+
+
+def _reason(pod: _Pod, engines: Sequence[EngineState]) -> str:
+    """Why a pod is down, in words: what its log says, else how its container ended, else what its host answered."""
+    logged = next(filter(None, map(start_failure, engines)), "")
+    if logged:
+        return EVENTS[logged]
+    killed = any(one.last_termination and one.last_termination.reason == _KILLED for one in pod.containers)
+    refused = next((in_words(engine.error) for engine in engines if engine.error in REFUSALS), "")
+    return _KILLED if killed and not pod.answered else pod.stopped or refused

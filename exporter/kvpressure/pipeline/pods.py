@@ -33,7 +33,7 @@ MAX_POOLS: Final = 256  # whose starts are kept
 Name = tuple[str, str]  # namespace, pod
 
 
-class _Pod:
+class _PodTrack:
     """A pod between ticks. ``answered``: in its present run; ``ever``: in any run, as far as known; ``awaited``: it was
     seen in this run before it answered. ``answers_since``: the first answer of this run, None = it was not seen.
     ``served_t``: when it last had requests.
@@ -102,8 +102,8 @@ class Pods:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._pods: dict[Name, _Pod] = {}
-        self._vanished: dict[Name, tuple[float, _Pod]] = {}
+        self._pods: dict[Name, _PodTrack] = {}
+        self._vanished: dict[Name, tuple[float, _PodTrack]] = {}
         self._starts: dict[Name, deque[float]] = {}  # seconds, by namespace and pool
 
     def observe(self, snapshot: Snapshot, engines: Sequence[EngineState]) -> tuple[PodState, ...]:
@@ -126,12 +126,12 @@ class Pods:
         """The longest of the last starts of a pool here, in seconds; None = none was seen."""
         return max(self._starts.get((namespace, pool), ()), default=None)
 
-    def _pod(self, snapshot: Snapshot, name: Name) -> _Pod:
+    def _pod(self, snapshot: Snapshot, name: Name) -> _PodTrack:
         uid = (snapshot.pods or {}).get(name)
         pod = self._pods.get(name)
         if pod is None or (uid is not None and pod.uid not in (None, uid)):
             self._leave(snapshot.time, name)
-            pod = self._pods[name] = _Pod(uid, snapshot.time)
+            pod = self._pods[name] = _PodTrack(uid, snapshot.time)
         pod.uid, pod.seen_t = uid or pod.uid, snapshot.time
         return pod
 
@@ -152,7 +152,7 @@ class Pods:
         if pod is not None and missed and _is_missed(pod, now):
             self._vanished[name] = now, pod
 
-    def _state(self, now: float, name: Name, pod: _Pod, engines: Sequence[EngineState]) -> PodState:
+    def _state(self, now: float, name: Name, pod: _PodTrack, engines: Sequence[EngineState]) -> PodState:
         pod.pool = next((engine.pool for engine in engines if engine.pool.name), pod.pool)
         answers, since = _answers(pod, engines), pod.starting_since()
         if answers:
@@ -240,7 +240,7 @@ def _containers_by_pod(snapshot: Snapshot) -> dict[Name, list[ContainerReading]]
     return found
 
 
-def _answers(pod: _Pod, engines: Sequence[EngineState]) -> bool | None:
+def _answers(pod: _PodTrack, engines: Sequence[EngineState]) -> bool | None:
     """Whether every engine of the pod answers; ``None`` if no reading says so, or the pod is not meant to."""
     if engines and any(not engine.up and engine.error in REFUSALS for engine in engines):
         answers: bool | None = False
@@ -256,16 +256,16 @@ def _serves(engine: EngineState) -> bool:
     return engine.up and ((signals.load.in_flight or 0) > 0 or (signals.requests.requests_finished_per_second or 0) > 0)
 
 
-def _is_missed(pod: _Pod, now: float) -> bool:
+def _is_missed(pod: _PodTrack, now: float) -> bool:
     """Whether a pod that is gone served until then, and nothing else counts the replicas of its workload."""
     return any(not run.counted for run in pod.runs) and 0 <= now - pod.served_t <= FORGET_SECONDS
 
 
-def _vanished(name: Name, pod: _Pod) -> PodState:
+def _vanished(name: Name, pod: _PodTrack) -> PodState:
     return PodState(*name, pod.pool, reason=VANISHED)
 
 
-def _reason(pod: _Pod, engines: Sequence[EngineState]) -> str:
+def _reason(pod: _PodTrack, engines: Sequence[EngineState]) -> str:
     """Why a pod is down, in words: what its log says, else how its container ended, else what its host answered."""
     logged = next(filter(None, map(start_failure, engines)), "")
     if logged:

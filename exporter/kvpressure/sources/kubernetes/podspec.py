@@ -528,10 +528,6 @@ def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any])
     )
 
 
-def _pool(pod: _Raw, found: _Candidate) -> EnginePool:
-    return pool_of(pod.name, pod.workload, found.dialect.features(found.args, None, ()).kv_role)
-
-
 def _run(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any]) -> Run:
     state = mapping(status.get("state"))
     waits, over = (text(mapping(state.get(part)).get("reason")) for part in ("waiting", "terminated"))

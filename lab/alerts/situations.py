@@ -304,7 +304,8 @@ class Outcome:
         """The outcome on one line."""
         wrong = ["MISSED"] if self.missed else []
         wrong += [f"FALSE {which.upper()}" for which in ("page", "ticket") if self.false(which)]
-        wrong += [] if all(self._names_subject(one.labels) for one in self._found["page"]) else ["page names others"]
+        if self.expect == "page" and not all(self._names_subject(one.labels) for one in self._found["page"]):
+            wrong.append("page names others")
         verdict = ", ".join(wrong) or "ok"
         delay = "" if self.delay is None else f" after {self.delay:g} min"
         told = "; ".join(f"{which}s: {self._told(which)}" for which in ("page", "ticket"))

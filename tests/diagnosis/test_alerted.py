@@ -86,7 +86,9 @@ def test_only_a_confident_verdict_that_asks_for_action_names_a_cause() -> None:
     causes = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bound", "stalled")
     assert all(found("cause_named", Answer(verdict, Grade.LIKELY))[0] for verdict in causes)
     assert found("cause_named", DOUBTED)[0] is False
-    assert not any(found("cause_named", Answer(verdict, Grade.CERTAIN))[0] for verdict in ("healthy", "idle", "unknown"))
+    assert not any(
+        found("cause_named", Answer(verdict, Grade.CERTAIN))[0] for verdict in ("healthy", "idle", "unknown")
+    )
     assert (found("verdict_confident")[0], found("verdict_confident", DOUBTED)[0]) == (True, False)
 
 

@@ -77,3 +77,14 @@ def test_an_engine_needs_an_unknown_share_if_one_of_its_gpus_is_unknown() -> Non
 
     assert shares(FULL, second) is not None
     assert shares(FULL, replace(second, memory_used_bytes=None)) is None
+
+
+def test_what_is_in_use_outside_the_kv_pool_is_required_without_a_request() -> None:
+    page, facts = (
+        replace(busy(1000.0), gpus=("GPU-1",)),
+        log_line("inference", "chat-0", "vllm", "Available KV cache memory: 40.0 GiB"),
+    )
+    (gpu,) = Pipeline().observe(Snapshot(1000.0, gpus=(FULL,), pages=(page,), logs=(facts,))).gpus
+    assert gpu.floor_ratio == pytest.approx((72 - 40) / 80)
+    (gpu,) = Pipeline().observe(Snapshot(1000.0, gpus=(FULL,))).gpus
+    assert (gpu.demand_ratio, gpu.floor_ratio) == (pytest.approx(0.9), None)

@@ -168,7 +168,9 @@ def full_gpu(index: int = 0, uuid: str = "GPU-1") -> GpuState:
         ecc_errors={"double_bit": 1},
         processes=(GpuProcess(7, 2**30),),
     )
-    return GpuState(reading, demand_ratio=0.55, process_bytes={("prod", "chat-0"): 70 * 2**30, ("", ""): 2**30})
+    return GpuState(
+        reading, demand_ratio=0.55, floor_ratio=0.35, process_bytes={("prod", "chat-0"): 70 * 2**30, ("", ""): 2**30}
+    )
 
 
 def full_state() -> State:

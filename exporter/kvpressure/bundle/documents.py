@@ -14,6 +14,7 @@ from kvpressure.bundle.spec import Alert, RuleGroup
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import number, span, words
 from kvpressure.bundle.verdicts_page import ROWS_PAGE, render_rows, render_verdicts
+from kvpressure.model.gpu_faults import NVIDIA_XIDS, UNLISTED
 from kvpressure.publish.failure_reasons import render_failure_reasons
 from kvpressure.publish.links import RUNBOOK_FOLDER
 from kvpressure.publish.reference import first_sentence, render_metrics_reference, render_settings_reference
@@ -51,6 +52,8 @@ def pages(options: Options, groups: Sequence[RuleGroup], pack: Sequence[RuleGrou
         title=title,
         shown=shown,
         first_sentence=first_sentence,
+        xids=NVIDIA_XIDS,
+        unlisted=UNLISTED,
         percent=lambda name: f"{number(options.thresholds[name] * 100)} %",
     )
     found = {

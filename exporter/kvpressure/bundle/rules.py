@@ -17,7 +17,7 @@ from kvpressure.bundle.spec import (
     SideCondition,
     parse_groups,
 )
-from kvpressure.bundle.templating import context, environment, render
+from kvpressure.bundle.templating import context, environment, opted_out, render
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import BundleValues, ValuesError
 from kvpressure.errors import shown
@@ -36,7 +36,6 @@ _CAMEL: Final = {
 }
 _PRINTED_LABEL: Final = re.compile(r'\{\{ ((?:with )?\$labels\.\w+|\. \| first \| label "\w+") \}\}')
 _MARKUP: Final = "[][<>|@`]"  # of Slack, Discord, Teams, Mattermost and Google Chat; anybody names a model or a pod
-_OPT_OUT: Final = "kvpressure_container_alerts_info"
 _DASHBOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
 # Not every Prometheus has that label
 _CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
@@ -110,14 +109,14 @@ def _literal(alert: Alert) -> Alert:
 
 def _with_opt_out(alert: Alert) -> Alert:
     """The alert, silent for pods that opted out of all alerts or of pages."""
-    if "pod" not in SUBJECTS[alert.subject]:
+    if "pod" not in {*SUBJECTS[alert.subject], *alert.labels}:
         return alert
     return replace(alert, levels=tuple(_opted_out(level) for level in alert.levels))
 
 
 def _opted_out(level: AlertLevel) -> AlertLevel:
-    matcher = 'alerts=~"off|ticket"' if level.wakes else 'alerts="off"'
-    condition = SideCondition("opt_out", "unless", f"{_OPT_OUT}{{{matcher}}}", ("cluster", "namespace", "pod"))
+    which = opted_out("off", "ticket") if level.wakes else opted_out("off")
+    condition = SideCondition("opt_out", "unless", which, ("cluster", "namespace", "pod"))
     return replace(level, conditions=(*level.conditions, condition))
 
 

@@ -31,6 +31,7 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("cluster", "namespace", "pod", "model_name", "engine"),
     "container": ("cluster", "namespace", "pod", "container"),
     "gpu": ("cluster", "node", "uuid", "gpu", "vendor"),
+    "owner": ("cluster", "namespace", "pod", "model_name", "pool"),
     "model": ("cluster", "namespace", "model_name"),
     "pool": ("cluster", "namespace", "pool", "model_name", "role"),
     "model_role": ("cluster", "namespace", "model_name", "role"),

@@ -68,10 +68,25 @@ def recommend(limit: str) -> str:
     return looked_up(f'kvpressure_limit_recommended{{limit="{limit}"}}', f" Set {limit} to {{}}.", form)
 
 
+def opted_out(*alerts: str) -> str:
+    """The pods that opted out of these alerts: ``off`` = all, ``ticket`` = those that wake somebody."""
+    return f'kvpressure_container_alerts_info{{alerts=~"{"|".join(alerts)}"}}'
+
+
 def valued(flag: str, value: str) -> str:
     """``value`` of each engine for which ``flag`` holds, a series that has the labels of the engine's pool."""
     by = ", ".join(SUBJECTS["engine"])
     return f"0 * max by ({by}, {', '.join(POOL)}) ({flag})\n+ on ({by}) group_left ()\n{per('engine', value)}"
+
+
+def owned(expr: str, *more: str) -> str:
+    """``expr``, a series for each GPU (and ``more``), with the labels of an engine on it, if there is one."""
+    series = per("gpu", expr, *more)
+    labels = ", ".join(name for name in SUBJECTS["owner"] if name != "cluster")
+    return (
+        f"{series}\n* on (cluster, uuid) group_left ({labels})\ngpu:kvpressure_engine:info\n"
+        f"or on (cluster, uuid)\n{series}"
+    )
 
 
 def workload(expr: str) -> str:
@@ -173,6 +188,8 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "recommend": recommend,
         "looked_up": looked_up,
         "valued": valued,
+        "owned": owned,
+        "opted_out": opted_out,
         "where": _WHERE,
         "engine": lambda expr: per("engine", expr),
         "allocation_events": "|".join(sorted({*ALLOCATION_EVENTS, "host_oom"})),  # GPU and host memory

@@ -317,12 +317,14 @@ class TargetState:
 
 @frozen
 class GpuState:
-    """A GPU as last read (readings of slower sources are held for their interval, never longer). ``process_bytes``:
+    """A GPU as last read (readings of slower sources are held for their interval, never longer). ``floor_ratio``: share
+    of memory in use outside KV pools. ``process_bytes``:
     memory of its processes by owning (namespace, pod); ("", "") = owned by no pod.
     """
 
     reading: GpuReading
     demand_ratio: float | None = None
+    floor_ratio: float | None = None
     process_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     failure: Failure | None = None
 

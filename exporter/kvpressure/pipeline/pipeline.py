@@ -57,13 +57,14 @@ T = TypeVar("T")
 @frozen
 class _GatheredEngine:
     """An engine before the required memory of its GPUs is known, which depends on all engines on them. ``conclude``:
-    its state, given that. ``own_gpus``: those that hold its KV pool, ``None`` = unknown. ``empty_bytes``: unused part
-    of its pool on each.
+    its state, given that. ``own_gpus``: those that hold its KV pool, ``None`` = unknown. ``pool_bytes``: its pool on
+    each; ``empty_bytes``: the unused part.
     """
 
     gpus: tuple[str, ...]
     conclude: Callable[[_GpuDemand], EngineState]
     own_gpus: tuple[str, ...] | None = None
+    pool_bytes: float | None = None
     empty_bytes: float | None = None
 
 
@@ -72,14 +73,19 @@ class _GpuDemand:
     """Second phase: required memory of each GPU."""
 
     windows: Mapping[str, GpuWindow]  # of GPUs that were read recently
-    empty_bytes: Mapping[str, Sequence[float | None]]  # by GPU, one for each engine that is or may be on it
+    pools: Mapping[str, Sequence[_GatheredEngine | None]]  # by GPU, each engine that is or may be on it
 
     def of(self, uuid: str) -> float | None:
         """Required share of one GPU's memory, 0-1; ``None`` if unknown."""
+        return self._without(uuid, [engine.empty_bytes if engine else None for engine in self.pools.get(uuid, ())])
+
+    def floor(self, uuid: str) -> float | None:
+        """Share of one GPU's memory that is in use outside KV pools, 0-1; ``None`` if unknown, or without an engine."""
+        return self._without(uuid, [engine.pool_bytes if engine else None for engine in self.pools.get(uuid, (None,))])
+
+    def _without(self, uuid: str, sizes: Sequence[float | None]) -> float | None:
         window = self.windows.get(uuid)
-        if window is None or window.last is None:
-            return None
-        return kv.demand_ratio(window.last, self.empty_bytes.get(uuid, ()))
+        return None if window is None or window.last is None else kv.demand_ratio(window.last, sizes)
 
     def largest(self, uuids: Sequence[str]) -> float | None:
         """The largest of several; ``None`` if one is unknown."""
@@ -252,20 +258,18 @@ class Pipeline:
             return found
 
         return _GatheredEngine(
-            gpus, lambda demand: self._guarded(now, track, partial(state, demand), unknown), own_gpus, empty
+            gpus, lambda demand: self._guarded(now, track, partial(state, demand), unknown), own_gpus, pool, empty
         )
 
     def _gpu_demand(self, now: float, engines: Sequence[_GatheredEngine], snapshot: Snapshot) -> _GpuDemand:
-        empty: dict[str, list[float | None]] = {}
+        pools: dict[str, list[_GatheredEngine | None]] = {}
         for engine in engines:
-            own = engine.own_gpus
-            uuids, size = (engine.gpus, None) if own is None else (own, engine.empty_bytes)
-            for uuid in uuids:
-                empty.setdefault(uuid, []).append(size)
+            for uuid in engine.gpus if engine.own_gpus is None else engine.own_gpus:
+                pools.setdefault(uuid, []).append(None if engine.own_gpus is None else engine)
         for uuid in _with_unread_pools(snapshot, unplaced=any(not engine.gpus for engine in engines)):
-            empty.setdefault(uuid, [None])
+            pools.setdefault(uuid, [None])
         fresh = {uuid: gpu.window for uuid, gpu in self._gpus.items() if self._fresh(gpu.window.last_t, now)}
-        return _GpuDemand(fresh, empty)
+        return _GpuDemand(fresh, pools)
 
     def _engine_without_values(
         self, now: float, track: EngineTrack, gpus: tuple[str, ...], failure: Failure
@@ -473,7 +477,9 @@ class Pipeline:
 
     def _gpu_state(self, snapshot: Snapshot, gpu: GpuReading, demand: _GpuDemand) -> GpuState:
         def state() -> GpuState:
-            return GpuState(gpu, demand.of(gpu.uuid), _process_bytes(gpu, snapshot.process_pods))
+            return GpuState(
+                gpu, demand.of(gpu.uuid), demand.floor(gpu.uuid), _process_bytes(gpu, snapshot.process_pods)
+            )
 
         return self._guarded(snapshot.time, self._gpu(gpu.uuid), state, GpuState(gpu).without_values)
 

@@ -22,7 +22,7 @@ from kvpressure import __version__
 from kvpressure.diagnosis import conditions
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
-from kvpressure.model.gpu_faults import OTHER_XID
+from kvpressure.model.gpu_faults import NVIDIA_XIDS, OTHER_XID, UNLISTED
 from kvpressure.model.isolation import (
     CONTAINER,
     ENGINE,
@@ -409,6 +409,7 @@ def _memory(gpu: GpuState, reported_by_instances: frozenset[str] | None) -> dict
     if reported_by_instances is None:
         found["gpu_memory_used_ratio"] = reading.memory_used_ratio
     found["gpu_memory_demand_ratio"] = gpu.demand_ratio
+    found["gpu_memory_floor_ratio"] = gpu.floor_ratio
     return found
 
 
@@ -438,7 +439,8 @@ def _add_gpu(out: Families, gpu: GpuState, reported_by_instances: frozenset[str]
     for reason in reading.throttle_reasons or ():
         out.add("gpu_throttled", (*labels, clean(reason)), 1)
     for xid, count in reading.xid_errors.items():
-        out.add("gpu_xid_errors_total", (*labels, _xid(xid)), count)
+        event = NVIDIA_XIDS.get(xid, UNLISTED)
+        out.add("gpu_xid_errors_total", (*labels, _xid(xid), event.kind, event.meaning, event.action), count)
     for xid, time in reading.xid_last_times.items():
         out.add("gpu_xid_last_timestamp_seconds", (*labels, _xid(xid)), time)
     out.each("gpu_ecc_errors_total", labels, reading.ecc_errors)

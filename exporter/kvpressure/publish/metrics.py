@@ -60,6 +60,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "an engine on this GPU has a KV pool of unknown size, is not scraped, or is on another node",
     ),
     _m(
+        "gpu_memory_floor_ratio",
+        "gauge",
+        "Share of device memory in use outside the KV pools on this GPU, 0-1: what is required without a request.",
+        GPU,
+        "no engine is on this GPU, or the size of a KV pool is unknown",
+    ),
+    _m(
         "gpu_utilization_ratio",
         "gauge",
         "Share of time in which a kernel was running, 0-1: a duty cycle, not occupancy.",
@@ -80,8 +87,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "gpu_xid_errors_total",
         "counter",
-        "XID events since the exporter started. other: numbers that NVIDIA's catalogue does not have.",
-        (*GPU, "xid"),
+        "XID events since the exporter started. other: numbers that NVIDIA's catalogue does not have. Class: reset (the"
+        " GPU fails until it is reset), check, or application (the GPU is healthy).",
+        (*GPU, "xid", "class", "meaning", "action"),
     ),
     _m("gpu_xid_last_timestamp_seconds", "gauge", "Time of the last event with this XID.", (*GPU, "xid")),
     _m("gpu_ecc_errors_total", "counter", "ECC error events since the exporter started, by kind.", (*GPU, "kind")),

@@ -36,12 +36,12 @@ const standard = [entry('unit', 'unit', unitOverrideProcessor), entry('min', 'mi
   entry('color', 'color', identityOverrideProcessor), entry('links', 'links', identityOverrideProcessor)];
 standardFieldConfigEditorRegistry.setInit(() => standard);
 const custom = ['thresholdsStyle', 'hideFrom', 'drawStyle', 'lineWidth', 'lineStyle', 'axisPlacement', 'lineInterpolation', 'fillOpacity', 'showPoints', 'spanNulls',
-  'width', 'minWidth', 'align', 'cellOptions', 'filterable', 'inspect'].map((name) => ({ ...entry(`custom.${name}`, name, identityOverrideProcessor), isCustom: true }));
+  'width', 'minWidth', 'align', 'cellOptions', 'wrapText', 'stacking', 'filterable', 'inspect'].map((name) => ({ ...entry(`custom.${name}`, name, identityOverrideProcessor), isCustom: true }));
 const registry = new FieldConfigOptionsRegistry(() => [...standard, ...custom]);
 standardTransformersRegistry.setInit(() => [...new Map(Object.values(standardTransformers).map((one) => [one.id, one])).values()]
   .map((one) => ({ id: one.id, name: one.id, transformation: async () => one, editor: () => null })));
 
-const expand = (expr) => expr.replaceAll('$__rate_interval', '15s').replace(/\$(\w+)/g, (_, name) => parameters.get(`var-${name}`) || '.*');
+const expand = (expr) => expr.replaceAll('$__rate_interval', '15s').replace(/\$([a-z]\w*)/g, (_, name) => parameters.get(`var-${name}`) || '.*');
 
 async function query(panel, target) {
   report.queries += 1;

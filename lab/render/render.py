@@ -110,7 +110,7 @@ def draw(base: str, dashboard: Path, out: Path, height: int, optional: set[tuple
 
 def declared() -> set[tuple[str, str, str]]:
     """Queries that may be empty, each with a reason on its panel."""
-    return set(optional_queries(DashboardContext(builtin(), BundleValues(), frozenset())))
+    return set(optional_queries(DashboardContext(builtin(), BundleValues())))
 
 
 def installed() -> bool:

@@ -30,13 +30,12 @@ ALLOWED = {"0", "1", "1.0"}  # nothing, one and the whole are no thresholds
 OF_THE_METHOD = {0, 1, 60, 100, 150, 300, 600}
 QUANTILES = re.compile(r"(?:quantile|quantile_over_time|histogram_quantile)\(0\.\d+")
 
-# Quantiles and windows are names; states are 0 and 1; rows of tables of the worst, per second to per minute, ratios to
-# per cent, what 1 and 0 mean, what a burn rate of 2 means, the exit code of SIGKILL, and the fixed window of the slope
-# of the KV cache (``QUARTER_MINUTE``).
+# Quantiles and windows are names; states are 0 and 1; rows of tables of the worst, per second to per minute, seconds to
+# milliseconds, what a burn rate of 2 means, and the bands of the order of engines and pools (``harm.py``).
 OF_DASHBOARDS = re.compile(
-    r"quantile=\"0\.\d+\"|histogram_quantile\(0\.\d+|burn_rate:\d+[mhd]|\[2m\]|[<>=]=? [01]\b|\(1, "
-    r"|60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d\"|vector\(0\)|1 is normal|never 0|topk\(20, |^The 20 "
-    r"|1 minus p95 batch|Above 1, |at 2, |last 15 s|\(137\)"
+    r"quantile=\"0\.\d+\"|burn_rate:\d+[mhd]|\[2m\]|[<>=]=? [01]\b|\(1, |60 \* sum by|\* 1000\b|\"step\", \"\d\""
+    r"|vector\(0\)|never 0|topk\(20, |At 2, |20 \* \(1 - |\(10 \* group|or 10 \* group|\+ 20 or|>= 20\)"
+    r"|> 0\) \+ 1 or|\$\d"
 )
 
 

@@ -68,7 +68,7 @@ CASES = [
         ("at least 2 × the mean", "below 4 × the mean"),
         "InferenceContextLengthSpike",
         r"spike_ratio > {}(?!\d)",
-        "Context spike",
+        "Context spike, and bursts (dashed)",
     ),
 ]
 

@@ -186,7 +186,7 @@ def test_with_addresses_dashboards_and_runbooks_are_links() -> None:
     assert (
         "https://grafana.example/d/kvpressure-incident?var-namespace=prod&var-model=org%2Fmodel&var-pod=chat-0" in links
     )
-    assert "https://grafana.example/d/kvpressure-memory" in links
+    assert "https://grafana.example/d/kvpressure-detail" in links
 
 
 def test_headings_go_down_one_level_at_a_time_and_every_id_is_unique() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,6 @@ from kvpressure.bundle.rules import (
     rule_file,
     thresholds_in_rules,
 )
-from kvpressure.bundle.spec import RuleGroup
 from kvpressure.bundle.templating import context
 from kvpressure.bundle.templating import render as render_template
 from kvpressure.bundle.text import to_yaml
@@ -52,27 +51,21 @@ OWNED: Final = ("alerts", "dashboards", RUNBOOK_FOLDER)
 def render(options: Options) -> dict[str, str]:
     """Every file of the bundle: path relative to the output directory -> text."""
     groups, pack = load_groups(options), load_groups(replace(options, source="vllm"))
-    alerts, of_pack = _names(groups), _names(pack)
     rules = rule_file(groups, options.values)
-    routes = _alertmanager(options, alerts)
-    site = DashboardContext(options.thresholds, options.values, alerts)
-    without = DashboardContext(options.thresholds, options.values, of_pack)
+    routes = _alertmanager(options, frozenset(alert.name for group in groups for alert in group.alerts))
+    site = DashboardContext(options.thresholds, options.values)
     files = {
         RULES: to_yaml(rules, f"{HEADER}\nThresholds in these rules: {', '.join(thresholds_in_rules(options))}"),
         "alerts/prometheusrule.yaml": to_yaml(prometheus_rule(rules), HEADER),
         "alerts/alertmanager.yaml": to_yaml(routes, f"{HEADER}\n{documents.ALERTMANAGER_NOTE}"),
         "alerts/alertmanagerconfig.yaml": to_yaml(alertmanager_config(routes), f"{HEADER}\n{STACK_NOTE}"),
         VLLM_ONLY: to_yaml(rule_file(pack, options.values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
-        VLLM_ONLY_DASHBOARD: _json(vllm_only.build(without).model(vllm_only.UID, without)),
+        VLLM_ONLY_DASHBOARD: _json(vllm_only.build(site).model(vllm_only.UID)),
         **{f"dashboards/{uid}.json": _json(model) for uid, model in render_dashboards(site).items()},
         **_objectives(options),
         **documents.pages(options, groups, pack),
     }
     return dict(sorted(files.items()))
-
-
-def _names(groups: Iterable[RuleGroup]) -> frozenset[str]:
-    return frozenset(alert.name for group in groups for alert in group.alerts)
 
 
 def _json(model: Any) -> str:

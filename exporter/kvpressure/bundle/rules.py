@@ -36,7 +36,13 @@ _CAMEL: Final = {
 }
 _PRINTED_LABEL: Final = re.compile(r'\{\{ ((?:with )?\$labels\.\w+|\. \| first \| label "\w+") \}\}')
 _MARKUP: Final = "[][<>|@`]"  # of Slack, Discord, Teams, Mattermost and Google Chat; anybody names a model or a pod
-_DASHBOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
+_DASHBOARD_VARIABLES: Final = {
+    "namespace": "namespace",
+    "model_name": "model",
+    "pool": "pool",
+    "pod": "pod",
+    "uuid": "gpu",
+}
 # Not every Prometheus has that label
 _CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
 

@@ -9,12 +9,7 @@ from urllib.parse import urlencode
 from kvpressure.diagnosis import findings
 from kvpressure.model.readings import EngineKey
 
-DASHBOARDS: Final = {
-    "kvpressure-incident": "Incident",
-    "kvpressure-memory": "Memory and KV cache",
-    "kvpressure-workload": "Workload and batching",
-    "kvpressure-configuration": "Configuration and exporter health",
-}
+DASHBOARDS: Final = {"kvpressure-incident": "Incident", "kvpressure-detail": "Detail"}
 VERDICT_RUNBOOKS: Final = {
     "kv_pressure": "InferenceKVCachePressure",
     "concurrency_limited": "InferenceConcurrencyNearLimit",

@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvpressure.bundle.dashboards import configuration, fleet, incident, memory, workload
+from kvpressure.bundle.dashboards import detail, fleet, incident
 from kvpressure.bundle.dashboards.builder import Dashboard, DashboardContext
 
 DASHBOARDS: Final[dict[str, Callable[[DashboardContext], Dashboard]]] = {
     "kvpressure-fleet": fleet.build,
     "kvpressure-incident": incident.build,
-    "kvpressure-memory": memory.build,
-    "kvpressure-workload": workload.build,
-    "kvpressure-configuration": configuration.build,
+    "kvpressure-detail": detail.build,
 }
 
 
 def render_dashboards(site: DashboardContext) -> dict[str, dict[str, Any]]:
     """Every dashboard: file name without suffix (which is the uid) -> Grafana's JSON model."""
-    return {uid: build(site).model(uid, site) for uid, build in DASHBOARDS.items()}
+    return {uid: build(site).model(uid) for uid, build in DASHBOARDS.items()}
 
 
 def optional_queries(site: DashboardContext) -> dict[tuple[str, str, str], str]:

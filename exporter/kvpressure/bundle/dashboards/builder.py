@@ -1,4 +1,4 @@
-"""Building blocks of a dashboard in Grafana's JSON: grid, queries, panels, thresholds and variables."""
+"""Building blocks of a dashboard in Grafana's JSON: grid, variables, annotations, a method for each kind of panel."""
 
 from __future__ import annotations
 
@@ -6,35 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from kvpressure.advice.triage import NOTABLE_EVENTS
+from kvpressure.bundle.dashboards.harm import BLUE, LISTED, ORANGE, RED
 from kvpressure.bundle.dashboards.queries import CONTAINER, DATASOURCE, Json, PanelQuery
 from kvpressure.bundle.values import BundleValues
-from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds
 
 SCHEMA_VERSION: Final = 39
 WIDTH: Final = 24
-
-
-# Okabe and Ito's palette, and Tol's wine: distinguished with any colour vision, and by their lightness.
-GREEN, YELLOW, ORANGE, RED, BLUE = "#009E73", "#F0E442", "#E69F00", "#D55E00", "#56B4E9"
-WINE, PURPLE = "#882255", "#CC79A7"
-LOG_EVENTS: Final = "|".join(
-    sorted(ALLOCATION_EVENTS | NOTABLE_EVENTS)
-)  # lines that tell of trouble, not facts of the start
-
-
 NOT_A_POD: Final = "the exporter does not read pods"
 NO_BASELINE: Final = "the engine has not yet had enough calm traffic for a baseline"
+
+Marks = Sequence[tuple[str, str | int]]
+"""Colours, each from a threshold (by name) or number upwards."""
+Property = tuple[str, Any]
+COLORED: Final[Property] = ("custom.cellOptions", {"type": "color-text"})
+FILLED: Final[Property] = ("custom.cellOptions", {"type": "color-background", "mode": "basic"})
+SHARE: Final[tuple[Property, ...]] = (("unit", "percentunit"), ("decimals", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardContext:
-    """Inputs of all dashboards: thresholds, the site's links, and the alerts that exist."""
+    """Inputs of all dashboards: thresholds, and the site's links."""
 
     thresholds: Thresholds
     values: BundleValues
-    alerts: frozenset[str]
 
     def runbook_links(self, title: str, alert: str) -> list[Json]:
         """A link to the runbook of ``alert``; empty where no address of runbooks is configured."""
@@ -66,86 +61,22 @@ class PanelGrid:
         self.x, self.y, self.height = 0, self.y + self.height, 0
 
 
-@dataclass(slots=True)
-class Dashboard:
-    """A dashboard under construction; its variables take their values from the labels of the metric ``source``."""
-
-    title: str
-    description: str
-    source: str = "kvpressure_engine_info"
-    gpus: bool = True  # has a variable for GPUs, and annotations from the exporter's containers
-    tags: tuple[str, ...] = ("kvpressure",)
-    panels: list[Json] = field(default_factory=list)
-    layout: PanelGrid = field(default_factory=PanelGrid)
-    optional: dict[tuple[str, str], str] = field(default_factory=dict)  # (panel title, refId) -> why it may be empty
-
-    def row(self, title: str, collapsed: bool = False) -> None:
-        """Start a row that the following panels belong to."""
-        self.layout.wrap()
-        position = self.layout.place(WIDTH, 1)
-        self.layout.wrap()
-        self.panels.append(
-            {
-                "id": len(self.panels) + 1,
-                "type": "row",
-                "title": title,
-                "collapsed": collapsed,
-                "gridPos": position,
-                "panels": [],
-            }
-        )
-
-    def add(self, panel: Json, width: int, height: int) -> None:
-        """Put ``panel`` at the next free place."""
-        self.optional |= {(panel["title"], ref): why for ref, why in panel.pop(_OPTIONAL, {}).items()}
-        head = {"id": len(self.panels) + 1, "gridPos": self.layout.place(width, height), "datasource": DATASOURCE}
-        self.panels.append({**head, **panel})
-
-    def model(self, uid: str, site: DashboardContext) -> Json:
-        """The whole dashboard as Grafana's JSON."""
-        return {
-            "uid": uid,
-            "id": None,
-            "title": self.title,
-            "description": self.description,
-            "tags": list(self.tags),
-            "schemaVersion": SCHEMA_VERSION,
-            "version": 1,
-            "editable": False,
-            "graphTooltip": 1,
-            "refresh": "30s",
-            "timezone": "browser",
-            "weekStart": "",
-            "fiscalYearStartMonth": 0,
-            "liveNow": False,
-            "time": {"from": "now-1h", "to": "now"},
-            "timepicker": {},
-            "annotations": {"list": [_firing_alerts(), *([_restarts()] if self.gpus else [])]},
-            "links": [
-                _other_dashboards(),
-                *(_link(link["title"], link["url"]) for link in site.runbook_links("Runbooks", "README")),
-            ],
-            "templating": {"list": variables(self.source, self.gpus)},
-            "panels": self.panels,
-        }
-
-
 # --- variables, links, annotations ---------------------------------------------------------------------------
 
 
-VARIABLES: Final = ("datasource", "cluster", "namespace", "model", "pod", "gpu")
+OF_FLEET: Final = ("cluster", "namespace", "model", "pool")
+OF_ENGINES: Final = (*OF_FLEET, "pod", "gpu")
+_LABELS: Final = {"model": "model_name", "gpu": "uuid"}  # of the variables that are not called like their label
+_TITLES: Final = {"gpu": "GPU"}
+_SOURCES: Final = {"pool": "kvpressure_engine_pool_info", "gpu": "kvpressure_engine_gpu_info"}
 
 
-def variables(engines: str, gpus: bool) -> list[Json]:
-    """Data source, then cluster, namespace, model, pod and GPU, each filtered by those before it."""
-    where = ('cluster=~"$cluster"', 'namespace=~"$namespace"', 'model_name=~"$model"', 'pod=~"$pod"')
-    chain = (
-        ("cluster", "Cluster", engines, "cluster", 0),
-        ("namespace", "Namespace", engines, "namespace", 1),
-        ("model", "Model", engines, "model_name", 2),
-        ("pod", "Pod", engines, "pod", 3),
-        *((("gpu", "GPU", "kvpressure_engine_gpu_info", "uuid", 4),) if gpus else ()),
-    )
+def _label(variable: str) -> str:
+    return _LABELS.get(variable, variable)
+
+
+def variables(names: Sequence[str], engines: str) -> list[Json]:
+    """Data source, then ``names``, each filtered by those before it; ``engines``: the metric with their labels."""
     source: Json = {
         "name": "datasource",
         "label": "Data source",
@@ -160,19 +91,16 @@ def variables(engines: str, gpus: bool) -> list[Json]:
         "refresh": 1,
         "skipUrlSync": False,
     }
-    return [
-        source,
-        *(_query_variable(name, label, metric, value, where[:depth]) for name, label, metric, value, depth in chain),
-    ]
+    return [source, *(_query_variable(name, names[: names.index(name)], engines) for name in names)]
 
 
-def _query_variable(name: str, label: str, metric: str, value: str, where: Sequence[str]) -> Json:
-    selector = metric + ("{" + ",".join(where) + "}" if where else "")
-    query = f"label_values({selector}, {value})"
+def _query_variable(name: str, before: Sequence[str], engines: str) -> Json:
+    where = ",".join(f'{_label(one)}=~"${one}"' for one in before if one != "pool")  # not a label of every metric
+    query = f"label_values({_SOURCES.get(name, engines)}{{{where}}}, {_label(name)})".replace("{}", "")
     # .* and not .+ for All: a series without a cluster (or, for a static target, a pod) label has to match too.
     return {
         "name": name,
-        "label": label,
+        "label": _TITLES.get(name, name.capitalize()),
         "type": "query",
         "datasource": DATASOURCE,
         "query": {"query": query, "refId": f"variable-{name}"},
@@ -190,90 +118,44 @@ def _query_variable(name: str, label: str, metric: str, value: str, where: Seque
     }
 
 
-def _firing_alerts() -> Json:
+def firing(names: Sequence[str], which: str = LISTED) -> str:
+    """Firing alerts of this bundle, about what is chosen or about what no variable chooses."""
+    chosen = ",".join(f'{_label(name)}=~"${name}|"' for name in names if name != "gpu")
+    return f"ALERTS{{{which},{chosen}}}"
+
+
+def _annotation(name: str, color: str, expr: str, title: str, text: str) -> Json:
     return {
-        "name": "Firing alerts",
+        "name": name,
         "datasource": DATASOURCE,
         "enable": True,
         "hide": False,
-        "iconColor": RED,
-        "expr": 'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!~"info|none",cluster=~"$cluster|",'
-        'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}',
-        "titleFormat": "{{alertname}}",
-        "textFormat": "{{severity}} {{namespace}} {{pod}}",
+        "iconColor": color,
+        "expr": expr,
+        "titleFormat": title,
+        "textFormat": text,
         "step": "60s",
         "useValueForTime": False,
     }
 
 
-def _restarts() -> Json:
-    return {
-        "name": "Restarts",
-        "datasource": DATASOURCE,
-        "enable": True,
-        "hide": False,
-        "iconColor": BLUE,
-        "expr": f"changes(kvpressure_container_restarts_total{{{CONTAINER}}}[2m]) > 0",
-        "titleFormat": "container restarted",
-        "textFormat": "{{namespace}} {{pod}} {{container}}",
-        "step": "60s",
-        "useValueForTime": False,
-    }
-
-
-def drill(uid: str, title: str, **variables: str) -> Json:
-    """A link of a table column to another dashboard, with the same time range and variables; some come from the row."""
-    kept = [name for name in VARIABLES if name not in variables]
-    chosen = [f"${{{name}:queryparam}}" for name in kept] + [f"var-{name}={value}" for name, value in variables.items()]
-    return {"title": title, "url": f"/d/{uid}?{'&'.join(chosen)}&${{__url_time_range}}", "targetBlank": False}
-
-
-def _other_dashboards() -> Json:
-    return {
-        "title": "kvpressure dashboards",
-        "type": "dashboards",
-        "tags": ["kvpressure"],
-        "asDropdown": True,
-        "icon": "external link",
-        "includeVars": True,
-        "keepTime": True,
-        "targetBlank": False,
-        "tooltip": "",
-        "url": "",
-    }
-
-
-def _link(title: str, url: str) -> Json:
+def _link(title: str, kind: str, **more: Any) -> Json:
     return {
         "title": title,
-        "type": "link",
-        "url": url,
-        "icon": "doc",
+        "type": kind,
+        "url": "",
+        "icon": "external link",
         "tags": [],
         "asDropdown": False,
         "includeVars": False,
         "keepTime": False,
-        "targetBlank": True,
+        "targetBlank": False,
         "tooltip": "",
+        **more,
     }
 
 
-# --- thresholds and mappings -----------------------------------------------------------------------------------
-
-
-def steps(site: DashboardContext, *marks: tuple[str, str | int], base: str = GREEN) -> Json:
-    """Colour bands: ``base``, then (colour, name of a threshold or a number) from each upwards."""
-    bands: list[Json] = [{"color": base, "value": None}]
-    bands += [
-        {"color": color, "value": site.thresholds[mark] if isinstance(mark, str) else float(mark)}
-        for color, mark in marks
-    ]
-    return {"mode": "absolute", "steps": bands}
-
-
-def neutral(color: str = BLUE) -> Json:
-    """One colour for every value."""
-    return {"mode": "absolute", "steps": [{"color": color, "value": None}]}
+# --- mappings and overrides ------------------------------------------------------------------------------------
 
 
 def texts(**names: tuple[str, str]) -> list[Json]:
@@ -290,271 +172,7 @@ NO_TRAFFIC: Final[list[Json]] = [
 ]
 
 
-# --- panels ------------------------------------------------------------------------------------------------------
-
-
-_OPTIONAL: Final = "optional queries"  # carried from a panel to its dashboard, which takes it out
-
-
-def _panel(
-    site: DashboardContext,
-    kind: str,
-    title: str,
-    about: str,
-    queries: Sequence[PanelQuery],
-    alert: str | None,
-    defaults: Json,
-    options: Json,
-    overrides: Sequence[Json] = (),
-) -> Json:
-    links: list[Json] = []
-    if alert is not None and alert in site.alerts:
-        about = f"{about}\n\nThe alert on these values is {alert}."
-        links = site.runbook_links(f"Runbook {alert}", alert)
-    optional = {query.model(index)["refId"]: query.optional for index, query in enumerate(queries) if query.optional}
-    reasons = dict.fromkeys(optional.values())
-    whole = len(reasons) == 1 and len(optional) == len(queries)
-    for why in reasons:
-        either = why.replace(", or ", ", or if ")  # the reason alone, without "if", is the text of an empty panel
-        parts = " and ".join(dict.fromkeys(query.part for query in queries if query.optional == why))
-        verb = "are" if " and " in parts or "curves" in parts else "is"
-        about = f"{about}\n\n{'Empty' if whole else f'{parts} {verb} empty'} if {either}."
-    if len(optional) == len(queries) and kind != "stat":  # a tile has no room for a sentence
-        defaults["noValue"] = next(iter(optional.values()))
-    return {
-        "type": kind,
-        "title": title,
-        "description": about,
-        "links": links,
-        _OPTIONAL: optional,
-        "targets": [query.model(index) for index, query in enumerate(queries)],
-        "fieldConfig": {"defaults": defaults, "overrides": list(overrides)},
-        "options": options,
-    }
-
-
-def _defaults(unit: str, thresholds: Json, mappings: Sequence[Json] = (), **more: Any) -> Json:
-    return {"unit": unit, "thresholds": thresholds, "mappings": [*mappings, *NO_TRAFFIC], "noValue": "no data", **more}
-
-
-def stat(
-    site: DashboardContext,
-    title: str,
-    about: str,
-    expr: str,
-    unit: str,
-    thresholds: Json,
-    alert: str | None = None,
-    optional: str = "",
-) -> Json:
-    """A tile with one number for the selection, and its history."""
-    return _stat(site, title, about, PanelQuery(expr, optional=optional), unit, thresholds, alert, "value", "area")
-
-
-def extreme(
-    site: DashboardContext,
-    title: str,
-    about: str,
-    expr: str,
-    unit: str,
-    thresholds: Json,
-    alert: str | None = None,
-    optional: str = "",
-    legend: str = "{{pod}}",
-    pick: str = "topk",
-) -> Json:
-    """A tile with the largest (``pick`` bottomk: smallest) current value of ``expr``, named by ``legend``."""
-    return _stat(
-        site,
-        title,
-        about,
-        PanelQuery(f"{pick}(1, {expr})", legend, optional=optional, now=True),
-        unit,
-        thresholds,
-        alert,
-        "value_and_name",
-        "none",
-    )
-
-
-def _stat(
-    site: DashboardContext,
-    title: str,
-    about: str,
-    query: PanelQuery,
-    unit: str,
-    thresholds: Json,
-    alert: str | None,
-    text: str,
-    graph: str,
-) -> Json:
-    options = {
-        "colorMode": "background",
-        "graphMode": graph,
-        "justifyMode": "auto",
-        "orientation": "auto",
-        "textMode": text,
-        "wideLayout": True,
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-    }
-    return _panel(
-        site, "stat", title, about, [query], alert, _defaults(unit, thresholds, color={"mode": "thresholds"}), options
-    )
-
-
-def timeseries(
-    site: DashboardContext,
-    title: str,
-    about: str,
-    queries: Sequence[PanelQuery],
-    unit: str,
-    thresholds: Json | None = None,
-    alert: str | None = None,
-    top: float | None = None,
-    overrides: Sequence[Json] = (),
-    small: bool = False,
-) -> Json:
-    """Lines over time; given thresholds are dashed lines. A ``small`` graph has a legend without numbers."""
-    custom = {
-        "drawStyle": "line",
-        "lineInterpolation": "linear",
-        "lineWidth": 1,
-        "fillOpacity": 8,
-        "showPoints": "never",
-        "spanNulls": False,
-        "thresholdsStyle": {"mode": "dashed" if thresholds else "off"},
-    }
-    bounds: Json = {"min": 0} if top is None else {"min": 0, "max": top}
-    defaults = _defaults(unit, thresholds or neutral(), custom=custom, color={"mode": "palette-classic"}, **bounds)
-    options = {
-        "legend": {
-            "displayMode": "list" if small else "table",
-            "placement": "bottom",
-            "showLegend": True,
-            "calcs": [] if small else ["lastNotNull", "max"],
-        },
-        "tooltip": {"mode": "multi", "sort": "desc"},
-    }
-    return _panel(site, "timeseries", title, about, queries, alert, defaults, options, overrides)
-
-
-def states(
-    site: DashboardContext,
-    title: str,
-    about: str,
-    queries: Sequence[PanelQuery],
-    mappings: Sequence[Json],
-    overrides: Sequence[Json] = (),
-    alert: str | None = None,
-    shown: str = "never",
-) -> Json:
-    """A state timeline: one bar per series while it exists; ``shown`` auto writes the state into it."""
-    defaults = _defaults(
-        "none", neutral(), mappings, color={"mode": "thresholds"}, custom={"fillOpacity": 80, "lineWidth": 0}
-    )
-    options = {
-        "alignValue": "left",
-        "mergeValues": True,
-        "rowHeight": 0.9,
-        "showValue": shown,
-        "perPage": 20,
-        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False},
-        "tooltip": {"mode": "single", "sort": "none"},
-    }
-    return _panel(site, "state-timeline", title, about, queries, alert, defaults, options, overrides)
-
-
-def table(
-    site: DashboardContext,
-    title: str,
-    about: str,
-    queries: Sequence[PanelQuery],
-    columns: Mapping[str, str],
-    overrides: Sequence[Json] = (),
-    sort: str = "",
-    alert: str | None = None,
-    order: str = "",
-) -> Json:
-    """A paged table of current values; queries are merged on their common labels. ``columns``: field -> heading, in
-    this order; other fields are hidden. ``sort``: heading of the column sorted by largest value; ``order``: field
-    sorted by smallest. Unknown values are a dash.
-    """
-    defaults = {
-        "unit": "none",
-        "thresholds": neutral(),
-        "mappings": [],
-        "noValue": "-",
-        "custom": {
-            "align": "left",
-            "minWidth": 50,
-            "cellOptions": {"type": "auto"},
-            "filterable": False,
-            "inspect": False,
-        },
-    }
-    options = {
-        "showHeader": True,
-        "cellHeight": "sm",
-        "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
-        "sortBy": [{"displayName": sort, "desc": True}] if sort else [],
-    }
-    values = [columns.get(f"Value #{query.model(index)['refId']}", "") for index, query in enumerate(queries)]
-    queries = [
-        replace(query, part=query.part or f'Column "{value}"') for query, value in zip(queries, values, strict=True)
-    ]
-    # The reason why a table may be empty is its default; it must not stand in an empty cell.
-    cells = [matching(".*", ("noValue", defaults["noValue"])), *overrides]
-    panel = _panel(site, "table", title, about, queries, alert, defaults, options, cells)
-    panel["transformations"] = [
-        {"id": "merge", "options": {}},
-        *([{"id": "sortBy", "options": {"fields": {}, "sort": [{"field": order, "desc": False}]}}] if order else []),
-        {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
-        {
-            "id": "organize",
-            "options": {
-                "excludeByName": {},
-                "indexByName": {name: index for index, name in enumerate(columns)},
-                "renameByName": {name: title for name, title in columns.items() if name != title},
-            },
-        },
-    ]
-    return panel
-
-
-def heatmap(
-    site: DashboardContext, title: str, about: str, query: PanelQuery, unit: str, alert: str | None = None
-) -> Json:
-    """Cumulative buckets over time, darker for more; one colour of varying lightness, so it needs no colour vision."""
-    options = {
-        "calculate": False,
-        "cellGap": 1,
-        "cellValues": {"unit": "short"},
-        "exemplars": {"color": RED},
-        "color": {
-            "mode": "scheme",
-            "scheme": "Viridis",
-            "steps": 64,
-            "reverse": False,
-            "exponent": 0.5,
-            "fill": BLUE,
-            "scale": "exponential",
-        },
-        "filterValues": {"le": 1e-9},
-        "legend": {"show": True},
-        "rowsFrame": {"layout": "auto"},
-        "showValue": "never",
-        "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
-        "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit},
-    }
-    defaults = _defaults(
-        unit,
-        neutral(),
-        custom={"hideFrom": {"legend": False, "tooltip": False, "viz": False}, "scaleDistribution": {"type": "linear"}},
-    )
-    return _panel(site, "heatmap", title, about, [query], alert, defaults, options)
-
-
-def column(name: str, *properties: tuple[str, Any]) -> Json:
+def column(name: str, *properties: Property) -> Json:
     """Override for one column or series, by its displayed name."""
     return {
         "matcher": {"id": "byName", "options": name},
@@ -562,17 +180,316 @@ def column(name: str, *properties: tuple[str, Any]) -> Json:
     }
 
 
-def matching(pattern: str, *properties: tuple[str, Any]) -> Json:
+def matching(pattern: str, *properties: Property) -> Json:
     """Override for all series whose displayed name matches ``pattern``."""
-    return {
-        "matcher": {"id": "byRegexp", "options": pattern},
-        "properties": [{"id": key, "value": value} for key, value in properties],
-    }
+    return {**column("", *properties), "matcher": {"id": "byRegexp", "options": pattern}}
 
 
-def dashed(pattern: str) -> Json:
-    """Override that dashes matching lines, so that two kinds are distinguishable without colour."""
-    return matching(pattern, ("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}), ("custom.fillOpacity", 0))
+def fixed(pattern: str, color: str) -> Json:
+    """Override with one colour."""
+    return matching(pattern, ("color", {"mode": "fixed", "fixedColor": color}))
 
 
-MEDIAN_DASHED: Final = dashed("/ p50$/")
+# --- the dashboard -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Dashboard:
+    """A dashboard under construction, whose panels follow one another from left to right. ``variables``: names of
+    them; ``source``: the metric whose labels they choose among.
+    """
+
+    title: str
+    description: str
+    site: DashboardContext
+    variables: tuple[str, ...]
+    source: str = "kvpressure_engine_info"
+    panels: list[Json] = field(default_factory=list)
+    layout: PanelGrid = field(default_factory=PanelGrid)
+    optional: dict[tuple[str, str], str] = field(default_factory=dict)  # (panel title, refId) -> why it may be empty
+
+    def model(self, uid: str) -> Json:
+        """The whole dashboard as Grafana's JSON."""
+        annotations = [
+            _annotation(
+                "Firing alerts", RED, firing(self.variables), "{{alertname}}", "{{severity}} {{namespace}} {{pod}}"
+            )
+        ]
+        if "gpu" in self.variables:  # the exporter's containers
+            restarts = f"changes(kvpressure_container_restarts_total{{{CONTAINER}}}[2m]) > 0"
+            text = "{{namespace}} {{pod}} {{container}}"
+            annotations.append(_annotation("Restarts", BLUE, restarts, "container restarted", text))
+        others = {"tags": ["kvpressure"], "asDropdown": True, "includeVars": True, "keepTime": True}
+        return {
+            "uid": uid,
+            "id": None,
+            "title": self.title,
+            "description": self.description,
+            "tags": ["kvpressure"],
+            "schemaVersion": SCHEMA_VERSION,
+            "version": 1,
+            "editable": False,
+            "graphTooltip": 1,
+            "refresh": "30s",
+            "timezone": "browser",
+            "weekStart": "",
+            "fiscalYearStartMonth": 0,
+            "liveNow": False,
+            "time": {"from": "now-1h", "to": "now"},
+            "timepicker": {},
+            "annotations": {"list": annotations},
+            "links": [
+                _link("kvpressure dashboards", "dashboards", **others),
+                *(_link(icon="doc", kind="link", **link) for link in self.site.runbook_links("Runbooks", "README")),
+            ],
+            "templating": {"list": variables(self.variables, self.source)},
+            "panels": self.panels,
+        }
+
+    def drill(self, uid: str, title: str, **chosen: str) -> Property:
+        """Makes a column a link to another dashboard, with the same time and variables; some come from the row."""
+        kept = [f"${{{name}:queryparam}}" for name in ("datasource", *self.variables) if name not in chosen]
+        query = "&".join([*kept, *(f"var-{name}={value}" for name, value in chosen.items())])
+        return ("links", [{"title": title, "url": f"/d/{uid}?{query}&${{__url_time_range}}", "targetBlank": False}])
+
+    def steps(self, marks: Marks, base: str = "text") -> Json:
+        """Colour bands: ``base``, which means nothing, then those of ``marks``."""
+        bands = [(base, None), *((color, self._number(mark)) for color, mark in marks)]
+        return {"mode": "absolute", "steps": [{"color": color, "value": value} for color, value in bands]}
+
+    def marked(self, *marks: tuple[str, str | int]) -> tuple[Property, ...]:
+        """Properties of a column whose numbers take the colours of ``marks``."""
+        return (("thresholds", self.steps(marks)), COLORED)
+
+    def _number(self, mark: str | int) -> float:
+        return self.site.thresholds[mark] if isinstance(mark, str) else float(mark)
+
+    def row(self, title: str) -> None:
+        """Start a row that the following panels belong to."""
+        self.layout.wrap()
+        self._place({"type": "row", "title": title, "collapsed": False, "panels": []}, WIDTH, 1)
+        self.layout.wrap()
+
+    def _place(self, panel: Json, width: int, height: int) -> None:
+        self.panels.append({"id": len(self.panels) + 1, "gridPos": self.layout.place(width, height), **panel})
+
+    def _panel(
+        self,
+        kind: str,
+        title: str,
+        about: str,
+        queries: Sequence[PanelQuery],
+        size: tuple[int, int],
+        defaults: Json,
+        options: Json,
+        overrides: Sequence[Json] = (),
+        **more: Any,
+    ) -> None:
+        optional = {
+            query.model(index)["refId"]: query.optional for index, query in enumerate(queries) if query.optional
+        }
+        self.optional |= {(title, ref): why for ref, why in optional.items()}
+        if len(optional) == len(queries) and kind != "stat":  # a tile has no room for a sentence
+            defaults = {**defaults, "noValue": next(iter(optional.values()))}
+        panel = {
+            "datasource": DATASOURCE,
+            "type": kind,
+            "title": title,
+            "description": "\n\n".join([about, *_empty_if(queries)]),
+            "targets": [query.model(index) for index, query in enumerate(queries)],
+            "fieldConfig": {"defaults": defaults, "overrides": list(overrides)},
+            "options": options,
+            **more,
+        }
+        self._place(panel, *size)
+
+    def tile(self, title: str, about: str, expr: str, marks: Marks = (), unit: str = "short") -> None:
+        """One number for the selection."""
+        defaults = _defaults(unit, self.steps(marks), color={"mode": "thresholds"})
+        options = {
+            "colorMode": "value",
+            "graphMode": "area",
+            "justifyMode": "auto",
+            "orientation": "auto",
+            "textMode": "value",
+            "wideLayout": True,
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        }
+        self._panel("stat", title, about, [PanelQuery(expr)], (8, 3), defaults, options)
+
+    def graph(
+        self,
+        title: str,
+        about: str,
+        queries: Sequence[PanelQuery],
+        unit: str,
+        marks: Marks = (),
+        *,
+        dashed: str = "",
+        right: str = "",
+        top: float | None = None,
+        overrides: Sequence[Json] = (),
+        size: tuple[int, int] = (8, 8),
+        stacked: bool = False,
+    ) -> None:
+        """Lines over time, with a dashed line at each mark. ``dashed``: a pattern of the last word of names whose lines
+        are dashed, so that two kinds are distinguishable without colour; ``right``: the unit of these, which then
+        have an axis of their own.
+        """
+        custom = {
+            "drawStyle": "line",
+            "lineInterpolation": "linear",
+            "lineWidth": 1,
+            "fillOpacity": 40 if stacked else 8,
+            "showPoints": "never",
+            "spanNulls": False,
+            "thresholdsStyle": {"mode": "dashed" if marks else "off"},
+            "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
+        }
+        bounds: Json = {"min": 0} if top is None else {"min": 0, "max": top}
+        defaults = _defaults(unit, self.steps(marks), custom=custom, color={"mode": "palette-classic"}, **bounds)
+        wide = size[0] > 5
+        options = {
+            "legend": {
+                "displayMode": "table" if wide else "list",
+                "placement": "bottom",
+                "showLegend": True,
+                "calcs": ["lastNotNull", "mean", "max"] if wide else [],
+            },
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        }
+        style = [("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}), ("custom.fillOpacity", 0)]
+        axis = [("unit", right), ("custom.axisPlacement", "right")] if right else []
+        overrides = [*overrides, *([matching(f"/ ({dashed})$/", *style, *axis)] if dashed else [])]
+        self._panel("timeseries", title, about, queries, size, defaults, options, overrides)
+
+    def states(
+        self,
+        title: str,
+        about: str,
+        queries: Sequence[PanelQuery],
+        mappings: Sequence[Json],
+        overrides: Sequence[Json] = (),
+        size: tuple[int, int] = (12, 9),
+        shown: str = "never",
+    ) -> None:
+        """A state timeline: one bar per series while it exists; ``shown`` auto writes the state into it."""
+        custom = {"fillOpacity": 80, "lineWidth": 0}
+        defaults = _defaults("none", self.steps(()), mappings, color={"mode": "thresholds"}, custom=custom)
+        options = {
+            "alignValue": "left",
+            "mergeValues": True,
+            "rowHeight": 0.9,
+            "showValue": shown,
+            "perPage": 20,
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False},
+            "tooltip": {"mode": "single", "sort": "none"},
+        }
+        self._panel("state-timeline", title, about, queries, size, defaults, options, overrides)
+
+    def table(
+        self,
+        title: str,
+        about: str,
+        queries: Sequence[PanelQuery],
+        columns: Mapping[str, str],
+        shown: Mapping[str, Sequence[Property]] | None = None,
+        order: str = "",
+        size: tuple[int, int] = (8, 7),
+    ) -> None:
+        """A paged table of current values; queries are merged on their common labels, and long names are wrapped.
+        ``columns``: field -> heading, in this order; other fields are hidden. ``shown``: heading -> how. ``order``: the
+        field that rows are ordered by, a value by the largest and a name by the alphabet. Unknown values are a dash.
+        """
+        defaults = {
+            "unit": "none",
+            "thresholds": self.steps(()),
+            "mappings": [],
+            "noValue": "-",
+            "custom": {
+                "align": "left",
+                "minWidth": 50,
+                "cellOptions": {"type": "auto", "wrapText": True},  # before Grafana 12
+                "wrapText": True,
+                "filterable": False,
+                "inspect": False,
+            },
+        }
+        options = {
+            "showHeader": True,
+            "cellHeight": "sm",
+            "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
+            "sortBy": [],
+        }
+        values = [columns.get(f"Value #{chr(ord('A') + index)}", "") for index in range(len(queries))]
+        queries = [
+            replace(query, table=True, part=query.part or f'Column "{value}"')
+            for query, value in zip(queries, values, strict=True)
+        ]
+        # The reason why a table may be empty is its default; it must not stand in an empty cell.
+        cells = [matching(".*", ("noValue", "-")), *(column(name, *how) for name, how in (shown or {}).items())]
+        sort = {"fields": {}, "sort": [{"field": order, "desc": order.startswith("Value")}]}
+        transformations = [
+            {"id": "merge", "options": {}},
+            *([{"id": "sortBy", "options": sort}] if order else []),
+            {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
+            {
+                "id": "organize",
+                "options": {
+                    "excludeByName": {},
+                    "indexByName": {name: index for index, name in enumerate(columns)},
+                    "renameByName": {name: title for name, title in columns.items() if name != title},
+                },
+            },
+        ]
+        self._panel("table", title, about, queries, size, defaults, options, cells, transformations=transformations)
+
+    def heatmap(self, title: str, about: str, query: PanelQuery, unit: str) -> None:
+        """Cumulative buckets over time, darker for more; one colour of varying lightness needs no colour vision."""
+        options = {
+            "calculate": False,
+            "cellGap": 1,
+            "cellValues": {"unit": "short"},
+            "exemplars": {"color": RED},
+            "color": {
+                "mode": "scheme",
+                "scheme": "Viridis",
+                "steps": 64,
+                "reverse": False,
+                "exponent": 0.5,
+                "fill": BLUE,
+                "scale": "exponential",
+            },
+            "filterValues": {"le": 1e-9},
+            "legend": {"show": True},
+            "rowsFrame": {"layout": "auto"},
+            "showValue": "never",
+            "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
+            "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit},
+        }
+        hidden = {"legend": False, "tooltip": False, "viz": False}
+        custom = {"hideFrom": hidden, "scaleDistribution": {"type": "linear"}}
+        self._panel("heatmap", title, about, [query], (8, 8), _defaults(unit, self.steps(()), custom=custom), options)
+
+
+def _empty_if(queries: Sequence[PanelQuery]) -> list[str]:
+    """For each reason a sentence about what of a panel is then empty."""
+    optional = [query for query in queries if query.optional]
+    reasons = list(dict.fromkeys(query.optional for query in optional))
+    whole = len(reasons) == 1 and len(optional) == len(queries)
+    sentences = []
+    for why in reasons:
+        either = why.replace(", or ", ", or if ")  # the reason alone, without "if", is the text of an empty panel
+        parts = " and ".join(dict.fromkeys(query.part for query in optional if query.optional == why))
+        verb = "are" if " and " in parts or "curves" in parts else "is"
+        sentences.append(f"{'Empty' if whole else f'{parts} {verb} empty'} if {either}.")
+    return sentences
+
+
+def _defaults(unit: str, thresholds: Json, mappings: Sequence[Json] = (), **more: Any) -> Json:
+    return {"unit": unit, "thresholds": thresholds, "mappings": [*mappings, *NO_TRAFFIC], "noValue": "no data", **more}
+
+
+KV_FULL: Final[Marks] = ((ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio"))
+MEMORY_FULL: Final[Marks] = ((ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))
+UP: Final = texts(v0=("down", RED), v1=("up", BLUE))

@@ -1,522 +1,341 @@
-"""The fleet dashboard: models and replicas, verdicts, error budgets, nodes and exporters.
-
-Views of models read recording rules, so that a thousand nodes cost as little as ten.
-"""
+"""The dashboard over all models: pools sorted by harm, what users feel, capacity, GPUs, and what is not watched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvpressure.bundle.dashboards.builder import (
-    NOT_A_POD,
-    ORANGE,
-    RED,
-    YELLOW,
+    FILLED,
+    KV_FULL,
+    MEMORY_FULL,
+    OF_FLEET,
+    SHARE,
     Dashboard,
     DashboardContext,
-    column,
-    dashed,
-    drill,
-    matching,
-    steps,
-    table,
-    timeseries,
+    firing,
+    fixed,
 )
-from kvpressure.bundle.dashboards.first_screen import COLORED, RATIO, VERDICTS
+from kvpressure.bundle.dashboards.harm import (
+    ORANGE,
+    PAGE,
+    RED,
+    SILENT,
+    TOP,
+    VERDICTS,
+    WINE,
+    of_pools,
+    order_of_pools,
+    states,
+    worst_pools,
+)
 from kvpressure.bundle.dashboards.queries import (
     BY_ENGINE,
-    CONTAINER,
-    ENGINE,
-    GPU,
-    TOP,
-    Json,
+    BY_POOL,
+    CLUSTER,
+    EXPORTER,
+    MODEL,
+    NAMESPACE,
+    OF_EXPORTER,
+    OF_POOL,
+    POD,
     PanelQuery,
-    at_end,
-    engine,
-    some,
+    by_pool,
+    pooled,
+    up,
 )
 
-MODEL: Final = 'cluster=~"$cluster",namespace=~"$namespace",model_name=~"$model"'
-BY_MODEL: Final = "cluster, namespace, model_name"
-BY_POOL: Final = "cluster, namespace, pool, model_name, role"
-BY_OBJECTIVE: Final = f"{BY_POOL}, objective"
-POOL: Final = "{{namespace}}/{{model_name}} {{pool}}"
-CLUSTER: Final = 'cluster=~"$cluster"'
+NO_FAILURE: Final = "hardly any request fails"
 NO_OBJECTIVE: Final = "no objective is set (thresholds objective_*_ratio)"
-NO_KUBE_STATE_METRICS: Final = "kube-state-metrics is not scraped"
-NO_NODE: Final = "exporters are scraped without a node label"
-NO_RECORDER: Final = "no exporter has a flight recorder (record.directory)"
-NOTHING_FAILED: Final = "nothing failed"
+_EXPORTER_COLUMNS: Final = {"node": "Node", "instance": "Exporter"}
+_P95: Final = 'phase="ttft",quantile="0.95"'
 
 
 def build(site: DashboardContext) -> Dashboard:
     """The dashboard, panel by panel."""
-    dashboard = Dashboard(
+    board = Dashboard(
         "kvpressure / Fleet",
-        "All models and nodes: missing capacity and remaining error budget of each model, and nodes without an"
-        " exporter.",
-    )
-    dashboard.row("Models")
-    dashboard.add(_models(site), 24, 9)
-    dashboard.add(_verdicts(site), 8, 8)
-    dashboard.add(_pressed(site), 8, 8)
-    dashboard.add(_headroom(site), 8, 8)
-    dashboard.row("Replicas")
-    dashboard.add(_workloads(site), 14, 8)
-    dashboard.add(_replicas_up(site), 10, 8)
-    dashboard.row("Error budgets")
-    dashboard.add(_burn(site), 8, 8)
-    dashboard.add(_budget_left(site), 8, 8)
-    dashboard.add(_missed(site), 8, 8)
-    dashboard.add(_objectives(site), 24, 6)
-    dashboard.row("Nodes and GPUs")
-    dashboard.add(_nodes(site), 14, 8)
-    dashboard.add(_unwatched(site), 5, 8)
-    dashboard.add(_throttled(site), 5, 8)
-    dashboard.row("What watches, and what is left out")
-    _watchers(site, dashboard)
-    return dashboard
-
-
-def _by_pool(metric: str) -> str:
-    """A recording rule of the selected models, also where it is evaluated twice."""
-    return f"max by ({BY_POOL}) ({metric}{{{MODEL}}})"
-
-
-def _by_model(metric: str, pools: str = "max") -> str:
-    """The same by model; ``pools``: how its pools are put together (default: the one with the largest value)."""
-    return f"{pools} by ({BY_MODEL}) ({_by_pool(metric)})"
-
-
-def _of_model(expr: str) -> str:
-    """Sum over the selected engines, by model."""
-    return f"sum by ({BY_MODEL}) ({expr})"
-
-
-def _models(site: DashboardContext) -> Json:
-    firing = (
-        f'count by ({BY_MODEL}) (ALERTS{{alertstate="firing",kvpressure_family=~".+",severity=~"critical|warning",'
-        f'{MODEL},model_name!=""}})'
-    )
-    stalled = engine("verdict", 'verdict="stalled"')
-    values = [
-        (_by_model("pool:kvpressure_engines:count", "sum"), ""),
-        (f"count by ({BY_MODEL}) ({engine('engine_up')} == 0)", "every engine answers"),
-        (_by_model("pool:kvpressure_engines_under_pressure:ratio"), ""),
-        (_of_model(stalled), ""),
-        (_by_model("pool:kvpressure_kv_headroom:ratio", "min"), ""),
-        (_of_model(engine("requests_waiting")), ""),
-        (_by_model("pool:kvpressure_requests_finished:rate", "sum"), ""),
-        (_by_model("pool:kvpressure_objective_burn_rate:1h"), NO_OBJECTIVE),
-        (firing, "nothing fires"),
-    ]
-    queries = [PanelQuery(_most_pressed(expr), table=True, optional=why) for expr, why in values]
-    columns = {
-        "model_name": "Model",
-        "namespace": "Namespace",
-        "cluster": "Cluster",
-        "Value #A": "Engines up",
-        "Value #B": "Down",
-        "Value #C": "Under KV pressure",
-        "Value #D": "Stalled",
-        "Value #E": "KV cache free",
-        "Value #F": "Waiting",
-        "Value #G": "Finished/s",
-        "Value #H": "Budget burn",
-        "Value #I": "Alerts",
-    }
-    bad = ("thresholds", steps(site, (RED, 1), base="text"))  # from one on
-    shown: dict[str, tuple[tuple[str, object], ...]] = {
-        "Under KV pressure": (*RATIO, ("thresholds", steps(site, (RED, "most_ratio"))), COLORED),
-        "KV cache free": RATIO,
-        "Waiting": (("thresholds", steps(site, (ORANGE, 1))), COLORED),
-        "Finished/s": (("decimals", 2),),
-        "Budget burn": (
-            ("decimals", 1),
-            ("thresholds", steps(site, (ORANGE, 1), (RED, "objective_fast_burn"))),
-            COLORED,
-        ),
-        "Down": (bad, COLORED),
-        "Stalled": (bad, COLORED),
-        "Alerts": (bad, COLORED),
-        "Model": (("links", [drill("kvpressure-incident", "Incident: only this model", model="${__value.raw}")]),),
-    }
-    return table(
+        "All pools, those in most trouble first; then GPUs, and what is not watched.",
         site,
-        "Models",
-        "Models with the largest share of engines under KV pressure, with their engines, free KV cache and queue."
-        ' Column "Budget burn" is the burn rate over an hour: at 2, the error budget is spent twice as fast as allowed.'
-        " A click on a model opens the incident dashboard.",
+        OF_FLEET,
+    )
+    _tiles(board)
+    _pools(board)
+    _over_time(board)
+    board.row("What users feel")
+    _users(board)
+    board.row("GPUs")
+    _gpus(board)
+    board.row("What is not watched")
+    _unwatched(board)
+    return board
+
+
+def _tiles(board: Dashboard) -> None:
+    def count(expr: str) -> str:
+        return f"count({expr}) or vector(0)"
+
+    bad = [(RED, 1)]
+    board.tile("Pages firing", "Firing alerts that wake somebody.", count(firing(OF_FLEET, PAGE)), bad)
+    board.tile(
+        "Pools that do not answer",
+        "Pools of which no engine answers.",
+        count(f"({order_of_pools()}) >= {SILENT}"),
+        bad,
+    )
+    board.tile(
+        "Engines that do not answer",
+        "Engines whose metrics cannot be scraped.",
+        count(f"{up(BY_ENGINE)} == 0"),
+        [(ORANGE, 1)],
+    )
+
+
+def _missing() -> str:
+    expected, reports = (f"node:kvpressure_{kind}:present{{{CLUSTER}}}" for kind in ("expected", "exporter"))
+    return f"{expected} unless on (cluster, node) {reports}"
+
+
+def _pages() -> str:
+    """Number of pages about each pool and its pods."""
+    alerts = f'ALERTS{{{PAGE},{NAMESPACE},pod!=""}}'
+    return f"count by ({BY_POOL}) ({pooled(alerts, 'model_name')} or {of_pools(PAGE)})"
+
+
+def _pools(board: Dashboard) -> None:
+    queries = [
+        PanelQuery(order_of_pools()),
+        PanelQuery(_pages(), optional="no page fires"),
+        PanelQuery(by_pool("sum", "engine_up")),
+        PanelQuery(by_pool("count", "engine_up")),
+        PanelQuery(by_pool("max", "latency_seconds", _P95)),
+        PanelQuery(by_pool("max", "requests_failed_ratio"), optional=NO_FAILURE),
+        PanelQuery(by_pool("sum", "requests_waiting")),
+        PanelQuery(by_pool("max", "requests_waiting")),
+        PanelQuery(by_pool("avg", "kv_cache_used_ratio")),
+        PanelQuery(by_pool("max", "kv_cache_used_ratio_max")),
+    ]
+    columns = {
+        "namespace": "Namespace",
+        "pool": "Pool",
+        "role": "Role",
+        "model_name": "Model",
+        "cluster": "Cluster",
+        "Value #A": "State of the worst engine",
+        "Value #B": "Pages",
+        "Value #C": "Answer",
+        "Value #D": "Engines",
+        "Value #E": "First token p95",
+        "Value #F": "Failed",
+        "Value #G": "Waiting",
+        "Value #H": "Most on one",
+        "Value #I": "KV mean",
+        "Value #J": "KV fullest",
+    }
+    narrow = ("Pages", "Answer", "Engines", "Failed", "Waiting", "KV mean", "KV fullest")
+    shown = {
+        "Pool": [board.drill("kvpressure-incident", "Incident: only this pool", pool="${__value.raw}")],
+        "State of the worst engine": [("mappings", states()), ("custom.width", 210), FILLED],
+        "Pages": board.marked((RED, 1)),
+        "Answer": [("thresholds", board.steps([("text", 1)], WINE)), *board.marked()[1:]],
+        "First token p95": [("unit", "s"), *board.marked((ORANGE, "ttft_floor_seconds"))],
+        "Failed": [*SHARE, *board.marked((ORANGE, "rejected_warning_ratio"), (RED, "rejected_critical_ratio"))],
+        "Waiting": board.marked((ORANGE, 1)),
+        "KV mean": [*SHARE, *board.marked(*KV_FULL)],
+        "KV fullest": [*SHARE, *board.marked(*KV_FULL)],
+    }
+    board.table(
+        "Pools, worst first",
+        "Pools of which no engine answers come first, then those that a page fires about, then by the verdict and queue"
+        " of the worst engine. Click a pool to open the incident dashboard.",
         queries,
         columns,
-        [column(name, *properties) for name, properties in shown.items()],
-        sort="Under KV pressure",
-        alert="InferenceModelKVPressure",
+        shown | {name: [("custom.width", 80), *shown.get(name, ())] for name in narrow},
+        order="Value #A",
+        size=(24, 9),
     )
 
 
-def _most_pressed(expr: str) -> str:
-    """``expr`` for the models with the largest share of engines under KV pressure."""
-    return f"{expr} and on ({BY_MODEL}) topk({TOP}, {_by_model('pool:kvpressure_engines_under_pressure:ratio')})"
-
-
-def _verdicts(site: DashboardContext) -> Json:
-    colors = [
-        matching(f"/^{verdict}$/", ("color", {"mode": "fixed", "fixedColor": color}))
-        for verdict, (_, color) in VERDICTS.items()
-    ]
-    return timeseries(
-        site,
+def _over_time(board: Dashboard) -> None:
+    board.states(
+        "State of the worst engine over time",
+        "One bar for each pool: the verdict of its worst engine, or that a page fires about it, or that no engine"
+        " answers.",
+        [PanelQuery(f"floor({order_of_pools()})", named=OF_POOL)],
+        states(),
+        size=(12, 8),
+        shown="auto",
+    )
+    verdicts = f"max by ({BY_ENGINE}, verdict) (kvpressure_verdict_confidence{{{MODEL}}})"
+    board.graph(
         "Engines by verdict",
-        "How many engines were healthy, stalled, under KV pressure and so on at each moment.",
-        [PanelQuery(f"topk({TOP}, sum by (verdict) ({engine('verdict', by='verdict')}) > 0)", "{{verdict}}")],
+        "How many engines had each verdict.",
+        [PanelQuery(f"count by (verdict) ({verdicts})", "{{verdict}}")],
         "short",
-        overrides=colors,
+        overrides=[fixed(f"/^{verdict}$/", color) for verdict, (_, color) in VERDICTS.items()],
+        size=(12, 8),
+        stacked=True,
     )
 
 
-def _pressed(site: DashboardContext) -> Json:
-    return timeseries(
-        site,
-        "Engines under KV pressure, by pool",
-        "Share of a pool's engines whose verdict is kv_pressure, for the pools with the highest share at the end of"
-        " the time range.",
+def _by_pool(metric: str, aggregation: str, legend: str = "", more: str = "", optional: str = "") -> PanelQuery:
+    return PanelQuery(worst_pools(by_pool(aggregation, metric, more)), legend, OF_POOL, optional=optional)
+
+
+def _users(board: Dashboard) -> None:
+    board.graph(
+        "First token p95: worst engine, and mean (dashed)",
+        "p95 of the last minute: the slowest engine of each pool, and the mean over its engines.",
+        [_by_pool("latency_seconds", "max", "", _P95), _by_pool("latency_seconds", "avg", "mean", _P95)],
+        "s",
+        [(ORANGE, "ttft_floor_seconds")],
+        dashed="mean",
+    )
+    board.graph(
+        "Failed requests: worst engine, and mean (dashed)",
+        "Share of requests of the last five minutes that failed, were aborted by the server or given up by clients.",
         [
-            PanelQuery(_largest(_by_pool("pool:kvpressure_engines_under_pressure:ratio")), POOL),
+            _by_pool("requests_failed_ratio", "max", optional=NO_FAILURE),
+            _by_pool("requests_failed_ratio", "avg", "mean", optional=NO_FAILURE),
         ],
         "percentunit",
-        steps(site, (RED, "most_ratio")),
-        "InferenceModelKVPressure",
-        top=1,
+        [(ORANGE, "rejected_warning_ratio"), (RED, "rejected_critical_ratio")],
+        dashed="mean",
     )
-
-
-def _headroom(site: DashboardContext) -> Json:
-    return timeseries(
-        site,
-        "KV cache free, by pool",
-        "Free share of the KV caches of all engines of a pool, for the pools with the lowest share.",
-        [PanelQuery(_smallest(_by_pool("pool:kvpressure_kv_headroom:ratio")), POOL)],
-        "percentunit",
-        top=1,
-    )
-
-
-def _largest(expr: str) -> str:
-    return f"{expr} and on ({BY_POOL}) topk({TOP}, {at_end(expr)})"
-
-
-def _smallest(expr: str) -> str:
-    return f"{expr} and on ({BY_POOL}) topk({TOP}, -({at_end(expr)}))"
-
-
-def _workloads(site: DashboardContext) -> Json:
-    by = "cluster, namespace, workload, model_name, role"
-    up = f"max by ({by}) (workload:kvpressure_pods_up:count{{{MODEL}}})"
-    pods = f"max by ({by}) (workload:kvpressure_pods:count{{{MODEL}}})"
-    asked = (
-        "max by (cluster, namespace, workload)"
-        ' (workload:kvpressure_replicas_wanted:max{cluster=~"$cluster",namespace=~"$namespace"})'
-    )
-    wanted = f"{asked} * on (cluster, namespace, workload) group_right () ({pods} / {pods})"
-    least = f"topk({TOP}, {pods} - on ({by}) {up})"
-    return table(
-        site,
-        "Replicas by workload",
-        'Workloads with the most missing pods. Column "Answer" counts pods whose engines all answer. Column "Pods"'
-        ' counts existing pods. Column "Wanted" counts requested replicas (from kube-state-metrics).',
-        [
-            PanelQuery(f"{up} and on ({by}) {least}", table=True),
-            PanelQuery(f"{pods} and on ({by}) {least}", table=True),
-            PanelQuery(f"{wanted} and on ({by}) {least}", table=True, optional=NO_KUBE_STATE_METRICS),
-        ],
-        {
-            "workload": "Workload",
-            "namespace": "Namespace",
-            "model_name": "Model",
-            "role": "Role",
-            "Value #A": "Answer",
-            "Value #B": "Pods",
-            "Value #C": "Wanted",
-        },
-        alert="InferenceCapacityLost",
-    )
-
-
-def _replicas_up(site: DashboardContext) -> Json:
-    return timeseries(
-        site,
-        "Engines that answer, by pool",
-        "Where a line ends, no engine of that pool answers any more.",
-        [PanelQuery(_largest(_by_pool("pool:kvpressure_engines:count")), POOL)],
+    board.graph(
+        "Waiting: sum, and most on one engine (dashed)",
+        "Requests that wait. If one engine has most of them, the load is not balanced.",
+        [_by_pool("requests_waiting", "sum"), _by_pool("requests_waiting", "max", "most")],
         "short",
-        alert="InferenceModelDown",
+        dashed="most",
     )
-
-
-def _burn(site: DashboardContext) -> Json:
-    return _by_objective(
-        site,
-        "Error budget: burn rate over an hour, and over six (dashed)",
-        "Burn rate: at 2, the error budget is spent twice as fast as allowed. The alert fires only if the burn rate is"
-        " high over both a long and a short window, such as six hours and half an hour.",
-        {f"{{{{model_name}}}} {{{{pool}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
+    board.graph(
+        "KV cache: fullest engine, and mean (dashed)",
+        "Highest KV cache usage of the last minute, and the mean usage of all engines of the pool.",
+        [_by_pool("kv_cache_used_ratio_max", "max"), _by_pool("kv_cache_used_ratio", "avg", "mean")],
+        "percentunit",
+        KV_FULL,
+        dashed="mean",
+        top=1,
+    )
+    board.graph(
+        "Engines that answer",
+        "Where a line ends, no engine of that pool is known any more.",
+        [_by_pool("engine_up", "sum")],
+        "short",
+    )
+    burns = f"max by ({BY_POOL}, objective) (pool:kvpressure_objective_burn_rate:1h{{{MODEL}}})"
+    board.graph(
+        "Error budget: burn rate over an hour",
+        "At 2, the error budget is spent twice as fast as allowed.",
+        [PanelQuery(worst_pools(burns), "{{objective}}", OF_POOL, optional=NO_OBJECTIVE)],
         "none",
-        steps(site, (YELLOW, 1), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
-        overrides=[dashed("/ 6h$/")],
+        [(ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")],
     )
 
 
-def _budget_left(site: DashboardContext) -> Json:
-    return _by_objective(
-        site,
-        "Error budget of three days: share spent",
-        "Share of a three-day error budget that was spent in the last three days. The panel covers less time if"
-        " Prometheus has less history.",
-        {"{{model_name}} {{pool}} {{objective}}": _burn_rate("3d")},
-        "percentunit",
-    )
-
-
-def _missed(site: DashboardContext) -> Json:
-    missed = some(
-        f"sum by ({BY_OBJECTIVE}) (max by ({BY_ENGINE}, objective)"
-        f" (rate(kvpressure_objective_missed_requests_total{{{ENGINE}}}[$__rate_interval])))"
-    )
-    return _by_objective(
-        site,
-        "Requests that missed an objective",
-        "Requests per second that missed their objective.",
-        {"{{model_name}} {{objective}}": missed},
-        "reqps",
-    )
-
-
-def _burn_rate(window: str) -> str:
-    return _largest(f"max by ({BY_OBJECTIVE}) (pool:kvpressure_objective_burn_rate:{window}{{{MODEL}}})")
-
-
-def _by_objective(
-    site: DashboardContext,
-    title: str,
-    description: str,
-    expressions: Mapping[str, str],
-    unit: str,
-    thresholds: Json | None = None,
-    overrides: Sequence[Json] = (),
-) -> Json:
-    """A graph of ``expressions``, by legend; empty where no objective is set."""
-    queries = [PanelQuery(expr, legend, optional=NO_OBJECTIVE) for legend, expr in expressions.items()]
-    return timeseries(
-        site, title, description, queries, unit, thresholds, "InferenceObjectiveBurn", overrides=overrides
-    )
-
-
-def _objectives(site: DashboardContext) -> Json:
-    def highest(metric: str) -> str:
-        return some(f"max by ({BY_OBJECTIVE}) (kvpressure_objective_{metric}{{{ENGINE}}})")
-
-    return table(
-        site,
-        "Objectives",
-        "Required share of good requests, and the latency up to which a request is good (the latency"
-        " objective, rounded down to a bucket bound of the engine's histogram).",
+def _gpus(board: Dashboard) -> None:
+    demand = f"by ({EXPORTER}) (kvpressure_gpu_memory_demand_ratio{{{CLUSTER}}})"
+    gpus = f"kvpressure_gpu_up{{{CLUSTER}}}"
+    seen = f"sum by ({EXPORTER}) ({gpus})"
+    known = f"(sum by ({EXPORTER}) (kvpressure_gpus_expected{{{CLUSTER}}}) or count by ({EXPORTER}) ({gpus}))"
+    first = f"topk({TOP}, ({known} - {seen} > 0) + 1 or max {demand})"
+    listed = f"and on ({EXPORTER}) {first}"
+    board.table(
+        "Nodes: GPUs that do not answer, then fullest GPU",
+        "Required memory of the GPUs of each node; required memory means used memory minus the unused part of the KV"
+        " pool.",
         [
-            PanelQuery(highest("target_ratio"), table=True, optional=NO_OBJECTIVE),
-            PanelQuery(highest("bound_seconds"), table=True, optional=NO_OBJECTIVE),
+            PanelQuery(first),
+            PanelQuery(f"{known} {listed}"),
+            PanelQuery(f"{seen} {listed}"),
+            PanelQuery(f"avg {demand} {listed}"),
+            PanelQuery(f"max {demand} {listed}"),
         ],
+        {**_EXPORTER_COLUMNS, "Value #B": "GPUs", "Value #C": "Answer", "Value #D": "Mean", "Value #E": "Fullest"},
+        {name: [*SHARE, *board.marked(*MEMORY_FULL)] for name in ("Mean", "Fullest")},
+        order="Value #A",
+        size=(12, 8),
+    )
+    by = f"{EXPORTER}, gpu, uuid"
+    xids = f"max by ({by}, xid) (kvpressure_gpu_xid_last_timestamp_seconds{{{CLUSTER}}}) * 1000"
+    slowed = f"max by ({by}, reason) (kvpressure_gpu_throttled{{{CLUSTER}}} == 1)"
+    lost = f"max by ({by}) (kvpressure_gpu_up{{{CLUSTER}}} == 0)"
+    faults = (
+        f'label_replace({lost}, "what", "does not answer", "", "")'
+        f' or label_replace({slowed}, "what", "clocks reduced: $1", "reason", "(.*)")'
+    )
+    events = f'label_replace({xids}, "what", "XID $1", "xid", "(.*)")'
+    board.table(
+        "GPUs with a fault",
+        "GPUs that do not answer, whose clocks are reduced, or that had an XID event since the exporter started.",
+        [
+            PanelQuery(f"topk({TOP}, {faults})", optional="every GPU answers at full clocks"),
+            PanelQuery(f"topk({TOP}, {events})", optional="no XID event occurred"),
+        ],
+        {**_EXPORTER_COLUMNS, "gpu": "GPU", "uuid": "UUID", "what": "What", "Value #B": "Last"},
         {
-            "model_name": "Model",
-            "namespace": "Namespace",
-            "objective": "Objective",
-            "Value #A": "Required",
-            "Value #B": "Bound",
+            "GPU": [("custom.width", 50)],
+            "UUID": [("custom.width", 290)],
+            "Last": [("unit", "dateTimeFromNow"), ("custom.width", 110)],
         },
-        [column("Required", ("unit", "percentunit"), ("decimals", 2)), column("Bound", ("unit", "s"))],
-        alert="InferenceObjectiveBurn",
+        size=(12, 8),
     )
 
 
-def _nodes(site: DashboardContext) -> Json:
-    mine = f"kvpressure_engine_gpu_info{{{ENGINE}}}"
-    up = f"max by (cluster, node, uuid) (kvpressure_gpu_up{{{GPU}}})"
-    fullest = f"max by (cluster, node) (kvpressure_gpu_memory_demand_ratio{{{GPU}}})"
-    ranked = f"topk({TOP}, {fullest})"
-    return table(
-        site,
-        "Fullest nodes",
-        'One row for each node, the node with the fullest GPU first. Column "Fullest GPU" shows'
-        " the share of memory that is really in use (required memory) on that GPU.",
-        [
-            PanelQuery(ranked, table=True),
-            PanelQuery(f"sum by (cluster, node) ({up}) and on (cluster, node) {ranked}", table=True),
-            PanelQuery(
-                f"count by (cluster, node) ({up} == 0) and on (cluster, node) {ranked}",
-                table=True,
-                optional="every GPU answers",
-            ),
-            PanelQuery(
-                f"count by (cluster, node) (max by (cluster, node, namespace, pod, model_name, engine)"
-                f" (kvpressure_engine_up{{{ENGINE}}})) and on (cluster, node) {ranked}",
-                table=True,
-                optional=NO_NODE,
-            ),
-            PanelQuery(
-                f"count by (cluster, node) (max by (cluster, node, uuid) (kvpressure_gpu_info{{{GPU}}})"
-                f" unless on (cluster, uuid) {mine}) and on (cluster, node) {ranked}",
-                table=True,
-                optional="every GPU has an engine",
-            ),
-        ],
-        {
-            "node": "Node",
-            "cluster": "Cluster",
-            "Value #B": "GPUs",
-            "Value #C": "Lost",
-            "Value #D": "Engines",
-            "Value #E": "GPUs without engine",
-            "Value #A": "Fullest GPU",
-        },
-        [
-            column(
-                "Fullest GPU",
-                *RATIO,
-                ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))),
-                COLORED,
-            )
-        ],
-        alert="GpuMemoryHigh",
-    )
+def _unwatched(board: Dashboard) -> None:
+    def listed(title: str, about: str, expr: str, columns: dict[str, str], empty: str, size: tuple[int, int]) -> None:
+        board.table(title, about, [PanelQuery(f"topk({TOP}, {expr})", optional=empty)], columns, size=size)
 
-
-def _unwatched(site: DashboardContext) -> Json:
-    return table(
-        site,
+    pod = {"namespace": "Namespace", "pod": "Pod"}
+    listed(
         "Nodes without an exporter",
-        "Ready nodes on which no exporter reports. Each of them has GPUs or pods of a model. The list of nodes"
-        " comes from kube-state-metrics.",
-        [
-            PanelQuery(
-                f"topk({TOP}, node:kvpressure_expected:present{{{CLUSTER}}} unless on (cluster, node)"
-                f" node:kvpressure_exporter:present{{{CLUSTER}}})",
-                table=True,
-                optional="every node is watched, or kube-state-metrics is not scraped",
-            )
-        ],
+        "Ready nodes with GPUs or pods of a model, on which no exporter reports.",
+        _missing(),
         {"node": "Node", "cluster": "Cluster"},
-        alert="KvpressureExportersDown",
+        "every node is watched, or kube-state-metrics is not scraped",
+        (4, 5),
+    )
+    listed(
+        "Containers that are not scraped",
+        "Containers that have a GPU or look like an inference server, but are not scraped, and why.",
+        f"max by ({POD}, container, result, reason)"
+        f' (kvpressure_container_discovery_info{{{NAMESPACE},result!="engine"}})',
+        {**pod, "container": "Container", "result": "Result", "reason": "Why"},
+        "no such container is found, or the exporter does not read pods",
+        (8, 5),
+    )
+    listed(
+        "Exporters with a problem",
+        "Sources that are down, items that an exporter left out after an internal failure or because of a limit, and"
+        " flight recorders that do not keep up.",
+        _impaired(),
+        {**_EXPORTER_COLUMNS, "what": "What"},
+        "no exporter reports a problem",
+        (7, 5),
+    )
+    listed(
+        "Pods that opted out of alerts",
+        "Pods whose annotation or label kvpressure.io/alerts turns alerts off, or limits alerts to tickets.",
+        f"max by ({POD}, alerts) (kvpressure_container_alerts_info{{{NAMESPACE}}})",
+        {**pod, "alerts": "Alerts"},
+        "no pod opted out",
+        (5, 5),
     )
 
 
-def _throttled(site: DashboardContext) -> Json:
-    throttled = f"topk({TOP}, max by (cluster, uuid, gpu, reason) (kvpressure_gpu_throttled{{{GPU}}} == 1))"
-    return table(
-        site,
-        "GPUs with reduced clocks",
-        "GPUs whose clocks are reduced now, and the reason that the driver reports.",
-        [
-            PanelQuery(
-                throttled, table=True, optional="no clock is reduced, or the driver does not report reduced clocks"
-            )
-        ],
-        {"uuid": "GPU", "reason": "Reason"},
+def _impaired() -> str:
+    """What an exporter reports of itself, in the label ``what``."""
+    problems = (
+        ("kvpressure_source_up{{{}}} == 0", "source down: $1", "source"),
+        ("rate(kvpressure_isolated_failures_total{{{}}}[$__rate_interval]) > 0", "internal failure: $1", "name"),
+        ("kvpressure_page_cut{{{}}} > 0", "left out of a scrape: $1", "reason"),
+        ("kvpressure_recorder_up{{{}}} == 0", "flight recorder does not keep up", ""),
     )
-
-
-def _watchers(site: DashboardContext, dashboard: Dashboard) -> None:
-    rate = "[$__rate_interval]"
-    for panel in (
-        timeseries(
-            site,
-            "Exporters that report",
-            "Number of exporters that report, by cluster.",
-            [PanelQuery(some(f"max by (cluster) (cluster:kvpressure_exporters:count{{{CLUSTER}}})"), "{{cluster}}")],
-            "short",
-            alert="KvpressureExportersDown",
-        ),
-        timeseries(
-            site,
-            "Internal failures of exporters",
-            "Internal failures per second, by what the exporter was processing. The panel also shows items left out"
-            " of a scrape, and web requests refused because of a limit.",
-            [
-                PanelQuery(
-                    some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
-                    "{{kind}} {{reason}}",
-                    optional=NOTHING_FAILED,
-                ),
-                PanelQuery(
-                    some(f"max by (target, reason) (kvpressure_page_cut{{{CLUSTER}}}) > 0"),
-                    "{{target}} cut: {{reason}}",
-                    optional=NOTHING_FAILED,
-                ),
-                PanelQuery(
-                    some(f"sum by (reason) (rate(kvpressure_web_refused_total{{{CLUSTER}}}{rate})) > 0"),
-                    "web server: {{reason}}",
-                    optional=NOTHING_FAILED,
-                ),
-            ],
-            "short",
-            alert="KvpressureExporterImpaired",
-        ),
-        timeseries(
-            site,
-            "Flight recorders",
-            "Number of flight recorders that record every tick, their failures per second, and ticks per second that"
-            " are missing from recordings.",
-            [
-                PanelQuery(
-                    some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER
-                ),
-                PanelQuery(
-                    some(f"sum by (reason) (rate(kvpressure_recorder_errors_total{{{CLUSTER}}}{rate}))"),
-                    "errors/s {{reason}}",
-                    optional=NO_RECORDER,
-                ),
-                PanelQuery(
-                    some(f"sum by (cluster) (rate(kvpressure_recorder_dropped_ticks_total{{{CLUSTER}}}{rate}))"),
-                    "missing ticks/s",
-                    optional=NO_RECORDER,
-                ),
-            ],
-            "short",
-            alert="KvpressureExporterImpaired",
-        ),
-    ):
-        dashboard.add(panel, 8, 7)
-    for panel in (
-        _list(
-            site,
-            "Containers that look like an engine and are not scraped",
-            "Containers that have a GPU or look like an inference server, but are not scraped.",
-            "max by (cluster, namespace, pod, container, result)"
-            f' (kvpressure_container_discovery_info{{{CONTAINER},result!="engine"}})',
-            {"namespace": "Namespace", "pod": "Pod", "container": "Container", "result": "Why"},
-            f"no such container is found, or {NOT_A_POD}",
-        ),
-        _list(
-            site,
-            "Pods that opted out of alerts",
-            "Pods whose annotation or label kvpressure.io/alerts turns alerts off, or limits alerts to tickets.",
-            f"max by (cluster, namespace, pod, alerts) (kvpressure_container_alerts_info{{{CONTAINER}}})",
-            {"namespace": "Namespace", "pod": "Pod", "alerts": "Alerts"},
-            "no pod opted out",
-        ),
-        _list(
-            site,
-            "Containers that are not ready",
-            "Containers of engines that the kubelet reports as not ready.",
-            f"max by (cluster, namespace, pod, container) (kvpressure_container_ready{{{CONTAINER}}}) == 0",
-            {"namespace": "Namespace", "pod": "Pod", "container": "Container"},
-            f"all containers are ready, or {NOT_A_POD}",
-        ),
-    ):
-        dashboard.add(panel, 8, 7)
-
-
-def _list(
-    site: DashboardContext, title: str, description: str, expr: str, columns: Mapping[str, str], empty: str
-) -> Json:
-    """A table of the results of ``expr``; ``empty``: what an empty result means."""
-    return table(site, title, description, [PanelQuery(some(expr), table=True, optional=empty)], columns)
+    return (
+        f"max by ({', '.join((*OF_EXPORTER, 'what'))}) ("
+        + " or ".join(
+            f'label_replace({expr.format(CLUSTER)}, "what", "{text}", "{label}", "(.*)")'
+            for expr, text, label in problems
+        )
+        + ")"
+    )

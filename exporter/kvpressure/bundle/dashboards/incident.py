@@ -1,521 +1,482 @@
-"""The incident dashboard: the first screen, then history and details."""
+"""The dashboard for one incident. Its first screen, without scrolling on 1600 x 900: which engine, why, since when,
+what to set, what fires, first token, time between tokens, errors, KV cache, queue.
+"""
 
 from __future__ import annotations
 
-from kvpressure.bundle.dashboards import first_screen
+from typing import Final
+
+from kvpressure.advice.triage import NOTABLE_EVENTS
 from kvpressure.bundle.dashboards.builder import (
-    GREEN,
-    LOG_EVENTS,
-    MEDIAN_DASHED,
+    COLORED,
+    FILLED,
+    KV_FULL,
+    MEMORY_FULL,
     NO_BASELINE,
     NOT_A_POD,
-    ORANGE,
-    RED,
-    YELLOW,
+    OF_ENGINES,
+    SHARE,
     Dashboard,
     DashboardContext,
-    dashed,
-    extreme,
-    matching,
-    neutral,
-    states,
-    steps,
+    firing,
+    fixed,
     texts,
-    timeseries,
 )
-from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_gpu
-from kvpressure.bundle.dashboards.queries import (
-    BY_ENGINE,
-    CONTAINER,
-    ENGINE,
-    POD,
-    Json,
-    PanelQuery,
-    engine,
-    gpu,
-    lines,
-    quantiles,
-    verdict_rank,
+from kvpressure.bundle.dashboards.harm import (
+    BLUE,
+    LISTED,
+    ORANGE,
+    RED,
+    TOP,
+    WINE,
+    YELLOW,
+    gpu_line,
+    line,
+    order_of_engines,
+    states,
     worst,
-    worst_gpus,
     worst_pods,
 )
+from kvpressure.bundle.dashboards.queries import BY_ENGINE, CONTAINER, ENGINE, OF_ENGINE, POD, PanelQuery, engine, named
 from kvpressure.diagnosis import findings
-from kvpressure.publish.collector import RANKS
-from kvpressure.signals.window import QUARTER_MINUTE
+from kvpressure.model.log_events import ALLOCATION_EVENTS
+from kvpressure.publish.links import RUNBOOK_FOLDER
+
+SCREEN: Final = 20  # grid rows
+NO_REASON: Final = "no verdict needs action, or too many inputs are unknown"
+LOG_EVENTS: Final = "|".join(sorted(ALLOCATION_EVENTS | NOTABLE_EVENTS))  # lines of trouble, not facts of the start
+STAGES: Final = texts(
+    building=("building", YELLOW),
+    saturated=("saturated", ORANGE),
+    thrashing=("thrashing", RED),
+    failing=("failing", WINE),
+    step_tokens=("step tokens", YELLOW),
+)
+# They begin with the title of the first action on the exporter's page.
+FIRST_ACTIONS: Final = {
+    "kv_pressure": "Lower max_num_seqs, or cap input and output tokens at the edge",
+    "concurrency_limited": "Raise max_num_seqs (stage step tokens: max_num_batched_tokens)",
+    "compute_bound": "Find the client that sends the most prompt tokens",
+    "host_bound": "Give the container more CPU",
+    "stalled": "Ask whether it was told to pause; else save the evidence and restart the pod",
+    "unknown": "Change nothing yet: check the failed sources",
+}
+DOUBTED: Final = "?"
+MITIGATION_ORDER: Final = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+_CONTAINER: Final = ("cluster", "namespace", "pod", "container")
 
 
 def build(site: DashboardContext) -> Dashboard:
-    """The dashboard for ``site``."""
-    dashboard = Dashboard(
+    """The dashboard, panel by panel."""
+    board = Dashboard(
         "kvpressure / Incident",
         "For the first five minutes of an incident: affected engines, cause, first action and firing alerts.",
+        site,
+        OF_ENGINES,
     )
-    first_screen.add(site, dashboard)
-    dashboard.row("At a glance: the worst of the chosen engines")
-    for tile in _tiles(site):
-        dashboard.add(tile, 3, 4)
-    dashboard.row("Verdict, alerts and evidence over time")
-    dashboard.add(_verdicts(site), 12, 9)
-    dashboard.add(_alert_states(site), 12, 9)
-    dashboard.add(_reasons(site), 12, 9)
-    dashboard.add(_signature(site), 12, 9)
-    dashboard.row("Memory, KV cache, queue")
-    _memory_kv_queue(site, dashboard)
-    dashboard.row("What users feel")
-    _users(site, dashboard)
-    dashboard.row("Compute and batching")
-    _compute(site, dashboard)
-    dashboard.row("What is being sent, and the pod around the engine")
-    _requests_and_pod(site, dashboard)
-    return dashboard
+    _engines(board)
+    _why(board)
+    _settings(board)
+    _fires(board)
+    _users(board)
+    board.row("Over time")
+    _over_time(board)
+    board.row("Memory and KV cache")
+    _memory(board)
+    board.row("Load")
+    _load(board)
+    board.row("The pod around the engine")
+    _pod(board)
+    return board
 
 
-def _tiles(site: DashboardContext) -> list[Json]:
-    """One tile per aspect, each naming the engine that is worst in it."""
-    ratio = "percentunit"
+def _verdicts(site: DashboardContext) -> str:
+    """Confidence of each engine's verdict, with the label ``action``: the verdict, marked if it is not confident."""
+    confidence, confident = engine("verdict_confidence", by="verdict, stage"), site.thresholds["confident"]
+    sure, doubted = (
+        f'label_replace({confidence} {compared} {confident:g}, "action", "$1{end}", "verdict", "(.*)")'
+        for compared, end in ((">=", ""), ("<", DOUBTED))
+    )
+    return f"({sure} or {doubted})"
+
+
+def _engines(board: Dashboard) -> None:
+    demand = "max by (cluster, uuid) (kvpressure_gpu_memory_demand_ratio)"
+    memory = f'kvpressure_engine_gpu_info{{{ENGINE},uuid=~"$gpu"}} * on (cluster, uuid) group_left () {demand}'
+    p95 = 'quantile="0.95"'
+    queries = [
+        PanelQuery(f"topk({TOP}, {order_of_engines()})"),
+        PanelQuery(worst(_verdicts(board.site))),
+        PanelQuery(worst(f"time() - {engine('verdict_since_timestamp_seconds')}")),
+        PanelQuery(worst(engine("latency_seconds", f'phase="ttft",{p95}'))),
+        PanelQuery(worst(engine("latency_seconds", f'phase="inter_token",{p95}'))),
+        PanelQuery(worst(engine("requests_failed_ratio")), optional="hardly any request fails"),
+        PanelQuery(worst(engine("kv_cache_used_ratio_max"))),
+        PanelQuery(worst(f"max by ({BY_ENGINE}) ({memory})"), optional="no GPU is known to belong to the engine"),
+        PanelQuery(worst(engine("requests_waiting"))),
+        PanelQuery(worst(engine("requests_running"))),
+    ]
+    columns = {
+        "namespace": "Namespace",
+        "pod": "Pod",
+        "engine": "Rank",
+        "model_name": "Model",
+        "Value #A": "State",
+        "stage": "Stage",
+        "Value #C": "For",
+        "Value #B": "Certain",
+        "action": "First action",
+        "Value #D": "First token",
+        "Value #E": "Token",
+        "Value #F": "Failed",
+        "Value #G": "KV cache",
+        "Value #H": "Memory",
+        "Value #I": "Waiting",
+        "Value #J": "Running",
+    }
+    widths = {
+        "Namespace": 90,
+        "Rank": 46,
+        "Model": 96,
+        "State": 150,
+        "Stage": 82,
+        "For": 62,
+        "Certain": 66,
+        "First action": 320,
+        "First token": 86,
+        "Token": 80,
+        "Failed": 58,
+        "KV cache": 76,
+        "Memory": 74,
+        "Waiting": 70,
+        "Running": 74,
+    }  # the pod's name gets the rest
+    actions = {verdict: (text, "text") for verdict, text in FIRST_ACTIONS.items()}
+    actions |= {f"{verdict}{DOUBTED}": (f"Not certain: {text}", "text") for verdict, text in FIRST_ACTIONS.items()}
+    actions |= {f"{calm}{end}": ("-", "text") for calm in ("healthy", "idle") for end in ("", DOUBTED)}
+    shown = {
+        "Pod": [board.drill("kvpressure-incident", "Only this pod", pod="${__value.raw}")],
+        "State": [("mappings", states()), FILLED],
+        "Stage": [("mappings", STAGES), COLORED],
+        "For": [("unit", "s"), ("decimals", 0)],
+        "Certain": SHARE,
+        "First action": [("mappings", texts(**actions))],
+        "First token": [("unit", "s"), *board.marked((ORANGE, "ttft_floor_seconds"))],
+        "Token": [("unit", "s"), *board.marked((ORANGE, "inter_token_floor_seconds"))],
+        "Failed": [*SHARE, *board.marked((ORANGE, "rejected_warning_ratio"), (RED, "rejected_critical_ratio"))],
+        "KV cache": [*SHARE, *board.marked(*KV_FULL)],
+        "Memory": [*SHARE, *board.marked(*MEMORY_FULL)],
+        "Waiting": board.marked((ORANGE, 1)),
+    }
+    board.table(
+        "Engines, worst first: state, cause and first action",
+        'Engines that do not answer come first, then those that a page fires about, then by verdict. Column "Memory"'
+        " shows required memory of the fullest GPU: an engine reserves its KV pool at start, so used memory is high"
+        " with and without pressure. First token and time between tokens are p95. Click a pod to see it alone.",
+        queries,
+        columns,
+        {name: [("custom.width", width), *shown.pop(name, ())] for name, width in widths.items()} | shown,
+        order="Value #A",
+        size=(24, 6),
+    )
+
+
+def _why(board: Dashboard) -> None:
+    words = {key: (text, "text") for key, text in findings.reasons(board.site.thresholds).items()}
+    board.table(
+        "Why: evidence about the first engine",
+        "Current evidence for the verdict of the engine that comes first. Filter by pod to see another engine. The"
+        " triage page also lists the evidence against the verdict.",
+        [PanelQuery(worst(engine("verdict_reason", by="reason"), 1), optional=NO_REASON)],
+        {"Value": "Now", "reason": "Evidence"},
+        {"Now": [("custom.width", 76), ("custom.align", "right")], "Evidence": [("mappings", texts(**words))]},
+        order="reason",
+    )
+
+
+def _settings(board: Dashboard) -> None:
+    recommended = engine("limit_recommended", by="limit")
+    now = f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"
+    why = 'no limit change is recommended; see column "First action"'
+    board.table(
+        "What to set",
+        "Limits to change, each with the value in force and the value to set, computed for each engine. Every limit is"
+        " an argument of the engine and takes effect after a restart. First cap the tokens of a request: at the edge"
+        f" (no restart) or with {MITIGATION_ORDER[0]} (restart). Then set {', '.join(MITIGATION_ORDER[1:-1])} and"
+        f" {MITIGATION_ORDER[-1]}.",
+        [PanelQuery(_stepped(worst(expr)), named=OF_ENGINE, optional=why) for expr in (recommended, now)],
+        {"step": "Step", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to", "series": "Engine"},
+        {
+            "Step": [("custom.width", 46)],
+            "Limit": [("custom.width", 200)],
+            "Now": [("custom.width", 60)],
+            "Set to": [("custom.width", 62), ("thresholds", board.steps((), BLUE)), COLORED],
+        },
+        order="step",
+    )
+
+
+def _stepped(expr: str) -> str:
+    """``expr`` with the label ``step``: the mitigation step of its limit."""
+    for step, limit in enumerate(MITIGATION_ORDER, 1):
+        expr = f'label_replace({expr}, "step", "{step}", "limit", "{limit}")'
+    return expr
+
+
+def _alerts() -> str:
+    """Firing alerts, each named by what it is about."""
+    of_pod, of_others = ("namespace", "pod", "container", "engine"), ("namespace", "pool", "model_name", "node", "uuid")
+
+    def about(labels: tuple[str, ...], pod: str) -> str:
+        alerts = f"max by (alertname, severity, cluster, {', '.join(labels)}) ({firing(OF_ENGINES, f'{LISTED},{pod}')})"
+        return named(alerts, "cluster", *labels)
+
+    every = " or ".join((about(of_pod, 'pod!=""'), about(of_others, 'pod=""')))
+    return f'label_replace({every}, "series", "$1/$2", "series", "(.*[^/])//+(.*)")'  # a label between others is empty
+
+
+def _fires(board: Dashboard) -> None:
+    levels = texts(critical=("critical", RED), warning=("warning", ORANGE))
+    runbook = [("links", links)] if (links := board.site.runbook_links("Runbook", "${__value.raw}")) else []
+    board.table(
+        "What fires",
+        "Firing alerts of this bundle: about the chosen engines, about GPUs, and about the exporter. Each has its"
+        f" runbook in {RUNBOOK_FOLDER}.",
+        [PanelQuery(_alerts(), optional="nothing fires")],
+        {"severity": "Severity", "alertname": "Alert", "series": "About"},
+        {
+            "Severity": [("custom.width", 76), ("mappings", levels), COLORED],
+            "Alert": [("custom.width", 244), *runbook],
+        },
+        order="severity",
+    )
+
+
+def _p95(phase: str) -> list[PanelQuery]:
+    """p95 of a phase, and its usual value: the engine's own baseline."""
+    p95 = engine("latency_seconds", f'phase="{phase}",quantile="0.95"')
+    ratio = engine("latency_baseline_ratio", f'phase="{phase}"')
+    usual = worst(f"{p95} / on ({BY_ENGINE}) {ratio}")
     return [
-        extreme(
-            site,
-            "Fullest KV cache",
-            "Highest KV cache usage in the samples of the last minute. A full cache alone is no fault, but a full"
-            " cache with a queue is.",
-            engine("kv_cache_used_ratio_max"),
-            ratio,
-            steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
-            "InferenceKVCachePressure",
-        ),
-        extreme(
-            site,
-            "GPU memory required",
-            "Required memory means used memory minus the unused part of the KV pool. Used memory alone means little,"
-            " because the KV pool is reserved at start.",
-            fullest_gpu("kvpressure_gpu_memory_demand_ratio"),
-            ratio,
-            steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
-            "GpuMemoryHigh",
-        ),
-        extreme(
-            site,
-            "Longest queue",
-            "Requests waiting for any reason.",
-            engine("requests_waiting"),
-            "short",
-            steps(site, (ORANGE, 1)),
-        ),
-        extreme(
-            site,
-            "In flight against the limit",
-            "Requests in flight divided by the smallest known limit on running requests.",
-            engine("concurrency_ratio"),
-            ratio,
-            steps(site, (ORANGE, "concurrency_warning_ratio")),
-            "InferenceConcurrencyNearLimit",
-        ),
-        extreme(
-            site,
-            "Preemptions",
-            "Running requests preempted per second because the KV cache was full.",
-            engine("preemption_rate"),
-            "reqps",
-            neutral(),
-            "InferenceKVCachePressure",
-        ),
-        extreme(
-            site,
-            "Latency against baseline",
-            "Highest ratio of p95 latency to the engine's own baseline, over all phases. 1 is normal.",
-            engine("latency_baseline_ratio", by="phase"),
-            "none",
-            steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
-            optional=NO_BASELINE,
-        ),
-        extreme(
-            site,
-            "Prompt tokens per second",
-            "Prompt tokens computed per second, on the engines that compute the most.",
-            engine("tokens_per_second", 'kind="prompt"'),
-            "short",
-            neutral(),
-        ),
-        extreme(
-            site,
-            "CPU throttled",
-            "Share of CFS periods in which the container was throttled.",
-            f"max by (pod) (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})",
-            ratio,
-            steps(site, (ORANGE, "cpu_throttled_ratio")),
-            "InferenceHostBound",
-            optional=NOT_A_POD,
-        ),
+        PanelQuery(worst(p95), "", OF_ENGINE),
+        PanelQuery(usual, "usual", OF_ENGINE, optional=NO_BASELINE, part="The usual value"),
     ]
 
 
-def _verdicts(site: DashboardContext) -> Json:
-    shown = {f"v{RANKS[verdict]}": text for verdict, text in VERDICTS.items()}
-    return states(
-        site,
-        "Verdict over time",
-        "One bar for each engine, coloured and named by its verdict.",
-        [PanelQuery(worst(verdict_rank()), "{{pod}} {{engine}}")],
-        texts(**shown),
+def _users(board: Dashboard) -> None:
+    board.graph(
+        "First token: p95, and usual (dashed)",
+        "p95 of the last minute, and the engine's own baseline.",
+        _p95("ttft"),
+        "s",
+        [(ORANGE, "ttft_floor_seconds")],
+        dashed="usual",
+        size=(5, 7),
+    )
+    board.graph(
+        "Between tokens: p95, usual (dashed)",
+        "p95 of the last minute, and the engine's own baseline.",
+        _p95("inter_token"),
+        "s",
+        [(ORANGE, "inter_token_floor_seconds")],
+        dashed="usual",
+        size=(5, 7),
+    )
+    board.graph(
+        "Failed requests",
+        "Share of requests of the last five minutes that failed, were aborted by the server or given up by clients.",
+        [line("requests_failed_ratio", optional="hardly any request fails")],
+        "percentunit",
+        [(ORANGE, "rejected_warning_ratio"), (RED, "rejected_critical_ratio")],
+        size=(4, 7),
+    )
+    board.graph(
+        "KV cache: peak, and now (dashed)",
+        "Highest KV cache usage of the last minute, including peaks between two scrapes, and usage now.",
+        [line("kv_cache_used_ratio_max"), line("kv_cache_used_ratio", "now")],
+        "percentunit",
+        KV_FULL,
+        dashed="now",
+        top=1,
+        size=(5, 7),
+    )
+    board.graph(
+        "Requests: waiting, running (dashed)",
+        "Requests waiting for any reason, and requests running.",
+        [line("requests_waiting", "waiting"), line("requests_running", "running")],
+        "short",
+        dashed="running",
+        size=(5, 7),
+    )
+
+
+def _over_time(board: Dashboard) -> None:
+    board.states(
+        "State over time",
+        "One bar for each engine: its verdict, or that a page fires about it, or that it does not answer.",
+        [PanelQuery(f"floor({order_of_engines()})", named=OF_ENGINE)],
+        states(),
         shown="auto",
     )
-
-
-def _alert_states(site: DashboardContext) -> Json:
-    queries = [
-        PanelQuery(
-            f"max by (alertname, severity, pod) ({FIRING})",
-            "{{severity}} {{alertname}} {{pod}}",
-            optional="nothing fires",
-        )
-    ]
-    overrides = [
-        matching(f"/^{severity} /", ("color", {"mode": "fixed", "fixedColor": color}))
-        for severity, color in (("critical", RED), ("warning", ORANGE))
-    ]
-    return states(
-        site,
+    board.states(
         "Alerts over time",
         'Firing alerts of this bundle, except those with severity "info".',
-        queries,
+        [PanelQuery(_alerts(), "{{series}} {{severity}} {{alertname}}", optional="nothing fires")],
         texts(v1=("fires", "text")),
-        overrides,
+        [fixed("/ critical /", RED), fixed("/ warning /", ORANGE)],
     )
-
-
-def _reasons(site: DashboardContext) -> Json:
-    colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": ORANGE}))]
-    there = f"group by ({BY_ENGINE}, reason) (kvpressure_verdict_reason{{{ENGINE}}})"
-    panel = states(
-        site,
-        "Reasons for the verdict",
-        'Evidence for the verdict of the engine in most trouble, over time. For the current values, see panel "Why".',
+    told = "|".join(name for name in findings.PUBLISHED if findings.of(name).runbook)  # the others serve rules alone
+    found = engine("finding", f'finding=~"{told}"', by="finding") + " == 1"
+    board.states(
+        "Findings about the first engine",
+        "What holds of the engine that comes first, with the conditions of the documented signature, and the evidence"
+        " for its verdict.",
         [
+            PanelQuery(worst(found, 1), "{{finding}}", optional="nothing holds", part="The findings"),
             PanelQuery(
-                worst(there, 1),
-                "{{pod}} {{reason}}",
-                optional="no verdict needs action, or too many inputs are unknown",
-            )
-        ],
-        texts(v1=("true", "text")),
-        colors,
-    )
-    panel["transformations"] = [
-        {"id": "renameByRegex", "options": {"regex": f"^(.*) {name}$", "renamePattern": f"$1: {words}"}}
-        for name, words in findings.reasons(site.thresholds).items()
-    ]
-    return panel
-
-
-def _signature(site: DashboardContext) -> Json:
-    about = (
-        "Shows when each condition of the documented signature holds."
-        " The signature does not replace the verdict: device memory is high even on a healthy engine, and GPU"
-        " utilization can stay high under KV pressure."
-    )
-    colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": YELLOW}))]
-    return states(
-        site,
-        "Documented signature: conditions that hold",
-        about,
-        [
-            PanelQuery(
-                worst(engine("finding", 'finding=~"signature_.*"', by="finding") + " == 1"),
-                "{{pod}} {{finding}}",
-                optional="no condition holds",
-            )
+                worst(f"group by ({BY_ENGINE}, reason) (kvpressure_verdict_reason{{{ENGINE}}})", 1),
+                "reason: {{reason}}",
+                optional=NO_REASON,
+                part="The reasons",
+            ),
         ],
         texts(v1=("holds", "text")),
-        colors,
-        "InferenceDocumentedSignature",
+        [fixed("/./", YELLOW), fixed("/^reason: /", ORANGE)],
+        size=(24, 8),
     )
 
 
-def _memory_kv_queue(site: DashboardContext, dashboard: Dashboard) -> None:
-    dashboard.add(
-        timeseries(
-            site,
-            "KV cache: samples",
-            "Used share of the KV cache, sampled once a second, because usage swings between two scrapes.",
-            [PanelQuery(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}")],
-            "percentunit",
-            steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
-            "InferenceKVCachePressure",
-            top=1,
-        ),
-        8,
-        8,
+def _memory(board: Dashboard) -> None:
+    board.graph(
+        "GPU memory: required, and used (dashed)",
+        "Required memory means used memory minus the unused part of the KV pool. The gap between the lines is the"
+        " unused part of the KV pool.",
+        [gpu_line("gpu_memory_demand_ratio"), gpu_line("gpu_memory_used_ratio", "used")],
+        "percentunit",
+        MEMORY_FULL,
+        dashed="used",
+        top=1,
     )
-    dashboard.add(
-        timeseries(
-            site,
-            "Waiting by reason",
-            'Reason "capacity": requests wait for free KV cache or for max_num_seqs. Reason "deferred":'
-            " requests wait for LoRA, grammar or remote KV.",
-            [PanelQuery(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
-            "short",
-            None,
-            "InferenceQueueTimeHigh",
-        ),
-        8,
-        8,
+    board.graph(
+        "Preemptions, and recomputed tokens (right)",
+        "Requests preempted per second: from the engine's counter, or inferred from queue movement. Tokens recomputed"
+        " per second (estimate).",
+        [line("preemption_rate"), line("recomputed_tokens_estimate_rate", "recomputed")],
+        "reqps",
+        dashed="recomputed",
+        right="short",
     )
-    dashboard.add(
-        timeseries(
-            site,
-            "In flight against the limits",
-            "Requests in flight, and the limits on running requests: one line for each source of a limit. The"
-            " smallest limit applies.",
-            [
-                PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
-                PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
-            ],
-            "short",
-            None,
-            "InferenceConcurrencyNearLimit",
-            overrides=[dashed("/ limit /")],
-        ),
-        8,
-        8,
-    )
-    dashboard.add(
-        timeseries(
-            site,
-            "Preemption rate",
-            "Requests preempted per second: from the engine's counter, or inferred from queue movement.",
-            [PanelQuery(lines("preemption_rate"), "{{pod}} {{engine}}")],
-            "reqps",
-            None,
-            "InferenceKVCachePressure",
-        ),
-        8,
-        8,
-    )
-    dashboard.add(
-        timeseries(
-            site,
-            "Time until the cache is full",
-            f"Extrapolated from KV cache usage over the last {QUARTER_MINUTE:g} s.",
-            [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache is filling")],
-            "s",
-            steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
-        ),
-        8,
-        8,
-    )
-    dashboard.add(
-        timeseries(
-            site,
-            "Reserved minus allocated",
-            'Lines: "allocator" is memory that PyTorch keeps unused (needs the plugin), "kv_pool" is free KV blocks,'
-            ' and "kv_block" is unused slots in occupied blocks.',
-            [PanelQuery(lines("fragmentation_bytes", by="scope"), "{{pod}} {{scope}}")],
-            "decbytes",
-            steps(site, (ORANGE, "fragmentation_warning_bytes")),
-            "InferenceMemoryFragmentation",
-        ),
-        8,
-        8,
+    board.graph(
+        "Time until the cache is full",
+        "Extrapolated from the current rise of KV cache usage.",
+        [line("kv_cache_seconds_to_full", optional="no cache is filling")],
+        "s",
     )
 
 
-def _users(site: DashboardContext, dashboard: Dashboard) -> None:
-    for phase, title, alert in (
-        ("ttft", "Time to first token", "InferenceTimeToFirstTokenHigh"),
-        ("inter_token", "Time between tokens", "InferenceTokenLatencyHigh"),
-        ("queue", "Time in the queue", "InferenceQueueTimeHigh"),
-    ):
-        dashboard.add(
-            timeseries(
-                site,
-                title,
-                "Quantiles over the last minute.",
-                quantiles("latency_seconds", f'phase="{phase}"'),
-                "s",
-                None,
-                alert,
-                overrides=[MEDIAN_DASHED],
+def _load(board: Dashboard) -> None:
+    board.graph(
+        "In flight, and limits (dashed)",
+        "Requests in flight, and the limits on running requests: one line for each source of a limit. The smallest"
+        " limit applies.",
+        [line("requests_in_flight"), line("max_concurrent_requests", "limit", by="source")],
+        "short",
+        dashed="limit",
+    )
+    board.graph(
+        "Waiting by reason",
+        'Reason "capacity": requests wait for free KV cache or for max_num_seqs. Reason "deferred": requests wait for'
+        " LoRA, grammar or remote KV.",
+        [line("requests_waiting_by_reason", by="reason")],
+        "short",
+    )
+    board.graph(
+        "Tokens/s: generated, and prompt (dashed)",
+        "Tokens generated and prompt tokens computed per second, over the last half minute.",
+        [line("tokens_per_second", by="kind")],
+        "short",
+        dashed="prompt",
+    )
+    board.graph(
+        "Batch size: p95, and mean (dashed)",
+        "p95 of the number of running requests, and the mean number of decoding requests.",
+        [line("effective_batch_size", "p95", 'quantile="0.95"'), line("effective_batch_size_mean", "mean")],
+        "short",
+        [(ORANGE, "signature_batch_size")],
+        dashed="mean",
+    )
+    board.graph(
+        "Context: longest, and mean (dashed)",
+        "Prompt plus output tokens: the longest request of the last five minutes, and the mean.",
+        [line("context_length_max_tokens"), line("context_length_mean_tokens", "mean")],
+        "short",
+        dashed="mean",
+    )
+    board.graph(
+        "GPU activity",
+        "Utilization is the share of time in which a kernel ran, however little of the GPU it used. SM and tensor"
+        " activity show which parts were busy.",
+        [
+            gpu_line("gpu_utilization_ratio", "utilization"),
+            *(
+                gpu_line(
+                    f"gpu_{unit}_activity_ratio",
+                    unit,
+                    "the GPU does not report it (NVIDIA GPUs before Hopper), or nvidia.gpm is off",
+                    "The curves for SM and tensor activity",
+                )
+                for unit in ("sm", "tensor")
             ),
-            8,
-            8,
-        )
-    dashboard.add(
-        timeseries(
-            site,
-            "p95 latency against the engine's baseline",
-            "p95 of each phase divided by the engine's own baseline. 1 is normal for this engine.",
-            [PanelQuery(lines("latency_baseline_ratio", by="phase"), "{{pod}} {{phase}}", optional=NO_BASELINE)],
-            "none",
-            steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
-        ),
-        8,
-        8,
-    )
-    dashboard.add(
-        timeseries(
-            site,
-            "Outside the engine",
-            "Mean time that a finished request spent in the tokenizer, the API server and the network.",
-            [PanelQuery(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
-            "s",
-            None,
-            "InferenceHostBound",
-        ),
-        8,
-        8,
-    )
-    dashboard.add(
-        timeseries(
-            site,
-            "Finished and rejected",
-            "Finished requests per second by finish reason, and rejected requests per second.",
-            [
-                PanelQuery(
-                    worst_pods(
-                        f"sum by ({POD}, reason)"
-                        f" (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"
-                    ),
-                    f"{{{{pod}}}} {shown}{{{{reason}}}}",
-                    optional=why,
-                    part=f"The curves for {kind} requests",
-                )
-                for kind, shown, why in (
-                    ("finished", "", "no request finished"),
-                    ("rejected", "rejected ", "no request was rejected"),
-                )
-            ],
-            "reqps",
-        ),
-        8,
-        8,
+        ],
+        "percentunit",
+        [(YELLOW, "signature_utilization_ratio")],
+        top=1,
     )
 
 
-def _compute(site: DashboardContext, dashboard: Dashboard) -> None:
-    dashboard.add(
-        timeseries(
-            site,
-            "Effective batch size",
-            "p95 of the number of running requests, and the mean number of decoding requests.",
-            [
-                PanelQuery(lines("effective_batch_size", 'quantile="0.95"'), "{{pod}} p95"),
-                PanelQuery(lines("effective_batch_size_mean"), "{{pod}} mean"),
-            ],
-            "short",
-            steps(site, (GREEN, "signature_batch_size"), base=ORANGE),
-            "InferenceBatchCollapse",
-            overrides=[dashed("/ mean$/")],
-        ),
-        8,
-        8,
-    )
-    dashboard.add(
-        timeseries(
-            site,
-            "GPU activity",
-            "Utilization is the share of time in which a kernel ran, however little of the GPU it used. Tensor and"
-            " DRAM activity are shown only where the GPU reports them.",
-            [
-                PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
-                PanelQuery(worst_gpus(gpu("gpu_tensor_activity_ratio")), "GPU {{gpu}} tensor"),
-                PanelQuery(worst_gpus(gpu("gpu_dram_activity_ratio")), "GPU {{gpu}} DRAM"),
-            ],
-            "percentunit",
-            steps(site, (GREEN, "signature_utilization_ratio"), base=YELLOW),
-            "InferenceDocumentedSignature",
-            top=1,
-        ),
-        8,
-        8,
-    )
-    dashboard.add(
-        timeseries(
-            site,
-            "Memory high, compute low",
-            "Score and its three factors: memory demand is high, GPU activity is low, requests are present. The score"
-            " is absent if a factor is unknown.",
-            [
-                PanelQuery(lines("memory_high_compute_low_score"), "{{pod}} score"),
-                PanelQuery(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
-            ],
-            "percentunit",
-            None,
-            top=1,
-        ),
-        8,
-        8,
-    )
+def _of_containers(metric: str, legend: str, optional: str = NOT_A_POD) -> PanelQuery:
+    expr = worst_pods(f"max by ({POD}, container) (kvpressure_container_{metric}{{{CONTAINER}}})")
+    return PanelQuery(expr, legend, _CONTAINER, optional=optional, part=f'The curves "{legend}"')
 
 
-def _requests_and_pod(site: DashboardContext, dashboard: Dashboard) -> None:
-    dashboard.add(
-        timeseries(
-            site,
-            "Context length",
-            "Longest context (prompt plus output) of the last five minutes, and the mean.",
-            [
-                PanelQuery(lines("context_length_max_tokens"), "{{pod}} longest"),
-                PanelQuery(lines("context_length_mean_tokens"), "{{pod}} mean"),
-            ],
-            "short",
-        ),
-        6,
-        8,
+def _pod(board: Dashboard) -> None:
+    board.graph(
+        "CPU and host memory of the container",
+        "Share of CFS periods throttled, and used share of the limits on CPU and (dashed) memory. vLLM's API server"
+        " sends no tokens while its container is throttled.",
+        [
+            _of_containers("cpu_throttled_ratio", "throttled"),
+            _of_containers("cpu_used_ratio", "CPU"),
+            _of_containers("memory_used_ratio", "memory", "no container has a memory limit"),
+        ],
+        "percentunit",
+        [(YELLOW, "cpu_throttled_ratio"), (ORANGE, "container_limit_ratio")],
+        dashed="memory",
     )
-    dashboard.add(
-        timeseries(
-            site,
-            "Request shape, p95",
-            "Prompt tokens and output tokens of a request, and the max_tokens that clients ask for.",
-            [PanelQuery(lines("request_tokens", 'quantile="0.95"', by="kind"), "{{pod}} {{kind}}")],
-            "short",
-        ),
-        6,
-        8,
+    events = f'kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}'
+    board.graph(
+        "Restarts and problems in the log",
+        "Container restarts so far, and log lines per minute that report problems: failed allocations, killed workers,"
+        " preemptions, dead engines.",
+        [
+            _of_containers("restarts_total", "restarts"),
+            PanelQuery(
+                worst_pods(f"60 * sum by ({POD}, container, event) (rate({events}[$__rate_interval]))"),
+                "{{event}} per minute",
+                _CONTAINER,
+                optional="no problem was logged",
+                part="The curves of events",
+            ),
+        ],
+        "short",
     )
-    dashboard.add(
-        timeseries(
-            site,
-            "Log events",
-            "Failed allocations and other problems in the log, per minute.",
-            [
-                PanelQuery(
-                    worst_pods(
-                        f"60 * sum by ({POD}, event)"
-                        f' (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))'
-                    ),
-                    "{{pod}} {{event}}",
-                    optional="no problem was logged",
-                )
-            ],
-            "cpm",
-        ),
-        6,
-        8,
-    )
-    dashboard.add(
-        timeseries(
-            site,
-            "Restarts and CPU throttling",
-            "Container restarts so far, and share of CFS periods throttled.",
-            [
-                PanelQuery(
-                    worst_pods(f"max by ({POD}, container) (kvpressure_container_restarts_total{{{CONTAINER}}})"),
-                    "{{pod}} restarts",
-                    optional=NOT_A_POD,
-                ),
-                PanelQuery(
-                    worst_pods(f"max by ({POD}, container) (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})"),
-                    "{{pod}} throttled",
-                    optional=NOT_A_POD,
-                ),
-            ],
-            "short",
-            None,
-            "InferenceHostBound",
-        ),
-        6,
-        8,
+    board.graph(
+        "Queue, and whole answer (dashed): p95",
+        "p95 of the last minute. A whole answer takes longer if it is longer.",
+        [
+            line("latency_seconds", "queue", 'phase="queue",quantile="0.95"'),
+            line("latency_seconds", "answer", 'phase="e2e",quantile="0.95"'),
+        ],
+        "s",
+        dashed="answer",
     )

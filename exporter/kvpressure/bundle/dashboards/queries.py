@@ -1,57 +1,70 @@
-"""What panels ask for: expressions over the chosen engines and GPUs, and which engines come first.
-
-First is by verdict as on the exporter's page, then by how many requests wait. The rank is taken at the end of the time
-shown (``@ end()``), so that a graph keeps the same lines over its whole width, and a dashboard over a thousand engines
-draws a bounded number of them.
-"""
+"""What panels ask for: expressions over the chosen engines and pools, and the name of a series in a legend."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvpressure.bundle.spec import SUBJECTS
+
 Json = dict[str, Any]
 
 DATASOURCE: Final[Json] = {"type": "prometheus", "uid": "${datasource}"}
-ENGINE: Final = 'cluster=~"$cluster",namespace=~"$namespace",model_name=~"$model",pod=~"$pod"'
-CONTAINER: Final = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
-GPU: Final = 'cluster=~"$cluster",uuid=~"$gpu"'
-BY_ENGINE: Final = "cluster, namespace, pod, model_name, engine"
-POD: Final = "cluster, namespace, pod"
-TOP: Final = 20  # engines, or other subjects, that a panel shows
+CLUSTER: Final = 'cluster=~"$cluster"'
+NAMESPACE: Final = f'{CLUSTER},namespace=~"$namespace"'
+CONTAINER: Final = f'{NAMESPACE},pod=~"$pod"'
+MODEL: Final = f'{NAMESPACE},model_name=~"$model"'
+ENGINE: Final = f'{MODEL},pod=~"$pod"'
+BY_ENGINE: Final = ", ".join(SUBJECTS["engine"])
+BY_POOL: Final = ", ".join(SUBJECTS["pool"])
+POD: Final = ", ".join(SUBJECTS["pod"])
+EXPORTER: Final = ", ".join(SUBJECTS["exporter"])
+OF_ENGINE: Final = ("cluster", "namespace", "pod", "engine")
+OF_POOL: Final = ("cluster", "namespace", "pool", "model_name", "role")
+OF_EXPORTER: Final = ("cluster", "node", "instance")
 
 
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
-    """One PromQL query of a panel. ``now``: current values; ``table``: the same as a table; ``heat``: buckets over
-    time. ``optional``: why it may return nothing on a healthy system, e.g. "every GPU answers"; ``part``: what the
-    panel then lacks, if it shows more. A table names the column itself.
+    """One PromQL query of a panel. ``named``: labels that name a series in the legend, before ``legend``. ``table``:
+    current values as a table. ``optional``: why it may return nothing on a healthy system, e.g. "every GPU answers";
+    ``part``: what the panel then lacks, if it shows more. A table names the column itself.
     """
 
     expr: str
     legend: str = ""
+    named: tuple[str, ...] = ()
     table: bool = False
     optional: str = ""
     part: str = ""
     heat: bool = False
-    now: bool = False
 
     def model(self, index: int) -> Json:
         """The query as Grafana's JSON, with refId A, B, ..."""
-        now = self.now or self.table
+        legend = f"{{{{series}}}} {self.legend}".strip() if self.named else self.legend
         shape = (
             {"format": "table"}
             if self.table
-            else {"format": "heatmap" if self.heat else "time_series", "legendFormat": self.legend}
+            else {"format": "heatmap" if self.heat else "time_series", "legendFormat": legend}
         )
-        kind = {"instant": now, "range": not now, **shape}
         return {
             "refId": chr(ord("A") + index),
             "datasource": DATASOURCE,
             "editorMode": "code",
-            "expr": self.expr,
-            **kind,
+            "expr": named(self.expr, *self.named) if self.named else self.expr,
+            "instant": self.table,
+            "range": not self.table,
+            **shape,
         }
+
+
+def named(expr: str, *labels: str) -> str:
+    """``expr`` with the label ``series``: ``labels`` that are set, joined by "/". A rank 0 at the end is left out, so
+    that engines without ranks are named by their pod.
+    """
+    listed = ", ".join(f'"{label}"' for label in labels)
+    joined = f'label_join({expr}, "series", "/", {listed})'
+    return f'label_replace({joined}, "series", "$1", "series", "/*(.*?)/*(/0)?/*")'
 
 
 def engine(metric: str, more: str = "", by: str = "") -> str:
@@ -60,77 +73,25 @@ def engine(metric: str, more: str = "", by: str = "") -> str:
     return f"max by ({BY_ENGINE}{', ' + by if by else ''}) (kvpressure_{metric}{{{labels}}})"
 
 
-def some(expr: str) -> str:
-    """The ``TOP`` largest series."""
-    return f"topk({TOP}, {expr})"
+def up(by: str) -> str:
+    """Whether the engines of the chosen pools answer: the one place that knows to which pool a pod belongs."""
+    return f'max by ({by}) (kvpressure_engine_up{{{NAMESPACE},pool=~"$pool"}})'
+
+
+def pooled(expr: str, *more: str) -> str:
+    """``expr``, by pod, with the labels of its pool (and ``more`` of its engines); only of the chosen pools."""
+    added = ", ".join(("pool", "role", *more))
+    of_pod = f"topk by ({POD}) (1, {up(f'{POD}, {added}')} >= bool 0)"  # two exporters may see it
+    return f"{expr} * on ({POD}) group_left ({added}) {of_pod}"
+
+
+def by_pool(aggregation: str, metric: str, more: str = "") -> str:
+    """``metric`` of the chosen engines, once an engine, put together by pool."""
+    labels = MODEL + (f",{more}" if more else "")
+    engines = f"max by ({BY_ENGINE}) (kvpressure_{metric}{{{labels}}})"
+    return f"{aggregation} by ({BY_POOL}) ({pooled(engines)})"
 
 
 def at_end(expr: str) -> str:
     """The same at the end of the displayed time range, so that a graph keeps its lines over its whole width."""
-    return expr.replace("})", "} @ end())")
-
-
-def top(base: str, expr: str) -> str:
-    """``expr`` for the ``TOP`` engines with the largest ``base``."""
-    return f"{expr} and on ({BY_ENGINE}) topk({TOP}, {base})"
-
-
-def gpus_of_workers(engines: str) -> str:
-    """One series per GPU that worker pods on other nodes hold for ``engines`` (``kvpressure_engine_group_info``)."""
-    return f"gpu:kvpressure_worker:present and on (cluster, namespace, group) {engines}"
-
-
-def gpu(metric: str) -> str:
-    """``metric`` of the selected engines' GPUs."""
-    return (
-        f"max by (cluster, uuid, gpu) (kvpressure_{metric}{{{GPU}}}) "
-        f"and on (cluster, uuid) (kvpressure_engine_gpu_info{{{ENGINE}}} "
-        f"or {gpus_of_workers(f'kvpressure_engine_group_info{{{ENGINE}}}')})"
-    )
-
-
-def verdict_rank() -> str:
-    """Rank of each chosen engine's verdict, one series an engine."""
-    return f"floor(max by ({BY_ENGINE}) (kvpressure_engine_trouble{{{ENGINE}}}))"
-
-
-def trouble() -> str:
-    """The order of engines at the end of the time shown, the largest first."""
-    return f"max by ({BY_ENGINE}) (kvpressure_engine_trouble{{{ENGINE}}} @ end())"
-
-
-def worst(expr: str, count: int = TOP) -> str:
-    """``expr`` for the ``count`` engines in most trouble."""
-    return f"{expr} and on ({BY_ENGINE}) topk({count}, {trouble()})"
-
-
-def worst_pods(expr: str) -> str:
-    """``expr`` for the pods of the engines in most trouble."""
-    return f"{expr} and on ({POD}) topk({TOP}, {trouble()})"
-
-
-def worst_gpus(expr: str) -> str:
-    """``expr``, one series a GPU, for the GPUs of the engines in most trouble, on whichever nodes they are."""
-    of_workers = gpus_of_workers(f"({worst(f'kvpressure_engine_group_info{{{ENGINE}}}')})")
-    return f"{expr} and on (cluster, uuid) ({worst(f'kvpressure_engine_gpu_info{{{ENGINE}}}')} or {of_workers})"
-
-
-def worst_model(expr: str) -> str:
-    """``expr`` for the model of the engine in most trouble: buckets of models differ, so that they must not
-    be added up.
-    """
-    return f"{expr} and on (model_name) topk(1, {trouble()})"
-
-
-def lines(metric: str, more: str = "", by: str = "") -> str:
-    """``metric`` of the engines in most trouble, one series an engine (and ``by``): what graphs draw."""
-    return worst(engine(metric, more, by))
-
-
-def quantiles(metric: str, more: str = "", *, which: tuple[str, ...] = ("0.5", "0.95", "0.99")) -> list[PanelQuery]:
-    """A line for each quantile, named p50, p95 and so on."""
-    label = 'quantile="{}"' + (f",{more}" if more else "")
-    return [
-        PanelQuery(lines(metric, label.format(quantile)), f"{{{{pod}}}} p{100 * float(quantile):.0f}")
-        for quantile in which
-    ]
+    return expr.replace("}", "} @ end()")

@@ -132,8 +132,9 @@ def _pools(board: Dashboard) -> None:
         "Value #J": "KV fullest",
     }
     narrow = ("Pages", "Answer", "Engines", "Failed", "Waiting", "KV mean", "KV fullest")
+    row = {"namespace": "${__data.fields.Namespace}", "pool": "${__data.fields.Pool}"}
     shown = {
-        "Pool": [board.drill("kvpressure-incident", "Incident: only this pool", pool="${__value.raw}")],
+        "Pool": [board.drill("kvpressure-incident", "Incident: only this pool", **row)],
         "State of the worst engine": [("mappings", states()), ("custom.width", 210), FILLED],
         "Pages": board.marked((RED, 1)),
         "Answer": [("thresholds", board.steps([("text", 1)], WINE)), *board.marked()[1:]],

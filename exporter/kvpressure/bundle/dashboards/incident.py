@@ -154,8 +154,10 @@ def _engines(board: Dashboard) -> None:
     actions = {verdict: (text, "text") for verdict, text in FIRST_ACTIONS.items()}
     actions |= {f"{verdict}{DOUBTED}": (f"Not certain: {text}", "text") for verdict, text in FIRST_ACTIONS.items()}
     actions |= {f"{calm}{end}": ("-", "text") for calm in ("healthy", "idle") for end in ("", DOUBTED)}
+    row = {"namespace": "${__data.fields.Namespace}", "pod": "${__data.fields.Pod}"}
+    detail = board.drill("kvpressure-detail", "Detail of this pod", **row)
     shown = {
-        "Pod": [board.drill("kvpressure-incident", "Only this pod", pod="${__value.raw}")],
+        "Pod": [board.drill("kvpressure-incident", "Only this pod", **row)],
         "State": [("mappings", states()), FILLED],
         "Stage": [("mappings", STAGES), COLORED],
         "For": [("unit", "s"), ("decimals", 0)],
@@ -164,15 +166,16 @@ def _engines(board: Dashboard) -> None:
         "First token": [("unit", "s"), *board.marked((ORANGE, "ttft_floor_seconds"))],
         "Token": [("unit", "s"), *board.marked((ORANGE, "inter_token_floor_seconds"))],
         "Failed": [*SHARE, *board.marked((ORANGE, "rejected_warning_ratio"), (RED, "rejected_critical_ratio"))],
-        "KV cache": [*SHARE, *board.marked(*KV_FULL)],
-        "Memory": [*SHARE, *board.marked(*MEMORY_FULL)],
-        "Waiting": board.marked((ORANGE, 1)),
+        "KV cache": [*SHARE, *board.marked(*KV_FULL), detail],
+        "Memory": [*SHARE, *board.marked(*MEMORY_FULL), detail],
+        "Waiting": [*board.marked((ORANGE, 1)), detail],
     }
     board.table(
         "Engines, worst first: state, cause and first action",
         'Engines that do not answer come first, then those that a page fires about, then by verdict. Column "Memory"'
         " shows required memory of the fullest GPU: an engine reserves its KV pool at start, so used memory is high"
-        " with and without pressure. First token and time between tokens are p95. Click a pod to see it alone.",
+        " with and without pressure. First token and time between tokens are p95. Click a pod to see it alone; KV"
+        " cache, memory and waiting lead to its details.",
         queries,
         columns,
         {name: [("custom.width", width), *shown.pop(name, ())] for name, width in widths.items()} | shown,

@@ -41,6 +41,7 @@ def test_gpus() -> None:
         amd.LOST,
         amd.IO_ERROR,
         amd.INVALID_DATA,
+        amd.PARTITIONS_UNSEEN,
         smi.MISSING,
         smi.MISMATCH,
         smi.FAILED,

@@ -90,9 +90,9 @@ class GpuReading:
     ``memory_used_bytes`` is total minus free, which means the same under both NVML memory structures.
     ``utilization_ratio`` is a duty cycle (some kernel was running). ``error`` is why the device could not be read
     (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None. A MIG instance has
-    ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU. ``xid_errors`` (by XID, 0
-    = any other) and ``ecc_errors`` (by kind) count driver events since start; ``xid_last_times`` is when each XID came
-    last.
+    ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU; ``gpu_instance_start`` is its first
+    memory slice. ``unseen_parts``: partitions of this GPU exist that cannot be read. ``xid_errors`` (by XID, 0 = any
+    other) and ``ecc_errors`` (by kind) count driver events since start; ``xid_last_times`` is when each XID came last.
     """
 
     uuid: str
@@ -104,6 +104,8 @@ class GpuReading:
     minor: int | None = None
     parent_uuid: str | None = None
     gpu_instance_id: int | None = None
+    gpu_instance_start: int | None = None
+    unseen_parts: bool = False
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     memory_reserved_bytes: int | None = None

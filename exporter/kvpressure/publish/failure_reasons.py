@@ -143,8 +143,13 @@ _GPUS: Final = (
     _meaning(
         "no_permission blocked",
         "the driver or a device cgroup refuses the call",
-        "nothing, unless you want profiling counters (GPM) or AMD partitions and processes",
+        "nothing, unless you want profiling counters (GPM) or AMD processes",
         "gpus.md#amd",
+    ),
+    _meaning(
+        "partitions_unseen",
+        "a GPU is split and KFD is not shown, so its engines count as sharing it",
+        "give the container the partitions' render nodes",
     ),
     _meaning(
         "lost gpu_not_found reset_required irq_issue insufficient_power corrupted_inforom",

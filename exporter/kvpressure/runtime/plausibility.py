@@ -29,6 +29,7 @@ _GPU: Final[_Fields] = (
     ("power_limit_watts", ceilings.LEVEL),
     ("minor", ceilings.IDENTIFIER),
     ("gpu_instance_id", ceilings.IDENTIFIER),
+    ("gpu_instance_start", ceilings.IDENTIFIER),
 )
 _CONTAINER: Final[_Fields] = (
     ("restarts", ceilings.COUNT),

@@ -97,6 +97,13 @@ def test_names_of_dra_drivers(driver: str, name: str, device: OwnedDevice | None
     assert from_dra(driver, name, ALL) == device
 
 
+def test_mig_instances_of_one_profile_are_told_apart_by_their_first_slice() -> None:
+    gpus = (GPU0, *(replace(MIG3, uuid=f"MIG-{start}", gpu_instance_start=start) for start in range(7)))
+    for start in range(7):
+        assert from_dra("gpu.nvidia.com", f"gpu-0-mig-1g10gb-19-{start}", gpus) == OwnedDevice(f"MIG-{start}")
+    assert from_dra("gpu.nvidia.com", "gpu-0-mig-1g10gb-19-3", gpus[:2]) == OwnedDevice("GPU-0", shared=True)
+
+
 def test_the_only_mig_instance_of_a_gpu_is_meant_by_a_dra_name() -> None:
     assert from_dra("gpu.nvidia.com", "gpu-0-mig-7g.80gb-0-0", (GPU0, MIG3)) == OwnedDevice("MIG-3")
 

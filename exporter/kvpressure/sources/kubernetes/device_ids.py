@@ -59,7 +59,7 @@ def _as_read(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     matching = [gpu for gpu in gpus if gpu.uuid == name or (address and _address(gpu.pci_bus_id or "") == address)]
     own_parts = [gpu for gpu in matching if gpu.parent_uuid is not None and gpu.gpu_instance_id is None]
     gpu = next(iter(own_parts), None) or next((gpu for gpu in matching if gpu.parent_uuid is None), None)
-    return None if gpu is None else OwnedDevice(gpu.uuid)
+    return None if gpu is None else OwnedDevice(gpu.uuid, gpu.unseen_parts)
 
 
 def _address(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.gpu.amd import files, sysfs
 from kvpressure.sources.gpu.amd.source import PROCESS_SECONDS, RESCAN_SECONDS, AmdSource
+from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin
+from kvpressure.sources.vendors import OwnedDevice
 from tests.sources.gpu.amd import trees
 from tests.sources.gpu.amd.trees import GIB, Card, Tree
 
@@ -122,8 +124,14 @@ def test_memory_of_the_whole_device_is_not_taken_for_that_of_a_partition(tmp_pat
 def test_without_kfd_the_device_is_still_there_and_partitions_are_absent(tmp_path: Path) -> None:
     tree = Tree(tmp_path, kfd=False)
     tree.add(Card("0000:05:00.0", partitions=8))
-    (whole,) = read(tmp_path)
-    assert whole.memory_used_bytes == 100 * GIB
+    reading = source(tmp_path).read()
+    (whole,) = reading.gpus or ()
+    assert (whole.memory_used_bytes, whole.unseen_parts) == (100 * GIB, True)
+    assert reading.errors == {"partitions_unseen": 1}
+    for device_id in ("0000:05:00.0", "amdgpu_xcp_0", "amdgpu_xcp_6"):
+        assert from_plugin(device_id, (whole,)) == OwnedDevice(whole.uuid, shared=True)
+    assert from_dra("gpu.amd.com", "gpu-0-128", (whole,)) == OwnedDevice(whole.uuid, shared=True)
+    assert from_plugin("amdgpu_xcp_0", (whole, replace(whole, uuid="other"))) is None
 
 
 def test_a_new_partition_mode_shows_at_the_next_look(tmp_path: Path) -> None:

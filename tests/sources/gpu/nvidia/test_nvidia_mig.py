@@ -29,7 +29,7 @@ def test_instances_beside_their_gpu(start: StartChild) -> None:
             gpus=[
                 Gpu(),
                 mig_gpu(
-                    Mig("MIG-a", gi=7, memory_total=10 * GIB, memory_free=4 * GIB, processes=[(5, GIB)]),
+                    Mig("MIG-a", gi=7, start=4, memory_total=10 * GIB, memory_free=4 * GIB, processes=[(5, GIB)]),
                     None,
                     Mig("MIG-b", gi=9, memory_total=20 * GIB, memory_free=GIB, name=None),
                     processes=[(5, GIB)],
@@ -46,6 +46,7 @@ def test_instances_beside_their_gpu(start: StartChild) -> None:
     assert parent["memory_used_bytes"] == 50 * GIB
     assert parent["processes"] == []  # each belongs to an instance
     assert (first["parent_uuid"], first["index"], first["minor"], first["gpu_instance_id"]) == (gpu_uuid(1), 1, 1, 7)
+    assert (first["gpu_instance_start"], second["gpu_instance_start"]) == (4, 0)
     assert (first["memory_total_bytes"], first["memory_used_bytes"]) == (10 * GIB, 6 * GIB)
     assert first["processes"] == [{"pid": 5, "used_bytes": GIB}]
     assert first["name"].endswith("MIG 1g.10gb")

@@ -35,6 +35,7 @@ class Mig:
     name: str | None = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     gi: int | None = 1
     ci: int | None = 0
+    start: int | None = 0
     memory_total: int | None = 10 * GIB
     memory_free: int | None = 4 * GIB
     memory_reserved: int | None = None

@@ -559,6 +559,32 @@ Return nvmlDeviceGetGpuInstanceId(Device *device, unsigned *out)
     return number_field(device, "gi", out);
 }
 
+typedef struct { Device *device; unsigned id, profile, start, size; } GpuInstanceInfo;
+
+/* An instance's handle is that of the MIG device that has it. */
+Return nvmlDeviceGetGpuInstanceById(Device *device, unsigned id, Device **out)
+{
+    ENTER(device);
+    for (int index = 0; index < 64; index++) {
+        Device slot = {device->gpu, index, ""};
+        unsigned found;
+        if (!field_text(&slot, "uuid", slot.uuid, sizeof slot.uuid)) continue;
+        if (number_field(&slot, "gi", &found) == SUCCESS && found == id) {
+            *out = device_handle(slot.gpu, slot.mig, slot.uuid);
+            return SUCCESS;
+        }
+    }
+    return NOT_FOUND;
+}
+
+Return nvmlGpuInstanceGetInfo(Device *instance, GpuInstanceInfo *out)
+{
+    ENTER(instance);
+    *out = (GpuInstanceInfo){instance, 0, 19, 0, 1};
+    number_field(instance, "gi", &out->id);
+    return number_field(instance, "start", &out->start);
+}
+
 Return nvmlDeviceGetComputeInstanceId(Device *device, unsigned *out)
 {
     ENTER(device);

@@ -14,6 +14,7 @@ BUSY: Final = "busy"
 LOST: Final = "lost"
 IO_ERROR: Final = "io_error"
 INVALID_DATA: Final = "invalid_data"  # impossible content
+PARTITIONS_UNSEEN: Final = "partitions_unseen"  # a GPU is split, and KFD does not show into what
 
 _MAX_BYTES: Final = 16384  # a KFD node's properties are about 1 KiB
 _REASON_BY_ERRNO: Final = {
@@ -69,9 +70,9 @@ class CountingFiles(CountedFailures):
         text = self.text(path)
         return text[:100] if text is not None and text.isprintable() else None
 
-    def reject(self) -> None:
-        """Count an impossible value."""
-        self._errors[INVALID_DATA] += 1
+    def reject(self, reason: str = INVALID_DATA) -> None:
+        """Count an impossible value, or another reason."""
+        self._errors[reason] += 1
 
 
 def names(path: str) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Final
 from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.model.reasons import INTERNAL
 from kvpressure.sources.gpu.amd import kfd
-from kvpressure.sources.gpu.amd.files import LOST, NO_PERMISSION, CountingFiles, names
+from kvpressure.sources.gpu.amd.files import LOST, NO_PERMISSION, PARTITIONS_UNSEEN, CountingFiles, names
 
 VENDOR: Final = "amd"
 NAMELESS: Final = "AMD GPU"
@@ -34,6 +34,7 @@ _POWER: Final = ("power1_average", "power1_input")  # most parts have one of the
 _MICRO: Final = 1e-6
 _UNIFIED_FACTOR: Final = 1.5  # KFD counts this much more memory than VRAM if the GPU uses system memory
 _SLACK: Final = 1.05
+_WHOLE: Final = "SPX"  # the compute partition mode of a GPU that is not split
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class Partition:
 class SysfsDevice:
     """Rarely changing properties of one PCI device. ``uuid``: ``GPU-<unique_id>`` as ROCm writes it, else node and
     PCI address. ``minor``: its render node, unless that is a partition's. ``unified``: its VRAM is a carve-out of the
-    system memory it uses. ``error``: why it could not be examined, so it cannot be read either.
+    system memory it uses. ``unseen_parts``: it has partitions whose KFD nodes are not shown. ``error``: why it could
+    not be examined, so it cannot be read either.
     """
 
     bus_id: str
@@ -69,6 +71,7 @@ class SysfsDevice:
     gpu_id: int | None = None
     unified: bool = False
     partitions: tuple[Partition, ...] = ()
+    unseen_parts: bool = False
     error: str | None = None
 
 
@@ -143,6 +146,9 @@ def _device(
     unified = len(nodes) == 1 and bool(memory) and (nodes[0].memory_bytes or 0) > (memory or 0) * _UNIFIED_FACTOR
     hwmon = next((f"{path}/hwmon/{name}" for name in sorted(names(f"{path}/hwmon")) if name.startswith("hwmon")), None)
     cap = files.number(f"{hwmon}/power1_cap") if hwmon else None
+    unseen = len(nodes) < 2 and (files.text(f"{path}/current_compute_partition") or _WHOLE) != _WHOLE
+    if unseen:
+        files.reject(PARTITIONS_UNSEEN)
     return SysfsDevice(
         bus_id=bus,
         path=path,
@@ -156,6 +162,7 @@ def _device(
         gpu_id=nodes[0].gpu_id if len(nodes) == 1 else None,
         unified=unified,
         partitions=_partitions(uuid, nodes, minors) if len(nodes) > 1 else (),
+        unseen_parts=unseen,
     )
 
 
@@ -202,6 +209,7 @@ def read(
         minor=device.minor,
         memory_total_bytes=None if device.unified else device.memory_bytes,
         memory_used_bytes=used,
+        unseen_parts=device.unseen_parts,
         utilization_ratio=busy / 100 if busy is not None else None,
         power_watts=power * _MICRO if power is not None else None,
         power_limit_watts=device.power_limit_watts,

@@ -1,7 +1,8 @@
 """Ids of NVIDIA's device plugin, of GKE's and of NVIDIA's DRA driver. Pure.
 
 Forms: ``GPU-<uuid>``, ``MIG-<uuid>`` and, with drivers before 470, ``MIG-GPU-<uuid>/gi/ci`` (NVIDIA's plugin);
-``nvidia<minor>[/gi<instance>]`` (GKE); DRA names ``gpu-<minor>`` and ``gpu-<minor>-mig-...``.
+``nvidia<minor>[/gi<instance>]`` (GKE); DRA names ``gpu-<minor>`` and
+``gpu-<minor>-mig-<profile>-<profile id>-<first slice>``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ VENDOR: Final = "nvidia"
 _UUID: Final = re.compile(r"(?:GPU|MIG)-[\w./-]{1,120}")
 _OLD_MIG: Final = re.compile(r"MIG-(GPU-[\w-]{1,80})/(\d{1,4})/\d{1,4}")
 _GKE: Final = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?")
-_DRA: Final = re.compile(r"gpu-(\d{1,4})(-mig-[\w.+-]{1,80})?")
+_DRA: Final = re.compile(r"gpu-(\d{1,4})(?:-mig-[\w.+-]{1,80}-(\d{1,4}))?")
 
 
 def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
@@ -35,7 +36,7 @@ def from_dra(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     found = _DRA.fullmatch(name)
     if found is None:
         return None
-    return _at(int(found[1]), None, gpus) if found[2] is None else _only_instance(int(found[1]), gpus)
+    return _at(int(found[1]), None, gpus) if found[2] is None else _placed(int(found[1]), int(found[2]), gpus)
 
 
 def _named(uuid: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
@@ -67,12 +68,12 @@ def _at(minor: int, instance: int | None, gpus: Sequence[GpuReading]) -> OwnedDe
     return None
 
 
-def _only_instance(minor: int, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
-    """A MIG device whose name has profile and placement but not the instance: the only instance of its GPU, else the
-    GPU as a shared one.
+def _placed(minor: int, start: int, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
+    """A MIG device by its first memory slice: its name has profile and placement, but not the instance. Where the
+    driver does not tell slices: the only instance of its GPU, else the GPU as a shared one.
     """
     parent = _at(minor, None, gpus)
     if parent is None:
         return None
-    parts = [gpu for gpu in gpus if gpu.parent_uuid == parent.uuid]
+    parts = [gpu for gpu in gpus if gpu.parent_uuid == parent.uuid and gpu.gpu_instance_start in (start, None)]
     return OwnedDevice(parts[0].uuid) if len(parts) == 1 else OwnedDevice(parent.uuid, shared=True)

@@ -83,18 +83,20 @@ class Mig:
         uuid = self._queries.ask(parent.uuid, f"mig_uuid_{slot}", pynvml.nvmlDeviceGetUUID, found.value)
         if not uuid.value:
             return None if uuid.reason in codes.NORMAL else before
-        return self._known(uuid.value, parent, found.value)
+        return self._known(uuid.value, parent, handle, found.value)
 
-    def _known(self, uuid: str, parent: GpuReading, handle: Any) -> _Instance:
+    def _known(self, uuid: str, parent: GpuReading, whole: Any, handle: Any) -> _Instance:
         instance = self._instances.get(uuid)
         if instance is None:
             ask = DeviceQuery(self._queries, uuid)
+            number = ask("gpu_instance", pynvml.nvmlDeviceGetGpuInstanceId, handle)
             identity = replace(
                 parent,
                 uuid=uuid,
                 parent_uuid=parent.uuid,
                 name=ask("name", pynvml.nvmlDeviceGetName, handle) or parent.name,
-                gpu_instance_id=ask("gpu_instance", pynvml.nvmlDeviceGetGpuInstanceId, handle),
+                gpu_instance_id=number,
+                gpu_instance_start=None if number is None else ask("placement", _first_slice, whole, number),
             )
             return _Instance(identity, handle)
         instance.handle = handle
@@ -127,3 +129,8 @@ class Mig:
             dram_activity_ratio=active.dram,
             processes=instance.processes,
         )
+
+
+def _first_slice(gpu: Any, instance: int) -> int:
+    placement: int = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(gpu, instance)).placement.start
+    return placement

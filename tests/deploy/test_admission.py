@@ -141,7 +141,7 @@ writes them.
 
 
 def labelled(text: str) -> dict[str, str]:
-    return dict([text.split("=")]) if text else {}
+    return {"kubernetes.io/os": "linux"} | dict([text.split("=")] if text else [])
 
 
 def matches(expression: Json, labels: dict[str, str]) -> bool:
@@ -153,7 +153,9 @@ def matches(expression: Json, labels: dict[str, str]) -> bool:
 def selected(pod: Json, labels: dict[str, str]) -> bool:
     """Whether the pod may run on a node with these labels."""
     required: Any = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    return any(all(matches(one, labels) for one in term["matchExpressions"]) for term in required["nodeSelectorTerms"])
+    return pod["nodeSelector"].items() <= labels.items() and any(
+        all(matches(one, labels) for one in term["matchExpressions"]) for term in required["nodeSelectorTerms"]
+    )
 
 
 def tolerated(pod: Json, taint: str) -> bool:
@@ -186,6 +188,14 @@ def test_a_platforms_gpu_nodes_get_a_pod(values: str, label: str, taints: list[s
 @pytest.mark.parametrize("values", sorted({case for case, *_ in NVIDIA_NODES.values()}))
 def test_other_nodes_get_none(values: str, label: str) -> None:
     assert not selected(pods(CI_VALUES[values])[0], labelled(label))
+
+
+def test_a_windows_node_with_gpus_gets_none() -> None:
+    label = "kubernetes.azure.com/accelerator=nvidia"
+    for own in ({}, {"pool": "gpu"}):
+        (pod,) = pods({"nvidia": {"tolerateAll": True, "nodeSelector": own}})
+        assert selected(pod, labelled(label) | own)
+        assert not selected(pod, labelled(label) | own | {"kubernetes.io/os": "windows"})
 
 
 def test_a_taint_of_ones_own_is_tolerated_only_with_the_switch() -> None:

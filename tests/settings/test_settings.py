@@ -150,7 +150,7 @@ class TestMistakes:
             (["--web.max-requests", "many"], "--web.max-requests: 'many' is not allowed; allowed: a whole number"),
             (["--web.max-requests", "-1"], "--web.max-requests: '-1' is not allowed"),
             (["--web.max-requests", "1", "--web.max-requests", "2"], "--web.max-requests: given 2 times; allowed:"),
-            (["--interval", "0"], "--interval: '0' is not allowed; allowed: seconds from 0.01"),
+            (["--interval", "0"], "--interval: '0' is not allowed; allowed: 0.01 to 86400 seconds"),
             (["--interval", "nan"], "--interval: 'nan' is not allowed"),
             (["--web.listen-address", "9846"], "--web.listen-address: '9846' is not allowed; allowed: :PORT,"),
             (["--web.telemetry-path", "metrics"], "--web.telemetry-path: 'metrics' is not allowed; allowed: a path"),

@@ -138,7 +138,7 @@ TEXT: Final = Kind("1 to 253 printable characters", _text, "TEXT")
 WHOLE: Final = Kind("a whole number from 0 to 999999999", _number(_WHOLE, 0, 999_999_999), "N")
 COUNT: Final = Kind("a whole number from 1 to 999999999", _number(_WHOLE, 1, 999_999_999), "N")
 SECONDS: Final = Kind(
-    "seconds from 0.01 to 86400, or a number with ms, s, m or h",
+    "0.01 to 86400 seconds, or with ms, s, m or h",
     _number(_DECIMAL, 0.01, 86400, ms=0.001, s=1, m=60, h=3600),
     "SECONDS",
 )

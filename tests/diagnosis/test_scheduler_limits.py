@@ -197,6 +197,13 @@ def test_a_default_that_arguments_may_have_changed_limits_nothing() -> None:
     assert all("default" not in s.signals.load.limits for s in states)
 
 
+@pytest.mark.parametrize("kv", [0.004, 0.99], ids=["the cause is unknown", "the cache is full"])
+def test_where_arguments_are_hidden_the_last_of_what_is_missing_says_what_to_type(kv: float) -> None:
+    said = play(60, args=(), running=cycle(9, 12, 15), waiting=90.0, **HIDDEN | {"kv": kv})
+    assert said.last.missing[-1].endswith("--engine.target '…;args=--max-num-seqs N'")
+    assert not any("--engine.target" in text for text in play(60, args=LARGE, waiting=90.0, **HIDDEN).last.missing)
+
+
 def test_another_limit_than_the_stated_one_is_named_and_doubted() -> None:
     said = play(60, args=LARGE[:2], running=32.0, waiting=40.0, **HIDDEN | {"kv": 0.1})
     assert (said.verdict, said.last.row) == (

@@ -539,6 +539,7 @@ def _oom_fragmented(v: View) -> str:
 TEXTS: Final[Mapping[str, Callable[[View], str]]] = {
     "deferred_where": _deferred_where,
     "kv_why": lambda v: "the engine does not report it" if v.s.kv.kv_recorded is False else "not read yet",
+    "max_num_seqs_flag": lambda v: dialect(v.s.dialect).flag("max_num_seqs"),
     "limit_source": lambda v: limit_source(v.s.load.max_num_seqs_source) if v.s.load.max_num_seqs_source else "",
     "engine": lambda v: dialect(v.s.dialect).title,
     "scrape_error": _scrape_error,

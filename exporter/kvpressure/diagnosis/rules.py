@@ -18,8 +18,8 @@ CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LI
 
 _KV: Final = ("kv_full", "KV usage")
 _LIMIT: Final = (
-    "running_at_limit",
-    "{max_num_seqs} (needs the arguments, the start-up log, or version and GPU)",
+    "limit_is_stated",
+    "{max_num_seqs} (not in the start-up log, arguments not visible): --engine.target '…;args={max_num_seqs_flag} N'",
 )
 _GPU: Final = ("gpu_saturated", "GPU activity")
 _THROTTLED: Final = ("cpu_throttled", "CPU throttling of the container")
@@ -434,7 +434,7 @@ KV_PRESSURE: Final = Verdict(
         "gpu_out_of_memory",
     ),
     against=_all_yes("running_at_limit", "prefill_dominates"),
-    missing=(_KV, _LIMIT, _GPU),
+    missing=(_KV, _GPU, _LIMIT),
     when=(
         "the KV cache is full (usage {kv_full_ratio} or more) while requests wait for it or are preempted, and "
         "max_num_seqs is not the reason. Also below full (usage {kv_near_full_ratio}) with "
@@ -476,7 +476,7 @@ STEP_BUDGET: Final = Verdict(
     lower=(Lower(unknown("kv_full"), by=2),),
     stages=((STEP_TOKENS, ALWAYS),),
     supports=_all_yes("step_budget_used", "steps_small", "queue_present", "prefill_dominates", *_HARM),
-    missing=(_KV, _GPU),
+    missing=(_KV, _GPU, _LIMIT),
     when="a queue lasts below max_num_seqs, and fast steps use up max_num_batched_tokens",
     confident="that budget is known and small, or the GPU is below its peak",
 )
@@ -659,7 +659,7 @@ COMPUTE_BOUND: Final = Verdict(
         "prefill_dominates", "gpu_saturated", "queue_present", "kv_free_beside_queue", *_HARM, "clients_give_up"
     ),
     against=_all_yes("kv_near_full"),
-    missing=(_KV, _GPU),
+    missing=(_KV, _GPU, _LIMIT),
     when=("a queue lasts below max_num_seqs with free KV cache, and prefill dominates or the GPU is saturated"),
 )
 
@@ -776,7 +776,7 @@ UNDECIDED: Final = Verdict(
         Row("no rule applies", ALWAYS, GUESS),
     ),
     supports=_all_yes("queue_present", "work_present", "kv_near_full", "kv_free_beside_queue"),
-    missing=(_TOKENS, _WORK, _KV, _LIMIT, _GPU, _THROTTLED),
+    missing=(_TOKENS, _WORK, _KV, _GPU, _THROTTLED, _LIMIT),
     when="no table above applies",
 )
 

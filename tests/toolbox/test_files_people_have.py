@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from kvpressure.redaction import REDACTED
 from tests.helpers.command import Capsys, answer, refused, run
 from tests.recording.strategies import RECORDINGS
 
@@ -36,7 +35,7 @@ def found(capsys: Capsys, tmp_path: Path, document: Mapping[str, Any]) -> dict[s
     return {f"{row['pod']}/{row['container']}": row for row in rows}
 
 
-def given(row: Mapping[str, Any]) -> dict[str, str]:
+def given(row: Mapping[str, Any]) -> dict[str, str | None]:
     return {name: one["value"] for name, one in row["arguments"].items() if one["source"] == "args"}
 
 
@@ -93,7 +92,7 @@ def given(row: Mapping[str, Any]) -> dict[str, str]:
         ),
         (  # what Compose fills in is not in the file: one value
             {"image": "lmsysorg/sglang:latest", "command": "python3 -m sglang.launch_server --model-path m --dtype $T"},
-            {"model": "m", "dtype": REDACTED},
+            {"model": "m", "dtype": None},
             False,
             {},
             30000,
@@ -105,7 +104,7 @@ def given(row: Mapping[str, Any]) -> dict[str, str]:
                 "environment": ["HF_TOKEN", "HF_HOME=${HOME}"],
                 "runtime": "nvidia",
             },
-            {"max_num_seqs": "64", "model": REDACTED},
+            {"max_num_seqs": "64", "model": None},
             False,
             {"claims": 1},
             8000,
@@ -114,7 +113,7 @@ def given(row: Mapping[str, Any]) -> dict[str, str]:
 )
 def test_a_service_of_a_compose_file(
     service: dict[str, Any],
-    wanted: dict[str, str],
+    wanted: dict[str, str | None],
     complete: bool,
     gpus: dict[str, int],
     port: int,
@@ -127,6 +126,13 @@ def test_a_service_of_a_compose_file(
     row = rows["llm/llm"]
     assert (row["result"], given(row), row["complete"], row["gpus"]) == ("engine", wanted, complete, gpus)
     assert row["address"] == f"http://<container IP>:{port}/metrics"
+
+
+def test_a_value_that_is_not_in_the_file_is_not_called_visible(capsys: Capsys, tmp_path: Path) -> None:
+    service = {"image": "vllm/vllm-openai", "command": "--model m --max-num-seqs ${SEQS:-64}"}
+    out = run(capsys, "discover -f", written(tmp_path, {"services": {"llm": service}}))[1]
+    assert "arguments: partly visible\n" in out
+    assert "max_num_seqs: not visible (args)\n" in out
 
 
 def test_every_engine_of_a_compose_file_is_audited_and_none_patched(capsys: Capsys, tmp_path: Path) -> None:

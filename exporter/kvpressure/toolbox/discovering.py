@@ -99,8 +99,11 @@ def _limits(pod: Pod, container: str) -> _Limits:
 
 
 def _entry(row: Mapping[str, Any], limits: _Limits) -> Mapping[str, Any]:
-    """A container with the value of each argument and its source."""
-    arguments = {name: {"value": value, "source": "args"} for name, value in mapping(row.get("arguments")).items()}
+    """A container with the value of each argument, None where it is not visible, and its source."""
+    arguments = {
+        name: {"value": None if value == redaction.REDACTED else value, "source": "args"}
+        for name, value in mapping(row.get("arguments")).items()
+    }
     for name, limit in limits.items():
         value, source = limit.get("value"), limit.get("source")
         if isinstance(value, int | float) and source:
@@ -124,8 +127,10 @@ def _paragraph(entry: Mapping[str, Any]) -> str:
     lines += [f"  accelerators requested: {gpus}"] if gpus else []
     role = f", role {entry['role']}" if entry.get("role") else ""
     lines.append(f"  group: {entry.get('group') or '–'}{role}")
+    values = {name: mapping(argument).get("value") for name, argument in mapping(entry.get("arguments")).items()}
     if entry.get("complete") is not None:
-        lines.append(f"  arguments: {'all visible' if entry['complete'] else 'partly visible'}")
-    for name, argument in mapping(entry.get("arguments")).items():
-        lines.append(f"    {name}: {mapping(argument).get('value')} ({mapping(argument).get('source')})")
+        visible = entry["complete"] and None not in values.values()
+        lines.append(f"  arguments: {'all visible' if visible else 'partly visible'}")
+    for name, value in values.items():
+        lines.append(f"    {name}: {value or 'not visible'} ({entry['arguments'][name]['source']})")
     return "\n".join(lines)

@@ -159,7 +159,7 @@ function Heatmap({ data, width, height }) {
 function Content({ panel, data, width, height }) {
   if (panel.type === 'stat') { return <Stat {...{ panel, data, width, height }} />; }
   if (!data.length) { return <div style={{ padding: 8, color: quiet }}>{panel.fieldConfig.defaults.noValue}</div>; }
-  if (panel.type === 'table') { return <TableNG data={data[0]} width={width} height={height} fieldConfig={panel.fieldConfig} structureRev={1} initialSortBy={panel.options.sortBy} />; }
+  if (panel.type === 'table') { return <TableNG data={data[0]} width={width} height={height} fieldConfig={panel.fieldConfig} structureRev={1} cellHeight={panel.options.cellHeight} initialSortBy={panel.options.sortBy} />; }
   if (panel.type === 'state-timeline') { return <States {...{ panel, data, width, height }} />; }
   if (panel.type === 'heatmap') { return <Heatmap {...{ data, width, height }} />; }
   return <TimeSeries frames={data} timeRange={timeRange} timeZone="utc" width={width} height={height} options={panel.options}

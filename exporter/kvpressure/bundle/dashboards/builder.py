@@ -417,7 +417,7 @@ class Dashboard:
         }
         options = {
             "showHeader": True,
-            "cellHeight": "sm",
+            "cellHeight": "md",  # two lines
             "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
             "sortBy": [],
         }

@@ -138,7 +138,7 @@ def _engines(board: Dashboard) -> None:
         "Namespace": 90,
         "Rank": 46,
         "Model": 96,
-        "State": 150,
+        "State": 196,
         "Stage": 82,
         "For": 62,
         "Certain": 66,

@@ -20,7 +20,7 @@ from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.live
 
-ENGINE = {"namespace": "inference", "model_name": "llama", "engine": "0"}
+ENGINE = {"namespace": "inference", "pool": "chat", "model_name": "llama", "engine": "0"}
 
 
 def engine(name: str, severity: str, pod: str, family: str = "load", **more: str) -> dict[str, str]:
@@ -32,46 +32,52 @@ def other(name: str, severity: str, family: str, **labels: str) -> dict[str, str
 
 
 KV = ("InferenceKVCachePressure", "pressure")
-ALLOCATION = "InferenceAllocationFailure"
-CONTAINER = {"namespace": "inference", "container": "vllm", "event": "cuda_oom"}
+STALLED = ("InferenceEngineStalled", "critical")
+CONTAINER = {"namespace": "inference", "pool": "chat", "container": "vllm"}
+GPU = {"namespace": "inference", "pool": "chat", "model_name": "llama", "gpu": "3", "node": "gpu-7"}
+DOWN = {"namespace": "inference", "model_name": "llama"}
 # (labels, whether something mutes it)
 TABLE: list[tuple[dict[str, str], bool]] = [
-    # both severities of one alert on one engine: critical mutes warning, and info with it
+    # a page on an engine mutes what is a ticket on it, and nothing of another pod, engine or cluster
     (engine(KV[0], "critical", "a", KV[1]), False),
     (engine(KV[0], "warning", "a", KV[1]), True),
-    # the same alert on another pod, another engine of the pod, another cluster: its own
-    (engine(KV[0], "warning", "b", KV[1]), False),
-    (engine(KV[0], "warning", "a", KV[1]) | {"engine": "1"}, False),
-    (engine(KV[0], "warning", "a", KV[1], cluster="west"), False),
-    # the page about the cache says it all for that engine, but not what users feel nor what failed
     (engine("InferenceConcurrencyNearLimit", "warning", "a"), True),
-    (engine("InferenceConcurrencyNearLimit", "warning", "b"), False),
-    (engine("InferenceQueueTimeHigh", "warning", "a", "harm"), False),
-    # an engine that is stalled or gone explains everything measured on it
-    (engine("InferenceCapacityLost", "warning", "d", "failure"), True),  # InferenceModelDown below says it of the model
-    (engine("InferenceCapacityLost", "warning", "o", "failure") | {"model_name": "other"}, False),
-    (engine("InferenceQueueTimeHigh", "warning", "d", "harm"), True),
-    (engine("InferenceConcurrencyNearLimit", "warning", "d"), True),
-    (engine("InferenceEngineStalled", "critical", "s", "failure"), False),
+    (engine("InferenceQueueTimeHigh", "warning", "a", "harm"), True),
+    (engine("InferenceBatchCollapse", "info", "a"), True),
+    (engine(KV[0], "warning", "b", KV[1]), False),
+    (engine(KV[0], "warning", "a", KV[1], engine="1"), False),
+    (engine(KV[0], "warning", "a", KV[1], cluster="west"), False),
+    # an engine that is stalled explains what users feel; a ticket never mutes a page
+    (engine(*STALLED, "s", "failure"), False),
     (engine("InferenceQueueTimeHigh", "critical", "s", "harm"), True),
     (engine("InferenceQueueTimeHigh", "critical", "t", "harm"), False),
-    (engine("InferenceCapacityLost", "warning", "s", "failure"), True),
-    # a ticket never mutes a page
-    (engine("InferenceCapacityLost", "warning", "e", "failure"), True),
+    (engine("InferenceCapacityLost", "warning", "e", "failure"), True),  # by the pages about parts of its pool
     (engine("InferenceQueueTimeHigh", "critical", "e", "harm"), False),
+    (engine("InferenceCapacityLost", "warning", "o", "failure", pool="other"), False),
+    # R04: the lost GPU of an engine that hangs
+    (other("GpuLost", "critical", "hardware", pod="g", uuid="GPU-3", **GPU), False),
+    (engine(*STALLED, "g", "failure"), True),
+    (other("GpuXidError", "warning", "hardware", pod="g", uuid="GPU-3", xid="79", **GPU), False),
+    # R01: a model is down because its container restarts again and again
+    (other("InferenceModelDown", "critical", "failure", pool="bad", **DOWN), False),
+    (other("InferenceCrashLoop", "critical", "failure", pod="x", **CONTAINER | {"pool": "bad"}), True),
+    (other("InferenceObjectiveBurn", "critical", "objectives", pool="bad", objective="ttft", **DOWN), True),
+    (other("InferenceObjectiveBurn", "critical", "objectives", pool="fine", objective="ttft", **DOWN), False),
+    # levels of the guides
+    (other("GpuMemoryHigh", "warning", "memory", pod="m", documented_level="critical", **DOWN), False),
+    (other("GpuMemoryHigh", "warning", "memory", pod="m", documented_level="warning", **DOWN), True),
+    (other("GpuMemoryHigh", "warning", "memory", pod="n", documented_level="warning", **DOWN), False),
     # GPUs without a pod: the missing labels are equal on both sides and must not count
-    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-1", documented_level="critical"), False),
-    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-1", documented_level="warning"), True),
-    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-2", documented_level="warning"), False),
-    # alerts without engine, GPU, container or instance never mute each other
-    (other("InferenceModelDown", "critical", "failure", namespace="inference", model_name="llama"), False),
-    (other("InferenceModelKVPressure", "warning", "pressure", namespace="inference", model_name="llama"), False),
+    (other("GpuLost", "warning", "hardware", uuid="GPU-1", gpu="0"), False),
+    (other("GpuXidError", "warning", "hardware", uuid="GPU-2", gpu="1"), False),
     (other("KvpressureExportersDown", "warning", "self"), False),
     (other("KvpressureExporterImpaired", "warning", "self", instance="n1", what="stuck"), False),
     # containers
-    (other(ALLOCATION, "critical", "failure", pod="a", **CONTAINER), False),
-    (other(ALLOCATION, "warning", "failure", pod="a", **CONTAINER), True),
-    (other(ALLOCATION, "warning", "failure", pod="b", **CONTAINER), False),
+    (other("InferenceOOMKilled", "critical", "failure", pod="c", **CONTAINER), False),
+    (other("InferenceOOMKilled", "warning", "failure", pod="c", **CONTAINER), True),
+    (other("InferenceCrashLoop", "critical", "failure", pod="c", **CONTAINER), True),
+    (engine("InferenceQueueTimeHigh", "critical", "c", "harm"), True),
+    (other("InferenceCrashLoop", "critical", "failure", pod="d", **CONTAINER), False),
     # somebody else's alerts with our labels
     ({"alertname": "VllmKVCachePressureOther", "severity": "warning", "pod": "a", **ENGINE}, False),
 ]
@@ -152,7 +158,7 @@ def test_inhibition(alertmanager: Alertmanager, labels: dict[str, str], muted: b
     assert alertmanager.muted()[key(labels)] is muted
 
 
-def test_pages_of_one_model_arrive_together_and_nothing_else_pages(alertmanager: Alertmanager) -> None:
+def test_pages_of_one_pool_are_one_notification_and_nothing_else_pages(alertmanager: Alertmanager) -> None:
     expected = {key(labels) for labels, muted in TABLE if labels["severity"] == "critical" and not muted}
     until(
         lambda: (
@@ -161,13 +167,10 @@ def test_pages_of_one_model_arrive_together_and_nothing_else_pages(alertmanager:
         )
     )
     pages = [alerts for name, alerts in alertmanager.received if name == "pager"]
-    for alerts in pages:
-        assert len({(alert["labels"].get("namespace"), alert["labels"].get("model_name")) for alert in alerts}) == 1
-        assert all(alert["labels"]["severity"] == "critical" for alert in alerts)
-    paged = {key(alert["labels"]) for alerts in pages for alert in alerts}
-    assert paged == expected
-    model = [alerts for alerts in pages if alerts[0]["labels"].get("model_name") == "llama"]
-    assert len(model) == 1, "one notification for all pages of a model"
+    assert {key(alert["labels"]) for alerts in pages for alert in alerts} == expected
+    pools = [{(alert["labels"].get("cluster"), alert["labels"].get("pool")) for alert in alerts} for alerts in pages]
+    assert all(len(pool) == 1 for pool in pools)
+    assert sorted(str(pool) for (pool,) in pools) == sorted({str(pool) for (pool,) in pools}), "one each"
 
 
 def test_what_is_muted_reaches_nobody(alertmanager: Alertmanager) -> None:

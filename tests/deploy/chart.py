@@ -34,7 +34,7 @@ CI_VALUES: Final[dict[str, Json]] = {
     path.stem: yaml.safe_load(path.read_text()) for path in sorted((DEPLOY / "helm/kvpressure/ci").glob("*.yaml"))
 } | {"default": {}}
 """The chart's example values, by name."""
-OPERATOR_KINDS: Final = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
+OPERATOR_KINDS: Final = ("PodMonitor", "ServiceMonitor", "PrometheusRule", "AlertmanagerConfig")
 
 
 def load_script(path: Path) -> ModuleType:
@@ -123,7 +123,7 @@ def problems(documents: list[Json], versions: tuple[str, ...] = KUBERNETES) -> l
         elif document["kind"] in OPERATOR_KINDS:
             found += [
                 f"{name_of(document)}: {'.'.join(map(str, error.path))}: {error.message}"
-                for error in _operator_schema(document["kind"]).iter_errors(document)
+                for error in _operator_schema(document["apiVersion"], document["kind"]).iter_errors(document)
             ]
         else:
             text = json.dumps(document, sort_keys=True)
@@ -132,11 +132,12 @@ def problems(documents: list[Json], versions: tuple[str, ...] = KUBERNETES) -> l
 
 
 @cache
-def _operator_schema(kind: str) -> Any:
+def _operator_schema(version: str, kind: str) -> Any:
     """The schema of a resource of the Prometheus Operator, which refuses unknown fields as ``kubectl apply`` does."""
-    from cloudcoil.models.prometheus_operator import v1
+    from cloudcoil.models.prometheus_operator import v1, v1alpha1
 
-    schema = getattr(v1, kind).model_json_schema()
+    models = v1alpha1 if version.endswith("/v1alpha1") else v1
+    schema = getattr(models, kind).model_json_schema()
     _close(schema)
     return jsonschema.Draft202012Validator(schema)
 

@@ -12,6 +12,7 @@ import yaml
 from kvpressure.bundle.render import RULES
 from kvpressure.bundle.render import render as render_bundle
 from kvpressure.bundle.rules import Options
+from kvpressure.bundle.values import BundleValues
 from kvpressure.settings import thresholds
 from tests.deploy.chart import Json, of_kind, only, problems, render
 from tests.deploy.test_daemonset import load
@@ -65,6 +66,25 @@ def test_a_bundle_of_ones_own_takes_its_place(shipped: dict[str, str]) -> None:
     own = {"kvpressure-rules.yaml": rules, "kvpressure-incident.json": {"title": "mine"}}
     assert only(documents, "PrometheusRule")["spec"] == rules
     assert installed(documents) == {**dashboards(shipped), **own}
+    assert problems(documents) == []
+
+
+def test_alerts_link_where_the_chart_is_told_addresses() -> None:
+    addresses = {"runbookBaseUrl": "https://docs.internal/runbooks", "dashboardBaseUrl": "https://grafana.internal/"}
+    site = BundleValues(
+        runbook_base_url="https://docs.internal/runbooks", dashboard_base_url="https://grafana.internal"
+    )
+    wanted = yaml.safe_load(render_bundle(Options(thresholds.builtin(), site))[RULES])
+    assert only(render({**SHOWN, "rules": addresses}), "PrometheusRule")["spec"] == wanted
+
+
+def test_routes_and_inhibitions_with_ones_own_receivers(shipped: dict[str, str]) -> None:
+    bundle = yaml.safe_load(shipped["alerts/alertmanagerconfig.yaml"])["spec"]
+    pager = {"name": "pager", "pagerdutyConfigs": [{"routingKey": {"name": "pagerduty", "key": "key"}}]}
+    documents = render({"alertmanagerConfig": {"enabled": True, "receivers": [pager]}})
+    spec = only(documents, "AlertmanagerConfig")["spec"]
+    assert (spec["route"], spec["inhibitRules"]) == (bundle["route"], bundle["inhibitRules"])
+    assert spec["receivers"] == [pager, {"name": "tickets"}, {"name": "heartbeat"}, {"name": "dashboards"}]
     assert problems(documents) == []
 
 

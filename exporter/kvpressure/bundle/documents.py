@@ -25,10 +25,10 @@ MATRIX_FILE: Final = Path(__file__).with_name("matrix.json")
 
 _ALERT_NAME: Final = re.compile(r"(?<![`\[\w])(?:Inference|Gpu|Kvpressure)\w+(?![`\w])")
 
-ALERTMANAGER_NOTE: Final = """An example: put your receivers in place of the URLs, and merge route and inhibit_rules into your configuration.
-Pages go to the pager and warnings to tickets. Information is on the dashboards only. The watchdog goes to a heartbeat
-service, which raises the alarm when it stops.
-Each inhibition demands the label that identifies its subject, because labels missing on both sides count as equal."""  # noqa: E501
+ALERTMANAGER_NOTE: Final = (
+    "An example: put your receivers in place of the URLs, and merge route and inhibit_rules into your configuration\n"
+    "(docs/routing.md)."
+)
 
 
 def pages(options: Options, groups: Sequence[RuleGroup], pack: Sequence[RuleGroup]) -> dict[str, str]:

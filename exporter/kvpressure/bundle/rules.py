@@ -36,15 +36,18 @@ _CAMEL: Final = {
 }
 _PRINTED_LABEL: Final = re.compile(r'\{\{ ((?:with )?\$labels\.\w+|\. \| first \| label "\w+") \}\}')
 _MARKUP: Final = "[][<>|@`]"  # of Slack, Discord, Teams, Mattermost and Google Chat; anybody names a model or a pod
-_DASHBOARD_VARIABLES: Final = {
-    "namespace": "namespace",
-    "model_name": "model",
-    "pool": "pool",
-    "pod": "pod",
-    "uuid": "gpu",
-}
-# Not every Prometheus has that label
-_CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
+_VARIABLES: Final = (
+    ("cluster", "cluster"),
+    ("gpu", "uuid"),
+    ("model", "model_name"),
+    ("namespace", "namespace"),
+    ("pod", "pod"),
+    ("pool", "pool"),
+)
+"""Variables of the incident dashboard, and the labels of an alert that choose them."""
+_CHOSEN: Final = "".join(
+    f"{{{{ with $labels.{label} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}" for name, label in _VARIABLES
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +147,14 @@ def labels_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dict[str
 
 
 def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dict[str, str]:
-    """Texts and links of one rule; links carry the alert's namespace, model, pod and GPU."""
-    annotations = {
+    """Texts of one rule, and links where their addresses are set; the dashboard shows what the alert is about."""
+    runbook, dashboard = values.runbook(alert.name), values.dashboard_base_url if alert.dashboard else ""
+    return {
         "summary": _without_markup(level.summary),
         "description": _without_markup(level.description),
-        "runbook_url": values.runbook(alert.name),
+        **({"runbook_url": runbook} if runbook else {}),
+        **({"dashboard_url": f"{dashboard}/d/kvpressure-incident?from=now-1h{_CHOSEN}"} if dashboard else {}),
     }
-    if not alert.dashboard or not values.dashboard_base_url:
-        return annotations
-    shown = [label for label in _DASHBOARD_VARIABLES if label in alert.labels]
-    query = "&".join(f"var-{_DASHBOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in shown)
-    link = f"{values.dashboard_base_url}/d/kvpressure-incident"
-    return {**annotations, "dashboard_url": f"{link}?{query}{_CLUSTER_VARIABLE}" if query else link}
 
 
 def _without_markup(text: str) -> str:

@@ -44,6 +44,7 @@ def sloth(thresholds: Thresholds, values: BundleValues) -> dict[str, Any]:
 
 
 def _sloth(name: str, target: float, thresholds: Thresholds, values: BundleValues) -> dict[str, Any]:
+    runbook = values.runbook("InferenceObjectiveBurn")
     return {
         "name": name.replace("_", "-"),
         "objective": _percent(target),
@@ -51,7 +52,7 @@ def _sloth(name: str, target: float, thresholds: Thresholds, values: BundleValue
         "sli": {"events": {"errorQuery": _rate(_MISSED, name), "totalQuery": _rate(_TOTAL, name)}},
         "alerting": {
             "name": "InferenceObjectiveBurn",
-            "annotations": {"runbook_url": values.runbook("InferenceObjectiveBurn")},
+            "annotations": {"runbook_url": runbook} if runbook else {},
             "pageAlert": {"labels": _labels("critical")},
             "ticketAlert": {"labels": _labels("warning")},
         },

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
 from kvpressure.errors import InputError, shown
-from kvpressure.publish.links import RUNBOOK_FOLDER
 from kvpressure.settings import yaml_lines as yaml_nodes
 
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
@@ -26,12 +25,11 @@ class ValuesError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class BundleValues:
-    """Settings of a site. ``runbook_base_url``: where the runbooks are served; "": alerts name the runbook's file.
-    ``dashboard_base_url``: Grafana's URL; "": alerts have no ``dashboard_url``. The project has no public address, and
-    a placeholder would be a dead link. ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert ->
-    severity -> ``for`` in seconds. ``exclude``: alerts or families to leave out; ``include``: alerts that are off by
-    default. ``labels``: added to every alert; ``alert_labels``: alert -> labels set on it (also severity).
-    ``exporter_job``: part of the name of the exporter's scrape job.
+    """Settings of a site. ``runbook_base_url``: where the runbooks are served; ``dashboard_base_url``: Grafana's URL;
+    "": alerts have no such link, because the project has no public address. ``thresholds``: name -> number, as
+    ``--thresholds``. ``durations``: alert -> severity -> ``for`` in seconds. ``exclude``: alerts or families to leave
+    out; ``include``: alerts that are off by default. ``labels``: added to every alert; ``alert_labels``: alert ->
+    labels set on it (also severity). ``exporter_job``: part of the name of the exporter's scrape job.
     """
 
     runbook_base_url: str = ""
@@ -45,8 +43,8 @@ class BundleValues:
     alert_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def runbook(self, alert: str) -> str:
-        """URL of the alert's runbook, or its path in the bundle where no address is configured."""
-        return f"{self.runbook_base_url or RUNBOOK_FOLDER}/{alert}.md"
+        """URL of the alert's runbook; "" where no address is configured."""
+        return f"{self.runbook_base_url}/{alert}.md" if self.runbook_base_url else ""
 
 
 def load(path: str | Path | None) -> BundleValues:

@@ -33,8 +33,8 @@ class DashboardContext:
 
     def runbook_links(self, title: str, alert: str) -> list[Json]:
         """A link to the runbook of ``alert``; empty where no address of runbooks is configured."""
-        known = self.values.runbook_base_url
-        return [{"title": title, "url": self.values.runbook(alert), "targetBlank": True}] if known else []
+        url = self.values.runbook(alert)
+        return [{"title": title, "url": url, "targetBlank": True}] if url else []
 
 
 @dataclass(slots=True)

@@ -54,6 +54,7 @@ _THRESHOLDS_GONE: Final = {
     "dropped_min_requests": "it is one request",
     "kv_overcommit_warning_ratio": "it is 1",
     "objective_days_burn": "it is 1",
+    "capacity_lost_ratio": "a pod that does not serve is counted, and no share",
     "thrashing_preemptions_per_running_minute": "it is 1",
     "kv_window_seconds": "it is a minute",
     "burst_min_seconds": "it is a minute",

@@ -305,7 +305,7 @@ CHANGED: Final = (
         "InferenceKVCachePressure waits five minutes before it pages, one minute before: KV04 (a batch of 2 000 prompts"
         " that thrashes for four minutes) paged"
     ),
-    "InferenceAllocationFailure counts `host_oom`: HST6 paged nobody",
+    "InferenceOutOfMemory counts `host_oom`: HST6 paged nobody",
     "InferenceRequestsWaitTooLong waits two minutes: KV03 is over in less than three, and paged nobody",
     (
         "InferenceRequestsWaitTooLong was added, and InferenceContextLengthSpike got narrower: KV03 and PRE1 showed"

@@ -15,11 +15,12 @@ from typing import Any
 
 DIFFERENCES = {
     "a counter's first sample counts as growth from 0, so events from before the first scrape of a new cluster or exporter alert once": re.compile(  # noqa: E501
-        r"(?:gpu:kvpressure_xid_errors|container:kvpressure_allocation_failures):increase"
+        r"gpu:kvpressure_xid_errors:increase"
     ),
     "a recording rule that reads another one of its group lags by one interval, and so does its alert": re.compile(
         r"GpuMemoryHigh|GpuLost|InferenceModelDown|InferenceKVCachePressure|InferenceRequestsWaitTooLong"
-        r"|workload:kvpressure_pods_up:last_timestamp_seconds"
+        r"|pool:kvpressure_(?:answered:last_timestamp_seconds|pods_missing:count|replicas_\w+:max|rollout:present)"
+        r"|InferenceModelUnobserved|InferenceCapacityLost"
     ),
 }
 _ROUNDED = re.compile(r"round\((\w[\w:]*)\{.*\}, 0\.0001\)")

@@ -17,13 +17,23 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
     "up": (),
     "process_start_time_seconds": (),
     "ALERTS": ("alertname", "alertstate", "severity", "namespace", "model_name"),
-    "kube_pod_status_unschedulable": ("namespace", "pod"),
-    "kube_pod_container_status_waiting_reason": ("namespace", "pod", "container", "reason"),
     "kube_pod_info": ("namespace", "pod", "node", "created_by_kind"),
     "kube_node_status_allocatable": ("node", "resource"),
     "kube_node_status_condition": ("node", "condition", "status"),
-    "kube_deployment_spec_replicas": ("namespace", "deployment"),
-    "kube_statefulset_replicas": ("namespace", "statefulset"),
+    **dict.fromkeys(
+        ("kube_deployment_spec_replicas", "kube_deployment_status_replicas_available"), ("namespace", "deployment")
+    ),
+    **dict.fromkeys(
+        ("kube_statefulset_replicas", "kube_statefulset_status_replicas_ready"), ("namespace", "statefulset")
+    ),
+    **dict.fromkeys(
+        ("kube_daemonset_status_desired_number_scheduled", "kube_daemonset_status_number_available"),
+        ("namespace", "daemonset"),
+    ),
+    **dict.fromkeys(
+        ("kube_replicaset_spec_replicas", "kube_replicaset_status_ready_replicas"), ("namespace", "replicaset")
+    ),
+    "kube_replicaset_owner": ("namespace", "replicaset", "owner_kind", "owner_name"),
     "kube_pod_container_status_restarts_total": ("namespace", "pod", "container"),
     "kube_pod_container_status_last_terminated_reason": ("namespace", "pod", "container", "reason"),
     **dict.fromkeys(

@@ -73,8 +73,8 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     (other("KvpressureExportersDown", "warning", "self"), False),
     (other("KvpressureExporterImpaired", "warning", "self", instance="n1", what="stuck"), False),
     # containers
-    (other("InferenceOOMKilled", "critical", "failure", pod="c", **CONTAINER), False),
-    (other("InferenceOOMKilled", "warning", "failure", pod="c", **CONTAINER), True),
+    (other("InferenceOutOfMemory", "critical", "failure", pod="c", **CONTAINER), False),
+    (other("InferenceOutOfMemory", "warning", "failure", pod="c", **CONTAINER), True),
     (other("InferenceCrashLoop", "critical", "failure", pod="c", **CONTAINER), True),
     (engine("InferenceQueueTimeHigh", "critical", "c", "harm"), True),
     (other("InferenceCrashLoop", "critical", "failure", pod="d", **CONTAINER), False),

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.live
 
 # Recordings that read themselves, with the labels that they declare.
 REMEMBERING = {
-    "workload:kvpressure_pods_up:last_timestamp_seconds": frozenset(SUBJECTS["workload"]),
+    "pool:kvpressure_answered:last_timestamp_seconds": frozenset({*SUBJECTS["pool"], "revision"}),
     "workload:vllm_engines:last_timestamp_seconds": frozenset({"cluster", "namespace", "workload", "model_name"}),
     "exporter:kvpressure_build_info:last_timestamp_seconds": frozenset({"cluster", "job", "instance"}),
 }
@@ -123,11 +123,11 @@ def recorded_labels(rules: list[dict[str, Any]]) -> dict[str, frozenset[str]]:
     waiting = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
     found: dict[str, frozenset[str]] = {}
     while waiting:
-        ready = [name for name, expr in waiting.items() if not metrics(expr) & waiting.keys()]
+        ready = [name for name, expr in waiting.items() if not metrics(expr) & (waiting.keys() - found.keys())]
         if not ready:  # one that reads itself, or two that read each other, have the labels they declare
-            ready = [name for name in waiting if name in REMEMBERING]
-            assert ready, f"recordings read each other: {sorted(waiting)}"
-            found |= {name: REMEMBERING[name] for name in ready}
+            assumed = {name: REMEMBERING[name] for name in waiting.keys() & REMEMBERING.keys() - found.keys()}
+            assert assumed, f"recordings read each other: {sorted(waiting)}"
+            found |= assumed
         for name in ready:
             found[name] = result_labels(waiting.pop(name), found)
     return found

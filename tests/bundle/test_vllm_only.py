@@ -28,7 +28,7 @@ RULES = ROOT / VLLM_ONLY
 
 def test_the_file_says_how_it_is_used_and_what_a_site_changes_is_in_it() -> None:
     values = BundleValues(
-        exclude=("InferenceOOMKilled", "InferenceQueueTimeHigh", "pressure", "hardware"),
+        exclude=("InferenceOutOfMemory", "InferenceQueueTimeHigh", "pressure", "hardware"),
         include=("InferenceNoTraffic",),
         labels={"team": "a"},
         alert_labels={"GpuLost": {"team": "b"}, "InferenceModelDown": {"team": "c"}},

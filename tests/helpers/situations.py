@@ -176,7 +176,7 @@ def with_derived(series: Mapping[str, str], minutes: float) -> dict[str, str]:
             kind = tuple(labels.pop(label, "") for label in _OF_SERIES if label in labels)
             key = tuple(sorted(labels.items()))
             engines.setdefault(key, {})[(metric, *kind)] = levels(values, minutes, _TICK_SECONDS)
-    found = dict(series)
+    found = {**_pods(series, minutes), **series}
     for key, read in engines.items():
         for (metric, *kind), values in _derived(read).items():
             label = "finding" if metric == FINDING else "phase"
@@ -187,6 +187,38 @@ def with_derived(series: Mapping[str, str], minutes: float) -> dict[str, str]:
                 del found[old]  # the exporter masks it
             found[name] = _as_runs(values)
     return found
+
+
+def _pods(series: Mapping[str, str], minutes: float) -> dict[str, str]:
+    """Which pods answer, from their engines: one that is read and not up refuses, unless its pod starts."""
+    ups: dict[tuple[tuple[str, str], ...], list[list[float | None]]] = {}
+    starting: dict[tuple[str, str], list[float | None]] = {}
+    for name, values in series.items():
+        metric, _, body = name.partition("{")
+        labels = dict(_LABEL.findall(body))
+        if metric == "kvpressure_engine_up":
+            key = {one: text for one, text in labels.items() if one not in ("model_name", "engine", "role", "revision")}
+            ups.setdefault(tuple(sorted(key.items())), []).append(levels(values, minutes, _TICK_SECONDS))
+        elif metric == "kvpressure_pod_starting":
+            starting[labels["namespace"], labels["pod"]] = levels(values, minutes, _TICK_SECONDS)
+    found = {}
+    for key, engines in ups.items():
+        named = dict(key)
+        own = starting.get((named.get("namespace", ""), named.get("pod", "")), [])
+        answers: list[float | None] = []
+        for tick, values in enumerate(zip(*engines, strict=True)):
+            up = min((one for one in values if one is not None), default=None)
+            starts = tick < len(own) and own[tick] == 1
+            answers.append(None if starts and not up else up)
+        body = ",".join(f'{label}="{value}"' for label, value in key)
+        found[f"kvpressure_pod_answers{{{body}}}"] = _as_runs(answers)
+    stated = {_pod_of(name) for name in series if name.startswith("kvpressure_pod_answers{")}
+    return {name: values for name, values in found.items() if _pod_of(name) not in stated}
+
+
+def _pod_of(name: str) -> tuple[str | None, ...]:
+    labels = dict(_LABEL.findall(name))
+    return tuple(labels.get(one) for one in ("cluster", "namespace", "pod"))
 
 
 def _same_series(one: str, other: str) -> bool:

@@ -11,10 +11,9 @@ from kvpressure.engines.registry import log_line
 from kvpressure.model import readings as r
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import ContainerReading, EngineReading, Run, Scrape, Snapshot, Termination
-from kvpressure.model.state import PodState, State
+from kvpressure.model.state import VANISHED, PodState, State
 from kvpressure.pipeline.engines import FORGET_SECONDS
 from kvpressure.pipeline.pipeline import Pipeline
-from kvpressure.pipeline.pods import VANISHED
 from kvpressure.settings.thresholds import builtin
 
 T = 100_000.0

@@ -34,7 +34,7 @@ _CAMEL: Final = {
     "repeat_interval": "repeatInterval",
     "send_resolved": "sendResolved",
 }
-_PRINTED_LABEL: Final = re.compile(r'\{\{ ((?:with )?\$labels\.\w+|\. \| first \| label "\w+") \}\}')
+_PRINTED_LABEL: Final = re.compile(r'\{\{ ((?:with )?\$labels\.\w+|\.Labels\.\w+|\. \| first \| label "\w+") \}\}')
 _MARKUP: Final = "[][<>|@`]"  # of Slack, Discord, Teams, Mattermost and Google Chat; anybody names a model or a pod
 _VARIABLES: Final = (
     ("cluster", "cluster"),

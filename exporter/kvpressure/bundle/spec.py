@@ -29,13 +29,12 @@ MOST_SERIES: Final = 100_000  # of a recording: twelve for each of 8 000 engines
 
 SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("cluster", "namespace", "pod", "model_name", "engine"),
-    "container": ("cluster", "namespace", "pod", "container"),
+    "container": ("cluster", "namespace", "pod", "container", "model_name", "pool"),
     "gpu": ("cluster", "node", "uuid", "gpu", "vendor"),
     "owner": ("cluster", "namespace", "pod", "model_name", "pool"),
     "model": ("cluster", "namespace", "model_name"),
     "pool": ("cluster", "namespace", "pool", "model_name", "role"),
-    "model_role": ("cluster", "namespace", "model_name", "role"),
-    "workload": ("cluster", "namespace", "workload", "model_name", "role"),
+    "workload": ("cluster", "namespace", "pool"),
     "device": ("cluster", "uuid"),
     "objective": ("cluster", "namespace", "pool", "model_name", "role", "objective"),
     "pod": ("cluster", "namespace", "pod"),

@@ -14,7 +14,7 @@ import jinja2
 from kvpressure.bundle.spec import EVALUATION_INTERVALS, POOL, SUBJECTS
 from kvpressure.bundle.text import duration, number, span, words
 from kvpressure.bundle.verdicts_page import because
-from kvpressure.model.log_events import ALLOCATION_EVENTS
+from kvpressure.model.state import VANISHED
 from kvpressure.settings.thresholds import Thresholds
 
 _WHERE: Final = "{{ with $labels.namespace }}{{ . }}/{{ end }}{{ $labels.pod }}"  # a bare host has no namespace
@@ -130,12 +130,6 @@ def grown(counter: str, window: str) -> str:
     return f"{counter} - min_over_time({counter}[{window}])"
 
 
-def restarted(window: str) -> str:
-    """Restarts of a container within ``window`` by the kubelet's count, whichever exporter reported them."""
-    by, counter = ", ".join(SUBJECTS["container"]), "kvpressure_container_restarts_total"
-    return f"max by ({by}) ({counter})\n- on ({by})\nmin by ({by}) (min_over_time({counter}[{window}]))"
-
-
 def new_events(counter: str, by: str, window: str, seconds: str) -> str:
     """Number of events of ``counter`` within ``window``, as an expression; ``seconds`` is ``window`` as a number.
 
@@ -181,7 +175,6 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "by_pool": by_pool,
         "kube": kube,
         "grown": grown,
-        "restarted": restarted,
         "new_events": new_events,
         "per": per,
         "ids": lambda subject: ", ".join(SUBJECTS[subject]),
@@ -192,7 +185,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "opted_out": opted_out,
         "where": _WHERE,
         "engine": lambda expr: per("engine", expr),
-        "allocation_events": "|".join(sorted({*ALLOCATION_EVENTS, "host_oom"})),  # GPU and host memory
+        "vanished": VANISHED,
         **more,
     }
 

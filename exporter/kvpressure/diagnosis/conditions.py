@@ -407,7 +407,7 @@ CONDITIONS: Final = (
         why="the container has no memory limit, or memory was not read",
         question="container memory",
         published=True,
-        runbook="InferenceHostMemoryNearLimit",
+        runbook="InferenceOutOfMemory",
     ),
     Finding(
         "host_oom_killed",
@@ -419,7 +419,7 @@ CONDITIONS: Final = (
         question="last termination of the container",
         serious=True,
         published=True,
-        runbook="InferenceOOMKilled",
+        runbook="InferenceOutOfMemory",
     ),
     Finding(
         "gpu_out_of_memory",
@@ -433,7 +433,7 @@ CONDITIONS: Final = (
         "GPU memory errors in the log",
         serious=True,
         published=True,
-        runbook="InferenceAllocationFailure",
+        runbook="InferenceOutOfMemory",
     ),
     Finding(
         "crash_loop",

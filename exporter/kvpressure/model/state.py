@@ -253,6 +253,10 @@ def engine_without_values(
     )
 
 
+VANISHED: Final = "the pod is gone"
+"""Reason of a pod that served until it was gone."""
+
+
 @frozen
 class PodState:
     """A pod that serves engines. ``answers``: all its engines do, or one refuses; ``None`` = no reading says so, or it

@@ -16,13 +16,12 @@ from kvpressure.model.log_events import EVENTS, OUT_OF_MEMORY
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import ContainerReading, Run, Snapshot
 from kvpressure.model.reasons import HTTP_5XX, REFUSED, RESET, TIMEOUT, in_words
-from kvpressure.model.state import ContainerState, EngineState, OutOfMemory, PodState
+from kvpressure.model.state import VANISHED, ContainerState, EngineState, OutOfMemory, PodState
 from kvpressure.pipeline.engines import FORGET_SECONDS, ContainerTrack
 from kvpressure.settings.thresholds import Thresholds
 
 REFUSALS: Final = (REFUSED, RESET, TIMEOUT, HTTP_5XX)
 """Of a program that was reached, or whose host said that nothing listens; other errors say nothing about it."""
-VANISHED: Final = "the pod is gone"
 FAILED: Final = "Failed"
 ENDED: Final = (FAILED, "Succeeded")
 _PREPARING: Final = ("ContainerCreating", "PodInitializing")
@@ -94,7 +93,7 @@ class _PodTrack:
         """Since when it starts for the first time; None = it does not. In-place restarts are failures."""
         if not self.runs or self.restarts or self.answered or self.ended or (self.stopped and not self.is_prepared):
             return None
-        return min((run.since for run in self.runs if run.since is not None), default=self.first_seen)
+        return min([self.first_seen, *(run.since for run in self.runs if run.since is not None)])
 
 
 class Pods:

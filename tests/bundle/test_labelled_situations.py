@@ -74,6 +74,22 @@ def test_no_rule_fails(outcome: Outcome) -> None:
 ENGINE = 'namespace="inf",pod="chat-0",model_name="m",engine="0"'
 
 
+def annotations(folder: Path, options: Options, series: Mapping[str, str], alert: str) -> str:
+    """What promtool says of the alert's texts after twenty minutes of the series."""
+    (folder / "rules.yaml").write_text(render(options)[RULES])
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{"eval_time": "20m", "alertname": alert, "exp_alerts": []}],
+    }
+    file = folder / "case.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}))
+    result = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=60
+    )
+    return (result.stdout + result.stderr).replace(str(folder), "")  # whose name has numbers of its own
+
+
 def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path: Path) -> None:
     series = {
         f'kvpressure_limit_recommended{{cluster="{cluster}",{ENGINE},limit="max_num_seqs"}}': f"{limit}+0x30"
@@ -83,18 +99,56 @@ def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path:
     series[f"kvpressure_verdict_confidence{{{engine}}}"] = "0.9+0x30"
     series[f'kvpressure_finding{{cluster="a",{ENGINE},finding="verdict_confident"}}'] = "1+0x30"
     site = Options(builtin(), BundleValues(dashboard_base_url="https://grafana.internal"))
-    (tmp_path / "rules.yaml").write_text(render(site)[RULES])
-    case = {
-        "interval": "1m",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "alert_rule_test": [{"eval_time": "20m", "alertname": "InferenceKVCachePressure", "exp_alerts": []}],
-    }
-    file = tmp_path / "case.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}))
-    result = subprocess.run(
-        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=60
-    )
-    output = (result.stdout + result.stderr).replace(str(tmp_path), "")  # whose name has numbers of its own
+    output = annotations(tmp_path, site, series, "InferenceKVCachePressure")
     assert "Set max_num_seqs to 12." in output
     assert "256" not in output
     assert "&var-cluster=a" in output
+
+
+POOL = 'namespace="inf",pool="chat"'
+CONTAINER = f'pod="chat-0",container="vllm",model_name="m",{POOL}'
+SPOKEN = {  # series and what its text has to say: where, for how long or how much, why, what to type
+    "InferenceModelDown": (
+        {
+            f'kvpressure_engine_up{{pod="chat-0",model_name="m",engine="0",{POOL}}}': "1+0x4 0+0x30",
+            f'kvpressure_pod_answers{{pod="chat-0",{POOL}}}': "1+0x4 0+0x30",
+            f'kvpressure_down_info{{pod="chat-0",reason="out of GPU memory while loading the model",{POOL}}}': "1+0x40",
+            'kube_deployment_status_replicas_available{namespace="inf",deployment="chat"}': "0+0x40",
+        },
+        (
+            "m in inf is down for 16m 0s: no pod of chat answers",
+            "chat-0: out of GPU memory while loading the model. kube-state-metrics counts 0 available replicas.",
+            "kubectl -n inf get pods -o wide",
+        ),
+    ),
+    "InferenceCapacityLost": (
+        {
+            f'kvpressure_pod_answers{{pod="chat-0",{POOL}}}': "0+0x40",
+            f'kvpressure_down_info{{pod="chat-0",reason="ImagePullBackOff",{POOL}}}': "1+0x40",
+            f"kvpressure_start_usual_seconds{{{POOL}}}": "540+0x40",
+        },
+        ("1 pods of chat in inf do not serve", "chat-0: ImagePullBackOff. A start usually takes up to 9m 0s here."),
+    ),
+    "InferenceOutOfMemory": (
+        {f'kvpressure_out_of_memory_timestamp_seconds{{what="host",level="lost",{CONTAINER}}}': "1200+0x40"},
+        (
+            "chat-0 in inf is out of memory: host (m)",
+            "Requests in flight were lost.",
+            "kubectl -n inf logs chat-0 -c vllm --previous",
+        ),
+    ),
+    "InferenceCrashLoop": (
+        {
+            f"kvpressure_container_restarts_total{{{CONTAINER}}}": "0+1x40",
+            'kvpressure_container_last_termination_info{namespace="inf",pod="chat-0",container="vllm",reason="Error",exit_code="139"}': "1+0x40",  # noqa: E501
+        },
+        ("chat-0 in inf restarted 20 times in 30 minutes (m)", "Last end: Error, exit code 139."),
+    ),
+}
+
+
+@pytest.mark.parametrize("alert", SPOKEN)
+def test_the_text_says_what_is_down_why_and_what_to_type(tmp_path: Path, alert: str) -> None:
+    series, said = SPOKEN[alert]
+    output = annotations(tmp_path, Options(builtin()), series, alert)
+    assert [text for text in said if text not in output] == [], output

@@ -129,6 +129,10 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
         },
         ("1 pods of chat in inf do not serve", "chat-0: ImagePullBackOff. A start usually takes up to 9m 0s here."),
     ),
+    "InferenceModelUnobserved": (  # on a host without Kubernetes
+        {'kvpressure_engine_up{pod="10.0.0.9:8000",model_name="m",engine="0",pool="10.0.0.9:8000"}': "1+0x2 stale"},
+        ("m was last observed 18m 0s ago", "10.0.0.9:8000, so it is unknown whether users get answers."),
+    ),
     "InferenceOutOfMemory": (
         {f'kvpressure_out_of_memory_timestamp_seconds{{what="host",level="lost",{CONTAINER}}}': "1200+0x40"},
         (

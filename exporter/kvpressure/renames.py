@@ -16,6 +16,14 @@ _BEGINNINGS: Final = {
     "Vllm": "Inference",
 }
 
+#: alert -> those whose place it took
+_ALERTS_MERGED: Final = {
+    "InferenceSlow": "InferenceQueueTimeHigh InferenceRequestsWaitTooLong InferenceTimeToFirstTokenHigh"
+    " InferenceTokenLatencyHigh",
+    "InferenceStalled": "InferenceEngineStalled",
+    "InferenceKVCachePressure": "InferenceModelKVPressure",
+}
+
 #: threshold or constant -> those whose place it took
 _THRESHOLDS_MERGED: Final = {
     "recent_window_seconds": "flow_window_seconds pressure_leave_seconds unseen_gap_seconds",
@@ -46,6 +54,7 @@ _THRESHOLDS_GONE: Final = {
     "confidence_*": "confidence follows from the rule's grade",
     "verdict_enter_samples": "confidence follows from the rule's grade",
     "rules_*": "the intervals and limits of the rule groups are fixed",
+    "no_traffic_quiet_ratio": "InferenceNoTraffic is gone",
     "notify_*": "your Alertmanager's configuration has these times",
     "wait_page_for_seconds": "use durations in the values file",
     "baseline_rank_ratio": "the baseline is the median",
@@ -78,9 +87,11 @@ def threshold_gone(name: str, settable: Collection[str]) -> str | None:
 
 def renamed(name: str, known: Collection[str]) -> str | None:
     """What ``name`` is called now; ``None`` if it is no old name of one of ``known``."""
-    for old, new in _BEGINNINGS.items():
-        if name.startswith(old) and (found := new + name.removeprefix(old)) in known:
-            return found
+    for old, new in (*_BEGINNINGS.items(), ("", "")):
+        now = new + name.removeprefix(old)
+        merged = next((alert for alert, former in _ALERTS_MERGED.items() if now in former.split()), now)
+        if name.startswith(old) and merged != name and merged in known:
+            return merged
     return None
 
 

@@ -302,13 +302,13 @@ def _quiet(items: Sequence[Quiet]) -> Iterator[str]:
 
 CHANGED: Final = (
     (
-        "InferenceKVCachePressure waits five minutes before it pages, one minute before: KV04 (a batch of 2 000 prompts"
+        "InferenceKVCachePressure waited five minutes, one minute before: KV04 (a batch of 2 000 prompts"
         " that thrashes for four minutes) paged"
     ),
     "InferenceOutOfMemory counts `host_oom`: HST6 paged nobody",
-    "InferenceRequestsWaitTooLong waits two minutes: KV03 is over in less than three, and paged nobody",
+    "InferenceSlow waits two minutes: KV03 is over in less than three, and paged nobody",
     (
-        "InferenceRequestsWaitTooLong was added, and InferenceContextLengthSpike got narrower: KV03 and PRE1 showed"
+        "InferenceSlow was added, and InferenceContextLengthSpike got narrower: KV03 and PRE1 showed"
         " overload without a baseline"
     ),
     "log events are published of a container that only its log tells of: FRG2, OOM1 and OOM3 paged nobody",
@@ -322,10 +322,7 @@ FORMER: Final = (
         " (09b)"
     ),
     "every request answered with 500 or refused (29, 30, 63) - InferenceRequestsFailing pages",
-    (
-        "a stall with nobody waiting, the verdict below confidence (58) - InferenceEngineStalled raises a ticket, then"
-        " pages"
-    ),
+    ("a stall with nobody waiting, the verdict below confidence (58) - InferenceStalled raises a ticket, then pages"),
 )
 
 
@@ -394,7 +391,7 @@ def _cold(found: Sequence[Outcome]) -> Iterator[str]:
         " the fortnight under loads that leave none, or lose it"
     )
     yield (
-        "with the exporter; InferenceRequestsWaitTooLong is the alert for that. Seconds from the first scrape; an"
+        "with the exporter; InferenceSlow is the alert for that. Seconds from the first scrape; an"
         " overload is twice what the server finishes."
     )
     yield ""

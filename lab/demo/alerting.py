@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import yaml
 
 from kvpressure.bundle.rules import Options, load_groups, rule_file
-from kvpressure.bundle.spec import Alert, AlertLevel, RuleGroup
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import duration
 from kvpressure.settings.thresholds import builtin
@@ -45,31 +43,16 @@ def shortened(text: str, by: float) -> str:
 
 
 def rules(by: float, interval_seconds: float) -> dict[str, Any]:
-    """The plain rule file with every ``for``, ``keep_firing_for`` and share of time times ``by``, evaluated every
+    """The plain rule file with every ``for`` and ``keep_firing_for`` times ``by``, evaluated every
     ``interval_seconds``. Other ranges in expressions stay.
     """
     options = Options(builtin())
-    groups = [_with_shares(group, by, interval_seconds) for group in load_groups(options)]
-    document = rule_file(groups, options.values)
+    document = rule_file(load_groups(options), options.values)
     for group in document["groups"]:
         group["interval"] = duration(interval_seconds)
         for rule in group["rules"]:
             rule.update({key: shortened(rule[key], by) for key in _RULE_WAITS if key in rule})
     return document
-
-
-def _with_shares(group: RuleGroup, by: float, interval_seconds: float) -> RuleGroup:
-    """The group with waits that are a share of time shortened: their window, and what one evaluation counts."""
-
-    def level(one: AlertLevel) -> AlertLevel:
-        return replace(
-            one, for_seconds=one.for_seconds * by, share_seconds=one.share_seconds * by, interval=interval_seconds
-        )
-
-    def alert(one: Alert) -> Alert:
-        return replace(one, levels=tuple(level(item) if item.share_seconds else item for item in one.levels))
-
-    return replace(group, alerts=tuple(map(alert, group.alerts)))
 
 
 def alertmanager(by: float, receiver_url: str) -> dict[str, Any]:

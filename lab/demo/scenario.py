@@ -149,7 +149,7 @@ _SEQUENCE_LIMIT: Final = Scenario(
     "chat-13b runs with max_num_seqs 24 while traffic grows; the KV cache is not full",
     CHAT,
     "concurrency_limited",
-    ("InferenceRequestsWaitTooLong",),
+    ("InferenceSlow",),
     (
         _calm("little traffic; a limit of 24 requests is enough", 0.14),
         Phase(
@@ -184,7 +184,7 @@ _PREFILL: Final = Scenario(
     "code-7b gets more prompt tokens than the GPU can compute",
     CODE,
     "compute_bound",
-    ("InferenceConcurrencyNearLimit", "InferenceRequestsWaitTooLong"),
+    ("InferenceConcurrencyNearLimit", "InferenceSlow"),
     (
         _calm("long prompts, short answers, at a third of what the GPU can compute", 0.12),
         Phase(
@@ -233,7 +233,7 @@ _STALL: Final = Scenario(
     "the scheduler of chat-13b stops; every health check stays green",
     CHAT,
     "stalled",
-    ("InferenceEngineStalled",),
+    ("InferenceStalled",),
     (
         _calm("normal traffic"),
         Phase(

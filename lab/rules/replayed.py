@@ -21,7 +21,7 @@ from lab.alerts.engine import EVALUATION_SECONDS, HIDDEN, evaluate_each
 from lab.alerts.replayed import scrapes
 from lab.alerts.series import SCRAPE_SECONDS, Series
 
-DIFFERENT: Final = frozenset({("incidents/KV03.jsonl.gz", "InferenceRequestsWaitTooLong", "critical")})
+DIFFERENT: Final = frozenset({("incidents/KV03.jsonl.gz", "InferenceSlow", "critical")})
 DIFFERENCE: Final = (
     "rates are not extrapolated to the edges of their window, so an alert may fire some evaluations later"
     " (for incident KV03, after the end of its recording)"

@@ -18,7 +18,7 @@ DIFFERENCES = {
         r"gpu:kvpressure_xid_errors:increase"
     ),
     "a recording rule that reads another one of its group lags by one interval, and so does its alert": re.compile(
-        r"GpuMemoryHigh|GpuLost|InferenceModelDown|InferenceKVCachePressure|InferenceRequestsWaitTooLong"
+        r"GpuMemoryHigh|GpuLost|InferenceModelDown|InferenceKVCachePressure|InferenceSlow"
         r"|pool:kvpressure_(?:answered:last_timestamp_seconds|pods_missing:count|replicas_\w+:max|rollout:present)"
         r"|InferenceModelUnobserved|InferenceCapacityLost"
     ),

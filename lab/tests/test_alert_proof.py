@@ -114,4 +114,4 @@ def test_the_stored_fortnight_is_whole_and_silent() -> None:
 def test_overload_without_a_baseline_pages_and_a_batch_does_not(case: cold.Case) -> None:
     outcome = cold.play(case)
     assert outcome.good, outcome.pages
-    assert ("InferenceRequestsWaitTooLong" in {page.name for page in outcome.pages}) is case.pages
+    assert ("InferenceSlow" in {page.name for page in outcome.pages}) is case.pages

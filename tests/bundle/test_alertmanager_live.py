@@ -32,7 +32,7 @@ def other(name: str, severity: str, family: str, **labels: str) -> dict[str, str
 
 
 KV = ("InferenceKVCachePressure", "pressure")
-STALLED = ("InferenceEngineStalled", "critical")
+STALLED = ("InferenceStalled", "critical")
 CONTAINER = {"namespace": "inference", "pool": "chat", "container": "vllm"}
 GPU = {"namespace": "inference", "pool": "chat", "model_name": "llama", "gpu": "3", "node": "gpu-7"}
 DOWN = {"namespace": "inference", "model_name": "llama"}
@@ -42,21 +42,21 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     (engine(KV[0], "critical", "a", KV[1]), False),
     (engine(KV[0], "warning", "a", KV[1]), True),
     (engine("InferenceConcurrencyNearLimit", "warning", "a"), True),
-    (engine("InferenceQueueTimeHigh", "warning", "a", "harm"), True),
+    (engine("InferenceSlow", "warning", "a", "harm"), True),
     (engine("InferenceBatchCollapse", "info", "a"), True),
     (engine(KV[0], "warning", "b", KV[1]), False),
     (engine(KV[0], "warning", "a", KV[1], engine="1"), False),
     (engine(KV[0], "warning", "a", KV[1], cluster="west"), False),
     # an engine that is stalled explains what users feel; a ticket never mutes a page
-    (engine(*STALLED, "s", "failure"), False),
-    (engine("InferenceQueueTimeHigh", "critical", "s", "harm"), True),
-    (engine("InferenceQueueTimeHigh", "critical", "t", "harm"), False),
+    (engine(*STALLED, "s", "harm"), False),
+    (engine("InferenceSlow", "critical", "s", "harm"), True),
+    (engine("InferenceSlow", "critical", "t", "harm"), False),
     (engine("InferenceCapacityLost", "warning", "e", "failure"), True),  # by the pages about parts of its pool
-    (engine("InferenceQueueTimeHigh", "critical", "e", "harm"), False),
+    (engine("InferenceSlow", "critical", "e", "harm"), False),
     (engine("InferenceCapacityLost", "warning", "o", "failure", pool="other"), False),
     # R04: the lost GPU of an engine that hangs
     (other("GpuLost", "critical", "hardware", pod="g", uuid="GPU-3", **GPU), False),
-    (engine(*STALLED, "g", "failure"), True),
+    (engine(*STALLED, "g", "harm"), True),
     (other("GpuXidError", "warning", "hardware", pod="g", uuid="GPU-3", xid="79", **GPU), False),
     # R01: a model is down because its container restarts again and again
     (other("InferenceModelDown", "critical", "failure", pool="bad", **DOWN), False),
@@ -76,7 +76,7 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     (other("InferenceOutOfMemory", "critical", "failure", pod="c", **CONTAINER), False),
     (other("InferenceOutOfMemory", "warning", "failure", pod="c", **CONTAINER), True),
     (other("InferenceCrashLoop", "critical", "failure", pod="c", **CONTAINER), True),
-    (engine("InferenceQueueTimeHigh", "critical", "c", "harm"), True),
+    (engine("InferenceSlow", "critical", "c", "harm"), True),
     (other("InferenceCrashLoop", "critical", "failure", pod="d", **CONTAINER), False),
     # somebody else's alerts with our labels
     ({"alertname": "VllmKVCachePressureOther", "severity": "warning", "pod": "a", **ENGINE}, False),

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from kvpressure.bundle.render import RULES, render
-from kvpressure.bundle.rules import Options
+from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.values import BundleValues
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.situations import Fired, Situation, complaints, judge, load
@@ -49,7 +49,7 @@ def with_copies(rules: str) -> str:
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     scrape, double = VARIANTS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    enabled = Options(builtin(), BundleValues(include=("InferenceNoTraffic",)))
+    enabled = Options(builtin(), BundleValues())
     rules = folder / "rules.yaml"
     text = render(enabled)[RULES]
     rules.write_text(with_copies(text) if double else text)
@@ -72,9 +72,14 @@ def test_no_rule_fails(outcome: Outcome) -> None:
 
 
 ENGINE = 'namespace="inf",pod="chat-0",model_name="m",engine="0"'
+BARE = 'namespace="",pod="10.0.0.9:8000",model_name="m",engine="0"'
+CAUSE = ',verdict="{}",stage="",cause="{}",action="{}",limit="{}"'
 
 
-def annotations(folder: Path, options: Options, series: Mapping[str, str], alert: str) -> str:
+SITE = Options(builtin(), BundleValues(dashboard_base_url="https://grafana.internal"))
+
+
+def rendered(folder: Path, series: Mapping[str, str], alert: str, options: Options = SITE) -> str:
     """What promtool says of the alert's texts after twenty minutes of the series."""
     (folder / "rules.yaml").write_text(render(options)[RULES])
     case = {
@@ -90,18 +95,81 @@ def annotations(folder: Path, options: Options, series: Mapping[str, str], alert
     return (result.stdout + result.stderr).replace(str(folder), "")  # whose name has numbers of its own
 
 
-def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path: Path) -> None:
-    series = {
-        f'kvpressure_limit_recommended{{cluster="{cluster}",{ENGINE},limit="max_num_seqs"}}': f"{limit}+0x30"
-        for cluster, limit in (("a", 12), ("b", 256))
+def of_engine(
+    engine: str, *, verdict: str = "", value: float = 0.95, action: str = "", limit: str = ""
+) -> dict[str, str]:
+    """An engine that is slow, stalled and loses requests."""
+    words = CAUSE.format(verdict, "the cause", action, limit)
+    found = {
+        f'kvpressure_slow_seconds{{{engine},phase="ttft"}}': 41.2,
+        f'kvpressure_usual_seconds{{{engine},phase="ttft"}}': 0.1,
+        f"kvpressure_requests_waiting{{{engine}}}": 700,
+        f"kvpressure_requests_running{{{engine}}}": 256,
+        f"kvpressure_requests_in_flight{{{engine}}}": 956,
+        f"kvpressure_no_progress_seconds{{{engine}}}": 250,
+        f"kvpressure_requests_lost_ratio{{{engine}}}": 0.87,
+        **({f"kvpressure_cause_info{{{engine}{words}}}": value} if verdict else {}),
+        **{
+            f'kvpressure_finding{{{engine},pool="chat",role="",finding="{name}"}}': 1
+            for name in ("slow", "slow_badly", "stuck", "losing_requests", "losing_requests_badly")
+        },
     }
-    engine = f'cluster="a",{ENGINE},verdict="kv_pressure",stage="thrashing"'
-    series[f"kvpressure_verdict_confidence{{{engine}}}"] = "0.9+0x30"
-    series[f'kvpressure_finding{{cluster="a",{ENGINE},finding="verdict_confident"}}'] = "1+0x30"
-    site = Options(builtin(), BundleValues(dashboard_base_url="https://grafana.internal"))
-    output = annotations(tmp_path, site, series, "InferenceKVCachePressure")
-    assert "Set max_num_seqs to 12." in output
-    assert "256" not in output
+    return {name: f"{number}+0x30" for name, number in found.items()}
+
+
+CAUSES = (
+    (
+        {"verdict": "concurrency_limited", "action": "Raise max_num_seqs", "limit": "max_num_seqs"},
+        "Cause: the cause (95% certain). First action: Raise max_num_seqs to 32. Run: kvpressure mitigate",
+    ),
+    (
+        {"verdict": "kv_pressure", "value": 0.6, "action": "Cap output tokens"},
+        "Cause: not certain; most likely the cause (60%). First action: Cap output tokens. Run: kvpressure mitigate",
+    ),
+    (
+        {"verdict": "unknown", "value": 0.4, "action": "Check the triage steps"},
+        "Cause: unknown (the cause). First action: Check the triage steps. Run: kvpressure mitigate",
+    ),
+    ({}, "Cause: unknown, no verdict is published for this engine. Run: kvpressure mitigate"),
+)
+FELT = {
+    "InferenceSlow": "Time to first token of m is 41.2s at p95, usually 100ms",
+    "InferenceStalled": "m has answered nothing for 4m 10s, 956 requests in flight",
+    "InferenceRequestsFailing": "87% of the requests of m end without an answer",
+}
+
+
+@pytest.mark.parametrize("alert", FELT)
+def test_what_wakes_somebody_says_what_hurts_where_why_and_what_to_do(tmp_path: Path, alert: str) -> None:
+    recommended = f'kvpressure_limit_recommended{{{ENGINE},limit="max_num_seqs"}}'
+    for cause, tail in CAUSES:
+        text = rendered(tmp_path, {**of_engine(ENGINE, **cause), recommended: "32+0x30"}, alert)
+        assert f"{FELT[alert]} (inf/chat-0)" in text
+        assert f"{tail} -n inf --pod chat-0" in text
+        assert 'pool="chat"' in text
+    bare = rendered(tmp_path, of_engine(BARE), alert)
+    assert f"{FELT[alert]} (10.0.0.9:8000)" in bare
+    assert "Run: kvpressure mitigate --pod 10.0.0.9:8000" in bare
+
+
+def test_every_alert_that_wakes_somebody_about_an_engine_is_rendered_here() -> None:
+    critical = {
+        alert.name
+        for group in load_groups(Options(builtin()))
+        for alert in group.alerts
+        for level in alert.levels
+        if level.severity == "critical" and alert.subject == "engine"
+    }
+    assert critical == FELT.keys()
+
+
+def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path: Path) -> None:
+    series = of_engine(f'cluster="a",{ENGINE}', verdict="kv_pressure", action="Lower it", limit="max_num_seqs")
+    for cluster, limit in (("a", 12), ("b", 256)):
+        series[f'kvpressure_limit_recommended{{cluster="{cluster}",{ENGINE},limit="max_num_seqs"}}'] = f"{limit}+0x30"
+    output = rendered(tmp_path, series, "InferenceStalled")
+    assert "First action: Lower it to 12." in output
+    assert " 256." not in output
     assert "&var-cluster=a" in output
 
 
@@ -154,5 +222,5 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
 @pytest.mark.parametrize("alert", SPOKEN)
 def test_the_text_says_what_is_down_why_and_what_to_type(tmp_path: Path, alert: str) -> None:
     series, said = SPOKEN[alert]
-    output = annotations(tmp_path, Options(builtin()), series, alert)
+    output = rendered(tmp_path, series, alert, Options(builtin()))
     assert [text for text in said if text not in output] == [], output

@@ -29,6 +29,7 @@ REMEMBERING = {
     "exporter:kvpressure_build_info:last_timestamp_seconds": frozenset({"cluster", "job", "instance"}),
 }
 VARIANTS = list(PACKS)
+EQUAL = re.compile(r'kvpressure_engine_pool_info(?:\{\})?|kvpressure_finding\{finding="\w+"\} == 1')
 
 
 def rules_of(variant: str) -> list[dict[str, Any]]:

@@ -50,25 +50,25 @@ def test_example_says_every_key() -> None:
 
 def test_thresholds_reach_pages(files: dict[str, str], site: tuple[values.BundleValues, dict[str, str]]) -> None:
     changed = site[1]
-    assert "above 10 seconds" in changed["docs/runbooks/InferenceQueueTimeHigh.md"]
-    assert "above 5 seconds" in files["docs/runbooks/InferenceQueueTimeHigh.md"]
-    assert "| `ttft_floor_seconds` | 10 seconds |" in changed["docs/reference/thresholds.md"]
+    assert "requests wait 20 seconds" in changed["docs/runbooks/InferenceSlow.md"]
+    assert "requests wait 30 seconds" in files["docs/runbooks/InferenceSlow.md"]
+    assert "| `wait_page_seconds` | 20 seconds |" in changed["docs/reference/thresholds.md"]
 
 
 def test_durations_exclusions_labels_and_urls(
     files: dict[str, str], site: tuple[values.BundleValues, dict[str, str]]
 ) -> None:
     changed, before = rules(site[1]), rules(files)
-    assert changed["InferenceQueueTimeHigh", "critical"]["for"] == "10m"
-    assert changed["InferenceQueueTimeHigh", "warning"]["for"] == before["InferenceQueueTimeHigh", "warning"]["for"]
+    assert changed["InferenceSlow", "critical"]["for"] == "10m"
+    assert changed["InferenceSlow", "warning"]["for"] == before["InferenceSlow", "warning"]["for"]
     gone = {name for name, _ in before} - {name for name, _ in changed}
     family = {name for (name, _), rule in before.items() if rule["labels"]["kvpressure_family"] == "load"}
-    assert gone == family | {"InferenceModelKVPressure"}
+    assert gone == family | {"InferenceObjectiveBurn"}
     assert not any(f"docs/runbooks/{name}.md" in site[1] for name in gone)
     for path, text in site[1].items():
         assert not any(f"{name}.md" in text for name in gone), f"{path} links an alert that is excluded"
     assert all(rule["labels"]["team"] == "inference" for rule in changed.values())
-    assert ("InferenceKVCachePressure", "critical") in before.keys() - changed.keys()
+    assert ("InferenceSlow", "critical") in before.keys() - changed.keys()
     for rule in changed.values():
         assert rule["annotations"]["runbook_url"].startswith("https://docs.example.com/kvpressure/runbooks/")
         assert rule["annotations"]["dashboard_url"].startswith("https://grafana.example.com/d/kvpressure-incident")

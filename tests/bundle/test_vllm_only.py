@@ -28,8 +28,7 @@ RULES = ROOT / VLLM_ONLY
 
 def test_the_file_says_how_it_is_used_and_what_a_site_changes_is_in_it() -> None:
     values = BundleValues(
-        exclude=("InferenceOutOfMemory", "InferenceQueueTimeHigh", "pressure", "hardware"),
-        include=("InferenceNoTraffic",),
+        exclude=("InferenceOutOfMemory", "InferenceSlow", "pressure", "hardware"),
         labels={"team": "a"},
         alert_labels={"GpuLost": {"team": "b"}, "InferenceModelDown": {"team": "c"}},
     )
@@ -38,7 +37,7 @@ def test_the_file_says_how_it_is_used_and_what_a_site_changes_is_in_it() -> None
     assert text.startswith(f"# {HEADER}")
     assert "not beside it" in text
     assert {rule["labels"]["team"] for rule in rules} == {"a", "c"}
-    assert not {"InferenceQueueTimeHigh", "InferenceKVCachePressure"} & {rule["alert"] for rule in rules}
+    assert not {"InferenceSlow", "InferenceKVCachePressure"} & {rule["alert"] for rule in rules}
 
 
 def test_the_page_states_what_fires_on_the_recordings() -> None:

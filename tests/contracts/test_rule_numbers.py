@@ -18,7 +18,6 @@ CLUSTER = {
     ("InferenceObjectiveBurn", 6): "SRE workbook: 5 % of a month's budget in six hours",
     ("InferenceObjectiveBurn", 3): "SRE workbook: 10 % of a month's budget in a day",
     ("pool:kvpressure_objective_burn_rate", 100): "fewer requests than that are no share of a budget",
-    ("InferenceModelKVPressure", 0.5): "most engines of a model: no exporter sees the other nodes'",
     ("KvpressureExportersDown", 0.6): "more than a drained node in a cluster of three",
     ("KvpressureExporterImpaired", 6): "scrapes, counted by Prometheus: a rate needs two in its window",
     ("InferenceCrashLoop", 3): "restarts, counted by PromQL because an exporter's count ends with its own restart",

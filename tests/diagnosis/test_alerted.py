@@ -7,57 +7,68 @@ from typing import Any
 import pytest
 
 from kvpressure.diagnosis.evaluate import Answer, Grade
-from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
 from kvpressure.diagnosis.findings import Gathered, Values
-from kvpressure.model.signals import BatchSignals, LatencySignals, LoadSignals, RequestSignals, Signals
+from kvpressure.model.signals import (
+    BatchSignals,
+    LatencySignals,
+    LoadSignals,
+    ProgressSignals,
+    RequestSignals,
+    Signals,
+)
 from kvpressure.settings.thresholds import builtin
 
 T = builtin()
-FLOOR, OFTEN = T["ttft_floor_seconds"], T["latency_critical_ratio"]
+FLOOR, SEVERAL = T["ttft_floor_seconds"], T["batch_collapse_min_requests"]
 
 
-def slow(p95: float, ratio: float | None, finished: float | None = 1.0, phase: str = "ttft") -> dict[str, Any]:
-    """Signals of a phase with this p95 and this multiple of its baseline."""
-    ratios = {} if ratio is None else {phase: ratio}
-    latency = LatencySignals(baseline_ratios=ratios, slow_p95={phase: p95}, slow_ratios=ratios)
+def slow(p95: float, usual: float | None, finished: float | None = 1.0) -> dict[str, Any]:
+    """Signals of an engine with this p95 to the first token, usually that."""
+    latency = LatencySignals(ttft={"0.95": p95}, usual={} if usual is None else {"ttft": usual})
     return {"latency": latency, "requests": RequestSignals(requests_finished_per_second=finished)}
 
 
-def waits(seconds: float | None, in_flight: float | None) -> dict[str, Any]:
-    return {"requests": RequestSignals(wait_measured_seconds=seconds), "load": LoadSignals(in_flight=in_flight)}
+def waits(seconds: float | None, in_flight: float, before: bool = True) -> dict[str, Any]:
+    wait = RequestSignals(wait_estimated_seconds=seconds, waited_before=before)
+    return {"requests": wait, "load": LoadSignals(in_flight=in_flight)}
 
 
-def fails(ratio: float | None, finished: float | None = 1.0) -> dict[str, Any]:
-    return {"requests": RequestSignals(requests_failed_ratio=ratio, requests_finished_per_second=finished)}
+def loses(failed: float | None, more: float | None = None, finished: float | None = 1.0) -> dict[str, Any]:
+    found = RequestSignals(failed_ratio=failed, abandoned_more_ratio=more, requests_finished_per_second=finished)
+    return {"requests": found}
+
+
+def without_progress(seconds: float, **more: Any) -> dict[str, Any]:
+    stuck = ProgressSignals(work_present=True, seconds_without_progress=seconds, **more)
+    return {"progress": stuck, "load": LoadSignals(waiting=64.0)}
 
 
 PRESSURE, DOUBTED = Answer("kv_pressure", Grade.LIKELY), Answer("kv_pressure", Grade.DOUBTFUL)
 CASES = [
-    ("ttft_high", slow(FLOOR, T["latency_multiplied_ratio"]), True),
-    ("ttft_high", slow(FLOOR - 0.1, 9.0), False),
-    ("ttft_high", slow(FLOOR, 1.9), False),
-    ("ttft_high", slow(FLOOR, None), None),
-    ("ttft_high", slow(FLOOR, 9.0, finished=0.0), None),
-    ("ttft_very_high", slow(FLOOR, OFTEN), True),
-    ("ttft_very_high", slow(FLOOR, OFTEN - 0.1), False),
-    ("inter_token_high", slow(T["inter_token_floor_seconds"], 2.0, phase="inter_token"), True),
-    ("queue_time_very_high", slow(T["ttft_floor_seconds"], 4.0, phase="queue"), True),
-    ("ttft_always_slow", slow(FLOOR, None), True),
-    ("ttft_always_slow", slow(FLOOR, 3.0), False),
-    ("ttft_always_slow", slow(T["objective_ttft_seconds"], OFTEN), True),
-    ("ttft_always_slow", slow(FLOOR, None, finished=None), None),
-    ("ttft_always_slow", slow(60.0, None, phase="queue"), False),
-    ("inter_token_always_slow", slow(T["inter_token_floor_seconds"], None, phase="inter_token"), True),
-    ("inter_token_always_slow", slow(60.0, OFTEN, phase="inter_token"), False),
-    ("inter_token_always_slow", slow(60.0, None), False),
-    ("wait_too_long", waits(T["wait_page_seconds"], 1.0), True),
-    ("wait_too_long", waits(T["wait_page_seconds"] - 1, 1.0), False),
-    ("wait_too_long", waits(None, 0.0), False),
-    ("wait_too_long", waits(None, 3.0), None),
-    ("requests_failing", fails(T["rejected_warning_ratio"]), True),
-    ("requests_failing", fails(None), False),
-    ("requests_failing", fails(None, None), None),
-    ("requests_failing_much", fails(T["rejected_warning_ratio"]), False),
+    ("slow", slow(FLOOR, FLOOR / 2), True),
+    ("slow", slow(FLOOR, FLOOR), False),
+    ("slow", slow(FLOOR, None), True),
+    ("slow", slow(FLOOR, 0.1, finished=0.0), None),
+    ("slow_badly", slow(FLOOR, FLOOR / 4), True),
+    ("slow_badly", slow(FLOOR, FLOOR / 2), False),
+    ("slow_badly", slow(FLOOR, None, finished=None), None),
+    ("slow_badly", waits(T["wait_page_seconds"], SEVERAL), True),
+    ("slow_badly", waits(T["wait_page_seconds"], SEVERAL - 1), False),
+    ("slow_badly", waits(None, 0.0), False),
+    ("slow_badly", waits(None, 3.0), None),
+    ("losing_requests", loses(T["rejected_warning_ratio"]), True),
+    ("losing_requests", loses(None, T["rejected_critical_ratio"]), True),
+    ("losing_requests", loses(None), False),
+    ("losing_requests", loses(None, None, None), None),
+    ("losing_requests", loses(1.0, None, None), True),
+    ("losing_requests_badly", loses(T["rejected_critical_ratio"]), True),
+    ("losing_requests_badly", loses(0.05, 0.4), False),
+    ("losing_requests_badly", loses(None, T["most_ratio"]), True),
+    ("stuck", without_progress(2 * T["prefill_patience_seconds"]), True),
+    ("stuck", without_progress(2 * T["prefill_patience_seconds"] - 1), False),
+    ("stuck", {"progress": ProgressSignals(work_present=False)}, False),
+    ("stuck", {}, None),
     ("several_in_flight", {"load": LoadSignals(in_flight=T["batch_collapse_min_requests"])}, True),
     ("several_in_flight", {"load": LoadSignals(in_flight=1.0)}, False),
     ("several_in_flight", {}, None),
@@ -66,11 +77,13 @@ CASES = [
 ]
 
 
-def found(name: str, answer: Answer = PRESSURE, up: bool = True, **signals: Any) -> tuple[bool | None, str]:
+def found(
+    name: str, answer: Answer = PRESSURE, up: bool = True, stage: str | None = None, **signals: Any
+) -> tuple[bool | None, str]:
     """The finding about an engine with these signals, and its sentence."""
     values = Values(View(Signals(time=0.0, **signals), Recent(()), T, 9))
     values["page_fresh"] = up
-    values.fresh.answer = answer
+    values.fresh.answer, values.fresh.stage = answer, stage
     one = Gathered(values)[name]
     return one.value, one.text
 
@@ -80,6 +93,61 @@ def test_a_finding_holds_from_its_threshold_on(name: str, signals: dict[str, Any
     value, text = found(name, **signals)
     assert value is expected
     assert (": unknown (" in text) == (expected is None)
+
+
+@pytest.mark.parametrize("verdict", ["kv_pressure", "stalled"])
+def test_an_estimated_wait_counts_whatever_the_verdict(verdict: str) -> None:
+    """Sixty-four wait, none runs, stalled with confidence 0.6."""
+    long = waits(T["wait_page_seconds"], 64.0)
+    assert found("slow_badly", Answer(verdict, Grade.DOUBTFUL), **long)[0] is True
+    assert found("slow_badly", Answer(verdict, Grade.GUESS, FROZEN_ROWS[0]), **long)[0] is not True
+
+
+def test_an_estimated_wait_is_none_of_a_young_queue_without_a_verdict_or_of_an_idle_engine() -> None:
+    long = T["wait_page_seconds"]
+    unknown = Answer("unknown", Grade.GUESS)
+    assert found("slow_badly", unknown, **waits(long, 64.0))[0] is True
+    assert found("slow_badly", unknown, **waits(long, 64.0, before=False))[0] is None
+    assert found("slow_badly", Answer("idle", Grade.LIKELY), **waits(long, 64.0))[0] is None
+
+
+MINUTES = 2 * T["prefill_patience_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "more", "after"),
+    [
+        (Answer("stalled", Grade.DOUBTFUL, "No progress: queue of unknown cause"), {}, MINUTES),
+        (Answer("kv_pressure", Grade.CERTAIN), {}, MINUTES),
+        (Answer("unknown", Grade.GUESS, "Deferred requests: deferred"), {}, MINUTES),
+        (Answer("stalled", Grade.LIKELY), {}, T["stalled_seconds"] + T["alert_page_for_seconds"]),
+        (Answer("stalled", Grade.STRONG), {"ever_produced": False}, MINUTES),  # kernels may be compiled
+        # what explains it has a bound
+        (Answer("unknown", Grade.GUESS, "No progress: long prefill, as usual here"), {}, 900),
+        (Answer("compute_bound", Grade.DOUBTFUL, "Long prefill: long prefill"), {}, 900),
+        (Answer("stalled", Grade.DOUBTFUL, FROZEN_ROWS[1]), {}, 900),
+        # it was told to, or no request is left
+        (Answer("unknown", Grade.GUESS, "Asleep: paused"), {}, None),
+        (Answer("unknown", Grade.GUESS, FROZEN_ROWS[0]), {}, None),
+    ],
+)
+def test_requests_that_get_nothing_are_stuck_whatever_the_verdict(
+    answer: Answer, more: dict[str, Any], after: float | None
+) -> None:
+    """Certainty decides how soon somebody is woken, not whether."""
+    if after is None:
+        assert found("stuck", answer, **without_progress(1e5, **more))[0] is None
+        return
+    assert found("stuck", answer, **without_progress(after, **more))[0] is True
+    assert found("stuck", answer, **without_progress(after - 1, **more))[0] is False
+
+
+@pytest.mark.parametrize(
+    ("stage", "harmful"),
+    [("saturated", True), ("thrashing", True), ("failing", True), ("building", False), (None, False)],
+)
+def test_kv_pressure_is_a_ticket_above_the_stage_building(stage: str | None, harmful: bool) -> None:
+    assert found("kv_pressure", DOUBTED, stage=stage)[0] is harmful
 
 
 def test_only_a_confident_verdict_that_asks_for_action_names_a_cause() -> None:

@@ -177,7 +177,7 @@ def test_a_server_that_ends_requests_unanswered_refuses_them() -> None:
         found = state.diagnosis
         assert (found.verdict, found.row) == ("unknown", "Requests refused: aborted by the server")
         assert "another server" in plan(state, T).summary
-        assert (state.signals.requests.requests_failed_ratio or 0.0) > T["rejected_critical_ratio"]
+        assert (state.signals.requests.requests_lost_ratio or 0.0) > T["rejected_critical_ratio"]
 
 
 def test_clients_that_cancel_at_will_are_no_failures() -> None:
@@ -185,20 +185,20 @@ def test_clients_that_cancel_at_will_are_no_failures() -> None:
     calm = {"running": 2.0, "waiting": 0.0, "kv": 0.1, "generated": 100.0, "prompt": 100.0, "finished": 3.0}
     said = play(90, page={r.HTTP_GENERATED: lambda second: 6.0 * second}, **calm)
     assert said.states[-1].signals.requests.given_up_ratio == pytest.approx(0.5)
-    assert said.states[-1].signals.requests.requests_failed_ratio is None
+    assert said.states[-1].signals.requests.requests_lost_ratio is None
 
 
 GIVES_UP = {"running": 10.0, "waiting": 30.0, "kv": 0.99, "generated": 600.0, "prompt": 300.0, "preemptions": 2.0}
 
 
 @pytest.mark.parametrize(("answers", "given_up"), [(6.0, 1.0), (1.0, 0.0)])
-def test_answers_that_clients_do_not_wait_for_are_named_and_count_as_failed(answers: float, given_up: float) -> None:
+def test_answers_that_clients_do_not_wait_for_are_named_and_count_as_lost(answers: float, given_up: float) -> None:
     """6 HTTP requests a second are answered with 2xx, and hardly one of them is finished by the engine."""
     finished = 1.0 if given_up == 0.0 else 0.0
     said = play(90, page={r.HTTP_GENERATED: lambda second: answers * second}, **GIVES_UP | {"finished": finished})
     assert said.verdict == "kv_pressure"
     assert said.states[-1].signals.requests.given_up_ratio == given_up
-    assert bool(said.states[-1].signals.requests.requests_failed_ratio) == bool(given_up)
+    assert bool(said.states[-1].signals.requests.requests_lost_ratio) == bool(given_up)
     told = plan(said.states[-1], T)
     assert ("thrown away" in told.summary) == bool(given_up)
     assert any("retries" in action.title for action in told.actions) == bool(given_up)

@@ -83,7 +83,7 @@ def _level(alert: Alert, level: AlertLevel, row: Mapping[str, Any]) -> Level:
     cases = tuple(_cases(row, level.name, alert.subject, opted_out))
     found = Level(alert.name, level, _minutes(row.get("after", "0m")), cases)
     fires = row["fires"] if isinstance(row["fires"], Mapping) else row["fires"][0]
-    if not level.keep_seconds or level.share_seconds or any(isinstance(value, str) for value in fires.values()):
+    if not level.keep_seconds or any(isinstance(value, str) for value in fires.values()):
         return found
     series = {name: f"{found.after + 1}m {value}; 1m -" for name, value in fires.items()}
     recovering = Case(f"{level.name} over", _written_out(series), True)

@@ -14,7 +14,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, log2
+from math import ceil, isfinite, log2
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,18 @@ import yaml
 
 from kvpressure.diagnosis.conditions import ALERTED
 from kvpressure.diagnosis.evaluate import Answer, Grade
-from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View, slowest
 from kvpressure.model import readings as r
-from kvpressure.model.signals import BatchSignals, LatencySignals, LoadSignals, Signals
+from kvpressure.model.signals import BatchSignals, LatencySignals, LoadSignals, ProgressSignals, Signals
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import requests
-from kvpressure.signals.requests import FLOORS, slow_phases
+from kvpressure.signals.requests import FLOORS
 from kvpressure.signals.window import EngineWindow
 
 FILE = Path(__file__).parents[1] / "bundle" / "situations" / "situations.yaml"
 MINUTES = 60.0
 FINDING = "kvpressure_finding"
+USUALLY_ABANDONED = 0.02  # share of the requests of every situation
 _TICK_SECONDS = 15.0  # of the exporter whose derived series are computed
 _OF_SERIES = ("reason", "phase", "quantile", "verdict", "stage", "finding")  # labels beside those of the engine
 _READ = frozenset(
@@ -45,8 +46,7 @@ _READ = frozenset(
         "requests_rejected_total",
         "latency_seconds",
         "latency_baseline_ratio",
-        "latency_slow_seconds",
-        "latency_slow_baseline_ratio",
+        "no_progress_seconds",
         "verdict_confidence",
         "finding",
         "batch_collapse_ratio",
@@ -256,33 +256,21 @@ def _tick(
         elif metric == "kvpressure_requests_rejected_total":
             counters[r.REJECTED_PREFIX + kind[0]] = value or 0.0
     window.observe(at, {r.RUNNING: max(0.0, present - waiting), r.WAITING: waiting}, counters, {}, page)
-    p95 = {phase: now.get(("kvpressure_latency_slow_seconds", phase)) for phase in FLOORS}
-    p95["ttft"] = p95["ttft"] or now.get(("kvpressure_latency_seconds", "ttft", "0.95"))
-    ratios = {
-        phase: ratio
-        for phase in FLOORS
-        for metric in ("kvpressure_latency_slow_baseline_ratio", "kvpressure_latency_baseline_ratio")
-        if (ratio := now.get((metric, phase))) is not None
-    }
-    finished = requests.finished_per_second(window)
-    slow = slow_phases(finished, p95, ratios, t)
-    slow_ratios = {phase: ratios[phase] for phase in slow if phase in ratios}
-    times = LatencySignals(baseline_ratios=ratios, slow_p95=slow, slow_ratios=slow_ratios)
-    found = requests.request_signals(window, finished, times, requests.Lost(), t)
-    verdict, confidence = next(
-        ((kind[0], value) for (metric, *kind), value in now.items() if metric == "kvpressure_verdict_confidence"),
-        ("", 0.0),
+    p95 = {phase: now.get(("kvpressure_latency_seconds", phase, "0.95")) for phase in FLOORS}
+    known = {phase: seconds for phase, seconds in p95.items() if seconds is not None and isfinite(seconds)}
+    ratios = {phase: ratio for phase in known if (ratio := now.get(("kvpressure_latency_baseline_ratio", phase)))}
+    times = LatencySignals(
+        baseline_ratios=ratios,
+        usual={phase: known[phase] / ratio for phase, ratio in ratios.items()},
+        **{phase: {"0.95": seconds} for phase, seconds in known.items()},
     )
-    answer = Answer(verdict, max(one for one in Grade if one.confidence <= (confidence or 0.0)))
-    frozen = bool(now.get((FINDING, "metrics_frozen")))
-    published: dict[tuple[str, ...], float | None] = {
-        ("kvpressure_requests_finished_per_second",): found.requests_finished_per_second,
-        ("kvpressure_requests_failed_ratio",): found.requests_failed_ratio,
-        ("kvpressure_wait_seconds",): found.wait(verdict, frozen),
-    }
-    for phase in FLOORS:
-        published["kvpressure_latency_slow_seconds", phase] = slow.get(phase)
-        published["kvpressure_latency_slow_baseline_ratio", phase] = times.slow_ratios.get(phase)
+    lost = requests.Lost()
+    found = requests.request_signals(window, requests.finished_per_second(window), lost, USUALLY_ABANDONED, t)
+    (verdict, *stage), confidence = next(
+        ((kind, value) for (metric, *kind), value in now.items() if metric == "kvpressure_verdict_confidence"),
+        ([""], 0.0),
+    )
+    stuck = now.get(("kvpressure_no_progress_seconds",))
     signals = Signals(
         time=at,
         latency=times,
@@ -290,12 +278,22 @@ def _tick(
         load=LoadSignals(
             waiting=now.get(("kvpressure_requests_waiting",)), in_flight=now.get(("kvpressure_requests_in_flight",))
         ),
+        progress=ProgressSignals(work_present=None if stuck is None else True, seconds_without_progress=stuck),
         batch=BatchSignals(batch_collapse_ratio=now.get(("kvpressure_batch_collapse_ratio",))),
     )
     view = View(signals, Recent(()), t, readings=9)
-    view.answer = answer
-    for row in ALERTED:
-        published[FINDING, row.name] = row.find(view)
+    row = FROZEN_ROWS[0] if now.get((FINDING, "metrics_frozen")) else ""
+    view.answer = Answer(verdict, max(one for one in Grade if one.confidence <= (confidence or 0.0)), row)
+    view.stage = stage[0] if stage else None
+    published: dict[tuple[str, ...], float | None] = {
+        ("kvpressure_requests_finished_per_second",): found.requests_finished_per_second,
+        ("kvpressure_requests_lost_ratio",): found.requests_lost_ratio,
+    }
+    if (slow := slowest(view)) is not None:
+        published["kvpressure_slow_seconds", slow.phase] = slow.seconds
+        published["kvpressure_usual_seconds", slow.phase] = slow.usual
+    for finding in ALERTED:
+        published[FINDING, finding.name] = finding.find(view)
     return published
 
 

@@ -24,10 +24,11 @@ from kvpressure.model.readings import (
     SourceHealth,
     Termination,
 )
-from kvpressure.model.signals import Signals
+from kvpressure.model.signals import Signals, Slow
 from kvpressure.model.state import (
     LIMITS,
     SIGNATURE_CONDITIONS,
+    Cause,
     ContainerState,
     Diagnosis,
     EngineState,
@@ -110,6 +111,7 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
         confidence=0.9,
         stage="saturated",
         since=NOW - 90,
+        slow=Slow("ttft", 41.0, 0.1, badly=True),
         evidence={
             name: Found(name, value, f"{name} sentence") for name, value in zip(names, (True, False, True), strict=True)
         },
@@ -129,6 +131,7 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
     )
     return EngineState(
         key=EngineKey("prod", pod, model, engine),
+        explain=lambda _: Cause("requests wait for KV cache", "Lower max_num_seqs", "max_num_seqs"),
         target=f"http://10.0.0.5:8000/{pod}",
         container="vllm",
         gpus=("GPU-1",),

@@ -65,7 +65,15 @@ def test_an_engine_about_which_nothing_is_known_has_identity_and_state_sets_only
     state = State(time=NOW, engines=(unknown_engine(),))
     emitted = {full.removeprefix(PREFIX) for full, _ in samples(state)}
     assert emitted == {
-        *("engine_up", "engine_info", "engine_gpu_info", "engine_trouble", "verdict", "verdict_confidence"),
+        *(
+            "engine_up",
+            "engine_info",
+            "engine_gpu_info",
+            "engine_trouble",
+            "verdict",
+            "verdict_confidence",
+            "cause_info",
+        ),
         *("verdict_since_timestamp_seconds", "pressure_stage", "score_evidence_level"),
         *("ticks_total", "tick_lag_seconds", "build_info"),
     }
@@ -79,7 +87,15 @@ def test_an_engine_that_is_down_keeps_what_it_is_and_what_is_concluded_but_no_va
         if dict(labels).get("pod") == "chat-0"
     }
     assert emitted == {
-        *("engine_up", "engine_info", "engine_gpu_info", "engine_trouble", "verdict", "verdict_confidence"),
+        *(
+            "engine_up",
+            "engine_info",
+            "engine_gpu_info",
+            "engine_trouble",
+            "verdict",
+            "verdict_confidence",
+            "cause_info",
+        ),
         *("verdict_since_timestamp_seconds", "verdict_reason", "pressure_stage", "finding", "limit"),
         *("limit_explicit", "limit_recommended"),
     }
@@ -119,7 +135,7 @@ def test_a_missing_signal_removes_samples_and_changes_none(path: tuple[str, ...]
     engine = full_engine()
     everything = samples(State(time=NOW, engines=(engine,)))
     less = samples(State(time=NOW, engines=(replace(engine, signals=_without(engine.signals, path)),)))
-    made_of_many = {"kvpressure_batch_size_samples_sum", "kvpressure_engine_trouble", "kvpressure_wait_seconds"}
+    made_of_many = {"kvpressure_batch_size_samples_sum", "kvpressure_engine_trouble"}
     assert {key: value for key, value in less.items() if key[0] not in made_of_many}.items() <= everything.items()
 
 

@@ -299,9 +299,9 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("stuck", "title", "runbooks"),
         [
-            (8.0, "Wait 12 s for a verdict", ["InferenceEngineStalled"]),
-            (19.5, "Wait 1 s for a verdict", ["InferenceEngineStalled"]),
-            (40.0, "Check the triage steps", ["InferenceEngineStalled"]),
+            (8.0, "Wait a few seconds for a verdict", ["InferenceStalled"]),
+            (19.5, "Wait a few seconds for a verdict", ["InferenceStalled"]),
+            (40.0, "Check the triage steps", ["InferenceStalled"]),
             (0.0, "Check the triage steps", []),
             (None, "Check the triage steps", []),
         ],

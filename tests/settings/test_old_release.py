@@ -94,6 +94,19 @@ def test_a_values_file_with_an_old_alert_says_its_new_name() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ("InferenceQueueTimeHigh", "InferenceSlow"),
+        ("InferenceEngineStalled", "InferenceStalled"),
+        ("VllmTimeToFirstTokenHigh", "InferenceSlow"),
+    ],
+)
+def test_an_alert_that_was_merged_leads_to_the_one_in_its_place(old: str, now: str) -> None:
+    alerts = {alert.name for group in load_groups(Options(thresholds.builtin())) for alert in group.alerts}
+    assert renamed(old, alerts) == now
+
+
 @pytest.mark.parametrize("name", ["nonsense", "vllm.nonsense", "VllmNonsense"])
 def test_what_was_never_a_name_is_not_renamed(name: str) -> None:
     assert renamed(name, options()) is None

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 
 from kvpressure.model import readings as r
-from kvpressure.model.signals import LatencySignals, RequestSignals
+from kvpressure.model.signals import LatencySignals, LoadSignals, RequestSignals, Signals
 from kvpressure.settings.thresholds import builtin
 from kvpressure.signals import requests
-from kvpressure.signals.requests import slow_phases
+from kvpressure.signals.requests import slow_phases, slow_queue
 from kvpressure.signals.window import EngineWindow
 from tests.signals.build import FINISHED, every, window
 
@@ -21,10 +21,8 @@ ENOUGH = T["latency_min_finished_per_second"]
 TICKS = 61  # five minutes of ticks of five seconds, both ends
 
 
-def of(built: EngineWindow, times: LatencySignals | None = None) -> RequestSignals:
-    return requests.request_signals(
-        built, requests.finished_per_second(built), times or LatencySignals(), requests.Lost(), T
-    )
+def of(built: EngineWindow, usual: float | None = None) -> RequestSignals:
+    return requests.request_signals(built, requests.finished_per_second(built), requests.Lost(), usual, T)
 
 
 def found(*rows: Mapping[str, float]) -> RequestSignals:
@@ -49,49 +47,145 @@ class TestFinished:
 class TestFailed:
     @pytest.mark.parametrize("name", [REFUSED, HTTP_5XX, ERROR])
     def test_each_kind_of_failure_counts_beside_what_finishes(self, name: str) -> None:
-        assert found({FINISHED: 0.0, name: 0.0}, {FINISHED: 300.0, name: 100.0}).requests_failed_ratio == 0.25
+        assert found({FINISHED: 0.0, name: 0.0}, {FINISHED: 300.0, name: 100.0}).failed_ratio == 0.25
 
     @pytest.mark.parametrize("name", [REFUSED, HTTP_5XX, ERROR])
     def test_all_fail_where_none_finishes_also_without_a_counter_of_finished_ones(self, name: str) -> None:
-        assert found({FINISHED: 7.0, name: 0.0}, {FINISHED: 7.0, name: 100.0}).requests_failed_ratio == 1.0
-        assert found({name: 0.0}, {name: 100.0}).requests_failed_ratio == 1.0
+        assert found({FINISHED: 7.0, name: 0.0}, {FINISHED: 7.0, name: 100.0}).failed_ratio == 1.0
+        assert found({name: 0.0}, {name: 100.0}).failed_ratio == 1.0
 
     def test_counts_of_the_same_requests_are_not_added(self) -> None:
         first = {FINISHED: 0.0, ERROR: 0.0, HTTP_5XX: 0.0, REFUSED: 0.0}
         last = {FINISHED: 300.0, ERROR: 100.0, HTTP_5XX: 90.0, REFUSED: 10.0}
-        assert found(first, last).requests_failed_ratio == 0.25
+        assert found(first, last).failed_ratio == 0.25
 
     def test_refusals_of_different_reasons_are_different_requests(self) -> None:
         full, tokens = REFUSED, r.REJECTED_PREFIX + "max_num_queued_tokens"
         last = {FINISHED: 300.0, full: 60.0, tokens: 40.0, HTTP_5XX: 90.0}
-        assert found(dict.fromkeys(last, 0.0), last).requests_failed_ratio == 0.25
+        assert found(dict.fromkeys(last, 0.0), last).failed_ratio == 0.25
 
     def test_a_counter_that_appears_with_the_first_failure_counts_from_zero(self) -> None:
-        assert found({FINISHED: 0.0}, {FINISHED: 300.0, REFUSED: 100.0}).requests_failed_ratio == 0.25
+        assert found({FINISHED: 0.0}, {FINISHED: 300.0, REFUSED: 100.0}).failed_ratio == 0.25
 
     def test_refusals_with_4xx_are_no_failures(self) -> None:
-        assert found({FINISHED: 0.0, HTTP_4XX: 0.0}, {FINISHED: 1.0, HTTP_4XX: 900.0}).requests_failed_ratio is None
+        assert found({FINISHED: 0.0, HTTP_4XX: 0.0}, {FINISHED: 1.0, HTTP_4XX: 900.0}).failed_ratio is None
 
     @pytest.mark.parametrize(("factor", "known"), [(1.0, True), (0.99, False)])
     def test_fewer_than_the_least_rate_are_isolated_faults(self, factor: float, known: bool) -> None:
         failed = factor * T["failed_min_per_second"] * 300
-        assert (found({ERROR: 0.0}, {ERROR: failed}).requests_failed_ratio is not None) is known
+        assert (found({ERROR: 0.0}, {ERROR: failed}).failed_ratio is not None) is known
+
+
+class TestAbandoned:
+    """Aborts of a server that counts clients that hang up: 100 of 400 requests."""
+
+    def lost(self, usual: float | None, aborted: float = 100.0, waiting: float = 0.0) -> RequestSignals:
+        rows = [{FINISHED: 0.0, r.WAITING: waiting}, {FINISHED: 300.0, ABORT: aborted, r.WAITING: waiting}]
+        return of(window(every(300, rows)), usual)
+
+    def test_those_above_the_usual_share_are_lost(self) -> None:
+        assert self.lost(0.05).requests_lost_ratio == pytest.approx(0.2)
+        assert self.lost(0.25).requests_lost_ratio is None
+
+    def test_a_few_more_than_usual_are_chance(self) -> None:
+        least = T["rejected_critical_ratio"]
+        assert self.lost(0.25 - 1.01 * least).requests_lost_ratio == pytest.approx(1.01 * least)
+        assert self.lost(0.25 - 0.99 * least).requests_lost_ratio is None
+
+    def test_without_a_usual_share_they_count_only_while_requests_wait(self) -> None:
+        assert self.lost(None).requests_lost_ratio is None
+        assert self.lost(None, waiting=5.0).requests_lost_ratio == pytest.approx(0.25)
+
+    def test_the_usual_share_is_not_learned_from_an_incident(self) -> None:
+        baseline = requests.Baseline(T)
+        for i in range(200):
+            baseline.learn(30.0 * i, True, {}, None, 0.02 if i < 6 else 0.87)
+        assert baseline.value(requests.ABANDONED) == pytest.approx(0.02)
+
+
+def latency(usual: float | None = None, finished: float = 1.0, waiting: float = 0.0, **p95: float) -> Signals:
+    """One phase or several with this p95, all with the same baseline, and five requests in flight."""
+    return Signals(
+        0.0,
+        latency=LatencySignals(
+            usual={} if usual is None else dict.fromkeys(p95, usual),
+            **{phase: {"0.95": seconds} for phase, seconds in p95.items()},
+        ),
+        requests=RequestSignals(requests_finished_per_second=finished),
+        load=LoadSignals(waiting=waiting, in_flight=T["batch_collapse_min_requests"]),
+    )
 
 
 class TestSlow:
-    @pytest.mark.parametrize(("factor", "phases"), [(1.0, {"ttft"}), (0.99, set())])
-    def test_nothing_is_slow_where_too_few_finish_for_a_quantile(self, factor: float, phases: set[str]) -> None:
-        few = window(every(300, [{FINISHED: 0.0}, {FINISHED: 300 * factor * ENOUGH}]))
-        assert slow_phases(requests.finished_per_second(few), {"ttft": T["ttft_floor_seconds"]}, {}, T).keys() == phases
+    OFTEN, TWICE = T["latency_critical_ratio"], T["latency_multiplied_ratio"]
 
-    def test_a_first_token_many_times_slower_than_usual_is_slow_below_its_floor(self) -> None:
-        many, seconds = 1.0, T["objective_ttft_seconds"]
-        assert seconds < T["ttft_floor_seconds"]
-        multiple = T["latency_critical_ratio"]
-        assert slow_phases(many, {"ttft": seconds}, {"ttft": multiple}, T) == {"ttft": seconds}
-        assert slow_phases(many, {"ttft": seconds}, {"ttft": 0.99 * multiple}, T) == {}
-        assert slow_phases(many, {"ttft": 0.99 * seconds}, {"ttft": multiple}, T) == {}
-        assert slow_phases(many, {"queue": seconds}, {"queue": multiple, "ttft": multiple}, T) == {}
+    @pytest.mark.parametrize(("factor", "slow"), [(1.0, True), (0.99, False)])
+    def test_nothing_is_slow_where_too_few_finish_for_a_quantile(self, factor: float, slow: bool) -> None:
+        found = slow_phases(latency(finished=factor * ENOUGH, ttft=T["ttft_floor_seconds"]), T)
+        assert bool(found) is slow
+
+    @pytest.mark.parametrize(
+        ("phase", "least"),
+        [
+            ("ttft", T["objective_ttft_seconds"]),
+            ("inter_token", T["inter_token_floor_seconds"]),
+            ("queue", T["ttft_floor_seconds"]),
+            ("e2e", T["ttft_floor_seconds"]),
+        ],
+    )
+    def test_a_phase_is_slow_at_twice_its_usual_value_and_its_floor(self, phase: str, least: float) -> None:
+        assert slow_phases(latency(least / self.TWICE, **{phase: least}), T)
+        assert slow_phases(latency(least / self.TWICE, **{phase: 0.99 * least}), T) == []
+        assert slow_phases(latency(1.01 * least / self.TWICE, **{phase: least}), T) == []
+
+    @pytest.mark.parametrize(
+        ("phase", "least"),
+        [("ttft", T["ttft_floor_seconds"]), ("inter_token", T["inter_token_floor_seconds"])],
+    )
+    def test_badly_at_four_times_and_the_floor_of_the_page(self, phase: str, least: float) -> None:
+        (one,) = slow_phases(latency(least / self.OFTEN, **{phase: least}), T)
+        assert one.badly
+        assert not any(
+            slow.badly for slow in slow_phases(latency(0.99 * least / self.OFTEN, **{phase: 0.99 * least}), T)
+        )
+        assert not any(slow.badly for slow in slow_phases(latency(1.01 * least / self.OFTEN, **{phase: least}), T))
+
+    def test_whole_answers_are_a_ticket_at_most(self) -> None:
+        (one,) = slow_phases(latency(1.0, e2e=100.0), T)
+        assert (one.badly, one.multiple) == (False, 100.0)
+
+    def test_the_queue_is_part_of_the_first_token(self) -> None:
+        assert [slow.phase for slow in slow_phases(latency(0.01, ttft=41.0, queue=40.0), T)] == ["ttft"]
+
+    def test_without_a_baseline_it_is_slow_from_its_floor_on(self) -> None:
+        for phase, floor in (("ttft", "ttft_floor_seconds"), ("inter_token", "inter_token_floor_seconds")):
+            assert slow_phases(latency(**{phase: T[floor]}), T)[0].usual is None
+            assert slow_phases(latency(**{phase: 0.99 * T[floor]}), T) == []
+        assert slow_phases(latency(e2e=60.0), T) == []
+
+    def test_without_a_baseline_it_is_badly_slow_where_several_wait_long(self) -> None:
+        long = T["wait_page_seconds"]
+        assert slow_phases(latency(ttft=long, waiting=1.0), T)[0].badly
+        assert not slow_phases(latency(ttft=long), T)[0].badly
+        assert not slow_phases(latency(ttft=0.99 * long, waiting=1.0), T)[0].badly
+        assert not slow_phases(latency(inter_token=long, waiting=1.0), T)[0].badly
+
+    def test_an_estimated_wait_is_slow_from_half_a_minute_on(self) -> None:
+        def waits(seconds: float | None, in_flight: float) -> Signals:
+            return Signals(
+                0.0,
+                requests=RequestSignals(wait_estimated_seconds=seconds),
+                load=LoadSignals(in_flight=in_flight),
+            )
+
+        long, several = T["wait_page_seconds"], T["batch_collapse_min_requests"]
+        (one, few) = (slow_queue(waits(long, n), T) for n in (several, several - 1))
+        assert one is not None
+        assert few is not None
+        assert (one.badly, few.badly) == (True, False)
+        assert slow_queue(waits(long - 1, several), T) is None
+        assert slow_queue(waits(None, several), T) is None
+        assert slow_queue(waits(long, 0.0), T) is None
 
 
 def queue(waiting: float, finished: float = 0.0, ticks: int = TICKS, since: int = 0) -> list[dict[str, float]]:
@@ -104,7 +198,7 @@ def queue(waiting: float, finished: float = 0.0, ticks: int = TICKS, since: int 
 
 class TestWait:
     def test_where_nothing_finishes_it_is_the_queue_at_one_request_in_five_minutes(self) -> None:
-        assert of(window(every(5, queue(4)))).wait("kv_pressure", False) == 1200
+        assert of(window(every(5, queue(4)))).wait_estimated_seconds == 1200
 
     @pytest.mark.parametrize(("factor", "seconds"), [(0.5, 4 / (0.5 * ENOUGH)), (1.0, None)])
     def test_it_follows_the_finish_rate_until_quantiles_are_reliable(self, factor: float, seconds: float) -> None:
@@ -124,31 +218,3 @@ class TestWait:
     def test_nobody_waits(self) -> None:
         none = of(window(every(5, queue(0))))
         assert (none.wait_estimated_seconds, none.waited_before) == (None, False)
-
-    @pytest.mark.parametrize("verdict", ["stalled", "idle"])
-    def test_no_estimate_where_the_queue_does_not_move(self, verdict: str) -> None:
-        assert of(window(every(5, queue(4)))).wait(verdict, False) is None
-
-    def test_no_estimate_from_frozen_gauges(self) -> None:
-        still = of(window(every(5, queue(4))))
-        assert still.wait("kv_pressure", True) is None
-        assert still.wait("kv_pressure", None) == 1200
-
-    def test_with_an_unknown_verdict_only_a_queue_of_five_minutes_counts(self) -> None:
-        old, young = (of(window(every(5, queue(4, since=n)))) for n in (0, 1))
-        assert (old.wait("unknown", False), young.wait("unknown", False)) == (1200, None)
-        assert young.wait("kv_pressure", False) == 1200
-
-    def test_without_a_baseline_the_slow_quantiles_are_the_wait_while_requests_wait(self) -> None:
-        slow = LatencySignals(slow_p95={"ttft": 40.0, "queue": 35.0, "inter_token": 90.0})
-        rows = queue(4, finished=300 * ENOUGH)
-        many = window(every(5, rows))
-        assert of(many, slow).wait("unknown", False) == 40
-        for phase in ("ttft", "queue"):
-            known = LatencySignals(slow_p95=slow.slow_p95, slow_ratios={phase: 3.0})
-            assert of(many, known).wait("unknown", False) is None
-        other = LatencySignals(slow_p95=slow.slow_p95, slow_ratios={"inter_token": 3.0})
-        assert of(many, other).wait("unknown", False) == 40
-        assert of(many, LatencySignals(slow_p95={"inter_token": 90.0})).wait("unknown", False) is None
-        rows[-1][r.WAITING] = 0.0
-        assert of(window(every(5, rows)), slow).wait("unknown", False) is None

@@ -19,7 +19,7 @@ from kvpressure.signals.batch import RunningHistogram, SequenceLimit
 from kvpressure.signals.hardware import ContainerWindow, EngineContext, GpuWindow
 from kvpressure.signals.kv import DeviceMemory
 from kvpressure.signals.progress import Contact, Progress, Trend
-from kvpressure.signals.requests import Baseline, LongestContext, Shape, finished_per_second
+from kvpressure.signals.requests import Baseline, LongestContext, Shape
 from kvpressure.signals.window import HistogramIncrease
 from tests.signals.build import FINISHED, every, histogram, window
 
@@ -466,27 +466,47 @@ def test_latency_against_its_baseline():
         every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}], start=500),
         **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]},
     )
-    found = requests.latency_signals(w, base, False, finished_per_second(w), T)
+    found = requests.latency_signals(w, base, False, None, T)
     assert found.inter_token["0.95"] == pytest.approx(0.195)
     assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
-    assert found.slow_p95 == {"inter_token": found.inter_token["0.95"]}
-    assert found.slow_ratios == found.baseline_ratios
+    assert found.usual == {"inter_token": pytest.approx(0.04)}
 
 
-def test_latency_is_slow_from_the_threshold_of_its_phase_with_or_without_a_baseline():
-    def slow(bounds: tuple[float, ...], name: str):
-        counts = (0,) * (len(bounds) - 1) + (100, 100)
-        w = window(
-            every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}]),
-            **{name: [histogram((*bounds, INF), [0] * len(counts), 0), histogram((*bounds, INF), counts, 1)]},
-        )
-        return requests.latency_signals(w, Baseline(T), False, finished_per_second(w), T)
+def answers(seconds: float, tokens: float):
+    """Ten answers of so many tokens in a minute; the first token takes 0.1 s."""
+    sums = {r.E2E: seconds, r.TTFT: 0.1, r.REQUEST_OUTPUT: tokens}
+    return window(
+        every(30, [{FINISHED: 0.0}, {FINISHED: 10.0}]),
+        **{
+            name: [histogram((1e4, INF), (0, 0), 0), histogram((1e4, INF), (10, 10), 10 * one)]
+            for name, one in sums.items()
+        },
+    )
 
-    floor = T["ttft_floor_seconds"]
-    assert slow((floor, floor + 1e-6), r.TTFT).slow_p95 == {"ttft": pytest.approx(floor)}
-    assert slow((floor, floor + 1e-6), r.TTFT).slow_ratios == {}
-    assert slow((0.0, 0.9 * floor), r.TTFT).slow_p95 == {}
-    assert slow((floor, floor + 1e-6), r.E2E).slow_p95 == {}
+
+def test_whole_answers_are_compared_with_answers_of_the_same_length():
+    """Speculation that no longer helps makes each token slower; longer answers take longer, and nothing is wrong."""
+    base, usual = Baseline(T), answers(2.1, 100)
+    for i in range(6):
+        requests.latency_signals(usual, base, False, None, T)
+        base.learn(30 * i, True, {"e2e": 2.1}, requests.WholeAnswers(2.1, 0.1, 100))
+    longer = requests.latency_signals(answers(20.1, 1000), base, False, None, T)
+    assert longer.baseline_ratios["e2e"] == pytest.approx(1.0)
+    slower = requests.latency_signals(answers(8.1, 100), base, False, None, T)
+    assert slower.baseline_ratios["e2e"] == pytest.approx(8.1 / 2.1)
+    assert slower.e2e["0.95"] / slower.usual["e2e"] == pytest.approx(8.1 / 2.1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "usual", "harmful"),
+    [("ttft", 0.1, 3.5), ("inter_token", 0.03, 0.12), ("queue", 0.01, 6.0)],
+)
+def test_what_can_raise_an_alert_is_never_learned_as_usual(phase: str, usual: float, harmful: float):
+    """Two hours and a half of it, as when everybody's first token takes 3.5 s instead of 0.1 s."""
+    base = Baseline(T)
+    for i in range(300):
+        base.learn(30 * i, True, {phase: usual if i < 6 else harmful})
+    assert base.value(phase) == pytest.approx(usual)
 
 
 def test_outside_engine_time_is_what_the_engine_did_not_take():

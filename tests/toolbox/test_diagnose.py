@@ -88,7 +88,7 @@ def test_memory_growth_follows_the_conditions(
 def test_a_condition_that_holds_leads_to_its_runbook_under_every_verdict(capsys: Capsys) -> None:
     _, document = answer(capsys, "diagnose", str(FIXTURES / "recordings/vllm-cpu-loads/02-prefix-thrash.jsonl.gz"))
     engine = document["engines"][0]
-    runbook = "docs/runbooks/InferenceTimeToFirstTokenHigh.md"
+    runbook = "docs/runbooks/InferenceSlow.md"
     assert engine["verdict"] == "healthy"
     assert any(step["title"] == f"prefix cache collapsed: {runbook}" for step in engine["next_steps"])
     assert "`prefix_cache_collapsed`" in (FIXTURES.parents[1] / runbook).read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, floor
+from math import floor
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,7 +19,7 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.log_events import EVENTS
 from kvpressure.model.reasons import TARGET_LIMIT
-from kvpressure.model.state import STEP_TOKENS, EngineState
+from kvpressure.model.state import CALM, LIMITS, STEP_TOKENS, Cause, EngineState
 from kvpressure.printable import INTO, PIPE, command, say
 from kvpressure.settings.thresholds import Thresholds
 
@@ -39,6 +39,7 @@ CAUSES: Final = {
 TWO_LIMITS: Final = (
     "{max_num_seqs} is reached and the KV cache is full: do not raise {max_num_seqs}, it would cause {preemptions}"
 )
+_SLOW: Final = "slow, cause not found"
 STEP_BUDGET: Final = "steps use up {max_num_batched_tokens}; the KV cache is not full"
 _NO_CAUSE: Final = ("Undecided", "No fresh metrics")  # tables whose rows name what is missing
 
@@ -478,7 +479,7 @@ _TOLD: Final = {
 def degraded(engine: EngineState) -> list[str]:
     """Sentences on what users feel, where the verdict does not explain it."""
     evidence = engine.diagnosis.evidence
-    named = (evidence.get(name) for name in ("latency_multiplied", "steps_slower", "throughput_fell", "tokens_trickle"))
+    named = (evidence.get(name) for name in ("steps_slower", "latency_multiplied", "throughput_fell", "tokens_trickle"))
     return [found.text for found in named if found is not None and found.value]
 
 
@@ -500,10 +501,32 @@ def _unknown_because(engine: EngineState) -> str:
     if not engine.up:
         why = scrape_error(engine)
         return f"down since {clock_text(found.since)} ({why})" + (f": {EVENTS[failed]}" if failed else "")
-    title, _, row = found.row.partition(": ")
-    if slow:
-        return f"slow, cause not found: {slow[0]}"
+    return f"{_SLOW}: {slow[0]}" if slow else _unknown_row(engine)
+
+
+def _unknown_row(engine: EngineState) -> str:
+    title, _, row = engine.diagnosis.row.partition(": ")
     return f"{title[:1].lower()}{title[1:]}: {row}" if row and title not in _NO_CAUSE else CAUSES["unknown"]
+
+
+def explained(engine: EngineState, thresholds: Thresholds) -> Cause:
+    """What an alert says of an engine: its texts have no measured number, because they are labels."""
+    found = engine.diagnosis
+    if not engine.up:
+        why = "its metrics cannot be scraped"
+    elif found.verdict in ("unknown", *CALM):
+        why = _SLOW if found.slow or degraded(engine) else _unknown_row(engine)
+    else:
+        why = cause(engine)
+    action = next(iter(plan(engine, thresholds).actions_now), None)
+    if action is None:
+        return Cause(why)
+    return Cause(why, action.title, next((name for name in LIMITS if _sets(action, engine, name)), ""))
+
+
+def _sets(action: Action, engine: EngineState, limit: str) -> bool:
+    flag, _ = value_and_flag(engine, limit)
+    return bool(flag) and flag in action.flags[:1]
 
 
 def _until_known(engine: EngineState, t: Thresholds) -> str:
@@ -512,7 +535,7 @@ def _until_known(engine: EngineState, t: Thresholds) -> str:
     if first is not None and first.value:
         return "Wait for the next scrape"
     if stuck is not None and t["no_progress_seconds"] <= stuck < t["stalled_seconds"]:
-        return f"Wait {ceil(t['stalled_seconds'] - stuck)} s for a verdict"
+        return "Wait a few seconds for a verdict"
     return "Check the triage steps"
 
 

@@ -85,11 +85,9 @@ def load_groups(options: Options) -> tuple[RuleGroup, ...]:
 
 def _check_names(groups: Iterable[RuleGroup], values: BundleValues) -> None:
     names = {alert.name for group in groups for alert in group.alerts}
-    optional = {alert.name for group in groups for alert in group.alerts if alert.optional}
     families = {group.family for group in groups} - {"recordings"}
     for key, wanted, known in (
         ("exclude", values.exclude, names | families),
-        ("include", values.include, optional),
         ("durations", values.durations, names),
         ("alert_labels", values.alert_labels, names),
     ):
@@ -104,10 +102,7 @@ def _patched(group: RuleGroup, values: BundleValues) -> RuleGroup:
     if group.family in values.exclude:
         return replace(group, alerts=())
     wanted = (alert for alert in group.alerts if alert.name not in values.exclude)
-    alerts = tuple(
-        _with_durations(alert, values) for alert in wanted if not alert.optional or alert.name in values.include
-    )
-    return replace(group, alerts=alerts)
+    return replace(group, alerts=tuple(_with_durations(alert, values) for alert in wanted))
 
 
 def _literal(alert: Alert) -> Alert:
@@ -167,7 +162,7 @@ def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:
     for alert in group.alerts:
         for level in alert.levels:
             rule: dict[str, Any] = {"alert": alert.name, "expr": level.full_expr()}
-            if level.for_seconds and not level.share_seconds:
+            if level.for_seconds:
                 rule["for"] = duration(level.for_seconds)
             if level.keep_seconds:
                 rule["keep_firing_for"] = duration(level.keep_seconds)

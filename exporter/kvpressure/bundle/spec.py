@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpressure.bundle.text import duration, number
-
 SEVERITIES: Final = ("critical", "warning", "info", "none")
 FAMILIES: Final = ("objectives", "pressure", "harm", "memory", "load", "failure", "hardware", "self")
 
@@ -65,9 +63,7 @@ class SideCondition:
 @dataclass(frozen=True, slots=True)
 class AlertLevel:
     """One severity of an alert. Durations are seconds; texts are Go templates. ``documented``: the severity that the
-    guides give its number, "" where it is not from a guide. ``share_seconds``: the condition, recorded every
-    ``interval``, must hold for ``for_seconds`` within this time, not in a row, because one that swings would reset
-    ``for``.
+    guides give its number, "" where it is not from a guide.
     """
 
     severity: str
@@ -78,8 +74,6 @@ class AlertLevel:
     keep_seconds: float
     summary: str
     description: str
-    share_seconds: float = 0.0
-    interval: float = 0.0
 
     @property
     def name(self) -> str:
@@ -93,23 +87,17 @@ class AlertLevel:
 
     def full_expr(self) -> str:
         """The expression with its conditions."""
-        parts = [self.expr if not self.share_seconds else self._share()]
+        parts = [self.expr]
         parts += [f"{item.kind} on ({', '.join(item.on)})\n{item.expr}" for item in self.conditions]
         if len(parts) > 1 and re.search(r"\bor\b", self.expr):
             parts[0] = f"(\n{_indent(self.expr)}\n)"
         return "\n".join(parts)
 
-    def _share(self) -> str:
-        window, held = duration(self.share_seconds), number(self.for_seconds)
-        by = ", ".join(SUBJECTS["engine"])
-        return f"max by ({by}) (count_over_time({self.expr}[{window}]) * {number(self.interval)} > {held})"
-
 
 @dataclass(frozen=True, slots=True)
 class Alert:
     """One alert with all its severities. ``choice``: what the rule adds to its number, and why; ``labels``: those of
-    its subject that every result has; ``dashboard``: whether a dashboard shows it; ``optional``: only if the values
-    file includes it.
+    its subject that every result has; ``dashboard``: whether a dashboard shows it.
     """
 
     name: str
@@ -119,7 +107,6 @@ class Alert:
     choice: str
     dashboard: bool
     levels: tuple[AlertLevel, ...]
-    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +149,7 @@ def parse_groups(document: Mapping[str, Any]) -> list[RuleGroup]:
     dashboard = document.get("dashboard", True)
     groups = []
     for interval, seconds in EVALUATION_INTERVALS.items():
-        alerts = tuple(_alert(item, family, dashboard, seconds) for item in _evaluated(document, "alerts", interval))
+        alerts = tuple(_alert(item, family, dashboard) for item in _evaluated(document, "alerts", interval))
         recordings = tuple(
             Recording(item["record"], _clean(item["expr"]), tuple(item["labels"]), item["help"].strip())
             for item in _evaluated(document, "recordings", interval)
@@ -176,9 +163,9 @@ def _evaluated(document: Mapping[str, Any], kind: str, interval: str) -> Iterato
     return (item for item in document.get(kind) or () if item.get(_INTERVAL, document[_INTERVAL]) == interval)
 
 
-def _alert(item: Mapping[str, Any], family: str, dashboard: bool, interval: float) -> Alert:
+def _alert(item: Mapping[str, Any], family: str, dashboard: bool) -> Alert:
     name = item["name"]
-    levels = tuple(_level(item, level, interval) for level in item["levels"])
+    levels = tuple(_level(item, level) for level in item["levels"])
     return Alert(
         name,
         family,
@@ -187,7 +174,6 @@ def _alert(item: Mapping[str, Any], family: str, dashboard: bool, interval: floa
         _line(item["choice"]),
         dashboard,
         levels,
-        item.get("optional", False),
     )
 
 
@@ -196,7 +182,7 @@ def _line(text: str) -> str:
     return " ".join(text.split()).replace(" {{ with ", "{{ with ")
 
 
-def _level(alert: Mapping[str, Any], item: Mapping[str, Any], interval: float) -> AlertLevel:
+def _level(alert: Mapping[str, Any], item: Mapping[str, Any]) -> AlertLevel:
     identity = SUBJECTS[alert["subject"]]
     conditions = tuple(
         _condition(key, body, kind, identity)
@@ -212,8 +198,6 @@ def _level(alert: Mapping[str, Any], item: Mapping[str, Any], interval: float) -
         float(item.get("keep", 0)),
         _line(item.get("summary") or alert["summary"]),
         _line(item.get("description") or alert["description"]),
-        float(item.get("share", 0)),
-        interval,
     )
 
 

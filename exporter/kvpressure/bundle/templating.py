@@ -89,6 +89,31 @@ def owned(expr: str, *more: str) -> str:
     )
 
 
+def finding(name: str, value: str = "") -> str:
+    """The engines for which a published finding holds, with the labels pool and role. ``value``: the series that gives
+    the alert its value; "" = 1.
+    """
+    by, holds = ", ".join(SUBJECTS["engine"]), f'kvpressure_finding{{finding="{name}"}}'
+    return (
+        f"{per('engine', value or holds)}\n"
+        f"* on ({by}) group_left (pool, role)\n"
+        f"topk by ({by}) (1, {holds} == 1)"  # two exporters may see an engine
+    )
+
+
+def asked(query: str, *arguments: str) -> str:
+    """A query of an annotation about the alert's engine: ``OWN`` in it stands for the engine's matchers; ``arguments``
+    fill each ``%q`` before them.
+    """
+    own = SUBJECTS["engine"]  # a matcher treats an absent cluster as ""
+    text = query.replace("OWN", ",".join(f"{name}=%q" for name in own)).replace('"', r"\"")
+    return f'printf "{text}" {" ".join((*arguments, *(f"$labels.{name}" for name in own)))} | query'
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def workload(expr: str) -> str:
     """``expr`` with the label workload: the Deployment or StatefulSet, derived from the pod's name."""
     return f'label_replace({expr}, "workload", "$1", "pod", "{_WORKLOAD_POD}")'
@@ -184,6 +209,11 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "owned": owned,
         "opted_out": opted_out,
         "where": _WHERE,
+        "finding": finding,
+        "asked": asked,
+        "text_of": lambda name: _on_one_line(
+            render(f"texts/{name}.j2", {"asked": asked, "confident": thresholds["confident"]})
+        ),
         "engine": lambda expr: per("engine", expr),
         "vanished": VANISHED,
         **more,

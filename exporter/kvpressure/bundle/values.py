@@ -28,8 +28,8 @@ class BundleValues:
     """Settings of a site. ``runbook_base_url``: where the runbooks are served; ``dashboard_base_url``: Grafana's URL;
     "": alerts have no such link, because the project has no public address. ``thresholds``: name -> number, as
     ``--thresholds``. ``durations``: alert -> severity -> ``for`` in seconds. ``exclude``: alerts or families to leave
-    out; ``include``: alerts that are off by default. ``labels``: added to every alert; ``alert_labels``: alert ->
-    labels set on it (also severity). ``exporter_job``: part of the name of the exporter's scrape job.
+    out. ``labels``: added to every alert; ``alert_labels``: alert -> labels set on it (also severity).
+    ``exporter_job``: part of the name of the exporter's scrape job.
     """
 
     runbook_base_url: str = ""
@@ -38,7 +38,6 @@ class BundleValues:
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     alert_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -141,7 +140,6 @@ _READERS: Final[Mapping[str, Callable[[Any, str, str], Any]]] = {
     "thresholds": _mapping,
     "durations": _durations,
     "exclude": _names,
-    "include": _names,
     "labels": _labels,
     "alert_labels": _alert_labels,
 }

@@ -13,6 +13,7 @@ from typing import Final
 
 from kvpressure.diagnosis.evaluate import Grade
 from kvpressure.diagnosis.finding import (
+    FROZEN_ROWS,
     NO_GPU,
     Finding,
     View,
@@ -20,16 +21,17 @@ from kvpressure.diagnosis.finding import (
     at_least,
     baseline_limit,
     metrics_frozen,
-    requests_wait,
+    slowest,
     unallocated,
     when_known,
 )
+from kvpressure.diagnosis.rules import ASLEEP, LONG_PREFILL, NO_PROGRESS
 from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import ACTIONABLE
+from kvpressure.model.state import ACTIONABLE, HARMFUL_STAGES
 from kvpressure.printable import say
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.requests import FLOORS
+from kvpressure.signals.window import TWICE
 
 PREFIX: Final = "signature_"
 _RUNBOOK: Final = "InferenceDocumentedSignature"
@@ -273,38 +275,41 @@ def _crash_loop(v: View) -> bool | None:
     return False if host.restarts_recent is not None and host.restarts_all_known else None
 
 
-def _enough_finish(v: View) -> bool:
-    """Whether enough requests finish for quantiles of their latency."""
+def _slow(v: View) -> bool | None:
+    """Whether a phase is slow; unknown where too few requests finish for a p95 and no wait can be estimated."""
+    if slowest(v) is not None:
+        return True
     finished = v.s.requests.requests_finished_per_second
-    return finished is not None and finished >= v.t["latency_min_finished_per_second"]
+    few = finished is None or finished < v.t["latency_min_finished_per_second"]
+    return None if few and v.s.load.in_flight != 0 else False
 
 
-def _slower(phase: str, ratio: str, v: View) -> bool | None:
-    """Whether the p95 of a phase is above its floor, and ``ratio`` times its baseline."""
-    latency = v.s.latency
-    if phase not in latency.baseline_ratios or not _enough_finish(v):
-        return None
-    return latency.slow_p95.get(phase, 0.0) >= v.t[FLOORS[phase]] and latency.baseline_ratios[phase] >= v.t[ratio]
+def _slow_badly(v: View) -> bool | None:
+    slow = slowest(v)
+    return _slow(v) if slow is None else slow.badly
 
 
-def _always_slow(phase: str, v: View) -> bool | None:
-    """Whether a phase is slow without a baseline to tell by, or the first token is many times slower than usual below
-    its floor.
+def _losing(failed: str, more: str, v: View) -> bool | None:
+    found = [at_least("failed_share", failed)(v), at_least("abandoned_more", more)(v)]
+    return any(found) or (None if None in found else False)
+
+
+def _stuck(v: View) -> bool | None:
+    """Whether requests get nothing, however certain the verdict: after a confident stall of ``alert_page_for_seconds``,
+    else, and for a first request, after twice the patience with a prefill. What the verdict explains, or gauges alone
+    show, counts only once it lasts far longer; what it was told, never.
     """
-    if not _enough_finish(v):
+    s, t, (table, _, _) = v.s.progress, v.t, v.answer.row.partition(": ")
+    seconds = s.seconds_without_progress
+    if not s.work_present or seconds is None or (v.s.load.running is None and v.s.load.waiting is None):
+        return None if s.work_present is not False else False
+    if table == ASLEEP.title or v.answer.row == FROZEN_ROWS[0]:
         return None
-    latency, t = v.s.latency, v.t
-    p95, ratio = latency.slow_p95.get(phase, 0.0), latency.slow_ratios.get(phase)
-    if ratio is None:
-        return p95 >= t[FLOORS[phase]]
-    return phase == "ttft" and ratio >= t["latency_critical_ratio"] and p95 >= t["objective_ttft_seconds"]
-
-
-def _wait_too_long(v: View) -> bool | None:
-    wait, in_flight = requests_wait(v), v.s.load.in_flight
-    if wait is None or in_flight is None:
-        return False if in_flight == 0 else None
-    return wait >= v.t["wait_page_seconds"] and in_flight > 0
+    if v.answer.verdict == "stalled" and _confident(v) and s.ever_produced is not False:
+        return seconds >= t["stalled_seconds"] + t["alert_page_for_seconds"]
+    explained = v.answer.row == FROZEN_ROWS[1] or table == LONG_PREFILL.title
+    explained = explained or (table == NO_PROGRESS.title and v.answer.verdict == "unknown")
+    return seconds >= (t["alert_ticket_for_seconds"] if explained else TWICE * t["prefill_patience_seconds"])
 
 
 def _confident(v: View) -> bool:
@@ -314,8 +319,6 @@ def _confident(v: View) -> bool:
 def _cause_named(v: View) -> bool:
     return _confident(v) and v.answer.verdict in ACTIONABLE
 
-
-_PHASES: Final = {"ttft": "time to first token", "inter_token": "time between tokens", "queue": "time in the queue"}
 
 CONDITIONS: Final = (
     Finding(
@@ -371,7 +374,7 @@ CONDITIONS: Final = (
         "hit ratio {prefix_hit_ratio_recent} in the last 30 s, best in 15 minutes {prefix_hit_ratio_usual}",
         "too few prompts looked up, or prefix caching is off",
         fresh=True,
-        runbook="InferenceTimeToFirstTokenHigh",
+        runbook="InferenceSlow",
     ),
     Finding(
         "allocator_fragmentation",
@@ -470,7 +473,7 @@ CONDITIONS: Final = (
         fresh=True,
         after_verdict=True,
         published=True,
-        runbook="InferenceEngineStalled",
+        runbook="InferenceStalled",
     ),
     Finding(
         "documented_signature",
@@ -487,89 +490,89 @@ CONDITIONS: Final = (
 NAMES: Final = tuple(row.name for row in CONDITIONS)
 
 
-def _latency_row(phase: str, much: bool) -> Finding:
-    title, ratio = _PHASES[phase], "latency_critical_ratio" if much else "latency_multiplied_ratio"
-    bound = f"{{{ratio}}} its baseline"
-    return Finding(
-        f"{_NAMES.get(phase, phase)}_{'very_high' if much else 'high'}",
-        f"{title} is at least {bound} and {{{FLOORS[phase]}}}",
-        f"{title} is below {bound}, or below {{{FLOORS[phase]}}}",
-        partial(_slower, phase, ratio),
-        f"p95 {{{phase}_p95}}, {{{phase}_multiple}} its baseline",
-        "no baseline yet, or too few requests finish",
-        f"{title} compared with its baseline",
-        fresh=True,
-        published=True,
-        runbook=_RUNBOOKS[phase],
-    )
-
-
-_NAMES: Final = {"queue": "queue_time"}
-_RUNBOOKS: Final = {
-    "ttft": "InferenceTimeToFirstTokenHigh",
-    "inter_token": "InferenceTokenLatencyHigh",
-    "queue": "InferenceQueueTimeHigh",
-}
-
-
-def _always_slow_row(phase: str, title: str, denied: str) -> Finding:
-    return Finding(
-        f"{phase}_always_slow",
-        title,
-        denied,
-        partial(_always_slow, phase),
-        f"p95 {{{phase}_p95}}, {{{phase}_multiple}} its baseline",
-        "too few requests finish",
-        f"whether {title.partition(' and ')[0]}",
-        fresh=True,
-        published=True,
-        runbook="InferenceSlow",
-    )
-
+_SLOW_SEEN: Final = "{slow_phase} {slow_seconds} at p95, usually {usual_seconds}"
+_TOO_FEW: Final = "too few requests finish"
 
 ALERTED: Final = (
-    *(_latency_row(phase, much) for phase in _PHASES for much in (False, True)),
-    _always_slow_row(
-        "ttft",
-        "the first token is slow and has no baseline, or takes at least {latency_critical_ratio} its baseline and"
-        " {objective_ttft_seconds}",
-        "the first token is not slow, or slow only compared with the baseline",
-    ),
-    _always_slow_row(
-        "inter_token",
-        "the time between tokens is long and has no baseline",
-        "the time between tokens is not long, or long only compared with the baseline",
-    ),
     Finding(
-        "wait_too_long",
-        "requests wait {wait_page_seconds} or longer",
-        "requests do not wait as long as {wait_page_seconds}",
-        _wait_too_long,
-        "{requests_wait}",
-        why="no request waits long, the queue does not move, or there is a baseline",
-        question="how long requests wait",
+        "slow",
+        "latency is at least {latency_multiplied_ratio} its baseline, or long without one",
+        "latency is near its baseline, or short",
+        _slow,
+        _SLOW_SEEN,
+        _TOO_FEW,
+        "whether answers are slow",
         fresh=True,
         after_verdict=True,
         published=True,
-        runbook="InferenceRequestsWaitTooLong",
+        runbook="InferenceSlow",
+    ),
+    Finding(
+        "slow_badly",
+        "latency is at least {latency_critical_ratio} its baseline and long, or several requests wait"
+        " {wait_page_seconds} or longer",
+        "latency is below {latency_critical_ratio} its baseline, and requests do not wait {wait_page_seconds}",
+        _slow_badly,
+        _SLOW_SEEN,
+        _TOO_FEW,
+        "whether answers are very slow",
+        fresh=True,
+        after_verdict=True,
+        published=True,
+        runbook="InferenceSlow",
     ),
     *(
         Finding(
             name,
-            f"at least {{{threshold}}} of the requests fail",
-            f"fewer than {{{threshold}}} of the requests fail",
-            at_least("failed_share", threshold),
-            "{failed_share} failed",
+            f"at least {{{failed}}} of the requests fail, or clients abandon {{{more}}} more of them than usual",
+            f"fewer than {{{failed}}} of the requests fail, and clients abandon about as many as usual",
+            partial(_losing, failed, more),
+            "{failed_share} failed, {abandoned_more} more abandoned than usual",
             "finished requests are not counted",
-            "whether requests fail",
+            "whether requests end without an answer",
             fresh=True,
             published=True,
             runbook="InferenceRequestsFailing",
         )
-        for name, threshold in (
-            ("requests_failing", "rejected_warning_ratio"),
-            ("requests_failing_much", "rejected_critical_ratio"),
+        for name, failed, more in (
+            ("losing_requests", "rejected_warning_ratio", "rejected_critical_ratio"),
+            ("losing_requests_badly", "rejected_critical_ratio", "most_ratio"),
         )
+    ),
+    Finding(
+        "stuck",
+        "requests are in flight, and for minutes none has finished and no token has come",
+        "requests in flight make progress",
+        _stuck,
+        "last progress {stuck_seconds} ago",
+        "no request is in flight, or what is in flight may be left over from aborted requests",
+        "whether requests in flight are stuck",
+        fresh=True,
+        after_verdict=True,
+        published=True,
+        runbook="InferenceStalled",
+    ),
+    Finding(
+        "kv_pressure",
+        "the verdict is kv_pressure and its stage is above building",
+        "the verdict is not kv_pressure, or its stage is building",
+        lambda v: v.stage in HARMFUL_STAGES,
+        "stage {stage}",
+        after_verdict=True,
+        fresh=True,
+        published=True,
+        runbook="InferenceKVCachePressure",
+    ),
+    Finding(
+        "host_bound",
+        "the verdict is host_bound and confident",
+        "the verdict is not host_bound, or not confident",
+        lambda v: v.answer.verdict == "host_bound" and _confident(v),
+        "confidence {confidence}",
+        after_verdict=True,
+        fresh=True,
+        published=True,
+        runbook="InferenceHostBound",
     ),
     Finding(
         "several_in_flight",

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvpressure.diagnosis.conditions import NAMES, PREFIX, Ahead, HeldCache, note
 from kvpressure.diagnosis.evaluate import GOOD, Answer, Grade, decide
-from kvpressure.diagnosis.finding import Recent, View
+from kvpressure.diagnosis.finding import Recent, View, slowest
 from kvpressure.diagnosis.findings import PUBLISHED, Gathered, Values
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
@@ -202,13 +202,13 @@ class Diagnoser:
         answer = self._settled.observe(s.time, found, t)
         supporting, opposing = self._for_and_against(answer, found, values)
         view.ahead = self._ahead.observe(now, answer.verdict, t)
-        view.answer = answer
+        view.answer, view.stage = answer, self._stage_of(s.time, answer, values)
         is_met = values["documented_signature"]
         return Diagnosis(
             verdict=answer.verdict,
             held=answer.verdict != found.verdict,
             confidence=answer.confidence,
-            stage=self._stage_of(s.time, answer, values),
+            stage=view.stage,
             since=self._settled.since,
             evidence=evidence,
             supporting=Sentences(lambda: tuple(evidence[name].text for name in supporting)),
@@ -222,6 +222,7 @@ class Diagnoser:
             conditions={name: values[name] for name in NAMES},
             published=Gathered(values, PUBLISHED),
             beside=beside,
+            slow=slowest(view),
             documented_signature={name: values[f"{PREFIX}{name}"] for name in SIGNATURE_CONDITIONS},
             documented_signature_met=is_met,
             signature_note=note(now, answer.verdict, is_met),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvpressure.diagnosis.finding import NO_GPU, Finding, View, any_of, at_least, free_tokens, long_prompt, when_known
+from kvpressure.signals.requests import slow_phases
 
 SLOW: Final = "timeout"  # the reason of a page that did not come in time
 
@@ -87,6 +88,13 @@ def _any_fits(v: View) -> bool | None:
 def _queue(v: View) -> bool | None:
     share = v.recent.waiting_share
     return None if share is None else share >= v.t["most_ratio"] and (v.s.load.waiting or 0.0) > 0
+
+
+def _answers_slow(v: View) -> bool | None:
+    """Whether a phase of latency is slow beside its baseline."""
+    if any(slow.usual is not None for slow in slow_phases(v.s, v.t)):
+        return True
+    return False if v.s.latency.usual else None
 
 
 def _short(v: View) -> bool | None:
@@ -888,6 +896,14 @@ FACTS: Final[tuple[Finding, ...]] = (
         "{worst_phase} p95 {worst_latency}",
         "no baseline yet, or too few requests",
         question="latency compared with its baseline",
+    ),
+    Finding(
+        "answers_slow",
+        "users wait at least {latency_multiplied_ratio} as long as usual, and long",
+        "users wait about as long as usual, or not long",
+        _answers_slow,
+        question="how long users wait, compared with the baseline",
+        why="no baseline yet, or too few requests finish",
     ),
     Finding(
         "steps_slower",

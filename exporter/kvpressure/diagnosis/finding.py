@@ -13,10 +13,11 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model import reasons
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import ALLOCATION_EVENTS
-from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals, Signals
+from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals, Signals, Slow
 from kvpressure.printable import UNKNOWN, say
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
+from kvpressure.signals.requests import slow_phases, slow_queue
 
 NO_GPU: Final = "no GPU mapped to this engine, or none readable"
 
@@ -142,11 +143,11 @@ class Recent:
 
 class View:
     """Inputs of every finding: signals, recent queue, thresholds, number of readings (``None`` = unknown) and the
-    configured gpu_memory_utilization (0-1); ``held`` and ``ahead``: what is followed from tick to tick; ``answer``: the
-    published verdict, for findings with ``after_verdict``.
+    configured gpu_memory_utilization (0-1); ``held`` and ``ahead``: what is followed from tick to tick; ``answer`` and
+    ``stage``: the published verdict, for findings with ``after_verdict``.
     """
 
-    __slots__ = ("_gpu", "ahead", "answer", "held", "readings", "recent", "s", "t", "utilization")
+    __slots__ = ("_gpu", "ahead", "answer", "held", "readings", "recent", "s", "stage", "t", "utilization")
 
     def __init__(
         self, s: Signals, recent: Recent, t: Thresholds, readings: int | None, utilization: float | None = None
@@ -154,6 +155,7 @@ class View:
         self.s, self.recent, self.t, self.readings, self.utilization = s, recent, t, readings, utilization
         self.held: bool | None = None
         self.ahead: bool | None = None
+        self.stage: str | None = None
         self.answer = Answer("unknown", Grade.NOTHING)
         self._gpu: GpuFacts | None = None
 
@@ -219,6 +221,12 @@ def least(value: float | None, at_least: float) -> bool | None:
     return None if value is None else value >= at_least
 
 
+PHASES: Final = {
+    "ttft": "time to first token",
+    "inter_token": "time between tokens",
+    "queue": "time in the queue",
+    "e2e": "time of a whole answer",
+}
 FROZEN_ROWS: Final = ("No progress: frozen", "No progress: stalled or left-over gauges")
 
 
@@ -323,19 +331,22 @@ def metrics_frozen(v: View) -> bool | None:
     return None if progress.progressing is None or progress.tokens_flow is None else False  # nothing to compare yet
 
 
-def requests_wait(v: View) -> float | None:
-    """Seconds that requests wait on an engine without a baseline."""
-    return v.s.requests.wait(v.answer.verdict, metrics_frozen(v))
+def slowest(v: View) -> Slow | None:
+    """The slow phase that is furthest from usual, a badly slow one first; ``None`` = none is slow."""
+    found = slow_phases(v.s, v.t)
+    waited = v.answer.verdict != "idle" and (v.answer.verdict != "unknown" or v.s.requests.waited_before)
+    if waited and not metrics_frozen(v) and (queue := slow_queue(v.s, v.t)) is not None:
+        found.append(queue)
+    return max(found, key=lambda slow: (slow.badly, slow.multiple), default=None)
 
 
-def _failed_share(v: View) -> float | None:
-    """Share of the requests that fail; 0 where so few do that no share is known."""
-    ratio, finished = v.s.requests.requests_failed_ratio, v.s.requests.requests_finished_per_second
-    return 0.0 if ratio is None and finished is not None else ratio
+def _of_slowest(read: Callable[[Slow], float | None]) -> Callable[[View], float | None]:
+    return lambda v: None if (slow := slowest(v)) is None else read(slow)
 
 
-def _baseline_multiple(phase: str) -> Callable[[View], float | None]:
-    return lambda v: v.s.latency.baseline_ratios.get(phase)
+def _where_counted(ratio: float | None, v: View) -> float | None:
+    """A share of requests; 0 where so few are meant that none is known."""
+    return 0.0 if ratio is None and v.s.requests.requests_finished_per_second is not None else ratio
 
 
 def _of_torch(name: str) -> Callable[[View], float | None]:
@@ -393,13 +404,13 @@ _NUMBERS: Final = (
     Number("inter_token_p99", "seconds", "", lambda v: v.s.latency.inter_token.get("0.99")),
     Number("e2e_p95", "seconds", "", lambda v: v.s.latency.e2e.get("0.95")),
     Number("e2e_p99", "seconds", "", lambda v: v.s.latency.e2e.get("0.99")),
-    Number("ttft_multiple", "multiple", "", _baseline_multiple("ttft")),
-    Number("inter_token_multiple", "multiple", "", _baseline_multiple("inter_token")),
-    Number("queue_multiple", "multiple", "", _baseline_multiple("queue")),
-    Number("requests_wait", "seconds", "", requests_wait),
+    Number("slow_seconds", "seconds", "", _of_slowest(lambda slow: slow.seconds)),
+    Number("usual_seconds", "seconds", "", _of_slowest(lambda slow: slow.usual)),
     Number("given_up", "ratio", "answers given up", lambda v: v.s.requests.given_up_ratio),
     Number("refused", "ratio", "requests aborted", lambda v: v.s.requests.refused_ratio),
-    Number("failed_share", "ratio", "failed requests", _failed_share),
+    Number("failed_share", "ratio", "failed requests", lambda v: _where_counted(v.s.requests.failed_ratio, v)),
+    Number("abandoned_more", "ratio", "", lambda v: _where_counted(v.s.requests.abandoned_more_ratio, v)),
+    Number("abandoned_usual", "ratio", "", lambda v: v.s.requests.abandoned_usual_ratio),
     # --- tokens and progress
     Number("batch_p95", "", "p95 batch size", lambda v: v.s.batch.batch_p95),
     Number("batch_mean", "", "mean batch size", lambda v: v.s.batch.batch_mean),
@@ -548,6 +559,8 @@ TEXTS: Final[Mapping[str, Callable[[View], str]]] = {
     "gpu_unclear": _gpu_unclear,
     "gpu_of_others": lambda v: "shared with other pods" if v.s.compute.gpus_of_others else "",
     "worst_phase": _worst_phase,
+    "stage": lambda v: v.stage or "",
+    "slow_phase": lambda v: PHASES[slow.phase] if (slow := slowest(v)) is not None else "",
     "oom_fragmented": _oom_fragmented,
     "termination": lambda v: v.s.host.last_termination_reason or "",
 }

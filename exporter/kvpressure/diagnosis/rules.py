@@ -708,6 +708,7 @@ HEALTHY: Final = Verdict(
             "why requests are slow although nobody waits",
             verdict="unknown",
         ),
+        Row("slow", yes("answers_slow"), GUESS, "why answers are slow although nobody waits", verdict="unknown"),
         Row(
             "requests unknown",
             unknown("queue_present") & unknown("something_runs"),

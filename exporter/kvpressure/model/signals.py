@@ -398,33 +398,14 @@ class LatencySignals:
     baseline_ratios: Mapping[str, float] = published(
         gauge(
             "latency_baseline_ratio",
-            "p95 latency divided by this engine's own baseline.",
+            "p95 latency divided by this engine's own baseline; e2e: mean duration divided by what answers of the same"
+            " length usually take.",
             "phase",
             absent="no baseline yet",
         ),
         default=dict,
     )
-    slow_p95: Mapping[str, float] = published(
-        gauge(
-            "latency_slow_seconds",
-            "p95 latency of each phase, while it is at or above its threshold (ttft_floor_seconds, between tokens"
-            " inter_token_floor_seconds). If the time to first token is at least latency_critical_ratio times its"
-            " baseline, its threshold is the lower of ttft_floor_seconds and objective_ttft_seconds.",
-            "phase",
-            absent="the latency is below the threshold, or fewer than latency_min_finished_per_second requests finish",
-        ),
-        default=dict,
-    )
-    slow_ratios: Mapping[str, float] = published(
-        gauge(
-            "latency_slow_baseline_ratio",
-            "Same as latency_baseline_ratio (latency as a multiple of its baseline), but only for phases that have a"
-            " latency_slow_seconds series.",
-            "phase",
-            absent="latency_slow_seconds is absent, or there is no baseline yet",
-        ),
-        default=dict,
-    )
+    usual: Mapping[str, float] = field(default_factory=dict)  # the baseline of each phase; e2e: at equal length
     outside_engine_seconds: float | None = published(
         gauge(
             "outside_engine_seconds",
@@ -433,6 +414,23 @@ class LatencySignals:
         )
     )
     outside_engine_share: float | None = None  # of mean e2e, else of the time to first token, at least
+
+
+@frozen
+class Slow:
+    """A phase of latency that is slow: its p95 now, and usually, in seconds; ``None`` = no baseline. ``badly``: it may
+    wake somebody.
+    """
+
+    phase: str
+    seconds: float
+    usual: float | None = None
+    badly: bool = False
+
+    @property
+    def multiple(self) -> float:
+        """Multiple of the usual seconds; 0 without a baseline."""
+        return 0.0 if self.usual is None else self.seconds / self.usual
 
 
 @frozen
@@ -466,30 +464,29 @@ class RequestSignals:
             absent="finished requests are not counted",
         )
     )
-    requests_failed_ratio: float | None = published(
+    requests_lost_ratio: float | None = published(
         gauge(
-            "requests_failed_ratio",
-            "Share (0-1) of requests that failed over the last 5 minutes: refused by a queue limit, answered with 5xx,"
-            " or ended with error (only the largest of the three counts is used, because one request may be in all"
-            " three); aborted by the server; or given up by their clients.",
-            absent="fewer than failed_min_per_second requests fail",
+            "requests_lost_ratio",
+            "Share (0-1) of requests that ended without an answer over the last 5 minutes. Failed: refused by a queue"
+            " limit, answered with 5xx, or ended with error (only the largest of the three counts is used, because one"
+            " request may be in all three), or aborted by the server. Abandoned by their clients: as many as are above"
+            " the usual share, from rejected_critical_ratio on.",
+            absent="fewer than failed_min_per_second requests fail, and about as many as usual are abandoned",
+        )
+    )
+    failed_ratio: float | None = None  # of requests that ended in five minutes
+    abandoned_more_ratio: float | None = None  # of requests, above the usual share; from rejected_critical_ratio on
+    abandoned_usual_ratio: float | None = published(
+        gauge(
+            "requests_abandoned_usual_ratio",
+            "Usual share (0-1) of requests that clients abandon before they end.",
+            absent="no baseline yet, or too few requests end",
         )
     )
     given_up_ratio: float | None = None  # of the answers of the last minute, those that clients did not wait for
     refused_ratio: float | None = None  # of the requests that ended in the last 15 s, those that the server aborted
-    wait_measured_seconds: float | None = None  # p95, without a baseline
     wait_estimated_seconds: float | None = None  # where too few requests finish for a quantile
     waited_before: bool | None = None  # requests already waited five minutes ago
-
-    def wait(self, verdict: str, frozen: bool | None) -> float | None:
-        """The wait as published, in seconds. No estimate where the queue does not move or is not there: stalled, idle,
-        ``frozen`` gauges, or an unknown verdict on a queue that is younger than five minutes.
-        """
-        if self.wait_measured_seconds is not None:
-            return self.wait_measured_seconds
-        if frozen or verdict in ("stalled", "idle") or (verdict == "unknown" and not self.waited_before):
-            return None
-        return self.wait_estimated_seconds
 
 
 @frozen
@@ -504,7 +501,13 @@ class ProgressSignals:
             absent="no requests pending",
         )
     )
-    seconds_without_progress: float | None = None
+    seconds_without_progress: float | None = published(
+        gauge(
+            "no_progress_seconds",
+            "Seconds with requests in flight in which no token was produced and no request finished.",
+            absent="no requests pending",
+        )
+    )
     seconds_still: float | None = None  # neither counters nor gauges moved with requests in flight
     http_moved: bool | None = None  # the API server answered requests since the last movement
     connections_dropped: bool | None = None  # most clients disconnected since the last output

@@ -20,7 +20,7 @@ from kvpressure.model.readings import (
     NodeCondition,
     SourceHealth,
 )
-from kvpressure.model.signals import Signals
+from kvpressure.model.signals import Signals, Slow
 
 VERDICTS: Final = (
     "idle",
@@ -41,6 +41,8 @@ STAGES: Final = ("building", "saturated", "thrashing", "failing", STEP_TOKENS)
 """Stages of KV pressure from mild to severe, and which limit a ``concurrency_limited`` engine has reached where it is
 not the one on running requests.
 """
+HARMFUL_STAGES: Final = ("saturated", "thrashing", "failing")
+"""Stages of KV pressure in which requests wait, are computed again or fail."""
 SIGNATURE_CONDITIONS: Final = (
     "gpu_memory_high",
     "gpu_utilization_low",
@@ -141,6 +143,7 @@ class Diagnosis:
     grade: str = "nothing"
     runner_up: str | None = None
     held: bool = False
+    slow: Slow | None = None  # what users wait for; None = nothing is slow, or unknown
     signature_note: str = ""  # why signature and verdict differ, in words; empty when they agree
 
     def holds(self, name: str) -> bool | None:
@@ -160,6 +163,17 @@ class Limit:
     explicit: bool | None = None
     source: str | None = None
     recommended: float | None = None
+
+
+@frozen
+class Cause:
+    """What an alert says of an engine, in fixed words: why, what to do first, and the limit that this sets ("" =
+    none).
+    """
+
+    cause: str
+    action: str = ""
+    limit: str = ""
 
 
 @frozen
@@ -198,6 +212,7 @@ class EngineState:
     group: str = ""  # the pods that form it, which may be on other nodes too; "" = its own pod alone
     rival_label: str = ""  # in which the series of its page collide, where that is ``error``
     pool: EnginePool = EnginePool()
+    explain: Callable[[EngineState], Cause] | None = None  # asked for by a scrape, not in each tick
 
     def limit(self, name: str) -> Limit:
         """A limit; all fields None when unknown."""

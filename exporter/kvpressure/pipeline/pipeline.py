@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from kvpressure import redaction
 from kvpressure.advice import limits as advice
+from kvpressure.advice.mitigation import explained
 from kvpressure.capacity.own_models import ModelShapes
 from kvpressure.diagnosis.finding import Recent
 from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known
@@ -23,6 +24,7 @@ from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, Lo
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import (
     LIMITS,
+    Cause,
     ContainerState,
     Diagnosis,
     EngineState,
@@ -443,7 +445,11 @@ class Pipeline:
             diagnosis=diagnosis,
             limits=self._limits(track, signals, diagnosis, found_limits),
             objectives=objectives(tracker.reading, track.counters, self._thresholds) if up and tracker.reading else (),
+            explain=self._explain,
         )
+
+    def _explain(self, engine: EngineState) -> Cause:
+        return explained(engine, self._thresholds)
 
     def _limits(
         self, track: EngineTrack, s: Signals, diagnosis: Diagnosis, found: Mapping[str, EffectiveLimit]

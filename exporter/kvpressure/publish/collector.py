@@ -218,11 +218,16 @@ def add_engine(out: Families, engine: EngineState) -> None:
         out.add("engine_pool_info", (*in_pool, pool.source), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
     out.each("finding", in_pool, {name: finding.value for name, finding in engine.diagnosis.published.items()})
+    if engine.explain is not None:
+        said, found = engine.explain(engine), engine.diagnosis
+        words = (clean(said.cause), clean(said.action), said.limit)
+        out.add("cause_info", (*labels, found.verdict, found.stage or "", *words), found.confidence)
     out.add("engine_trouble", labels, trouble(engine))
     _add_limits(out, labels, engine)
     if engine.up:
-        frozen = engine.diagnosis.conditions.get("metrics_frozen")
-        out.add("wait_seconds", labels, engine.signals.requests.wait(engine.diagnosis.verdict, frozen))
+        if (slow := engine.diagnosis.slow) is not None:
+            out.add("slow_seconds", (*labels, slow.phase), slow.seconds)
+            out.add("usual_seconds", (*labels, slow.phase), slow.usual)
         for group in engine.signals.groups():
             for output in outputs(type(group)):
                 out.signal(labels, group, output.read(group), output.published)

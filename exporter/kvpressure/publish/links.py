@@ -13,9 +13,9 @@ DASHBOARDS: Final = {"kvpressure-incident": "Incident", "kvpressure-detail": "De
 VERDICT_RUNBOOKS: Final = {
     "kv_pressure": "InferenceKVCachePressure",
     "concurrency_limited": "InferenceConcurrencyNearLimit",
-    "compute_bound": "InferenceQueueTimeHigh",
+    "compute_bound": "InferenceSlow",
     "host_bound": "InferenceHostBound",
-    "stalled": "InferenceEngineStalled",
+    "stalled": "InferenceStalled",
     "unknown": "InferenceCapacityLost",
 }
 

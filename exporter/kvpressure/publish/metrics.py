@@ -172,6 +172,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "labels are the verdict and the stage (empty without one).",
         (*ENGINE, "verdict", "stage"),
     ),
+    _m(
+        "cause_info",
+        "gauge",
+        "What alerts say of the engine: the cause, the first action, and the limit that this sets (its value:"
+        " kvpressure_limit_recommended). Value: confidence of the verdict, 0-1.",
+        (*ENGINE, "verdict", "stage", "cause", "action", "limit"),
+    ),
     _m("verdict_since_timestamp_seconds", "gauge", "Time at which the current verdict began.", ENGINE),
     _m(
         "engine_trouble",
@@ -188,13 +195,19 @@ METRICS: Final[tuple[Metric, ...]] = (
         "the reason does not support the verdict, or the number is unknown",
     ),
     _m(
-        "wait_seconds",
+        "slow_seconds",
         "gauge",
-        "Waiting time on an engine without a baseline: p95 queue time or p95 time to first token, whichever is longer."
-        " If too few requests finish for a p95, the value is requests waiting divided by the finish rate over"
-        " 5 minutes.",
-        ENGINE,
-        "no request waits long, the queue does not move, or a baseline can be used",
+        "p95 latency of the phase that is furthest from its baseline, while it is slow. If too few requests finish for"
+        " a p95, requests waiting divided by the finish rate over 5 minutes, as phase queue.",
+        (*ENGINE, "phase"),
+        "nothing is slow, or it is unknown",
+    ),
+    _m(
+        "usual_seconds",
+        "gauge",
+        "Usual p95 latency of the phase of kvpressure_slow_seconds; of e2e, at the present output length.",
+        (*ENGINE, "phase"),
+        "nothing is slow, or no baseline yet",
     ),
     _m(
         "pressure_stage",

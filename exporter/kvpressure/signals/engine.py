@@ -163,7 +163,9 @@ class EngineTracker:
         held = kv.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
         self._follow_device(around, held, load)
         finished = requests.finished_per_second(window)
-        times = requests.latency_signals(window, self._baseline, self._calm(cache.kv, load), finished, t)
+        lost, baseline = self._lost(), self._baseline
+        abandoned = requests.abandoned_ratio(requests.ended(window, lost), t)
+        times = requests.latency_signals(window, baseline, self._calm(cache.kv, load), abandoned, t)
         flow = self._throughput(load)
         return Signals(
             time=around.now,
@@ -184,7 +186,7 @@ class EngineTracker:
             context=requests.context_signals(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=times,
             throughput=flow,
-            requests=requests.request_signals(window, finished, times, self._lost(), t),
+            requests=requests.request_signals(window, finished, lost, baseline.value(requests.ABANDONED), t),
             progress=progress.progress_signals(window, self._progress, self._contact(around), t),
             memory=kv.memory_signals(
                 cache.kv,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -13,7 +14,7 @@ from kvpressure.model import readings
 from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import EngineReading, Histogram
-from kvpressure.model.signals import ContextSignals, LatencySignals, RequestSignals
+from kvpressure.model.signals import ContextSignals, LatencySignals, RequestSignals, Signals, Slow
 from kvpressure.model.state import Objective
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import (
@@ -215,9 +216,6 @@ def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
     return False
 
 
-_WAITS: Final = ("ttft", "queue")
-
-
 @frozen
 class Lost:
     """How requests that nobody has an answer of are counted: ``own_aborts``: aborts are the server's doing; ``alone``:
@@ -243,17 +241,21 @@ class Lost:
 
 
 def request_signals(
-    window: EngineWindow, finished: float | None, latency: LatencySignals, lost: Lost, t: Thresholds
+    window: EngineWindow, finished: float | None, lost: Lost, usual: float | None, t: Thresholds
 ) -> RequestSignals:
     """Rates and the wait over five minutes, or since the first sample where that is less. ``finished``: of
-    ``finished_per_second``.
+    ``finished_per_second``; ``usual``: share of requests that clients abandon.
     """
+    found = ended(window, lost)
+    failed, more = _failed_ratio(found, t), _abandoned_more(found, usual, t)
     return RequestSignals(
         requests_finished_per_second=finished,
-        requests_failed_ratio=_failed_ratio(window, finished or 0.0, lost, t),
+        failed_ratio=failed,
+        abandoned_more_ratio=more,
+        requests_lost_ratio=None if failed is None and more is None else (failed or 0.0) + (more or 0.0),
+        abandoned_usual_ratio=usual,
         given_up_ratio=_given_up_ratio(window, lost, t),
         refused_ratio=_refused_ratio(window, lost, t),
-        wait_measured_seconds=_measured_wait(window, latency),
         wait_estimated_seconds=None if finished is None else _estimated_wait(window, finished, t),
         waited_before=_waited_before(window),
     )
@@ -284,8 +286,26 @@ def _refused_ratio(window: EngineWindow, lost: Lost, t: Thresholds) -> float | N
     return lost.aborted(*pair) / ended if ended >= t["latency_min_requests"] else 0.0
 
 
-def _failed_ratio(window: EngineWindow, finished: float, lost: Lost, t: Thresholds) -> float | None:
-    """Share of failed requests, 0-1. A counter is 0 before it appears. ``None`` below ``failed_min_per_second``."""
+@frozen
+class Ended:
+    """How requests ended over five minutes, as numbers of requests. ``failed``: without the server's answer;
+    ``abandoned``: their clients did not wait for it, as far as the server counts that.
+    """
+
+    seconds: float
+    answered: float
+    failed: float
+    abandoned: float
+    queued: bool
+
+    def share(self, number: float) -> float:
+        """Share (0-1) of all that ended."""
+        total = self.answered + self.failed + self.abandoned
+        return number / total if total > 0 else 0.0
+
+
+def ended(window: EngineWindow, lost: Lost) -> Ended | None:
+    """How requests ended; ``None`` before the second sample. A counter is 0 before it appears."""
     pair = window.pair(FIVE_MINUTES)
     if pair is None:
         return None
@@ -294,24 +314,41 @@ def _failed_ratio(window: EngineWindow, finished: float, lost: Lost, t: Threshol
         name: count - before.get(name, 0.0)
         for counts, before in ((last.counters, first.counters), (last.page, first.page))
         for name, count in counts.items()
-        if name.startswith(readings.FAILURES)
+        if name.startswith((*readings.FAILURES, readings.ABORTED))
     }
-    given_up = (lost.given_up(first, last) or (0.0,))[0]
-    if given_up and not any(window.waiting(FIVE_MINUTES)):  # they cancel at will
-        given_up = 0.0
-    thrown_away = lost.aborted(first, last) + given_up
-    failed = (readings.count_failed(rises) + thrown_away) / (last.t - first.t)
-    return failed / (failed + finished) if failed > 0 and failed >= t["failed_min_per_second"] else None
+    aborted = 0.0 if lost.own_aborts else rises.get(readings.ABORTED, 0.0)
+    return Ended(
+        last.t - first.t,
+        max(0.0, (last.answered or 0.0) - (first.answered or 0.0)),
+        readings.count_failed(rises) + lost.aborted(first, last),
+        aborted + (lost.given_up(first, last) or (0.0,))[0],
+        any(window.waiting(FIVE_MINUTES)),
+    )
 
 
-def _measured_wait(window: EngineWindow, latency: LatencySignals) -> float | None:
-    """p95 of the wait for the first token or in the queue, in seconds, where it is slow and requests wait now.
-    ``None`` where a baseline is known.
-    """
-    if not latency.slow_p95 or window.last is None or any(phase in latency.slow_ratios for phase in _WAITS):
+def abandoned_ratio(found: Ended | None, t: Thresholds) -> float | None:
+    """Share of the requests that clients abandoned; ``None`` with too few that ended."""
+    if found is None or found.answered + found.abandoned < t["latency_min_requests"]:
         return None
-    slow = [latency.slow_p95[phase] for phase in _WAITS if phase in latency.slow_p95]
-    return max(slow, default=None) if (window.last.waiting or 0.0) >= 1 else None
+    return found.share(found.abandoned)
+
+
+def _failed_ratio(found: Ended | None, t: Thresholds) -> float | None:
+    """Share of failed requests, 0-1; ``None`` below ``failed_min_per_second``."""
+    if found is None or found.failed < t["failed_min_per_second"] * found.seconds or not found.failed:
+        return None
+    return found.share(found.failed)
+
+
+def _abandoned_more(found: Ended | None, usual: float | None, t: Thresholds) -> float | None:
+    """By how much the share of abandoned requests is above the usual one, where that is much. Without a usual share
+    they count only while requests wait, because clients may cancel at will.
+    """
+    share = abandoned_ratio(found, t)
+    if found is None or share is None or (usual is None and not found.queued):
+        return None
+    more = share - (usual or 0.0)
+    return more if more >= t["rejected_critical_ratio"] else None
 
 
 def _estimated_wait(window: EngineWindow, finished: float, t: Thresholds) -> float | None:
@@ -339,15 +376,49 @@ def _first(window: EngineWindow) -> Sample | None:
 
 PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E), ("queue", r.QUEUE))
 FLOORS: Final = {
+    "ttft": "objective_ttft_seconds",
+    "inter_token": "inter_token_floor_seconds",
+    "queue": "ttft_floor_seconds",
+    "e2e": "ttft_floor_seconds",
+}
+"""Below these thresholds no latency raises an alert, however far above its baseline."""
+_CRITICAL: Final = {
     "ttft": "ttft_floor_seconds",
     "inter_token": "inter_token_floor_seconds",
     "queue": "ttft_floor_seconds",
 }
+"""From these on, latency may wake somebody."""
 BASELINE_VALUES: Final = 240  # kept: two hours of calm half-minutes
+_FIRST, _TOKEN = "first token", "token"  # what whole answers are made of, as means
+ABANDONED: Final = "abandoned"  # share of the requests
+
+
+@frozen
+class WholeAnswers:
+    """Means of the answers that finished in the last minute: seconds, seconds to the first token, output tokens."""
+
+    seconds: float
+    first: float
+    tokens: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds to the first token, and for each token."""
+        return {_FIRST: self.first, _TOKEN: max(0.0, self.seconds - self.first) / self.tokens}
+
+
+def _whole_answers(window: EngineWindow) -> WholeAnswers | None:
+    means = [found[0].mean() if (found := window.observed(name, MINUTE)) else None for name in _ANSWER]
+    seconds, first, tokens = means
+    return None if seconds is None or first is None or not tokens else WholeAnswers(seconds, first, tokens)
+
+
+_ANSWER: Final = (r.E2E, r.TTFT, r.REQUEST_OUTPUT)
 
 
 class Baseline:
-    """The engine's usual p95 latency: the median of the p95 of calm minutes.
+    """The engine's usual p95 latency: the median of the p95 of calm minutes. That of whole answers is what answers of
+    the same length usually take.
 
     Only calm moments enter (no lasting queue, cache not near full), so that an incident does not move it. Unknown
     until there are ``baseline_min_values``.
@@ -357,40 +428,61 @@ class Baseline:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._values: dict[str, deque[float]] = {phase: deque(maxlen=BASELINE_VALUES) for phase, _ in PHASES}
+        self._values: dict[str, deque[float]] = {}
         self._last_t = float("-inf")
 
-    def learn(self, t: float, calm: bool, p95: Mapping[str, float]) -> None:
-        """Take the last minute's p95 in seconds by phase if calm; at most once in half a minute."""
-        if not calm or 0 <= t - self._last_t < HALF_MINUTE or not self._good(p95):
+    def learn(
+        self,
+        t: float,
+        calm: bool,
+        p95: Mapping[str, float],
+        whole: WholeAnswers | None = None,
+        abandoned: float | None = None,
+    ) -> None:
+        """Take the last minute's p95 in seconds by phase, and the share of abandoned requests, if calm; at most once
+        in half a minute.
+        """
+        if not calm or 0 <= t - self._last_t < HALF_MINUTE or self._harms(p95, whole, abandoned):
             return
         self._last_t = t
-        for phase, value in p95.items():
-            self._values[phase].append(value)
+        learnt = {**p95, **(whole.parts if whole is not None and "e2e" in p95 else {})}
+        if abandoned is not None:
+            learnt[ABANDONED] = abandoned
+        for name, value in learnt.items():
+            self._values.setdefault(name, deque(maxlen=BASELINE_VALUES)).append(value)
 
-    def _good(self, p95: Mapping[str, float]) -> bool:
-        """Whether no phase is both much slower than usual and above its alert threshold; else a slow incident without
-        a queue would become the baseline it is measured against.
+    def _harms(self, p95: Mapping[str, float], whole: WholeAnswers | None, abandoned: float | None) -> bool:
+        """Whether a phase is much slower than usual and above the lowest threshold that can raise an alert, or far more
+        requests are abandoned; else an incident without a queue would become the baseline it is measured against.
         """
         t = self._thresholds
-        for phase, floor in FLOORS.items():
-            usual, now = self.value(phase), p95.get(phase)
-            if usual is not None and now is not None and now >= t["latency_rising_ratio"] * usual and now >= t[floor]:
-                return False
-        return True
+        usual, given_up = self.usual(p95, whole), self.value(ABANDONED)
+        if abandoned is not None and given_up is not None and abandoned - given_up >= t["rejected_critical_ratio"]:
+            return True
+        return any(
+            p95[phase] >= t["latency_rising_ratio"] * usual[phase] and p95[phase] >= t[FLOORS[phase]] for phase in usual
+        )
 
-    def value(self, phase: str) -> float | None:
-        """The baseline p95 in seconds; ``None`` before there are enough values."""
-        values, t = self._values[phase], self._thresholds
+    def usual(self, p95: Mapping[str, float], whole: WholeAnswers | None) -> dict[str, float]:
+        """The usual seconds of each of these phases, where they are known."""
+        found = {phase: usual for phase in p95 if phase != "e2e" and (usual := self.value(phase)) is not None}
+        first, token = self.value(_FIRST), self.value(_TOKEN)
+        if whole is not None and "e2e" in p95 and first is not None and token is not None:
+            found["e2e"] = p95["e2e"] * (first + whole.tokens * token) / whole.seconds
+        return found
+
+    def value(self, name: str) -> float | None:
+        """The usual seconds; ``None`` before there are enough values."""
+        values, t = self._values.get(name, ()), self._thresholds
         if len(values) < t["baseline_min_values"]:
             return None
         return max(t["baseline_floor_seconds"], sorted(values)[(len(values) - 1) // 2])
 
 
 def latency_signals(
-    window: EngineWindow, baseline: Baseline, calm: bool, finished: float | None, t: Thresholds
+    window: EngineWindow, baseline: Baseline, calm: bool, abandoned: float | None, t: Thresholds
 ) -> LatencySignals:
-    """Latency over the last minute; ``calm``: it may enter the baseline. ``finished``: requests per second."""
+    """Latency over the last minute; ``calm``: it may enter the baseline, with the share of abandoned requests."""
     by_phase: dict[str, Mapping[str, float]] = {}
     enough: dict[str, float] = {}
     for phase, name in PHASES:
@@ -400,10 +492,10 @@ def latency_signals(
         by_phase[phase] = window.quantiles(name, MINUTE)
         if found[0].count >= t["latency_min_requests"] and "0.95" in by_phase[phase]:
             enough[phase] = by_phase[phase]["0.95"]
+    whole = _whole_answers(window)
     if window.last is not None:
-        baseline.learn(window.last.t, calm, enough)
-    ratios = {phase: p95 / base for phase, p95 in enough.items() if (base := baseline.value(phase)) is not None}
-    slow = slow_phases(finished, {phase: found.get("0.95") for phase, found in by_phase.items()}, ratios, t)
+        baseline.learn(window.last.t, calm, enough, whole, abandoned)
+    usual = baseline.usual(enough, whole)
     outside, share = outside_engine(window)
     if share is None:
         share = before_engine(window, t)
@@ -412,26 +504,54 @@ def latency_signals(
         inter_token=by_phase.get("inter_token", {}),
         e2e=by_phase.get("e2e", {}),
         queue=by_phase.get("queue", {}),
-        baseline_ratios=ratios,
-        slow_p95=slow,
-        slow_ratios={phase: ratio for phase, ratio in ratios.items() if phase in slow},
+        usual=usual,
+        baseline_ratios={phase: enough[phase] / seconds for phase, seconds in usual.items()},
         outside_engine_seconds=outside,
         outside_engine_share=share,
     )
 
 
-def slow_phases(
-    finished: float | None, p95: Mapping[str, float | None], ratios: Mapping[str, float], t: Thresholds
-) -> dict[str, float]:
-    """The p95 of each slow phase: at or above its floor, or a first token many times slower than usual. Empty where too
-    few requests finish for a quantile.
+def slow_phases(s: Signals, t: Thresholds) -> list[Slow]:
+    """The phases that are slow by their p95; none where too few requests finish for one. The queue is part of the first
+    token, and counts only where that is not measured.
     """
+    finished, latency = s.requests.requests_finished_per_second, s.latency
     if finished is None or finished < t["latency_min_finished_per_second"]:
-        return {}
-    floors = {phase: t[floor] for phase, floor in FLOORS.items()}
-    if ratios.get("ttft", 0.0) >= t["latency_critical_ratio"]:
-        floors["ttft"] = min(floors["ttft"], t["objective_ttft_seconds"])
-    return {phase: now for phase, floor in floors.items() if (now := p95.get(phase)) is not None and now >= floor}
+        return []
+    p95 = {phase: found["0.95"] for phase in FLOORS if "0.95" in (found := getattr(latency, phase))}
+    if "ttft" in p95:
+        p95.pop("queue", None)
+    found = (_slow(Slow(phase, now, latency.usual.get(phase)), s, t) for phase, now in p95.items())
+    return [slow for slow in found if slow is not None]
+
+
+def _slow(one: Slow, s: Signals, t: Thresholds) -> Slow | None:
+    """The phase, if it is slow, and whether badly. Without a baseline the first token and the time between tokens are
+    slow from their floor on; badly, where several requests wait long.
+    """
+    if one.usual is None:
+        floor = _CRITICAL.get(one.phase)
+        if floor is None or one.seconds < t[floor]:
+            return None
+        long = one.phase != "inter_token" and bool(s.load.waiting) and one.seconds >= t["wait_page_seconds"]
+        return replace(one, badly=long and _several(s, t))
+    if one.seconds < t[FLOORS[one.phase]] or one.multiple < t["latency_multiplied_ratio"]:
+        return None
+    floor = _CRITICAL.get(one.phase)
+    badly = floor is not None and one.seconds >= t[floor] and one.multiple >= t["latency_critical_ratio"]
+    return replace(one, badly=badly)
+
+
+def slow_queue(s: Signals, t: Thresholds) -> Slow | None:
+    """The estimated time in the queue, if that is long."""
+    wait = s.requests.wait_estimated_seconds
+    if wait is None or wait < t["wait_page_seconds"] or not s.load.in_flight:
+        return None
+    return Slow("queue", wait, badly=_several(s, t))
+
+
+def _several(s: Signals, t: Thresholds) -> bool:
+    return (s.load.in_flight or 0.0) >= t["batch_collapse_min_requests"]
 
 
 def outside_engine(window: EngineWindow) -> tuple[float | None, float | None]:

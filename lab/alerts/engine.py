@@ -4,7 +4,7 @@ Every alert is expected not to fire; each deviation that promtool prints is an a
 ``for``, ``keep_firing_for``, recordings and their order are Prometheus's, not ours. promtool evaluates every group at
 one
 interval: that of what pages, because waits that are shares of time count evaluations. In production groups have 30 to
-240 s, by their pace.
+120 s, by their pace.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvpressure.bundle.rules import rule_file
+from kvpressure.bundle.rules import metrics_read, rule_file
 from kvpressure.bundle.spec import AlertLevel
 from kvpressure.bundle.text import to_yaml
 from kvpressure.bundle.values import BundleValues
@@ -58,6 +58,21 @@ def test_it_fires_where_it_should_and_nowhere_else(tmp_path: Path, pack: str, al
 def test_it_records_what_is_expected(tmp_path: Path, pack: str, recording: str) -> None:
     document = recording_test(rules_for(recording, pack, tmp_path), recording, pack)
     assert promtool(document, tmp_path) == ""
+
+
+@pytest.mark.parametrize("alert", alerts("kvpressure"))
+def test_with_the_kept_series_alone_the_same_alerts_fire(tmp_path: Path, alert: str) -> None:
+    kept = re.compile("|".join(metrics_read(rule_file(GROUPS["kvpressure"], BundleValues()))))
+    document = alert_test(rules_for(alert, "kvpressure", tmp_path), alert, "kvpressure", GROUPS["kvpressure"])
+    (test,) = document["tests"]
+    given = test["input_series"]
+    test["input_series"] = [
+        one
+        for one in given
+        if not one["series"].startswith("kvpressure_") or kept.fullmatch(one["series"].split("{")[0])
+    ]
+    assert test["input_series"]
+    assert test["input_series"] == given or promtool(document, tmp_path) == ""
 
 
 def test_every_alert_and_recording_has_its_cases() -> None:

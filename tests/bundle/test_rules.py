@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kvpressure.bundle.rules import rule_file
-from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, RuleGroup
+from kvpressure.bundle.rules import metrics_read, rule_file
+from kvpressure.bundle.spec import EVALUATION_INTERVALS, FAMILIES, SEVERITIES, SUBJECTS, RuleGroup
 from kvpressure.bundle.text import to_yaml, words
 from kvpressure.bundle.values import BundleValues
 from kvpressure.publish.metrics import METRICS
@@ -30,6 +30,7 @@ REMEMBERING = {
 }
 VARIANTS = list(PACKS)
 EQUAL = re.compile(r'kvpressure_engine_pool_info(?:\{\})?|kvpressure_finding\{finding="\w+"\} == 1')
+LOOK_BACK_SECONDS = 300  # of a query, by default
 
 
 def rules_of(variant: str) -> list[dict[str, Any]]:
@@ -211,6 +212,17 @@ def test_nothing_that_old_or_other_evaluators_lack(files: dict[str, str], rules:
             assert not flaps or all(name.endswith(("_gpu_info", "_pool_info")) for name in metrics(str(node.expr))), (
                 "topk in an alert flaps"
             )
+
+
+def test_one_missed_evaluation_leaves_no_hole() -> None:
+    assert all(2 * seconds < LOOK_BACK_SECONDS for seconds in EVALUATION_INTERVALS.values())
+
+
+def test_the_series_that_the_rules_read_are_less_than_half(rules: list[dict[str, Any]]) -> None:
+    read = set().union(*(metrics(rule["expr"]) for rule in rules)) & {metric.full_name for metric in METRICS}
+    kept = set(metrics_read({"groups": [{"rules": rules}]}))
+    assert read <= kept <= {metric.full_name for metric in METRICS}
+    assert len(kept) < len(METRICS) / 2
 
 
 def test_other_forms_carry_the_same_groups(files: dict[str, str]) -> None:

@@ -136,6 +136,7 @@ SWITCHED: Final[Json] = {
     "monitor.port": ("https", {"monitor": {"kind": "PodMonitor"}}),
     "monitor.namespace": "monitoring",
     "monitor.relabelings": [{"targetLabel": "region", "replacement": "eu"}],
+    "monitor.alertsOnly": True,
     "monitor.metricRelabelings": [{"action": "drop", "sourceLabels": ["__name__"], "regex": "python_.*"}],
     "monitor.limits": {"sampleLimit": 20000, "labelLimit": 40},
     "monitor.attachMetadata": {"node": True},

@@ -19,6 +19,7 @@ from kvpressure.bundle.rules import (
     Options,
     alertmanager_config,
     load_groups,
+    metrics_read,
     prometheus_rule,
     rule_file,
     thresholds_in_rules,
@@ -29,6 +30,11 @@ from kvpressure.bundle.text import to_yaml
 from kvpressure.publish.links import RUNBOOK_FOLDER
 
 RULES: Final = "alerts/kvpressure-rules.yaml"
+ALERTS_ONLY: Final = "alerts/alerts-only.yaml"
+ALERTS_ONLY_NOTE: Final = (
+    "For metricRelabelings of a monitor (metric_relabel_configs, with source_labels): keeps what the rules read.\n"
+    "Most panels of the dashboards are empty then."
+)
 VLLM_ONLY: Final = "alerts/kvpressure-vllm-only-rules.yaml"
 VLLM_ONLY_DASHBOARD: Final = "alerts/kvpressure-vllm-only-dashboard.json"  # not among those that the chart installs
 VLLM_ONLY_NOTE: Final = (
@@ -59,6 +65,7 @@ def render(options: Options) -> dict[str, str]:
         "alerts/prometheusrule.yaml": to_yaml(prometheus_rule(rules), HEADER),
         "alerts/alertmanager.yaml": to_yaml(routes, f"{HEADER}\n{documents.ALERTMANAGER_NOTE}"),
         "alerts/alertmanagerconfig.yaml": to_yaml(alertmanager_config(routes), f"{HEADER}\n{STACK_NOTE}"),
+        ALERTS_ONLY: to_yaml(_kept(rules), f"{HEADER}\n{ALERTS_ONLY_NOTE}"),
         VLLM_ONLY: to_yaml(rule_file(pack, options.values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
         VLLM_ONLY_DASHBOARD: _json(vllm_only.build(site).model(vllm_only.UID)),
         **{f"dashboards/{uid}.json": _json(model) for uid, model in render_dashboards(site).items()},
@@ -66,6 +73,10 @@ def render(options: Options) -> dict[str, str]:
         **documents.pages(options, groups, pack),
     }
     return dict(sorted(files.items()))
+
+
+def _kept(rules: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"action": "keep", "sourceLabels": ["__name__"], "regex": "|".join(metrics_read(rules))}]
 
 
 def _json(model: Any) -> str:

@@ -25,6 +25,8 @@ from kvpressure.renames import renamed
 from kvpressure.settings.thresholds import Thresholds
 
 PREFIX: Final = "kvpressure-"  # of group names
+_METRIC: Final = re.compile(r"(?<![:\w])kvpressure_\w+(?![:\w])")  # no recording
+_QUERIED: Final = re.compile(r"(?<![:\w])(kvpressure_\w+)\{")
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same documents, ten times as fast
 PROFILES: Final = ("default", "literal")
 _CAMEL: Final = {
@@ -170,6 +172,14 @@ def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:
                 {**rule, "labels": labels_of(alert, level, values), "annotations": annotations_of(alert, level, values)}
             )
     return rules
+
+
+def metrics_read(rules: Mapping[str, Any]) -> list[str]:
+    """Names of the exporter's metrics that the rules of a file, and the queries in their texts, read."""
+    every = [rule for group in rules["groups"] for rule in group["rules"]]
+    texts = [text for rule in every for text in rule.get("annotations", {}).values()]
+    found = {name for rule in every for name in _METRIC.findall(rule["expr"])}
+    return sorted(found.union(*(_QUERIED.findall(text) for text in texts)))
 
 
 def rule_file(groups: Iterable[RuleGroup], values: BundleValues) -> dict[str, Any]:

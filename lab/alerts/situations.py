@@ -18,7 +18,7 @@ from typing import Any, Final
 import yaml
 
 from kvpressure.engines.registry import log_line
-from kvpressure.model.readings import GpuOwner, Scrape
+from kvpressure.model.readings import GpuOwner, NodeCondition, Scrape
 from kvpressure.model.reasons import TIMEOUT
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
@@ -27,7 +27,6 @@ from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import Reading, Source, SourceError
 from kvpressure.sources.catalog import registry
 from kvpressure.sources.kubernetes.api import KubeApi
-from kvpressure.sources.kubernetes.node import NodeSource
 from kvpressure.sources.kubernetes.podresources import of_engines, running
 from kvpressure.sources.kubernetes.pods import PodsSource
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
@@ -52,30 +51,18 @@ _COUNTER: Final[Target] = (
 )
 
 
-class _Api(KubeApi):
-    """The API server as far as a node's own object."""
-
-    blind = False
-
-    def get(self, path: str, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """The node."""
-        if self.blind:
-            raise SourceError(_UNREACHABLE)
-        return {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
-
-
 class _Pods(PodsSource):
     """The real source; what its watch brings is said by ``show``."""
 
     def __init__(self, settings: Settings, api: KubeApi) -> None:
         super().__init__(settings, api)
-        self._started = True  # its watchers never are
+        for view in self._views:
+            view.watcher.start = view.watcher.wait = lambda: None  # what it would bring is shown to it
         self._shown: list[dict[str, Any]] | None = None
 
     def show(self, pods: list[dict[str, Any]] | None) -> None:
         """The pods of the node; ``None`` = the API server does not answer."""
         (view,) = self._views
-        view.watcher.synced.set()
         view.watcher.error = _UNREACHABLE if pods is None else None
         if pods is not None and pods != self._shown:
             self._shown = pods
@@ -100,18 +87,19 @@ class Exporter:
         self._cluster, self._node, self._since = cluster, node, cluster.minute
         self._read_logs = cluster.minute
         self._cut_off = False
-        self._api = _Api("http://api.invalid")
+        self._blind = False
         self._settings = Settings(node_name=node)
-        self._pods = _Pods(self._settings, self._api)
+        self._pods = _Pods(self._settings, KubeApi("http://api.invalid"))
         self._scanners: dict[str, Scanner] = {}
         fed = {
+            "node": self._conditions,
             "nvidia": self._gpus,
             "podresources": self._owners,
             "cgroup": self._memory,
             "logs": self._logs,
             "engines": self._scrapes,
         }
-        sources: list[Source] = [self._pods, NodeSource(self._settings, self._api)]
+        sources: list[Source] = [self._pods]
         sources += [_Fed(name, read) for name, read in fed.items()]
         self._monitor = Monitor(
             {source.name: (registry()[source.name], source) for source in sources},
@@ -124,8 +112,8 @@ class Exporter:
 
     def tick(self, state: str) -> State:
         """Read everything once and publish."""
-        self._api.blind, self._cut_off = state == "blind_api", state == "cut_off"
-        self._pods.show(None if self._api.blind else [pod.document() for pod in self._cluster.on(self._node)])
+        self._blind, self._cut_off = state == "blind_api", state == "cut_off"
+        self._pods.show(None if self._blind else [pod.document() for pod in self._cluster.on(self._node)])
         for worker in self._monitor.workers.values():
             worker.read_once()
         return self._monitor.tick()
@@ -137,6 +125,11 @@ class Exporter:
         for name, value in samples(state, target):
             metric = name.partition("{")[0]
             yield name, f"{float(value) - EPOCH:g}" if metric.endswith("_timestamp_seconds") else value
+
+    def _conditions(self) -> Reading:
+        if self._blind:
+            raise SourceError(_UNREACHABLE)
+        return Reading(node_conditions=(NodeCondition("Ready", True),))
 
     def _gpus(self) -> Reading:
         found = tuple(self._cluster.gpus(self._node, self._since))

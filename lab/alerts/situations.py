@@ -19,7 +19,7 @@ import yaml
 
 from kvpressure.engines.registry import log_line
 from kvpressure.model.readings import GpuOwner, NodeCondition, Scrape
-from kvpressure.model.reasons import TIMEOUT
+from kvpressure.model.reasons import UNREACHABLE
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.runtime.monitor import Monitor
@@ -165,7 +165,7 @@ class Exporter:
         pages: list[Scrape] = []
         errors: dict[str, int] = {}
         for target in targets:
-            text, error = (None, TIMEOUT) if self._cut_off else servers[target.host].scrape()
+            text, error = (None, UNREACHABLE) if self._cut_off else servers[target.host].scrape()
             if error is not None:
                 errors[error] = errors.get(error, 0) + 1
             page = parse_scrape(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from kvpressure.advice.caps import MAX_REJECTED, PlanInput, caps_for
+from kvpressure.advice.mitigation import explained
 from kvpressure.model import readings as r
 from kvpressure.model.readings import Histogram
-from kvpressure.model.state import EngineState
+from kvpressure.model.state import LIMITS, EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
+from kvpressure.settings.thresholds import builtin
 from kvpressure.signals.window import FIVE_MINUTES
 from tests.recording.test_incident_recordings import RECORDINGS
 
 pytestmark = pytest.mark.slow
+T = builtin()
 
 PRESSED = ("vllm-cpu/d_kv_pressure", "vllm-cpu-fresh/long-outputs", "vllm-cpu-fresh/ngram", "vllm-cpu-fresh/agents")
 
@@ -88,3 +92,21 @@ def test_the_mean_batch_is_no_larger_than_what_ran_while_requests_are_preempted(
             preempting += 1
             assert mean <= max(most[-40:]) + 0.01
     assert preempting >= 5
+
+
+@pytest.mark.parametrize("name", [*PRESSED, "incidents-fresh/FHNG13", "incidents-fresh/FCPU1"])
+def test_what_alerts_say_of_an_engine_has_few_forms_and_no_measured_number(name: str) -> None:
+    """It is a label: each new text is a new series."""
+    said = set()
+    with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
+        pipeline = Pipeline()
+        for number, snapshot in enumerate(reader):
+            engine = pipeline.observe(snapshot).engines[0]
+            if number % 5 == 0:
+                said.add(explained(engine, T))
+    assert 1 < len(said) < 12
+    for one in said:
+        assert len(one.cause) <= 120
+        assert len(one.action) <= 80
+        assert one.limit in ("", *LIMITS)
+        assert not re.search(r"\d", one.cause + one.action.replace("to 0.7, then 0.6", ""))

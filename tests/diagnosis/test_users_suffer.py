@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import pytest
 
+from kvpressure.advice.mitigation import explained
 from kvpressure.diagnosis.evaluate import Grade, decide
 from kvpressure.diagnosis.findings import EVIDENCE
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model import readings as r
+from kvpressure.settings.thresholds import builtin
 from tests.diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
 
 pytestmark = pytest.mark.slow
@@ -352,7 +354,9 @@ def test_requests_that_wait_for_tokens_outside_the_engine_are_the_host():
     assert said.verdict == "host_bound"
     assert not said.confidently(400)
     inside = slow | {"running": after(300, 5.0, 65.0)}
-    assert play(500, gpus=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **inside).verdict == "healthy", "they run"
+    running = play(500, gpus=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **inside)
+    assert (running.verdict, running.last.row) == ("unknown", "Tokens flow: slow"), "they run, and users wait 30 s"
+    assert explained(running.states[-1], builtin()).cause == "slow, cause not found"
     few = slow | {"finished": 0.05}
     assert play(500, gpus=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **few).verdict == "healthy", "one request at a time"
     young = play(100, gpus=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **slow | {"prefill": 30.0})

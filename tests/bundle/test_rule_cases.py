@@ -14,6 +14,7 @@ from kvpressure.bundle.rules import metrics_read, rule_file
 from kvpressure.bundle.spec import AlertLevel
 from kvpressure.bundle.text import to_yaml
 from kvpressure.bundle.values import BundleValues
+from kvpressure.publish.metrics import PREFIXED
 from tests.helpers.rule_cases import GROUPS, PACKS, alert_test, alerts, levels, needed_by, recording_test, recordings
 from tests.helpers.situations import load
 
@@ -42,8 +43,8 @@ def promtool(document: dict[str, Any], folder: Path) -> str:
     return result.stdout + result.stderr if result.returncode else ""
 
 
-def rules_for(name: str, pack: str, folder: Path) -> Path:
-    groups = needed_by(name, rule_file(GROUPS[pack], BundleValues())["groups"])
+def rules_for(name: str, pack: str, folder: Path, values: BundleValues | None = None) -> Path:
+    groups = needed_by(name, rule_file(GROUPS[pack], values or BundleValues())["groups"])
     (folder / "rules.yaml").write_text(to_yaml({"groups": groups}))
     return folder / "rules.yaml"
 
@@ -73,6 +74,25 @@ def test_with_the_kept_series_alone_the_same_alerts_fire(tmp_path: Path, alert: 
     ]
     assert test["input_series"]
     assert test["input_series"] == given or promtool(document, tmp_path) == ""
+
+
+def owned_by_the_scraper(series: str) -> str:
+    """The series as a scraper that owns namespace and pod stores it; the exporter publishes the engine's names."""
+    metric, _, labels = series.partition("{")
+    if metric.startswith("kube_") or metric == "up":
+        return series
+    labels = re.sub(r"\b(namespace|pod)=", lambda label: f"{PREFIXED[label[1]]}=", labels)
+    return f"{metric}{{{labels}" if ":" in metric else f'{metric}{{namespace="monitoring",pod="kvpressure-1",{labels}'
+
+
+@pytest.mark.parametrize("alert", alerts("kvpressure"))
+def test_where_the_scraper_owns_namespace_and_pod_the_same_alerts_fire(tmp_path: Path, alert: str) -> None:
+    rules = rules_for(alert, "kvpressure", tmp_path, BundleValues(engine_labels="prefixed"))
+    document = alert_test(rules, alert, "kvpressure", GROUPS["kvpressure"])
+    for test in document["tests"]:
+        for one in test["input_series"]:
+            one["series"] = owned_by_the_scraper(one["series"])
+    assert promtool(document, tmp_path) == ""
 
 
 def test_every_alert_and_recording_has_its_cases() -> None:

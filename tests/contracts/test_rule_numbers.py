@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from kvpressure.bundle.spec import EVALUATION_INTERVALS
 from kvpressure.diagnosis.findings import PUBLISHED
 from kvpressure.model.state import SIGNATURE_CONDITIONS
 from kvpressure.settings.thresholds import builtin
@@ -25,7 +26,8 @@ CLUSTER = {
 """Numbers of the rules that are neither documented nor times, by rule and value, each with its reason."""
 
 NUMBER = re.compile(r"(?<![\w.:])\d+(?:\.\d+)?(?![\w.:])")
-NO_NUMBER = re.compile(r'"[^"]*"|\[[^\]]*\]|\boffset \w+')  # text, windows
+COUNTED = "|".join(map(str, EVALUATION_INTERVALS.values()))
+NO_NUMBER = re.compile(rf'"[^"]*"|\[[^\]]*\]|\boffset \w+|\* (?:{COUNTED})\b')  # text, windows, evaluations as seconds
 FINDING = re.compile(r'\bfinding=~?\\?"([^"\\]+)')
 
 

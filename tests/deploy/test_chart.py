@@ -252,6 +252,7 @@ def test_the_example_values_render_on_every_kubernetes(values: Json) -> None:
         ({"updateStrategy": {"maxSurge": 1}}, "wants one of them to be 0"),
         ({"updateStrategy": {"maxUnavailable": "101%"}}, "maxUnavailable"),
         ({"healthPort": 9846}, "is also port"),
+        ({"config": {"web.engine-labels": "prefixed"}, "prometheusRule": {"enabled": True}}, "have plain names"),
         ({"priorityClassName": "", "priorityClassQuota": {"enabled": True}}, "needs a class"),
         ({"service": {"internalTrafficPolicy": "Local"}}, "service.clusterIP empty"),
         ({"service": {"clusterIP": "10.0.0.1"}}, "clusterIP"),

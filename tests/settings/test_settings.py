@@ -55,6 +55,7 @@ VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value a
         (ListenAddress("127.0.0.1", 9001),),
     ),
     "web.telemetry-path": ("/m", "/m", "telemetry_path", "/m"),
+    "web.engine-labels": ("prefixed", "prefixed", "engine_labels", "prefixed"),
     "web.runbook-url": ("https://r.example/", "'https://r.example/'", "runbook_url", "https://r.example"),
     "web.dashboard-url": ("http://g:3000", "'http://g:3000'", "dashboard_url", "http://g:3000"),
     "web.max-requests": ("7", "7", "max_requests", 7),

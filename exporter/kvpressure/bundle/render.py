@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvpressure.bundle import documents, slo
+from kvpressure.bundle import documents, engine_labels, slo
 from kvpressure.bundle.dashboards import render_dashboards, vllm_only
 from kvpressure.bundle.dashboards.builder import DashboardContext
 from kvpressure.bundle.rules import (
@@ -60,15 +60,21 @@ def render(options: Options) -> dict[str, str]:
     rules = rule_file(groups, options.values)
     routes = _alertmanager(options, frozenset(alert.name for group in groups for alert in group.alerts))
     site = DashboardContext(options.thresholds, options.values)
+    prefixed = options.values.engine_labels == "prefixed"
     files = {
         RULES: to_yaml(rules, f"{HEADER}\nThresholds in these rules: {', '.join(thresholds_in_rules(options))}"),
         "alerts/prometheusrule.yaml": to_yaml(prometheus_rule(rules), HEADER),
         "alerts/alertmanager.yaml": to_yaml(routes, f"{HEADER}\n{documents.ALERTMANAGER_NOTE}"),
         "alerts/alertmanagerconfig.yaml": to_yaml(alertmanager_config(routes), f"{HEADER}\n{STACK_NOTE}"),
         ALERTS_ONLY: to_yaml(_kept(rules), f"{HEADER}\n{ALERTS_ONLY_NOTE}"),
-        VLLM_ONLY: to_yaml(rule_file(pack, options.values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
+        VLLM_ONLY: to_yaml(
+            rule_file(pack, replace(options.values, engine_labels="plain")), f"{HEADER}\n{VLLM_ONLY_NOTE}"
+        ),
         VLLM_ONLY_DASHBOARD: _json(vllm_only.build(site).model(vllm_only.UID)),
-        **{f"dashboards/{uid}.json": _json(model) for uid, model in render_dashboards(site).items()},
+        **{
+            f"dashboards/{uid}.json": _json(engine_labels.dashboard(model) if prefixed else model)
+            for uid, model in render_dashboards(site).items()
+        },
         **_objectives(options),
         **documents.pages(options, groups, pack),
     }
@@ -101,7 +107,8 @@ def _objectives(options: Options) -> dict[str, str]:
 
 
 def _alertmanager(options: Options, alerts: frozenset[str]) -> Any:
-    return yaml.safe_load(render_template("alertmanager.yaml.j2", context(options.thresholds, alerts=alerts)))
+    plain = yaml.safe_load(render_template("alertmanager.yaml.j2", context(options.thresholds, alerts=alerts)))
+    return engine_labels.routes(plain) if options.values.engine_labels == "prefixed" else plain
 
 
 # --- comparing and writing ---------------------------------------------------------------------------------------

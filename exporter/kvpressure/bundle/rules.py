@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import yaml
 
+from kvpressure.bundle import engine_labels
 from kvpressure.bundle.spec import (
     SUBJECTS,
     Alert,
@@ -174,6 +175,11 @@ def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:
     return rules
 
 
+def _prefixed(rule: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {name: engine_labels.template(text) for name, text in rule.get("annotations", {}).items()}
+    return {**rule, "expr": engine_labels.expression(rule["expr"]), **({"annotations": texts} if texts else {})}
+
+
 def metrics_read(rules: Mapping[str, Any]) -> list[str]:
     """Names of the exporter's metrics that the rules of a file, and the queries in their texts, read."""
     every = [rule for group in rules["groups"] for rule in group["rules"]]
@@ -184,13 +190,14 @@ def metrics_read(rules: Mapping[str, Any]) -> list[str]:
 
 def rule_file(groups: Iterable[RuleGroup], values: BundleValues) -> dict[str, Any]:
     """The plain rule file, as ``rule_files`` of Prometheus, Thanos Ruler, Mimir and vmalert read it."""
+    prefixed = values.engine_labels == "prefixed"
     return {
         "groups": [
             {
                 "name": PREFIX + group.name,
                 "interval": duration(group.interval),
                 "limit": group.limit,
-                "rules": _rules(group, values),
+                "rules": [_prefixed(rule) if prefixed else rule for rule in _rules(group, values)],
             }
             for group in groups
         ]

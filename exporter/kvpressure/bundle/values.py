@@ -29,12 +29,14 @@ class BundleValues:
     "": alerts have no such link, because the project has no public address. ``thresholds``: name -> number, as
     ``--thresholds``. ``durations``: alert -> severity -> ``for`` in seconds. ``exclude``: alerts or families to leave
     out. ``labels``: added to every alert; ``alert_labels``: alert -> labels set on it (also severity).
-    ``exporter_job``: part of the name of the exporter's scrape job.
+    ``exporter_job``: part of the name of the exporter's scrape job. ``engine_labels``: plain or prefixed, as the
+    exporter's ``--web.engine-labels``.
     """
 
     runbook_base_url: str = ""
     dashboard_base_url: str = ""
     exporter_job: str = "kvpressure"
+    engine_labels: str = "plain"
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
@@ -88,6 +90,12 @@ def _job(value: Any, where: str, key: str) -> str:
     return value
 
 
+def _engine_labels(value: Any, where: str, key: str) -> str:
+    if value not in ("plain", "prefixed"):
+        raise ValuesError(f"{where}: {key}: {shown(value)} is not plain or prefixed")
+    return str(value)
+
+
 def _durations(value: Any, where: str, key: str) -> dict[str, dict[str, float]]:
     return {
         str(name): {
@@ -137,6 +145,7 @@ _READERS: Final[Mapping[str, Callable[[Any, str, str], Any]]] = {
     "runbook_base_url": _url,
     "dashboard_base_url": _url,
     "exporter_job": _job,
+    "engine_labels": _engine_labels,
     "thresholds": _mapping,
     "durations": _durations,
     "exclude": _names,

@@ -20,6 +20,7 @@ from kvpressure.capacity import own_models
 from kvpressure.errors import InputError, refused_file
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.links import Links
+from kvpressure.publish.metrics import PREFIXED
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.routes import Site
 from kvpressure.publish.web.hosts import Hosts
@@ -93,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         telemetry_path=chosen.telemetry_path,
         around=around,
         hosts=Hosts((*chosen.allowed_hosts, chosen.node_name, socket.gethostname())),
+        renamed=PREFIXED if chosen.engine_labels == "prefixed" else None,
     )
     server = _server(chosen, site)
     monitor.follow_web(lambda: server.refused)

@@ -7,7 +7,7 @@ each value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -25,9 +25,12 @@ _CLASSIC_KIND: Final = {"info": "gauge", "unknown": "untyped"}
 
 
 class Encoder:
-    """Writes expositions; remembers the series of the last one only. Not thread-safe."""
+    """Writes expositions; remembers the series of the last one only. Not thread-safe. ``renamed``: labels that get
+    another name.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, renamed: Mapping[str, str] | None = None) -> None:
+        self._renamed = renamed or {}
         self._series: dict[str, dict[tuple[str, ...], str]] = {}  # by family: label values -> text before the value
 
     def encode(self, families: Iterable[Family], *, openmetrics: bool) -> bytes:
@@ -37,12 +40,39 @@ class Encoder:
         for family in families:
             lines.append(_head(family, openmetrics))
             if isinstance(family, TableFamily):
-                self._series[family.name] = _rows(family, known.get(family.name, {}), lines)
+                self._series[family.name] = self._rows(family, known.get(family.name, {}), lines)
             else:
-                _samples(family, lines)
+                self._samples(family, lines)
         if openmetrics:
             lines.append("# EOF\n")
         return "".join(lines).encode()
+
+    def _rows(
+        self, family: TableFamily, known: dict[tuple[str, ...], str], lines: list[str]
+    ) -> dict[tuple[str, ...], str]:
+        """Write the samples of a family; returns the text before each value, by label values. This loop dominates the
+        cost.
+        """
+        rows = family.rows
+        for labels, value in rows.items():
+            text = known.get(labels)
+            if text is None:
+                name, named = family.series(labels)
+                text = known[labels] = self._before_value(name, named.items())
+            if type(value) is float and 0.0 <= value < 1e6:
+                lines.append(f"{text}{value!r}\n")
+            else:
+                lines.append(f"{text}{number_text(value)}\n")
+        return known if len(known) == len(rows) else {labels: known[labels] for labels in rows}
+
+    def _samples(self, family: Family, lines: list[str]) -> None:
+        for sample in family.samples:
+            lines.append(f"{self._before_value(sample.name, sample.labels.items())}{number_text(sample.value)}\n")
+
+    def _before_value(self, name: str, labels: Iterable[tuple[str, str]]) -> str:
+        """The series and a space."""
+        text = ",".join([_label(self._renamed.get(key, key), value) for key, value in sorted(labels)])
+        return f"{name}{{{text}}} " if text else f"{name} "
 
 
 def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
@@ -57,34 +87,6 @@ def _head(family: Family, openmetrics: bool) -> str:
     else:
         name, kind = name + _CLASSIC_SUFFIX.get(kind, ""), _CLASSIC_KIND.get(kind, kind)
     return f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
-
-
-def _rows(family: TableFamily, known: dict[tuple[str, ...], str], lines: list[str]) -> dict[tuple[str, ...], str]:
-    """Write the samples of a family; returns the text before each value, by label values. This loop dominates the
-    cost.
-    """
-    rows = family.rows
-    for labels, value in rows.items():
-        text = known.get(labels)
-        if text is None:
-            name, named = family.series(labels)
-            text = known[labels] = _before_value(name, named.items())
-        if type(value) is float and 0.0 <= value < 1e6:
-            lines.append(f"{text}{value!r}\n")
-        else:
-            lines.append(f"{text}{number_text(value)}\n")
-    return known if len(known) == len(rows) else {labels: known[labels] for labels in rows}
-
-
-def _samples(family: Family, lines: list[str]) -> None:
-    for sample in family.samples:
-        lines.append(f"{_before_value(sample.name, sample.labels.items())}{number_text(sample.value)}\n")
-
-
-def _before_value(name: str, labels: Iterable[tuple[str, str]]) -> str:
-    """The series and a space."""
-    text = ",".join([_label(key, value) for key, value in sorted(labels)])
-    return f"{name}{{{text}}} " if text else f"{name} "
 
 
 @lru_cache(maxsize=1024)  # a node of 64 engines has about 400

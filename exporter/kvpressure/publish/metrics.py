@@ -7,6 +7,7 @@ are a contract (frozen by ``tests/golden/metric_names.txt``): a rename keeps the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from kvpressure.model.signals import CONTAINER, ENGINE, GPU, GROUPS, PREFIX, Kind, Metric, metrics_of
@@ -17,6 +18,9 @@ __all__ = ["BY_NAME", "CONTAINER", "ENGINE", "GPU", "METRICS", "PREFIX", "Kind",
 def _m(name: str, kind: Kind, help: str, labels: tuple[str, ...] = (), absent: str = "") -> Metric:
     return Metric(name, kind, help, labels, absent)
 
+
+PREFIXED: Final[Mapping[str, str]] = {"namespace": "engine_namespace", "pod": "engine_pod"}
+"""Names of labels where the scraper owns theirs."""
 
 IN_POOL: Final = (*ENGINE, "pool", "role")
 """Labels of what alerts begin with, so that every alert about an engine names its pool."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from kvpressure.model.state import State
@@ -36,6 +36,7 @@ class Site:
         telemetry_path: str = "/metrics",
         around: ViewContext | None = None,
         hosts: Hosts | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         self._state = state
         self._why_unhealthy = why_unhealthy
@@ -44,7 +45,7 @@ class Site:
         self._telemetry_path = telemetry_path
         self._around = around or ViewContext()
         self._hosts = hosts or Hosts((node_name,))
-        self._encoder = Encoder()
+        self._encoder = Encoder(renamed)
         self._rendered_of: State | None = None
         self._rendered: dict[tuple[str, bool], bytes] = {}
         self._routes: dict[str, Callable[[HttpRequest], Response]] = {

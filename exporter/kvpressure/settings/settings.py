@@ -83,6 +83,13 @@ class Settings:
         repeat=True,
     )
     telemetry_path: str = option("web.telemetry-path", TELEMETRY_PATH, "/metrics", "Path of the metrics endpoint.")
+    engine_labels: str = option(
+        "web.engine-labels",
+        one_of("plain", "prefixed"),
+        "plain",
+        "Labels of the engine's namespace and pod. prefixed: engine_namespace and engine_pod, for scrapers that set"
+        " namespace and pod themselves.",
+    )
     web_config_file: Path | None = option(
         "web.config.file",
         FILE,

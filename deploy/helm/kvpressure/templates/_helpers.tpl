@@ -126,6 +126,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "updateStrategy.maxUnavailable %v and maxSurge %v: Kubernetes wants one of them to be 0 and the other not; allowed: e.g. maxUnavailable 0 with maxSurge 1" .maxUnavailable .maxSurge) -}}
 {{- end -}}
 {{- end -}}
+{{- if eq (index .Values.config "web.engine-labels" | default "plain") "prefixed" -}}
+{{- $rules := and (or .Values.prometheusRule.enabled .Values.rulesConfigMap.enabled) (not .Values.rules.file) -}}
+{{- if or $rules .Values.alertmanagerConfig.enabled (and .Values.dashboards.enabled (not .Values.dashboards.files)) -}}
+{{- fail "config.web.engine-labels prefixed: the chart's own rules, dashboards and routes have plain names; allowed: those of kvpressure bundle with engine_labels: prefixed (docs/your-site.md), in rules.file and dashboards.files" -}}
+{{- end -}}
+{{- end -}}
 {{- if eq (int .Values.port) (int .Values.healthPort) -}}
 {{- fail (printf "healthPort %d is also port; allowed: another port" (int .Values.healthPort)) -}}
 {{- end -}}

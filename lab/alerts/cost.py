@@ -37,6 +37,7 @@ from urllib.request import urlopen
 import yaml
 
 from kvpressure.model.readings import Snapshot, SourceHealth
+from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from lab.alerts import fortnight
@@ -59,13 +60,14 @@ SELECTIONS: Final = 5
 _SPAN: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def pages(count: int) -> list[str]:
-    """What one node publishes at ``count`` scrapes in a row, with ``_NODE`` in the names that differ between nodes."""
+def calm(count: int) -> Iterator[State]:
+    """The states of one node with calm traffic at ``count`` scrapes in a row, with ``_NODE`` in the names that differ
+    between nodes.
+    """
     now = fortnight.START
     load = replace(fortnight.LOAD, requests_per_second=LOAD_SHARE * fortnight.capacity())
     specs = [PodSpec(f"chat-{_NODE}-{index}", fortnight.ENGINE, load) for index in range(ENGINES)]
     node, pipeline, scanner = SimulatedNode(specs, lambda: now, 1), Pipeline(), Scanner()
-    found = []
     for tick in range(count):
         now += SCRAPE_SECONDS
         read = tuple(
@@ -96,9 +98,13 @@ def pages(count: int) -> list[str]:
                 health=health,
             )
         )
-        lines = (f"{name} {value}\n" for name, value in samples(replace(state, ticks=tick + 1)))
-        found.append("".join(lines).replace("GPU-", f"GPU-{_NODE}-").replace(SCRAPED_NODE, f"node-{_NODE}"))
-    return found
+        yield replace(state, ticks=tick + 1)
+
+
+def pages(count: int) -> list[str]:
+    """What that node publishes."""
+    texts = ("".join(f"{name} {value}\n" for name, value in samples(state)) for state in calm(count))
+    return [text.replace("GPU-", f"GPU-{_NODE}-").replace(SCRAPED_NODE, f"node-{_NODE}") for text in texts]
 
 
 class Nodes(ThreadingHTTPServer):

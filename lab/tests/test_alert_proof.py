@@ -11,7 +11,7 @@ from kvpressure.model.state import GpuState, State
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from lab.accuracy import data
-from lab.alerts import cold, fortnight, recorded, report, stored
+from lab.alerts import cold, cost, fortnight, recorded, report, stored
 from lab.alerts.engine import episodes, evaluate
 from lab.alerts.series import Series
 
@@ -51,6 +51,13 @@ def test_an_alert_waits_fires_and_ends_as_in_prometheus() -> None:
     assert [(item.at, item.firing) for item in lost[2:5]] == [(360, False), (390, False), (420, True)]
     (episode,) = [item for item in episodes(active, 30) if item.name == "GpuLost"]
     assert (episode.start, episode.end, episode.pages, episode.pending_since) == (420, 990, False, 300)  # a spare GPU
+
+
+def test_a_calm_node_has_no_active_alert_but_the_heartbeat() -> None:
+    series = Series()
+    for state in cost.calm(100):
+        series.add(state)
+    assert {item.name for item in evaluate(series)} == set()
 
 
 @pytest.fixture(scope="module")

@@ -406,8 +406,7 @@ class TestLinks:
 
 
 def headline_of(*engines: EngineState) -> str:
-    state = State(time=NOW, engines=engines)
-    return headline([engine_view(engine, state, ViewContext()) for engine in engines], len(engines))
+    return headline(engines, len(engines))
 
 
 def test_the_headline_names_trouble_first() -> None:

@@ -31,6 +31,7 @@ COMMANDS: Final = {
         " scraped"
     ),
     "diagnose": "find what limits one engine, or each engine of this node",
+    "top": "show engines in a live table, the worst first",
     "record": "record scrapes and readings in a file, for a later diagnosis",
     "replay": "diagnose a recording",
     "bundle": "write alert rules, runbooks, dashboards and reference documents",

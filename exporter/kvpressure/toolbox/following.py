@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 from typing import Final
@@ -57,25 +57,29 @@ def exporters(addresses: Sequence[str]) -> Iterator[list[FoundEngines]]:
     since then; raises ``NoExporterError`` when none answers the first time.
     """
     silent: dict[str, tuple[float, NoExporterError]] = {}
+    found: dict[str, FoundEngines] = {}
+    first = True
 
-    def look(address: str) -> FoundEngines:
+    def look(address: str) -> None:
         try:
-            found = exporter(address)
+            found[address] = exporter(address)
+            silent.pop(address, None)
         except NoExporterError as error:
             since, _ = silent.setdefault(address, (live.CLOCK.now(), error))
-            return FoundEngines((), "", {}, (f"exporter {error.problem}, since {clock_text(since)}",))
-        silent.pop(address, None)
-        return found
+            found[address] = FoundEngines((), "", {}, (f"exporter {error.problem}, since {clock_text(since)}",))
 
-    with ThreadPoolExecutor(len(addresses)) as pool:
-        found = list(pool.map(look, addresses))
-        if len(silent) == len(addresses):
+    while True:
+        began = live.CLOCK.now()
+        threads = [threading.Thread(target=look, args=(address,), daemon=True) for address in addresses]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if first and len(silent) == len(addresses):
             raise silent[addresses[0]][1]
-        while True:
-            began = live.CLOCK.now()
-            yield found
-            live.CLOCK.sleep(began + INTERVAL_SECONDS - live.CLOCK.now())
-            found = list(pool.map(look, addresses))
+        first = False
+        yield [found[address] for address in addresses]
+        live.CLOCK.sleep(began + INTERVAL_SECONDS - live.CLOCK.now())
 
 
 def answered(

@@ -78,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", metavar="NAME", help="only this model (for --prometheus, --exporter and recordings)")
     group.add_argument("--context", metavar="NAME", help="kubectl context to use")
     group.add_argument("--prometheus-token-file", metavar="FILE", help="file with the bearer token for --prometheus")
+    add_server_arguments(parser)
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what is told about servers, and how long they are watched."""
     parser.add_argument(
         "--args",
         metavar="ARGS",
@@ -163,10 +168,7 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds, *, to_the_e
         return _exporter(options)
     recordings = [text for text in options.inputs if _is_file(text)]
     if not recordings:
-        again = command(*options.inputs)
-        return watch_and_judge(
-            live_targets(options), options.gpu, options.seconds, thresholds, again, to_the_end=to_the_end
-        )
+        return watched(options, thresholds, to_the_end=to_the_end)
     if len(options.inputs) > 1:
         raise InputError(
             f"{recordings[0]}: a recording cannot be combined with other inputs; allowed: one recording, or several"
@@ -203,7 +205,7 @@ def follow(options: argparse.Namespace, thresholds: Thresholds) -> Iterator[Foun
         raise InputError("--watch: only live servers and exporters can be watched; give URLs or --exporter")
     if options.inputs:
         return following.servers(live_targets(options), options.gpu, thresholds, command(*options.inputs))
-    return (_of_exporter(found, options) for (found,) in following.exporters([_exporter_address(options)]))
+    return (_of_exporter(found, options) for (found,) in following.exporters([exporter_address(options)]))
 
 
 def _is_file(text: str) -> bool:
@@ -235,6 +237,13 @@ def live_targets(options: argparse.Namespace) -> list[Target]:
     if len({target.name for target in targets}) < len(targets):
         raise InputError("URL: the same server was given twice; give each server once")
     return targets
+
+
+def watched(options: argparse.Namespace, thresholds: Thresholds, *, to_the_end: bool = False) -> FoundEngines:
+    """The servers of the command line, watched as ``watch_and_judge`` does."""
+    again = command(*options.inputs)
+    targets = live_targets(options)
+    return watch_and_judge(targets, options.gpu, options.seconds, thresholds, again, to_the_end=to_the_end)
 
 
 def watch_and_judge(
@@ -305,7 +314,7 @@ def _usual_gap(ticks: Sequence[Snapshot]) -> float:
 
 def _exporter(options: argparse.Namespace) -> FoundEngines:
     try:
-        return _of_exporter(following.exporter(_exporter_address(options)), options)
+        return _of_exporter(following.exporter(exporter_address(options)), options)
     except fetch.NoExporterError as error:
         if options.exporter:
             raise
@@ -315,14 +324,15 @@ def _exporter(options: argparse.Namespace) -> FoundEngines:
         ) from error
 
 
-def _exporter_address(options: argparse.Namespace) -> str:
+def exporter_address(options: argparse.Namespace) -> str:
+    """The given exporter, or the one on this machine."""
     return options.exporter or f"http://127.0.0.1:{fetch.EXPORTER_PORT}"
 
 
 def _of_exporter(found: FoundEngines, options: argparse.Namespace) -> FoundEngines:
     """The engines asked for. Raises ``InputError`` where there are none."""
     if not found.cases and not found.warnings:
-        raise InputError(f"--exporter: {_exporter_address(options)}: the exporter has found no engine yet")
+        raise InputError(f"--exporter: {exporter_address(options)}: the exporter has found no engine yet")
     return replace(found, cases=_filtered(found.cases, options) if found.cases else ())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -12,14 +12,15 @@ from kvpressure.advice.mitigation import cause
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import findings
-from kvpressure.model.state import CALM, Found
+from kvpressure.model.state import CALM, EngineState, Found
 from kvpressure.printable import command
 from kvpressure.publish.collector import fine, worst_first
 from kvpressure.publish.links import RUNBOOK_FOLDER, Links
+from kvpressure.publish.page.view import headline as page_headline
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import PROBLEMS, common_problems, log_events
-from kvpressure.toolbox.engine_view import EngineView
+from kvpressure.toolbox.engine_view import EngineView, name_of
 from kvpressure.toolbox.history import Case, FoundEngines
 from kvpressure.toolbox.triage import PodFacts, triage
 
@@ -153,20 +154,15 @@ def _problem(found: Found) -> dict[str, str | bool | None]:
 def as_text(found: FoundEngines, answered: list[EngineAnswer]) -> str:
     """For a person: a headline for several engines, those in trouble in full, the others in one line each."""
     several = len(answered) > 1
-    blocks = [headline(answered)] if several else []
+    blocks = [headline([answer.case.view.engine for answer in answered])] if several else []
     blocks += ["\n".join(_brief(answer) if several and answer.fine else _engine(answer)) for answer in answered]
     return "\n\n".join(blocks + [f"note: {warning}" for warning in found.warnings])
 
 
-def headline(answered: list[EngineAnswer]) -> str:
-    """``3 engines: 1 KV pressure, 2 healthy. First: prod/chat-0.``"""
-    counts: dict[str, int] = {}
-    for answer in answered:
-        verdict = words(answer.case.view.verdict)
-        counts[verdict] = counts.get(verdict, 0) + 1
-    worst = answered[0]
-    first = "" if worst.fine else f" First: {worst.case.view.name}."
-    return f"{len(answered)} engines: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.{first}"
+def headline(engines: Sequence[EngineState]) -> str:
+    """``3 engines: 1 KV pressure, 2 healthy. First: prod/chat-0.`` for engines in order, the worst first."""
+    first = "" if not engines or fine(engines[0]) else f" First: {name_of(engines[0].key)}."
+    return page_headline(engines, len(engines)) + first
 
 
 def _headline(view: EngineView, stage: str | None) -> str:
@@ -188,6 +184,29 @@ def _rule(view: EngineView) -> Iterator[str]:
 
 
 def _engine(answer: EngineAnswer) -> Iterator[str]:
+    yield from evidence_lines(answer)
+    yield ""
+    yield "triage"
+    for step in answer.steps:
+        yield f"  {step.number} {_MARKS[step.finding]:4} {step.question}"
+        yield from (f"           {line}" for line in step.answers)
+        if step.finding == "unknown" and step.command:
+            yield f"           by hand: {step.command}"
+    if note := answer.case.view.diagnosis.signature_note:
+        yield f"  {note}"
+    yield ""
+    yield "common problems"
+    for problem in answer.problems:
+        row, mark = PROBLEMS[problem.name], {True: "YES", False: "no", None: "?"}[problem.value]
+        yield f"  {mark:4} {row.title}: {problem.text}"
+        if problem.value:
+            yield f"       {row.cause}: {row.action}"
+    yield ""
+    yield from next_lines(answer)
+
+
+def evidence_lines(answer: EngineAnswer) -> Iterator[str]:
+    """The engine, its verdict, and what speaks for and against it."""
     view = answer.case.view
     found, target = view.diagnosis, view.engine.target
     yield view.name + (f"  {target}" if target else "")
@@ -199,23 +218,10 @@ def _engine(answer: EngineAnswer) -> Iterator[str]:
             yield f"  {title + ':':9} {sentence}"
     if true := view.true_conditions:
         yield f"  also:     {', '.join(words(name) for name in true)}"
-    yield ""
-    yield "triage"
-    for step in answer.steps:
-        yield f"  {step.number} {_MARKS[step.finding]:4} {step.question}"
-        yield from (f"           {line}" for line in step.answers)
-        if step.finding == "unknown" and step.command:
-            yield f"           by hand: {step.command}"
-    if found.signature_note:
-        yield f"  {found.signature_note}"
-    yield ""
-    yield "common problems"
-    for problem in answer.problems:
-        row, mark = PROBLEMS[problem.name], {True: "YES", False: "no", None: "?"}[problem.value]
-        yield f"  {mark:4} {row.title}: {problem.text}"
-        if problem.value:
-            yield f"       {row.cause}: {row.action}"
-    yield ""
+
+
+def next_lines(answer: EngineAnswer) -> Iterator[str]:
+    """What to do now, with commands."""
     yield "next"
     for number, action in enumerate(answer.next, 1):
         yield from (f"  {line}" for line in action_lines(number, action, text=False))

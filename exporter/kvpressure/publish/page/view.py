@@ -44,17 +44,14 @@ class ViewContext:
 
 @dataclass(frozen=True, slots=True)
 class PageEngine:
-    """An engine with everything derived for people. ``rank``: of its verdict, the larger the worse; ``worst_first``:
-    its place on the page; ``anchor``: its stable id there; ``verdict``: in words; ``said``: the same, or why it is
-    down.
+    """An engine with everything derived for people. ``worst_first``: its place on the page; ``anchor``: its stable id
+    there; ``verdict``: in words.
     """
 
     state: EngineState
-    rank: int
     worst_first: tuple[bool, float, EngineKey]
     anchor: str
     verdict: str
-    said: str
     triage: tuple[TriageStep, ...]
     plan: MitigationPlan
     history: dict[str, Points]
@@ -86,11 +83,9 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
     holding = [one.name for one in beside if one.value]
     return PageEngine(
         state=engine,
-        rank=rank(engine),
         worst_first=worst_first(engine),
         anchor=_anchor(engine.key),
         verdict=words(diagnosis.verdict),
-        said=_said(engine),
         triage=steps(engine, state, around.thresholds),
         plan=plan(engine, around.thresholds),
         history=dict(around.history.of(engine.key)),
@@ -132,18 +127,19 @@ def dashboards(around: ViewContext) -> list[Link]:
     return [around.links.dashboard(uid) for uid in DASHBOARDS]
 
 
-def headline(shown: Iterable[PageEngine], total: int) -> str:
-    """The node in one sentence. ``total``: number of engines, also of those that cannot be ``shown``."""
+def headline(engines: Iterable[EngineState], total: int) -> str:
+    """The node in one sentence. ``total``: number of engines, also of those that cannot be shown."""
     if not total:
         return "No engine found on this node."
-    said = [(view.rank, view.said) for view in shown]
+    said = [(rank(engine), verdict_in_words(engine)) for engine in engines]
     said += [(RANKS[UNKNOWN], UNKNOWN)] * (total - len(said))
     counts = Counter(text for _, text in sorted(said, key=lambda one: one[0], reverse=True))
     parts = ", ".join(f"{say(count)} {text}" for text, count in counts.items())
     return f"{total} engine{'s' if total > 1 else ''}: {parts}."
 
 
-def _said(engine: EngineState) -> str:
+def verdict_in_words(engine: EngineState) -> str:
+    """The verdict, or why the engine is down."""
     return words(engine.diagnosis.verdict) if engine.up else f"down ({scrape_error(engine)})"
 
 

@@ -131,6 +131,7 @@ def test_more_engines_than_lines_follow_the_selected_one(serve_json: ServeJson) 
 @pytest.mark.parametrize("end", [b"q", b"\x03", signal.SIGTERM])
 def test_the_terminal_is_left_as_it_was(terminal: Terminal, end: bytes | signal.Signals) -> None:
     assert not terminal.is_as_before
+    terminal.press(b"\x1a")  # Ctrl-Z would leave it without a cursor
     terminal.press(end) if isinstance(end, bytes) else terminal.child.send_signal(end)
     assert terminal.ends() == (0 if end == b"q" else 130)
     assert terminal.is_as_before

@@ -165,20 +165,22 @@ def signals_from(flat: Mapping[str, Any], time: float) -> Signals:
         field, colon, key = name.partition(":")
         if colon:
             by_field.setdefault(field, {})[key] = value
-    groups = {name: _group(kind, values, by_field) for name, kind in _groups().items()}
+    groups = {name: _group(kind, hints, values, by_field) for name, (kind, hints) in _groups().items()}
     events = {name: int(count) for name, count in by_field.get("log_events", {}).items()}
     return Signals(time, events=events, events_known=bool(events), oom=by_field.get("oom", {}), **groups)
 
 
 @lru_cache(maxsize=1)
-def _groups() -> dict[str, type[Any]]:
-    """Classes of signals by their name in ``Signals``."""
+def _groups() -> dict[str, tuple[type[Any], dict[str, Any]]]:
+    """Classes of signals by their name in ``Signals``, and the types of their fields."""
     hints = get_type_hints(Signals)
-    return {item.name: hints[item.name] for item in fields(Signals) if is_dataclass(hints[item.name])}
+    kinds = [(item.name, hints[item.name]) for item in fields(Signals) if is_dataclass(hints[item.name])]
+    return {name: (kind, get_type_hints(kind)) for name, kind in kinds}
 
 
-def _group(kind: type[T], values: Mapping[str, float], by_field: Mapping[str, Mapping[str, float]]) -> T:
-    hints = get_type_hints(kind)
+def _group(
+    kind: type[T], hints: Mapping[str, Any], values: Mapping[str, float], by_field: Mapping[str, Mapping[str, float]]
+) -> T:
     found: dict[str, Any] = {}
     for item in fields(kind):  # type: ignore[arg-type]  # every group is a dataclass
         hint = hints[item.name]

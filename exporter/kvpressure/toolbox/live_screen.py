@@ -53,6 +53,7 @@ def show(looks: Looks, table: LiveTable) -> None:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGWINCH, lambda *_: None)  # wakes: the screen has another size
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves the terminal as it was
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # Ctrl-Z would not
     threading.Thread(target=_follow, args=(looks, newest, wake), daemon=True).start()
     with _keys_at_once() as keyboard, console.screen() as screen:
         while True:

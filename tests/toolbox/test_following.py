@@ -108,6 +108,9 @@ def test_a_terminal_is_told_what_is_waited_for(
     assert "a second scrape" in first
     assert "healthy so far, waiting for short peaks" in last
     assert len(err.splitlines()) < 8, "one line for each thing, not for each second"
+    _, more = serve_pod(CHAT, 60)
+    _, _, err = run(capsys, f"diagnose {url} {more}")
+    assert err.splitlines()[-1].endswith("waiting for short peaks; and 1 more ...")
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, clock: FakeClock, seconds: float) -> None:

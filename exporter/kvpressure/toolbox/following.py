@@ -93,10 +93,11 @@ def answered(
     try:
         for found in looks:
             left = start + seconds - live.CLOCK.now()
-            awaited = "; ".join(certainty.awaited(found.cases))
+            first, *others = certainty.awaited(found.cases) or [""]
+            awaited = first + (f"; and {len(others)} more" if others else "")
             if left <= 0 or (found.cases and not awaited and not to_the_end):
                 break
-            if awaited != said:
+            if awaited not in ("", said):
                 waiting(f"up to {left:.0f} s more: {awaited}")
             said = awaited
     except KeyboardInterrupt:

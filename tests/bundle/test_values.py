@@ -68,7 +68,7 @@ def test_durations_exclusions_labels_and_urls(
     for path, text in site[1].items():
         assert not any(f"{name}.md" in text for name in gone), f"{path} links an alert that is excluded"
     assert all(rule["labels"]["team"] == "inference" for rule in changed.values())
-    assert ("InferenceSlow", "critical") in before.keys() - changed.keys()
+    assert ("InferenceStalled", "critical") in before.keys() - changed.keys()
     for rule in changed.values():
         assert rule["annotations"]["runbook_url"].startswith("https://docs.example.com/kvpressure/runbooks/")
         assert rule["annotations"]["dashboard_url"].startswith("https://grafana.example.com/d/kvpressure-incident")

@@ -37,7 +37,10 @@ _CAMEL: Final = {
     "repeat_interval": "repeatInterval",
     "send_resolved": "sendResolved",
 }
-_PRINTED_LABEL: Final = re.compile(r'\{\{ ((?:with )?\$labels\.\w+|\.Labels\.\w+|\. \| first \| label "\w+") \}\}')
+_PRINTED_LABEL: Final = re.compile(  # or assigned, to be printed
+    r"(\{\{-? )((?:with |\$\w+ := )?"
+    r'(?:\$labels\.\w+|\.Labels\.\w+|(?:\.|\$\w+)(?: \| first)? \| label "\w+"))( -?\}\})'
+)
 _MARKUP: Final = "[][<>|@`]"  # of Slack, Discord, Teams, Mattermost and Google Chat; anybody names a model or a pod
 _VARIABLES: Final = (
     ("cluster", "cluster"),
@@ -157,7 +160,7 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
 
 def _without_markup(text: str) -> str:
     """``text`` whose labels lose the signs with which a name mentions people or hides a link in a chat."""
-    return _PRINTED_LABEL.sub(rf'{{{{ \1 | reReplaceAll "{_MARKUP}" "" }}}}', text)
+    return _PRINTED_LABEL.sub(rf'\1\2 | reReplaceAll "{_MARKUP}" ""\3', text)
 
 
 def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ HARMLESS = "Q!channelQhttp://evilfixQhere QidQx(http://evil)"
 ROOT = Path(__file__).parents[3]
 ACTION = re.compile(r"\{\{(.*?)\}\}", re.S)
 OF_A_NAME = re.compile(r"\$labels|\blabel \"")
-SAFE = re.compile(r"reReplaceAll \"[^\"]+\" \"\"|urlquery|^ if eq |\| query ?$")
+SAFE = re.compile(r"reReplaceAll \"[^\"]+\" \"\"|urlquery|^ if eq |\| match \"|\| query -?$")
 KINDS = [*(("kvpressure", profile) for profile in PROFILES), ("vllm", "default")]
 
 

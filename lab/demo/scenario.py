@@ -119,7 +119,7 @@ _KV_PRESSURE: Final = Scenario(
     "outputs become three times as long, and the KV cache of chat-13b fills up",
     CHAT,
     "kv_pressure",
-    ("InferenceKVCachePressure",),
+    ("InferenceKVCachePressure", "InferenceSlow"),
     (
         _calm("normal traffic; the chat model holds about 40 % of its KV cache", 0.12),
         Phase(

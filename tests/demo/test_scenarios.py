@@ -90,7 +90,8 @@ def test_the_rules_fire_what_a_scenario_expects_before_its_mitigation_and_end_it
         found = [one for one in fired[scenario.name] if one.name == alert]
         assert found, f"{alert} does not fire; fired: {sorted({one.name for one in fired[scenario.name]})}"
         assert begins["incident"] < found[0].start < begins["mitigation"] - 10, (alert, found)
-        assert found[-1].end < 170, (alert, found)
+        ending = [one for one in found if one.pages] or found  # a ticket may stay while latency is twice the usual
+        assert ending[-1].end < 170, (alert, found)
 
 
 @pytest.mark.live

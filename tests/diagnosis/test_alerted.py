@@ -44,6 +44,8 @@ def without_progress(seconds: float, **more: Any) -> dict[str, Any]:
     return {"progress": stuck, "load": LoadSignals(waiting=64.0)}
 
 
+MINUTES = 2 * T["prefill_patience_seconds"] - T["alert_page_for_seconds"]  # the alert waits for the rest
+LONG = T["alert_ticket_for_seconds"] - T["alert_page_for_seconds"]
 PRESSURE, DOUBTED = Answer("kv_pressure", Grade.LIKELY), Answer("kv_pressure", Grade.DOUBTFUL)
 CASES = [
     ("slow", slow(FLOOR, FLOOR / 2), True),
@@ -65,8 +67,8 @@ CASES = [
     ("losing_requests_badly", loses(T["rejected_critical_ratio"]), True),
     ("losing_requests_badly", loses(0.05, 0.4), False),
     ("losing_requests_badly", loses(None, T["most_ratio"]), True),
-    ("stuck", without_progress(2 * T["prefill_patience_seconds"]), True),
-    ("stuck", without_progress(2 * T["prefill_patience_seconds"] - 1), False),
+    ("stuck", without_progress(MINUTES), True),
+    ("stuck", without_progress(MINUTES - 1), False),
     ("stuck", {"progress": ProgressSignals(work_present=False)}, False),
     ("stuck", {}, None),
     ("several_in_flight", {"load": LoadSignals(in_flight=T["batch_collapse_min_requests"])}, True),
@@ -111,21 +113,17 @@ def test_an_estimated_wait_is_none_of_a_young_queue_without_a_verdict_or_of_an_i
     assert found("slow_badly", Answer("idle", Grade.LIKELY), **waits(long, 64.0))[0] is None
 
 
-MINUTES = 2 * T["prefill_patience_seconds"]
-
-
 @pytest.mark.parametrize(
     ("answer", "more", "after"),
     [
         (Answer("stalled", Grade.DOUBTFUL, "No progress: queue of unknown cause"), {}, MINUTES),
         (Answer("kv_pressure", Grade.CERTAIN), {}, MINUTES),
         (Answer("unknown", Grade.GUESS, "Deferred requests: deferred"), {}, MINUTES),
-        (Answer("stalled", Grade.LIKELY), {}, T["stalled_seconds"] + T["alert_page_for_seconds"]),
         (Answer("stalled", Grade.STRONG), {"ever_produced": False}, MINUTES),  # kernels may be compiled
         # what explains it has a bound
-        (Answer("unknown", Grade.GUESS, "No progress: long prefill, as usual here"), {}, 900),
-        (Answer("compute_bound", Grade.DOUBTFUL, "Long prefill: long prefill"), {}, 900),
-        (Answer("stalled", Grade.DOUBTFUL, FROZEN_ROWS[1]), {}, 900),
+        (Answer("unknown", Grade.GUESS, "No progress: long prefill, as usual here"), {}, LONG),
+        (Answer("compute_bound", Grade.DOUBTFUL, "Long prefill: long prefill"), {}, LONG),
+        (Answer("stalled", Grade.DOUBTFUL, FROZEN_ROWS[1]), {}, LONG),
         # it was told to, or no request is left
         (Answer("unknown", Grade.GUESS, "Asleep: paused"), {}, None),
         (Answer("unknown", Grade.GUESS, FROZEN_ROWS[0]), {}, None),
@@ -140,6 +138,12 @@ def test_requests_that_get_nothing_are_stuck_whatever_the_verdict(
         return
     assert found("stuck", answer, **without_progress(after, **more))[0] is True
     assert found("stuck", answer, **without_progress(after - 1, **more))[0] is False
+
+
+def test_a_confident_stall_is_stuck_at_once() -> None:
+    short = without_progress(T["stalled_seconds"])
+    assert found("stuck", Answer("stalled", Grade.LIKELY), **short)[0] is True
+    assert found("stuck", Answer("stalled", Grade.DOUBTFUL), **short)[0] is False
 
 
 @pytest.mark.parametrize(

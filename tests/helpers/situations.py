@@ -276,7 +276,9 @@ def _tick(
         latency=times,
         requests=found,
         load=LoadSignals(
-            waiting=now.get(("kvpressure_requests_waiting",)), in_flight=now.get(("kvpressure_requests_in_flight",))
+            running=None if stuck is None else max(0.0, present - waiting),
+            waiting=now.get(("kvpressure_requests_waiting",)),
+            in_flight=now.get(("kvpressure_requests_in_flight",)),
         ),
         progress=ProgressSignals(work_present=None if stuck is None else True, seconds_without_progress=stuck),
         batch=BatchSignals(batch_collapse_ratio=now.get(("kvpressure_batch_collapse_ratio",))),

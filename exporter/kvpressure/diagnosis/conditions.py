@@ -295,9 +295,10 @@ def _losing(failed: str, more: str, v: View) -> bool | None:
 
 
 def _stuck(v: View) -> bool | None:
-    """Whether requests get nothing, however certain the verdict: after a confident stall of ``alert_page_for_seconds``,
-    else, and for a first request, after twice the patience with a prefill. What the verdict explains, or gauges alone
-    show, counts only once it lasts far longer; what it was told, never.
+    """Whether requests get nothing, however certain the verdict: at once in a confident stall, else, and for a first
+    request, so late that somebody is woken after twice the patience with a prefill: the alert waits
+    ``alert_page_for_seconds``. What the verdict explains, or gauges alone show, counts only once it lasts far longer;
+    what it was told, never.
     """
     s, t, (table, _, _) = v.s.progress, v.t, v.answer.row.partition(": ")
     seconds = s.seconds_without_progress
@@ -306,10 +307,11 @@ def _stuck(v: View) -> bool | None:
     if table == ASLEEP.title or v.answer.row == FROZEN_ROWS[0]:
         return None
     if v.answer.verdict == "stalled" and _confident(v) and s.ever_produced is not False:
-        return seconds >= t["stalled_seconds"] + t["alert_page_for_seconds"]
+        return True
     explained = v.answer.row == FROZEN_ROWS[1] or table == LONG_PREFILL.title
     explained = explained or (table == NO_PROGRESS.title and v.answer.verdict == "unknown")
-    return seconds >= (t["alert_ticket_for_seconds"] if explained else TWICE * t["prefill_patience_seconds"])
+    most = t["alert_ticket_for_seconds"] if explained else TWICE * t["prefill_patience_seconds"]
+    return seconds >= most - t["alert_page_for_seconds"]
 
 
 def _confident(v: View) -> bool:

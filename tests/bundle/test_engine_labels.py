@@ -13,12 +13,9 @@ from kvpressure.bundle import engine_labels
 from kvpressure.bundle.render import RULES, render
 from kvpressure.bundle.rules import Options
 from kvpressure.bundle.values import BundleValues
-from kvpressure.publish.collector import families
-from kvpressure.publish.exposition import Encoder
 from kvpressure.publish.metrics import PREFIXED
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.prometheus import accepted
-from tests.publish.states import full_state
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +46,6 @@ def test_a_text_prints_and_asks_for_the_engines_names() -> None:
     plain = '{{ printf "m{pod=%q}" $labels.pod | query | first | label "pod" }} pod {{ $labels.namespace }}'
     named = '{{ printf "m{engine_pod=%q}" $labels.engine_pod | query | first | label "engine_pod" }} pod'
     assert engine_labels.template(plain) == named + " {{ $labels.engine_namespace }}"
-
-
-def test_the_exporter_publishes_the_engines_names() -> None:
-    names = {
-        label
-        for line in Encoder(PREFIXED).encode(families(full_state()).collect(), openmetrics=False).decode().splitlines()
-        for label in re.findall(r'(\w+)="', line)
-    }
-    assert names >= set(PREFIXED.values())
-    assert not names & set(PREFIXED)
 
 
 @pytest.mark.live

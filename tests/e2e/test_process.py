@@ -26,11 +26,11 @@ LAST_SCRAPE = re.compile(
 )
 
 
-def exporter(*targets: str) -> AbstractContextManager[str]:
+def exporter(*targets: str, flags: tuple[str, ...] = ()) -> AbstractContextManager[str]:
     """The real process, reading at a faster pace than in production; yields its address."""
     pace = ("--interval", str(STEP_SECONDS / 2), "--collector.engines.interval", str(STEP_SECONDS))
     named = [word for target in targets for word in ("--engine.target", target)]
-    return serving(*QUIET, *pace, "--engine.pace", "fixed", *named)
+    return serving(*QUIET, *pace, "--engine.pace", "fixed", *flags, *named)
 
 
 def scrape(address: str, accept: str = "text/plain") -> str:
@@ -47,6 +47,13 @@ def test_the_process_publishes_what_the_replay_says() -> None:
     more = "container=vllm;args=--max-num-seqs 64"
     with in_order(scenario("kv_pressure")[-4:]) as (url, _), exporter(f"inference/vllm-0={url};{more}") as address:
         until(lambda: wanted <= {without_target(line) for line in samples(scrape(address))}, 30)
+
+
+def test_where_the_scraper_owns_namespace_and_pod_the_engines_have_names_of_their_own() -> None:
+    pages, flags = scenario("kv_pressure")[-4:], ("--web.engine-labels", "prefixed")
+    with in_order(pages) as (url, _), exporter(f"inference/vllm-0={url}", flags=flags) as address:
+        until(lambda: 'engine_namespace="inference",engine_pod="vllm-0"' in scrape(address))
+        assert not re.search(r'[{,](namespace|pod)="', scrape(address))
 
 
 @contextmanager

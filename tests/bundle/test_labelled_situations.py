@@ -222,7 +222,7 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
         {f'kvpressure_out_of_memory_timestamp_seconds{{what="host",level="lost",{CONTAINER}}}': "1200+0x40"},
         (
             "chat-0 in inf is out of memory: host (m)",
-            "Requests in flight were lost.",
+            "No pod of the pool answers.",
             "kubectl -n inf logs chat-0 -c vllm --previous",
         ),
     ),

@@ -11,7 +11,7 @@ from kvpressure.engines.registry import log_line
 from kvpressure.model import readings as r
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import ContainerReading, EngineReading, Run, Scrape, Snapshot, Termination
-from kvpressure.model.state import VANISHED, PodState, State
+from kvpressure.model.state import REMOVED, VANISHED, PodState, State
 from kvpressure.pipeline.engines import FORGET_SECONDS
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import builtin
@@ -167,14 +167,18 @@ def test_a_bare_pod_that_served_is_missed_for_a_while(leave: Callable[[float], S
 
 
 @pytest.mark.parametrize(
-    ("running", "counted", "idle"), [(0.0, False, 5), (3.0, True, 5), (3.0, False, FORGET_SECONDS + 1)]
+    ("running", "counted", "idle", "reason"),
+    [(0.0, False, 5, REMOVED), (3.0, True, 5, None), (3.0, False, FORGET_SECONDS + 1, REMOVED)],
 )
-def test_one_without_requests_or_that_others_count_is_not(running: float, counted: bool, idle: float) -> None:
+def test_one_without_requests_was_removed_and_one_that_others_count_is_left_to_them(
+    running: float, counted: bool, idle: float, reason: str | None
+) -> None:
     pipeline = Pipeline()
     there = container(counted=counted)
     pipeline.observe(snapshot(T + 60, container("other-0"), there, page(T + 60, running=running)))
     pipeline.observe(snapshot(T + 60 + idle, container("other-0"), there, page(T + 60 + idle)))
-    assert [one.pod for one in pipeline.observe(gone(T + 65 + idle)).pods] == ["other-0"]
+    reasons = {one.pod: one.reason for one in pipeline.observe(gone(T + 65 + idle)).pods}
+    assert reasons.get("chat-0") == reason
 
 
 def test_a_pod_of_several_engine_containers_is_one_pod() -> None:

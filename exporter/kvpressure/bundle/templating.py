@@ -14,7 +14,7 @@ import jinja2
 from kvpressure.bundle.spec import EVALUATION_INTERVALS, POOL, SUBJECTS
 from kvpressure.bundle.text import duration, number, span, words
 from kvpressure.bundle.verdicts_page import because
-from kvpressure.model.state import VANISHED
+from kvpressure.model.state import REMOVED, VANISHED
 from kvpressure.settings.thresholds import Thresholds
 
 _WHERE: Final = "{{ with $labels.namespace }}{{ . }}/{{ end }}{{ $labels.pod }}"  # a bare host has no namespace
@@ -216,6 +216,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         ),
         "engine": lambda expr: per("engine", expr),
         "vanished": VANISHED,
+        "removed": REMOVED,
         **more,
     }
 

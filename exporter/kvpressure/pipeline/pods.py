@@ -16,7 +16,7 @@ from kvpressure.model.log_events import EVENTS, OUT_OF_MEMORY
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import ContainerReading, Run, Snapshot
 from kvpressure.model.reasons import HTTP_5XX, REFUSED, RESET, TIMEOUT, in_words
-from kvpressure.model.state import VANISHED, ContainerState, EngineState, OutOfMemory, PodState
+from kvpressure.model.state import REMOVED, VANISHED, ContainerState, EngineState, OutOfMemory, PodState
 from kvpressure.pipeline.engines import FORGET_SECONDS, ContainerTrack
 from kvpressure.settings.thresholds import Thresholds
 
@@ -102,7 +102,7 @@ class Pods:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._pods: dict[Name, _PodTrack] = {}
-        self._vanished: dict[Name, tuple[float, _PodTrack]] = {}
+        self._gone: dict[Name, tuple[float, PodState]] = {}
         self._starts: dict[Name, deque[float]] = {}  # seconds, by namespace and pool
 
     def observe(self, snapshot: Snapshot, engines: Sequence[EngineState]) -> tuple[PodState, ...]:
@@ -119,7 +119,7 @@ class Pods:
             self._pod(snapshot, name)
         self._drop(snapshot)
         states = [self._state(now, name, pod, served.get(name, ())) for name, pod in self._pods.items()]
-        return *states, *(_vanished(name, pod) for name, (_, pod) in self._vanished.items())
+        return *states, *(state for _, state in self._gone.values())
 
     def usual_start(self, namespace: str, pool: str) -> float | None:
         """The longest of the last starts of a pool here, in seconds; None = none was seen."""
@@ -144,18 +144,18 @@ class Pods:
                 gone = abs(now - pod.seen_t) > FORGET_SECONDS
             if gone:
                 self._leave(now, name)
-        self._vanished = {name: row for name, row in self._vanished.items() if 0 <= now - row[0] <= FORGET_SECONDS}
+        self._gone = {name: row for name, row in self._gone.items() if 0 <= now - row[0] <= FORGET_SECONDS}
 
     def _leave(self, now: float, name: Name, missed: bool = True) -> None:
         pod = self._pods.pop(name, None)
-        if pod is not None and missed and _is_missed(pod, now):
-            self._vanished[name] = now, pod
+        if pod is not None and missed and (reason := _why_gone(pod, now)):
+            self._gone[name] = now, PodState(*name, pod.pool, reason=reason)
 
     def _state(self, now: float, name: Name, pod: _PodTrack, engines: Sequence[EngineState]) -> PodState:
         pod.pool = next((engine.pool for engine in engines if engine.pool.name), pod.pool)
         answers, since = _answers(pod, engines), pod.starting_since()
         if answers:
-            self._vanished.pop(name, None)
+            self._gone.pop(name, None)
             if pod.answer(now) and since is not None:
                 self._keep_start(name[0], pod.pool.name, now - since)
             pod.served_t = now if any(map(_serves, engines)) else pod.served_t
@@ -255,13 +255,13 @@ def _serves(engine: EngineState) -> bool:
     return engine.up and ((signals.load.in_flight or 0) > 0 or (signals.requests.requests_finished_per_second or 0) > 0)
 
 
-def _is_missed(pod: _PodTrack, now: float) -> bool:
-    """Whether a pod that is gone served until then, and nothing else counts the replicas of its workload."""
-    return any(not run.counted for run in pod.runs) and 0 <= now - pod.served_t <= FORGET_SECONDS
-
-
-def _vanished(name: Name, pod: _PodTrack) -> PodState:
-    return PodState(*name, pod.pool, reason=VANISHED)
+def _why_gone(pod: _PodTrack, now: float) -> str:
+    """What it means that a pod is gone: it served until then and nothing else counts the replicas of its workload, or
+    it had been idle; "" = what counts them tells more.
+    """
+    if not 0 <= now - pod.served_t <= FORGET_SECONDS:
+        return REMOVED if pod.ever else ""
+    return VANISHED if any(not run.counted for run in pod.runs) else ""
 
 
 def _reason(pod: _PodTrack, engines: Sequence[EngineState]) -> str:

@@ -353,12 +353,14 @@ def _abandoned_more(found: Ended | None, usual: float | None, t: Thresholds) -> 
 
 def _estimated_wait(window: EngineWindow, finished: float, t: Thresholds) -> float | None:
     """Estimated wait in seconds where too few requests finish for quantiles: requests waiting, divided by the finish
-    rate, which counts as at least one request in five minutes. ``None`` with less than five minutes of history.
+    rate; where none finishes, the five minutes that are known. ``None`` with less history.
     """
     if finished >= t["latency_min_finished_per_second"] or _first(window) is None:
         return None
     waiting = max(sample.waiting or 0.0 for sample in window.since(FIVE_MINUTES))
-    return waiting / max(finished, 1.0 / FIVE_MINUTES) if waiting >= 1 else None
+    if waiting < 1:
+        return None
+    return waiting / finished if finished > 0 else FIVE_MINUTES
 
 
 def _waited_before(window: EngineWindow) -> bool | None:

@@ -119,7 +119,7 @@ RENDER_PLACES = {
     "view twice": (view, "engine_view", lambda one, *_: one.key.pod == BAD, "engine"),
     "rank": (view, "rank", lambda one: one.key.pod == BAD, "engine"),
     "anchor": (view, "_anchor", lambda key: key.pod == BAD, "engine"),
-    "headline": (view, "_said", lambda one: one.key.pod == BAD, "engine"),
+    "headline": (view, "verdict_in_words", lambda one: one.key.pod == BAD, "engine"),
     "page article": (page, "_charts", lambda one, *_: one.state.key.pod == BAD and one.state.failure is None, "engine"),
     "page article twice": (page, "_charts", lambda one, *_: one.state.key.pod == BAD, "engine"),
     "page history": (PageHistory, "_take", lambda _, __, one: one.key.pod == BAD, "engine"),

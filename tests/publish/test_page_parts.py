@@ -34,6 +34,7 @@ from kvpressure.model.state import (
     TargetState,
 )
 from kvpressure.publish.links import DASHBOARDS, VERDICT_RUNBOOKS, Links
+from kvpressure.publish.page import view
 from kvpressure.publish.page.history import SERIES, SLOT_SECONDS, SLOTS, PageHistory
 from kvpressure.publish.page.sparkline import HEIGHT, WIDTH, sparkline
 from kvpressure.publish.page.view import ViewContext, engine_view, headline
@@ -406,7 +407,7 @@ class TestLinks:
 
 
 def headline_of(*engines: EngineState) -> str:
-    return headline(engines, len(engines))
+    return headline(map(view.said, engines), len(engines))
 
 
 def test_the_headline_names_trouble_first() -> None:

@@ -27,7 +27,7 @@ def diagnosis_document(state: State, node_name: str, around: ViewContext | None 
         "version": __version__,
         "node": node_name,
         "time": _plain(state.time),
-        "headline": headline((view.state for view, _ in engines), len(state.engines)),
+        "headline": headline((view.said for view, _ in engines), len(state.engines)),
         "engines": [entry for _, entry in engines],
         "gpus": each(
             GPU,

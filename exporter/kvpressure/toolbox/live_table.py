@@ -16,7 +16,7 @@ from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState
 from kvpressure.printable import duration, say, visible
 from kvpressure.publish.collector import worst_first
-from kvpressure.publish.page.view import headline, verdict_in_words
+from kvpressure.publish.page.view import headline, said, verdict_in_words
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox import report
 from kvpressure.toolbox.engine_view import name_of
@@ -107,7 +107,7 @@ class LiveTable:
         """All engines in one sentence, and what is wrong with an input."""
         engines = [case.view.engine for case, _ in self._rows.values()]
         notes = [_line(note, "bold red") for note in self._notes]
-        return notes if notes and not engines else [_line(headline(engines, len(engines)), "bold"), *notes]
+        return notes if notes and not engines else [_line(headline(map(said, engines), len(engines)), "bold"), *notes]
 
     def table(self, width: int, height: int | None = None) -> Table:
         """The engines; with a ``height``, the selected one and those around it."""

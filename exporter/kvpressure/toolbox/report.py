@@ -17,6 +17,7 @@ from kvpressure.printable import command
 from kvpressure.publish.collector import fine, worst_first
 from kvpressure.publish.links import RUNBOOK_FOLDER, Links
 from kvpressure.publish.page.view import headline as page_headline
+from kvpressure.publish.page.view import said
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import PROBLEMS, common_problems, log_events
@@ -162,7 +163,7 @@ def as_text(found: FoundEngines, answered: list[EngineAnswer]) -> str:
 def headline(engines: Sequence[EngineState]) -> str:
     """``3 engines: 1 KV pressure, 2 healthy. First: prod/chat-0.`` for engines in order, the worst first."""
     first = "" if not engines or fine(engines[0]) else f" First: {name_of(engines[0].key)}."
-    return page_headline(engines, len(engines)) + first
+    return page_headline(map(said, engines), len(engines)) + first
 
 
 def _headline(view: EngineView, stage: str | None) -> str:

@@ -145,7 +145,7 @@ def render_page(state: State, node: str, telemetry_path: str, around: ViewContex
         node=node,
         telemetry_path=telemetry_path,
         version=__version__,
-        headline=headline((view.state for view, _ in engines), len(state.engines)),
+        headline=headline((view.said for view, _ in engines), len(state.engines)),
         dashboards=dashboards(around),
         links=around.links,
         failures=[*state.failures, *around.guard.counts],  # last: what failed above is among them

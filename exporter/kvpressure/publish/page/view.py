@@ -26,6 +26,7 @@ UNKNOWN: Final = "unknown"
 OWN_LINE: Final = "documented_signature"  # shown with its five parts elsewhere
 
 T = TypeVar("T")
+Said = tuple[int, str]  # rank of a verdict, the larger the worse, and its words
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,14 @@ class ViewContext:
 @dataclass(frozen=True, slots=True)
 class PageEngine:
     """An engine with everything derived for people. ``worst_first``: its place on the page; ``anchor``: its stable id
-    there; ``verdict``: in words.
+    there; ``verdict``: in words; ``said``: its part of the headline.
     """
 
     state: EngineState
     worst_first: tuple[bool, float, EngineKey]
     anchor: str
     verdict: str
+    said: Said
     triage: tuple[TriageStep, ...]
     plan: MitigationPlan
     history: dict[str, Points]
@@ -86,6 +88,7 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
         worst_first=worst_first(engine),
         anchor=_anchor(engine.key),
         verdict=words(diagnosis.verdict),
+        said=said(engine),
         triage=steps(engine, state, around.thresholds),
         plan=plan(engine, around.thresholds),
         history=dict(around.history.of(engine.key)),
@@ -127,15 +130,20 @@ def dashboards(around: ViewContext) -> list[Link]:
     return [around.links.dashboard(uid) for uid in DASHBOARDS]
 
 
-def headline(engines: Iterable[EngineState], total: int) -> str:
-    """The node in one sentence. ``total``: number of engines, also of those that cannot be shown."""
+def headline(shown: Iterable[Said], total: int) -> str:
+    """The node in one sentence. ``total``: number of engines, also of those that cannot be ``shown``."""
     if not total:
         return "No engine found on this node."
-    said = [(rank(engine), verdict_in_words(engine)) for engine in engines]
-    said += [(RANKS[UNKNOWN], UNKNOWN)] * (total - len(said))
-    counts = Counter(text for _, text in sorted(said, key=lambda one: one[0], reverse=True))
-    parts = ", ".join(f"{say(count)} {text}" for text, count in counts.items())
-    return f"{total} engine{'s' if total > 1 else ''}: {parts}."
+    parts = [*shown]
+    parts += [(RANKS[UNKNOWN], UNKNOWN)] * (total - len(parts))
+    counts = Counter(text for _, text in sorted(parts, key=lambda part: part[0], reverse=True))
+    counted = ", ".join(f"{say(count)} {text}" for text, count in counts.items())
+    return f"{total} engine{'s' if total > 1 else ''}: {counted}."
+
+
+def said(engine: EngineState) -> Said:
+    """What the headline says about an engine."""
+    return rank(engine), verdict_in_words(engine)
 
 
 def verdict_in_words(engine: EngineState) -> str:

@@ -25,7 +25,7 @@ NOT_VISIBLE: Final = {"PRE1": NO_LATENCY, "PRE4": NO_LATENCY}
 TOO_SHORT: Final = {
     "FGPU1": ("InferenceModelDown", "alert_for_seconds"),
     "FGPU2": ("InferenceModelDown", "alert_for_seconds"),
-    "FHNG10": ("InferenceStalled, from gauges alone", "alert_ticket_for_seconds"),
+    "FHNG10": ("InferenceStalled from gauges alone", "alert_ticket_for_seconds"),
 }
 """Incidents that are over before what would page has waited: the alert, and the threshold of its wait."""
 QUIET_CAPTURES: Final = ("a_idle", "b_light", "c_steady", "f_recovery")

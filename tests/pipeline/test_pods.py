@@ -168,7 +168,12 @@ def test_a_bare_pod_that_served_is_missed_for_a_while(leave: Callable[[float], S
 
 @pytest.mark.parametrize(
     ("running", "counted", "idle", "reason"),
-    [(0.0, False, 5, REMOVED), (3.0, True, 5, None), (3.0, False, FORGET_SECONDS + 1, REMOVED)],
+    [
+        (0.0, False, 5, REMOVED),
+        (3.0, True, 0, None),
+        (3.0, True, 5, REMOVED),
+        (3.0, False, FORGET_SECONDS + 1, REMOVED),
+    ],
 )
 def test_one_without_requests_was_removed_and_one_that_others_count_is_left_to_them(
     running: float, counted: bool, idle: float, reason: str | None

@@ -35,7 +35,7 @@ Name = tuple[str, str]  # namespace, pod
 class _PodTrack:
     """A pod between ticks. ``answered``: in its present run; ``ever``: in any run, as far as known; ``awaited``: it was
     seen in this run before it answered. ``answers_since``: the first answer of this run, None = it was not seen.
-    ``served_t``: when it last had requests.
+    ``served_t``: when it last had requests, or had finished some lately; ``busy``: it has some now.
     """
 
     def __init__(self, uid: str | None, now: float) -> None:
@@ -46,6 +46,7 @@ class _PodTrack:
         self.answered = self.ever = self.awaited = False
         self.answers_since: float | None = None
         self.served_t = float("-inf")
+        self.busy = False
 
     @property
     def runs(self) -> list[Run]:
@@ -159,6 +160,7 @@ class Pods:
             if pod.answer(now) and since is not None:
                 self._keep_start(name[0], pod.pool.name, now - since)
             pod.served_t = now if any(map(_serves, engines)) else pod.served_t
+            pod.busy = any((engine.signals.load.in_flight or 0) > 0 for engine in engines)
         starting = not answers and since is not None and now - since < self._allowed(name[0], pod.pool.name)
         pod.awaited = pod.awaited or ((starting or pod.restarts > 0) and (answers is False or pod.is_prepared))
         return PodState(
@@ -257,11 +259,11 @@ def _serves(engine: EngineState) -> bool:
 
 def _why_gone(pod: _PodTrack, now: float) -> str:
     """What it means that a pod is gone: it served until then and nothing else counts the replicas of its workload, or
-    it had been idle; "" = what counts them tells more.
+    it had no request; "" = what counts them tells more.
     """
-    if not 0 <= now - pod.served_t <= FORGET_SECONDS:
-        return REMOVED if pod.ever else ""
-    return VANISHED if any(not run.counted for run in pod.runs) else ""
+    if 0 <= now - pod.served_t <= FORGET_SECONDS and any(not run.counted for run in pod.runs):
+        return VANISHED
+    return REMOVED if pod.ever and not pod.busy else ""
 
 
 def _reason(pod: _PodTrack, engines: Sequence[EngineState]) -> str:

@@ -7,8 +7,9 @@ counts is the least CPU time that the process spends on one, less what a query t
 the machine does not count, nor a collection of garbage that happens to fall into it, nor the query interface, which
 rules do not use. Together with the intervals of the groups that is CPU time a minute. Exit 1 when the budget is missed.
 
-The rules of an earlier release (``before/``) are measured in turns with today's, in the same run on the same series, so
-that the ratio of the two is worth more than either figure.
+With ``--incident``, a tenth of the nodes then comes under more load than its engines can serve. Alerts that are active
+cost more than their expressions do (texts are rendered at each evaluation), so what counts there is the CPU of the
+process, before and during the incident, with the same scrapes.
 
 Served are only the series that some rule reads; others cost the rules nothing.
 """
@@ -41,13 +42,17 @@ from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from lab.alerts import fortnight
-from lab.alerts.series import METRIC, RULES, SCRAPED_NODE, also_wanted, samples
+from lab.alerts.series import METRIC, RULES, SCRAPED_NODE, samples
 from lab.demo.node import CONTAINER, NAMESPACE, PodSpec, SimulatedNode
 
-BEFORE: Final = Path(__file__).with_name("before") / "kvpressure-rules.yaml"  # as of commit b0a288a
 BUDGET_SECONDS: Final = 1.0  # a minute, on one core
+INCIDENT_BUDGET_SECONDS: Final = 0.5  # more, for a thousand nodes
 ENGINES: Final = 8
 LOAD_SHARE: Final = 0.6
+OVERLOAD_SHARE: Final = 1.6
+ONE_IN: Final = 10  # nodes in the incident
+INCIDENT_SECONDS: Final = 300.0  # until every alert of it is active
+WATCHED_SECONDS: Final = 240.0  # two evaluations of the slowest group
 SCRAPE_SECONDS: Final = 15.0
 FILL_SECONDS: Final = 420.0  # the five-minute ranges and the first scrape of every node
 PAGES: Final = 60  # a quarter of an hour of a node's life, then again
@@ -60,12 +65,12 @@ SELECTIONS: Final = 5
 _SPAN: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def calm(count: int) -> Iterator[State]:
-    """The states of one node with calm traffic at ``count`` scrapes in a row, with ``_NODE`` in the names that differ
-    between nodes.
+def states(count: int, share: float) -> Iterator[State]:
+    """The states of one node at this share of its engines' capacity at ``count`` scrapes in a row, with ``_NODE`` in
+    the names that differ between nodes.
     """
     now = fortnight.START
-    load = replace(fortnight.LOAD, requests_per_second=LOAD_SHARE * fortnight.capacity())
+    load = replace(fortnight.LOAD, requests_per_second=share * fortnight.capacity())
     specs = [PodSpec(f"chat-{_NODE}-{index}", fortnight.ENGINE, load) for index in range(ENGINES)]
     node, pipeline, scanner = SimulatedNode(specs, lambda: now, 1), Pipeline(), Scanner()
     for tick in range(count):
@@ -101,9 +106,9 @@ def calm(count: int) -> Iterator[State]:
         yield replace(state, ticks=tick + 1)
 
 
-def pages(count: int) -> list[str]:
+def pages(count: int, share: float = LOAD_SHARE) -> list[str]:
     """What that node publishes."""
-    texts = ("".join(f"{name} {value}\n" for name, value in samples(state)) for state in calm(count))
+    texts = ("".join(f"{name} {value}\n" for name, value in samples(state)) for state in states(count, share))
     return [text.replace("GPU-", f"GPU-{_NODE}-").replace(SCRAPED_NODE, f"node-{_NODE}") for text in texts]
 
 
@@ -117,16 +122,30 @@ class Nodes(ThreadingHTTPServer):
         """Say nothing: a failed scrape shows in ``up``."""
 
 
+@dataclass
+class Served:
+    """What the nodes publish now; in an incident, one in ten publishes ``pressed``."""
+
+    calm: Sequence[str]
+    pressed: Sequence[str] = ()
+    incident_since: float | None = None
+
+    def page(self, node: str, seconds: float) -> str:
+        """The page of a node."""
+        if self.incident_since is None or int(node) % ONE_IN:
+            return self.calm[int(seconds / SCRAPE_SECONDS) % len(self.calm)]
+        return self.pressed[min(int((seconds - self.incident_since) / SCRAPE_SECONDS), len(self.pressed) - 1)]
+
+
 @contextmanager
-def fleet(served: Sequence[str]) -> Iterator[str]:
+def fleet(served: Served, began: float) -> Iterator[str]:
     """The nodes as ``/<number>`` of one server; yields its address."""
-    began = time.monotonic()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             """One scrape of one node."""
-            page = served[int((time.monotonic() - began) / SCRAPE_SECONDS) % len(served)]
-            body = page.replace(_NODE, self.path.strip("/")).encode()
+            node = self.path.strip("/")
+            body = served.page(node, time.monotonic() - began).replace(_NODE, node).encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body)))
@@ -152,20 +171,8 @@ def groups(rules: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"])
 
 
-def write_earlier_recordings(path: Path) -> None:
-    """What only the earlier rules record: both sets find their inputs, and none is recorded twice."""
-    known = {rule.get("record") for group in groups(RULES) for rule in group["rules"]}
-    only = [
-        {**group, "rules": [rule for rule in group["rules"] if "record" in rule and rule["record"] not in known]}
-        for group in groups(BEFORE)
-    ]
-    path.write_text(yaml.dump({"groups": [group for group in only if group["rules"]]}), encoding="utf-8")
-
-
-def configuration(address: str, nodes: int, earlier: Path) -> dict[str, Any]:
-    """Prometheus' configuration: every node a target of its own; ``earlier`` records what only the earlier
-    rules read.
-    """
+def configuration(address: str, nodes: int) -> dict[str, Any]:
+    """Prometheus' configuration: every node a target of its own."""
     targets = [
         {
             "targets": [f"node-{number:04d}:9846"],
@@ -175,7 +182,7 @@ def configuration(address: str, nodes: int, earlier: Path) -> dict[str, Any]:
     ]
     return {
         "global": {"scrape_interval": f"{SCRAPE_SECONDS:g}s", "scrape_timeout": "10s"},
-        "rule_files": [str(RULES), str(earlier)],
+        "rule_files": [str(RULES)],
         "scrape_configs": [
             {
                 "job_name": "kvpressure",
@@ -289,19 +296,12 @@ def selecting(server: Server, at: float, nothing: float) -> float:
     return sum(max(0.0, min(server.seconds(name, at) for _ in range(SELECTIONS)) - nothing) for name in read)
 
 
-def costs(server: Server, at: float, nothing: float, repeats: int = REPEATS) -> tuple[list[Cost], list[Cost]]:
-    """Every rule of before and of today, measured at a moment: in turns and in rounds, so that seconds of other work on
-    the machine spoil one measurement and not all. ``nothing``: seconds of a query that reads nothing.
+def costs(server: Server, at: float, nothing: float, repeats: int = REPEATS) -> list[Cost]:
+    """Every rule, measured at a moment, in rounds, so that seconds of other work on the machine spoil one measurement
+    and not all. ``nothing``: seconds of a query that reads nothing.
     """
-    sets = [[(group, rule) for group in groups(path) for rule in group["rules"]] for path in (BEFORE, RULES)]
-    rounds = [[[server.seconds(rule["expr"], at) for _, rule in rules] for rules in sets] for _ in range(repeats)]
-    before, today = (_costs(rules, [one[index] for one in rounds], nothing) for index, rules in enumerate(sets))
-    return before, today
-
-
-def _costs(
-    rules: Sequence[tuple[dict[str, Any], dict[str, Any]]], rounds: Sequence[Sequence[float]], nothing: float
-) -> list[Cost]:
+    rules = [(group, rule) for group in groups(RULES) for rule in group["rules"]]
+    rounds = [[server.seconds(rule["expr"], at) for _, rule in rules] for _ in range(repeats)]
     return [
         Cost(
             group["name"],
@@ -313,7 +313,7 @@ def _costs(
     ]
 
 
-def report(found: Sequence[Cost], before: Sequence[Cost], series: float, nodes: int, version: str) -> Iterator[str]:
+def report(found: Sequence[Cost], series: float, nodes: int, version: str) -> Iterator[str]:
     """The figures, one a line."""
     yield (
         f"Prometheus {version}: {nodes} nodes, {nodes * ENGINES} GPUs and engines, {series:.0f} series that rules read"
@@ -323,9 +323,8 @@ def report(found: Sequence[Cost], before: Sequence[Cost], series: float, nodes: 
     for group in dict.fromkeys(cost.group for cost in found):
         mine = [cost for cost in found if cost.group == group]
         yield f"{1000 * sum(cost.a_minute for cost in mine):8.1f} ms a minute  {group} ({len(mine)} rules)"
-    together, earlier = (sum(cost.a_minute for cost in which) for which in (found, before))
+    together = sum(cost.a_minute for cost in found)
     yield f"together {together:.3f} s a minute of one core (budget {BUDGET_SECONDS:g} s)"
-    yield f"rules of before in the same run: {earlier:.3f} s a minute; today's cost {together / earlier:.2f} of that"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -339,29 +338,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the program to measure, for other releases (default: the one installed)",
     )
     parser.add_argument("--repeats", type=int, default=REPEATS, help=f"rounds of measurements (default: {REPEATS})")
+    parser.add_argument(
+        "--incident", action="store_true", help="what the rules cost more while a tenth of the nodes is overloaded"
+    )
     options = parser.parse_args(argv)
-    also_wanted(BEFORE)
-    with tempfile.TemporaryDirectory(prefix="kvpressure-") as folder, fleet(pages(PAGES)) as address:
-        earlier = Path(folder, "earlier.yaml")
-        write_earlier_recordings(earlier)
-        return _measured(configuration(address, options.nodes, earlier), options)
-
-
-def _measured(document: dict[str, Any], options: argparse.Namespace) -> int:
-    with prometheus(document, options.prometheus) as server:
+    began = time.monotonic()
+    served = Served(pages(PAGES), pages(PAGES, OVERLOAD_SHARE) if options.incident else ())
+    with (
+        fleet(served, began) as address,
+        prometheus(configuration(address, options.nodes), options.prometheus) as server,
+    ):
         time.sleep(options.fill)
         up = server.value("sum(up)")
         if up < options.nodes:
             raise RuntimeError(f"only {up:.0f} of {options.nodes} nodes are scraped")
-        series, at = server.value('count({__name__=~"kvpressure_.+"})'), time.time()
-        server.stop_scraping()
-        nothing = min(server.seconds("vector(0)", at) for _ in range(_EMPTY_QUERIES))
-        before, found = costs(server, at, nothing, options.repeats)
-        once = selecting(server, at, nothing)
-        for line in report(found, before, series, options.nodes, server.get("status/buildinfo")["version"]):
-            print(line)
-        earlier = sum(cost.a_minute for cost in before)
-        print(f"selecting each of these metrics once takes {once:.3f} s, {once / earlier:.2f} of the rules of before")
+        if options.incident:
+            return _incident(server, served, began, options.nodes)
+        return _measured(server, options.nodes, options.repeats)
+
+
+def _incident(server: Server, served: Served, began: float, nodes: int) -> int:
+    def a_minute() -> tuple[float, float]:
+        before = server.cpu_seconds()
+        time.sleep(WATCHED_SECONDS)
+        active = server.value('count(ALERTS{alertname!="KvpressureWatchdog"})')
+        return (server.cpu_seconds() - before) * _SPAN["m"] / WATCHED_SECONDS, active
+
+    calm, calm_alerts = a_minute()
+    served.incident_since = time.monotonic() - began
+    time.sleep(INCIDENT_SECONDS)
+    pressed, active = a_minute()
+    engines = ENGINES * -(-nodes // ONE_IN)
+    more = (pressed - calm) * 1000 / nodes
+    print(f"calm: {calm:.2f} s of CPU a minute, {calm_alerts:.0f} active alerts")
+    print(
+        f"{engines} engines overloaded: {pressed:.2f} s, {active:.0f} active alerts, {active / engines:.2f} an engine"
+    )
+    print(f"{more:.2f} s a minute more for 1 000 nodes (budget {INCIDENT_BUDGET_SECONDS:g} s)")
+    return 1 if more > INCIDENT_BUDGET_SECONDS else 0
+
+
+def _measured(server: Server, nodes: int, repeats: int) -> int:
+    series, at = server.value('count({__name__=~"kvpressure_.+"})'), time.time()
+    server.stop_scraping()
+    nothing = min(server.seconds("vector(0)", at) for _ in range(_EMPTY_QUERIES))
+    found = costs(server, at, nothing, repeats)
+    for line in report(found, series, nodes, server.get("status/buildinfo")["version"]):
+        print(line)
+    print(f"selecting each of the metrics read once takes {selecting(server, at, nothing):.3f} s")
     return 1 if sum(cost.a_minute for cost in found) > BUDGET_SECONDS else 0
 
 

@@ -55,7 +55,7 @@ def test_an_alert_waits_fires_and_ends_as_in_prometheus() -> None:
 
 def test_a_calm_node_has_no_active_alert_but_the_heartbeat() -> None:
     series = Series()
-    for state in cost.calm(100):
+    for state in cost.states(100, cost.LOAD_SHARE):
         series.add(state)
     assert {item.name for item in evaluate(series)} == set()
 

@@ -16,13 +16,11 @@ SEVERITIES: Final = ("critical", "warning", "info", "none")
 FAMILIES: Final = ("objectives", "pressure", "harm", "memory", "load", "failure", "hardware", "self")
 
 EVALUATION_INTERVALS: Final[Mapping[str, int]] = {
-    "steady": 60,  # most alerts that page somebody
-    "calm": 100,  # a third of the five minutes that a warning must last, so that it fires on time
-    "slow": 120,  # tickets and fleets
+    "steady": 60,  # most alerts that page somebody, and what they read
+    "calm": 120,  # warnings; recordings are not rarer, because a query looks back five minutes and one may be missed
+    "slow": 240,  # tickets, whose rules nothing else reads
 }
-"""How often a group is evaluated, in seconds. A query looks back five minutes, so that one missed evaluation of a
-recording leaves no hole.
-"""
+"""How often a group is evaluated, in seconds."""
 
 MOST_ALERTS: Final = 20_000  # of a rule: two for each of 8 000 engines; a rule with more fails, and floods nobody
 MOST_SERIES: Final = 100_000  # of a recording: twelve for each of 8 000 engines

@@ -91,13 +91,15 @@ def owned(expr: str, *more: str) -> str:
 
 def finding(name: str, value: str = "") -> str:
     """The engines for which a published finding holds, with the labels pool and role. ``value``: the series that gives
-    the alert its value; "" = 1.
+    the alert its value, published only where it matters, because every engine's is aggregated; "" = 1.
     """
-    by, holds = ", ".join(SUBJECTS["engine"]), f'kvpressure_finding{{finding="{name}"}}'
+    by, holds = ", ".join(SUBJECTS["engine"]), f'kvpressure_finding{{finding="{name}"}} == 1'
+    if not value:
+        return per("engine", holds, *POOL)
     return (
-        f"{per('engine', value or holds)}\n"
+        f"{per('engine', value)}\n"
         f"* on ({by}) group_left (pool, role)\n"
-        f"topk by ({by}) (1, {holds} == 1)"  # two exporters may see an engine
+        f"topk by ({by}) (1, {holds})"  # two exporters may see an engine
     )
 
 

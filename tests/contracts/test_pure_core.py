@@ -279,7 +279,7 @@ class Node:
             ),
             logs=self._several(lambda: log_line("n", self._pod(), "vllm", draw.choice(LINES))),
             allocator=self._several(
-                lambda: AllocatorReading("n", self._pod(), draw.randrange(4), *(self._whole() for _ in range(5)))
+                lambda: AllocatorReading("n", self._pod(), draw.randrange(4), *(self._whole() for _ in range(3)))
             ),
             steps=self._several(self._steps),
             expected_gpus={"nvidia": draw.randrange(8)},

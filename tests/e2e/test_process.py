@@ -21,7 +21,7 @@ STEP_SECONDS = 0.25
 #: What the last scrape alone decides, so that it is the same at any pace.
 LAST_SCRAPE = re.compile(
     r"kvpressure_(engine_up|requests_running|requests_waiting|kv_cache_used_ratio|kv_cache_capacity_tokens|"
-    r"kv_cache_used_tokens|preemptions_total|prompt_tokens_total|generation_tokens_total|requests_finished_total|"
+    r"kv_cache_used_tokens|requests_finished_total|"
     r"limit|limit_explicit)\{"
 )
 

@@ -250,7 +250,10 @@ def make_plugin_page(rng: Random) -> str:
                 ("engine_steps_total", f'count="{rng.choice(("batch", "running", "x"))}",size="{number(rng)}"'),
                 ("engine_sums_total", f'sum="{rng.choice(("steps", "decoded", "preemptions", "x"))}"'),
                 ("engine_kv_max", 'a="b"'),
-                ("allocator", f'figure="{rng.choice(("allocated_bytes", "ooms", "x"))}",rank="{number(rng)}",pid="7"'),
+                (
+                    "allocator",
+                    f'figure="{rng.choice(("reserved_bytes", "x"))}",rank="{number(rng)}",pid="7"',
+                ),
                 ("written_seconds", f'rank="{number(rng)}",pid="{number(rng)}"'),
             )
         )

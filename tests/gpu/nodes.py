@@ -153,7 +153,7 @@ NODES = {
     ),
     "h100_mig": Node(world=World(gpus=[mig_h100(), h100()])),
     "h100_mig_gpm": Node(
-        'kvpressure_gpu_dram_activity_ratio{gpu="0",uuid="MIG-2',
+        'kvpressure_gpu_tensor_activity_ratio{gpu="0",uuid="MIG-2',
         arguments=("--nvidia.gpm",),
         world=World(gpus=[mig_h100()]),
     ),
@@ -188,9 +188,9 @@ NODES = {
 def real(path: Path) -> Node:
     """A node that ``make test-gpu`` asked under load."""
     world = kept(path)
-    active = any(gpu is not None and gpu.dram is not None for gpu in world.gpus)
+    active = any(gpu is not None and gpu.tensor is not None for gpu in world.gpus)
     return Node(
-        "kvpressure_gpu_dram_activity_ratio" if active else "kvpressure_gpu_up", world, arguments=("--nvidia.gpm",)
+        "kvpressure_gpu_tensor_activity_ratio" if active else "kvpressure_gpu_up", world, arguments=("--nvidia.gpm",)
     )
 
 

@@ -147,7 +147,7 @@ def of_gpu(found: Page) -> set[str]:
 
 
 def test_a_gpu_does_not_repeat_the_memory_that_its_instances_tell() -> None:
-    part = {"memory_total_bytes": 10, "memory_used_bytes": 6, "memory_reserved_bytes": 1}
+    part = {"memory_total_bytes": 10, "memory_used_bytes": 6}
     assert of_gpu(page(split_gpu("nvidia", part, part))) == {"up", "power_watts"}
 
 
@@ -155,17 +155,17 @@ def test_what_the_parts_do_not_tell_stays_with_the_gpu() -> None:
     """MI300X in CPX mode under a driver that does not tell what each partition holds: totals there, use here."""
     part = {"memory_total_bytes": 40, "memory_used_bytes": None}
     found = page(split_gpu("amd", part, part))
-    assert of_gpu(found) == {"up", "power_watts", "memory_used_bytes", "memory_reserved_bytes"}
+    assert of_gpu(found) == {"up", "power_watts", "memory_used_bytes"}
     sums = {
         short: sum(value for (name, _), value in found.items() if name == f"kvpressure_gpu_memory_{short}_bytes")
-        for short in ("total", "used", "reserved")
+        for short in ("total", "used")
     }
-    assert sums == {"total": 80, "used": 60, "reserved": 2}
+    assert sums == {"total": 80, "used": 60}
 
 
 def test_one_silent_instance_does_not_bring_the_gpus_figures_back() -> None:
     """Else a sum would jump with every failed call."""
-    told = {"memory_total_bytes": 10, "memory_used_bytes": 6, "memory_reserved_bytes": 1}
+    told = {"memory_total_bytes": 10, "memory_used_bytes": 6}
     assert of_gpu(page(split_gpu("nvidia", told, {}))) == {"up", "power_watts"}
 
 

@@ -1,4 +1,4 @@
-"""The best activity evidence there is is used, by the score and by the verdict, and it is said which."""
+"""The best activity evidence there is is used, by the score and by the verdict."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from itertools import combinations
 import pytest
 
 from kvpressure.model.readings import GpuReading
-from kvpressure.model.state import EngineState, State
+from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
-from kvpressure.publish.collector import families
 from kvpressure.signals.hardware import peak
 from tests.gpu.loads import LEVELS, LOADS, snapshot
 
@@ -18,15 +17,11 @@ pytestmark = pytest.mark.slow
 TICKS = 40
 
 
-def state(load: str, *levels: str, vendor: str = "nvidia") -> State:
+def engine(load: str, *levels: str, vendor: str = "nvidia") -> EngineState:
     pipeline = Pipeline()
     for tick in range(TICKS):
         found = pipeline.observe(snapshot(1000.0 + tick, load, *levels, vendor=vendor))
-    return found
-
-
-def engine(load: str, *levels: str, vendor: str = "nvidia") -> EngineState:
-    return state(load, *levels, vendor=vendor).engines[0]
+    return found.engines[0]
 
 
 def subsets() -> list[tuple[str, ...]]:
@@ -34,14 +29,13 @@ def subsets() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("levels", subsets(), ids="+".join)
-def test_the_best_level_is_used_and_published(levels: tuple[str, ...]) -> None:
+def test_the_best_level_is_used(levels: tuple[str, ...]) -> None:
     """Levels stand in ``LEVELS`` best first."""
-    found = state("decode", *levels)
-    (family,) = [f for f in families(found).collect() if f.name == "kvpressure_score_evidence_level"]
-    assert [s.labels["level"] for s in family.samples if s.value == 1] == [levels[0] if levels else "none"]
+    found = engine("decode", *levels).signals.compute
+    assert found.activity_level == (levels[0] if levels else "none")
     if levels:
-        alone = engine("decode", levels[0])
-        assert found.engines[0].signals.compute.score_compute_factor == alone.signals.compute.score_compute_factor
+        alone = engine("decode", levels[0]).signals.compute
+        assert found.score_compute_factor == alone.score_compute_factor
 
 
 @pytest.mark.parametrize("level", ["profiling", "utilization_weak"])

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.live
 
 WORKER = """
 from kvpressure_vllm.registry_gauges import show_allocator
-show_allocator({"rank": %d, "allocated_bytes": 10, "reserved_bytes": 30, "inactive_split_bytes": 5, "ooms": 0})
+show_allocator({"rank": %d, "allocated_bytes": 10, "reserved_bytes": 30, "inactive_split_bytes": 5})
 """
 FRONTEND = """
 from kvpressure_vllm.registry_gauges import show_steps
@@ -67,9 +67,8 @@ class TestPage:
         inside = read_plugin_metrics(one_server, "ns", "p", time.time())
         assert inside is not None
         assert sorted(
-            (a.pod, a.rank, a.allocated_bytes, a.reserved_bytes, a.inactive_split_bytes, a.ooms, a.alloc_retries)
-            for a in inside.allocator
-        ) == [("p", rank, 10, 30, 5, 0, None) for rank in (0, 1)]
+            (a.pod, a.rank, a.allocated_bytes, a.reserved_bytes, a.inactive_split_bytes) for a in inside.allocator
+        ) == [("p", rank, 10, 30, 5) for rank in (0, 1)]
         [stats] = inside.steps
         assert (stats.exact, stats.sizes, stats.steps, stats.decoded, stats.preemptions, stats.kv_max) == (
             True,

@@ -168,7 +168,6 @@ def full_gpu(index: int = 0, uuid: str = "GPU-1") -> GpuState:
         throttle_reasons=("sw_power_cap",),
         xid_errors={79: 1},
         xid_last_times={79: NOW - 60},
-        ecc_errors={"double_bit": 1},
         processes=(GpuProcess(7, 2**30),),
     )
     return GpuState(

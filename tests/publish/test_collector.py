@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
-from kvpressure.model.signals import LEVELS
+from kvpressure.model.signals import MemorySignals
 from kvpressure.model.state import STAGES, VERDICTS, GpuState, State
 from kvpressure.publish.collector import LABEL_LIMIT, Families, clean, families
 from kvpressure.publish.exposition import Encoder, encode, wants_openmetrics
@@ -74,7 +74,7 @@ def test_an_engine_about_which_nothing_is_known_has_identity_and_state_sets_only
             "verdict_confidence",
             "cause_info",
         ),
-        *("verdict_since_timestamp_seconds", "pressure_stage", "score_evidence_level"),
+        *("verdict_since_timestamp_seconds", "pressure_stage"),
         *("ticks_total", "tick_lag_seconds", "build_info"),
     }
 
@@ -181,7 +181,6 @@ def test_state_sets_have_one_series_for_each_name_and_one_is_set() -> None:
     for name, allowed, present in (
         ("verdict", VERDICTS, "kv_pressure"),
         ("pressure_stage", STAGES, "saturated"),
-        ("score_evidence_level", LEVELS, "power"),
     ):
         assert named(state, name) == {(one,): float(one == present) for one in allowed}
 
@@ -201,12 +200,15 @@ def test_values_stand_under_their_documented_labels() -> None:
 
 
 def test_fragmentation_is_reserved_minus_allocated_in_every_scope() -> None:
-    state = full_state()
-    reserved, allocated = named(state, "memory_reserved_bytes"), named(state, "memory_allocated_bytes")
-    assert set(reserved) == {("allocator",), ("kv_pool",), ("kv_block",)}
-    assert named(state, "fragmentation_bytes") == {
-        scope: max(0.0, reserved[scope] - allocated[scope]) for scope in reserved
-    }
+    memory = MemorySignals(
+        kv_pool_bytes=80.0,
+        kv_pool_used_bytes=50.0,
+        kv_block_waste_bytes=4.0,
+        allocator_reserved_bytes=64.0,
+        allocator_allocated_bytes=61.0,
+    )
+    assert memory.fragmentation() == {"allocator": 3.0, "kv_pool": 30.0, "kv_block": 4.0}
+    assert MemorySignals(kv_pool_bytes=80.0).fragmentation() == {}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -316,7 +318,7 @@ def test_an_encoder_remembers_the_last_page_alone() -> None:
     encoder = Encoder()
     for number in range(50):
         out = Families()
-        out.add("node_condition", (f"Condition{number}",), 1)
+        out.add("source_up", (f"source{number}",), 1)
         encoder.encode(out.collect(), openmetrics=False)
     assert [len(series) for series in encoder._series.values()] == [1]
 

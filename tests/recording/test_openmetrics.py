@@ -158,7 +158,7 @@ def test_a_real_prometheus_answers_on_the_backfilled_blocks(prometheus: str) -> 
         engine: max(e.gauges.get("kv_usage", 0.0) for s in snapshots for e in s.pages[0].engines if e.engine == engine)
         for engine in ("0", "1")
     }
-    tokens = _query(prometheus, "sum(increase(kvpressure_generation_tokens_total[5m]))", end)
-    assert float(tokens[0]["value"][1]) > 0
+    ended = _query(prometheus, "sum(increase(kvpressure_requests_finished_total[5m]))", end)
+    assert float(ended[0]["value"][1]) > 0
     verdicts = _query(prometheus, "sum by (engine) (kvpressure_verdict)", end)
     assert [float(row["value"][1]) for row in verdicts] == [1.0, 1.0]

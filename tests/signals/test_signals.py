@@ -637,13 +637,6 @@ def test_fragmentation_figures_come_from_the_worst_rank():
     assert (found.allocator_reserved_bytes, found.allocator_allocated_bytes) == (20, 10)
 
 
-def test_failed_allocations_are_those_of_all_ranks():
-    ranks = [AllocatorReading("n", "p", 0, alloc_retries=2, ooms=1), AllocatorReading("n", "p", 1, alloc_retries=3)]
-    for some, expected in ((ranks, {"retry": 5.0, "oom": 1.0}), (ranks[1:], {"retry": 3.0}), ([], {})):
-        found = kv.memory_signals(KvSignals(), EngineContext(0.0, allocator=some), DeviceMemory(T))
-        assert found.allocator_failures == expected
-
-
 def test_container_ratios_over_a_minute():
     track = ContainerWindow()
     for i in range(4):
@@ -719,7 +712,7 @@ def test_utilization_is_the_last_and_weak_evidence(used, expected):
 
 @pytest.mark.parametrize(("kv_max", "expected"), [(0.85, 0.0), (0.875, 0.5), (0.9, 1.0), (1.0, 1.0)])
 def test_memory_factor_ramps_between_the_documented_levels(kv_max, expected):
-    assert score_of(kv_max=kv_max, utilization_ratio=0.3).score_memory_factor == pytest.approx(expected)
+    assert score.memory_factor(KvSignals(kv_used_ratio_max=kv_max), None, T) == pytest.approx(expected)
 
 
 def test_device_level_alone_never_counts():
@@ -750,9 +743,7 @@ def test_the_score_and_its_factors_stay_in_bounds(kv_max, tensor, dram, watts, w
         power_limit_watts=700,
     )
     for value in (
-        found.score_memory_factor,
         found.score_compute_factor,
-        found.score_demand_factor,
         found.memory_high_compute_low_score,
     ):
         assert value is not None

@@ -92,7 +92,7 @@ class GpuReading:
     (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None. A MIG instance has
     ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU; ``gpu_instance_start`` is its first
     memory slice. ``unseen_parts``: partitions of this GPU exist that cannot be read. ``xid_errors`` (by XID, 0 = any
-    other) and ``ecc_errors`` (by kind) count driver events since start; ``xid_last_times`` is when each XID came last.
+    other) counts driver events since start; ``xid_last_times`` is when each XID came last.
     """
 
     uuid: str
@@ -118,7 +118,6 @@ class GpuReading:
     throttle_reasons: tuple[str, ...] | None = None
     xid_errors: Mapping[int, int] = field(default_factory=dict)
     xid_last_times: Mapping[int, float] = field(default_factory=dict)
-    ecc_errors: Mapping[str, int] = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] = ()
     error: str | None = None
 
@@ -279,8 +278,6 @@ class AllocatorReading:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     inactive_split_bytes: int | None = None
-    alloc_retries: int | None = None
-    ooms: int | None = None
 
 
 @frozen

@@ -58,13 +58,11 @@ def quantiles(name: str, help: str, *labels: str, absent: str = "") -> Metric:
 @frozen
 class Published:
     """A value of a signal group as samples of ``metric``; ``labels`` are label values after the engine's own. A
-    mapping has a sample per key, which is the last label. ``states``: the value is a text, published as a state set.
-    ``total``: the field with the sum of a histogram.
+    mapping has a sample per key, which is the last label. ``total``: the field with the sum of a histogram.
     """
 
     metric: Metric
     labels: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
     total: str = ""
 
 
@@ -76,9 +74,9 @@ class Output:
     published: Published
 
 
-def published(metric: Metric, *labels: str, default: Any = None, states: tuple[str, ...] = (), total: str = "") -> Any:
+def published(metric: Metric, *labels: str, default: Any = None, total: str = "") -> Any:
     """A dataclass field whose value is published; a type as ``default`` (such as ``dict``) is a factory."""
-    declared = {_DECLARED: Published(metric, labels, states, total)}
+    declared = {_DECLARED: Published(metric, labels, total)}
     if isinstance(default, type):
         return field(default_factory=default, metadata=declared)
     return field(default=default, metadata=declared)
@@ -119,7 +117,6 @@ def metrics_of(groups: Sequence[type[Any]]) -> Iterator[Metric]:
 
 _NO_KV: Final = "the engine has no KV usage gauge, or the gauge stays 0 while requests are running"
 _WARMUP: Final = "too few samples in the window"
-_NO_SCOPE: Final = "the memory of this scope is unknown"
 _BATCH: Final = quantiles(
     "effective_batch_size", "Quantiles of the number of running requests, over the last minute.", absent=_WARMUP
 )
@@ -149,34 +146,12 @@ _LATENCY: Final = quantiles(
     "phase",
     absent="nothing was observed in the window",
 )
-_FACTOR: Final = gauge(
-    "score_factor", "Factors of memory_high_compute_low_score.", "factor", absent="the factor is unknown"
-)
-_RESERVED: Final = gauge(
-    "memory_reserved_bytes",
-    "Reserved memory, by scope: allocator (torch), kv_pool (whole KV pool), kv_block (KV blocks in use).",
-    "scope",
-    absent=_NO_SCOPE,
-)
-_ALLOCATED: Final = gauge(
-    "memory_allocated_bytes",
-    "Allocated memory by scope: allocator (torch), kv_pool (KV blocks in use), kv_block (filled part of those blocks).",
-    "scope",
-    absent=_NO_SCOPE,
-)
-_ALLOCATOR_FAILURES: Final = Metric(
-    "allocator_failures_total",
-    "counter",
-    "Allocations that torch's allocator retried after it released cached memory (retry), or that failed (oom).",
-    (*ENGINE, "failure"),
-    absent="the plugin inside vLLM does not run",
-)
 _FRAGMENTATION: Final = gauge(
     "fragmentation_bytes",
     "Reserved minus allocated memory. Scopes: allocator (memory that PyTorch reserved and no tensor uses;"
     " needs the plugin), kv_pool (unused part of the KV pool), kv_block (estimated waste inside KV blocks).",
     "scope",
-    absent=_NO_SCOPE,
+    absent="the memory of this scope is unknown",
 )
 
 PROFILING: Final = "profiling"
@@ -184,7 +159,6 @@ POWER: Final = "power"
 ESTIMATED: Final = "estimated_flops"
 UTILIZATION: Final = "utilization_weak"
 NO_ACTIVITY: Final = "none"
-LEVELS: Final = (PROFILING, POWER, ESTIMATED, UTILIZATION, NO_ACTIVITY)
 
 
 @frozen
@@ -215,9 +189,7 @@ class KvSignals:
     kv_used_tokens: float | None = published(
         gauge("kv_cache_used_tokens", "Capacity times usage: token slots in occupied blocks.", absent=_NO_KV)
     )
-    kv_slope_per_second: float | None = published(
-        gauge("kv_cache_usage_slope_per_second", "Change of KV usage per second over the last 15 s.", absent=_NO_KV)
-    )
+    kv_slope_per_second: float | None = None  # over the last 15 s
     kv_seconds_to_full: float | None = published(
         gauge(
             "kv_cache_seconds_to_full",
@@ -370,14 +342,7 @@ class ContextSignals:
     prompt_quantiles: Mapping[str, float] = published(_REQUEST_TOKENS, "prompt", default=dict)
     output_quantiles: Mapping[str, float] = published(_REQUEST_TOKENS, "output", default=dict)
     max_tokens_quantiles: Mapping[str, float] = published(_REQUEST_TOKENS, "max_tokens", default=dict)
-    stream_quantiles: Mapping[str, float] = published(
-        quantiles(
-            "stream_seconds",
-            "Quantiles of end-to-end duration of requests finished in the last 5 minutes.",
-            absent=_WARMUP,
-        ),
-        default=dict,
-    )
+    stream_quantiles: Mapping[str, float] = field(default_factory=dict)  # seconds from end to end
     bimodal_prompts: bool | None = published(
         gauge(
             "prompt_lengths_bimodal",
@@ -494,13 +459,7 @@ class ProgressSignals:
     """Whether the engine makes progress (``signals.progress``)."""
 
     work_present: bool | None = None
-    progressing: bool | None = published(
-        gauge(
-            "engine_progressing",
-            "1 if the last scrape showed progress (tokens or requests), 0 if requests are pending without progress.",
-            absent="no requests pending",
-        )
-    )
+    progressing: bool | None = None  # the last scrape showed progress; unknown without requests
     seconds_without_progress: float | None = None  # with requests in flight; None = no request is pending
     seconds_still: float | None = None  # neither counters nor gauges moved with requests in flight
     http_moved: bool | None = None  # the API server answered requests since the last movement
@@ -546,10 +505,9 @@ class MemorySignals:
     kv_pool_bytes: float | None = None  # per GPU
     kv_pool_used_bytes: float | None = None
     kv_block_waste_bytes: float | None = None
-    allocator_reserved_bytes: float | None = published(_RESERVED, "allocator")  # largest rank
-    allocator_allocated_bytes: float | None = published(_ALLOCATED, "allocator")
+    allocator_reserved_bytes: float | None = None  # of the rank that has most of it unused
+    allocator_allocated_bytes: float | None = None
     allocator_inactive_split_bytes: float | None = None
-    allocator_failures: Mapping[str, float] = published(_ALLOCATOR_FAILURES, default=dict)  # of all ranks
     components: Mapping[str, float] = published(
         gauge(
             "memory_component_bytes",
@@ -563,26 +521,19 @@ class MemorySignals:
     )
     idle_growth_bytes_per_hour: float | None = None
 
-    @publishes(_RESERVED)
-    def reserved(self) -> Mapping[str, float | None]:
-        """Bytes of the pool, and of its blocks in use."""
-        return {"kv_pool": self.kv_pool_bytes, "kv_block": self.kv_pool_used_bytes}
-
-    @publishes(_ALLOCATED)
-    def allocated(self) -> Mapping[str, float | None]:
-        """Bytes of the pool's blocks in use, and of the tokens in them."""
-        used, waste = self.kv_pool_used_bytes, self.kv_block_waste_bytes
-        return {"kv_pool": used, "kv_block": None if waste is None or used is None else used - waste}
-
     @publishes(_FRAGMENTATION)
     def fragmentation(self) -> Mapping[str, float]:
-        """Reserved and not allocated, by scope."""
-        reserved = {"allocator": self.allocator_reserved_bytes, **self.reserved()}
-        allocated = {"allocator": self.allocator_allocated_bytes, **self.allocated()}
+        """Bytes reserved and not allocated, by scope."""
+        used, waste = self.kv_pool_used_bytes, self.kv_block_waste_bytes
+        scopes = {
+            "allocator": (self.allocator_reserved_bytes, self.allocator_allocated_bytes),
+            "kv_pool": (self.kv_pool_bytes, used),
+            "kv_block": (used, None if waste is None or used is None else used - waste),
+        }
         return {
-            scope: max(0.0, size - used)
-            for scope, size in reserved.items()
-            if size is not None and (used := allocated[scope]) is not None
+            scope: max(0.0, reserved - allocated)
+            for scope, (reserved, allocated) in scopes.items()
+            if reserved is not None and allocated is not None
         }
 
 
@@ -619,19 +570,8 @@ class ComputeSignals:
     estimated_flops_per_second: float | None = None
     estimated_bytes_per_second: float | None = None
     estimated_peak_ratio: float | None = None  # the larger of both against the GPU's data sheet
-    activity_level: str = published(
-        gauge(
-            "score_evidence_level",
-            "Level of the evidence behind memory_high_compute_low_score: 1 for the level in force, 0 for the"
-            " other levels. Levels: profiling, power, estimated_flops, utilization_weak, none.",
-            "level",
-        ),
-        default=NO_ACTIVITY,
-        states=LEVELS,
-    )
-    score_memory_factor: float | None = published(_FACTOR, "memory")
-    score_compute_factor: float | None = published(_FACTOR, "compute")
-    score_demand_factor: float | None = published(_FACTOR, "demand")
+    activity_level: str = NO_ACTIVITY  # of the evidence behind the score
+    score_compute_factor: float | None = None  # how low GPU activity is, 0-1
     memory_high_compute_low_score: float | None = published(
         gauge(
             "memory_high_compute_low_score",

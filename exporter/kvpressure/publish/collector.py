@@ -103,9 +103,7 @@ class Families:
         name = published.metric.name
         if published.labels:
             labels = (*labels, *published.labels)
-        if published.states:
-            self.states(name, labels, published.states, value)
-        elif published.total:
+        if published.total:
             self.histogram(labels, value, getattr(group, published.total))
         elif value is not None and type(value) is not float and isinstance(value, Mapping):  # asking the last is dear
             self.each(name, labels, value)
@@ -262,9 +260,6 @@ def _add_objectives(out: Families, labels: Labels, objectives: Iterable[Objectiv
 
 
 def _add_counters(out: Families, labels: Labels, counters: Mapping[str, float]) -> None:
-    out.add("preemptions_total", labels, counters.get(r.PREEMPTIONS))
-    out.add("prompt_tokens_total", labels, counters.get(r.PROMPT_TOKENS))
-    out.add("generation_tokens_total", labels, counters.get(r.GENERATION_TOKENS))
     for name, value in counters.items():
         if name.startswith(r.FINISHED_PREFIX):
             out.add("requests_finished_total", (*labels, clean(name.removeprefix(r.FINISHED_PREFIX))), value)
@@ -315,7 +310,7 @@ def worst_first(engine: EngineState) -> tuple[bool, float, EngineKey]:
     return fine(engine), -trouble(engine), engine.key
 
 
-_MEMORY_FIELDS: Final = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes")
+_MEMORY_FIELDS: Final = ("memory_total_bytes", "memory_used_bytes")
 S = TypeVar("S", EngineState, GpuState, ContainerState)
 _BUILD: Final = (__version__, platform.python_version())
 
@@ -364,8 +359,6 @@ def families(state: State, guard: Guard | None = None) -> Families:
     )
     guard.each(NODE, state.pods, lambda one: f"{one.namespace}/{one.pod}", partial(_add_pod, out))
     guard.each(CONTAINER, state.discovered, container_name, partial(_add_discovered, out))
-    for condition in state.node_conditions:
-        out.add("node_condition", (clean(condition.type),), condition.status)
     _add_exporter(out, guard, state)
     return out
 
@@ -436,7 +429,6 @@ def _add_gpu(out: Families, gpu: GpuState, reported_by_instances: frozenset[str]
         ("gpu_utilization_ratio", reading.utilization_ratio),
         ("gpu_sm_activity_ratio", reading.sm_activity_ratio),
         ("gpu_tensor_activity_ratio", reading.tensor_activity_ratio),
-        ("gpu_dram_activity_ratio", reading.dram_activity_ratio),
         ("gpu_power_watts", reading.power_watts),
         ("gpu_power_limit_watts", reading.power_limit_watts),
     ):
@@ -448,7 +440,6 @@ def _add_gpu(out: Families, gpu: GpuState, reported_by_instances: frozenset[str]
         out.add("gpu_xid_errors_total", (*labels, _xid(xid), event.kind, event.meaning, event.action), count)
     for xid, time in reading.xid_last_times.items():
         out.add("gpu_xid_last_timestamp_seconds", (*labels, _xid(xid)), time)
-    out.each("gpu_ecc_errors_total", labels, reading.ecc_errors)
     for (namespace, pod), size in gpu.process_bytes.items():
         out.add("gpu_process_memory_bytes", (*labels, clean(namespace), clean(pod)), size)
 
@@ -478,7 +469,6 @@ def _add_container(out: Families, container: ContainerState) -> None:
     for ran_out in container.out_of_memory:
         level = "lost" if ran_out.lost else "sign"
         out.add("out_of_memory_timestamp_seconds", (*in_pool, ran_out.what, level), ran_out.time)
-    out.add("container_ready", labels, reading.ready)
     ended = reading.last_termination
     if ended is not None:
         code = "" if ended.exit_code is None else str(ended.exit_code)
@@ -505,7 +495,6 @@ def _add_pod(out: Families, pod: PodState) -> None:
 def _add_source(out: Families, name: str, health: SourceHealth) -> None:
     source = (clean(name),)
     out.add("source_up", source, health.up)
-    out.add("source_last_success_timestamp_seconds", source, health.last_success)
     out.add("source_duration_seconds", source, health.duration_seconds)
     out.each("source_errors_total", source, health.errors)
 
@@ -529,9 +518,7 @@ def _add_exporter(out: Families, guard: Guard, state: State) -> None:
     out.each("web_refused_total", (), state.web_refused)
     if state.recorder is not None:
         out.add("recorder_up", (), state.recorder.up)
-        out.add("recorder_last_success_timestamp_seconds", (), state.recorder.last_success)
         out.each("recorder_errors_total", (), state.recorder.errors)
-        out.add("recorder_dropped_ticks_total", (), state.recorder.dropped)
     out.add("ticks_total", (), state.ticks)
     out.add("tick_lag_seconds", (), state.lag_seconds)
     out.add("build_info", _BUILD, 1)

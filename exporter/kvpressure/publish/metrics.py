@@ -42,13 +42,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         _SPLIT,
     ),
     _m(
-        "gpu_memory_reserved_bytes",
-        "gauge",
-        "Device memory reserved by the driver and firmware.",
-        GPU,
-        f"the driver lacks NVML's second memory structure; {_SPLIT}",
-    ),
-    _m(
         "gpu_memory_used_ratio",
         "gauge",
         "Used share of device memory, 0-1. High values do not show KV pressure: engines preallocate the KV pool.",
@@ -79,7 +72,6 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _m("gpu_sm_activity_ratio", "gauge", "Share of SM time with a resident warp, 0-1.", GPU, "needs GPM (Hopper+)"),
     _m("gpu_tensor_activity_ratio", "gauge", "Share of time the tensor pipes were active, 0-1.", GPU, "needs GPM"),
-    _m("gpu_dram_activity_ratio", "gauge", "Share of DRAM bandwidth in use, 0-1.", GPU, "needs GPM"),
     _m("gpu_power_watts", "gauge", "Power draw.", GPU),
     _m("gpu_power_limit_watts", "gauge", "Enforced power limit.", GPU),
     _m(
@@ -96,7 +88,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         (*GPU, "xid", "class", "meaning", "action"),
     ),
     _m("gpu_xid_last_timestamp_seconds", "gauge", "Time of the last event with this XID.", (*GPU, "xid")),
-    _m("gpu_ecc_errors_total", "counter", "ECC error events since the exporter started, by kind.", (*GPU, "kind")),
     _m(
         "gpu_process_memory_bytes",
         "gauge",
@@ -150,14 +141,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         " role, else the pool: label, args, name or owner.",
         (*IN_POOL, "source"),
     ),
-    _m(
-        "preemptions_total",
-        "counter",
-        "Preempted requests, from the engine's counter, which can lag by tens of seconds.",
-        ENGINE,
-    ),
-    _m("prompt_tokens_total", "counter", "Prompt tokens of requests that passed prefill.", ENGINE),
-    _m("generation_tokens_total", "counter", "Generated tokens.", ENGINE),
     _m("requests_finished_total", "counter", "Finished requests by reason.", (*ENGINE, "reason")),
     _m(
         "requests_rejected_total",
@@ -331,7 +314,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         (*CONTAINER_IN_POOL, "what", "level"),
         "memory did not run out",
     ),
-    _m("container_ready", "gauge", "1 if the container is ready.", CONTAINER),
     _m(
         "container_last_termination_info",
         "info",
@@ -362,7 +344,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         " recognised, or why it is not scraped.",
         (*CONTAINER, "result", "reason"),
     ),
-    _m("node_condition", "gauge", "Condition of this node, 1 true or 0 false.", ("condition",)),
     # --- the exporter itself --------------------------------------------------------------------------------
     _m(
         "source_up",
@@ -371,7 +352,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         " not here.",
         ("source",),
     ),
-    _m("source_last_success_timestamp_seconds", "gauge", "Time of the source's last success.", ("source",)),
     _m("source_duration_seconds", "gauge", "Duration of the source's last reading.", ("source",)),
     _m("source_errors_total", "counter", "Failed readings of a source, by reason.", ("source", "reason")),
     _m(
@@ -413,21 +393,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         (),
         "the flight recorder is off",
     ),
-    _m(
-        "recorder_last_success_timestamp_seconds",
-        "gauge",
-        "Time of the flight recorder's last write.",
-        (),
-        "nothing has been written yet",
-    ),
     _m("recorder_errors_total", "counter", "Ticks that the flight recorder failed to record, by reason.", ("reason",)),
-    _m(
-        "recorder_dropped_ticks_total",
-        "counter",
-        "Ticks missing in the recording.",
-        (),
-        "the flight recorder is off",
-    ),
     _m(
         "web_refused_total",
         "counter",

@@ -16,12 +16,12 @@ from kvpressure.settings.settings import options
 _SECTIONS = (
     ("Device", "gpu"),
     ("Engine", ""),
-    ("The pod around the engine", "container_ log_events node_condition"),
+    ("The pod around the engine", "container_ log_events"),
     ("The exporter itself", "source_ target_ page_ ticks_ tick_ build_"),
 )
 
 
-ENGINE_SERIES: Final = 136  # at most in one tick of tests/fixtures/recordings/vllm-cpu/d_kv_pressure
+ENGINE_SERIES: Final = 121  # at most in one tick of tests/fixtures/recordings/vllm-cpu/d_kv_pressure
 GPU_SERIES: Final = 10  # in tests/golden/gpu_h100.metrics
 
 

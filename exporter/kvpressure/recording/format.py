@@ -160,7 +160,6 @@ _GPU: Final = (
     Field("throttle_reasons", read_names, list),
     by_number("xid_errors", read_amount),
     by_number("xid_last_times", read_moment),
-    Field("ecc_errors", read_counts, dict, default={}),
     records("processes", GpuProcess, _PROCESS),
 )
 _PAGE: Final = (
@@ -200,7 +199,7 @@ _LOG: Final = (*_CONTAINER_NAME, Field("line", _read_line, engines.public_line, 
 _ALLOCATOR: Final = (
     *fields(read_name, "namespace", "pod", required=True),
     Field("rank", read_amount, required=True),
-    *fields(read_amount, "allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms"),
+    *fields(read_amount, "allocated_bytes", "reserved_bytes", "inactive_split_bytes"),
 )
 _STEPS: Final = (
     *fields(read_name, "namespace", "pod", "engine", required=True),

@@ -6,7 +6,7 @@ counted as ``impossible``; names are made printable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -48,10 +48,7 @@ _ALLOCATOR: Final[_Fields] = (
     ("allocated_bytes", ceilings.BYTES),
     ("reserved_bytes", ceilings.BYTES),
     ("inactive_split_bytes", ceilings.BYTES),
-    ("alloc_retries", ceilings.COUNT),
-    ("ooms", ceilings.COUNT),
 )
-_COUNTS: Final = ("xid_errors", "ecc_errors")
 
 T = TypeVar("T")
 
@@ -107,12 +104,10 @@ class _Refused:
         processes = tuple(self.cleaned(process, _PROCESS) for process in gpu.processes)
         if processes != gpu.processes:
             more["processes"] = processes
-        for name in _COUNTS:
-            counts: Mapping[Any, float] = getattr(gpu, name)
-            known = {key: count for key, count in counts.items() if 0 <= count <= ceilings.COUNT}
-            if len(known) < len(counts):
-                self.count += len(counts) - len(known)
-                more[name] = known
+        known = {xid: count for xid, count in gpu.xid_errors.items() if 0 <= count <= ceilings.COUNT}
+        if len(known) < len(gpu.xid_errors):
+            self.count += len(gpu.xid_errors) - len(known)
+            more["xid_errors"] = known
         return self.cleaned(gpu, _GPU, **more)
 
     def container(self, container: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import field, replace
 from typing import Final
 
 from kvpressure.engines.base import Features
+from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
@@ -116,7 +117,10 @@ class GpuWindow:
 
 
 def _power_ratio(gpu: GpuReading) -> float | None:
-    return None if gpu.power_watts is None or not gpu.power_limit_watts else gpu.power_watts / gpu.power_limit_watts
+    if gpu.power_watts is None or not gpu.power_limit_watts:
+        return None
+    ratio = gpu.power_watts / gpu.power_limit_watts
+    return ratio if ceilings.is_finite(ratio) else None
 
 
 def _mean_over(gpus: Sequence[GpuWindow], value: Callable[[GpuReading], float | None]) -> float | None:
@@ -245,9 +249,7 @@ def compute_signals(
     return replace(
         activity,
         activity_level=level,
-        score_memory_factor=memory,
         score_compute_factor=low,
-        score_demand_factor=wanted,
         memory_high_compute_low_score=score,
     )
 

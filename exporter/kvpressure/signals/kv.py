@@ -381,17 +381,9 @@ def memory_signals(
         allocator_reserved_bytes=worst.reserved_bytes if worst else None,
         allocator_allocated_bytes=worst.allocated_bytes if worst else None,
         allocator_inactive_split_bytes=worst.inactive_split_bytes if worst else None,
-        allocator_failures=_failures(allocator),
         components=components(facts, outside_torch(context.gpus.processes, allocator), most),
         idle_growth_bytes_per_hour=device.idle_growth_per_hour(),
     )
-
-
-def _failures(allocator: Sequence[AllocatorReading]) -> Mapping[str, float]:
-    """Failed allocations of all ranks, by kind, where the plugin counts them."""
-    counted = {"retry": [a.alloc_retries for a in allocator], "oom": [a.ooms for a in allocator]}
-    known = {kind: [count for count in counts if count is not None] for kind, counts in counted.items()}
-    return {kind: float(sum(counts)) for kind, counts in known.items() if counts}
 
 
 def outside_torch(processes: Sequence[int], allocator: Sequence[AllocatorReading]) -> float | None:

@@ -19,7 +19,7 @@ FRESH_SECONDS: Final = 15.0  # maximum age of a worker's figures and of the last
 
 _LINE: Final = re.compile(rb"^kvpressure:(\w+)(?:\{([^}\n]*)\})? (\S+)\r?$", re.M)
 _LABEL: Final = re.compile(rb'(?<!\w)(\w++)="([^"\\\n]*)"')
-_FIGURES: Final = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms")
+_FIGURES: Final = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
 
 _Worker = tuple[int, str]
 """Rank and process: replicas in one server may each count their ranks from 0."""

@@ -242,7 +242,7 @@ class TestGpu:
     def test_the_page_of_what_was_kept_is_the_gpus(self, gpu: Gpu, tmp_path: Path, nvml: Build) -> None:
         place = Place(nvml(()), World(gpus=[gpu]))
         kept = publish.fixture(Result("calls", data=place.module("inventory")), tmp_path)
-        ready = 'kvpressure_gpu_dram_activity_ratio{gpu="0",uuid="' if gpu.gpm else "kvpressure_gpu_up"
+        ready = 'kvpressure_gpu_tensor_activity_ratio{gpu="0",uuid="' if gpu.gpm else "kvpressure_gpu_up"
         pages = []
         for number, world in enumerate((World(gpus=[gpu]), stub_world(kept))):
             where = tmp_path / str(number)

@@ -86,13 +86,10 @@ def test_gpus_pods_and_engines_are_joined(steady: Node) -> None:
         (uuid(1), ""): GIB,
     }
     assert node.value("container_restarts_total", pod="vllm-0") == 2
-    assert node.value("container_ready", pod="vllm-0") == 1
     assert node.value("container_last_termination_info", pod="vllm-0", reason="OOMKilled", exit_code="137") == 1
     assert node.value("container_memory_used_ratio", pod="vllm-0") == 0.25
     assert node.value("limit", pod="vllm-0", limit="max_num_seqs") == 64
     assert node.value("limit_explicit", pod="vllm-0", limit="max_num_seqs") == 1
-    until(lambda: node.value("node_condition", condition="MemoryPressure") == 0)
-    assert node.value("node_condition", condition="Ready") == 1
 
 
 def test_cpu_and_log_events_of_a_container(node: Node) -> None:

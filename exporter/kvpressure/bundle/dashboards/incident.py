@@ -418,8 +418,9 @@ def _load(board: Dashboard) -> None:
     board.graph(
         "GPU activity",
         "Utilization is the share of time in which a kernel ran, however little of the GPU it used. SM and tensor"
-        " activity show which parts were busy.",
+        " activity show which parts were busy. Score: KV cache full, GPU activity low and requests present.",
         [
+            line("memory_high_compute_low_score", "score"),
             gpu_line("gpu_utilization_ratio", "utilization"),
             *(
                 gpu_line(

@@ -1,4 +1,4 @@
-"""Driver events (XID and ECC errors), counted by a thread that waits for them.
+"""Driver events (XIDs), counted by a thread that waits for them.
 
 Only events while the library is open are seen. MIG instances have none of their own; their GPU has.
 """
@@ -23,12 +23,6 @@ from kvpressure.sources.gpu.nvidia import codes
 
 log = logging.getLogger(__name__)
 
-ECC_EVENTS: Final = {
-    pynvml.nvmlEventTypeSingleBitEccError: "single_bit",
-    pynvml.nvmlEventTypeDoubleBitEccError: "double_bit",
-}
-WANTED: Final = pynvml.nvmlEventTypeXidCriticalError | sum(ECC_EVENTS)
-
 WAIT_MILLISECONDS: Final = 500  # how long a stop may take
 PAUSE_SECONDS: Final = 5.0  # after a failed wait, so that a failing driver is not asked in a tight loop
 XIDS: Final = frozenset(
@@ -44,28 +38,23 @@ class EventLog:
         self._lock = threading.Lock()
         self._xids: dict[str, Counter[int]] = {}
         self._xid_times: dict[str, dict[int, float]] = {}
-        self._ecc: dict[str, Counter[str]] = {}
 
-    def add(self, uuid: str, kind: int, data: int, when: float) -> None:
-        """Count one event; ``data`` is the XID of an XID event, ``when`` Unix seconds."""
+    def add(self, uuid: str, number: int, when: float) -> None:
+        """Count one event of this XID; ``when`` in Unix seconds."""
         with self._lock:
-            if kind in ECC_EVENTS:
-                self._ecc.setdefault(uuid, Counter())[ECC_EVENTS[kind]] += 1
-                return
-            xid = data if data in XIDS else OTHER_XID
+            xid = number if number in XIDS else OTHER_XID
             self._xids.setdefault(uuid, Counter())[xid] += 1
             self._xid_times.setdefault(uuid, {})[xid] = when
 
     def onto(self, reading: GpuReading) -> GpuReading:
         """The reading with the counters of its GPU."""
         with self._lock:
-            if reading.uuid not in self._xids and reading.uuid not in self._ecc:
+            if reading.uuid not in self._xids:
                 return reading
             return replace(
                 reading,
-                xid_errors=dict(self._xids.get(reading.uuid, ())),
-                xid_last_times=dict(self._xid_times.get(reading.uuid, ())),
-                ecc_errors=dict(self._ecc.get(reading.uuid, ())),
+                xid_errors=dict(self._xids[reading.uuid]),
+                xid_last_times=dict(self._xid_times[reading.uuid]),
             )
 
 
@@ -120,7 +109,7 @@ class EventWatch:
                 continue
             uuid = uuids.get(_address(event.device))
             if uuid is not None:
-                self._events.add(uuid, int(event.eventType), int(event.eventData), self._wall())
+                self._events.add(uuid, int(event.eventData), self._wall())
         _free(event_set)
 
 
@@ -139,7 +128,7 @@ def _register(devices: list[tuple[str, Any]], count: Callable[[str], None]) -> t
             if uuid in refused:
                 continue
             try:
-                kinds = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
+                kinds = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & pynvml.nvmlEventTypeXidCriticalError
                 if kinds:
                     pynvml.nvmlDeviceRegisterEvents(handle, kinds, event_set)
                     uuids[_address(handle)] = uuid

@@ -31,6 +31,10 @@ OPENED_ELSEWHERE = {
 
 JOINED_ELSEWHERE = {
     ("sources/host/procfs.py", "self._root / str(pid)"): "a number",
+    ("sources/host/processes.py", "self._root / name"): "of numbers and words of the source code",
+    ("sources/host/processes.py", "self._root / str(pid)"): "a number",
+    ("sources/host/processes.py", "self._root / f'{pid}/fd'"): "a number",
+    ("sources/host/processes.py", "self._root / f'{pid}/ns/net'"): "a number",
     ("sources/host/log_files.py", "self.directory / name"): "listed there",
     ("sources/host/log_files.py", "self.directory / older[0]"): "listed there",
     ("sources/host/log_files.py", "self.directory / f'{current}.log'"): "a number",

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.helpers.waiting import until
 from tests.publish.clients import ask
 
-QUIET = ("--no-collector.nvidia", "--no-collector.amd")
+QUIET = ("--no-collector.nvidia", "--no-collector.amd", "--no-collector.processes")
 LISTEN = ("--web.listen-address", "127.0.0.1:0")
 
 

@@ -34,6 +34,7 @@ from kvpressure.sources.gpu.amd.source import AmdSource
 from kvpressure.sources.gpu.nvidia.source import NvidiaSource
 from kvpressure.sources.host.cgroup import CgroupSource
 from kvpressure.sources.host.container_logs import LogsSource
+from kvpressure.sources.host.processes import ProcessesSource
 from kvpressure.sources.host.procfs import ProcfsSource
 from kvpressure.sources.kubernetes import podresources
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
@@ -135,10 +136,18 @@ class Node:
         tree.process(777, {129: 7})
         self._write("cgroup/cgroup.controllers", "cpu memory\n")
         self._write("kubelet.sock", "")
+        sockets = [
+            f"0: 0100007F:{7000 + pid:04X} 00000000:0000 0A 0:0 0:0 0 {os.getuid()} 0 {pid}" for pid in (666, 777)
+        ]
+        self._write("proc/net/tcp", "\n".join(["  sl", *sockets]))
         for name, pid in (("evil", 666), ("good", 777)):
             uid, own = uid_of(NAMESPACE, name), container_id(NAMESPACE, name, "vllm")
             slices = f"kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-containerd-{own}.scope"
             self._write(f"proc/{pid}/cgroup", f"0::/{slices}\n")
+            self._write(f"proc/{pid}/cmdline", f"vllm\0serve\0{name}\0--port\0{7000 + pid}\0")
+            self._write(f"proc/{pid}/stat", f"{pid} (vllm) S 1 1 1")
+            (self.root / f"proc/{pid}/fd").mkdir()
+            (self.root / f"proc/{pid}/fd/3").symlink_to(f"socket:[{pid}]")
             for file, text in CGROUP.items():
                 self._write(f"cgroup/{slices}/{file}", text)
             line = "2026-01-01T00:00:00Z stderr F torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB\n"
@@ -169,6 +178,10 @@ class Node:
         shared.targets = tuple(target for one in self.pods for engine in one.engines for target in engine.targets)
         collectors = {"engines": CollectorSettings(True, 60.0, 60.0)}  # as long as a busy machine may need
         return scraping.EngineSource(replace(self.settings, shared=shared, collectors=collectors))
+
+    def processes(self) -> Source:
+        self.settings.shared.gpus = self.gpus
+        return ProcessesSource(self.settings, Clock())
 
 
 def evil_pod() -> Json:
@@ -216,6 +229,7 @@ MAKERS: dict[str, Callable[[Node], Source]] = {
     "pods": lambda node: PodsSource(node.settings, Api(node.documents), (0.02, 0.1)),
     "engines": Node.engines,
     "procfs": lambda node: ProcfsSource(node.settings, lambda: node.gpus, node.known_pods()),
+    "processes": Node.processes,
     "cgroup": lambda node: CgroupSource(node.settings, node.known_pods(), Clock()),
     "logs": lambda node: LogsSource(node.settings, node.known_pods(), lambda: 1_767_225_600.0),
 }
@@ -494,7 +508,7 @@ class _Noted:
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["first reading", "later reading"])
-@pytest.mark.parametrize("name", ["amd", "procfs", "cgroup", "logs"])
+@pytest.mark.parametrize("name", ["amd", "procfs", "processes", "cgroup", "logs"])
 def test_a_file_call_that_fails_costs_its_subject_alone(node: Node, name: str, begun: bool) -> None:
     def shown(faults: FileFaults) -> Reading:
         source = node.source(name)
@@ -630,7 +644,7 @@ CONTENTS = (b"", b"\0", b"\xff\xfe\n", b"9" * 5000, b"nan nan\n", b"-1\n", b"x" 
 
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [("amd", "sys"), ("procfs", "proc"), ("cgroup", "cgroup"), ("logs", "logs")],
+    [("amd", "sys"), ("procfs", "proc"), ("processes", "proc"), ("cgroup", "cgroup"), ("logs", "logs")],
 )
 def test_no_content_of_a_file_costs_another_subject_its_reading(node: Node, name: str, folder: str) -> None:
     undisturbed = innocent(read(node.source(name)))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvpressure.diagnosis.finding import NO_GPU, Finding, View, any_of, at_least, free_tokens, long_prompt, when_known
+from kvpressure.model.arguments import OF_PROCESS
 from kvpressure.signals.requests import slow_phases
 
 SLOW: Final = "timeout"  # the reason of a page that did not come in time
@@ -378,7 +379,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "limit_is_stated",
         "{max_num_seqs} is set explicitly",
         "{max_num_seqs} is in neither the arguments nor the log",
-        _source_is("args", "log"),
+        _source_is("args", OF_PROCESS, "log"),
         "limit {request_limit}, {limit_source}",
         question="source of {max_num_seqs}",
         why="the limit itself is unknown",

@@ -11,6 +11,7 @@ from typing import Final
 from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.engines.registry import dialect
 from kvpressure.model import reasons
+from kvpressure.model.arguments import OF_PROCESS
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals, Signals, Slow
@@ -503,6 +504,7 @@ def limit_source(source: str | None) -> str:
 
 _LIMIT_SOURCES: Final = {
     "args": "set in the arguments",
+    OF_PROCESS: "set in the arguments of its process",
     "log": "from the start-up log",
     "default": "the default",
     "observed": "inferred",

@@ -259,6 +259,8 @@ class EngineDialect:
     """Whether words for the image's entry point are certainly arguments of the server."""
     image_version: Callable[[str, str], str | None] = lambda *_: None
     """The server's version, from an image's name and tag."""
+    process_title: str = ""
+    """How the titles begin that its processes give themselves; "" = none."""
     environment: tuple[str, ...] = ()
     """Prefixes of the variables that the server reads."""
     processes: Callable[[EngineArgs, int], int | None] = lambda *_: None

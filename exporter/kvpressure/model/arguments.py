@@ -15,6 +15,8 @@ from kvpressure.model import ceilings
 from kvpressure.model.frozen import frozen
 
 GIB: Final = 2**30
+OF_PROCESS: Final = "process"
+"""Source of arguments that a running process was started with."""
 WITH_VALUE: Final = (
     "block_size",
     "data_parallel_size",
@@ -38,13 +40,15 @@ class EngineArgs:
 
     ``values``: the text given, None when given but not visible (an environment variable from a secret, a shell
     substitution). ``explicit``: the names that were set. ``complete``: the whole command line was seen, so that a
-    name missing from ``explicit`` has its default. ``env``: variables that the server itself reads.
+    name missing from ``explicit`` has its default. ``env``: variables that the server itself reads. ``source``: of its
+    limits: args (stated by a manifest or a person) or ``OF_PROCESS``.
     """
 
     values: Mapping[str, str | None] = field(default_factory=dict)
     explicit: frozenset[str] = frozenset()
     complete: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
+    source: str = "args"
 
     def is_explicit(self, name: str) -> bool | None:
         """True = set, False = left at its default, None = unknown."""

@@ -172,6 +172,7 @@ class Scrape:
     ``group``: the pods that may form the engine, of which this one serves; "" = it alone. ``multi_process``: several
     API servers (no process_* series). ``flavour``: a word of the dialect ("v0", "v1", "rust"), None = unknown.
     ``dialect``: of its engines, else what discovery took the server for; "" = unknown. ``pool``: None = unknown.
+    ``args_source``: as ``source`` of ``EngineArgs``.
     """
 
     target: str
@@ -196,6 +197,7 @@ class Scrape:
     dialect: str = ""
     group: str = ""
     pool: EnginePool | None = None
+    args_source: str = "args"
 
     def engines_of_server(self, engine: EngineReading) -> int:
         """Number of engines here that belong to the same server as ``engine``: its data-parallel ranks."""

@@ -7,6 +7,7 @@ dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -199,11 +200,12 @@ class Pipeline:
         return self._gpus[uuid]
 
     def _parsed(self, page: Scrape) -> EngineArgs:
-        key = (page.dialect, page.args, tuple(page.env.items()))
+        key = (page.dialect, page.args, tuple(page.env.items()), page.args_source)
         if key not in self._args:
             if len(self._args) > MAX_COMMAND_LINES:
                 self._args.clear()
-            self._args[key] = dialect(page.dialect).read_command(page.args, page.env).args
+            args = dialect(page.dialect).read_command(page.args, page.env).args
+            self._args[key] = replace(args, source=page.args_source)
         return self._args[key]
 
     def _model_from_args(self, page: Scrape) -> str:

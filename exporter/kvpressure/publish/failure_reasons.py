@@ -287,7 +287,7 @@ SECTIONS: Final = (
     Section("GPUs", ("nvidia", "amd"), _GPUS),
     Section("Kubernetes", ("pods", "node"), _KUBERNETES),
     Section("The kubelet", ("podresources",), _KUBELET),
-    Section("The node's files", ("procfs", "cgroup", "logs"), _FILES),
+    Section("The node's files", ("processes", "procfs", "cgroup", "logs"), _FILES),
     Section("Targets", ("engines",), (_TARGET_LIMIT,)),
     Section("Recordings", ("recording",), _RECORDING),
 )

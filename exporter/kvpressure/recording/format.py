@@ -175,6 +175,7 @@ _PAGE_GIVEN: Final = (
     Field("t", read_time),
     Field("exposition", read_text),
     *fields(read_name, "version", "dialect", "group"),
+    Field("args_source", read_name, default="args"),
     Field("pool", record(EnginePool, _POOL)),
 )  # not for the builder
 _CONTAINER: Final = (

@@ -9,7 +9,7 @@ from kvpressure.errors import shown
 from kvpressure.settings.load import GivenValue
 from kvpressure.settings.options import Option, SettingsError
 from kvpressure.settings.thresholds import builtin
-from kvpressure.sources.catalog import registry
+from kvpressure.sources.catalog import registry, runs
 from kvpressure.sources.scrape.scrape_interval import SLOWEST_INTERVAL
 
 RESERVED_PATHS: Final = ("/", "/api/v1/diagnosis", "/-/healthy", "/-/ready")
@@ -22,6 +22,12 @@ def check_together(given: Mapping[str, GivenValue], table: Mapping[str, Option])
     checks.sources()
     checks.intervals()
     checks.targets()
+
+
+def switches(given: Mapping[str, GivenValue]) -> Mapping[str, bool]:
+    """The sources that are switched on or off by name."""
+    names = {f"collector.{source}": source for source in registry()}
+    return {names[name]: bool(entry.value) for name, entry in given.items() if name in names}
 
 
 class _Checks:
@@ -41,8 +47,12 @@ class _Checks:
                 raise self._clash(name, "the same address twice", "each once")
 
     def sources(self) -> None:
-        """Settings of a source that is switched off, and nothing switched on at all."""
+        """Settings of a source that is switched off, two sources for one thing, and nothing switched on at all."""
         sources = registry()
+        for one, other in ((one, other) for one, spec in sources.items() for other in spec.unless):
+            if self._enabled(one) and self._enabled(other):
+                what = f"the source {other} is switched on, which finds engines too"
+                raise self._clash(f"collector.{one}", what, "one of them")
         if not any(self._enabled(source) for source in sources):
             name = next(f"collector.{source}" for source in sources if f"collector.{source}" in self._given)
             raise self._clash(name, "every source is switched off", "at least one on")
@@ -100,8 +110,7 @@ class _Checks:
             )
 
     def _enabled(self, source: str) -> bool:
-        name = f"collector.{source}"
-        return bool(self._given[name].value) if name in self._given else self._table[name].default == "true"
+        return runs(source, switches(self._given))
 
     def _seconds(self, name: str) -> float:
         return float(self._given[name].value if name in self._given else self._table[name].default)

@@ -19,7 +19,8 @@ from kvpressure.sources.vendors import GpuVendor
 class SourceSpec:
     """An entry of the catalog. ``factory`` builds the source from the settings. ``default``: on without a flag.
     ``hold_seconds``: how long its last reading stays in snapshots (0 = only in the tick it arrived in). ``settings``:
-    prefixes of settings that only this source reads. ``gpus``: vendor of the GPUs it reads.
+    prefixes of settings that only this source reads. ``gpus``: vendor of the GPUs it reads. ``unless``: sources that do
+    the same elsewhere, so that it is off beside them.
     """
 
     name: str
@@ -31,6 +32,7 @@ class SourceSpec:
     hold_seconds: float = 0.0
     settings: tuple[str, ...] = ()
     gpus: GpuVendor | None = None
+    unless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,15 @@ _SOURCES: Final = (
         interval_seconds=1.0,
         deadline_seconds=5.0,
         settings=("engine.",),
+    ),
+    SourceSpec(
+        name="processes",
+        help="engines among the processes of this host, from /proc; off beside pods and recording",
+        factory=lazy("kvpressure.sources.host.processes", "ProcessesSource"),
+        interval_seconds=10.0,
+        deadline_seconds=5.0,
+        hold_seconds=25.0,
+        unless=("pods", "recording"),
     ),
     SourceSpec(
         name="recording",
@@ -150,3 +161,9 @@ _BY_NAME: Final = {spec.name: spec for spec in _SOURCES}
 def registry() -> Mapping[str, SourceSpec]:
     """All sources by name; the name is also the ``source`` label and makes ``--collector.<name>``."""
     return _BY_NAME
+
+
+def runs(name: str, given: Mapping[str, bool]) -> bool:
+    """Whether a source runs. ``given``: by name, what somebody switched on or off."""
+    spec = _BY_NAME[name]
+    return given.get(name, spec.default and not any(runs(other, given) for other in spec.unless))

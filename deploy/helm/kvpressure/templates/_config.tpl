@@ -10,6 +10,9 @@
 {{- range $name, $on := $values.sources -}}
 {{- $_ := set $settings (printf "collector.%s" $name) (ternary $readsProc $on (eq $name "procfs")) -}}
 {{- end -}}
+{{- if not $values.sources.pods -}}
+{{- $_ := set $settings "collector.processes" false -}}
+{{- end -}}
 {{- if $values.sources.podresources -}}
 {{- $_ := set $settings "kubelet.socket" "/host/pod-resources/kubelet.sock" -}}
 {{- end -}}

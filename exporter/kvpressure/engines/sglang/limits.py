@@ -32,7 +32,7 @@ def _limit(name: str, known: Known) -> EffectiveLimit | None:
         return EffectiveLimit(logged, explicit, "log")
     given = merged.integer(name)
     if given:
-        return EffectiveLimit(given / _shared_by(name, merged), True, "args")
+        return EffectiveLimit(given / _shared_by(name, merged), True, known.args.source)
     if name in merged.explicit:
         return None  # set to what is not visible, or to none (-1)
     gauges = known.reading.gauges if known.reading else {}

@@ -30,6 +30,7 @@ VLLM: Final = EngineDialect(
     takes_words=pods.takes_words,
     image_version=partial(version_in_tag, "vllm"),
     processes=_processes,
+    process_title="VLLM::",
     environment=("VLLM_", "DYN_SYSTEM_PORT", "NIM_SERVER_PORT"),
     default_port=8000,
     port_names=("vllm",),

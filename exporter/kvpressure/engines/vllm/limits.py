@@ -152,13 +152,13 @@ def _lower_by_active_seqs(found: dict[str, EffectiveLimit], merged: EngineArgs, 
     active, seqs = merged.max_num_active_seqs, found.get("max_num_seqs")
     if active is not None and (seqs is None or active < seqs.value):
         found["max_num_seqs"] = EffectiveLimit(
-            float(active), True, "args" if "max_num_active_seqs" in args.explicit else "log"
+            float(active), True, args.source if "max_num_active_seqs" in args.explicit else "log"
         )
 
 
 def _source(name: str, known: Known, config: Mapping[str, str], explicit: bool | None) -> str:
     if name in known.args.explicit:
-        return "args"
+        return known.args.source
     if (known.logged is not None and name in known.logged.explicit) or name in known.facts:
         return "log"
     if name == "gpu_memory_utilization" and name in config:

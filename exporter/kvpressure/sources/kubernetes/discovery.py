@@ -16,12 +16,14 @@ OF_COMMAND: Final = "command"
 OF_ARGUMENTS: Final = "arguments"
 OF_IMAGE: Final = "image"
 OF_SELECTOR: Final = "selector"
+OF_TITLE: Final = "title"
 SIGNS: Final[Mapping[str, str]] = {
     NAMED: "the annotation kvpressure.io/container names it",
     OF_COMMAND: "its command starts an inference server",
     OF_ARGUMENTS: "its arguments are those of an inference server",
     OF_IMAGE: "its image is an inference server's and it has an accelerator",
     OF_SELECTOR: "the label selector of the exporter selects its pod",
+    OF_TITLE: "one of its processes has the title of an inference server's",
 }
 """Signs of an engine, the strongest first."""
 
@@ -40,6 +42,11 @@ REASONS: Final[Mapping[str, str]] = {
 """Why a container is not an engine."""
 
 TOO_MANY_PODS: Final = "too_many_pods"
+NOT_LISTENING: Final = "not_listening"
+NOT_READABLE: Final = "not_readable"
+SEVERAL_PORTS: Final = "several_ports"
+LOOPBACK_OF_CONTAINER: Final = "loopback_of_container"
+ENDED: Final = "ended"
 NO_TARGET: Final[Mapping[str, str]] = {
     "no_endpoint": "a worker of an engine that another pod serves",
     "not_running": "its pod is not running",
@@ -56,6 +63,11 @@ NO_TARGET: Final[Mapping[str, str]] = {
     "same_address": "another engine already has this address",
     "ranks_not_known": "the number of its data-parallel ranks is unknown",
     "too_many_ranks": "it has more data-parallel ranks than are scraped of one container",
+    NOT_LISTENING: "its process does not listen on its port: it starts, or another process has the port",
+    NOT_READABLE: "its process is another user's, and its command line does not show the port",
+    SEVERAL_PORTS: "its process listens on several ports, and its command line shows none of them",
+    LOOPBACK_OF_CONTAINER: "it listens on the loopback address of its container only",
+    ENDED: "its process has ended; its address is scraped for an hour more",
     TARGET_LIMIT: "the node has more metrics endpoints than the limit, and others have a better claim",
     TOO_MANY_PODS: "the node has more pods than the limit, and others have a better claim",
 }

@@ -124,7 +124,7 @@ def _scrape(target: Target, text: PageText | None, error: str | None, **more: An
         error=error,
         **more,
     )
-    return replace(page, group=target.group, pool=target.pool)
+    return replace(page, group=target.group, pool=target.pool, args_source=target.args_source)
 
 
 class _FetchThreads:

@@ -152,6 +152,7 @@ def exporter(of: Server, *flags: str) -> Iterator[Exporter]:
         f"127.0.0.1:{port}",
         "--no-collector.nvidia",
         "--no-collector.amd",
+        "--no-collector.processes",
         "--engine.target",
         target,
         *flags,

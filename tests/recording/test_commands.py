@@ -20,6 +20,7 @@ from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Reader
 from kvpressure.recording.recorder import Recorder
 from tests.helpers.command import Capsys, refused, run
+from tests.helpers.serve_process import QUIET
 from tests.helpers.vllm_server import answering, response
 from tests.helpers.waiting import until
 from tests.recording.strategies import RECORDINGS, real_pages
@@ -173,7 +174,7 @@ def record(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
             sys.executable,
-            *("-m", "kvpressure", "record", "--no-collector.nvidia", "--no-collector.amd", "--interval", "0.1"),
+            *("-m", "kvpressure", "record", *QUIET, "--interval", "0.1"),
             *("--collector.engines.interval", "0.1", "--engine.pace", "fixed"),
             *arguments,
         ],
@@ -246,7 +247,7 @@ def test_record_refuses_in_one_line_and_makes_nothing(
 def test_a_recording_of_nothing_is_no_success(tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "nothing.jsonl"
     target = ["--engine.target", "http://127.0.0.1:9"]
-    assert main(["record", *target, "--out", str(out), "--for", "2"]) == 1
+    assert main(["record", "--no-collector.processes", *target, "--out", str(out), "--for", "2"]) == 1
     said = capsys.readouterr().err
     assert "nothing was recorded: no GPU could be read, and no engine could be scraped (http://" in said
     assert "(http://127.0.0.1:9/metrics: connection refused)" in said

@@ -27,8 +27,8 @@ from kvpressure.renames import nearest, renamed
 COMMANDS: Final = {
     "serve": "run the exporter",
     "discover": (
-        "list the containers of a node, a namespace or a manifest file: the engine that each runs, or why it is not"
-        " scraped"
+        "list the servers of this host, or the containers of a node, a namespace or a file: the engine that each runs,"
+        " or why it is not scraped"
     ),
     "diagnose": "find what limits one engine, or each engine of this node",
     "top": "show engines in a live table, the worst first",

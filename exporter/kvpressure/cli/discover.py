@@ -1,4 +1,4 @@
-"""``kvpressure discover``: which containers are taken for engines and why, and why the others are not."""
+"""``kvpressure discover``: which containers or processes are taken for engines and why, and why the others are not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 import sys
 
 from kvpressure.errors import InputError
+from kvpressure.settings.settings import Settings
 from kvpressure.toolbox import discovering
 
 _EXAMPLES = """\
 examples:
+  kvpressure discover
+      the servers among the processes of this host
   kvpressure discover --exporter 10.0.0.7
       what the exporter on a node found
   kvpressure discover -n inference
@@ -26,7 +29,7 @@ Exit status: 0 all engines found can be scraped, 1 some cannot, 2 nothing was fo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.epilog = _EXAMPLES
-    where = parser.add_mutually_exclusive_group(required=True)
+    where = parser.add_mutually_exclusive_group()
     where.add_argument("--exporter", metavar="ADDRESS", help="address of a running exporter: host, host:port or URL")
     where.add_argument("-n", "--namespace", metavar="NAMESPACE", help="namespace whose pods are read through kubectl")
     where.add_argument("-f", "--filename", metavar="FILE", action="append", help="YAML or JSON, - = standard input")
@@ -45,8 +48,10 @@ def run(options: argparse.Namespace) -> int:
         entries = discovering.of_exporter(options.exporter)
     elif options.namespace:
         entries = discovering.of_namespace(options.namespace, options.selector, options.context)
-    else:
+    elif options.filename:
         entries, note = discovering.of_files(options.filename)
+    else:
+        entries = discovering.of_host(Settings())
     print(json.dumps(list(entries), indent=2) if options.format == "json" else discovering.text(entries))
     if note:
         print(f"kvpressure discover: {note}", file=sys.stderr)

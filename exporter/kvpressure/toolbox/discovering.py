@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from kvpressure import redaction
 from kvpressure.engines.base import Known
 from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
-from kvpressure.model.arguments import value_text
+from kvpressure.model.arguments import OF_PROCESS, value_text
 from kvpressure.parsed import items, mapping
+from kvpressure.settings.settings import Settings
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.host.processes import ProcessesSource
 from kvpressure.sources.kubernetes.pod import Pod, discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.manifests import NO_ADDRESS, OF_CONTAINER, listed, pod_documents
@@ -38,6 +42,18 @@ def of_exporter(address: str) -> list[Mapping[str, Any]]:
     }
     rows = [mapping(entry) for entry in found]
     return _any([_entry(row, engines.get(row.get("address"), {})) for row in rows], f"--exporter: {address}")
+
+
+def of_host(settings: Settings) -> list[Mapping[str, Any]]:
+    """The servers among the processes of this host, as an exporter on it would see them. Raises ``InputError``."""
+    try:
+        found = ProcessesSource(settings).read().discovered or ()
+    except SourceError as error:
+        raise InputError(f"this host: {error.detail}; name what to read with -n, -f or --exporter") from error
+    targets = {target.name: target for target in settings.shared.targets}
+    rows = [_entry(asdict(row), _limits(targets.get(row.address))) for row in found]
+    where = f"{settings.node_name}: no process serves; elsewhere: -n NAMESPACE, -f FILE or --exporter ADDRESS"
+    return _any(rows, where)
 
 
 def of_namespace(namespace: str, selector: str | None, context: str | None) -> list[Mapping[str, Any]]:
@@ -85,23 +101,30 @@ def _unstarted(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _of_pods(documents: Iterable[Mapping[str, Any]], policy: Policy) -> list[Mapping[str, Any]]:
     pods = [pod for document in documents if (pod := read_pod(document, policy)) is not None]
-    return [_entry(asdict(row), _limits(pod, row.container)) for pod in pods for row in discovered([pod])]
+    return [_entry(asdict(row), _limits(_target(pod, row.container))) for pod in pods for row in discovered([pod])]
 
 
-def _limits(pod: Pod, container: str) -> _Limits:
+def _target(pod: Pod, container: str) -> Target | None:
+    return next((one.target for one in pod.engines if one.container == container), None)
+
+
+def _limits(target: Target | None) -> _Limits:
     """The limits of an engine by its command line and the defaults of its version."""
-    target = next((one.target for one in pod.engines if one.container == container), None)
     if target is None:
         return {}
     one = dialect(target.dialect)
-    limits = one.limits(Known(one.read_command(target.args, target.env).args, version=target.version))
+    args = replace(one.read_command(target.args, target.env).args, source=target.args_source)
+    limits = one.limits(Known(args, version=target.version))
     return {name: asdict(limit) for name, limit in limits.items()}
 
 
 def _entry(row: Mapping[str, Any], limits: _Limits) -> Mapping[str, Any]:
-    """A container with the value of each argument, None where it is not visible, and its source."""
+    """A container with the value of each argument, None where it is not visible, and its source: what is in no
+    namespace is a process.
+    """
+    given = "args" if row.get("namespace") else OF_PROCESS
     arguments = {
-        name: {"value": None if value == redaction.REDACTED else value, "source": "args"}
+        name: {"value": None if value == redaction.REDACTED else value, "source": given}
         for name, value in mapping(row.get("arguments")).items()
     }
     for name, limit in limits.items():
@@ -118,7 +141,7 @@ def text(entries: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _paragraph(entry: Mapping[str, Any]) -> str:
-    name = "/".join(str(entry.get(part) or "–") for part in ("namespace", "pod", "container"))
+    name = "/".join(str(entry[part]) for part in ("namespace", "pod", "container") if entry.get(part))
     lines = [f"{name}: {_RESULTS.get(str(entry.get('result')), 'unknown')} ({entry.get('reason')})"]
     lines.append(f"  why: {entry.get('explanation')}")
     if entry.get("address"):

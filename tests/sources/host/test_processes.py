@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvpressure.cli import discover, main
 from kvpressure.model.readings import Discovered, GpuOwner, GpuProcess, GpuReading
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
@@ -194,6 +196,26 @@ def test_addresses_of_both_tables(host: Host, address: str, host_name: str, url:
     host.put("net/tcp6" if len(address) > 8 else "net/tcp", table((address, 8000, 11)))
     host.process(50, VLLM, 11)
     assert [target.name for target in host.found()[1]] == [url], host_name
+
+
+def test_discover_lists_them_without_an_option(
+    host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(discover, "Settings", lambda: Settings(host_proc=host.root, node_name="gpu-box"))
+    assert main(["discover"]) == 2
+    assert "gpu-box" in capsys.readouterr().err
+    host.network((ANY, 8000, 11))
+    host.process(50, [*VLLM, "--max-num-seqs", "7", "--host", "::"], 11, cgroup="/system.slice/vllm.service")
+    assert main(["discover"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("vllm.service: engine")
+    assert "max_num_seqs: 7 (process)" in shown
+    assert "all visible" in shown
+    host.process(60, VLLM)
+    assert main(["discover", "--format", "json"]) == 1
+    rows = {row["reason"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["command"]["arguments"]["max_num_seqs"] == {"value": "7", "source": "process"}
+    assert rows["not_listening"]["result"] == "no_target"
 
 
 class TestGivenByHand:

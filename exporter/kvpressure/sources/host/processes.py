@@ -26,6 +26,7 @@ from kvpressure.files import read_file
 from kvpressure.model.arguments import OF_PROCESS, EngineArgs
 from kvpressure.model.pools import Workload, pool_of
 from kvpressure.model.readings import Discovered, GpuOwner
+from kvpressure.redaction import REDACTED
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.kubernetes.command_lines import CommandLine
 from kvpressure.sources.kubernetes.discovery import (
@@ -278,6 +279,7 @@ class ProcessesSource:
 
     def _server(self, pid: int, process: _Process, chosen: _Socket | None, reason: str, local: bool) -> _HostEngine:
         args, name = process.args, self._name(pid)
+        public = process.engine.public_arguments(args.values)
         host = "" if chosen is None else chosen.host if local else self._container_address(pid, chosen.host)
         target = None
         if chosen is not None and host:
@@ -302,7 +304,7 @@ class ProcessesSource:
             target,
             args.complete,
             role=pool.role,
-            arguments=process.engine.public_arguments(args.values),
+            arguments={name: value for name, value in public.items() if value != REDACTED},  # which is visible, too
         )
         rows, ended = (
             discovered([Pod(*place, "", rows=(one,))]) for one in (row, replace(row, target=None, reason=ENDED))

@@ -136,14 +136,14 @@ def _two_limits(engine: EngineState) -> MitigationPlan:
         f" {called('preemptions')}, a lower one a longer queue.",
         (
             Action(
-                f"Leave {called('max_num_seqs')} where it is",
-                f"{named('KV cache now', say(s.kv.kv_used_ratio, 'ratio'))},"
-                f" {named('recent peak', say(s.kv.kv_used_ratio_max, 'ratio'))}.",
-            ),
-            Action(
                 "Cap input and output tokens at the gateway, or add replicas",
                 f"{named('Requests waiting', say(s.load.waiting))}. Shorter requests free both limits; more"
                 " replicas share the queue.",
+            ),
+            Action(
+                f"Leave {called('max_num_seqs')} where it is",
+                f"{named('KV cache now', say(s.kv.kv_used_ratio, 'ratio'))},"
+                f" {named('recent peak', say(s.kv.kv_used_ratio_max, 'ratio'))}.",
             ),
         ),
     )
@@ -237,8 +237,8 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
         return MitigationPlan(
             f"{called('max_num_seqs')} is reached, and the KV cache has too little room for a higher one.",
             (
-                Action(f"Leave {called('max_num_seqs')} where it is", text),
                 _replicas(engine, "Add replicas or KV memory"),
+                Action(f"Leave {called('max_num_seqs')} where it is", text),
             ),
         )
     return MitigationPlan(

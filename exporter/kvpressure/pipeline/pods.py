@@ -68,6 +68,13 @@ class _PodTrack:
         """Whether it is no longer meant to serve."""
         return any(run.ended for run in self.runs)
 
+    @property
+    def is_probed_ready(self) -> bool:
+        """Whether the readiness probe of each of its containers says that it answers: then only we do not reach it."""
+        return bool(self.containers) and all(
+            one.ready and one.run is not None and one.run.answered is not None for one in self.containers
+        )
+
     def take(self, containers: Sequence[ContainerReading]) -> None:
         """Take the state of its containers; where one was restarted, it begins anew."""
         before, self.containers = self.restarts, containers
@@ -244,7 +251,7 @@ def _containers_by_pod(snapshot: Snapshot) -> dict[Name, list[ContainerReading]]
 def _answers(pod: _PodTrack, engines: Sequence[EngineState]) -> bool | None:
     """Whether every engine of the pod answers; ``None`` if no reading says so, or the pod is not meant to."""
     if engines and any(not engine.up and engine.error in REFUSALS for engine in engines):
-        answers: bool | None = False
+        answers: bool | None = None if pod.is_probed_ready else False
     else:
         answers = True if any(engine.up for engine in engines) else None
     if answers or not pod.runs:

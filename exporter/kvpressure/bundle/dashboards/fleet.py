@@ -44,7 +44,7 @@ from kvpressure.bundle.dashboards.queries import (
     up,
 )
 
-NO_FAILURE: Final = "hardly any request fails"
+NO_FAILURE: Final = "hardly any request fails, or no engine answers"
 NO_OBJECTIVE: Final = "no objective is set (thresholds objective_*_ratio)"
 _EXPORTER_COLUMNS: Final = {"node": "Node", "instance": "Exporter"}
 _P95: Final = 'phase="ttft",quantile="0.95"'
@@ -270,7 +270,7 @@ def _gpus(board: Dashboard) -> None:
         "GPUs with a fault",
         "GPUs that do not answer, whose clocks are reduced, or that had an XID event since the exporter started.",
         [
-            PanelQuery(f"topk({TOP}, {faults})", optional="every GPU answers at full clocks"),
+            PanelQuery(f"topk({TOP}, {faults})", optional="every GPU that is watched answers at full clocks"),
             PanelQuery(f"topk({TOP}, {events})", optional="no XID event occurred"),
         ],
         {**_EXPORTER_COLUMNS, "gpu": "GPU", "uuid": "UUID", "what": "What", "Value #B": "Last"},

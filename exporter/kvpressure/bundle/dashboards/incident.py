@@ -110,7 +110,7 @@ def _engines(board: Dashboard) -> None:
         PanelQuery(worst(f"time() - {engine('verdict_since_timestamp_seconds')}")),
         PanelQuery(worst(engine("latency_seconds", f'phase="ttft",{p95}'))),
         PanelQuery(worst(engine("latency_seconds", f'phase="inter_token",{p95}'))),
-        PanelQuery(worst(engine("requests_lost_ratio")), optional="hardly any request fails"),
+        PanelQuery(worst(engine("requests_lost_ratio")), optional="hardly any request fails, or no engine answers"),
         PanelQuery(worst(engine("kv_cache_used_ratio_max"))),
         PanelQuery(worst(f"max by ({BY_ENGINE}) ({memory})"), optional="no GPU is known to belong to the engine"),
         PanelQuery(worst(engine("requests_waiting"))),
@@ -288,7 +288,7 @@ def _users(board: Dashboard) -> None:
     board.graph(
         "Failed requests",
         "Share of requests of the last five minutes that failed, were aborted by the server or given up by clients.",
-        [line("requests_lost_ratio", optional="hardly any request fails")],
+        [line("requests_lost_ratio", optional="hardly any request fails, or no engine answers")],
         "percentunit",
         [(ORANGE, "rejected_warning_ratio"), (RED, "rejected_critical_ratio")],
         size=(4, 7),

@@ -185,7 +185,7 @@ def test_no_progress_is_suspicious_first_and_a_stall_later(stuck, verdict):
     found = judge(**values)
     assert found.verdict == verdict
     if verdict in ("unknown", "stalled"):
-        assert found.inputs == ("GPU activity", "CPU use of the container"), "what can be given"
+        assert found.inputs == ("GPU activity", "CPU use"), "what can be given"
     if verdict == "unknown":
         text, *inputs = found.missing
         assert tuple(inputs) == found.inputs

@@ -265,6 +265,26 @@ class TestTriage:
         assert step.finding == finding
         assert ("No_progress sentence." in step.answers) is still
 
+    @pytest.mark.parametrize(
+        ("pod", "typed"),
+        [
+            ("vllm.service", ("systemctl status", "journalctl --since -2h -u", "systemctl restart")),
+            ("docker:ab12ab12ab12", ("docker inspect", "docker logs --since 2h", "docker restart")),
+            ("podman:ab12ab12ab12", ("podman inspect", "podman logs --since 2h", "podman restart")),
+        ],
+    )
+    def test_a_server_of_a_host_gets_commands_with_its_unit_or_container(
+        self, pod: str, typed: tuple[str, ...]
+    ) -> None:
+        commands = []
+        for verdict, up in (("stalled", True), ("unknown", False)):
+            engine = replace(engine_with(verdict), up=up, key=replace(full_engine().key, namespace="", pod=pod))
+            commands += [step.command for step in steps(engine, State(time=NOW), T)]
+            commands += [command for action in plan(engine, T).actions for command in action.commands]
+        name = pod.rpartition(":")[2]
+        assert [one for one in typed if not any(command.startswith(f"{one} {name}") for command in commands)] == []
+        assert [command for command in commands if "kubectl" in command or "<" in command.replace("<$f", "")] == []
+
     @pytest.mark.parametrize("verdict", ["kv_pressure", "concurrency_limited", "host_bound", "stalled", "unknown"])
     def test_a_server_known_by_its_address_gets_commands_of_a_host(self, verdict: str) -> None:
         for up in (True, False):
@@ -290,7 +310,7 @@ class TestTriage:
         for error, title in titles.items():
             (action,) = plan(replace(unknown_engine(up=False), key=key, error=error), T).actions
             assert action.title == title
-            assert ("systemctl" in " ".join(action.commands)) is (error in ("refused", "timeout"))
+            assert ("ss -ltnp 'sport = :80'" in action.commands) is (error in ("refused", "timeout"))
 
 
 class TestPlan:

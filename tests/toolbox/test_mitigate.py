@@ -225,8 +225,7 @@ def test_an_exporter_and_a_live_server(capsys: Capsys, serve_json: ServeJson, se
 
 def test_a_server_on_a_bare_host_has_no_deployment(capsys: Capsys) -> None:
     text = text_of(capsys, str(FIXTURES / "recordings/vllm-cpu-edges/advice-kv.jsonl.gz"))
-    assert "systemctl restart" in text
-    assert "kubectl" not in text
+    assert [word for word in ("systemctl", "kubectl", "<unit>") if word in text] == []  # only its address is known
 
 
 # --- patch, edge ------------------------------------------------------------------------------------

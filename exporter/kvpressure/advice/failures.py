@@ -105,5 +105,5 @@ def _probes(engine: EngineState) -> Action:
         " timeout of 1 s fail under load, and the kubelet ends the container. Confirm with the pod's events."
         f" {named('Last termination', host.last_termination_reason or UNKNOWN)},"
         f" {named('exit code', say(host.last_exit_code))}.",
-        commands=roll_out(workload(engine)),
+        commands=roll_out(engine.key, workload(engine)),
     )

@@ -12,8 +12,8 @@ from kvpressure.advice.action import Action, container_limits, value_and_flag, w
 from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.failures import failures, start_failure
 from kvpressure.advice.limits import past_peak, requests_that_fit
-from kvpressure.advice.plan import RESTART, MitigationStep, pressure_plan, roll_out
-from kvpressure.advice.triage import UNIT, is_pod, of_pod
+from kvpressure.advice.plan import MitigationStep, pressure_plan, roll_out
+from kvpressure.advice.triage import is_pod, of_pod, on_host
 from kvpressure.advice.wording import capital, clock_text, named, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -124,7 +124,7 @@ def _roll_out(engine: EngineState) -> Action:
         "Change the arguments in the deployment or in its Helm values."
         if workload(engine)
         else "Change the arguments where the server is started, then restart it.",
-        commands=roll_out(workload(engine)),
+        commands=roll_out(engine.key, workload(engine)),
     )
 
 
@@ -305,6 +305,11 @@ def _round(value: float | None) -> float | None:
 
 def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
     host = engine.signals.host
+    what, limit = (
+        ("container", "resources.limits.cpu")
+        if is_pod(engine.key)
+        else ("server", "CPUQuota= of its unit, or --cpus of its container")
+    )
     cpu = (
         "CPU usage: unknown"
         if host.cpu_used_ratio is None
@@ -314,13 +319,12 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
         "The GPU waits for the host: check the CPU first, not the KV cache.",
         (
             Action(
-                "Give the container more CPU",
+                f"Give the {what} more CPU",
                 f"{named('CFS periods throttled', say(host.cpu_throttled_ratio, 'ratio'))} (threshold"
                 f" {say(t['cpu_throttled_ratio'], 'ratio')}). {cpu}."
                 f" {named('GPU utilization', say(engine.signals.compute.gpu_utilization, 'ratio'))}. Raise or remove"
-                " resources.limits.cpu.",
-                commands=container_limits(engine, "--limits=cpu=<cores>")
-                or (command("systemctl", "set-property", UNIT, "CPUQuota="),),
+                f" {limit}.",
+                commands=container_limits(engine, "--limits=cpu=<cores>"),
             ),
             Action(
                 "If the CPU is not the limit, check the engine's API server",
@@ -404,14 +408,14 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 )
                 if is_pod(key)
                 else (
-                    command("journalctl", "-u", UNIT, "--since", "-2h", INTO, "stalled.log"),
+                    *on_host(key, "log", INTO, "stalled.log"),
                     command("sh", "-c", stacks, INTO, "stacks.txt"),
                 ),
             ),
             Action(
                 "Restart the pod" if is_pod(key) else "Restart the server",
                 "Health checks still pass, so the engine is not restarted automatically.",
-                commands=(command("kubectl", "delete", *pod) if is_pod(key) else RESTART,),
+                commands=(command("kubectl", "delete", *pod),) if is_pod(key) else on_host(key, "restart"),
             ),
             _if_it_stops_again(engine, t),
             Action(
@@ -438,7 +442,7 @@ def _unscraped(engine: EngineState) -> Action:
         commands=(describe, command("kubectl", "logs", *of_pod(key), "--since=2h"))
         if is_pod(key)
         else (
-            command("systemctl", "status", UNIT),
+            *on_host(key, "status"),
             command("curl", "-sv", engine.target, "-o", "/dev/null"),
         ),
     )

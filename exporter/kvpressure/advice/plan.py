@@ -24,17 +24,17 @@ from kvpressure.advice.caps import (
     running_at_once,
 )
 from kvpressure.advice.limits import requests_that_fit
-from kvpressure.advice.triage import UNIT
+from kvpressure.advice.triage import on_host
 from kvpressure.advice.wording import named
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
+from kvpressure.model.readings import EngineKey
 from kvpressure.printable import command, say
 from kvpressure.settings.thresholds import Thresholds
 
 Advice = Literal["do", "if it stays", "not here"]
 
-RESTART: Final = command("systemctl", "restart", UNIT)
 _BEYOND_GUIDE: Final = '(this step is not in the guide "Emergency Mitigation")'
 
 CAP: Final = "Cap input and output tokens at the edge"
@@ -111,7 +111,7 @@ def pressure_plan(
         _batched_tokens(engine, t),
         _memory_share(engine, t),
         *_beyond(engine, t),
-        _roll_out(workload),
+        _roll_out(engine, workload),
         _restart(engine, workload),
         _verify(engine),
     ]
@@ -476,7 +476,7 @@ def _more_memory(engine: PlanInput, t: Thresholds) -> MitigationStep:
 # --- after the values -------------------------------------------------------------------------------------
 
 
-def _roll_out(workload: tuple[str, ...]) -> MitigationStep:
+def _roll_out(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
     return MitigationStep(
         "Apply and watch the rollout",
         "do",
@@ -484,14 +484,14 @@ def _roll_out(workload: tuple[str, ...]) -> MitigationStep:
         if workload
         else "change the arguments where the server is started, then restart it",
         "every replica restarts and loses its prefix cache and running requests",
-        commands=roll_out(workload),
+        commands=roll_out(engine.engine.key, workload),
     )
 
 
-def roll_out(workload: tuple[str, ...]) -> tuple[str, ...]:
+def roll_out(key: EngineKey, workload: tuple[str, ...]) -> tuple[str, ...]:
     """Commands that change the arguments of a workload and watch; ``workload`` as in ``pressure_plan``."""
     if not workload:
-        return (RESTART,)
+        return on_host(key, "restart")
     return command("kubectl", "edit", *workload), command("kubectl", "rollout", "status", *workload)
 
 
@@ -524,7 +524,7 @@ def _restart(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
                 command("kubectl", "rollout", "status", *workload),
             )
             if workload
-            else (RESTART,)
+            else on_host(engine.engine.key, "restart")
         ),
     )
 

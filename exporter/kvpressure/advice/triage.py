@@ -40,12 +40,8 @@ class TriageStep:
     command: str
 
 
-UNIT: Final = "<unit>"
 _FORWARDED: Final = "localhost:8000/metrics"
 _KERNEL_LOG: Final = command("dmesg", "--ctime", PIPE, "grep", "-iE", "out of memory|xid|amdgpu")
-_UNIT_LOG: Final = command(
-    *("journalctl", "-u", UNIT, "--since", "-2h", OR, "docker", "logs", "--since", "2h", "<container>")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +85,29 @@ class _TriagedEngine:
 
 
 def is_pod(key: EngineKey) -> bool:
-    """Whether an engine belongs to a pod; False for a server given by its address."""
-    return bool(key.pod) and ":" not in key.pod
+    """Whether an engine belongs to a pod; False for a server of a host, known by its unit, container or address."""
+    return bool(key.pod) and ":" not in key.pod and (bool(key.namespace) or not key.pod.endswith(_UNIT))
+
+
+_UNIT: Final = ".service"
+_OF_UNIT: Final = {
+    "status": ("systemctl", "status"),
+    "log": ("journalctl", "--since", "-2h", "-u"),
+    "restart": ("systemctl", "restart"),
+}
+_OF_CONTAINER: Final = {"status": ("inspect",), "log": ("logs", "--since", "2h"), "restart": ("restart",)}
+
+
+def on_host(key: EngineKey, what: str, *more: str) -> tuple[str, ...]:
+    """The command for the unit or container of a server of a host: its status, log or restart, and ``more`` words;
+    none where that is unknown.
+    """
+    runtime, colon, name = key.pod.rpartition(":")
+    if key.pod.endswith(_UNIT):
+        return (command(*_OF_UNIT[what], key.pod, *more),)
+    if colon and runtime.isalpha():
+        return (command(runtime, *_OF_CONTAINER[what], name, *more),)
+    return (command("ss", "-ltnp", f"sport = :{name}"),) if what == "status" else ()  # which process has the port
 
 
 def in_namespace(key: EngineKey) -> tuple[str, ...]:
@@ -302,7 +319,7 @@ _STEPS: Final[
         _restarts,
         lambda case: case.by_hand(
             command("kubectl", "describe", *case.pod),
-            command("systemctl", "status", UNIT, OR, "docker", "ps", "--all"),
+            "".join(on_host(case.engine.key, "status")),
         ),
     ),
     (
@@ -319,7 +336,7 @@ _STEPS: Final[
             command(
                 *("kubectl", "logs", *case.pod, "--since=2h"), PIPE, *("grep", "-iE", "kv|cache|cuda|oom|alloc|memory")
             ),
-            _UNIT_LOG,
+            "".join(on_host(case.engine.key, "log")),
         ),
     ),
     (_asked("What is being sent?"), _requests, _asked("")),  # only the gateway's or the application's log has more

@@ -22,8 +22,8 @@ _LIMIT: Final = (
     "{max_num_seqs} (not in the start-up log, arguments not visible): --engine.target '…;args={max_num_seqs_flag} N'",
 )
 _GPU: Final = ("gpu_saturated", "GPU activity")
-_THROTTLED: Final = ("cpu_throttled", "CPU throttling of the container")
-_CPU: Final = ("cpu_saturated", "CPU use of the container")
+_THROTTLED: Final = ("cpu_throttled", "CPU throttling")
+_CPU: Final = ("cpu_saturated", "CPU use")
 _TOKENS: Final = ("tokens_flow", "token counters")
 _WORK: Final = ("work_present", "running and waiting requests")
 _QUEUE: Final = ("queue_present", "waiting requests")

@@ -14,13 +14,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from kvpressure import cli
+from kvpressure.cli.serve import _check_gpus
+from kvpressure.errors import InputError
+from kvpressure.model.readings import GpuReading, SourceHealth
+from kvpressure.model.state import GpuState, State
+from kvpressure.settings.settings import Settings
+from kvpressure.sources.catalog import CollectorSettings, registry
+from kvpressure.sources.scrape.targets import parse_target
 from tests.cli.conftest import WITH_SOURCE
-from tests.helpers.serve_process import Process
+from tests.helpers.serve_process import LISTEN, Process
 from tests.helpers.vllm_server import answering, response
 from tests.helpers.waiting import until
 from tests.publish.clients import ask, connect, receive
@@ -47,6 +55,18 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
         timeout=30,
         env={**environ, **(env or {})},
         check=False,
+    )
+
+
+def gpu_state(
+    uuids: tuple[str, ...], expected: int | None = None, up: bool | None = True, reason: str | None = None
+) -> State:
+    """What the source ``nvidia`` has read."""
+    return State(
+        time=0.0,
+        gpus=tuple(GpuState(GpuReading(uuid, index, "nvidia")) for index, uuid in enumerate(uuids)),
+        expected_gpus={"nvidia": len(uuids) if expected is None else expected},
+        health={"nvidia": SourceHealth("nvidia", up, reason)},
     )
 
 
@@ -180,6 +200,32 @@ class TestRefusals:
         assert (result.returncode, result.stdout) == (2, "")
         (line,) = result.stderr.splitlines()
         assert line.startswith(f"kvpressure serve: {text}")
+
+    def test_a_gpu_named_by_hand_that_does_not_exist(self, tmp_path: Path) -> None:
+        sources = ("--no-collector.nvidia", "--no-collector.processes", "--host.sys", str(tmp_path))
+        ended = run("serve", *LISTEN, *sources, "--engine.target", "http://127.0.0.1:9;gpus=GPU-1f")
+        assert ended.returncode == 2
+        assert ended.stderr.splitlines()[-1] == (
+            "kvpressure serve: --engine.target http://127.0.0.1:9/metrics: GPU 'GPU-1f' is not here; allowed: no gpus=,"
+            " because this host has no GPU"
+        )
+
+    @pytest.mark.parametrize(
+        ("state", "refused"),
+        [
+            (gpu_state(("GPU-1f", "GPU-2e")), False),
+            (gpu_state(("GPU-2e",)), True),
+            (gpu_state(("GPU-2e",), expected=2), False),  # one of them cannot be read
+            (gpu_state((), up=False), False),
+            (gpu_state((), up=None, reason="no_driver"), True),
+            (gpu_state((), up=None), False),  # nobody has looked yet
+        ],
+    )
+    def test_a_gpu_is_refused_only_where_all_are_known(self, state: State, refused: bool) -> None:
+        off = {name: CollectorSettings(name == "nvidia", 1, 1) for name in registry()}
+        chosen = Settings(engine_targets=(parse_target("a:1;gpus=GPU-1f"),), collectors=off)
+        with pytest.raises(InputError, match="GPU-1f") if refused else nullcontext():
+            _check_gpus(chosen, state)
 
     def test_a_setting_as_a_variable_stops_the_start(self) -> None:
         result = run("serve", env={"KVPRESSURE_WEB_MAX_REQUESTS": "1"})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
 from kvpressure.capacity import own_models
-from kvpressure.errors import InputError, refused_file
+from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.links import Links
 from kvpressure.publish.metrics import PREFIXED
@@ -32,8 +32,10 @@ from kvpressure.runtime.logging import configure, with_fields
 from kvpressure.runtime.monitor import Monitor, build_sources
 from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings import settings
+from kvpressure.sources.catalog import registry
 
 if TYPE_CHECKING:
+    from kvpressure.model.state import State
     from kvpressure.recording.recorder import BackgroundRecorder
 
 log = logging.getLogger(__name__)
@@ -108,11 +110,13 @@ def run(args: argparse.Namespace) -> int:
             log.warning("no engines to scrape: set --engine.target http://HOST:PORT, or in Kubernetes --collector.pods")
         runtime.tune_gc()
         monitor.start()
-        _wait(monitor, stopping, hung_up, signals)
-    server.stop()
-    monitor.stop()
-    if recorder is not None:
-        recorder.close(timeout=2.0)
+        try:
+            _wait(chosen, monitor, stopping, hung_up, signals)
+        finally:
+            server.stop()
+            monitor.stop()
+            if recorder is not None:
+                recorder.close(timeout=2.0)
     if monitor.fatal is not None:
         print(
             f"kvpressure serve: stopped because a source needs a new process to recover ({monitor.fatal});"
@@ -171,10 +175,32 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
     return BackgroundRecorder(recorder)
 
 
-def _wait(monitor: Monitor, stopping: SignalFlag, hung_up: SignalFlag, signals: socket.socket) -> None:
+def _check_gpus(chosen: settings.Settings, state: State) -> bool:
+    """Raise ``InputError`` for a GPU named by hand that does not exist; False as long as a source has not looked yet.
+    Where a source of GPUs fails, or one of its GPUs cannot be read, it may exist.
+    """
+    sources = [name for name, spec in registry().items() if spec.gpus and chosen.collectors[name].enabled]
+    looked = [state.health[name] for name in sources if name in state.health]
+    known = {gpu.reading.uuid: gpu.reading.parent_uuid for gpu in state.gpus}
+    if len(looked) < len(sources) or any(one.up is None and one.reason is None for one in looked):
+        return False
+    unreadable = sum(state.expected_gpus.values()) - list(known.values()).count(None)
+    if not sources or unreadable > 0 or any(one.up is False for one in looked):
+        return True
+    for target in chosen.engine_targets:
+        if (unknown := next((uuid for uuid in target.gpus if uuid not in known), None)) is not None:
+            allowed = ", ".join(known) or "no gpus=, because this host has no GPU"
+            raise InputError(f"--engine.target {target.name}: GPU {shown(unknown)} is not here; allowed: {allowed}")
+    return True
+
+
+def _wait(
+    chosen: settings.Settings, monitor: Monitor, stopping: SignalFlag, hung_up: SignalFlag, signals: socket.socket
+) -> None:
     """Wait for a signal or a fatal source. A signal makes ``signals`` readable and ends the wait at once."""
-    tidy_at = time.monotonic() + runtime.TIDY_SECONDS
+    tidy_at, checked = time.monotonic() + runtime.TIDY_SECONDS, False
     while not stopping.is_set() and not monitor.wait(0):
+        checked = checked or _check_gpus(chosen, monitor.state)
         if select.select([signals], [], [], WAIT_SECONDS)[0]:
             signals.recv(64)
         if time.monotonic() >= tidy_at:

@@ -212,6 +212,7 @@ class Pod:
             "image": f"vllm/vllm-openai:v{self.spec['version']}",
             "args": [str(arg) for arg in self.spec.get("args") or ()],
             "ports": [{"containerPort": 8000, "name": "http"}],
+            "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}},  # as in vLLM's own chart
             "resources": {"limits": limits},
         }
         container_status = {

@@ -122,6 +122,16 @@ def say(value: float | None, unit: str = "") -> str:
     return _FORMS.get(unit, _plain)(value)
 
 
+def named(name: str, text: str) -> str:
+    """A number with its name: ``peak 97 %``, ``peak: unknown``."""
+    return f"{name}: unknown" if text == UNKNOWN else f"{name} {text}"
+
+
+def capital(text: str) -> str:
+    """``text`` with a capital at its beginning."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def _plain(value: float) -> str:
     if value == int(value) or abs(value) >= 100:
         return grouped(value)

@@ -7,12 +7,11 @@ from typing import Final
 
 from kvpressure.advice.action import Action, container_limits, value_and_flag, workload
 from kvpressure.advice.plan import roll_out
-from kvpressure.advice.wording import capital, named
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
 from kvpressure.model.reasons import TIMEOUT
 from kvpressure.model.state import EngineState
-from kvpressure.printable import UNKNOWN, say
+from kvpressure.printable import UNKNOWN, capital, named, say
 
 _FITTING: Final = {
     "context_too_long": ("max_model_len", "fitting_tokens"),

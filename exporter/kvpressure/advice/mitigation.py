@@ -8,19 +8,18 @@ from math import floor
 from typing import Final
 from urllib.parse import urlsplit
 
-from kvpressure.advice.action import Action, container_limits, value_and_flag, workload
+from kvpressure.advice.action import Action, container_limits, is_pod, of_pod, on_host, value_and_flag, workload
 from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.failures import failures, start_failure
 from kvpressure.advice.limits import past_peak, requests_that_fit
 from kvpressure.advice.plan import MitigationStep, pressure_plan, roll_out
-from kvpressure.advice.triage import is_pod, of_pod, on_host
-from kvpressure.advice.wording import capital, clock_text, named, other_place, scrape_error
+from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.log_events import EVENTS
 from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.model.state import CALM, LIMITS, STEP_TOKENS, Cause, EngineState
-from kvpressure.printable import INTO, PIPE, command, say
+from kvpressure.printable import INTO, PIPE, capital, command, named, say
 from kvpressure.settings.thresholds import Thresholds
 
 NOT_NOW: Final = "Skip for now: "  # begins the title of an action that does not help at present

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import floor
 from typing import Final, Literal
 
+from kvpressure.advice.action import on_host
 from kvpressure.advice.caps import (
     MAX_REJECTED,
     ROUNDING,
@@ -24,13 +25,10 @@ from kvpressure.advice.caps import (
     running_at_once,
 )
 from kvpressure.advice.limits import requests_that_fit
-from kvpressure.advice.triage import on_host
-from kvpressure.advice.wording import named
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
-from kvpressure.model.readings import EngineKey
-from kvpressure.printable import command, say
+from kvpressure.printable import command, named, say
 from kvpressure.settings.thresholds import Thresholds
 
 Advice = Literal["do", "if it stays", "not here"]

@@ -6,23 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvpressure.advice.wording import (
-    capital,
-    clock_text,
-    named,
-    scrape_error,
-    words,
-)
+from kvpressure.advice.action import in_namespace, is_pod, of_pod, on_host
+from kvpressure.advice.wording import clock_text, scrape_error, words
 from kvpressure.diagnosis import findings
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
-from kvpressure.model.readings import EngineKey, GpuReading
+from kvpressure.model.readings import OOM_EXIT_CODE, GpuReading
 from kvpressure.model.state import ContainerState, EngineState, State
-from kvpressure.printable import BESIDE, OR, PIPE, UNKNOWN, command, say
+from kvpressure.printable import BESIDE, OR, PIPE, UNKNOWN, capital, command, named, say
 from kvpressure.settings.thresholds import Thresholds
 
 Mark = Literal["fine", "look", "bad", "unknown"]
-OOM_EXIT_CODE: Final = 137
 NOTABLE_EVENTS: Final = frozenset({"host_oom", "preemption", "engine_dead", "start_failed", "broadcast_wait"})
 _LISTED: Final = ALLOCATION_EVENTS | NOTABLE_EVENTS
 
@@ -82,42 +76,6 @@ class _TriagedEngine:
     def told(self, text: str) -> str:
         """A text with numbers by name, without its parts that name an unknown one."""
         return findings.about(self.engine.signals, self.thresholds).told(text)
-
-
-def is_pod(key: EngineKey) -> bool:
-    """Whether an engine belongs to a pod; False for a server of a host, known by its unit, container or address."""
-    return bool(key.pod) and ":" not in key.pod and (bool(key.namespace) or not key.pod.endswith(_UNIT))
-
-
-_UNIT: Final = ".service"
-_OF_UNIT: Final = {
-    "status": ("systemctl", "status"),
-    "log": ("journalctl", "--since", "-2h", "-u"),
-    "restart": ("systemctl", "restart"),
-}
-_OF_CONTAINER: Final = {"status": ("inspect",), "log": ("logs", "--since", "2h"), "restart": ("restart",)}
-
-
-def on_host(key: EngineKey, what: str, *more: str) -> tuple[str, ...]:
-    """The command for the unit or container of a server of a host: its status, log or restart, and ``more`` words;
-    none where that is unknown.
-    """
-    runtime, colon, name = key.pod.rpartition(":")
-    if key.pod.endswith(_UNIT):
-        return (command(*_OF_UNIT[what], key.pod, *more),)
-    if colon and runtime.isalpha():
-        return (command(runtime, *_OF_CONTAINER[what], name, *more),)
-    return (command("ss", "-ltnp", f"sport = :{name}"),) if what == "status" else ()  # which process has the port
-
-
-def in_namespace(key: EngineKey) -> tuple[str, ...]:
-    """The engine's namespace in words of kubectl."""
-    return "-n", key.namespace or "<namespace>"
-
-
-def of_pod(key: EngineKey) -> tuple[str, ...]:
-    """The engine's pod in words of kubectl; no name in it can be taken for an option."""
-    return *in_namespace(key), f"pod/{key.pod or '<pod>'}"
 
 
 def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[TriageStep, ...]:

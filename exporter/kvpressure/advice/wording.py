@@ -17,16 +17,6 @@ def clock_text(time: float | None) -> str:
     return UNKNOWN if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def named(name: str, text: str) -> str:
-    """A number with its name: ``peak 97 %``, ``peak: unknown``."""
-    return f"{name}: unknown" if text == UNKNOWN else f"{name} {text}"
-
-
-def capital(text: str) -> str:
-    """``text`` with a capital at its beginning."""
-    return f"{text[:1].upper()}{text[1:]}"
-
-
 def words(name: str | None) -> str:
     """A name in words: ``kv_pressure`` -> ``KV pressure``."""
     if name is None:

@@ -205,6 +205,9 @@ class Scrape:
         return sum((one.dialect, one.replica, one.origin) == server for one in self.engines)
 
 
+OOM_EXIT_CODE: Final = 137  # of a process that was killed, as for want of memory
+
+
 @frozen
 class Termination:
     """The container's last termination: kubelet's reason ("OOMKilled", "Error", ...), exit code, time."""

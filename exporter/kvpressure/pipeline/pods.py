@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Final
 
 from kvpressure.advice.failures import start_failure
-from kvpressure.advice.triage import OOM_EXIT_CODE
 from kvpressure.model.log_events import EVENTS, OUT_OF_MEMORY
 from kvpressure.model.pools import EnginePool
-from kvpressure.model.readings import ContainerReading, Run, Snapshot
+from kvpressure.model.readings import OOM_EXIT_CODE, ContainerReading, Run, Snapshot
 from kvpressure.model.reasons import HTTP_5XX, REFUSED, RESET, TIMEOUT, in_words
 from kvpressure.model.state import REMOVED, VANISHED, ContainerState, EngineState, OutOfMemory, PodState
 from kvpressure.pipeline.engines import FORGET_SECONDS, ContainerTrack

@@ -432,36 +432,35 @@ class PoolSizes:
         """
         if pool.bytes is not None:
             return pool.bytes
-        parallel = _parallel(args, several_gpus)
-        if parallel is None or not pool.blocks or not pool.block_size:
+        split = _split(args, several_gpus)
+        if split is None or not pool.blocks or not pool.block_size:
             return None
         names = tuple(name for name in (args.model, args.served_model_name, served) if name)
-        key = (target, names, parallel, pool)
+        key = (target, names, split, pool)
         if key not in self._sizes:
             if len(self._sizes) >= MAX_SIZES:
                 self._sizes.clear()
             shape = self._shapes.find(names, target)
-            self._sizes[key] = (
-                None if shape is None else _size(shape, pool.blocks, pool.block_size, pool.dtype, parallel)
-            )
+            self._sizes[key] = None if shape is None else _size(shape, pool.blocks, pool.block_size, pool.dtype, split)
         return self._sizes[key]
 
 
-def _parallel(args: EngineArgs, several_gpus: bool) -> Parallel | None:
-    """How the model is split over GPUs; ``None`` where several GPUs are there and arguments that are not visible may
-    split it.
+def _split(args: EngineArgs, several_gpus: bool) -> tuple[int, int, int] | None:
+    """Tensor, pipeline and decode-context parallel sizes; ``None`` where several GPUs are there and arguments that are
+    not visible may split the model.
     """
     sizes = (args.tensor_parallel_size, args.pipeline_parallel_size, args.decode_context_parallel_size)
     if not args.complete and not any(sizes) and several_gpus:
         return None
-    return Parallel(*(size or 1 for size in sizes))
+    tensor, pipeline, decode_context = (size or 1 for size in sizes)
+    return tensor, pipeline, decode_context
 
 
-def _size(shape: ModelShape, blocks: int, block_size: int, dtype: str, parallel: Parallel) -> float | None:
+def _size(shape: ModelShape, blocks: int, block_size: int, dtype: str, split: tuple[int, int, int]) -> float | None:
     if shape.recurrent_layers and len(shape.layers) > shape.recurrent_layers:
         return None  # the pool's blocks are as large as those layers need
     try:
-        size = pool_bytes(shape, blocks, parallel, dtype, block_size)
+        size = pool_bytes(shape, blocks, Parallel(*split), dtype, block_size)
     except (CapacityError, ValueError):
         return None
     return ceilings.number(size, ceilings.BYTES)

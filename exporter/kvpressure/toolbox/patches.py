@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kvpressure import printable
-from kvpressure.advice.triage import is_pod
+from kvpressure.advice.action import is_pod
 from kvpressure.engines.command import CUT
 from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure.advice.triage import OOM_EXIT_CODE, Mark, TriageStep, gravest
+from kvpressure.advice.triage import Mark, TriageStep, gravest
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
+from kvpressure.model.readings import OOM_EXIT_CODE
 from kvpressure.toolbox.engine_view import EngineView
 
 _HARD: Final = ALLOCATION_EVENTS | {"host_oom", "engine_dead", "start_failed"}

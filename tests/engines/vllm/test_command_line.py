@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpressure.engines.command import CUT, Command, bounded
-from kvpressure.engines.vllm.arguments import default_limits, from_log, limits_in_force
+from kvpressure.engines.vllm.arguments import from_log
 from kvpressure.engines.vllm.command_line import read
+from kvpressure.engines.vllm.limits import default_limits, limits_in_force
 from kvpressure.model.arguments import GIB, human_int
 from tests.engines.vllm.crafted import OPENINGS, UNITS, repeated, superlinear, within
 

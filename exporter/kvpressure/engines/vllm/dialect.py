@@ -7,7 +7,7 @@ from typing import Final
 
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.command import mentions, version_in_tag
-from kvpressure.engines.vllm import arguments, command_line, limits, log_lines, options, page, pods, public
+from kvpressure.engines.vllm import command_line, limits, log_lines, options, page, pods, public
 from kvpressure.model.arguments import EngineArgs
 
 
@@ -50,13 +50,13 @@ VLLM: Final = EngineDialect(
     public_environment=public.PUBLIC.environment,
     public_line=public.public_line,
     limits=limits.in_force,
-    default_limits=arguments.default_limits,
+    default_limits=limits.default_limits,
     no_number={"max_model_len": frozenset({"auto", "-1"})},
     one_request_fits=True,
     step_holds_batch=True,
     truncation="truncate_prompt_tokens",
     silent=lambda args: args.values.get("disable_log_stats") == "True",
-    reference_version=arguments.REFERENCE_VERSION,
+    reference_version=limits.REFERENCE_VERSION,
     capacity_tokens=limits.capacity_tokens,
     block_size=limits.block_size,
     pool=limits.pool,

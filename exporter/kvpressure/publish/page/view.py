@@ -12,11 +12,11 @@ from typing import Final, TypeVar
 
 from kvpressure.advice.mitigation import MitigationPlan, cause, plan
 from kvpressure.advice.triage import TriageStep, steps
-from kvpressure.advice.wording import capital, scrape_error, words
+from kvpressure.advice.wording import scrape_error, words
 from kvpressure.model.isolation import ENGINE, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import CALM, EngineState, Found, State
-from kvpressure.printable import say
+from kvpressure.printable import capital, say
 from kvpressure.publish.collector import RANKS, rank, worst_first
 from kvpressure.publish.links import DASHBOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points

@@ -46,8 +46,9 @@ WAIT_SECONDS: Final = 1.0  # between two looks whether a source was fatal; a sig
 
 _EXAMPLES: Final = """\
 examples:
-  kvpressure serve                                               # on a Kubernetes node: GPUs, pods and their vLLM servers
-  kvpressure serve --engine.target http://127.0.0.1:8000           # a server beside it, without Kubernetes
+  kvpressure serve                                               # on a host: its GPUs and its vLLM and SGLang servers
+  kvpressure serve --collector.pods --collector.podresources       # on a Kubernetes node: its pods and their servers
+  kvpressure serve --engine.target http://10.0.0.5:8000            # a server of another host, too
   kvpressure serve --web.listen-address 127.0.0.1:9400 --thresholds mine.yaml
 
 Each setting is a flag (--web.max-requests 5) and a key of the file given with --config (web.max-requests: 5). Flags
@@ -107,7 +108,10 @@ def run(args: argparse.Namespace) -> int:
     with _signals() as signals:  # before anybody can connect: a flood of clients takes all descriptors
         _listen(server, chosen)
         if not _finds_engines(chosen):
-            log.warning("no engines to scrape: set --engine.target http://HOST:PORT, or in Kubernetes --collector.pods")
+            log.warning(
+                "no engines to scrape: set --engine.target http://HOST:PORT, --collector.processes, or in Kubernetes"
+                " --collector.pods"
+            )
         runtime.tune_gc()
         monitor.start()
         try:

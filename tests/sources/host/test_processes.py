@@ -150,6 +150,7 @@ def test_a_program_that_serves_vllm_inside_is_known_by_the_title_of_its_child(ho
 def test_the_name_is_the_units_or_the_containers(host: Host, cgroup: str, pod: str) -> None:
     host.network((ANY, 8000, 11))
     host.process(50, VLLM, 11, cgroup=cgroup)
+    host.put("50/net/tcp", (host.root / "net/tcp").read_text())  # a container may have the host's network
     assert [target.pod for target in host.found()[1]] == [pod]
 
 
@@ -167,6 +168,18 @@ def test_a_container_with_a_network_of_its_own_is_scraped_at_its_address(host: H
     host.put("50/net/tcp", table((LOOPBACK, 8000, 11)))
     rows, targets = host.found()
     assert (rows[0].reason, targets) == ("loopback_of_container", [])
+
+
+def test_a_container_of_another_user_is_scraped_by_its_own_table(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> set[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(ProcessesSource, "_inodes", refused)
+    for pid, last in ((50, 2), (60, 3)):
+        host.process(pid, VLLM, cgroup=f"/docker/{pid:064x}")
+        host.put(f"{pid}/net/tcp", table((ANY, 8000, 11 + last), uid=os.getuid()))
+        host.put(f"{pid}/net/fib_trie", f"|-- 172.17.0.{last}\n   /32 host LOCAL\n")
+    assert [target.address for target in host.found()[1]] == ["172.17.0.2:8000", "172.17.0.3:8000"]
 
 
 @pytest.mark.parametrize(

@@ -328,7 +328,7 @@ class ProcessesSource:
         usual = (one for one in addresses if one.is_private and not one.is_loopback and not one.is_link_local)
         return str(next(usual, ""))
 
-    def _name(self, pid: int) -> str:
+    def _name(self, pid: int | str) -> str:
         """The systemd unit, or runtime and id of the container, by the cgroup; "" = neither."""
         for line in self._text(f"{pid}/cgroup").splitlines():
             path = line.split(":", 2)[-1]
@@ -347,10 +347,13 @@ class ProcessesSource:
         """The user of a process. Raises ``OSError``."""
         return (self._root / str(pid)).stat().st_uid
 
-    def _network(self, pid: str) -> int | None:
-        """The network of a process; None where it may not be asked, and is taken for this host's."""
+    def _network(self, pid: str) -> int | str | None:
+        """The network of a process; of another user's, the container, and without one None for this host's."""
         with suppress(OSError):
             return (self._root / f"{pid}/ns/net").stat().st_ino
+        with suppress(OSError):
+            name = self._name(pid)
+            return name if ":" in name else None
         return None
 
     def _line_of(self, pid: int) -> list[int]:

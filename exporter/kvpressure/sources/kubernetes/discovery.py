@@ -63,7 +63,7 @@ NO_TARGET: Final[Mapping[str, str]] = {
     "same_address": "another engine already has this address",
     "ranks_not_known": "the number of its data-parallel ranks is unknown",
     "too_many_ranks": "it has more data-parallel ranks than are scraped of one container",
-    NOT_LISTENING: "its process does not listen on its port: it starts, or another process has the port",
+    NOT_LISTENING: "its process does not listen on its port: it is starting, or another process has the port",
     NOT_READABLE: "its process is another user's, and its command line does not show the port",
     SEVERAL_PORTS: "its process listens on several ports, and its command line shows none of them",
     LOOPBACK_OF_CONTAINER: "it listens on the loopback address of its container only",

@@ -9,7 +9,7 @@ from kvpressure.errors import shown
 from kvpressure.settings.load import GivenValue
 from kvpressure.settings.options import Option, SettingsError
 from kvpressure.settings.thresholds import builtin
-from kvpressure.sources.catalog import registry, runs
+from kvpressure.sources.catalog import registry
 from kvpressure.sources.scrape.scrape_interval import SLOWEST_INTERVAL
 
 RESERVED_PATHS: Final = ("/", "/api/v1/diagnosis", "/-/healthy", "/-/ready")
@@ -24,10 +24,10 @@ def check_together(given: Mapping[str, GivenValue], table: Mapping[str, Option])
     checks.targets()
 
 
-def switches(given: Mapping[str, GivenValue]) -> Mapping[str, bool]:
-    """The sources that are switched on or off by name."""
-    names = {f"collector.{source}": source for source in registry()}
-    return {names[name]: bool(entry.value) for name, entry in given.items() if name in names}
+def runs(source: str, given: Mapping[str, GivenValue]) -> bool:
+    """Whether a source runs: as somebody switched it, else by its default."""
+    spec, switch = registry()[source], given.get(f"collector.{source}")
+    return bool(switch.value) if switch else spec.default and not any(runs(other, given) for other in spec.unless)
 
 
 class _Checks:
@@ -110,7 +110,7 @@ class _Checks:
             )
 
     def _enabled(self, source: str) -> bool:
-        return runs(source, switches(self._given))
+        return runs(source, self._given)
 
     def _seconds(self, name: str) -> float:
         return float(self._given[name].value if name in self._given else self._table[name].default)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpressure.settings import thresholds as thresholds_model
-from kvpressure.settings.checks import check_together, switches
+from kvpressure.settings.checks import check_together, runs
 from kvpressure.settings.groups import PACE, grouped
 from kvpressure.settings.kinds import (
     ANY_PATH,
@@ -49,7 +49,7 @@ from kvpressure.settings.options import (
     collector_options,
     option,
 )
-from kvpressure.sources.catalog import CollectorSettings, registry, runs
+from kvpressure.sources.catalog import CollectorSettings, registry
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def _build(given: Mapping[str, GivenValue]) -> Settings:
 
         # A source whose interval nobody set keeps up with a slower tick instead of reading what nobody takes.
         collectors[name] = CollectorSettings(
-            runs(name, switches(given)),
+            runs(name, given),
             pick(".interval", max(spec.interval_seconds, tick)),
             pick(".deadline", spec.deadline_seconds),
         )

@@ -161,9 +161,3 @@ _BY_NAME: Final = {spec.name: spec for spec in _SOURCES}
 def registry() -> Mapping[str, SourceSpec]:
     """All sources by name; the name is also the ``source`` label and makes ``--collector.<name>``."""
     return _BY_NAME
-
-
-def runs(name: str, given: Mapping[str, bool]) -> bool:
-    """Whether a source runs. ``given``: by name, what somebody switched on or off."""
-    spec = _BY_NAME[name]
-    return given.get(name, spec.default and not any(runs(other, given) for other in spec.unless))

@@ -286,6 +286,17 @@ def test_a_server_that_ends_is_scraped_on_so_that_it_is_down(host: Host) -> None
     assert settings.shared.targets == ()
 
 
+def test_what_failed_is_tried_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.network((ANY, 8000, 11))
+    host.process(50, VLLM, 11)
+    source, settings = host.source()
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessesSource, "_name", lambda *_: 1 / 0)
+        assert source.read().errors == {"internal": 1}
+    source.read()
+    assert [target.port for target in settings.shared.targets] == [8000]
+
+
 def test_a_unit_that_comes_back_on_another_port_is_one_engine(host: Host) -> None:
     unit = "/system.slice/vllm.service"
     host.network((ANY, 8000, 11))
@@ -368,11 +379,14 @@ class TestHostile:
         self, host: Host, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(processes, "MAX_SERVERS", 4)
-        monkeypatch.setattr(ProcessesSource, "_uid", lambda _, pid: 7 if pid < 60 else 0)
         host.network((ANY, 8000, 11))
         for pid in range(50, 60):
             host.process(pid, VLLM)
         host.process(60, VLLM, 11)
+        of_another, stat = os.stat_result((0,) * 4 + (7,) + (0,) * 5), Path.stat
+        monkeypatch.setattr(
+            Path, "stat", lambda path, **how: of_another if path.name.startswith("5") else stat(path, **how)
+        )
         assert [target.port for target in host.found()[1]] == [8000]
 
     def test_without_a_table_of_sockets_the_source_fails(self, tmp_path: Path) -> None:

@@ -29,16 +29,7 @@ from kvpressure.model.readings import Discovered, GpuOwner
 from kvpressure.redaction import REDACTED
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.kubernetes.command_lines import CommandLine
-from kvpressure.sources.kubernetes.discovery import (
-    ENDED,
-    LOOPBACK_OF_CONTAINER,
-    NOT_LISTENING,
-    NOT_READABLE,
-    OF_COMMAND,
-    OF_TITLE,
-    SEVERAL_PORTS,
-    ContainerRow,
-)
+from kvpressure.sources.kubernetes.discovery import OF_COMMAND, OF_TITLE, ContainerRow
 from kvpressure.sources.kubernetes.endpoint import METRICS_OFF, UNIX_SOCKET
 from kvpressure.sources.kubernetes.pod import Pod, discovered
 from kvpressure.sources.places import Precedence, admitted
@@ -91,12 +82,6 @@ class _Process:
         """The parsed command line."""
         return self.line.read(self.engine).args if self.line is not None else EngineArgs()
 
-    @property
-    def port(self) -> int | None:
-        """The port by its command line; None where that does not show it."""
-        default = self.engine.default_port if self.args.is_explicit("port") is False else None
-        return self.args.port or default
-
 
 @dataclass(frozen=True, slots=True)
 class _HostEngine:
@@ -137,8 +122,8 @@ class ProcessesSource:
         mark = [(pid, one.line and one.line.argv, one.listening) for pid, one in processes.items()]
         before = self._servers
         if mark != self._mark:
-            self._mark = mark
             self._servers = list(self._found(processes, {one.inode for one in own}, errors))
+            self._mark = None if errors else mark  # what failed may succeed at the next read
         self._keep_ended(before)
         gpus, pids = self._gpus(errors)
         ended = [server for _, server in self._ended.values()]
@@ -168,11 +153,12 @@ class ProcessesSource:
         for server in before:
             if server.target is not None and server.target.name not in read:
                 self._ended[server.target.name] = now, replace(server, rows=server.ended)
-        self._ended = {
-            name: (time, server)
+        kept = [
+            (name, (time, server))
             for name, (time, server) in self._ended.items()
             if name not in read and server.place not in moved and now - time <= KEPT_SECONDS
-        }
+        ]
+        self._ended = dict(kept[-MAX_SERVERS:])
 
     def _gpus(self, errors: Counter[str]) -> tuple[Mapping[int, list[str]], dict[int, tuple[str, str]]]:
         """(UUIDs by pid of the server whose processes are on them, place by pid of every process on a GPU)."""
@@ -200,7 +186,7 @@ class ProcessesSource:
             with isolated(f"process {pid}", errors, FILE_REASONS), suppress(*_ENDED):
                 argv = tuple(self._text(f"{pid}/cmdline", MAX_CHARACTERS).rstrip("\0").split("\0"))
                 if (found := self._serves(argv, lines)) is not None:
-                    named[pid] = _Process(*found, self._uid(pid))
+                    named[pid] = _Process(*found, (self._root / str(pid)).stat().st_uid)
         kept, _ = admitted(named, MAX_SERVERS, lambda _: Precedence.SERVES, lambda pid: (str(named[pid].uid), ""))
         tables, read = {self._network("self"): own, None: own}, {}
         for pid in sorted(kept):
@@ -237,7 +223,7 @@ class ProcessesSource:
             with isolated(f"process {leader}", errors, FILE_REASONS), suppress(*_ENDED):
                 process = processes.get(leader) or replace(processes[min(members[leader])], line=None)
                 chosen, reason = self._socket(leader, members[leader], process)
-                if reason == NOT_LISTENING and leader in around:
+                if reason == "not_listening" and leader in around:
                     continue  # a wrapper, whose child serves
                 yield self._server(leader, process, chosen, reason, chosen is None or chosen.inode in own)
 
@@ -263,19 +249,19 @@ class ProcessesSource:
         }
         if refusal := next((reason for reason, holds in refusals.items() if holds), ""):
             return None, refusal
-        wanted = process.port
+        wanted = args.port or (process.engine.default_port if args.is_explicit("port") is False else None)
         try:
             inodes = set().union(*map(self._inodes, {leader} if wanted is None else {leader, *members}))
         except PermissionError:
             if wanted is None:
-                return None, NOT_READABLE
+                return None, "not_readable"
             # another user's process: its port, and whose socket has it, are all there is
             inodes = {one.inode for one in process.listening if one.uid == process.uid}
         held = [one for one in process.listening if one.inode in inodes and wanted in (None, one.port)]
         if len({one.port for one in held}) > 1:
             held = [one for one in held if one.port == process.engine.default_port]
-            return (held[0], "") if held else (None, SEVERAL_PORTS)
-        return (held[0], "") if held else (None, NOT_LISTENING)
+            return (held[0], "") if held else (None, "several_ports")
+        return (held[0], "") if held else (None, "not_listening")
 
     def _server(self, pid: int, process: _Process, chosen: _Socket | None, reason: str, local: bool) -> _HostEngine:
         args, name = process.args, self._name(pid)
@@ -294,12 +280,12 @@ class ProcessesSource:
                 verify=False,  # the kernel says whose socket it is
                 dialect=process.engine.name,
             )
-            target = self._joined(replace(target, pod=name or target.address), _is_any(host))
+            target = self._joined(replace(target, pod=name or target.address), here.startswith(("::1", "127.")))
         place = ("", name or f"pid:{pid}") if target is None else (target.namespace, target.pod)
         pool = pool_of(place[1], Workload(), process.engine.features(args, None, ()).kv_role)
         row = ContainerRow(
             target.container if target else "",
-            reason or ("" if target else LOOPBACK_OF_CONTAINER),
+            reason or ("" if target else "loopback_of_container"),
             OF_TITLE if process.line is None else OF_COMMAND,
             target,
             args.complete,
@@ -307,7 +293,7 @@ class ProcessesSource:
             arguments={name: value for name, value in public.items() if value != REDACTED},  # which is visible, too
         )
         rows, ended = (
-            discovered([Pod(*place, "", rows=(one,))]) for one in (row, replace(row, target=None, reason=ENDED))
+            discovered([Pod(*place, "", rows=(one,))]) for one in (row, replace(row, target=None, reason="ended"))
         )
         return _HostEngine(pid, target and replace(target, pool=pool), place, rows, ended)
 
@@ -342,10 +328,6 @@ class ProcessesSource:
 
     def _text(self, name: str, most: int = MAX_BYTES) -> str:
         return read_file(self._root / name, most).decode("utf-8", "replace")
-
-    def _uid(self, pid: int) -> int:
-        """The user of a process. Raises ``OSError``."""
-        return (self._root / str(pid)).stat().st_uid
 
     def _network(self, pid: str) -> int | str | None:
         """The network of a process; of another user's, the container, and without one None for this host's."""
@@ -394,12 +376,6 @@ def _address(text: str) -> str:
     words = (int(text[place : place + 8], 16) for place in range(0, len(text), 8))
     address = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return str(getattr(address, "ipv4_mapped", None) or address)
-
-
-def _is_any(host: str) -> bool:
-    """Whether what listens at this address is reached at one that stands for this host."""
-    address = ipaddress.ip_address(host)
-    return address.is_unspecified or address.is_loopback
 
 
 def _is_here(host: str) -> bool:

@@ -42,11 +42,6 @@ REASONS: Final[Mapping[str, str]] = {
 """Why a container is not an engine."""
 
 TOO_MANY_PODS: Final = "too_many_pods"
-NOT_LISTENING: Final = "not_listening"
-NOT_READABLE: Final = "not_readable"
-SEVERAL_PORTS: Final = "several_ports"
-LOOPBACK_OF_CONTAINER: Final = "loopback_of_container"
-ENDED: Final = "ended"
 NO_TARGET: Final[Mapping[str, str]] = {
     "no_endpoint": "a worker of an engine that another pod serves",
     "not_running": "its pod is not running",
@@ -63,11 +58,11 @@ NO_TARGET: Final[Mapping[str, str]] = {
     "same_address": "another engine already has this address",
     "ranks_not_known": "the number of its data-parallel ranks is unknown",
     "too_many_ranks": "it has more data-parallel ranks than are scraped of one container",
-    NOT_LISTENING: "its process does not listen on its port: it is starting, or another process has the port",
-    NOT_READABLE: "its process is another user's, and its command line does not show the port",
-    SEVERAL_PORTS: "its process listens on several ports, and its command line shows none of them",
-    LOOPBACK_OF_CONTAINER: "it listens on the loopback address of its container only",
-    ENDED: "its process has ended; its address is scraped for an hour more",
+    "not_listening": "its process does not listen on its port: it is starting, or another process has the port",
+    "not_readable": "its process is another user's, and its command line does not show the port",
+    "several_ports": "its process listens on several ports, and its command line shows none of them",
+    "loopback_of_container": "it listens on the loopback address of its container only",
+    "ended": "its process has ended; its address is scraped for an hour more",
     TARGET_LIMIT: "the node has more metrics endpoints than the limit, and others have a better claim",
     TOO_MANY_PODS: "the node has more pods than the limit, and others have a better claim",
 }

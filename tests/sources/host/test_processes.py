@@ -291,7 +291,7 @@ def test_what_failed_is_tried_again(host: Host, monkeypatch: pytest.MonkeyPatch)
     host.process(50, VLLM, 11)
     source, settings = host.source()
     with monkeypatch.context() as patch:
-        patch.setattr(ProcessesSource, "_name", lambda *_: 1 / 0)
+        patch.setattr(ProcessesSource, "_inodes", lambda *_: 1 / 0)
         assert source.read().errors == {"internal": 1}
     source.read()
     assert [target.port for target in settings.shared.targets] == [8000]

@@ -70,13 +70,13 @@ class Failure:
 
 
 def engine_name(key: EngineKey) -> str:
-    """``namespace/pod/model/engine``, as in failures."""
-    return f"{key.namespace}/{key.pod}/{key.model_name}/{key.engine}"
+    """``namespace/pod/model/engine``, as in failures; no namespace on a bare host."""
+    return "/".join(filter(None, (key.namespace, key.pod, key.model_name, key.engine)))
 
 
 def container_name(one: ContainerReading | Discovered) -> str:
-    """``namespace/pod/container``, as in failures."""
-    return f"{one.namespace}/{one.pod}/{one.container}"
+    """``namespace/pod/container``, as in failures; the name alone on a bare host."""
+    return "/".join(filter(None, (one.namespace, one.pod, one.container)))
 
 
 class FailureLog:

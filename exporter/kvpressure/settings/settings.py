@@ -138,7 +138,7 @@ class Settings:
         "engine.target",
         TARGET,
         (),
-        "Engine to scrape without Kubernetes discovery; repeat for several.",
+        "Engine to scrape beside those that are found; repeat for several.",
         repeat=True,
     )
     engine_model_configs: Path | None = option(

@@ -360,6 +360,13 @@ class TestHostile:
             ["command", "not_listening"],
         )
 
+    def test_our_own_arguments_are_no_server(self, host: Host) -> None:
+        host.network((ANY, 8000, 11))
+        host.process(
+            os.getpid(), ["python3", "-m", "kvpressure", "serve", "--engine.target", "a;args=vllm serve m"], 11
+        )
+        assert host.found() == ([], [])
+
     def test_what_cannot_be_read_or_makes_no_sense_is_one_process_less(self, host: Host) -> None:
         host.network((ANY, 8000, 11))
         host.process(50, VLLM, 11)

@@ -179,10 +179,10 @@ class ProcessesSource:
     def _processes(self, own: Sequence[_Socket], errors: Counter[str]) -> dict[int, _Process]:
         """Those that are part of a server, by pid. ``own``: the sockets of this host's network."""
         with os.scandir(self._root) as entries:
-            pids = sorted(int(entry.name) for entry in islice(entries, MAX_PROCESSES) if entry.name.isdecimal())
+            names = {entry.name for entry in islice(entries, MAX_PROCESSES) if entry.name.isdecimal()}
         named: dict[int, _Process] = {}
         lines, self._lines = self._lines, {}
-        for pid in pids:
+        for pid in sorted({int(name) for name in names} - {os.getpid()}):  # our own arguments may name a server's
             with isolated(f"process {pid}", errors, FILE_REASONS), suppress(*_ENDED):
                 argv = tuple(self._text(f"{pid}/cmdline", MAX_CHARACTERS).rstrip("\0").split("\0"))
                 if (found := self._serves(argv, lines)) is not None:

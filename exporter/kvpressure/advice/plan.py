@@ -28,6 +28,7 @@ from kvpressure.advice.limits import requests_that_fit
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
+from kvpressure.model.readings import EngineKey
 from kvpressure.printable import command, named, say
 from kvpressure.settings.thresholds import Thresholds
 

@@ -103,7 +103,7 @@ def snapshot(i: int) -> Snapshot:
         pages=tuple(engine_page(pod, i) for pod in PODS),
         containers=tuple(container(pod, i) for pod in PODS),
         owners=tuple(GpuOwner(f"GPU-{pod}", "n", pod, "vllm") for pod in PODS),
-        allocator=tuple(AllocatorReading("n", pod, 0, 60 * GIB, 65 * GIB, GIB, 0, 0) for pod in PODS),
+        allocator=tuple(AllocatorReading("n", pod, 0, 60 * GIB, 65 * GIB, GIB) for pod in PODS),
         steps=tuple(steps(pod, i) for pod in PODS),
         targets=tuple(f"http://{pod}/metrics" for pod in PODS),
         discovered=tuple(map(discovered, PODS)),

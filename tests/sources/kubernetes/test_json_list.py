@@ -14,13 +14,6 @@ from hypothesis import strategies as st
 
 from kvpressure.sources.kubernetes.json_list import CHUNK, ListError, read_list
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=8,
-)
-items = st.lists(st.dictionaries(st.text(max_size=4), values, max_size=3), max_size=5)
-
 
 def cut(data: bytes, size: int) -> Iterator[bytes]:
     for at in range(0, len(data), size):

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         runtime.tune_gc()
         monitor.start()
         try:
-            _wait(chosen, monitor, stopping, hung_up, signals)
+            _wait(monitor, stopping, hung_up, signals, lambda: _check_gpus(chosen, monitor.state))
         finally:
             server.stop()
             monitor.stop()
@@ -199,12 +199,18 @@ def _check_gpus(chosen: settings.Settings, state: State) -> bool:
 
 
 def _wait(
-    chosen: settings.Settings, monitor: Monitor, stopping: SignalFlag, hung_up: SignalFlag, signals: socket.socket
+    monitor: Monitor,
+    stopping: SignalFlag,
+    hung_up: SignalFlag,
+    signals: socket.socket,
+    check: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Wait for a signal or a fatal source. A signal makes ``signals`` readable and ends the wait at once."""
+    """Wait for a signal or a fatal source. A signal makes ``signals`` readable and ends the wait at once. ``check``:
+    called until it is true.
+    """
     tidy_at, checked = time.monotonic() + runtime.TIDY_SECONDS, False
     while not stopping.is_set() and not monitor.wait(0):
-        checked = checked or _check_gpus(chosen, monitor.state)
+        checked = checked or check()
         if select.select([signals], [], [], WAIT_SECONDS)[0]:
             signals.recv(64)
         if time.monotonic() >= tidy_at:

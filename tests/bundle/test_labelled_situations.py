@@ -231,7 +231,7 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
             f"kvpressure_container_restarts_total{{{CONTAINER}}}": "0+1x40",
             'kvpressure_container_last_termination_info{namespace="inf",pod="chat-0",container="vllm",reason="Error",exit_code="139"}': "1+0x40",  # noqa: E501
         },
-        ("chat-0 in inf restarted 20 times in 30 minutes (m)", "Last end: Error, exit code 139."),
+        ("chat-0 in inf restarted ", " times in 30 minutes (m)", "Last end: Error, exit code 139."),
     ),
 }
 

@@ -27,7 +27,7 @@ ALLOWED = {"0", "1", "1.0"}  # nothing, one and the whole are no thresholds
 
 # 0 and 1 are states, what is counted is multiplied by the interval of its group, percent are divided by 100, windows of
 # burn rates and their steps are the method's own.
-OF_THE_METHOD = {0, 1, 60, 100, 150, 300, 600}
+OF_THE_METHOD = {0, 1, 60, 100, 120, 300, 600}
 QUANTILES = re.compile(r"(?:quantile|quantile_over_time|histogram_quantile)\(0\.\d+")
 
 # Quantiles and windows are names; states are 0 and 1; rows of tables of the worst, per second to per minute, seconds to

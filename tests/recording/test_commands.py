@@ -230,7 +230,7 @@ NAMES = "allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory"
         ("", "required: --out"),
         (f"--out {KV03}", "File exists; give a new file in an existing directory that can be written, or a directory"),
         *((f"--out {name} --for 1 --engine.target a", NAMES) for name in ("''", "a.json", "a.gz", "a.jsonl.zst")),
-        ("--out x.jsonl --for soon", "--for: 'soon' is not allowed; allowed: seconds"),
+        ("--out x.jsonl --for soon", "--for: 'soon' is not allowed; allowed: 0.01 to 86400 seconds"),
         ("--out x.jsonl --max-size 1", "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
         ("--out x.jsonl --keep 0", "--keep: '0' is not allowed; allowed: a whole number from 1"),
         ("--out x.jsonl --engine.target nonsense://", "--engine.target"),

@@ -319,6 +319,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetMaxMigDeviceCount": lambda *_: 2,
     "nvmlDeviceGetMigDeviceHandleByIndex": _instance,
     "nvmlDeviceGetGpuInstanceId": lambda handle: len(handle),
+    "nvmlDeviceGetGpuInstanceById": lambda _, number: number,
+    "nvmlGpuInstanceGetInfo": lambda number: SimpleNamespace(placement=SimpleNamespace(start=number)),
     "nvmlGpmMigSampleGet": lambda *_: True,
     "nvmlDeviceGetMemoryInfo": lambda *_: SimpleNamespace(total=80, free=50, used=30, reserved=1),
     "nvmlDeviceGetSamples": lambda *_: (

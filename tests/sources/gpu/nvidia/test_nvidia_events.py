@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvpressure import bundle
-from kvpressure.model.gpu_faults import OF_APPLICATIONS, OF_KERNELS, OTHER_XID
+from kvpressure.model.gpu_faults import NVIDIA_XIDS, OF_APPLICATIONS, OF_KERNELS, OTHER_XID
 from kvpressure.sources.gpu.nvidia.events import XIDS
 from tests.helpers.waiting import until
 from tests.sources.gpu.nvml_stub import Gpu, World
@@ -131,7 +128,4 @@ def test_numbers_that_the_catalogue_does_not_have_are_counted_together(start: St
 
 
 def test_every_number_that_an_alert_or_a_verdict_names_is_counted_apart() -> None:
-    rules = (Path(bundle.__file__).parent / "templates/rules/hardware.yaml.j2").read_text()
-    named = {int(number) for text in re.findall(r'set \w+ = "([\d|]+)"', rules) for number in text.split("|")}
-    assert named
-    assert named | OF_APPLICATIONS["nvidia"] | OF_KERNELS["nvidia"] <= XIDS
+    assert set(NVIDIA_XIDS) | OF_APPLICATIONS["nvidia"] | OF_KERNELS["nvidia"] <= XIDS

@@ -22,7 +22,9 @@ TICKS = 61  # five minutes of ticks of five seconds, both ends
 
 
 def of(built: EngineWindow, usual: float | None = None) -> RequestSignals:
-    return requests.request_signals(built, requests.finished_per_second(built), requests.Lost(), usual, T)
+    lost = requests.Lost()
+    finished, endings = requests.finished_per_second(built), requests.ended(built, lost)
+    return requests.request_signals(built, finished, lost, endings, usual, T)
 
 
 def found(*rows: Mapping[str, float]) -> RequestSignals:

@@ -164,7 +164,8 @@ class EngineTracker:
         self._follow_device(around, held, load)
         finished = requests.finished_per_second(window)
         lost, baseline = self._lost(), self._baseline
-        abandoned = requests.abandoned_ratio(requests.ended(window, lost), t)
+        ended = requests.ended(window, lost)
+        abandoned = requests.abandoned_ratio(ended, t)
         times = requests.latency_signals(window, baseline, self._calm(cache.kv, load), abandoned, t)
         flow = self._throughput(load)
         return Signals(
@@ -186,7 +187,7 @@ class EngineTracker:
             context=requests.context_signals(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=times,
             throughput=flow,
-            requests=requests.request_signals(window, finished, lost, baseline.value(requests.ABANDONED), t),
+            requests=requests.request_signals(window, finished, lost, ended, baseline.value(requests.ABANDONED), t),
             progress=progress.progress_signals(window, self._progress, self._contact(around), t),
             memory=kv.memory_signals(
                 cache.kv,

@@ -241,13 +241,17 @@ class Lost:
 
 
 def request_signals(
-    window: EngineWindow, finished: float | None, lost: Lost, usual: float | None, t: Thresholds
+    window: EngineWindow,
+    finished: float | None,
+    lost: Lost,
+    endings: Ended | None,
+    usual: float | None,
+    t: Thresholds,
 ) -> RequestSignals:
     """Rates and the wait over five minutes, or since the first sample where that is less. ``finished``: of
-    ``finished_per_second``; ``usual``: share of requests that clients abandon.
+    ``finished_per_second``, ``endings``: of ``ended``; ``usual``: share of requests that clients abandon.
     """
-    found = ended(window, lost)
-    failed, more = _failed_ratio(found, t), _abandoned_more(found, usual, t)
+    failed, more = _failed_ratio(endings, t), _abandoned_more(endings, usual, t)
     return RequestSignals(
         requests_finished_per_second=finished,
         failed_ratio=failed,
@@ -304,6 +308,9 @@ class Ended:
         return number / total if total > 0 else 0.0
 
 
+_LOSSES: Final = (*readings.FAILURES, readings.ABORTED)  # how the names of what is counted there begin
+
+
 def ended(window: EngineWindow, lost: Lost) -> Ended | None:
     """How requests ended; ``None`` before the second sample. A counter is 0 before it appears."""
     pair = window.pair(FIVE_MINUTES)
@@ -314,7 +321,7 @@ def ended(window: EngineWindow, lost: Lost) -> Ended | None:
         name: count - before.get(name, 0.0)
         for counts, before in ((last.counters, first.counters), (last.page, first.page))
         for name, count in counts.items()
-        if name.startswith((*readings.FAILURES, readings.ABORTED))
+        if name.startswith(_LOSSES)
     }
     aborted = 0.0 if lost.own_aborts else rises.get(readings.ABORTED, 0.0)
     return Ended(

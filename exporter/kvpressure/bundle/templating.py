@@ -52,14 +52,9 @@ def looked_up(series: str, words: str, form: str = "%.0f") -> str:
     where there is none.
     """
     metric, _, matchers = series.rstrip("}").partition("{")
-    own = SUBJECTS["engine"]  # a matcher treats an absent cluster as ""
-    parts = [*([matchers.replace('"', '\\"')] if matchers else []), *(f"{name}=%q" for name in own)]
-    query = f"max({metric}{{{','.join(parts)}}})"
+    query = asked(f"max({metric}{{{','.join(filter(None, (matchers, 'OWN')))}}})")
     before, _, after = words.partition("{}")
-    return (
-        f'{{{{ with printf "{query}" {" ".join(f"$labels.{name}" for name in own)} | query }}}}'
-        f'{before}{{{{ . | first | value | printf "{form}" }}}}{after}{{{{ end }}}}'
-    )
+    return f'{{{{ with {query} }}}}{before}{{{{ . | first | value | printf "{form}" }}}}{after}{{{{ end }}}}'
 
 
 def recommend(limit: str) -> str:

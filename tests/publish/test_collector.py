@@ -61,19 +61,17 @@ def test_every_sample_carries_exactly_the_declared_labels() -> None:
             assert set(sample.labels) - {"le"} == set(metric.labels), sample
 
 
+WHO_AND_VERDICT = (
+    *("engine_up", "engine_info", "engine_gpu_info"),
+    *("engine_trouble", "verdict", "verdict_confidence", "cause_info"),
+)
+
+
 def test_an_engine_about_which_nothing_is_known_has_identity_and_state_sets_only() -> None:
     state = State(time=NOW, engines=(unknown_engine(),))
     emitted = {full.removeprefix(PREFIX) for full, _ in samples(state)}
     assert emitted == {
-        *(
-            "engine_up",
-            "engine_info",
-            "engine_gpu_info",
-            "engine_trouble",
-            "verdict",
-            "verdict_confidence",
-            "cause_info",
-        ),
+        *WHO_AND_VERDICT,
         *("verdict_since_timestamp_seconds", "pressure_stage"),
         *("ticks_total", "tick_lag_seconds", "build_info"),
     }
@@ -87,15 +85,7 @@ def test_an_engine_that_is_down_keeps_what_it_is_and_what_is_concluded_but_no_va
         if dict(labels).get("pod") == "chat-0"
     }
     assert emitted == {
-        *(
-            "engine_up",
-            "engine_info",
-            "engine_gpu_info",
-            "engine_trouble",
-            "verdict",
-            "verdict_confidence",
-            "cause_info",
-        ),
+        *WHO_AND_VERDICT,
         *("verdict_since_timestamp_seconds", "verdict_reason", "pressure_stage", "finding", "limit"),
         *("limit_explicit", "limit_recommended"),
     }

@@ -84,7 +84,8 @@ def _place(document: Mapping[str, Any], pointer: _Pointer, spec: Mapping[str, An
     """
     names = [text(mapping(document.get("metadata")).get("name"))]
     labels: dict[str, Any] = {}
-    node, around = document, document
+    around: Any = document
+    node: Any = document
     for key in pointer:
         if key != "workerTemplate" or "leaderTemplate" in node:
             labels |= _GIVEN_LABELS.get(str(key), {})
@@ -92,7 +93,7 @@ def _place(document: Mapping[str, Any], pointer: _Pointer, spec: Mapping[str, An
             labels |= _GIVEN_LABELS["leaderTemplate"]
         if key == "template" and "prefill" in node:
             labels["llm-d.ai/role"] = "decode"
-        around, node = node, node[key]  # type: ignore[index]  # a list takes the numbers
+        around, node = node, node[key]
         names += [key] if key == "prefill" else [text(node.get("name"))] if isinstance(key, int) else []
     name = "-".join(filter(None, names))
     metadata = mapping(around.get("metadata")) if pointer[-1:] == ("spec",) else {}

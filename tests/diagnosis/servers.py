@@ -46,6 +46,7 @@ TOKENS = (
     10_000.0,
     20_000.0,
     50_000.0,
+    200_000.0,
     inf,
 )
 GIB = 2**30
@@ -134,6 +135,12 @@ class _Engine:
         if "queries" in now:
             counters[r.PREFIX_QUERIES] = counters.get(r.PREFIX_QUERIES, 0.0) + of("queries") * seconds
             counters[r.PREFIX_HITS] = counters.get(r.PREFIX_HITS, 0.0) + of("queries") * of("cached") * seconds
+        for name, rate in now.items():  # by KV events, as the canonical names
+            if name.startswith("kv_"):
+                counters[name] = counters.get(name, 0.0) + (rate or 0.0) * seconds
+        for name, times in ((r.KV_IDLE, "idle"), (r.KV_REUSE_GAP, "gap")):
+            if times in now:
+                self.histograms.setdefault(name, _Histogram(SECONDS)).add(of(times), seconds)
         self._begun += of("finished") * seconds
         done, self._begun = int(self._begun), self._begun % 1
         counters[r.FINISHED_PREFIX + "stop"] += done

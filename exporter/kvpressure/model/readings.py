@@ -45,6 +45,13 @@ PROMPT_TOKENS_COMPUTED: Final = "prompt_tokens_computed"  # prompt_tokens_by_sou
 GENERATION_TOKENS: Final = "generation_tokens"
 PREFIX_QUERIES: Final = "prefix_queries"
 PREFIX_HITS: Final = "prefix_hits"
+# By KV events, in tokens: of blocks evicted; of those stored again later, and how many of these a cache of so many times
+# the capacity would have kept; token-seconds from store to eviction, and from there to the next store
+KV_EVICTED: Final = "kv_evicted"
+KV_AGAIN: Final = "kv_again"
+KV_GAIN_PREFIX: Final = "kv_gain:"  # + factor: "kv_gain:2"
+KV_AGAIN_AGE: Final = "kv_again_age"
+KV_AGAIN_GAP: Final = "kv_again_gap"
 ESTIMATED_FLOPS: Final = "estimated_flops"  # per GPU; stays 0 unless --enable-mfu-metrics
 ESTIMATED_READ_BYTES: Final = "estimated_read_bytes"
 ESTIMATED_WRITE_BYTES: Final = "estimated_write_bytes"
@@ -63,6 +70,8 @@ ITERATION_TOKENS: Final = "iteration_tokens"
 REQUEST_PROMPT: Final = "request_prompt_tokens"
 REQUEST_OUTPUT: Final = "request_generation_tokens"
 REQUEST_MAX_TOKENS: Final = "request_params_max_tokens"
+KV_IDLE: Final = "kv_idle_before_evict"  # of a sample of blocks: from the last use to the eviction, seconds
+KV_REUSE_GAP: Final = "kv_reuse_gap"  # of the same blocks: from use to use before that; blocks lost earlier have none
 
 # Page values (one API server process; absent with several API servers)
 PROCESS_CPU_SECONDS: Final = "process_cpu_seconds"

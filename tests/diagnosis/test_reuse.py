@@ -1,0 +1,93 @@
+"""Prompts computed again after their KV blocks were evicted: where this harms users it is KV pressure, and a low hit
+ratio alone is not. The labels are what an engineer would say of the situation; they were made before the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.diagnosis.servers import CONFIDENT, Played, Value, after, play
+
+pytestmark = pytest.mark.slow
+
+STEP = 5.0
+MINUTES = 12  # scrapes of five seconds
+
+# Coding agents on vLLM 0.33: sessions are parked during tool calls, evicted, and prefilled again
+AGENT: Mapping[str, Value] = {
+    "running": 2.0, "waiting": 0.0, "kv": 0.33, "capacity": 667_000.0, "finished": 0.1, "length": 110_000.0,
+    "output": 400.0, "prompt": 11_000.0, "generated": 40.0, "hits": 0.04, "computed": 10_560.0, "prefill": 7.0,
+    "inference": 17.0, "token": 0.02,
+}  # fmt: skip
+
+
+def events(evicted: float, again: float = 0.0, *gain: float) -> Mapping[str, Value]:
+    """Tokens per second of blocks evicted and stored again, and what 1.5, 2, 4 and 8 times the memory would keep."""
+    kept = zip(("1.5", "2", "4", "8"), gain or (0.0,) * 4, strict=True)
+    ages = {"kv_again_age": again * 40, "kv_again_gap": again * 60}
+    return {"kv_evicted": evicted, "kv_again": again, **ages, **{f"kv_gain:{factor}": value for factor, value in kept}}
+
+
+# Of blocks that were stored, nearly all had been there before; four times the memory would have kept them
+LOST = events(10_560.0, 9_500.0, 300.0, 2_200.0, 9_000.0, 9_400.0)
+RESIDENCY: Mapping[str, Value] = {"idle": 40.0, "gap": 39.0}  # reused up to the age at which blocks are evicted
+
+CALM: Mapping[str, Value] = {
+    "running": 5.0, "waiting": 0.0, "kv": 0.3, "capacity": 400_000.0, "finished": 1.0, "generated": 200.0,
+    "prompt": 500.0, "hits": 0.0, "prefill": 0.2, "inference": 5.0, "token": 0.02,
+}  # fmt: skip
+NEVER_REPEATED: Mapping[str, Mapping[str, Value]] = {
+    "single questions": {},
+    "labels": {"output": 3.0, "generated": 60.0, "finished": 20.0, "prompt": 9_000.0, "length": 450.0},
+    "translation": {"length": 900.0, "output": 1_000.0, "generated": 1_000.0, "prompt": 900.0},
+    "reasoning": {"output": 6_000.0, "generated": 1_800.0, "finished": 0.3, "prompt": 300.0, "inference": 120.0},
+    "completion": {"finished": 15.0, "length": 2_000.0, "output": 20.0, "prompt": 30_000.0},
+    "retrieval": {"length": 8_000.0, "prompt": 8_000.0, "prefill": 0.8},
+    "shared instructions": {"length": 1_500.0, "prompt": 1_500.0, "hits": 0.3},
+    "summaries": {"length": 30_000.0, "finished": 0.3, "prompt": 9_000.0, "prefill": 2.4},
+    "batch at night": {"running": 60.0, "kv": 0.7, "finished": 8.0, "generated": 3_000.0, "prompt": 6_000.0},
+    "one user": {"running": 1.0, "kv": 0.02, "finished": 0.05, "generated": 30.0, "prompt": 60.0},
+}
+
+
+def played(minutes: int = MINUTES, **values: Value) -> Played:
+    return play(round(minutes * 60 / STEP), step=STEP, **values)
+
+
+@pytest.mark.parametrize("name", NEVER_REPEATED)
+@pytest.mark.parametrize("seen", [events(5_000.0), {}], ids=["with events", "without"])
+def test_a_workload_that_never_repeats_a_prompt_is_healthy(name, seen):
+    said = played(**{**CALM, **NEVER_REPEATED[name], **seen})
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
+
+
+SITUATIONS: Mapping[str, tuple[Mapping[str, Value], str, str | None]] = {
+    "sessions lost, by events": (LOST, "kv_pressure", "reuse"),
+    "hits were high before": (
+        {"hits": after(72, 0.9, 0.04), "computed": after(72, 1_100.0, 10_560.0), "prefill": after(72, 0.7, 7.0)},
+        "kv_pressure",
+        "reuse",
+    ),
+    "reuse up to the age of eviction": (RESIDENCY, "kv_pressure", "reuse"),
+    "nothing says whether prompts repeat": ({}, "unknown", None),
+    "long documents, by events": (events(10_560.0), "healthy", None),
+    "sessions that fit": ({**events(550.0), "hits": 0.95, "computed": 550.0, "prefill": 0.4}, "healthy", None),
+    "lost, and nobody is harmed": ({**CALM, **events(500.0, 400.0, 50.0, 300.0, 390.0, 400.0)}, "healthy", None),
+    "a tenth is computed again": (events(10_560.0, 1_000.0, 100.0, 500.0, 900.0, 1_000.0), "healthy", None),
+    "prefill saturates the GPU": (
+        {**LOST, "running": 4.0, "waiting": 6.0, "kv": 0.6, "queue": 20.0, "prefill": 12.0},
+        "kv_pressure",
+        "reuse",
+    ),
+}
+
+
+@pytest.mark.xfail(reason="the rules follow", strict=False)
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_reuse_that_is_lost_is_kv_pressure(name):
+    values, verdict, stage = SITUATIONS[name]
+    said = played(**{**AGENT, **values})
+    assert (said.verdict, said.last.stage) == (verdict, stage)
+    assert verdict != "unknown" or said.confidence < CONFIDENT

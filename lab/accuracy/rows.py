@@ -1,16 +1,15 @@
-"""Which recordings show which row of the rules, for ``docs/reference/verdict-rows.md``: a row that no real recording
-shows is at most doubtful.
-"""
+"""Which recordings show which row of the rules: a row that no real recording shows is at most doubtful."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
-from kvpressure.bundle.verdicts_page import SHOWN_FILE
 from lab.accuracy.score import Result
 from lab.accuracy.telemetry import OTHER
 
+SHOWN_FILE = Path(__file__).with_name("rows_shown.json")
 REAL = "real"
 INCIDENTS = "incidents"
 
@@ -39,7 +38,7 @@ def _ticks(result: Result) -> Iterator[tuple[str, str, str]]:
 
 
 def write(result: Result) -> None:
-    """Keep what ``docs/reference/verdict-rows.md`` says of each row."""
+    """Keep what is shown of each row."""
     found = shown(result)
     found.pop("", None)
     SHOWN_FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from lab.accuracy.rows import SHOWN_FILE
 
-from kvpressure.bundle.verdicts_page import SHOWN_FILE, render_rows, render_verdicts
+from kvpressure.bundle.verdicts_page import render_verdicts
 from kvpressure.diagnosis import conditions, rules, shown
 from kvpressure.diagnosis import conditions as beside
 from kvpressure.diagnosis import facts as read
@@ -151,35 +152,6 @@ def test_the_five_forms_of_a_fact(leaf, values) -> None:
     assert (~condition).test({"kv_full": values[0]}) is False
 
 
-def _say(name: str, holds: bool) -> str:
-    return f"{name} is {'on' if holds else 'off'}"
-
-
-SHORT = (yes("a") & unsure("b")).called("a alone")
-DENIED = (yes("a") & yes("b")).called("both", "not both")
-
-
-@pytest.mark.parametrize(
-    ("condition", "clauses"),
-    [
-        (yes("a") & no("b"), ["a is on", "b is off"]),
-        (maybe("a") & unsure("b"), ["a is on (or unknown)", "b is off (or unknown)"]),
-        (unknown("a") & ~unknown("b"), ["it is unknown whether a is on", "it is known whether b is on"]),
-        (yes("a") | yes("b") | yes("c"), ["either a is on\nor b is on\nor c is on"]),
-        (yes("a") | (yes("b") & yes("c")), ["either a is on\nor (b is on and c is on)"]),
-        (~(yes("a") & yes("b")), ["either a is off (or unknown)\nor b is off (or unknown)"]),
-        (~(maybe("a") | no("b")), ["a is off", "b is on (or unknown)"]),
-        (SHORT & DENIED, ["*a alone*", "*both*"]),
-        (~SHORT, ["either a is off (or unknown)\nor b is on"]),
-        (~DENIED, ["*not both*"]),
-    ],
-)
-def test_a_condition_is_plain_clauses_without_a_negation_before_a_bracket(
-    condition: Condition, clauses: list[str]
-) -> None:
-    assert condition.clauses(_say) == clauses
-
-
 def test_a_name_is_that_of_one_finding_and_no_rule_reads_what_reads_the_verdict() -> None:
     rows = (read.FACTS, beside.CONDITIONS, beside.ALERTED, conditions.SIGNATURE, shown.SHOWN)
     assert len(ROWS) == sum(map(len, rows))
@@ -200,17 +172,17 @@ def test_rows_that_no_recording_shows_are_at_most_doubtful_and_no_others_are_cap
         f"{table.title}: {row.name}": row.grade for table in rules.DESIGNED for row in table.rows if row.verdict != ""
     }
     needed = {name for name, grade in designed.items() if grade >= Grade.LIKELY and not shown.get(name)}
-    assert needed == rules.SYNTHETIC, "run `make accuracy`, then let the list follow docs/reference/verdict-rows.md"
+    assert needed == rules.SYNTHETIC, "run `make accuracy`, then let the list follow lab/accuracy/rows_shown.json"
     for table in rules.TABLES:
         for row in table.rows:
             assert row.grade <= Grade.DOUBTFUL or f"{table.title}: {row.name}" not in rules.SYNTHETIC
 
 
-def test_levels_on_the_pages_follow_an_override(tmp_path: Path) -> None:
+def test_levels_on_the_page_follow_an_override(tmp_path: Path) -> None:
     override = tmp_path / "thresholds.yaml"
     override.write_text("no_progress_seconds: 9\nstalled_seconds: 31\nprefill_patience_seconds: 77\n", "utf-8")
     changed = load(override)
-    for page in (render_verdicts(changed), render_rows(changed)):
-        assert re.search(r"\b31 s", page)
-        assert re.search(r"\b77 s", page)
-        assert not re.search(r"\b(?:8|20|90) s", page)
+    page = render_verdicts(changed)
+    assert re.search(r"\b31 s", page)
+    assert re.search(r"\b77 s", page)
+    assert not re.search(r"\b(?:8|20|90) s", page)

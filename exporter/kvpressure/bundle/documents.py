@@ -13,7 +13,7 @@ from kvpressure.bundle.rules import Options, rule_file
 from kvpressure.bundle.spec import Alert, RuleGroup
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import number, span, words
-from kvpressure.bundle.verdicts_page import ROWS_PAGE, render_rows, render_verdicts
+from kvpressure.bundle.verdicts_page import render_verdicts
 from kvpressure.model.gpu_faults import NVIDIA_XIDS, UNLISTED
 from kvpressure.publish.failure_reasons import render_failure_reasons
 from kvpressure.publish.links import RUNBOOK_FOLDER
@@ -63,7 +63,6 @@ def pages(options: Options, groups: Sequence[RuleGroup], pack: Sequence[RuleGrou
         "docs/reference/settings.md": render_settings_reference(),
         "docs/reference/failure-reasons.md": render_failure_reasons(),
         "docs/verdicts.md": render_verdicts(options.thresholds),
-        f"docs/{ROWS_PAGE}": render_rows(options.thresholds),
         f"{RUNBOOK_FOLDER}/README.md": _page("docs/runbooks.md.j2", variables),
         "alerts/README.md": _page("docs/alerts-readme.md.j2", variables),
         "dashboards/README.md": _page("docs/dashboards-readme.md.j2", variables),

@@ -134,11 +134,6 @@ def of(name: str) -> Finding:
     return ROWS[name]
 
 
-def clause(name: str, holds: bool, levels: Mapping[str, str]) -> str:
-    """A finding (``holds``) or its opposite as a short clause; ``levels``: thresholds by name, as printed."""
-    return (ROWS[name].title if holds else ROWS[name].denied).format_map(levels)
-
-
 def levels(t: Thresholds, engine: str = "") -> Asked:
     """Thresholds by name, as printed, and words as the engine has them ("" = the default engine)."""
     return Asked(lambda name: dialect(engine).called(name) if name in _WORDS else _level(t.entry(name)))

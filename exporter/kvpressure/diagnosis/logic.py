@@ -1,7 +1,6 @@
 """Three-valued conditions: ``yes``, ``no``, ``maybe`` (not no), ``unsure`` (not yes) and ``unknown`` of a fact.
 
-A condition is tested against facts (name -> True, False or None for unknown) and written in words for
-``docs/reference/verdict-rows.md``.
+A condition is tested against facts (name -> True, False or None for unknown).
 """
 
 from __future__ import annotations
@@ -11,9 +10,6 @@ from typing import Final
 
 Facts = Mapping[str, bool | None]
 
-OR_UNKNOWN: Final = " (or unknown)"
-NEXT: Final = "\nor "  # between alternatives, so that a table may show one a line
-_OPPOSITE: Final[Mapping[str, str]] = {"yes": "unsure", "no": "maybe", "maybe": "no", "unsure": "yes"}
 _TESTS: Final[Mapping[str, str]] = {
     "yes": "is True",
     "no": "is False",
@@ -58,48 +54,12 @@ class Condition:
             return frozenset({self.name} if self.name else ())
         return frozenset().union(*(part.names() for part in self.parts))
 
-    def clauses(self, say: Callable[[str, bool], str], *, negated: bool = False, opened: bool = False) -> list[str]:
-        """Clauses that all have to hold; alternatives have a line each. ``say`` gives the clause of a fact or of its
-        opposite; ``opened`` writes out a condition that has a name.
-        """
-        if self.kind in _TESTS:
-            return [_clause(_OPPOSITE.get(self.kind, "known") if negated else self.kind, self.name, say)]
-        name = self.denied if negated else self.name
-        if name and not opened:
-            return [f"*{name}*"]
-        if self.kind == "not":
-            return self.parts[0].clauses(say, negated=not negated)
-        if (self.kind == "and") is not negated:
-            return [clause for part in self.parts for clause in part.clauses(say, negated=negated)]
-        return [_one_of(self._options(say, negated))]
-
-    def _options(self, say: Callable[[str, bool], str], negated: bool) -> list[str]:
-        """The alternatives in words."""
-        found: list[str] = []
-        for part in self.parts:
-            if part.kind == self.kind and not part.name:
-                found += part._options(say, negated)
-                continue
-            clauses = part.clauses(say, negated=negated)
-            found.append(f"({listed(clauses)})" if len(clauses) > 1 else clauses[0])
-        return found
-
 
 def listed(clauses: Sequence[str]) -> str:
     """Clauses joined with commas and "and"."""
     *others, last = clauses
     more = "," if others[1:] else ""  # two clauses need no comma
     return f"{', '.join(others)}{more} and {last}" if others else last
-
-
-def _one_of(options: Sequence[str]) -> str:
-    return f"either {NEXT.join(options)}"
-
-
-def _clause(kind: str, name: str, say: Callable[[str, bool], str]) -> str:
-    if kind in ("unknown", "known"):
-        return f"it is {kind} whether {say(name, True)}"
-    return say(name, kind in ("yes", "maybe")) + (OR_UNKNOWN if kind in ("maybe", "unsure") else "")
 
 
 def _leaf(kind: str, name: str) -> Condition:

@@ -120,7 +120,7 @@ class Diagnosis:
     ``beside``: the conditions with their sentences. ``published``: the findings that rules and dashboards read.
     ``reasons``: the numbers behind it, by name (``diagnosis/finding.py``). ``since``: when the verdict began.
     ``held``: its row does not hold now, and no other verdict has been found for long enough.
-    ``row``: line of ``docs/reference/verdict-rows.md`` that gave it. ``grade``: how reliable it is. ``runner_up``:
+    ``row``: of the rules, by table and name, that gave it. ``grade``: how reliable it is. ``runner_up``:
     another verdict about as likely.
     """
 

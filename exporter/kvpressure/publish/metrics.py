@@ -177,7 +177,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "verdict_reason",
         "gauge",
-        "Measured value behind a reason for the verdict; docs/reference/verdict-rows.md describes each reason.",
+        "Measured value behind a reason for the verdict; docs/verdicts.md describes each reason.",
         (*ENGINE, "reason"),
         "the reason does not support the verdict, or the number is unknown",
     ),

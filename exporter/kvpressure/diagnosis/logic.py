@@ -25,10 +25,10 @@ class Condition:
     the tests.
     """
 
-    __slots__ = ("code", "denied", "kind", "name", "parts", "test")
+    __slots__ = ("code", "kind", "name", "parts", "test")
 
-    def __init__(self, kind: str, parts: tuple[Condition, ...], code: str, name: str = "", denied: str = "") -> None:
-        self.kind, self.parts, self.code, self.name, self.denied = kind, parts, code, name, denied
+    def __init__(self, kind: str, parts: tuple[Condition, ...], code: str, name: str = "") -> None:
+        self.kind, self.parts, self.code, self.name = kind, parts, code, name
         self.test: Callable[[Facts], bool] = self._first_test
 
     def _first_test(self, facts: Facts) -> bool:
@@ -43,10 +43,6 @@ class Condition:
 
     def __invert__(self) -> Condition:
         return Condition("not", (self,), f"(not {self.code})")
-
-    def called(self, name: str, denied: str = "") -> Condition:
-        """The same condition under a name, and one for its opposite, which stand for it in other conditions' words."""
-        return Condition(self.kind, self.parts, self.code, name, denied)
 
     def names(self) -> frozenset[str]:
         """The facts it reads."""

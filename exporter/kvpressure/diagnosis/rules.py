@@ -38,31 +38,19 @@ def _all_yes(*names: str) -> tuple[Condition, ...]:
 
 # --- named conditions -----------------------------------------------------------------------------------------------
 
-queue_unsorted = (yes("queue_present") & unknown("queue_for_capacity")).called(
-    "requests are waiting for an unknown reason"
-)
-deferred = (yes("queue_present") & no("queue_for_capacity")).called("all waiting requests are deferred")
-lasting_queue = (yes("queue_present") & unsure("queue_short")).called("a queue lasts", "no queue lasts")
-cache_queue = (yes("queue_for_capacity") | (queue_unsorted & yes("kv_near_full"))).called(
-    "requests are waiting for KV cache", "no requests are waiting for KV cache"
-)
+queue_unsorted = yes("queue_present") & unknown("queue_for_capacity")
+deferred = yes("queue_present") & no("queue_for_capacity")
+lasting_queue = yes("queue_present") & unsure("queue_short")
+cache_queue = yes("queue_for_capacity") | (queue_unsorted & yes("kv_near_full"))
 preempting = (
     yes("preempting")
     & maybe("kv_near_full_now")
     & (yes("preempting_now") | (maybe("preempted_recently") & maybe("waited_recently")))
-).called("requests are being preempted", "no requests are being preempted")
-still_preempting = (preempting & (maybe("waiting_now") | no("waited_recently"))).called(
-    "requests are still being preempted"
 )
-may_not_fit = (no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))).called(
-    "the next prompt may not fit"
-)
-room_for_queue = (yes("kv_free_beside_queue") & unsure("head_of_line_blocked")).called(
-    "the free KV cache would hold the next prompts", "the KV cache keeps the next prompts out"
-)
-harmed = (lasting_queue | yes("latency_multiplied") | yes("outside_engine_time") | yes("throughput_fell")).called(
-    "users are affected", "users are not affected (or unknown)"
-)
+still_preempting = preempting & (maybe("waiting_now") | no("waited_recently"))
+may_not_fit = no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))
+room_for_queue = yes("kv_free_beside_queue") & unsure("head_of_line_blocked")
+harmed = lasting_queue | yes("latency_multiplied") | yes("outside_engine_time") | yes("throughput_fell")
 
 _HARM: Final = ("latency_multiplied", "steps_slower", "throughput_fell")
 
@@ -132,18 +120,14 @@ _computing = (
     & unsure("preempting")
     & unsure("kv_full")
     & (unsure("no_progress_very_long") | yes("prefill_hidden"))  # which ends when the cache is full
-).called("a long prefill is filling the KV cache")
-_one_step = (unsure("no_progress_very_long") & yes("something_runs") & unsure("preempting") & unsure("kv_full")).called(
-    "one long step is possible"
 )
-_only_deferred = (unsure("something_runs") & deferred).called("only deferred requests are in flight")
-_clients_gone = (yes("clients_gone") | (unknown("clients_gone") & no("http_answers"))).called(
-    "the clients seem to be gone"
-)
-_gpu_silent = (yes("gpu_idle") | (yes("gpu_shared") & unknown("gpu_idle"))).called("the GPU shows no work")
+_one_step = unsure("no_progress_very_long") & yes("something_runs") & unsure("preempting") & unsure("kv_full")
+_only_deferred = unsure("something_runs") & deferred
+_clients_gone = yes("clients_gone") | (unknown("clients_gone") & no("http_answers"))
+_gpu_silent = yes("gpu_idle") | (yes("gpu_shared") & unknown("gpu_idle"))
 _unseen_load = (  # under such load clients would connect or disconnect
     yes("something_runs") & yes("waiting_now") & maybe("gpu_idle") & unknown("clients_gone") & unsure("http_answers")
-).called("only gauges show the queue")
+)
 
 LONG_PREFILL: Final = Verdict(
     "compute_bound",
@@ -289,9 +273,7 @@ NOBODY_ANSWERED: Final = Verdict(
     when="prompts are admitted, but no token is produced and no request finishes",
 )
 
-_at_rest = (
-    (yes("server_at_rest") & maybe("gpu_idle")) | (yes("gpu_idle") & no("gpu_shared") & maybe("server_at_rest"))
-).called("a second witness shows rest")
+_at_rest = (yes("server_at_rest") & maybe("gpu_idle")) | (yes("gpu_idle") & no("gpu_shared") & maybe("server_at_rest"))
 
 IDLE: Final = Verdict(
     "idle",
@@ -353,7 +335,7 @@ _only_blocks_left = (  # samples may miss the peaks of a cache that fills within
     & yes("kv_warm")
     & yes("running_far_below")
     & no("step_budget_used")
-).called("only the KV cache can keep the requests waiting")
+)
 
 KV_PRESSURE: Final = Verdict(
     "kv_pressure",
@@ -445,10 +427,8 @@ KV_PRESSURE: Final = Verdict(
 
 # --- the sequence limit -----------------------------------------------------------------------------------------------
 
-_gpu_at_peak = (yes("gpu_computes") & yes("gpu_works")).called("the GPU is at its peak")
-_gpu_may_bind = (
-    (unknown("gpu_computes") | yes("gpu_of_others")) & maybe("gpu_saturated") & yes("prefill_dominates")
-).called("prefill may saturate the GPU")
+_gpu_at_peak = yes("gpu_computes") & yes("gpu_works")
+_gpu_may_bind = (unknown("gpu_computes") | yes("gpu_of_others")) & maybe("gpu_saturated") & yes("prefill_dominates")
 
 STEP_BUDGET: Final = Verdict(
     "concurrency_limited",
@@ -481,9 +461,7 @@ STEP_BUDGET: Final = Verdict(
     confident="that budget is known and small, or the GPU is below its peak",
 )
 
-_no_more_tokens = (yes("past_peak") | (yes("steps_slower") & maybe("throughput_fell"))).called(
-    "throughput no longer grows with the batch", "throughput may still grow with the batch"
-)
+_no_more_tokens = yes("past_peak") | (yes("steps_slower") & maybe("throughput_fell"))
 
 CONCURRENCY_LIMITED: Final = Verdict(
     "concurrency_limited",
@@ -527,15 +505,11 @@ CONCURRENCY_LIMITED: Final = Verdict(
 
 # --- the host ---------------------------------------------------------------------------------------------------------
 
-_busy = (yes("tokens_flow") | yes("work_present")).called("the engine is busy")
-_suffers = (harmed | maybe("gpu_utilization_low")).called("users are affected, or the GPU may be waiting")
-_seen = (harmed & no("gpu_saturated")).called("users are affected and the GPU is waiting")
-_not_its_cpu = (no("steps_slower") & no("outside_engine_time") & unsure("gpu_utilization_low") & ~harmed).called(
-    "steps are as fast as before", "steps may be slower than before"
-)
-_prefill_queue = (lasting_queue & yes("prefill_dominates")).called(
-    "prefill explains the queue", "prefill does not explain the queue"
-)
+_busy = yes("tokens_flow") | yes("work_present")
+_suffers = harmed | maybe("gpu_utilization_low")
+_seen = harmed & no("gpu_saturated")
+_not_its_cpu = no("steps_slower") & no("outside_engine_time") & unsure("gpu_utilization_low") & ~harmed
+_prefill_queue = lasting_queue & yes("prefill_dominates")
 _short_of_cpu = (
     (yes("cpu_throttled") | yes("cpu_contended"))
     & unsure("gpu_saturated")
@@ -543,15 +517,11 @@ _short_of_cpu = (
     & _suffers
     & ~_not_its_cpu
     & ~_prefill_queue
-).called("the pod may have too little CPU")
-_cpu_full = (yes("cpu_saturated") & unsure("gpu_saturated") & (_busy | yes("gpu_idle")) & _suffers).called(
-    "the CPU may be the bottleneck"
 )
+_cpu_full = yes("cpu_saturated") & unsure("gpu_saturated") & (_busy | yes("gpu_idle")) & _suffers
 _gpu_low = yes("gpu_utilization_low")
 _starved = yes("gpu_starved") & yes("tokens_flow") & yes("several_run")
-_stopped = (yes("cpu_throttled_mostly") & _gpu_low & no("gpu_saturated") & maybe("latency_multiplied")).called(
-    "the CPU is mostly throttled and the GPU is waiting"
-)
+_stopped = yes("cpu_throttled_mostly") & _gpu_low & no("gpu_saturated") & maybe("latency_multiplied")
 
 HOST_BOUND: Final = Verdict(
     "host_bound",
@@ -628,9 +598,7 @@ HOST_BOUND: Final = Verdict(
 
 # --- the GPU ----------------------------------------------------------------------------------------------------------
 
-_below_limits = (unsure("running_plateau") & (no("running_at_limit") | no("running_plateau"))).called(
-    "running requests are below any limit"
-)
+_below_limits = unsure("running_plateau") & (no("running_at_limit") | no("running_plateau"))
 
 COMPUTE_BOUND: Final = Verdict(
     "compute_bound",
@@ -672,14 +640,14 @@ users_may_suffer = (
     | yes("steps_slower")
     | yes("cpu_throttled_mostly")
     | (yes("api_server_saturated") & maybe("outside_engine_time"))
-).called("users may be affected", "nothing shows that users are affected")
+)
 
 _well = (
     no("no_progress")
     & ~unknown("kv_full")
     & ~(yes("kv_full") & (yes("preempting") | yes("waited_recently")))
     & ~users_may_suffer
-).called("running requests are well")
+)
 
 HEALTHY: Final = Verdict(
     "healthy",

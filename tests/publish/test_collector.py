@@ -311,9 +311,3 @@ def test_an_encoder_remembers_the_last_page_alone() -> None:
         out.add("source_up", (f"source{number}",), 1)
         encoder.encode(out.collect(), openmetrics=False)
     assert [len(series) for series in encoder._series.values()] == [1]
-
-
-def test_requests_that_missed_an_objective_are_those_that_did_not_meet_it() -> None:
-    published = samples(full_state())
-    (missed,) = (value for (name, _), value in published.items() if name == f"{PREFIX}objective_missed_requests_total")
-    assert missed == 100.0 - 95.0

@@ -254,7 +254,6 @@ def _add_objectives(out: Families, labels: Labels, objectives: Iterable[Objectiv
         one = (*labels, objective.name)
         out.add("objective_requests_total", one, objective.total)
         out.add("objective_good_requests_total", one, objective.good)
-        out.add("objective_missed_requests_total", one, objective.total - objective.good)
         out.add("objective_target_ratio", one, objective.target)
         out.add("objective_bound_seconds", one, objective.bound_seconds)
 

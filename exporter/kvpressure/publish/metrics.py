@@ -243,14 +243,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         "the objective is not set",
     ),
     _m(
-        "objective_missed_requests_total",
-        "counter",
-        "Requests that missed the objective (all counted requests minus the good ones), for tools that need a"
-        " counter of errors.",
-        (*ENGINE, "objective"),
-        "the objective is not set",
-    ),
-    _m(
         "objective_target_ratio",
         "gauge",
         "Target share of requests that meet the objective, 0-1.",

@@ -117,8 +117,6 @@ class TestSpellings:
 class TestSources:
     def test_every_source_has_a_switch_an_interval_and_a_deadline(self) -> None:
         for name, spec in registry().items():
-            if name == "recording":  # wants a file as well
-                continue
             loaded = load(f"--collector.{name}", f"--collector.{name}.interval=8", f"--collector.{name}.deadline=7")
             chosen = loaded.collectors[name]
             assert (chosen.enabled, chosen.interval_seconds, chosen.deadline_seconds) == (True, 8, 7)
@@ -250,7 +248,6 @@ class TestMistakes:
             (["--engine.timeout", "6"], "--engine.timeout: one scrape may take 6 s (engine.timeout) but all of them"),
             (["--collector.engines.deadline", "2"], "--collector.engines.deadline: one scrape may take 3 s"),
             (["--engine.target", "a", "--engine.target", "http://a:8000/metrics"], "--engine.target: the same URL"),
-            (["--collector.recording"], "--collector.recording: there is no recording to play"),
         ],
     )
     def test_contradictions(self, flags: list[str], text: str) -> None:

@@ -234,7 +234,7 @@ MAKERS: dict[str, Callable[[Node], Source]] = {
     "logs": lambda node: LogsSource(node.settings, node.known_pods(), lambda: 1_767_225_600.0),
 }
 OF_PODS = ("pods", "podresources", "engines", "procfs", "cgroup", "logs")
-WITHOUT_SUBJECTS = {"node", "recording", "demo"}  # one object; one file; nothing from outside
+WITHOUT_SUBJECTS = {"node", "demo"}  # one object; nothing from outside
 
 
 class Clock:

@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
 def _finds_engines(chosen: settings.Settings) -> bool:
     """Whether a target or a source names engines, or none is wanted."""
     on = {name for name, one in chosen.collectors.items() if one.enabled}
-    return bool(chosen.engine_targets) or "engines" not in on or bool(on & {"pods", "processes", "recording"})
+    return bool(chosen.engine_targets) or "engines" not in on or bool(on & {"pods", "processes"})
 
 
 def _listen(server: Server, chosen: settings.Settings) -> None:

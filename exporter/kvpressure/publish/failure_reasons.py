@@ -124,10 +124,6 @@ _ANY: Final = (
     ),
     _meaning("timeout", "the source did not answer before its deadline", "wait: its data is absent until it answers"),
 )
-_RECORDING: Final = (
-    _meaning("no_file bad_file", "`--recording.file` is missing or cannot be read", "name a recording"),
-    _meaning("ended", "the recording is over", "nothing"),
-)
 _GPUS: Final = (
     _meaning(
         "library_missing driver_missing",
@@ -289,7 +285,6 @@ SECTIONS: Final = (
     Section("The kubelet", ("podresources",), _KUBELET),
     Section("The node's files", ("processes", "procfs", "cgroup", "logs"), _FILES),
     Section("Targets", ("engines",), (_TARGET_LIMIT,)),
-    Section("Recordings", ("recording",), _RECORDING),
 )
 WEB: Final = Section("The web server", (), _WEB)
 

@@ -62,8 +62,6 @@ class _Checks:
                 source = name.split(".")[1]
             if source is not None and not self._enabled(source):
                 raise self._clash(name, f"the source {source} is switched off", f"with --collector.{source}")
-        if self._enabled("recording") and "recording.file" not in self._given:
-            raise self._clash("collector.recording", "there is no recording to play", "with --recording.file")
 
     def intervals(self) -> None:
         tick = self._seconds("interval")

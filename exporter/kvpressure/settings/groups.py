@@ -55,7 +55,7 @@ GROUPS: Final = (
         ("kube.", "kubelet.", "host."),
     ),
     SettingsGroup("web server", "addresses, TLS and links", ("web.",)),
-    SettingsGroup("recordings", "the flight recorder, and playback of recordings", ("record.", "recording.")),
+    SettingsGroup("recordings", "the flight recorder", ("record.",)),
     SettingsGroup("running", "ticks and log lines", ("interval", "log.")),
     PACE,
 )

@@ -238,7 +238,6 @@ class Settings:
         "record.max-size", SIZE, 64 * 2**20, "Maximum size of one recording file.", shown="64MiB"
     )
     record_keep: int = option("record.keep", COUNT, 8, "Number of recording files to keep.")
-    recording_file: Path | None = option("recording.file", FILE, None, "Recording to play back.")
     thresholds: Thresholds = option(
         "thresholds",
         THRESHOLDS_FILE,

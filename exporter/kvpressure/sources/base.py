@@ -220,10 +220,6 @@ class SourceSettings(Protocol):
     def kubelet_resources(self) -> tuple[str, ...]:
         """Prefixes of GPU resources."""
 
-    @property
-    def recording_file(self) -> Path | None:
-        """A recording to play."""
-
 
 class Source(Protocol):
     """A source; one worker thread drives it, and ``read`` may block up to its deadline.

@@ -84,21 +84,12 @@ _SOURCES: Final = (
     ),
     SourceSpec(
         name="processes",
-        help="engines among the processes of this host, from /proc; off beside pods and recording",
+        help="engines among the processes of this host, from /proc; off beside pods",
         factory=lazy("kvpressure.sources.host.processes", "ProcessesSource"),
         interval_seconds=10.0,
         deadline_seconds=5.0,
         hold_seconds=25.0,
-        unless=("pods", "recording"),
-    ),
-    SourceSpec(
-        name="recording",
-        help="a recording, played instead of live sources",
-        factory=lazy("kvpressure.recording.source", "RecordingSource"),
-        default=False,
-        interval_seconds=1.0,
-        deadline_seconds=5.0,
-        settings=("recording.",),
+        unless=("pods",),
     ),
     # --- on a Kubernetes node; the deployment switches them on
     SourceSpec(

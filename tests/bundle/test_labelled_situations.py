@@ -128,10 +128,15 @@ CAUSES = (
     ),
     (
         {"verdict": "unknown", "value": 0.4, "action": "Check the triage steps"},
-        "Cause: unknown (the cause). First action: Check the triage steps. Run: kvpressure mitigate",
+        "Cause: unknown (the cause). First action: Check the triage steps. Run: kvpressure diagnose",
     ),
-    ({}, "Cause: unknown, no verdict is published for this engine. Run: kvpressure mitigate"),
 )
+LOG = "log (kubectl -n inf logs chat-0 --since=15m)"
+OTHERWISE = {  # where the verdict asks for nothing, or there is none
+    "InferenceSlow": "compare with the other engines",
+    "InferenceStalled": f"save the stacks and the {LOG}",
+    "InferenceRequestsFailing": f"read the server's {LOG}",
+}
 FELT = {
     "InferenceSlow": "Time to first token of m is 41.2s at p95, usually 100ms",
     "InferenceStalled": "m has answered nothing for 4m 10s, 956 requests in flight",
@@ -147,9 +152,24 @@ def test_what_wakes_somebody_says_what_hurts_where_why_and_what_to_do(tmp_path: 
         assert f"{FELT[alert]} (inf/chat-0)" in text
         assert f"{tail} -n inf --pod chat-0" in text
         assert 'pool="chat"' in text
+    for verdict in ("healthy", ""):
+        text = rendered(tmp_path, of_engine(ENGINE, verdict=verdict), alert)
+        assert f"First action: {OTHERWISE[alert]}" in text
+        assert "Run: kvpressure diagnose -n inf --pod chat-0" in text
     bare = rendered(tmp_path, of_engine(BARE), alert)
     assert f"{FELT[alert]} (10.0.0.9:8000)" in bare
-    assert "Run: kvpressure mitigate --pod 10.0.0.9:8000" in bare
+    assert "Run: kvpressure diagnose --pod 10.0.0.9:8000" in bare
+
+
+def test_it_says_how_most_of_the_lost_requests_ended(tmp_path: Path) -> None:
+    finished = "kvpressure_requests_finished_total"
+    series = {
+        **of_engine(ENGINE),
+        f'{finished}{{{ENGINE},reason="stop"}}': "0+900x30",
+        f'{finished}{{{ENGINE},reason="abort"}}': "0+60x30",
+        f'kvpressure_requests_rejected_total{{{ENGINE},reason="http_5xx"}}': "0+90x30",
+    }
+    assert "Most of them: http_5xx. 700 requests wait" in rendered(tmp_path, series, "InferenceRequestsFailing")
 
 
 def test_an_objective_says_how_many_miss_it_and_the_worst_engine(tmp_path: Path) -> None:
@@ -186,6 +206,7 @@ def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path:
         series[f'kvpressure_limit_recommended{{cluster="{cluster}",{ENGINE},limit="max_num_seqs"}}'] = f"{limit}+0x30"
     output = rendered(tmp_path, series, "InferenceStalled")
     assert "First action: Lower it to 12." in output
+    assert "(inf/chat-0), cluster a" in output
     assert " 256." not in output
     assert "&var-cluster=a" in output
 

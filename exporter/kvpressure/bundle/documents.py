@@ -110,7 +110,9 @@ def matrix(rules: Mapping[str, Any]) -> dict[str, Any]:
 def title(alert: Alert) -> str:
     """An alert's summary with labels and value as names in braces."""
     where = re.sub(
-        r"\{\{ with [^}]*\}\}.*?\{\{ end \}\}", "", _without_queries(alert.levels[0].summary)
+        r"\{\{ with [^}]*\}\}(?:\{\{ with .*?\{\{ end \}\}|.)*?\{\{ end \}\}",
+        "",
+        _without_queries(alert.levels[0].summary),
     )  # optional sentence, where a label is set
     text = re.sub(r"\{\{ if eq \$labels[^}]*\}\}(.*?)\{\{ else \}\}(.*?)\{\{ end \}\}", r"\1 (or \2)", where)
     text = re.sub(r"\{\{ \$labels\.(\w+)[^}]*\}\}", r"{\1}", text)

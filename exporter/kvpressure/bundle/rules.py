@@ -41,7 +41,11 @@ _PRINTED_LABEL: Final = re.compile(  # or assigned, to be printed
     r"(\{\{-? )((?:with |\$\w+ := )?"
     r'(?:\$labels\.\w+|\.Labels\.\w+|(?:\.|\$\w+)(?: \| first)? \| label "\w+"))( -?\}\})'
 )
-_MARKUP: Final = "[][<>|@`]"  # of Slack, Discord, Teams, Mattermost and Google Chat; anybody names a model or a pod
+_MARKUP: Final = r"[][<>|`]|\\\\B@|@(here|everyone)"
+"""Markup of Slack, Discord, Teams, Mattermost and Google Chat, as anybody names a model or a pod. The ``@`` of
+``model@revision`` or ``vllm@0.service`` is kept: Discord alone mentions within a word.
+"""
+_OF_CLUSTER: Final = "{{ with $labels.cluster }}, cluster {{ . }}{{ end }}"
 _VARIABLES: Final = (
     ("cluster", "cluster"),
     ("gpu", "uuid"),
@@ -151,7 +155,7 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
     """Texts of one rule, and links where their addresses are set; the dashboard shows what the alert is about."""
     runbook, dashboard = values.runbook(alert.name), values.dashboard_base_url if alert.dashboard else ""
     return {
-        "summary": _without_markup(level.summary),
+        "summary": _without_markup(level.summary + _OF_CLUSTER * ("cluster" in alert.labels)),
         "description": _without_markup(level.description),
         **({"runbook_url": runbook} if runbook else {}),
         **({"dashboard_url": f"{dashboard}/d/kvpressure-incident?from=now-1h{_CHOSEN}"} if dashboard else {}),
@@ -159,8 +163,8 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
 
 
 def _without_markup(text: str) -> str:
-    """``text`` whose labels lose the signs with which a name mentions people or hides a link in a chat."""
-    return _PRINTED_LABEL.sub(rf'\1\2 | reReplaceAll "{_MARKUP}" ""\3', text)
+    """``text`` whose labels have ``_`` for the signs with which a name mentions people or hides a link in a chat."""
+    return _PRINTED_LABEL.sub(rf'\1\2 | reReplaceAll "{_MARKUP}" "_$1"\3', text)
 
 
 def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:

@@ -202,8 +202,8 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "where": _WHERE,
         "finding": finding,
         "asked": asked,
-        "text_of": lambda name: _on_one_line(
-            render(f"texts/{name}.j2", {"asked": asked, "confident": thresholds["confident"]})
+        "text_of": lambda name, **parts: _on_one_line(
+            render(f"texts/{name}.j2", {"asked": asked, "confident": thresholds["confident"], **parts})
         ),
         "engine": lambda expr: per("engine", expr),
         "vanished": VANISHED,

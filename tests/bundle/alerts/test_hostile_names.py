@@ -22,12 +22,12 @@ from tests.helpers.waiting import until
 from tests.helpers.web import serving_pages
 
 SIGNS = "<>|@`[]"
-HOSTILE = "Q<!channel>Q<http://evil|fix>Q@here Q`id`Q[x](http://evil)"
-HARMLESS = "Q!channelQhttp://evilfixQhere QidQx(http://evil)"
+HOSTILE = "Q<!channel>Q<http://evil|fix>Q@here Q`id`Q[x](http://evil) @Q <@Q> org/model@rev Q@@here"
+HARMLESS = "Q_!channel_Q_http://evil_fix_Q_here Q_id_Q_x_(http://evil) _Q __Q_ org/model@rev Q@_here"
 ROOT = Path(__file__).parents[3]
 ACTION = re.compile(r"\{\{(.*?)\}\}", re.S)
 OF_A_NAME = re.compile(r"\$labels|\blabel \"")
-SAFE = re.compile(r"reReplaceAll \"[^\"]+\" \"\"|urlquery|^ if eq |\| match \"|\| query -?$")
+SAFE = re.compile(r"reReplaceAll \"[^\"]+\" \"_\$1\"|urlquery|^ if eq |\| match \"|\| query -?$")
 KINDS = [*(("kvpressure", profile) for profile in PROFILES), ("vllm", "default")]
 
 
@@ -66,7 +66,7 @@ def escaped(text: str) -> str:
 @pytest.mark.live
 @pytest.mark.attack(
     "names of models, pods, namespaces, containers and roles that mention a channel or hide a link",
-    "no notification of any alert has `<`, `>`, `|`, `@`, a bracket or a backtick of them",
+    "no notification of any alert has `<`, `>`, `|`, a bracket, a backtick or an `@` that mentions, of them",
 )
 def test_a_real_prometheus_prints_no_sign_of_a_hostile_name(tmp_path: Path) -> None:
     rules = [rule for kind in KINDS for rule in alerts_of(*kind)]
@@ -100,9 +100,8 @@ def test_a_real_prometheus_prints_no_sign_of_a_hostile_name(tmp_path: Path) -> N
             assert "error expanding" not in text, where
             if name in ("summary", "description"):
                 written = ACTION.sub("", rule["annotations"][name])
-                assert {sign: text.count(sign) for sign in SIGNS} == {sign: written.count(sign) for sign in SIGNS}, (
-                    where
-                )
+                others = text.replace(HARMLESS, "")
+                assert [others.count(sign) for sign in SIGNS] == [written.count(sign) for sign in SIGNS], where
                 assert (HARMLESS in text) is bool(PRINTED.search(rule["annotations"][name])), where
             else:
                 assert "<!channel>" not in text, where

@@ -15,7 +15,7 @@ from lab.alerts.replayed import alerts as full_alerts
 from lab.alerts.series import SCRAPE_SECONDS
 
 from kvpressure.bundle.dashboards.vllm_only import VARIABLES
-from kvpressure.bundle.render import HEADER, VLLM_ONLY, VLLM_ONLY_DASHBOARD, render
+from kvpressure.bundle.render import HEADER, VLLM_ONLY, VLLM_ONLY_DASHBOARD, VLLM_ONLY_OPERATOR, render
 from kvpressure.bundle.rules import Options
 from kvpressure.bundle.values import BundleValues
 from kvpressure.settings.thresholds import builtin
@@ -32,7 +32,10 @@ def test_the_file_says_how_it_is_used_and_what_a_site_changes_is_in_it() -> None
         labels={"team": "a"},
         alert_labels={"GpuLost": {"team": "b"}, "InferenceModelDown": {"team": "c"}},
     )
-    text = render(Options(builtin(), values))[VLLM_ONLY]
+    files = render(Options(builtin(), values))
+    text, operator = files[VLLM_ONLY], yaml.safe_load(files[VLLM_ONLY_OPERATOR])
+    assert operator["spec"] == yaml.safe_load(text)
+    assert operator["metadata"]["name"] != "kvpressure", "kubectl apply would replace the exporter's rules"
     rules = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"] if "alert" in rule]
     assert text.startswith(f"# {HEADER}")
     assert "not beside it" in text

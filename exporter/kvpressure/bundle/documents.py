@@ -63,7 +63,6 @@ def pages(options: Options, groups: Sequence[RuleGroup], pack: Sequence[RuleGrou
         "docs/reference/settings.md": render_settings_reference(),
         "docs/reference/failure-reasons.md": render_failure_reasons(),
         "docs/verdicts.md": render_verdicts(options.thresholds),
-        f"{RUNBOOK_FOLDER}/README.md": _page("docs/runbooks.md.j2", variables),
         "alerts/README.md": _page("docs/alerts-readme.md.j2", variables),
         "dashboards/README.md": _page("docs/dashboards-readme.md.j2", variables),
     }

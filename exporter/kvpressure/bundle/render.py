@@ -36,6 +36,7 @@ ALERTS_ONLY_NOTE: Final = (
     "Most panels of the dashboards are empty then."
 )
 VLLM_ONLY: Final = "alerts/kvpressure-vllm-only-rules.yaml"
+VLLM_ONLY_OPERATOR: Final = "alerts/kvpressure-vllm-only-prometheusrule.yaml"
 VLLM_ONLY_DASHBOARD: Final = "alerts/kvpressure-vllm-only-dashboard.json"  # not among those that the chart installs
 VLLM_ONLY_NOTE: Final = (
     "Over vLLM's own metrics alone, without the exporter; in place of kvpressure-rules.yaml, not beside it.\n"
@@ -57,6 +58,7 @@ def render(options: Options) -> dict[str, str]:
     """Every file of the bundle: path relative to the output directory -> text."""
     groups, pack = load_groups(options), load_groups(replace(options, source="vllm"))
     rules = rule_file(groups, options.values)
+    vllm_rules = rule_file(pack, replace(options.values, engine_labels="plain"))
     routes = _alertmanager(options, frozenset(alert.name for group in groups for alert in group.alerts))
     site = DashboardContext(options.thresholds, options.values)
     prefixed = options.values.engine_labels == "prefixed"
@@ -66,9 +68,8 @@ def render(options: Options) -> dict[str, str]:
         "alerts/alertmanager.yaml": to_yaml(routes, f"{HEADER}\n{documents.ALERTMANAGER_NOTE}"),
         "alerts/alertmanagerconfig.yaml": to_yaml(alertmanager_config(routes), f"{HEADER}\n{STACK_NOTE}"),
         ALERTS_ONLY: to_yaml(_kept(rules), f"{HEADER}\n{ALERTS_ONLY_NOTE}"),
-        VLLM_ONLY: to_yaml(
-            rule_file(pack, replace(options.values, engine_labels="plain")), f"{HEADER}\n{VLLM_ONLY_NOTE}"
-        ),
+        VLLM_ONLY: to_yaml(vllm_rules, f"{HEADER}\n{VLLM_ONLY_NOTE}"),
+        VLLM_ONLY_OPERATOR: to_yaml(prometheus_rule(vllm_rules, "kvpressure-vllm-only"), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
         VLLM_ONLY_DASHBOARD: _json(vllm_only.build(site).model(vllm_only.UID)),
         **{
             f"dashboards/{uid}.json": _json(engine_labels.dashboard(model) if prefixed else model)

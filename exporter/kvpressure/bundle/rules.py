@@ -260,7 +260,7 @@ def alertmanager_config(alertmanager: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def prometheus_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
+def prometheus_rule(rules: Mapping[str, Any], name: str = "kvpressure") -> dict[str, Any]:
     """The rules as a PrometheusRule of the Prometheus Operator.
 
     kube-prometheus-stack selects by the label ``release`` when installed under its own name.
@@ -269,7 +269,7 @@ def prometheus_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {"name": "kvpressure", "labels": labels},
+        "metadata": {"name": name, "labels": labels},
         "spec": dict(rules),
     }
 

@@ -25,6 +25,7 @@ from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View, slowest
 from kvpressure.model import readings as r
 from kvpressure.model.signals import BatchSignals, LatencySignals, LoadSignals, ProgressSignals, Signals
+from kvpressure.publish.collector import HARMS
 from kvpressure.settings.thresholds import Thresholds, builtin
 from kvpressure.signals import requests
 from kvpressure.signals.requests import FLOORS
@@ -33,6 +34,7 @@ from kvpressure.signals.window import EngineWindow
 FILE = Path(__file__).parents[1] / "bundle" / "situations" / "situations.yaml"
 MINUTES = 60.0
 FINDING = "kvpressure_finding"
+_LABELS_OF = {FINDING: ("finding",), "kvpressure_harm": ("harm", "level")}
 USUALLY_ABANDONED = 0.02  # share of the requests of every situation
 _TICK_SECONDS = 15.0  # of the exporter whose derived series are computed
 _OF_SERIES = ("reason", "phase", "quantile", "verdict", "stage", "finding")  # labels beside those of the engine
@@ -179,8 +181,8 @@ def with_derived(series: Mapping[str, str], minutes: float) -> dict[str, str]:
     found = {**_pods(series, minutes), **series}
     for key, read in engines.items():
         for (metric, *kind), values in _derived(read).items():
-            label = "finding" if metric == FINDING else "phase"
-            extra = [f'{label}="{one}"' for one in kind]
+            labels = _LABELS_OF.get(metric, ("phase",))
+            extra = [f'{label}="{value}"' for label, value in zip(labels, kind, strict=False)]
             body = ",".join([*(f'{label}="{value}"' for label, value in key), *extra])
             name = f"{metric}{{{body}}}"
             for old in [one for one in found if kind and _same_series(one, name)]:
@@ -295,8 +297,14 @@ def _tick(
     if (slow := slowest(view)) is not None:
         published["kvpressure_slow_seconds", slow.phase] = slow.seconds
         published["kvpressure_usual_seconds", slow.phase] = slow.usual
+    felt = {"slow": slow and slow.seconds, "losing_requests": found.requests_lost_ratio, "stuck": stuck}
     for finding in ALERTED:
-        published[FINDING, finding.name] = finding.find(view)
+        holds = finding.find(view)
+        if finding.name in HARMS:
+            harm, level, _ = HARMS[finding.name]
+            published["kvpressure_harm", harm, level] = felt[harm] if holds else None
+        else:
+            published[FINDING, finding.name] = holds
     return published
 
 

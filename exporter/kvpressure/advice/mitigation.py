@@ -18,7 +18,7 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.log_events import EVENTS
 from kvpressure.model.reasons import TARGET_LIMIT
-from kvpressure.model.state import CALM, LIMITS, STEP_TOKENS, Cause, EngineState
+from kvpressure.model.state import CALM, STEP_TOKENS, Cause, EngineState
 from kvpressure.printable import INTO, PIPE, capital, command, named, say
 from kvpressure.settings.thresholds import Thresholds
 
@@ -513,7 +513,9 @@ def _unknown_row(engine: EngineState) -> str:
 
 
 def explained(engine: EngineState, thresholds: Thresholds) -> Cause:
-    """What an alert says of an engine: its texts have no measured number, because they are labels."""
+    """What an alert says of an engine. The texts are labels, so their only number is the recommended one, which is as
+    steady as the verdict.
+    """
     found = engine.diagnosis
     if not engine.up:
         why = "its metrics cannot be scraped"
@@ -524,12 +526,7 @@ def explained(engine: EngineState, thresholds: Thresholds) -> Cause:
     action = next(iter(plan(engine, thresholds).actions_now), None)
     if action is None:
         return Cause(why)
-    return Cause(why, action.title, next((name for name in LIMITS if _sets(action, engine, name)), ""))
-
-
-def _sets(action: Action, engine: EngineState, limit: str) -> bool:
-    flag, _ = value_and_flag(engine, limit)
-    return bool(flag) and flag in action.flags[:1]
+    return Cause(why, action.title + (f" ({action.flags[0]})" if action.flags else ""))
 
 
 def _until_known(engine: EngineState, t: Thresholds) -> str:

@@ -126,7 +126,7 @@ def _without_queries(text: str) -> str:
         depth += (
             word == "with" and part.removesuffix("}}").strip(" -").endswith("query")
             if depth == 0
-            else word in ("with", "if")
+            else word in ("with", "if", "range")
         )
         if depth == 0 or (depth == 1 and found_nothing and not word):
             kept.append(part)

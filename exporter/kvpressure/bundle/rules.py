@@ -38,7 +38,7 @@ _CAMEL: Final = {
     "send_resolved": "sendResolved",
 }
 _PRINTED_LABEL: Final = re.compile(  # or assigned, to be printed
-    r"(\{\{-? )((?:with |\$\w+ := )?"
+    r"(\{\{-? )((?:with |\$\w+ :?= )?"
     r'(?:\$labels\.\w+|\.Labels\.\w+|(?:\.|\$\w+)(?: \| first)? \| label "\w+"))( -?\}\})'
 )
 _MARKUP: Final = r"[][<>|`]|\\\\B@|@(here|everyone)"

@@ -71,7 +71,8 @@ def opted_out(*alerts: str) -> str:
 def valued(flag: str, value: str) -> str:
     """``value`` of each engine for which ``flag`` holds, a series that has the labels of the engine's pool."""
     by = ", ".join(SUBJECTS["engine"])
-    return f"0 * max by ({by}, {', '.join(POOL)}) ({flag})\n+ on ({by}) group_left ()\n{per('engine', value)}"
+    asked = f"  {flag}\n  and on ({by})\n  {value}"  # first, because few engines have the value, and sums cost most
+    return f"0 * max by ({by}, {', '.join(POOL)}) (\n{asked}\n)\n+ on ({by}) group_left ()\n{per('engine', value)}"
 
 
 def owned(expr: str, *more: str) -> str:
@@ -84,12 +85,16 @@ def owned(expr: str, *more: str) -> str:
     )
 
 
-def finding(name: str, value: str = "") -> str:
-    """The engines for which a published finding holds, with the labels pool and role. ``value``: the series that gives
-    the alert its value, published only where it matters, because every engine's is aggregated; "" = 1.
+def finding(name: str) -> str:
+    """The engines for which a published finding holds, with the labels pool and role."""
+    return per("engine", f'kvpressure_finding{{finding="{name}"}} == 1', *POOL)
+
+
+def harm(name: str, level: str) -> str:
+    """The engines whose users feel this harm, with its value and the labels pool and role. Only they have a series, so
+    a calm fleet costs these rules nothing.
     """
-    holds = f'kvpressure_finding{{finding="{name}"}} == 1'
-    return valued(holds, value) if value else per("engine", holds, *POOL)
+    return per("engine", f'kvpressure_harm{{harm="{name}",level="{level}"}}', *POOL)
 
 
 def asked(query: str, *arguments: str) -> str:
@@ -201,6 +206,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "opted_out": opted_out,
         "where": _WHERE,
         "finding": finding,
+        "harm": harm,
         "asked": asked,
         "text_of": lambda name, **parts: _on_one_line(
             render(f"texts/{name}.j2", {"asked": asked, "confident": thresholds["confident"], **parts})

@@ -167,13 +167,10 @@ class Limit:
 
 @frozen
 class Cause:
-    """What an alert says of an engine, in fixed words: why, what to do first, and the limit that this sets ("" =
-    none).
-    """
+    """What an alert says of an engine, in fixed words: why, and what to do first with the argument to set."""
 
     cause: str
     action: str = ""
-    limit: str = ""
 
 
 @frozen

@@ -193,6 +193,30 @@ _bound: Final = lru_cache(maxsize=256)(number_text)
 _REJECTED_STATUS: Final = ("4xx", "5xx")
 
 
+def _slow_seconds(engine: EngineState) -> float | None:
+    return engine.diagnosis.slow and engine.diagnosis.slow.seconds
+
+
+def _lost_ratio(engine: EngineState) -> float | None:
+    return engine.signals.requests.requests_lost_ratio
+
+
+def _stuck_seconds(engine: EngineState) -> float | None:
+    return engine.signals.progress.seconds_without_progress
+
+
+HARMS: Final[dict[str, tuple[str, str, Callable[[EngineState], float | None]]]] = {
+    "slow": ("slow", "warning", _slow_seconds),
+    "slow_badly": ("slow", "critical", _slow_seconds),
+    "losing_requests": ("losing_requests", "warning", _lost_ratio),
+    "losing_requests_badly": ("losing_requests", "critical", _lost_ratio),
+    "stuck": ("stuck", "critical", _stuck_seconds),
+}
+"""Findings that are published only while they hold, with the value that users feel: rules that look for rare harm then
+read few series. Finding -> harm, level, value.
+"""
+
+
 def engine_labels(key: EngineKey) -> Labels:
     """The labels that all series of an engine start with."""
     return clean(key.namespace), clean(key.pod), clean(key.model_name), clean(key.engine)
@@ -215,10 +239,11 @@ def add_engine(out: Families, engine: EngineState) -> None:
     if pool.name:
         out.add("engine_pool_info", (*in_pool, pool.source), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
-    out.each("finding", in_pool, {name: finding.value for name, finding in engine.diagnosis.published.items()})
+    published = engine.diagnosis.published
+    out.each("finding", in_pool, {name: finding.value for name, finding in published.items() if name not in HARMS})
     if engine.explain is not None:
         said, found = engine.explain(engine), engine.diagnosis
-        words = (clean(said.cause), clean(said.action), said.limit)
+        words = (clean(said.cause), clean(said.action))
         out.add("cause_info", (*labels, found.verdict, found.stage or "", *words), found.confidence)
     out.add("engine_trouble", labels, trouble(engine))
     _add_limits(out, labels, engine)
@@ -226,6 +251,9 @@ def add_engine(out: Families, engine: EngineState) -> None:
         if (slow := engine.diagnosis.slow) is not None:
             out.add("slow_seconds", (*labels, slow.phase), slow.seconds)
             out.add("usual_seconds", (*labels, slow.phase), slow.usual)
+        for name, (harm, level, value_of) in HARMS.items():
+            if name in published and published[name].value:
+                out.add("harm", (*in_pool, harm, level), value_of(engine))
         for group in engine.signals.groups():
             for output in outputs(type(group)):
                 out.signal(labels, group, output.read(group), output.published)

@@ -162,9 +162,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "cause_info",
         "gauge",
-        "What alerts say of the engine: the cause, the first action, and the limit that this sets (its value:"
-        " kvpressure_limit_recommended). Value: confidence of the verdict, 0-1.",
-        (*ENGINE, "verdict", "stage", "cause", "action", "limit"),
+        "What alerts say of the engine: the cause, and the first action with the argument to set. Value: confidence of"
+        " the verdict, 0-1.",
+        (*ENGINE, "verdict", "stage", "cause", "action"),
     ),
     _m("verdict_since_timestamp_seconds", "gauge", "Time at which the current verdict began.", ENGINE),
     _m(
@@ -180,6 +180,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Measured value behind a reason for the verdict; docs/verdicts.md describes each reason.",
         (*ENGINE, "reason"),
         "the reason does not support the verdict, or the number is unknown",
+    ),
+    _m(
+        "harm",
+        "gauge",
+        "What users feel, while it lasts: slow (kvpressure_slow_seconds), losing_requests"
+        " (kvpressure_requests_lost_ratio) or stuck (kvpressure_no_progress_seconds), with that value.",
+        (*IN_POOL, "harm", "level"),
+        "there is no harm of this level, or it is unknown",
     ),
     _m(
         "slow_seconds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
 from typing import Final
 
 from kvpressure import redaction
@@ -24,3 +25,10 @@ def shown(value: object) -> str:
 def refused_file(where: str, error: Exception, give: str) -> str:
     """The line for a file or directory that the system refuses: where it was named, why, and what to give instead."""
     return f"{redaction.value(where)}: {getattr(error, 'strerror', None) or error}; give {give}"
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The name that a misspelt ``word`` probably meant; ``None`` if none is close. ``cutoff``: 1 = equal."""
+    import difflib  # needed after a mistake only
+
+    return next(iter(difflib.get_close_matches(word[:100], list(known), 1, cutoff)), None)

@@ -227,11 +227,6 @@ class TestRefusals:
         with pytest.raises(InputError, match="GPU-1f") if refused else nullcontext():
             _check_gpus(chosen, state)
 
-    def test_a_setting_as_a_variable_stops_the_start(self) -> None:
-        result = run("serve", env={"KVPRESSURE_WEB_MAX_REQUESTS": "1"})
-        assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
-        assert result.stderr.endswith("; allowed: --web.max-requests\n")
-
     def test_an_address_in_use(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -169,31 +169,11 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("variable", "value", "text"),
         [
-            *(
-                (variable, "1", f"{variable}: settings are not read from variables; allowed: {flag}")
-                for variable, flag in (
-                    ("KVPRESSURE_WEB_MAX_REQUESTS", "--web.max-requests"),
-                    ("KVPRESSURE_COLLECTOR_NVIDIA_INTERVAL", "--collector.nvidia.interval"),
-                    ("KVPRESSURE_CONFIG", "--config"),
-                )
-            ),
             ("NODE_NAME", "a\tb", "NODE_NAME: 'a\\tb' is not allowed"),
         ],
     )
     def test_environment(self, variable: str, value: str, text: str) -> None:
         assert mistake(env={variable: value}).startswith(text)
-
-    @pytest.mark.parametrize(
-        "variable",
-        [
-            *("KVPRESSURE_SERVICE_HOST", "KVPRESSURE_SERVICE_PORT", "KVPRESSURE_PORT"),
-            *("KVPRESSURE_PORT_9846_TCP_ADDR",),
-            *("KVPRESSURE_EXPORTER_SERVICE_HOST", "KVPRESSURE_EXPORTER_PORT_9846_TCP_PROTO"),
-            *("KVPRESSURE_PLUGIN",),
-        ],
-    )
-    def test_variables_of_the_plugin_or_of_a_service_with_this_name_are_none_of_ours(self, variable: str) -> None:
-        assert load(env={variable: "tcp://10.0.0.1:9846"}).max_requests == 20
 
     @pytest.mark.parametrize(
         ("text", "message"),

@@ -10,7 +10,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure import renames
 from kvpressure.settings import thresholds
 from kvpressure.settings.thresholds import LARGEST, ThresholdError, Thresholds, builtin, load
 
@@ -81,23 +80,6 @@ def test_what_is_wrong_is_one_line_with_file_line_name_value_and_what_is_allowed
     assert "; allowed: " in said or "; did you mean " in said
 
 
-@pytest.mark.parametrize(
-    "name", ["confidence_idle", "rules_alert_limit", "flow_window_seconds", "traffic_min_requests", "kv_warm_ratio"]
-)
-def test_an_override_of_one_that_is_gone_says_so_in_one_line(tmp_path, name):
-    said = refused(tmp_path, f"kv_full_ratio: 0.98\n{name}: 0.5\n")
-    assert said.startswith(f"/thresholds.yaml:2: {name} is no longer a threshold")
-    assert said.endswith("; remove this line")
-
-
-def test_what_took_the_place_of_another_is_there_and_named_where_a_site_may_set_it(tmp_path):
-    for now, merged in renames._THRESHOLDS_MERGED.items():
-        assert not T.keys() & set(merged.split())
-        for name in merged.split():
-            assert (f": {now} has its place" in refused(tmp_path, f"{name}: 0.5\n")) is not T.entry(now).constant
-    assert [name for name in T if renames.threshold_gone(name, [*T])] == []
-
-
 def test_each_one_that_a_site_may_move_says_when():
     assert {e.name: e.change for e in T.settable() if not e.change or e.change.startswith(("not ", "never"))} == {}
 
@@ -128,8 +110,6 @@ def test_no_constant_has_the_name_of_a_settable_one():
     assert not names[0] & names[1]
 
 
-def test_an_override_of_what_became_a_constant_is_one_line_that_says_so():
-    with pytest.raises(
-        ThresholdError, match=r"^here: gpu_starved_ratio is no longer a threshold but a constant .*remove this line$"
-    ):
+def test_a_constant_is_no_threshold_that_a_site_may_set():
+    with pytest.raises(ThresholdError, match=r"^here: unknown threshold 'gpu_starved_ratio'; "):
         T.override({"gpu_starved_ratio": 0.2}, "here")

@@ -22,7 +22,6 @@ from kvpressure.bundle.templating import context, environment, opted_out, render
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import BundleValues, ValuesError
 from kvpressure.errors import shown
-from kvpressure.renames import renamed
 from kvpressure.settings.thresholds import Thresholds
 
 PREFIX: Final = "kvpressure-"  # of group names
@@ -103,9 +102,8 @@ def _check_names(groups: Iterable[RuleGroup], values: BundleValues) -> None:
     ):
         for name in wanted:
             if name not in known:
-                now = renamed(name, known)
-                allowed = f"it is called {now} now" if now else f"allowed: {', '.join(sorted(known))}"
-                raise ValuesError(f"values: {key}: no alert is called {shown(name)}; {allowed}")
+                allowed = ", ".join(sorted(known))
+                raise ValuesError(f"values: {key}: no alert is called {shown(name)}; allowed: {allowed}")
 
 
 def _patched(group: RuleGroup, values: BundleValues) -> RuleGroup:

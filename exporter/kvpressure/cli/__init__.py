@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from kvpressure import __version__, redaction
-from kvpressure.errors import InputError, shown
+from kvpressure.errors import InputError, nearest, shown
 from kvpressure.printable import visible_streams
-from kvpressure.renames import nearest, renamed
 
 COMMANDS: Final = {
     "serve": "run the exporter",
@@ -74,8 +73,6 @@ class Parser(argparse.ArgumentParser):
         unknown = _unknown_arguments(message.split()[2:]) if message.startswith("unrecognized arguments") else []
         message = f"unrecognized arguments: {' '.join(unknown)}" if unknown else message
         for flag in unknown:
-            if now := renamed(flag, flags):
-                raise InputError(f"{message}; {flag} was renamed to {now}")
             if flag.startswith("-") and (near := nearest(flag, flags)):
                 raise InputError(f"{message}; did you mean {near}?")
         message = re.sub(r"^argument (?=\S+: )", "", message)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.errors import shown
-from kvpressure.renames import nearest
+from kvpressure.errors import nearest, shown
 from kvpressure.settings.yaml_lines import short_path
 
 _DECIMAL: Final = r"\d{1,13}(?:\.\d+)?"

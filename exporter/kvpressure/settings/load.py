@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvpressure.errors import shown
-from kvpressure.renames import nearest, renamed
+from kvpressure.errors import nearest, shown
 from kvpressure.settings import yaml_lines as yaml_nodes
 from kvpressure.settings.options import Option, SettingsError
 from kvpressure.settings.yaml_lines import YamlNode
@@ -48,16 +46,6 @@ def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
         yield name, GivenValue(entry.check(raw, where), where)
 
 
-def refuse_variables(environ: Mapping[str, str], names: Iterable[str]) -> None:
-    """Raises ``SettingsError`` for a setting as a variable, as settings once could be: passed over, it would seem to
-    be in force.
-    """
-    for name in names:
-        variable = "KVPRESSURE_" + re.sub(r"[.-]", "_", name).upper()
-        if variable in environ:
-            raise SettingsError(f"{variable}: settings are not read from variables; allowed: --{name}")
-
-
 def from_file(path: str, table: Mapping[str, Option]) -> Found:
     """Settings from the YAML file."""
     try:
@@ -85,24 +73,10 @@ def _walk(nodes: Mapping[str, YamlNode], prefix: str, table: Mapping[str, Option
             where = f"{node.where}: {name}"
             inner = {name: GivenValue(table[name].check(node.value, where), where)}
         else:
-            raise SettingsError(f"{node.where}: unknown key {shown(name)}{_similar(name, table)}")
+            close = nearest(name, table, 0.85)
+            similar = f"did you mean {close}?" if close else "--help lists all"
+            raise SettingsError(f"{node.where}: unknown key {shown(name)}; {similar}")
         for again in found.keys() & inner.keys():
             raise SettingsError(f"{inner[again].where}: given twice; allowed: once")
         found.update(inner)
     return found
-
-
-def _similar(name: str, known: Collection[str]) -> str:
-    if now := renamed(name, known):
-        return f"; it is called {now} now"
-    if now := _group(name, known):
-        return f"; its settings are below {now} now"
-    close = nearest(name, known, 0.85)
-    return f"; did you mean {close}?" if close else "; --help lists all"
-
-
-def _group(name: str, known: Collection[str]) -> str | None:
-    """What a mapping of settings is called now, e.g. ``engine`` for ``vllm: {target: ...}``."""
-    groups = {part for other in known for part in (other.rpartition(".")[0] + ".",)}
-    now = renamed(f"{name}.", groups)
-    return now.rstrip(".") if now else None

@@ -42,7 +42,7 @@ from kvpressure.settings.kinds import (
     ListenAddress,
     one_of,
 )
-from kvpressure.settings.load import GivenValue, from_fallbacks, from_file, from_flags, refuse_variables
+from kvpressure.settings.load import GivenValue, from_fallbacks, from_file, from_flags
 from kvpressure.settings.options import (
     Option,
     SettingsError,
@@ -337,7 +337,6 @@ def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None
     """
     environ = os.environ if environ is None else environ
     table = options()
-    refuse_variables(environ, ("config", *table))
     config = getattr(args, "config", None)
     given = {
         **dict(from_fallbacks(environ, table)),

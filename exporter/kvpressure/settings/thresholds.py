@@ -13,9 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.errors import InputError, shown
+from kvpressure.errors import InputError, nearest, shown
 from kvpressure.model import ceilings
-from kvpressure.renames import nearest, threshold_gone
 
 _FILE: Final = Path(__file__).with_name("thresholds.yaml")
 _CONSTANTS: Final = Path(__file__).with_name("constants.yaml")
@@ -155,13 +154,8 @@ class Thresholds(dict[str, float]):
         at = {name: (lines or {}).get(name, where) for name in values}
         entries = dict(self._entries)
         for name, raw in values.items():
-            if name not in entries:
+            if name not in entries or entries[name].constant:
                 raise ThresholdError(f"{at[name]}: {_unknown(name, [entry.name for entry in self.settable()])}")
-            if entries[name].constant:
-                raise ThresholdError(
-                    f"{at[name]}: {name} is no longer a threshold but a constant ({entries[name].text}); remove this"
-                    " line"
-                )
             value = raw["value"] if isinstance(raw, Mapping) and set(raw) == {"value"} else raw
             entries[name] = replace(entries[name], value=_number(entries[name], value, at[name]), overridden=True)
         _check_order(entries, at)
@@ -169,8 +163,6 @@ class Thresholds(dict[str, float]):
 
 
 def _unknown(name: object, known: Sequence[str]) -> str:
-    if now := threshold_gone(str(name), known):
-        return f"{name} is no longer a threshold: {now}; remove this line"
     close = nearest(str(name), known)
     hint = f"; did you mean {close}?" if close else "; allowed: the names in docs/reference/thresholds.md"
     return f"unknown threshold {shown(name)}{hint}"

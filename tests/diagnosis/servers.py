@@ -6,11 +6,12 @@ Counters and histograms of the page follow from them, so that a test shows only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from kvpressure.model import readings as r
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import (
     ContainerReading,
     EngineReading,
@@ -21,7 +22,7 @@ from kvpressure.model.readings import (
     Scrape,
     Snapshot,
 )
-from kvpressure.model.state import Diagnosis, EngineState
+from kvpressure.model.state import Diagnosis, EngineState, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import builtin
 
@@ -275,6 +276,41 @@ def _bytes(second: int, gib: Value) -> int | None:
 
 def _one(second: int, value: Value) -> float | None:
     return value(second) if callable(value) else value
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A server of a pool: what each of its ranks is like, and the limit that its arguments set."""
+
+    pool: EnginePool
+    ranks: Sequence[dict[str, Value]]
+    args: Sequence[str] = LIMIT
+
+
+def play_pods(seconds: int, pods: Mapping[str, Pod]) -> dict[tuple[str, str], EngineState]:
+    """Play these pods, seen by one exporter, and return what is said of each engine in the end, by pod and rank."""
+    engines = {name: [_Engine(str(n)) for n in range(len(pod.ranks))] for name, pod in pods.items()}
+    pipeline, state = Pipeline(), State(0.0)
+    for i in range(seconds):
+        t = 1000.0 + i
+        pages = (
+            Scrape(
+                f"http://{name}:8000/metrics",
+                t,
+                "ns",
+                name,
+                "vllm",
+                args=tuple(pod.args),
+                engines=tuple(
+                    engine.step(1.0, _at(i, {"deferred": 0.0} | rank))
+                    for engine, rank in zip(engines[name], pod.ranks, strict=True)
+                ),
+                pool=pod.pool,
+            )
+            for name, pod in pods.items()
+        )
+        state = pipeline.observe(Snapshot(t, pages=tuple(pages)))
+    return {(engine.key.pod, engine.key.engine): engine for engine in state.engines}
 
 
 def _at(second: int, values: dict[str, Value]) -> dict[str, float | None]:

@@ -612,10 +612,10 @@ def test_a_full_cache_gets_the_memory_that_no_program_on_the_gpu_uses(
 
 
 def test_batched_tokens_are_halved_but_not_below_what_a_full_step_would_ask_for():
-    assert advice.max_num_batched_tokens(8192, "kv_pressure", None, T) == 4096
-    assert advice.max_num_batched_tokens(3000, "kv_pressure", None, T) == 2048
-    assert advice.max_num_batched_tokens(2048, "kv_pressure", None, T) is None
-    assert advice.max_num_batched_tokens(8192, "healthy", None, T) is None
+    assert advice.max_num_batched_tokens(Signals(0.0), 8192, "kv_pressure", None, T) == 4096
+    assert advice.max_num_batched_tokens(Signals(0.0), 3000, "kv_pressure", None, T) == 2048
+    assert advice.max_num_batched_tokens(Signals(0.0), 2048, "kv_pressure", None, T) is None
+    assert advice.max_num_batched_tokens(Signals(0.0), 8192, "healthy", None, T) is None
 
 
 def test_context_limit_follows_the_longest_seen():

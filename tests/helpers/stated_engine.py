@@ -64,7 +64,9 @@ def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
     confident = given.verdict
     recommended = {
         "max_num_seqs": advice.max_num_seqs(signals, confident, t),
-        "max_num_batched_tokens": advice.max_num_batched_tokens(given.max_num_batched_tokens, confident, None, t),
+        "max_num_batched_tokens": advice.max_num_batched_tokens(
+            signals, given.max_num_batched_tokens, confident, None, t
+        ),
         "gpu_memory_utilization": advice.gpu_memory_utilization(
             signals, given.gpu_memory_utilization, given.out_of_memory, confident, t
         ),

@@ -386,12 +386,9 @@ class TestPlan:
 
     def test_what_is_not_computed_or_not_known_says_why(self) -> None:
         limits = {"max_num_seqs": Limit("max_num_seqs", 128.0, True, "args", None)}
-        for role, said in (
-            (None, "The value to set is computed only if the verdict is kv_pressure with high confidence"),
-            ("kv_producer", "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"),
-        ):
-            engine = engine_with(load=LoadSignals(running=40.0, kv_role=role))
-            assert said in plan(replace(engine, limits=limits), T).actions[1].text
+        said = "The value to set is computed only if the verdict is kv_pressure with high confidence"
+        engine = engine_with(load=LoadSignals(running=40.0))
+        assert said in plan(replace(engine, limits=limits), T).actions[1].text
         for failed, said in (
             (False, "fail, and no failed allocation was found."),
             (None, "fail. Failed allocations: unknown (no log read)."),

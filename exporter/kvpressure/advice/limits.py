@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import floor
 
 from kvpressure.capacity.load import context_limit
+from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import STEP_TOKENS, Diagnosis
 from kvpressure.settings.thresholds import Thresholds
@@ -21,7 +22,7 @@ def max_num_seqs(
     if verdict == "concurrency_limited":
         most = max(asked or 0.0, s.load.in_flight or 0.0)
         return _room_for_more_prompts(s, most, t) if stage == STEP_TOKENS else _raised_num_seqs(s, most, t)
-    if verdict != "kv_pressure" or s.load.kv_role == "kv_producer":  # its blocks wait to be pulled, whatever runs
+    if verdict != "kv_pressure" or side(s):
         return None
     measured = s.batch.batch_p99 if s.batch.batch_p99 is not None else s.load.running
     reached, fit = at_once(measured, s.load.max_num_seqs, s.load.limits.get("kv_capacity")), requests_that_fit(s, t)
@@ -30,6 +31,13 @@ def max_num_seqs(
     if s.load.kv_share_at_peak is None:  # what fits may be more than what runs
         fit = min(fit or reached, reached * (1 - t["max_num_seqs_cut_min_ratio"]))
     return None if fit is None else two_digits(fit)
+
+
+def side(s: Signals) -> str:
+    """The side of a pair that the engine is on: prefill or decode, "" = neither, or unknown. Lower limits on one side
+    fill the other: what decode does not run is held by prefill, and prefill holds it whatever runs there.
+    """
+    return next((side for side, kv_role in KV_ROLES.items() if kv_role == s.load.kv_role), "")
 
 
 def requests_that_fit(s: Signals, t: Thresholds) -> float | None:
@@ -112,7 +120,9 @@ def past_peak(s: Signals) -> float | None:
     return None if peak is None or limit is None or round(peak) >= limit else float(max(1, round(peak)))
 
 
-def max_num_batched_tokens(current: float | None, verdict: str, stage: str | None, t: Thresholds) -> float | None:
+def max_num_batched_tokens(
+    s: Signals, current: float | None, verdict: str, stage: str | None, t: Thresholds
+) -> float | None:
     """Under KV pressure, half of the current token budget, at least the usual one, which a full step would ask for
     again. Where steps use it up, the usual budget, or double of one that is as large. ``None`` otherwise, or without a
     known budget.
@@ -122,7 +132,7 @@ def max_num_batched_tokens(current: float | None, verdict: str, stage: str | Non
     least = t["max_num_batched_tokens_usual"]
     if stage == STEP_TOKENS and verdict == "concurrency_limited":
         return max(least, t["max_num_seqs_raise_ratio"] * current)
-    if verdict != "kv_pressure" or current <= least:
+    if verdict != "kv_pressure" or current <= least or side(s):
         return None
     return float(max(least, floor(current * (1 - t["max_num_seqs_cut_max_ratio"]))))
 

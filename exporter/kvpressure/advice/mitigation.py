@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from kvpressure.advice.action import Action, container_limits, is_pod, of_pod, on_host, value_and_flag, workload
 from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.failures import failures, start_failure
-from kvpressure.advice.limits import past_peak, requests_that_fit
+from kvpressure.advice.limits import past_peak, requests_that_fit, side
 from kvpressure.advice.plan import MitigationStep, pressure_plan, roll_out
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
@@ -94,9 +94,15 @@ def _with_fewer_retries(engine: EngineState, made: MitigationPlan) -> Mitigation
 
 def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
     made = pressure_plan(PlanInput(engine), t, workload(engine))
-    return MitigationPlan(
-        "Reduce KV cache demand: first at the gateway, then in the engine.", tuple(_action(step) for step in made.steps)
-    )
+    return MitigationPlan(_FIRST[side(engine.signals)], tuple(_action(step) for step in made.steps))
+
+
+_FIRST: Final = {
+    "": "Reduce KV cache demand: first at the gateway, then in the engine.",
+    "decode": "Give decode more capacity, and reduce KV cache demand at the gateway.",
+    "prefill": "See that decode fetches what prefill has computed, and reduce KV cache demand at the gateway.",
+}
+"""Summary of the plan for KV pressure, by the side of a pair."""
 
 
 def _action(step: MitigationStep) -> Action:

@@ -24,7 +24,7 @@ from kvpressure.advice.caps import (
     must_fit_together,
     running_at_once,
 )
-from kvpressure.advice.limits import requests_that_fit
+from kvpressure.advice.limits import requests_that_fit, side
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
@@ -104,18 +104,46 @@ def pressure_plan(
     outside Kubernetes. ``max_rejected``: largest share of requests that caps may reject or cut short.
     """
     caps = caps_for(engine, max_rejected)
+    limits = [_sequences(engine, t), _batched_tokens(engine, t)]
     steps = [
+        *_of_pair(engine, workload),
         _edge(engine, caps),
-        _sequences(engine, t),
-        _batched_tokens(engine, t),
+        *([] if side(engine.signals) else limits),
         _memory_share(engine, t),
         *_beyond(engine, t),
-        _roll_out(engine, workload),
+    ]
+    steps += [
+        *([_roll_out(engine, workload)] if any(step.advice == "do" and step.values for step in steps) else []),
         _restart(engine, workload),
         _verify(engine),
     ]
     name = engine.engine.dialect
     return PressurePlan(tuple(replace(step, dialect=name) for step in steps), caps, name)
+
+
+# --- one side of a pair -----------------------------------------------------------------------------------
+
+
+def _of_pair(engine: PlanInput, workload: tuple[str, ...]) -> Iterator[MitigationStep]:
+    """The step before all others where prefill and decode are servers of their own."""
+    on = side(engine.signals)
+    if on == "decode":
+        yield MitigationStep(
+            "Add decode replicas",
+            "do",
+            "requests come with the KV blocks that prefill servers computed; a lower request limit here would leave"
+            f" them there {_BEYOND_GUIDE}. If prefill has spare capacity, give the GPUs of one prefill replica to"
+            " decode",
+            "a replica needs GPUs, and minutes to start",
+            commands=(command("kubectl", "scale", *workload, "--replicas=<replicas>"),) if workload else (),
+        )
+    elif on == "prefill":
+        yield MitigationStep(
+            "Check the decode pool first",
+            "do",
+            "a prefill server holds the KV blocks of a finished prompt until decode has fetched them"
+            f" {_BEYOND_GUIDE}. If decode is full, add decode replicas; if it has spare capacity, add prefill replicas",
+        )
 
 
 # --- step 1 -----------------------------------------------------------------------------------------------
@@ -243,8 +271,6 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     ):  # a raise, for another verdict
         if base is None or base <= 1:
             why = "Too little is known to compute a value: give the limit with --args"
-        elif engine.signals.load.kv_role == "kv_producer":
-            why = "kvpressure computes no lower value for a prefill server (kv_role kv_producer)"
         else:
             why = "The value to set is computed only if the verdict is kv_pressure with high confidence"
         return MitigationStep(
@@ -412,7 +438,8 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
     if not engine.condition("gpu_out_of_memory"):
         yield _more_memory(engine, t)
     spike = engine.signals.context.context_spike_ratio
-    if engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"]):
+    mixed = engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"])
+    if mixed and not side(engine.signals):
         yield MitigationStep(
             f"Split long-context traffic off {_BEYOND_GUIDE}",
             "if it stays",

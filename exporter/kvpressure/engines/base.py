@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple, Protocol
 
 from kvpressure.engines.command import Command, Endpoints, Host
@@ -18,6 +18,7 @@ from kvpressure.model import readings as r
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import LogEvent
+from kvpressure.model.pools import KV_ROLES, LABEL, EnginePool
 from kvpressure.model.readings import EngineReading, GpuReading, PageText
 
 Kind = Literal["gauge", "counter", "histogram", "page", "config"]
@@ -150,10 +151,6 @@ class EffectiveLimit:
         return self.source == "default" and self.explicit is None
 
 
-KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
-"""Roles by the value of ``--disaggregation-mode``."""
-
-
 @frozen
 class Features:
     """Features that the arguments switch on and that change the meaning of readings.
@@ -168,6 +165,16 @@ class Features:
     kv_role: str | None = None
     waits_for_blocks: bool = False
     whole_prompts: bool = False
+
+    def in_pool(self, pool: EnginePool) -> Features:
+        """The same, with the side that the engine's pool is on: the arguments of most pairs say kv_both, or are not
+        visible.
+        """
+        kv_role = KV_ROLES.get(pool.role)
+        if kv_role is None:
+            return self
+        unseen = self.kv_role is None and pool.source == LABEL
+        return replace(self, kv_role=kv_role, waits_for_blocks=self.waits_for_blocks or unseen)
 
 
 @frozen

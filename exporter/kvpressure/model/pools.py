@@ -13,8 +13,10 @@ ARGS: Final = "args"
 NAME: Final = "name"
 OWNER: Final = "owner"
 
-_APART: Final = ("prefill", "decode")
-_OF_TRANSFER: Final[Mapping[str | None, str]] = {"kv_producer": "prefill", "kv_consumer": "decode"}
+KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
+"""The two sides of a pair of pools, and the role of each in the exchange of KV blocks."""
+
+_OF_TRANSFER: Final[Mapping[str | None, str]] = {kv_role: side for side, kv_role in KV_ROLES.items()}
 _REPLICA: Final = re.compile(r"(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?")
 
 
@@ -52,10 +54,10 @@ def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
     words = {LABEL: workload.role, ARGS: _OF_TRANSFER.get(kv_role, ""), NAME: _named(pod)}
     owner = OWNER if workload.name not in ("", pod) else NAME
     source = next((source for source, role in words.items() if role), owner)
-    role = "" if {words[LABEL], words[ARGS]} == set(_APART) else words.get(source, "")
+    role = "" if {words[LABEL], words[ARGS]} == set(KV_ROLES) else words.get(source, "")
     source = source if role else owner
     name = workload.name or _replicated(pod)
-    name = f"{name}-{role}" if workload.mixed and role in _APART else name
+    name = f"{name}-{role}" if workload.mixed and role in KV_ROLES else name
     return EnginePool(name, role, source, workload.revision)
 
 
@@ -67,5 +69,5 @@ def _replicated(pod: str) -> str:
 
 def _named(pod: str) -> str:
     """The role in a pod's name; "" if it has none, or both."""
-    words = [role for role in _APART if role in pod]
+    words = [role for role in KV_ROLES if role in pod]
     return words[0] if len(words) == 1 else ""

@@ -335,7 +335,8 @@ class Pipeline:
         args, limits, features = EngineArgs(), _NO_LIMITS, Features()
         if known is not None and page is not None:
             args, limits = known.merged, engine.limits(known)
-            features = engine.features(args, page.flavour, (*(last.gauges if last else ()), *page.page))
+            gauges = (*(last.gauges if last else ()), *page.page)
+            features = engine.features(args, page.flavour, gauges).in_pool(track.pool)
         seqs, tokens, length = (
             None if limit is None or limit.assumed else limit
             for limit in map(limits.get, ("max_num_seqs", "max_num_batched_tokens", "max_model_len"))
@@ -464,7 +465,7 @@ class Pipeline:
         recommended = {
             "max_num_seqs": track.max_num_seqs.observe(diagnosis, s, t),
             "max_num_batched_tokens": advice.max_num_batched_tokens(
-                values["max_num_batched_tokens"], confident, diagnosis.stage, t
+                s, values["max_num_batched_tokens"], confident, diagnosis.stage, t
             ),
             "gpu_memory_utilization": advice.gpu_memory_utilization(
                 s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), confident, t

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvpressure.engines.base import KV_ROLES, EffectiveLimit, Features, Known, Pool
+from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool
 from kvpressure.engines.sglang.aliases import CONTEXT
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB, EngineArgs, parse_version
+from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.readings import EngineReading
 
 REFERENCE_VERSION: Final = "0.5.23"  # its defaults are assumed where no version is given

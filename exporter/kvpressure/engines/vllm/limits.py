@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvpressure.engines.base import KV_ROLES, EffectiveLimit, Features, Known, Pool
+from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import GIB, EngineArgs, Version, parse_version
+from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.readings import LORA_MOMENT, RUNNING_LIMIT, SWAPPED, EngineReading
 from kvpressure.model.state import LIMITS
 

@@ -16,9 +16,17 @@ ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 DOCUMENT = (FIXTURES / "engine-pages" / "families.md").read_text()
 PAGES = {
-    "vLLM": ("vllm:", ("vllm/**/*.prom.gz", "engine-pages/vllm-[0-9d]*.prom", "engine-pages/vllm-api-servers.prom")),
+    "vLLM": (
+        "vllm:",
+        (
+            "vllm/**/*.prom.gz",
+            "engine-pages/vllm-[0-9d]*.prom",
+            "engine-pages/vllm-api-servers.prom",
+            "pages-2026/*vllm-*.*",
+        ),
+    ),
     "NVIDIA NIM": ("", ("engine-pages/nim.prom",)),
-    "SGLang": ("sglang:", ("sglang/pages/*", "engine-pages/sglang-[0-9dpt]*.prom")),
+    "SGLang": ("sglang:", ("sglang/pages/*", "engine-pages/sglang-[0-9dpt]*.prom", "pages-2026/*sglang-*.*")),
 }
 every_server = pytest.mark.parametrize("server", PAGES)
 

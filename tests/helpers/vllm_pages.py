@@ -28,6 +28,7 @@ COUNTERS = {
     "prompt_tokens": ["vllm:prompt_tokens_total"],
     "generation_tokens": ["vllm:generation_tokens_total"],
     "prefix_queries": ["vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"],
+    "cached:external_unspecified": ["vllm:external_prefix_cache_hits_total"],
     "prefix_hits": ["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"],
     "estimated_flops": ["vllm:estimated_flops_per_gpu_total"],
     "estimated_read_bytes": ["vllm:estimated_read_bytes_per_gpu_total"],
@@ -134,6 +135,8 @@ def _split_families(samples, engine) -> None:
     for sample in samples["vllm:prompt_tokens_by_source_total"]:
         if sample.labels["source"] == "local_compute":
             engine(sample)["counters"]["prompt_tokens_computed"] = sample.value
+    for sample in samples["vllm:prompt_tokens_cached_by_source_total"]:
+        engine(sample)["counters"]["cached:" + sample.labels["source"]] = sample.value
     for sample in samples["vllm:request_success_total"]:
         engine(sample)["counters"]["finished:" + sample.labels["finished_reason"]] = sample.value
 

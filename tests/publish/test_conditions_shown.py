@@ -14,7 +14,15 @@ from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
 from kvpressure.diagnosis.findings import Gathered, Values
-from kvpressure.model.signals import HostSignals, KvSignals, LoadSignals, MemorySignals, ProgressSignals, Signals
+from kvpressure.model.signals import (
+    HostSignals,
+    KvSignals,
+    LoadSignals,
+    MemorySignals,
+    ProgressSignals,
+    Signals,
+    TierSignals,
+)
 from kvpressure.model.state import Found, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
@@ -47,6 +55,12 @@ SIGNALS = Signals(  # make every condition true
     ),
 )
 
+TIERS = (  # each for conditions that exclude one another
+    TierSignals(tier_refused=9.0, load_seconds_per_token=2e-4, tier_gpus=1.0, prefill_seconds_per_token=1e-4),
+    TierSignals(tier_reloaded_ratio=0.1, tier_turnover_seconds=9.0, tier_refused=0.0),
+    TierSignals(tier_served=False, tier_stored_ratio=3.0),
+)
+
 
 def beside(s: Signals, held: bool | None = None, ahead: bool | None = None, t: Thresholds = T) -> Mapping[str, Found]:
     """The conditions of an engine whose metrics are fresh."""
@@ -58,7 +72,12 @@ def beside(s: Signals, held: bool | None = None, ahead: bool | None = None, t: T
 
 
 def test_page_and_json_show_each_with_its_numbers() -> None:
-    holding = {name: one for name, one in beside(SIGNALS, True, True).items() if name != OWN_LINE}
+    shown = [beside(replace(SIGNALS, tier=tier), True, True) for tier in TIERS]
+    holding = {
+        name: next((one[name] for one in shown if one[name].value), one)
+        for name, one in shown[0].items()
+        if name != OWN_LINE
+    }
     assert {name for name, one in holding.items() if one.value is not True} == set()
     answer = replace(full_engine().diagnosis, conditions=dict.fromkeys(holding, True), beside=holding)
     state = State(time=NOW, engines=(replace(full_engine(), diagnosis=answer),))

@@ -20,6 +20,7 @@ from kvpressure.diagnosis.finding import (
     any_of,
     at_least,
     baseline_limit,
+    load_seconds,
     metrics_frozen,
     slowest,
     unallocated,
@@ -314,6 +315,46 @@ def _stuck(v: View) -> bool | None:
     return seconds >= most - t["alert_page_for_seconds"]
 
 
+def _tier_too_small(v: View) -> bool | None:
+    """Whether a tier passes on what it takes before it is asked for again. Unknown while it refuses: then it is not
+    seen what a free one would give back.
+    """
+    tier, t = v.s.tier, v.t
+    reloaded, turnover = tier.tier_reloaded_ratio, tier.tier_turnover_seconds
+    if reloaded is None:
+        return None
+    if reloaded > t["hit_ratio_collapsed_ratio"]:
+        return False
+    if turnover is None or at_least("tier_refused", "several_min")(v):
+        return None
+    return turnover <= t["context_window_seconds"]
+
+
+def _tier_slow(v: View) -> bool | None:
+    """Whether a token is computed sooner than loaded. Where it is unknown over how many GPUs the times of transfers add
+    up, they can only deny it.
+    """
+    prefill, most = v.s.tier.prefill_seconds_per_token, v.s.tier.load_seconds_per_token
+    if prefill is None or most is None:
+        return None
+    seconds = load_seconds(v)
+    if most < prefill:
+        return False
+    return True if seconds is not None and seconds >= prefill else None
+
+
+def _tier_unused(v: View) -> bool | None:
+    """Whether a tier has given nothing back although more was stored than the GPU's cache holds, all of which was
+    evicted there since.
+    """
+    tier = v.s.tier
+    if tier.tier_served is not False:
+        return None if tier.tier_served is None else False
+    if _tier_too_small(v):
+        return False
+    return None if tier.tier_stored_ratio is None else tier.tier_stored_ratio > 1
+
+
 def _confident(v: View) -> bool:
     return v.answer.grade >= Grade.LIKELY
 
@@ -321,6 +362,9 @@ def _confident(v: View) -> bool:
 def _cause_named(v: View) -> bool:
     return _confident(v) and v.answer.verdict in ACTIONABLE
 
+
+_OF_TIERS: Final = "InferenceKVCachePressure"
+_NO_TIER: Final = "the engine reports no KV tier"
 
 CONDITIONS: Final = (
     Finding(
@@ -377,6 +421,52 @@ CONDITIONS: Final = (
         "too few prompts looked up, or prefix caching is off",
         fresh=True,
         runbook="InferenceSlow",
+    ),
+    Finding(
+        "tier_too_small",
+        "the KV tier evicts what it stores before it is used again",
+        "the KV tier keeps what it stores for {context_window_seconds}, or gives it back before",
+        _tier_too_small,
+        "stores fill it every {tier_turnover}, {tier_reloaded} of what is stored is loaded again,"
+        " it holds {tier_capacity} tokens, the longest request has {context_longest}",
+        _NO_TIER + ", its size is unknown, or it refuses stores",
+        "whether the KV tier is large enough",
+        fresh=True,
+        runbook=_OF_TIERS,
+    ),
+    Finding(
+        "tier_saturated",
+        "the KV tier refuses stores or loads",
+        "the KV tier takes what is stored",
+        at_least("tier_refused", "several_min"),
+        "{tier_refused} refused or failed in 5 minutes, {tier_pinned} of it is held by transfers",
+        _NO_TIER,
+        "whether the KV tier refuses stores",
+        fresh=True,
+        runbook=_OF_TIERS,
+    ),
+    Finding(
+        "tier_slow",
+        "the KV tier loads tokens more slowly than the GPU computes them",
+        "the KV tier loads tokens faster than the GPU computes them",
+        _tier_slow,
+        "{tier_prefill} to compute {hit_ratio_min_tokens} tokens, {tier_load} to load them, {tier_load_most} with the"
+        " times of all GPUs added up",
+        _NO_TIER + ", too little is loaded, or times are not published",
+        "whether the KV tier is faster than the GPU",
+        fresh=True,
+        runbook=_OF_TIERS,
+    ),
+    Finding(
+        "tier_unused",
+        "the KV tier has given nothing back since the start",
+        "the KV tier gives tokens back, or has not taken enough to tell",
+        _tier_unused,
+        "stored {tier_stored} the KV capacity of the GPU, {tier_used} of the tier is in use",
+        _NO_TIER + ", or not its size in tokens",
+        "whether the KV tier is used",
+        fresh=True,
+        runbook=_OF_TIERS,
     ),
     Finding(
         "allocator_fragmentation",

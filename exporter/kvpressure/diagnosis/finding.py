@@ -290,6 +290,21 @@ def worst_latency(v: View) -> float | None:
     return max(v.s.latency.baseline_ratios.values(), default=None)
 
 
+def _for_some_tokens(read: Callable[[View], float | None]) -> Callable[[View], float | None]:
+    """Seconds for ``hit_ratio_min_tokens``, of seconds for one."""
+    return lambda v: None if (seconds := read(v)) is None else seconds * v.t["hit_ratio_min_tokens"]
+
+
+def load_seconds(v: View) -> float | None:
+    """Seconds in which a GPU loads a token from the tier; ``None`` also where its number of GPUs is unknown."""
+    tier = v.s.tier
+    return (
+        None
+        if tier.load_seconds_per_token is None or not tier.tier_gpus
+        else tier.load_seconds_per_token / tier.tier_gpus
+    )
+
+
 def _logged(*events: str) -> Callable[[View], int | None]:
     """Number of such log lines in the last ten minutes; ``None`` if no log was read."""
     return lambda v: sum(v.s.events.get(name, 0) for name in events) if v.s.events_known else None
@@ -372,6 +387,17 @@ _NUMBERS: Final = (
     Number("preemptions_recent", "", "", lambda v: v.s.kv.preemptions_recent),
     Number("preemptions_recently", "", "", lambda v: v.s.kv.preemptions_recently),
     Number("preemptions_per_running", "", "", lambda v: v.s.kv.preemptions_per_running_minute),
+    # --- the KV tier
+    Number("tier_capacity", "", "", lambda v: v.s.tier.tier_capacity_tokens),
+    Number("tier_used", "ratio", "", lambda v: v.s.tier.tier_used_ratio),
+    Number("tier_pinned", "ratio", "", lambda v: v.s.tier.tier_pinned_ratio),
+    Number("tier_turnover", "seconds", "", lambda v: v.s.tier.tier_turnover_seconds),
+    Number("tier_reloaded", "ratio", "", lambda v: v.s.tier.tier_reloaded_ratio),
+    Number("tier_refused", "", "", lambda v: v.s.tier.tier_refused),
+    Number("tier_stored", "multiple", "", lambda v: v.s.tier.tier_stored_ratio),
+    Number("tier_load", "seconds", "", _for_some_tokens(load_seconds)),
+    Number("tier_load_most", "seconds", "", _for_some_tokens(lambda v: v.s.tier.load_seconds_per_token)),
+    Number("tier_prefill", "seconds", "", _for_some_tokens(lambda v: v.s.tier.prefill_seconds_per_token)),
     # --- requests
     Number("running", "", "running requests", lambda v: v.s.load.running),
     Number("running_most", "", "running requests", lambda v: v.s.load.running_most),

@@ -190,6 +190,17 @@ class Pool:
 
 
 @frozen
+class Tier:
+    """KV memory beyond the GPU's. ``configured``: None = unknown. ``size``: of its part in host memory, in the unit in
+    which the server counts what it moves (bytes, tokens or blocks); ``tokens``: in one such unit.
+    """
+
+    configured: bool | None = None
+    size: float | None = None
+    tokens: float | None = None
+
+
+@frozen
 class PageKind:
     """Kind of server behind a metrics endpoint, where it shows: ``flavour`` in the dialect's words, and whether
     several API servers share it.
@@ -346,6 +357,7 @@ class EngineDialect:
     block_size: Callable[[EngineReading], float | None] = lambda *_: None
     """Tokens in a KV block."""
     pool: Callable[[EngineArgs, EngineReading | None, int], Pool] = lambda *_: Pool()
+    tier: Callable[[EngineArgs, EngineReading | None], Tier] = lambda *_: Tier()
     features: Callable[[EngineArgs, str | None, Sequence[str]], Features] = lambda *_: Features()
     """From the arguments, the flavour, and the names of present gauges and page values."""
 

@@ -37,6 +37,9 @@ GENERATION_RATE: Final = "generation_rate"  # V0 <= 0.7 only: tokens per second 
 PROMPT_RATE: Final = "prompt_rate"  # V0 <= 0.7 only
 ASLEEP: Final = "asleep"  # 1 when sleep mode has offloaded the weights
 KV_CAPACITY: Final = "kv_capacity_tokens"  # tokens that the KV cache holds, where a gauge gives it
+TIER_PINNED: Final = "tier_pinned"  # share of the tier in host memory that transfers hold: no measure of how full it is
+TIER_USED: Final = "tier_used"  # in the unit of its size, where content is counted
+TIER_SIZE: Final = "tier_size"
 
 # Counters
 PREEMPTIONS: Final = "preemptions"
@@ -52,6 +55,13 @@ KV_AGAIN: Final = "kv_again"
 KV_GAIN_PREFIX: Final = "kv_gain:"  # + factor: "kv_gain:2"
 KV_AGAIN_AGE: Final = "kv_again_age"
 KV_AGAIN_GAP: Final = "kv_again_gap"
+CACHED_PREFIX: Final = "cached:"  # + where prompt tokens were found: device, host, disk, p2p, ...
+TIER_STORED_PREFIX: Final = "tier_stored:"  # + host, disk, ...: bytes, tokens or blocks (``engines.base.Tier``)
+TIER_LOADED_PREFIX: Final = "tier_loaded:"
+TIER_STORED: Final = TIER_STORED_PREFIX + "host"
+TIER_LOADED: Final = TIER_LOADED_PREFIX + "host"
+TIER_LOAD_SECONDS: Final = "tier_load_seconds"  # of all transfers and GPUs together
+TIER_REFUSED: Final = "tier_refused"  # what a tier without free room, or too slow, did not take
 ESTIMATED_FLOPS: Final = "estimated_flops"  # per GPU; stays 0 unless --enable-mfu-metrics
 ESTIMATED_READ_BYTES: Final = "estimated_read_bytes"
 ESTIMATED_WRITE_BYTES: Final = "estimated_write_bytes"

@@ -140,6 +140,13 @@ _REQUEST_TOKENS: Final = quantiles(
     "kind",
     absent=_WARMUP,
 )
+_TIER_MOVES: Final = gauge(
+    "kv_tier_tokens_per_second",
+    "KV tokens stored in a tier beyond the GPU's memory and loaded from it, per second over the last 5 minutes.",
+    "direction",
+    "tier",
+    absent="the engine reports no tier, or not what it moves in tokens",
+)
 _LATENCY: Final = quantiles(
     "latency_seconds",
     "Latency quantiles over the last minute, computed from bucket differences.",
@@ -232,6 +239,42 @@ class KvSignals:
     )
     prefix_hit_ratio_recent: float | None = None  # over the last half minute
     prefix_hit_ratio_usual: float | None = None  # highest half minute of the last quarter of an hour
+
+
+@frozen
+class TierSignals:
+    """KV memory beyond the GPU's, over five minutes (``signals.tiers``). Nothing is known without a tier."""
+
+    tier_capacity_tokens: float | None = published(
+        gauge(
+            "kv_tier_capacity_tokens",
+            "Tokens that the KV tier in host memory holds.",
+            absent="the engine reports no tier, or not its size in tokens",
+        )
+    )
+    # Held by transfers, not full: a full tier of old blocks reads near 0
+    tier_pinned_ratio: float | None = None
+    tier_used_ratio: float | None = None  # by content
+    tier_stored: Mapping[str, float] = published(_TIER_MOVES, "stored", default=dict)
+    tier_loaded: Mapping[str, float] = published(_TIER_MOVES, "loaded", default=dict)
+    cached: Mapping[str, float] = published(
+        gauge(
+            "prompt_tokens_cached_per_second",
+            "Prompt tokens per second that were found in a cache over the last 5 minutes, by where: device (the GPU's"
+            " KV cache), host, disk, p2p (another server), ...",
+            "source",
+            absent="the engine reports no tier, or not where it found them",
+        ),
+        default=dict,
+    )
+    tier_reloaded_ratio: float | None = None  # loaded, divided by stored
+    tier_turnover_seconds: float | None = None  # in which as much is stored as it holds
+    tier_refused: float | None = None  # stores, loads, blocks or tokens that it did not take
+    tier_served: bool | None = None  # anything was loaded since the start
+    tier_stored_ratio: float | None = None  # since the start, divided by what the GPU's cache holds
+    load_seconds_per_token: float | None = None  # transfers of all GPUs together
+    tier_gpus: float | None = None  # whose transfers add up
+    prefill_seconds_per_token: float | None = None
 
 
 @frozen
@@ -602,6 +645,7 @@ class Signals:
 
     time: float
     kv: KvSignals = KvSignals()
+    tier: TierSignals = TierSignals()
     batch: BatchSignals = BatchSignals()
     load: LoadSignals = LoadSignals()
     context: ContextSignals = ContextSignals()
@@ -659,6 +703,7 @@ class Signals:
 GROUPS: Final[tuple[type[object], ...]] = (
     LoadSignals,
     KvSignals,
+    TierSignals,
     ThroughputSignals,
     RequestSignals,
     ProgressSignals,
@@ -673,6 +718,7 @@ GROUPS: Final[tuple[type[object], ...]] = (
 
 _GROUP_NAMES: Final = (
     "kv",
+    "tier",
     "batch",
     "load",
     "context",

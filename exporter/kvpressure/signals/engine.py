@@ -9,9 +9,9 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import EngineReading, Scrape
-from kvpressure.model.signals import KvSignals, LoadSignals, Signals, ThroughputSignals
+from kvpressure.model.signals import KvSignals, LoadSignals, Signals, ThroughputSignals, TierSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals import batch, hardware, kv, progress, requests
+from kvpressure.signals import batch, hardware, kv, progress, requests, tiers
 from kvpressure.signals import hardware as score
 from kvpressure.signals.batch import RunningHistogram, SequenceLimit, StepWindow
 from kvpressure.signals.hardware import EngineContext
@@ -172,6 +172,7 @@ class EngineTracker:
             time=around.now,
             dialect=self.reading.dialect if self.reading else "",
             kv=cache.kv,
+            tier=self._tier(around, cache.kv.kv_capacity_tokens),
             load=load,
             batch=batch.batch_signals(
                 window,
@@ -212,6 +213,13 @@ class EngineTracker:
             gpu_faults=around.gpus.faults,
             kernel_faults=around.gpus.kernel_faults,
         )
+
+    def _tier(self, around: EngineContext, capacity: float | None) -> TierSignals:
+        reading, args = self.reading, around.limits.args
+        if reading is None or not tiers.reported(self.window):
+            return tiers.NO_TIER
+        tier = dialect(reading.dialect).tier(args, reading)
+        return tiers.tier_signals(self.window, tier, capacity, args.engine_gpus, self._thresholds)
 
     def _load(self, around: EngineContext, cache: CacheState) -> LoadSignals:
         limits = around.limits

@@ -29,6 +29,8 @@ SERIES_LABELS: Final = frozenset(
         "is_streaming",
         "cache_source",
         "mode",
+        "pool",
+        "reason",
     }
 )
 REPEATED_BY: Final = frozenset({"tp_rank", "moe_ep_rank"})  # with --enable-metrics-for-all-schedulers
@@ -101,6 +103,26 @@ FAMILIES: Final = (
     _of_server("histogram", r.REQUEST_PROMPT, "prompt_tokens_histogram"),
     _of_server("histogram", r.REQUEST_OUTPUT, "generation_tokens_histogram"),
     Family("config", ("cache_config_info",)),
+    Family("counter", ("hicache_backup_tokens",), label="pool", values={"kv": r.TIER_STORED}),
+    Family("counter", ("load_back_tokens",), label="pool", values={"kv": r.TIER_LOADED}),
+    counter(r.TIER_STORED_PREFIX + "disk", "backuped_tokens"),
+    counter(r.TIER_LOADED_PREFIX + "disk", "prefetched_tokens"),
+    Family(
+        "counter",
+        ("hicache_dropped_tokens",),
+        label="reason",
+        values={"host_pressure": r.TIER_REFUSED},
+        join="sum",
+        copies=("pool", "pid"),
+    ),
+    gauge(r.TIER_USED, "hicache_host_used_tokens", ceiling=ceilings.COUNT),
+    gauge(r.TIER_SIZE, "hicache_host_total_tokens", ceiling=ceilings.COUNT),
+    Family(
+        "counter",
+        ("prefill_effective_tokens",),
+        label="mode",
+        values={f"{where}_hit": r.CACHED_PREFIX + where for where in ("device", "host", "storage")},
+    ),
 )
 AT_END: Final = (
     _of_server("counter", r.PROMPT_TOKENS, "prompt_tokens"),

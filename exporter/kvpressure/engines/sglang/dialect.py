@@ -47,6 +47,7 @@ SGLANG: Final = EngineDialect(
     capacity_tokens=limits.capacity_tokens,
     block_size=limits.block_size,
     pool=limits.pool,
+    tier=limits.tier,
     features=limits.features,
     flag=arguments.option,
     words={"preemption": "retraction", "preemptions": "retractions", "preempted": "retracted"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool
+from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool, Tier
 from kvpressure.engines.sglang.aliases import CONTEXT
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB, EngineArgs, parse_version
@@ -114,6 +114,13 @@ def pool(args: EngineArgs, reading: EngineReading | None, _engines_on_page: int)
     if not tokens:
         return Pool()
     return Pool(blocks=int(tokens), block_size=1, dtype=args.kv_cache_dtype or "auto")
+
+
+def tier(args: EngineArgs, reading: EngineReading | None) -> Tier:
+    """HiCache, which counts in tokens."""
+    size = reading.gauges.get(r.TIER_SIZE) if reading else None
+    on = args.values.get("enable_hierarchical_cache") == "True" or bool(size)
+    return Tier(True if on else False if args.complete else None, size, 1.0)
 
 
 def features(args: EngineArgs, flavour: str | None, _gauges: Sequence[str]) -> Features:

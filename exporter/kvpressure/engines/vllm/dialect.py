@@ -60,6 +60,7 @@ VLLM: Final = EngineDialect(
     capacity_tokens=limits.capacity_tokens,
     block_size=limits.block_size,
     pool=limits.pool,
+    tier=limits.tier,
     features=limits.features,
     flags_since={"watermark": "0.24"},
     deferred_since="0.20",

@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool
+from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool, Tier
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import GIB, EngineArgs, Version, parse_version
 from kvpressure.model.pools import KV_ROLES
-from kvpressure.model.readings import LORA_MOMENT, RUNNING_LIMIT, SWAPPED, EngineReading
+from kvpressure.model.readings import LORA_MOMENT, RUNNING_LIMIT, SWAPPED, TIER_STORED, EngineReading
 from kvpressure.model.state import LIMITS
 
 REFERENCE_VERSION: Final = "0.33.0"  # its defaults are assumed where no version is given
@@ -69,7 +69,15 @@ KV_TRANSFER: Final = "kv_transfer_config"
 _KV_FIELDS: Final = {
     "kv_role": re.compile(r"\bkv_role\b['\"]?\s*[:=]\s*['\"]?(kv_[a-z]+)"),
     "kv_connector": re.compile(r"\bkv_connector\b['\"]?\s*[:=]\s*['\"]?(\w+)"),
+    "cpu_bytes_to_use": re.compile(r"\bcpu_bytes_to_use\b['\"]?\s*[:=]\s*['\"]?(\d+)"),
 }
+_TIERS: Final = (
+    "OffloadingConnector",
+    "SimpleCPUOffloadConnector",
+    "MooncakeStoreConnector",
+    "LMCacheMPConnector",
+    "FlexKVConnectorV1",
+)
 SYNCHRONOUS: Final = (
     "LMCacheConnectorV1",
     "LMCacheConnector",
@@ -105,6 +113,23 @@ def waits_for_blocks(args: EngineArgs) -> bool:
     """
     role = kv_role(args)
     return role is not None and not (role == "kv_both" and _kv_field(args, "kv_connector") in SYNCHRONOUS)
+
+
+def tier(args: EngineArgs, reading: EngineReading | None) -> Tier:
+    """The KV tier by the labels of its info metric (0.32), else by ``--kv-offloading-size`` in GiB or the connector's
+    own setting.
+    """
+    config, counters = (reading.cache_config, reading.counters) if reading else ({}, {})
+    connector, given = _kv_field(args, "kv_connector"), args.number("kv_offloading_size")
+    configured = True if given or connector in (*_TIERS, *SYNCHRONOUS) or TIER_STORED in counters else None
+    if configured is None and args.complete and kv_role(args) is None:
+        configured = False
+    blocks, tokens = positive(config.get("capacity_blocks")), positive(config.get("cpu_kv_cache_size_tokens"))
+    if blocks and reading:
+        return Tier(configured, blocks, block_size(reading))
+    stated = given * GIB if given else positive(_kv_field(args, "cpu_bytes_to_use"))
+    size = positive(config.get("cpu_kv_cache_size_bytes")) or stated
+    return Tier(configured, size, tokens / size if tokens and size else None)
 
 
 def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Features:

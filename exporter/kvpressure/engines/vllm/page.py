@@ -7,7 +7,8 @@ to 0.33.0; captures under ``tests/fixtures/vllm``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvpressure.engines.base import Family, PageKind, SampleName, counter, gauge, histogram, table
@@ -28,7 +29,9 @@ from kvpressure.model.readings import (
 
 PREFIXES: Final = ("vllm:", "vllm_", "ray_vllm:", "ray_vllm_")
 SERIES_PATTERN: Final = "(ray_)?vllm[:_].+"
-SERIES_LABELS: Final = frozenset({"engine", "reason", "finished_reason", "source", "sleep_state"})
+SERIES_LABELS: Final = frozenset(
+    {"engine", "reason", "finished_reason", "source", "sleep_state", "tier", "outcome", "transfer_type"}
+)
 
 # NVIDIA NIM serves these without any prefix, the last two and the limit as names of its own.
 BARE_NAMES: Final = (
@@ -62,9 +65,72 @@ CONFIG_LABELS: Final = frozenset(
         "enable_prefix_caching",
         "effective_attention_block_size",
         "_block_size_resolved",
+        "cpu_kv_cache_size_bytes",
+        "cpu_kv_cache_size_tokens",
+        "capacity_blocks",
     }
 )
 
+_BEHIND_HOST: Final = {"fs": "disk", "obj": "remote", "p2p": "remote"}  # a tier's type, in the label "1:fs"
+
+
+def _tier(prefix: str) -> Callable[[Mapping[str, str]], str]:
+    """The name of a tier's series, with what lies behind host memory by its type."""
+    return lambda labels: prefix + _BEHIND_HOST.get(labels.get("tier", "").partition(":")[2], "other")
+
+
+def _refused(name: str, label: str = "", **values: str) -> Family:
+    return Family("counter", (name,), r.TIER_REFUSED, label, values, join="sum", copies=("tier", "pid"))
+
+
+TIER_FAMILIES: Final = (
+    counter(r.TIER_STORED, "kv_offload_store_bytes", ceiling=ceilings.WORK),  # 0.26, as the next two
+    counter(r.TIER_LOADED, "kv_offload_load_bytes", ceiling=ceilings.WORK),
+    counter(r.TIER_LOAD_SECONDS, "kv_offload_load_time"),
+    gauge(r.TIER_PINNED, "kv_offload_cpu_cache_usage_perc", ceiling=ceilings.RATIO),
+    _refused("kv_offload_allocation_failure"),
+    *(
+        _refused(f"kv_offload_tiering_{name}")
+        for name in (
+            "promotion_allocation_failures",
+            "promotion_job_failures",
+            "cascade_job_failures",
+            "backpressure_stores_dropped",  # 0.31
+        )
+    ),  # 0.29
+    *(
+        Family(
+            "counter",
+            (f"kv_offload_tiering_{moved}_bytes",),
+            named=_tier(prefix),
+            join="sum",
+            copies=("tier", "pid"),
+            ceiling=ceilings.WORK,
+        )
+        for moved, prefix in (("write", r.TIER_STORED_PREFIX), ("read", r.TIER_LOADED_PREFIX))
+    ),
+    Family(
+        "counter",
+        ("simple_kv_offload_save_outcomes",),
+        label="outcome",
+        values={"stored": r.TIER_STORED, "dropped_cpu_full": r.TIER_REFUSED},
+    ),  # 0.31, in blocks
+    counter(r.TIER_LOADED, "simple_kv_offload_load_blocks"),
+    Family("config", ("kv_offload_config_info", "simple_kv_offload_info")),
+    Family("counter", ("prompt_tokens_cached_by_source",), r.CACHED_PREFIX, label="source"),  # 0.32
+)
+OLDER_TIER_FAMILIES: Final = (
+    Family(
+        "counter",
+        ("kv_offload_total_bytes",),
+        label="transfer_type",
+        values={"CPU_to_GPU": r.TIER_LOADED, "GPU_to_CPU": r.TIER_STORED},
+        ceiling=ceilings.WORK,
+    ),
+    Family("counter", ("kv_offload_total_time",), label="transfer_type", values={"CPU_to_GPU": r.TIER_LOAD_SECONDS}),
+    counter(r.CACHED_PREFIX + "external_unspecified", "external_prefix_cache_hits"),
+)
+"""What newer releases still publish beside the names above, which take precedence."""
 
 ENGINE_FAMILIES: Final = (
     gauge(r.RUNNING, "num_requests_running"),
@@ -120,7 +186,10 @@ ENGINE_FAMILIES: Final = (
     Family("config", ("cache_config_info",)),
 )
 
-SAMPLES: Final[Mapping[str, SampleName]] = table("vllm", ENGINE_FAMILIES, PREFIXES, BARE_NAMES)
+SAMPLES: Final[Mapping[str, SampleName]] = {
+    **{name: replace(sample, age=1) for name, sample in table("vllm", OLDER_TIER_FAMILIES, PREFIXES).items()},
+    **table("vllm", (*ENGINE_FAMILIES, *TIER_FAMILIES), PREFIXES, BARE_NAMES),
+}
 """Every sample name of vLLM that is read; others (such as ``_created``) are ignored."""
 
 

@@ -304,7 +304,7 @@ def classify(
     mark = copy = 0
     if family.kind == "config":
         kept = sorted(whose.config_labels & labels.keys())
-        part = tuple((name, visible(labels[name])) for name in kept if labels[name] != "None")
+        part = tuple((name, visible(labels[name])) for name in kept if labels[name] not in ("None", ""))
     else:
         part = _bound(labels) if part == "bucket" else part
         mark = hash(frozenset(item for item in labels.items() if item[0] not in whose.repeated_by))
@@ -402,7 +402,8 @@ class _Group:
     def add(self, identity: ValueKey, family: Family, place: int) -> bool:
         """Whether there is room for this value."""
         if isinstance(identity.part, tuple):
-            self.config = max(self.config, identity.part)
+            less, more = sorted((self.config, identity.part))  # of two values of a label, always the same one
+            self.config = tuple(sorted({**dict(less), **dict(more)}.items()))
             return True
         if family.kind == "histogram":
             key = identity.canonical, identity.age, identity.copy

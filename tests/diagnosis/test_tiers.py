@@ -1,0 +1,93 @@
+"""Scenes of a KV tier (``fixtures/pages-2026/tiers.yaml``), labelled before the rules: findings as the labels say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvpressure.model.readings import Snapshot
+from kvpressure.model.state import EngineState
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.sources.scrape.scanner import parse_scrape
+
+FOLDER = Path(__file__).parents[1] / "fixtures/pages-2026"
+SCENES = yaml.safe_load((FOLDER / "tiers.yaml").read_text())
+STEP, START = 5, 1_800_000_000.0
+WORDS = {"true": True, "false": False, "unknown": None, True: True, False: False}
+BUSY = {  # what a server shows that decodes and lets nobody wait
+    "vllm": (
+        "vllm:num_requests_running{L} 4\nvllm:num_requests_waiting{L} 0\nvllm:kv_cache_usage_perc{L} 0.6\n"
+        "vllm:generation_tokens_total{L} %d\nvllm:prompt_tokens_total{L} %d\n"
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="20480",engine="0"} 1\n'
+    ),
+    "sglang": (
+        "sglang:num_running_reqs{L} 4\nsglang:num_queue_reqs{L} 0\nsglang:token_usage{L} 0.6\n"
+        "sglang:generation_tokens_total{L} %d\nsglang:prompt_tokens_total{L} %d\n"
+    ),
+}
+LABELS = {
+    "vllm": 'engine="0",model_name="m"',
+    "sglang": 'engine_type="unified",model_name="m",pp_rank="0",tp_rank="0",moe_ep_rank="0"',
+}
+
+
+def values(page: str) -> dict[str, float]:
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page.splitlines() if line[0] != "#"}
+
+
+def gauges(page: str) -> set[str]:
+    return set(re.findall(r"^# TYPE (\S+) gauge", page, re.MULTILINE))
+
+
+def between(scene: Mapping[str, Any]) -> Iterator[str]:
+    """The server's pages in steps: counters grow evenly, gauges have the last page's value."""
+    if isinstance(scene["to"], str):
+        last = (FOLDER / scene["to"]).read_text()
+        begin = values((FOLDER / scene["from"]).read_text()) if scene["from"] else {}
+        end, fixed, head = values(last), gauges(last), ""
+    else:
+        server = scene["server"]
+        begin, end = ({_named(server, name): value for name, value in scene[key].items()} for key in ("from", "to"))
+        fixed, head = set(), BUSY[server].replace("{L}", f"{{{LABELS[server]}}}")
+    for second in range(0, scene["seconds"] + 1, STEP):
+        part = second / scene["seconds"]
+        lines = (
+            f"{name} {value if name.partition('{')[0] in fixed else begin.get(name, 0.0) * (1 - part) + value * part}"
+            for name, value in end.items()
+        )
+        yield (head and head % (100 * second, 1000 * second)) + "\n".join(lines) + "\n"
+
+
+def _named(server: str, name: str) -> str:
+    own, _, labels = name.rstrip("}").partition("{")
+    return f"{server}:{own}{{{LABELS[server]}{',' if labels else ''}{labels}}}"
+
+
+@cache
+def judged(number: int) -> EngineState:
+    scene, pipeline = SCENES[number], Pipeline()
+    for place, text in enumerate(between(scene)):
+        now = START + STEP * place
+        page = parse_scrape(
+            text, target="t", time=now, namespace="n", pod="p", container="c", args=tuple(scene.get("args", ()))
+        )
+        state = pipeline.observe(Snapshot(now, pages=(page,), targets=("t",)))
+    (engine,) = state.engines
+    return engine
+
+
+every_scene = pytest.mark.parametrize("number", range(len(SCENES)), ids=[scene["id"] for scene in SCENES])
+
+
+@every_scene
+def test_a_scene_gives_what_its_label_says(number: int) -> None:
+    scene, diagnosis = SCENES[number], judged(number).diagnosis
+    expected = {name: WORDS[value] for name, value in scene["findings"].items()}
+    assert {name: diagnosis.holds(name) for name in expected} == expected
+    assert diagnosis.verdict in scene["verdicts"]

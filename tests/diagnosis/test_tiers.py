@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvpressure.model import readings as r
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
@@ -91,3 +92,16 @@ def test_a_scene_gives_what_its_label_says(number: int) -> None:
     expected = {name: WORDS[value] for name, value in scene["findings"].items()}
     assert {name: diagnosis.holds(name) for name in expected} == expected
     assert diagnosis.verdict in scene["verdicts"]
+
+
+def test_a_preemption_costs_what_is_computed_again_not_what_a_cache_has() -> None:
+    scene = SCENES[1]
+    before, after = (
+        parse_scrape((FOLDER / scene[end]).read_text(), target="t", time=1.0).engines[0] for end in ("from", "to")
+    )
+    grown = {name: count - before.counters[name] for name, count in after.counters.items() if name in before.counters}
+    output = after.histograms[r.REQUEST_OUTPUT].sum - before.histograms[r.REQUEST_OUTPUT].sum
+    requests = after.histograms[r.REQUEST_OUTPUT].count - before.histograms[r.REQUEST_OUTPUT].count
+    assert grown[r.PROMPT_TOKENS_COMPUTED] / grown[r.PROMPT_TOKENS] == pytest.approx(0.85, abs=0.01)
+    again = (grown[r.PROMPT_TOKENS_COMPUTED] + output) / requests * grown[r.PREEMPTIONS] / scene["seconds"]
+    assert judged(1).signals.kv.recomputed_tokens_rate == pytest.approx(again)

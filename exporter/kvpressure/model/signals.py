@@ -230,7 +230,8 @@ class KvSignals:
     recomputed_tokens_rate: float | None = published(
         gauge(
             "recomputed_tokens_estimate_rate",
-            "Tokens recomputed per second after preemptions (estimate: preemptions times mean request length).",
+            "Tokens recomputed per second after preemptions. An estimate: preemptions times the mean output length plus"
+            " the part of the mean prompt that is computed, not found in a cache or tier.",
             absent="the preemption rate or the request lengths are unknown",
         )
     )

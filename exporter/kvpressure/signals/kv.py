@@ -197,7 +197,7 @@ def kv_signals(
         preemptions_recent=recent_preemptions,
         preemptions_recently=lately,
         preemptions_per_running_minute=None if rate is None or not mean_running else rate * MINUTE / mean_running,
-        recomputed_tokens_rate=None if rate is None or context is None else rate * context,
+        recomputed_tokens_rate=_recomputed(window, rate, shape),
         prefix_hit_ratio=_hit_ratio(window, FIVE_MINUTES),
         prefix_hit_ratio_recent=hits,
         prefix_hit_ratio_usual=usual_hits,
@@ -245,6 +245,17 @@ def _preemptions(
     recent = max((amount for amount in (lately[0] if lately else None, fresh) if amount is not None), default=None)
     within = max((amount for amount in (half[0] if half else None, fresh_half) if amount is not None), default=None)
     return (counted[0] if counted else None), silent, rate, recent, within
+
+
+def _recomputed(window: EngineWindow, preemptions: float | None, shape: Shape) -> float | None:
+    """Tokens per second computed again after preemptions: the outputs, and of the prompts the share that is computed
+    and not found in a cache or loaded from a tier; the whole prompts where that is unknown.
+    """
+    if preemptions is None or shape.prompt is None:
+        return None
+    computed, prompts = (window.increase(name, FIVE_MINUTES) for name in (r.PROMPT_TOKENS_COMPUTED, r.PROMPT_TOKENS))
+    share = 1.0 if computed is None or not prompts or prompts[0] <= 0 else min(1.0, computed[0] / prompts[0])
+    return preemptions * (shape.prompt * share + (shape.output or 0.0))
 
 
 def requests_reached(window: EngineWindow, shape: Shape, max_num_seqs: float | None) -> float | None:

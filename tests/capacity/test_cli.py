@@ -53,6 +53,16 @@ def test_a_hybrid_model_says_that_it_is_not_linear(capsys: Capsys) -> None:
     assert as_json(capsys, "gemma-3-27b")["linear"] is False
 
 
+def test_a_tier_keeps_requests_and_says_what_loading_one_saves(capsys: Capsys) -> None:
+    typed = "capacity llama-3.1-70b --tp 4 --context 8192 --tier 64GiB --tier-speed 20GB --prefill-speed 8000"
+    (row,) = as_json(capsys, typed.removeprefix("capacity "))["requests"]
+    size = 4 * 671_088_640
+    assert (row["in_tier"], row["load_seconds"], row["prefill_seconds"]) == (64 * 2**30 // size, size / 20e9, 1.024)
+    _, out, _ = run(capsys, typed)
+    assert re.search(r"8 192 +640.00 MiB +25 +134 ms +1 s\n\n.*no more of them run at once", out)
+    refused(capsys, "capacity llama-3.1-70b --prefill-speed 8000", "--prefill-speed: needs --tier")
+
+
 def test_it_fits(capsys: Capsys) -> None:
     load = "--prompt 1500 --output 500 --concurrency 100"
     found = as_json(capsys, f"llama-3.1-8b --gpu-memory 80GiB --max-model-len 8192 {load}")

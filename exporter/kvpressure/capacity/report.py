@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.load import RequestLoad
 from kvpressure.capacity.plan import Fit, GpuAudit, LimitPlan, Recommendation
 from kvpressure.capacity.shapes import ModelShape
-from kvpressure.printable import grouped
+from kvpressure.printable import grouped, say
 
 _PARTS = (
     ("weights", "weights"),
@@ -22,6 +22,17 @@ _PARTS = (
     ("allocator", "allocator overhead"),
 )
 _SET = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+
+
+@dataclass(frozen=True, slots=True)
+class HostTier:
+    """A KV tier in host memory: its bytes for all GPUs together, bytes loaded and tokens computed per second (None =
+    not given). It keeps requests between their turns; no more of them run at once.
+    """
+
+    bytes: int
+    load_speed: float | None = None
+    prefill_speed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,7 @@ class CapacityAnswer:
     load: RequestLoad | None = None
     needed: float | None = None
     plan: LimitPlan | None = None
+    tier: HostTier | None = None
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -49,6 +61,20 @@ class CapacityAnswer:
     def concurrent(self, length: int) -> int | None:
         """Number of requests of this length that the pool holds at once."""
         return None if self.fit is None else self.fit.usable_blocks // self.layout.blocks(length)
+
+    def in_tier(self, length: int) -> dict[str, float]:
+        """Number of requests of this length that the tier holds, and the seconds to load one and to compute it; only
+        what is known.
+        """
+        if self.tier is None:
+            return {}
+        size = self.layout.request_bytes(length) * self.parallel.tensor * self.parallel.pipeline
+        load, prefill = self.tier.load_speed, self.tier.prefill_speed
+        return {
+            "in_tier": self.tier.bytes // size,
+            **({"load_seconds": size / load} if load else {}),
+            **({"prefill_seconds": length / prefill} if prefill else {}),
+        }
 
 
 def as_json(answer: CapacityAnswer) -> dict[str, Any]:
@@ -68,6 +94,7 @@ def as_json(answer: CapacityAnswer) -> dict[str, Any]:
                 "blocks": answer.layout.blocks(length),
                 "bytes_per_gpu": answer.layout.request_bytes(length),
                 **({} if answer.fit is None else {"max_concurrent": answer.concurrent(length)}),
+                **answer.in_tier(length),
             }
             for length in answer.lengths
         ],
@@ -129,14 +156,28 @@ def _model(answer: CapacityAnswer) -> Iterator[str]:
         )
 
 
+_IN_TIER: Final = {"in_tier": "in the tier", "load_seconds": "to load", "prefill_seconds": "to compute"}
+
+
 def _lengths(answer: CapacityAnswer) -> Iterator[str]:
+    shown = answer.in_tier(answer.lengths[0])
     yield ""
-    yield f"{'request, tokens':>16} {'on each GPU':>13}" + ("" if answer.fit is None else f" {'at once':>9}")
+    yield (
+        f"{'request, tokens':>16} {'on each GPU':>13}"
+        + ("" if answer.fit is None else f" {'at once':>9}")
+        + "".join(f" {_IN_TIER[name]:>11}" for name in shown)
+    )
     for length in answer.lengths:
-        many = answer.concurrent(length)
-        yield f"{grouped(length):>16} {_size(answer.layout.request_bytes(length)):>13}" + (
-            "" if many is None else f" {grouped(many):>9}"
+        many, values = answer.concurrent(length), answer.in_tier(length)
+        texts = (say(value, "seconds" if name != "in_tier" else "") for name, value in values.items())
+        yield (
+            f"{grouped(length):>16} {_size(answer.layout.request_bytes(length)):>13}"
+            + ("" if many is None else f" {grouped(many):>9}")
+            + "".join(f" {text:>11}" for text in texts)
         )
+    if answer.tier is not None:
+        yield ""
+        yield f"tier of {_size(answer.tier.bytes)}: keeps requests between their turns; no more of them run at once"
 
 
 def _gpu(answer: CapacityAnswer) -> Iterator[str]:

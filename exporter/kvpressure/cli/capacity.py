@@ -13,7 +13,7 @@ from typing import Final
 from kvpressure.capacity import kvbytes, load, models, plan, weights
 from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.load import RequestLoad
-from kvpressure.capacity.report import CapacityAnswer, as_json, as_text
+from kvpressure.capacity.report import CapacityAnswer, HostTier, as_json, as_text
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
 from kvpressure.settings.thresholds import Thresholds
@@ -97,6 +97,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory.add_argument(
         "--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, in place of the computed one"
     )
+    tier = parser.add_argument_group("KV tier in host memory, for all GPUs together")
+    tier.add_argument("--tier", type=_size, metavar="SIZE", help="its size, e.g. of vLLM's --kv-offloading-size")
+    tier.add_argument("--tier-speed", type=_size, metavar="SIZE", help="bytes loaded per second")
+    tier.add_argument("--prefill-speed", type=whole, metavar="TOKENS", help="prompt tokens computed per second")
     sent = parser.add_argument_group("what is sent")
     sent.add_argument(
         "--context",
@@ -140,7 +144,7 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
         hybrid_manager=not options.disable_hybrid_kv_cache_manager,
     )
     lengths = tuple(options.context or _lengths(shape, options.max_model_len))
-    answer = CapacityAnswer(shape, parallel, options.kv_cache_dtype, layout, lengths)
+    answer = CapacityAnswer(shape, parallel, options.kv_cache_dtype, layout, lengths, tier=_tier(options))
     sent = _sent(options)
     if options.gpu_memory is None:
         needless = _first_given(options, _OF_A_GPU)
@@ -183,6 +187,13 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
         problems=tuple(_problems(answer, found, fit, options.context or ())),
         warnings=tuple(_warnings(answer, found, options.context or ())),
     )
+
+
+def _tier(options: argparse.Namespace) -> HostTier | None:
+    alone = _first_given(options, ("tier_speed", "prefill_speed"))
+    if options.tier is None and alone:
+        raise InputError(f"--{alone.replace('_', '-')}: needs --tier")
+    return None if options.tier is None else HostTier(options.tier, options.tier_speed, options.prefill_speed)
 
 
 def _lengths(shape: ModelShape, limit: int | None) -> list[int]:
@@ -284,7 +295,7 @@ def _worksheet(options: argparse.Namespace) -> int:
         raise InputError("--worksheet: needs --gpu-memory, e.g. 80GB")
     unused = _first_given(
         options,
-        ("prompt", "output", "max_model_len", *(name for name in _OF_A_GPU if name != "concurrency")),
+        ("prompt", "output", "max_model_len", "tier", *(name for name in _OF_A_GPU if name != "concurrency")),
     )
     if unused is not None or len(options.context or ()) > 1:
         raise InputError(

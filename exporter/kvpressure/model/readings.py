@@ -326,6 +326,31 @@ class StepStats:
 
 
 @frozen
+class CacheReading:
+    """What the KV events of one engine add up to: sums and shares, never a hash, a token or a salt. ``target``: as of
+    ``Scrape``; ``engine``: as the page calls it. ``reason``: why the contents of its prefix cache are unknown, "" =
+    they are known. ``adapters``, ``salts``: shares (0-1) of the blocks by holder, means of a minute; salts are numbers
+    that mean nothing outside this process. ``tiers``: blocks were stored outside the GPU too. The other fields are as
+    in ``kvevents.reuse.ReuseEstimator``, in blocks of ``block_size`` tokens.
+    """
+
+    target: str
+    engine: str
+    time: float
+    reason: str = ""
+    adapters: Mapping[str, float] = field(default_factory=dict)
+    salts: Mapping[str, float] = field(default_factory=dict)
+    tiers: bool = False
+    block_size: int | None = None
+    resident: int | None = None
+    again: int = 0
+    evictions: int = 0
+    evicted_age_seconds: float = 0.0
+    again_gap_seconds: float = 0.0
+    gain: Mapping[str, int] = field(default_factory=dict)  # by factor of the capacity, as text
+
+
+@frozen
 class GpuOwner:
     """One container that holds a GPU; a shared GPU has several, all with ``shared`` True. ``group``: the pods that
     form one engine whose metrics a pod on another node serves; "" = none.
@@ -398,6 +423,7 @@ class Snapshot:
     logs: tuple[LogLine, ...] = ()
     allocator: tuple[AllocatorReading, ...] = ()
     steps: tuple[StepStats, ...] = ()
+    caches: tuple[CacheReading, ...] = ()
     node_conditions: tuple[NodeCondition, ...] = ()
     discovered: tuple[Discovered, ...] = ()
     health: Mapping[str, SourceHealth] = field(default_factory=dict)

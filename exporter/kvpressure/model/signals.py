@@ -242,6 +242,33 @@ class KvSignals:
     prefix_hit_ratio_usual: float | None = None  # highest half minute of the last quarter of an hour
 
 
+_HELD: Final = gauge(
+    "kv_held_ratio",
+    "Share (0-1) of the blocks in the prefix cache, mean of the last minute, by adapter or by cache salt: the five"
+    " largest holders, (none), (unknown) and (other). A salt is a number that changes when the exporter restarts.",
+    "by",
+    "holder",
+    absent="the engine's KV events are not read, or were not read long enough; no request had an adapter, or a salt",
+)
+
+
+@frozen
+class CacheSignals:
+    """What is in the prefix cache, by the engine's KV events (``kvevents``)."""
+
+    held_by_adapter: Mapping[str, float] = published(_HELD, "adapter", default=dict)
+    held_by_salt: Mapping[str, float] = published(_HELD, "salt", default=dict)
+    events_complete: Mapping[str, float] = published(
+        gauge(
+            "kv_events_complete",
+            "1 if the contents of the engine's prefix cache are known by its KV events, else 0, with the reason.",
+            "reason",
+            absent="the engine publishes no KV events, or their endpoint is unknown",
+        ),
+        default=dict,
+    )
+
+
 @frozen
 class TierSignals:
     """KV memory beyond the GPU's, over five minutes (``signals.tiers``). Nothing is known without a tier."""
@@ -647,6 +674,7 @@ class Signals:
     time: float
     kv: KvSignals = KvSignals()
     tier: TierSignals = TierSignals()
+    cache: CacheSignals = CacheSignals()
     batch: BatchSignals = BatchSignals()
     load: LoadSignals = LoadSignals()
     context: ContextSignals = ContextSignals()
@@ -705,6 +733,7 @@ GROUPS: Final[tuple[type[object], ...]] = (
     LoadSignals,
     KvSignals,
     TierSignals,
+    CacheSignals,
     ThroughputSignals,
     RequestSignals,
     ProgressSignals,
@@ -720,6 +749,7 @@ GROUPS: Final[tuple[type[object], ...]] = (
 _GROUP_NAMES: Final = (
     "kv",
     "tier",
+    "cache",
     "batch",
     "load",
     "context",

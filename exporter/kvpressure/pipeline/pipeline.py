@@ -21,7 +21,16 @@ from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
 from kvpressure.model.isolation import NODE, TARGET, TICK, Failure, Guard
-from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, LogLine, Scrape, Snapshot, StepStats
+from kvpressure.model.readings import (
+    CacheReading,
+    ContainerReading,
+    GpuOwner,
+    GpuReading,
+    LogLine,
+    Scrape,
+    Snapshot,
+    StepStats,
+)
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import (
     LIMITS,
@@ -127,6 +136,8 @@ class Pipeline:
             self._take_page(now, page)
         for stats in snapshot.steps:
             self._take_steps(now, stats)
+        for cache in snapshot.caches:
+            self._take_cache(now, cache)
         owners = _owners_by_pod(snapshot)
         self._engines.forget(now)
         self._forget(now)
@@ -186,6 +197,11 @@ class Pipeline:
         ]
         if len(named) == 1:  # of two servers in a pod that count alike, it is unknown whose steps these are
             self._guarded(now, named[0], partial(named[0].tracker.steps.observe, stats), lambda _: None)
+
+    def _take_cache(self, now: float, cache: CacheReading) -> None:
+        named = [track for track in self._engines if (track.target, track.named[1]) == (cache.target, cache.engine)]
+        if len(named) == 1:  # of two models that one endpoint counts alike, it is unknown whose cache this is
+            self._guarded(now, named[0], partial(named[0].tracker.take_cache, cache), lambda _: None)
 
     def _container(self, of: ContainerReading | LogLine) -> ContainerTrack:
         key = (of.namespace, of.pod, of.container)

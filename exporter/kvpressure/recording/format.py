@@ -4,10 +4,9 @@ A recording holds what was *read*, never what was concluded. The first line is t
 every key of a tick but ``t`` may be missing or null, and unknown keys are ignored. Keys are the field names of
 ``kvpressure.model.readings``; an engine page stands as ``exposition``, the raw text as scraped.
 
-Beyond the documented keys a tick may carry ``owners``, ``pods``, ``steps``, ``node_conditions``, ``targets``,
-``process_pods``, ``expected_gpus`` and ``health``, and an engine
-``t`` (when the page was fetched, if not at the tick's time), ``env``, ``version``, ``group``, ``pool`` and ``dialect``
-(of a page that does not show it).
+Beyond the documented keys a tick may carry ``owners``, ``pods``, ``steps``, ``caches``, ``node_conditions``,
+``targets``, ``process_pods``, ``expected_gpus`` and ``health``, and an engine ``t`` (when the page was fetched, if not
+at the tick's time), ``env``, ``version``, ``group``, ``pool`` and ``dialect`` (of a page that does not show it).
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from kvpressure.errors import InputError, shown
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import (
     AllocatorReading,
+    CacheReading,
     ContainerReading,
     GpuOwner,
     GpuProcess,
@@ -211,6 +211,17 @@ _STEPS: Final = (
     Field("kv_max", read_ratio),
     by_number("sizes", read_amount),
 )
+_CACHE: Final = (
+    *fields(read_name, "target", "engine", required=True),
+    Field("time", read_moment, required=True),
+    Field("reason", read_name, default=""),
+    *(Field(name, map_of(read_ratio, read_name), dict, default={}) for name in ("adapters", "salts")),
+    Field("tiers", read_flag, default=False),
+    *fields(read_amount, "block_size", "resident"),
+    *fields(read_amount, "again", "evictions", default=0),
+    *fields(read_level, "evicted_age_seconds", "again_gap_seconds", default=0.0),
+    Field("gain", read_counts, dict, default={}),
+)
 _OWNER: Final = (
     Field("uuid", read_name, required=True),
     *_CONTAINER_NAME,
@@ -234,6 +245,7 @@ ENTRIES: Final = {
     "logs": _LOG,
     "allocator": _ALLOCATOR,
     "steps": _STEPS,
+    "caches": _CACHE,
     "owners": _OWNER,
     "pods": _POD,
     "health": _HEALTH,
@@ -291,6 +303,7 @@ _TICK: Final = (
     records("logs", _logged, _LOG),
     records("allocator", AllocatorReading, _ALLOCATOR),
     records("steps", StepStats, _STEPS),
+    records("caches", CacheReading, _CACHE),
     records("node_conditions", NodeCondition, _NODE_CONDITION),
     Field("targets", read_names, list),
     Field(

@@ -244,6 +244,7 @@ def _snapshot(now: float, readings: Iterable[Reading], health: Mapping[str, Sour
         logs=gathered("logs"),
         allocator=gathered("allocator"),
         steps=gathered("steps"),
+        caches=gathered("caches"),
         node_conditions=gathered("node_conditions"),
         discovered=gathered("discovered"),
         health=health,

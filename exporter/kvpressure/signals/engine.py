@@ -8,8 +8,8 @@ from dataclasses import replace
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
-from kvpressure.model.readings import EngineReading, Scrape
-from kvpressure.model.signals import KvSignals, LoadSignals, Signals, ThroughputSignals, TierSignals
+from kvpressure.model.readings import CacheReading, EngineReading, Scrape
+from kvpressure.model.signals import CacheSignals, KvSignals, LoadSignals, Signals, ThroughputSignals, TierSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals import batch, hardware, kv, progress, requests, tiers
 from kvpressure.signals import hardware as score
@@ -34,6 +34,7 @@ class EngineTracker:
 
     __slots__ = (
         "_baseline",
+        "_cache",
         "_device",
         "_fastest",
         "_hits",
@@ -81,6 +82,11 @@ class EngineTracker:
         self._fastest = batch.FastestStep(t)
         self._progress = Progress(t)
         self._device = DeviceMemory(t)
+        self._cache: CacheReading | None = None
+
+    def take_cache(self, cache: CacheReading) -> None:
+        """Take what the engine's KV events add up to."""
+        self._cache = cache
 
     def observe(self, page: Scrape, reading: EngineReading) -> bool:
         """Take a successful scrape. False if it is not newer than the last one and was ignored."""
@@ -173,6 +179,7 @@ class EngineTracker:
             dialect=self.reading.dialect if self.reading else "",
             kv=cache.kv,
             tier=self._tier(around, cache.kv.kv_capacity_tokens),
+            cache=self._contents(around.now),
             load=load,
             batch=batch.batch_signals(
                 window,
@@ -220,6 +227,13 @@ class EngineTracker:
             return tiers.NO_TIER
         tier = dialect(reading.dialect).tier(args, reading)
         return tiers.tier_signals(self.window, tier, capacity, args.engine_gpus, self._thresholds)
+
+    def _contents(self, now: float) -> CacheSignals:
+        """What is in the prefix cache; unknown without a recent reading."""
+        cache = self._cache
+        if cache is None or now - cache.time > self._thresholds["stale_page_seconds"]:
+            return CacheSignals()
+        return CacheSignals(cache.adapters, cache.salts, {cache.reason: float(not cache.reason)})
 
     def _load(self, around: EngineContext, cache: CacheState) -> LoadSignals:
         limits = around.limits

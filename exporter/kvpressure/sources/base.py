@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kvpressure.model.isolation import FailureLog
 from kvpressure.model.readings import (
     AllocatorReading,
+    CacheReading,
     ContainerReading,
     Discovered,
     GpuOwner,
@@ -78,6 +79,7 @@ class Reading:
     logs: tuple[LogLine, ...] | None = None
     allocator: tuple[AllocatorReading, ...] | None = None
     steps: tuple[StepStats, ...] | None = None
+    caches: tuple[CacheReading, ...] | None = None
     node_conditions: tuple[NodeCondition, ...] | None = None
     discovered: tuple[Discovered, ...] | None = None
     targets: tuple[str, ...] | None = None

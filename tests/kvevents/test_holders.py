@@ -1,0 +1,111 @@
+"""Who holds the prefix cache, from the stores and evictions of its blocks."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.kvevents.contents import GPU, HYBRID, LATE, Cleared, Contents, Removed, Stored
+from kvpressure.kvevents.holders import NONE, OTHER, TOP, UNKNOWN
+
+BLOCK = 0x9E3779B97F4A7C15  # odd: multiples of it are spread over all numbers of 64 bits
+
+
+def blocks(first: int, count: int) -> list[int]:
+    return [number * BLOCK % 2**64 for number in range(first, first + count)]
+
+
+def stored(first: int, count: int, salt: int | None = 0, *, parent: int | None = None, adapter: str = NONE, **more):
+    return Stored(blocks(first, count), parent, adapter, salt, 16, **more)
+
+
+def full(*events) -> Contents:
+    contents = Contents()
+    contents.begin(complete=True)
+    contents.take(1000.0, events)
+    return contents
+
+
+def test_an_event_counts_for_its_adapter_and_for_the_salt_of_its_chain():
+    contents = full(
+        stored(1, 300, salt=7, adapter="legal"),
+        stored(301, 300, salt=None, parent=blocks(300, 1)[0], adapter="legal"),
+        stored(1001, 400, salt=8),
+    )
+    adapters, salts = contents.holders.shares(1001.0)
+    assert adapters == pytest.approx({"legal": 0.6, NONE: 0.4})
+    assert salts == pytest.approx({"00007": 0.6, "00008": 0.4})
+
+
+def test_a_chain_whose_beginning_was_not_seen_has_no_known_salt():
+    contents = full(stored(1, 10, salt=7), stored(101, 10, salt=None, parent=99))
+    assert contents.holders.shares(1001.0)[1] == pytest.approx({"00007": 0.5, UNKNOWN: 0.5})
+
+
+def test_without_adapters_and_salts_there_are_no_shares():
+    assert full(stored(1, 10)).holders.shares(1001.0) == ({}, {})
+
+
+def test_a_block_stored_again_while_resident_keeps_its_owner_and_is_evicted_once():
+    contents = full(stored(1, 10, adapter="a"), stored(1, 10, adapter="b"), stored(11, 10, adapter="b"))
+    assert contents.holders.shares(1001.0)[0] == pytest.approx({"a": 0.5, "b": 0.5})
+    contents.take(1000.0, [Removed(blocks(1, 10))])
+    assert contents.holders.shares(1600.0)[0]["b"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_shares_are_means_of_a_minute():
+    contents = full(stored(1, 100, adapter="a"))
+    contents.take(1030.0, [stored(101, 300, adapter="b")])
+    assert contents.holders.shares(1031.0)[0]["b"] < 0.2
+    assert contents.holders.shares(1300.0)[0]["b"] == pytest.approx(0.75, abs=0.01)
+
+
+@pytest.mark.parametrize("more", [{"medium": "CPU"}, {"group": 1, "kind": "sliding_window"}])
+def test_other_media_and_groups_are_not_the_cache(more):
+    contents = full(stored(1, 10, adapter="a", group=0, kind="full_attention"), stored(1, 10, adapter="b", **more))
+    contents.take(1001.0, [Removed(blocks(1, 10), more.get("medium", GPU), more.get("group"))])
+    assert contents.holders.shares(1001.0)[0] == {"a": 1.0}
+    assert contents.holders.resident == 10
+    assert contents.tiers == ("medium" in more)
+
+
+def test_groups_without_their_kinds_are_refused():
+    assert full(stored(1, 10, group=0), stored(1, 10, group=1)).reason == HYBRID
+
+
+def test_who_came_late_knows_the_contents_after_they_turned_over():
+    contents = Contents()
+    contents.take(1000.0, [stored(1, 300), Removed(blocks(10_001, 200))])
+    assert contents.reason == LATE
+    contents.take(1001.0, [Removed(blocks(1, 200))])
+    assert contents.reason == ""
+    contents.begin(complete=False)
+    assert contents.reason == LATE
+    contents.take(1002.0, [Cleared()])
+    assert contents.reason == ""
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=300), st.integers(1, 60))
+def test_the_number_of_holders_is_fixed(tenants, count):
+    events = [stored(place * 100, count, salt=1 + tenant, adapter=f"a{tenant}") for place, tenant in enumerate(tenants)]
+    for shares in full(*events).holders.shares(1001.0):
+        assert len(shares) <= TOP + 3
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert max(shares.values()) == shares.get(OTHER) or len(shares) <= len(set(tenants)) + 1
+
+
+def test_ten_thousand_tenants_fit_and_the_large_ones_are_right():
+    tracemalloc.start()
+    first, contents = 1, full()
+    for tenant in range(10_000):
+        count = 20_000 if tenant < 2 else 8
+        contents.take(1000.0, [stored(first, count, salt=1 + tenant)])
+        first += count
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 8 * 2**20
+    shares = contents.holders.shares(2000.0)[1]
+    assert [shares["00001"], shares["00002"]] == pytest.approx([1 / 6, 1 / 6], abs=0.02)

@@ -1,0 +1,99 @@
+"""Batches of KV events in every format that vLLM and SGLang had."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.kvevents.contents import Cleared, Contents, Removed, Stored
+from kvpressure.kvevents.holders import NONE
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.kvevents.decoding import decode
+
+BATCHES = defaultdict(list)
+for line in (Path(__file__).parents[2] / "fixtures/kv-events/batches.jsonl").read_text().splitlines():
+    row = json.loads(line)
+    BATCHES[row["vllm"]].append(bytes.fromhex(row["payload"]))
+WITH_SALT = {"0.20.0", "0.23.0", "0.26.0", "0.29.0", "0.31.0", "0.33.0"}
+
+
+def batch(*events: object) -> bytes:
+    return msgspec.msgpack.encode([1000.0, events, 0])
+
+
+@pytest.mark.parametrize("version", BATCHES)
+def test_every_version_tells_the_same_story(version):
+    contents, resident = Contents(), []
+    contents.begin(complete=True)
+    contents.set_capacity(160)
+    salted = False
+    for payload in BATCHES[version]:
+        time, events = decode(payload)
+        contents.take(time, events)
+        resident.append(contents.holders.resident)
+        salted = salted or any(len(name) == 5 for name in contents.holders.shares(time + 1)[1])
+        assert "1000" not in repr(events)  # the first token id
+    assert resident[:6] == [2, 3, 3, 2, 1, 2]
+    assert resident[-1] == 0
+    assert (contents.reuse.again, contents.block_size) == (1, 16)
+    assert contents.tiers == (version != "0.9.1")
+    assert salted == (version in WITH_SALT)
+
+
+def test_what_sglang_adds_is_read():
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [-2, 3],
+        "parent_block_hash": None,
+        "token_ids": [1],
+        "block_size": 64,
+    }
+    _, (stored,) = decode(
+        batch({**event, "medium": "GPU", "cache_salt": "tenant", "lora_name": "legal", "session_id": "s"})
+    )
+    assert (stored.blocks, stored.adapter, stored.block_size) == ([2**64 - 2, 3], "legal", 64)
+    assert stored.salt == decode(batch({**event, "cache_salt": "tenant"}))[1][0].salt
+    assert stored.salt != decode(batch({**event, "cache_salt": "other"}))[1][0].salt
+
+
+def test_the_salt_is_told_from_adapter_images_and_embeddings():
+    keys = [["legal", ["image", 0], b"embeddings", "tenant"], None]
+    event = {"type": "BlockStored", "block_hashes": [1, 2], "parent_block_hash": None, "block_size": 16}
+    salts = [
+        decode(batch({**event, "lora_name": name, "extra_keys": extra}))[1][0].salt
+        for name, extra in (("legal", keys), (None, [["tenant"]]), ("legal", [["legal"], None]))
+    ]
+    assert salts[0] == salts[1] != salts[2] == 0
+
+
+def test_a_kind_of_event_that_is_new_is_skipped():
+    events = [
+        {"type": "BlockMoved", "x": 1},
+        {"type": "BlockRemoved", "block_hashes": [7]},
+        {"type": "AllBlocksCleared"},
+    ]
+    assert decode(batch(*events))[1] == [Removed([7]), Cleared()]
+    assert decode(batch(["BlockMoved", 1], ["BlockRemoved", [7]]))[1] == [Removed([7])]
+
+
+@given(
+    st.binary(max_size=200)
+    | st.builds(batch, st.recursive(st.none() | st.text() | st.integers(-(2**63), 2**63), st.lists))
+)
+def test_anything_is_decoded_or_refused(payload):
+    with suppress(SourceError):
+        time, events = decode(payload)
+        Contents().take(time, events)
+
+
+def test_an_adapter_of_old_versions_has_its_number():
+    row = ["BlockStored", [1], None, [5] * 16, 16, 3]
+    assert decode(batch(row))[1] == [Stored([1], None, "id 3", 0, 16)]
+    assert decode(batch([*row[:5], None]))[1][0].adapter == NONE

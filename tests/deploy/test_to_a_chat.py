@@ -36,4 +36,6 @@ def test_the_printed_commands_make_files_that_prometheus_and_alertmanager_accept
     assert "SUCCESS" in accepted("promtool", "check", "config", f"{etc}/prometheus.yml")
     configuration = f"--config.file={etc}/alertmanager.yml"
     assert "SUCCESS" in accepted("amtool", "check-config", f"{etc}/alertmanager.yml")
-    assert accepted("amtool", "config", "routes", "test", configuration, "alertname=Try", "severity=warning") == "tickets"
+    assert (
+        accepted("amtool", "config", "routes", "test", configuration, "alertname=Try", "severity=warning") == "tickets"
+    )

@@ -100,11 +100,11 @@ def test_the_values_it_says_to_set_pass(capsys: Capsys, tmp_path: Path) -> None:
     ("utilization", "demanding", "first", "second"),
     [
         ("0.7", False, "pass", "cannot see"),
-        ("0.71", False, "fail", "cannot see"),
-        ("0.7", True, "pass", "fail"),
+        ("0.71", False, "info", "cannot see"),
+        ("0.7", True, "pass", "info"),
         ("0.6", True, "pass", "pass"),
         ("0.6", False, "pass", "pass"),
-        ("0.61", True, "pass", "fail"),
+        ("0.61", True, "pass", "info"),
     ],
 )
 def test_documented_boundaries_of_memory(
@@ -125,9 +125,9 @@ def test_without_a_usual_request_no_concurrency_is_recommended(capsys: Capsys, a
     )
     _, text, _ = run(capsys, asked, served)
     assert "give --context TOKENS (prompt plus output of a usual request) to compute a value" in text
-    assert not re.search(r"set: --max-num-seqs \d", text)
+    assert not re.search(r"do:  --max-num-seqs \d", text)
     _, text, _ = run(capsys, f"{asked} --context 3000", served)
-    assert re.search(r"set: --max-num-seqs [1-9]\d+ \(fits at gpu-memory-utilization 0.7", text)
+    assert re.search(r"do:  --max-num-seqs [1-9]\d+ \(fits at gpu-memory-utilization 0.7", text)
 
 
 def test_version_and_gpu_decide_the_defaults(capsys: Capsys, tmp_path: Path) -> None:
@@ -235,8 +235,15 @@ def test_standard_input_and_command_line(capsys: Capsys, monkeypatch: pytest.Mon
     served = "--args=vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"
     status, out, _ = run(capsys, "audit --vllm-version 0.11.2 --gpu H100:80", served)
     assert status == 1
-    assert "pass max_num_seqs is explicitly set: 64, set" in out
-    assert "FAIL gpu-memory-utilization is at most 0.7: 0.9" in out
+    shown = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert shown[1:] == ["FAIL"] * 5 + ["info"]
+    assert "info gpu-memory-utilization is at most 0.7: 0.9" in out
+    assert "but: on a real vLLM, a smaller KV pool meant more preemptions" in out
+    counted = re.search(r"5 failed, 1 for information, (\d+) passed, (\d+) cannot be seen", out)
+    assert counted
+    _, out, _ = run(capsys, "audit --all --vllm-version 0.11.2 --gpu H100:80", served)
+    marks = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2] != " "][1:]
+    assert marks == ["FAIL"] * 5 + ["info"] + ["pass"] * int(counted[1]) + ["?"] * int(counted[2])
 
 
 @pytest.mark.parametrize(
@@ -397,7 +404,7 @@ def sglang(capsys: Capsys, arguments: str, more: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("share", "usual", "demanding"),
-    [("0.6", "pass", "pass"), ("0.65", "pass", "fail"), ("0.7", "pass", "fail"), ("0.85", "fail", "fail")],
+    [("0.6", "pass", "pass"), ("0.65", "pass", "info"), ("0.7", "pass", "info"), ("0.85", "info", "info")],
 )
 def test_a_share_that_is_no_limit_of_sglang_is_judged_by_its_value(
     capsys: Capsys, share: str, usual: str, demanding: str

@@ -38,6 +38,7 @@ def test_a_bare_server_tells_little_and_says_so(capsys: Capsys) -> None:
         "text": "effective batch size (p95)",
         "result": "cannot see",
         "why": "",
+        "measured": "",
         "found": "no scrape configuration seen",
         "set": "a PodMonitor, a ServiceMonitor or the kvpressure exporter",
     }

@@ -75,10 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the load is long-context or bursty; require the lower gpu_memory_utilization that such load needs",
     )
-    parser.add_argument("--all", action="store_true", help="give reasons for every item, not only for failures")
+    parser.add_argument("--all", action="store_true", help="list also what passes and what cannot be seen")
     parser.add_argument("--thresholds", metavar="FILE", help="file with thresholds to use instead of the built-in ones")
     parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.add_argument("--only-failures", action="store_true", help="list failures only (with --format text)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -86,11 +85,11 @@ def run(options: argparse.Namespace) -> int:
     thresholds = load(options.thresholds)
     subjects, unread = _subjects(options, thresholds)
     audited = [_audited(subject) for subject in subjects]
-    text = audit_report.as_text(audited, options.all, options.only_failures)
+    text = audit_report.as_text(audited, options.all)
     answer(options.format, audit_report.as_json(audited, unread), text)
     if unread:
         print(f"kvpressure audit: limits not visible, so not judged: {manifests.listed(unread)}", file=sys.stderr)
-    return 1 if any(server.count(False) for server in audited) else 2 if unread else 0
+    return 1 if any(server.of("fail") for server in audited) else 2 if unread else 0
 
 
 def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> tuple[list[Subject], Sequence[str]]:

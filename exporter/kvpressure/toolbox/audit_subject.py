@@ -30,13 +30,14 @@ OF_GIVEN: Final[Mapping[Given, bool | None]] = {"not visible": None, "hidden": T
 @dataclass(frozen=True, slots=True)
 class Item:
     """One line of the checklist. ``found``: whether the server does what ``text`` asks, and its value in words; unknown
-    where that cannot be seen. ``set``: what to set if it does not.
+    where that cannot be seen. ``set``: what to set if it does not. ``measured``: what measurements say against it.
     """
 
     found: Found
     text: str
     why: str
     set: str = ""
+    measured: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Final
 
 from kvpressure.capacity import weights
 from kvpressure.model import ceilings
-from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.arguments import EngineArgs, value_text
 from kvpressure.model.state import Found
 from kvpressure.parsed import json_of, mapping
 from kvpressure.printable import duration, grouped, say
@@ -248,13 +248,14 @@ def _batching(s: Subject) -> Iterator[Item]:
     )
 
 
+_SMALLER_POOL: Final = "on a real vLLM, a smaller KV pool meant more preemptions; set it if memory allocations fail"
+
+
 def _memory(s: Subject) -> Iterator[Item]:
     t, share = s.thresholds, s.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
-    why = (
-        "Documented: allocator overhead and fragmentation crash a GPU before its memory is full."
-        " A lower value makes the KV pool smaller, so check with kvpressure capacity first that the load fits"
-    )
+    why = "Documented: allocator overhead and fragmentation crash a GPU before its memory is full"
+    against = _SMALLER_POOL if share is not None else ""
     found = s.found("gpu_memory_utilization")
     if s.args.kv_cache_memory_bytes is not None:
         found += f"; {s.flag('kv_cache_memory_bytes')} sets the pool's size and overrides it"
@@ -269,6 +270,7 @@ def _memory(s: Subject) -> Iterator[Item]:
         f"{s.option('gpu_memory_utilization')} is at most {usual:g}",
         why,
         f"{s.flag('gpu_memory_utilization')} {usual:g}",
+        against,
     )
     safe = share is not None and share <= lower and not hidden
     result = True if safe else False if s.demanding and share is not None and not hidden else None
@@ -280,7 +282,8 @@ def _memory(s: Subject) -> Iterator[Item]:
         ),
         f"at most {lower:g} for long-context or bursty load",
         why,
-        f"{s.flag('gpu_memory_utilization')} {lower:g} if it is",
+        f"{s.flag('gpu_memory_utilization')} {lower:g}",
+        against,
     )
     yield _unseen(
         "headroom_validated",
@@ -393,23 +396,21 @@ def _reviewable(s: Subject) -> Iterator[Item]:
             ", ".join(s.flag(meant) for meant in misspelt.values()),
         )
     why = "limits that are not written down are rediscovered during incidents"
-    for name, text, limits in (
-        ("token_limits_documented", "token limits are documented", ("max_model_len",)),
+    share = s.limit("gpu_memory_utilization")
+    in_force = f"{s.flag('gpu_memory_utilization')} {'N' if share is None else value_text(share)}"
+    for name, text, limits, advice in (
+        ("token_limits_documented", "token limits are documented", ("max_model_len",), "as above"),
         (
             "concurrency_limits_documented",
             "concurrency limits are documented",
             ("max_num_seqs", "max_num_batched_tokens"),
+            "as above",
         ),
-        ("memory_targets_documented", "GPU memory targets are documented", ("gpu_memory_utilization",)),
+        ("memory_targets_documented", "GPU memory targets are documented", ("gpu_memory_utilization",), in_force),
     ):
         results = {limit: _explicit(s, limit) for limit in limits}
         result: bool | None = False if False in results.values() else None if None in results.values() else True
-        yield Item(
-            Found(name, result, _which_are_set(s, results)),
-            text,
-            why,
-            "set them in the manifest, even to their defaults",
-        )
+        yield Item(Found(name, result, _which_are_set(s, results)), text, why, advice)
     yield _unseen(
         "reviewed",
         "limits are reviewed before production rollout",

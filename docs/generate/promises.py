@@ -1,8 +1,9 @@
-"""Write the tables of attacks, faults and outside writers from the tests that prove them: ``python -m docs.generate [--check]``.
+"""Write the tables of faults and outside writers, and the number of attacks, from the tests that prove them:
+``python -m docs.generate [--check]``.
 
-A test carries its promise as a mark: ``attack(attack, result)``, ``fault(part, fault, what users see, metric and reason,
-recovery)`` or ``writer(who, can write, can reach with it, what bounds them)``.
-"""  # noqa: E501
+A test carries its promise as a mark: ``attack(attack, result)``, ``fault(part, fault, what users see, metric and
+reason, recovery)`` or ``writer(who, can write, can reach with it, what bounds them)``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ PARTS: Final = ("engines", "sources", "process", "web")
 """Parts of the faults, each with a table."""
 
 _HEADS: Final = {
-    "attack": "| attack | test, named after what came of it |",
+    "attack": "",
     "fault": "| fault | what users see | metric and reason | recovery | test |",
     "writer": "| who | can write | can reach with it | what bounds them | test |",
 }
@@ -59,9 +60,11 @@ def _of(path: Path, root: Path) -> Iterator[Promise]:
 def table(kind: str, part: str, found: list[Promise]) -> str:
     """The promises of a kind (and of a part, for faults) as Markdown."""
     head = _HEADS[kind]
+    if not head:
+        return f"{sum(one.kind == kind for one in found)} attacks are tests, each named after what came of it.\n"
     lines = [head, "|" + "---|" * (head.count("|") - 1)]
     for one in sorted(found, key=lambda one: one.cells[0]) if kind == "writer" else found:
-        cells = one.cells[1:] if part else one.cells[:1] if kind == "attack" else one.cells
+        cells = one.cells[1:] if part else one.cells
         if one.kind == kind and (not part or one.cells[0] == part):
             lines.append(f"| {' | '.join(cells)} | `{one.test}` |")
     return "\n".join(lines) + "\n"

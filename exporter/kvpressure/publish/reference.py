@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from kvpressure.diagnosis.finding import Finding
 from kvpressure.diagnosis.findings import PUBLISHED, of
 from kvpressure.model.log_events import EVENTS
 from kvpressure.printable import Asked
 from kvpressure.publish.metrics import METRICS, Metric
-from kvpressure.settings.groups import grouped
+from kvpressure.settings.groups import PACE, grouped
+from kvpressure.settings.options import Option
 from kvpressure.settings.settings import options
 
 _SECTIONS = (
@@ -26,7 +27,7 @@ GPU_SERIES: Final = 9  # in tests/golden/gpu_h100.metrics
 
 
 def render_metrics_reference() -> str:
-    """``docs/reference/metrics.md``: metrics with kind, labels, meaning and when absent; findings and log events."""
+    """``docs/reference/metrics.md``: metrics with labels, meaning and when absent; findings and log events."""
     lines = [
         "# Metrics",
         "",
@@ -39,7 +40,7 @@ def render_metrics_reference() -> str:
         f"An engine has about {ENGINE_SERIES} series, a GPU {GPU_SERIES}; twice as many with profiling and partitions.",
     ]
     for title, _ in _SECTIONS:
-        lines += ["", f"## {title}", "", "| Metric | Kind | Labels | Meaning | Absent when |", "|---|---|---|---|---|"]
+        lines += ["", f"## {title}", "", "| metric | labels | meaning | absent when |", "|---|---|---|---|"]
         lines += [_row(metric) for metric in METRICS if _section(metric) == title]
     lines += [
         "",
@@ -47,9 +48,9 @@ def render_metrics_reference() -> str:
         "",
         "Values of the label `finding` of `kvpressure_finding`; ... replaces a number.",
         "",
-        "| finding | is 1 when | runbook |",
-        "|---|---|---|",
-        *(_finding_row(of(name)) for name in PUBLISHED),
+        "| finding | is 1 when |",
+        "|---|---|",
+        *(f"| `{name}` | {of(name).title.format_map(Asked(lambda _: '...'))} |" for name in PUBLISHED),
         "",
         "## Log events",
         "",
@@ -60,11 +61,6 @@ def render_metrics_reference() -> str:
         *(f"| `{event}` | {meaning} |" for event, meaning in EVENTS.items()),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _finding_row(one: Finding) -> str:
-    page = f"[{one.runbook}](../runbooks/{one.runbook}.md)" if one.runbook else "that of the verdict"
-    return f"| `{one.name}` | {one.title.format_map(Asked(lambda _: '...'))} | {page} |"
 
 
 def first_sentence(text: str) -> str:
@@ -86,7 +82,7 @@ def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels)
     for subject, names in _SUBJECTS.items():
         labels = labels.replace(names, subject)
-    cells = (f"`{metric.full_name}`", metric.kind, labels, first_sentence(metric.help), metric.absent)
+    cells = (f"`{metric.full_name}`", labels, first_sentence(metric.help), metric.absent)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -106,10 +102,21 @@ def render_settings_reference() -> str:
             "",
             f"{group.text[0].upper()}{group.text[1:]}.",
             "",
-            "| Flag and key | Default | Allowed | Meaning |",
-            "|---|---|---|---|",
+            *(_paces(members) if group is PACE else _settings(members)),
         ]
-        for option in members:
-            cells = (f"`--{option.name}`", option.default, option.kind.allowed, option.help)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _settings(members: Iterable[Option]) -> Iterator[str]:
+    yield "| flag and key | default | allowed | meaning |\n|---|---|---|---|"
+    for option in members:
+        cells = (f"`--{option.name}`", option.default, option.kind.allowed, option.help)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _paces(members: Sequence[Option]) -> Iterator[str]:
+    """Sources by the two settings that each of them has."""
+    yield f"Allowed: {members[0].kind.allowed}.\n"
+    yield "| `--collector.SOURCE` | `.interval` | `.deadline` |\n|---|---|---|"
+    for interval, deadline in zip(members[::2], members[1::2], strict=True):
+        yield f"| `{interval.name.split('.')[1]}` | {interval.default} | {deadline.default} |"

@@ -20,6 +20,7 @@ from kvpressure.model.readings import (
     GpuOwner,
     GpuProcess,
     GpuReading,
+    Run,
     Scrape,
     Snapshot,
     Termination,
@@ -68,6 +69,27 @@ def test_an_engine_that_never_answered_is_listed_and_unknown():
     )
     assert engine.counters == {}
     assert engine.reading is None
+
+
+def test_an_engine_that_is_only_assumed_is_one_from_its_first_answer_on():
+    """A job that runs an engine's image is no engine that is down, and nothing that happens to it wakes anybody."""
+    killed = Termination("OOMKilled", 137, 990.0)
+    reading = ContainerReading("inference", "chat-0", "vllm", restarts=5, last_termination=killed)
+
+    def tick(page, run=None):
+        run = run or Run(900.0, stopped="CrashLoopBackOff", assumed=True)
+        pages, containers = (dataclasses.replace(page, assumed=True),), (dataclasses.replace(reading, run=run),)
+        return pipeline.observe(Snapshot(page.time, pages=pages, containers=containers))
+
+    pipeline = Pipeline()
+    for t in range(1000, 3000, 200):
+        state = tick(failed(float(t), "refused"))
+    assert (state.engines, state.containers, [pod.answers for pod in state.pods]) == ((), (), [None])
+    state = tick(busy(3000.0))
+    assert ([engine.up for engine in state.engines], len(state.containers)) == ([True], 1)
+    for t in (3001.0, 3002.0, 3003.0):
+        state = tick(failed(t, "refused"))
+    assert ([engine.up for engine in state.engines], [pod.answers for pod in state.pods]) == ([False], [False])
 
 
 def test_the_placeholder_name_goes_when_the_page_tells_the_right_one():

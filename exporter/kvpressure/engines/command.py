@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from kvpressure.model.arguments import EngineArgs
@@ -19,15 +19,59 @@ CUT: Final = "$(kvpressure.cut)"
 _TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d{1,9})?)(?=[+_-]|$)")
 
 
+_LEADER: Final = re.compile(
+    r"(?:--(?:(?:ray|data[-_]parallel)[-_])?address|--master[-_]addr|--dist[-_]init[-_]addr|-dpa)[= ](?:tcp://)?"
+    r"(\d{1,3}(?:\.\d{1,3}){3}|[A-Za-z0-9][A-Za-z0-9-]*+)(?=[.:\s]|$)"
+)
+_PLACE: Final = re.compile(r"\bray start\b(?P<head>[^\n]*\s--head\b)?|\.sh (?P<word>leader|worker)\b")
+"""How Ray starts a node, and how vLLM's example script is told to."""
+
+
+@frozen
+class Node:
+    """A command line's place in an engine of several nodes. ``address``: the leader's IP address or the first part of
+    its name, which the command lines of all its nodes share; "" = not visible. ``leads``: None = not visible.
+    """
+
+    address: str
+    leads: bool | None
+
+
 @frozen
 class Command:
     """A parsed command line. ``starts_server``: it starts the engine's server. ``other_program``: everything it runs
-    is known to be no server of this engine; an unknown program may start one.
+    is known to be no server of this engine; an unknown program may start one. ``certain``: it was understood that this
+    container starts the server; else only its text says so, or a branch that may be taken. ``others``: arguments of
+    further servers that it starts. ``node``: None = it shows one node only.
     """
 
     args: EngineArgs
     starts_server: bool
     other_program: bool
+    certain: bool = False
+    others: Sequence[EngineArgs] = ()
+    node: Node | None = None
+
+
+def node_of(commands: Iterable[Sequence[str]], args: EngineArgs) -> Node | None:
+    """The place in an engine of several nodes, by the commands and the arguments of the server among them."""
+    text = "\n".join(map(" ".join, commands))
+    address, place, rank = _LEADER.search(text), _PLACE.search(text), args.integer("node_rank")
+    leads = None if place is None else bool(place["head"]) or place["word"] == "leader"
+    if rank is not None or args.values.get("headless") == "True":
+        leads = rank == 0
+    if address is None and leads is None and (args.integer("nnodes") or 1) == 1:
+        return None
+    return Node("" if address is None else address[1], leads)
+
+
+def either(ways: Sequence[EngineArgs]) -> EngineArgs:
+    """The arguments of a server that is started in one of several ways: unknown where they differ."""
+    names = frozenset().union(*(args.values for args in ways))
+    same = {name for name in names if len({args.values.get(name) for args in ways}) == 1}
+    return EngineArgs(
+        {name: ways[0].values[name] if name in same else None for name in names}, names, False, ways[0].env
+    )
 
 
 @frozen
@@ -65,6 +109,24 @@ class Host:
     path: str = ""
     port_name: str = ""
     asked: bool = False
+
+
+def host_at(title: str, asked: int | None, default: int | None, path: str = "", port_name: str = "") -> Host:
+    """The program at the port that the pod sets (``asked``), else at its default."""
+    return Host(title, default if asked is None else asked, path=path, port_name=port_name, asked=asked is not None)
+
+
+def dynamo(argv: Sequence[str], env: Mapping[str, str]) -> Host | None:
+    """NVIDIA Dynamo's worker around an engine; None without it."""
+    if not any(re.search(r"dynamo\.(?:vllm|sglang)\b", word) for word in argv):
+        return None
+    text = env.get("DYN_SYSTEM_PORT", "")
+    return host_at("NVIDIA Dynamo", port_number(text), None, port_name="" if text else "system")
+
+
+def port_number(text: str) -> int | None:
+    """A port as digits; None for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
 def bounded(argv: Sequence[str], characters: int = MAX_CHARACTERS) -> list[str]:

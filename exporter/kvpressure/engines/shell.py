@@ -1,23 +1,25 @@
 """The simple commands of a shell script, as far as they are known without running it.
 
-Anybody may have written the script. The text is read once, except for the scripts of ``eval`` and nested shells, to a
-fixed depth; the length of expanded variables is bounded. Pure; never raises.
+Discovery needs it where only a manifest is seen: a pod that has not started has neither a process nor a log, and which
+of two branches a pod takes, or where its server listens, stands nowhere else. Anybody may have written the script. The
+text is read once, except for the scripts of ``eval``, here-documents and nested shells, to a fixed depth; the length of
+expanded variables is bounded. Pure; never raises.
 """
 
 from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Final
 
-from kvpressure.engines.command import MAX_WORD, bounded
+from kvpressure.engines.command import MAX_WORD, bounded, either
+from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
 
 UNKNOWN: Final = "\x00"  # stands for the unknown text of a variable or substitution
 UNKNOWN_WORDS: Final = UNKNOWN * 2  # for any number of unknown words, however quoted: an array
 
-BEFORE_PROGRAM: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "--"})
 SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 SET: Final = re.compile(r"([A-Za-z_]\w*+)(\+?)=")
 REFERENCE: Final = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*+)\)")  # which the kubelet replaces
@@ -25,29 +27,32 @@ REFERENCE: Final = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*+)\)")  # which the kube
 _MAX_DEPTH: Final = 48  # of expansions and quotations in one another
 _MAX_STEPS: Final = 8192  # a script of 16 KiB takes about 5 000
 _MAX_NESTED: Final = 2  # of scripts in one another
-_OPENS: Final = frozenset({"if", "while", "until", "for", "case", "select"})
+_TESTS: Final = ("test", "[", "[[")
+_OPENS: Final = frozenset({"if", "while", "until", "for", "select", "case", "{"})
 _CLOSES: Final = frozenset({"fi", "done", "esac"})
-_NAMES_ITS_VARIABLE: Final = frozenset({"for", "select", "read", "unset"})
+_KEYWORDS: Final = _OPENS | _CLOSES | {"then", "elif", "else", "do", "!", "}"}
 _DECLARES: Final = frozenset({"export", "local", "declare", "readonly", "typeset"})
-_BEFORE_ASSIGNMENT: Final = _DECLARES | BEFORE_PROGRAM
+_NAMES_VARIABLES: Final = frozenset({"read", "unset"})
+_BEFORE_ASSIGNMENT: Final = _DECLARES | _KEYWORDS
 
 _PLAIN: Final = re.compile(r"[^\s;|&()<>\"'\\$`#]++")
-_BLANKS: Final = re.compile(r"[ \t\r\f\v]++")
+_BLANKS: Final = re.compile(r"[^\S\n]++")
+_TABS: Final = r"\t*+"  # which may stand before the end of a here-document
 _PIECES: Final = re.compile(r"\s++|\S++")
 _PLAIN_UNTIL: Final = {  # by what closes it: text without anything special in it
     '"': re.compile(r"[^\"\\$`]++"),
     "}": re.compile(r"[^}\"'\\$`]++"),
     ")": re.compile(r"[^()\"'\\$`]++"),
 }
-_TABS: Final = r"\t*+"  # which may stand before the end of a here-document
-_NAME: Final = re.compile(r"[A-Za-z_]\w*+")
-_BRACE: Final = re.compile(r"([A-Za-z_]\w*+)(\}|:?[-=])")
+_NAME: Final = re.compile(r"[A-Za-z_]\w*+|[@*]|[0-9#?!$-]")
+_BRACE: Final = re.compile(r"([A-Za-z_]\w*+|[@*])(?:\[([@*])\])?(\}|:?[-=])")
+_OPERATOR: Final = re.compile(r"&&|\|\||;;|[;|&()\n]")
 _REDIRECTION: Final = re.compile(r"&>>?|>[>&|]?|<<<|<<-?|<[&>]?")
 _SHELL_OPTION: Final = re.compile(r"[-+][A-Za-z]++|--[a-z-]*+|-")
 _COMMAND_OPTION: Final = re.compile(r"-[a-z]*c")
 _NAMED_OPTION: Final = re.compile(r"[-+][A-Za-z]*[oO]")
 
-_Put = Callable[[str, bool], None]  # text, and whether blanks in it end a word
+_Piece = tuple[str | None, bool]  # text, and whether blanks in it end a word; None = between two words
 
 
 class NotUnderstood(Exception):
@@ -90,10 +95,18 @@ def of_kubelet(text: str, env: Mapping[str, str], budget: WorkBudget) -> str:
 
 
 @frozen
-class ShellScript:
-    """``commands``: words of every simple command. ``understood``: the whole script was parsed."""
+class SimpleCommand:
+    """``certain``: it runs if what stands before it succeeds; else it stands in a branch that may be taken."""
 
-    commands: list[list[str]]
+    words: Sequence[str]
+    certain: bool = True
+
+
+@frozen
+class ShellScript:
+    """``commands``: those that may be run. ``understood``: the whole script was parsed."""
+
+    commands: Sequence[SimpleCommand]
     understood: bool
 
 
@@ -124,29 +137,72 @@ def program_of(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], 
     words = [of_kubelet(word, env, budget) for word in bounded(argv)]
     script = script_of(words)
     if script is None:
-        return words, ShellScript([words] if words else [], True), False
-    return words, read(*script, env, budget), True
-
-
-def read(text: str, parameters: Sequence[str], variables: Mapping[str, str], budget: WorkBudget) -> ShellScript:
-    """The commands of a script; ``variables``: its environment. Unknown text becomes ``UNKNOWN``."""
-    scan = _Scan(text, parameters, dict(variables), budget, 0)
+        return words, ShellScript([SimpleCommand(words)] if words else [], True), False
+    scan = _Scan(*script, dict(env), budget, 0)
     understood = scan.run()
-    return ShellScript(scan.commands, understood)
+    return words, ShellScript(scan.commands, understood), True
+
+
+def servers(
+    commands: Sequence[SimpleCommand], args: Sequence[EngineArgs]
+) -> tuple[EngineArgs, Sequence[EngineArgs]] | None:
+    """(arguments of the server that these commands start, those of further ones); None without a command. Commands in
+    branches are ways to start one server.
+    """
+    if not all(command.certain for command in commands):
+        return either(args) if len(args) > 1 else args[0], ()
+    return (args[0], args[1:]) if commands else None
+
+
+def is_here(command: SimpleCommand) -> bool:
+    """Whether it was understood that the command runs in this container: one for all nodes of a Ray cluster runs on
+    its head only.
+    """
+    return command.certain and "symmetric-run" not in command.words
+
+
+def _both(one: bool | None, other: bool | None) -> bool | None:
+    return False if False in (one, other) else None if None in (one, other) else True
+
+
+def _opposite(result: bool | None) -> bool | None:
+    return None if result is None else not result
+
+
+class _Block:
+    """An open condition, loop or group. ``runs``: whether its present branch does; ``later``: whether another one may
+    still be taken; ``subject``: of a ``case``.
+    """
+
+    def __init__(self, word: str, runs: bool | None, subject: str = "") -> None:
+        self.word, self.subject = word, subject
+        self.runs = self.later = runs
+
+    def decide(self, result: bool | None) -> None:
+        """Take the branch after a test with this result."""
+        self.runs = _both(self.later, result)
+        self.later = _both(self.later, _opposite(result))
 
 
 class _Scan:
-    """One pass over a script; positions only grow."""
+    """One pass over a script; ``_at`` only grows."""
 
     def __init__(
-        self, text: str, parameters: Sequence[str], variables: MutableMapping[str, str], budget: WorkBudget, nested: int
+        self,
+        text: str,
+        parameters: Sequence[str],
+        variables: MutableMapping[str, str | Sequence[str]],
+        budget: WorkBudget,
+        nested: int,
+        certain: bool = True,
     ) -> None:
-        self.commands: list[list[str]] = []
-        self._text = text
+        self.commands: list[SimpleCommand] = []
+        self._text, self._at = text, 0
+        self._variables = variables  # a text, or the words of an array
         self._parameters = parameters
-        self._variables = variables
         self._budget = budget
         self._nested = nested
+        self._certain = certain
         self._understood = True
         self._command: list[str] = []
         self._word: list[str] | None = None
@@ -154,214 +210,186 @@ class _Scan:
         self._redirection = ""
         self._heredocs: list[tuple[str, bool]] = []  # their last line, and whether tabs may stand before it
         self._depth = 0
-        self._blocks = 0  # conditions and loops that are open
-        self._chained = False  # the command stands after && or ||
+        self._array: tuple[str, list[str]] | None = None  # what is assigned, and the command before it
+        self._blocks: list[_Block] = []
+        self._patterns: list[str] | None = None  # of the branch of a ``case`` that is about to begin
+        self._before = ""  # the operator before the command
+        self._status: bool | None = None  # whether the last command succeeded
+        self._passes: bool | None = None  # the same, where a program that is no test is taken to succeed
+        self._ended = False  # by exec or exit
 
     def run(self) -> bool:
         """Parse the text; returns whether all was understood."""
         try:
-            self._run()
+            while self._at < len(self._text):
+                self._budget.step()
+                self._step()
         except NotUnderstood:
             self._understood = False
-        self._end_command("")
+        self._end_command("\n")
         return self._understood
 
-    def _run(self) -> None:
-        text, position = self._text, 0
-        while position < len(text):
-            self._budget.step()
-            found = _PLAIN.match(text, position)
-            if found is not None:
-                position = found.end()
-                self._put(found[0], False)
-                continue
-            sign = text[position]
-            step = _STEPS.get(sign)
-            position = step(self, position) if step is not None else self._literal(position)
-
-    # --- signs outside quotes: each returns the position after it -------------------------------------------------
-
-    def _literal(self, position: int) -> int:
-        if self._text[position].isspace():
+    def _step(self) -> None:
+        text, at = self._text, self._at
+        sign = text[at]
+        if found := _PLAIN.match(text, at):
+            self._put(found[0], False)
+            self._at = found.end()
+        elif found := _BLANKS.match(text, at):
             self._end_word()
+            self._at = found.end()
+        elif sign == "#" and self._word is None:
+            end = text.find("\n", at)
+            self._at = len(text) if end < 0 else end
+        elif sign in "<>" or text.startswith("&>", at):
+            self._redirect()
+        elif found := _OPERATOR.match(text, at):
+            self._at = found.end()
+            self._operate(found[0])
         else:
-            self._put(self._text[position], False)
-        return position + 1
+            for piece, splits in self._pieces(False):
+                self._put(piece, splits)
 
-    def _blank(self, position: int) -> int:
-        self._end_word()
-        found = _BLANKS.match(self._text, position)
-        return found.end() if found is not None else position + 1
+    # --- operators --------------------------------------------------------------------------------------------------
 
-    def _newline(self, position: int) -> int:
-        self._end_command("\n")
-        position += 1
-        for last, tabs in self._heredocs:
-            position = self._heredoc(position, last, tabs)
-        self._heredocs = []
-        return position
-
-    def _separator(self, position: int) -> int:
-        text = self._text
-        if text.startswith("&>", position):
-            return self._redirect(position)
-        twice = text[position : position + 2]
-        sign = twice if twice in ("&&", "||", ";;") else text[position]
-        self._end_command(sign)
-        return position + len(sign)
-
-    def _parenthesis(self, position: int) -> int:
-        if self._text[position] == "(" and self._word is not None and SET.fullmatch("".join(self._word)):
-            end = self._until(")", position + 1, False, _nowhere)  # an array
-            self._put(UNKNOWN_WORDS, False)
-            return end
-        self._end_command(";")
-        return position + 1
-
-    def _comment(self, position: int) -> int:
-        if self._word is not None:
-            return self._literal(position)
-        end = self._text.find("\n", position)
-        return len(self._text) if end < 0 else end
-
-    def _escape(self, position: int) -> int:
-        following = self._text[position + 1 : position + 2]
-        if following == "\n":
+    def _operate(self, sign: str) -> None:
+        if sign == "(" and self._word is not None and SET.fullmatch("".join(self._word)):
+            self._array, self._word, self._command = ("".join(self._word), self._command), None, []
+        elif self._array is not None and sign in ")\n":
             self._end_word()
+            if sign == ")":
+                (name, before), self._array = self._array, None
+                words, self._command = self._command, before
+                self._follow([name], "", words)
         else:
-            self._put(following, False)
-        return position + 2
+            self._end_command(sign)
+        if sign == "\n":
+            heredocs, self._heredocs = self._heredocs, []
+            for last, tabs in heredocs:
+                self._heredoc(last, tabs)
 
-    def _double(self, position: int) -> int:
-        if self._text.startswith('"$@"', position):
-            self._put_parameters()
-            return position + 4
-        self._put("", False)
-        return self._until('"', position + 1, True, self._put)
-
-    def _redirect(self, position: int) -> int:
-        text = self._text
-        if text[position] in "<>" and text.startswith("(", position + 1):
-            end = self._until(")", position + 2, False, _nowhere)
+    def _redirect(self) -> None:
+        if self._text[self._at] in "<>" and self._text.startswith("(", self._at + 1):
+            self._at += 2
+            self._until(")", False)
             self._put(UNKNOWN, False)
-            return end
+            return
         if self._word is not None and "".join(self._word).isdigit():
             self._word = None  # the number of a file, not an argument
         self._end_word()
-        found = _REDIRECTION.match(text, position)
+        found = _REDIRECTION.match(self._text, self._at)
         self._redirection = found[0] if found is not None else ">"
-        return position + len(self._redirection)
+        self._at += len(self._redirection)
 
-    # --- quotes and expansions: their text goes to ``put`` ---------------------------------------------------
+    def _heredoc(self, last: str, tabs: bool) -> None:
+        """Read up to the end of the here-document; it may be a script and is parsed as one."""
+        line = re.compile(rf"^{_TABS if tabs else ''}{re.escape(last)}$", re.MULTILINE)
+        end = line.search(self._text, self._at)
+        stop, after = (len(self._text), len(self._text)) if end is None else end.span()
+        if self._nested < _MAX_NESTED:
+            self._look_into(self._text[self._at : stop], (), ChainMap({}, self._variables), False)
+        self._at = after
 
-    def _verbatim(self, position: int, put: _Put) -> int:
-        """Read a single-quoted text; ``position`` is that of its opening quote."""
-        end = self._text.find("'", position + 1)
+    # --- quotes and expansions --------------------------------------------------------------------------------------
+
+    def _pieces(self, quoted: bool, closing: str = "") -> list[_Piece]:
+        """What begins here with a sign that is not plain text."""
+        text, sign = self._text, self._text[self._at]
+        self._at += 1
+        if sign == "$":
+            return self._expansion(quoted)
+        if sign == "`":
+            self._verbatim(sign)
+            return [(UNKNOWN, False)]
+        if sign == '"':
+            return [("", False)] * text.startswith(sign, self._at) + self._until(sign, True)
+        if sign == "'" and not quoted:
+            return [(self._verbatim(sign), False)]
+        if sign == "(" and closing == ")":
+            return self._until(")", quoted)
+        if sign != "\\":
+            return [(sign, False)]
+        following = text[self._at : self._at + 1]
+        self._at += 1
+        if closing == '"':
+            return [(" " if following == "\n" else following if following in '"\\$`' else sign + following, False)]
+        return [(None, False) if following == "\n" and not closing else (following, False)]
+
+    def _verbatim(self, closing: str) -> str:
+        end = self._text.find(closing, self._at)
         if end < 0:
             raise NotUnderstood
-        put(self._text[position + 1 : end], False)
-        return end + 1
+        text, self._at = self._text[self._at : end], end + 1
+        return text
 
-    def _until(self, closing: str, position: int, quoted: bool, put: _Put) -> int:
-        """Read up to ``closing``, and return the position after it; ``position`` is after what opened it."""
+    def _until(self, closing: str, quoted: bool) -> list[_Piece]:
+        """Read up to ``closing`` and over it."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise NotUnderstood
-        while True:
+        pieces: list[_Piece] = []
+        while not self._text.startswith(closing, self._at):
             self._budget.step()
-            found = _PLAIN_UNTIL[closing].match(self._text, position)
-            if found is not None:
-                put(found[0], not quoted)
-                position = found.end()
-            sign = self._text[position : position + 1]
-            if sign == closing:
-                self._depth -= 1
-                return position + 1
-            position = self._within(closing, sign, position, quoted, put)
+            if self._at >= len(self._text):
+                raise NotUnderstood
+            if found := _PLAIN_UNTIL[closing].match(self._text, self._at):
+                pieces.append((found[0], not quoted))
+                self._at = found.end()
+            else:
+                pieces += self._pieces(quoted, closing)
+        self._depth -= 1
+        self._at += 1
+        return pieces
 
-    def _within(self, closing: str, sign: str, position: int, quoted: bool, put: _Put) -> int:
-        """Read what a ``sign`` before ``closing`` begins."""
-        if sign == "":
-            raise NotUnderstood
-        if sign == "$":
-            return self._expansion(position, quoted, put)
-        if sign == "`":
-            return self._substitution(position, put)
-        if sign == '"':
-            return self._until('"', position + 1, True, put)
-        if sign == "'" and not quoted:
-            return self._verbatim(position, put)
-        if sign == "(" and closing == ")":
-            return self._until(")", position + 1, quoted, put)
-        if sign != "\\":
-            put(sign, False)
-            return position + 1
-        following = self._text[position + 1 : position + 2]
-        if closing == '"':
-            following = " " if following == "\n" else following if following in '"\\$`' else sign + following
-        put(following, False)
-        return position + 2
-
-    def _substitution(self, position: int, put: _Put) -> int:
-        end = self._text.find("`", position + 1)
-        if end < 0:
-            raise NotUnderstood
-        put(UNKNOWN, False)
-        return end + 1
-
-    def _expansion(self, position: int, quoted: bool, put: _Put) -> int:
-        """Read an expansion; ``position`` is that of its ``$``."""
-        text = self._text
-        sign = text[position + 1 : position + 2]
+    def _expansion(self, quoted: bool) -> list[_Piece]:
+        """Read an expansion, after its ``$``."""
+        sign = self._text[self._at : self._at + 1]
         if sign == "{":
-            return self._brace(position + 2, quoted, put)
+            return self._brace(quoted)
         if sign == "(":
-            end = self._until(")", position + 2, False, _nowhere)
-            put(UNKNOWN, False)
-            return end
-        found = _NAME.match(text, position + 1)
-        if found is not None:
-            put(self._value(self._variables.get(found[0], UNKNOWN)), not quoted)
-            return found.end()
-        if sign and sign in "@*":
-            put(self._value(" ".join(self._parameters)), not quoted)
-            return position + 2
-        if sign and sign in "0123456789#?!$-":
-            put(UNKNOWN, False)
-            return position + 2
-        if not (sign and sign in "'\"" and not quoted):  # $'...' and $"..." are quotations
-            put("$", False)
-        return position + 1
+            self._at += 1
+            self._until(")", False)
+            return [(UNKNOWN, False)]
+        if found := _NAME.match(self._text, self._at):
+            self._at = found.end()
+            return self._value(found[0], quoted)
+        # $'...' and $"..." are quotations
+        return [] if sign and sign in "'\"" and not quoted else [("$", False)]
 
-    def _brace(self, position: int, quoted: bool, put: _Put) -> int:
-        """Read ``${...}``; ``position`` is after the brace."""
-        text = self._text
-        found = _BRACE.match(text, position)
+    def _brace(self, quoted: bool) -> list[_Piece]:
+        """Read ``${...}``."""
+        self._at += 1
+        found = _BRACE.match(self._text, self._at)
         if found is None:
-            name = _NAME.match(text, position)
-            many = (
-                text.startswith(("[@]", "[*]"), name.end())
-                if name is not None
-                else text[position : position + 1] in ("@", "*")
-            )
-            end = self._until("}", position, False, _nowhere)
-            put(UNKNOWN_WORDS if many else UNKNOWN, False)
-            return end
+            many = "[@]" in (head := self._text[self._at : self._at + 64].partition("}")[0]) or "[*]" in head
+            self._until("}", False)
+            return [(UNKNOWN_WORDS if many else UNKNOWN, False)]
+        self._at = found.end()
         value = self._variables.get(found[1])
-        if found[2] == "}":
-            put(self._value(UNKNOWN if value is None else value), not quoted)
-            return found.end()
-        given = value is not None and (value != "" or ":" not in found[2])
-        if given and value is not None:
-            put(self._value(value), not quoted)
-        return self._until("}", found.end(), quoted, _nowhere if given else put)
+        if found[3] == "}":
+            return self._value(found[1], quoted, many=found[2] is not None)
+        otherwise = self._until("}", quoted)
+        return self._value(found[1], quoted) if value is not None and (value or ":" not in found[3]) else otherwise
 
-    def _value(self, text: str) -> str:
-        return text if self._budget.takes(text) else UNKNOWN
+    def _value(self, name: str, quoted: bool, many: bool = False) -> list[_Piece]:
+        """What a variable or all positional parameters bring."""
+        value = self._parameters if name in ("@", "*") else self._variables.get(name)
+        if value is None:
+            return [(UNKNOWN_WORDS if many else UNKNOWN, not quoted)]
+        if isinstance(value, str):
+            return [(value if self._budget.takes(value) else UNKNOWN, not quoted)]
+        words = value if many or name in ("@", "*") else value[:1]
+        if not all(map(self._budget.takes, words)):
+            return [(UNKNOWN_WORDS, not quoted)]
+        pieces: list[_Piece] = [piece for word in words for piece in ((None, False), (word, not quoted))]
+        return pieces[1:]
 
     # --- words and commands -----------------------------------------------------------------------------------------
 
-    def _put(self, text: str, splits: bool) -> None:
+    def _put(self, text: str | None, splits: bool) -> None:
+        if text is None:
+            self._end_word()
+            return
         if splits and self._splits:
             for piece in _PIECES.findall(text):
                 self._budget.step()
@@ -370,8 +398,7 @@ class _Scan:
                 else:
                     self._word = [*(self._word or ()), piece]
             return
-        if self._word is None:
-            self._word = []
+        self._word = self._word or []
         self._word.append(text)
         if len(self._word) == 1 and SET.match(text) and self._may_assign():
             self._splits = False
@@ -379,12 +406,6 @@ class _Scan:
     def _may_assign(self) -> bool:
         """Whether the word is at a place where an assignment is possible."""
         return not self._command or SET.match(self._command[-1]) is not None or self._command[-1] in _BEFORE_ASSIGNMENT
-
-    def _put_parameters(self) -> None:
-        for index, parameter in enumerate(self._parameters):
-            if index:
-                self._end_word()
-            self._put(self._value(parameter), False)
 
     def _end_word(self) -> None:
         if self._word is None:
@@ -402,85 +423,155 @@ class _Scan:
     def _end_command(self, separator: str) -> None:
         self._end_word()
         self._redirection = ""
-        command, self._command = self._command, []
-        if command:
-            self._follow(command)
-        if separator != "\n" or command:
-            self._chained = separator in ("&&", "||")
-
-    def _follow(self, command: list[str]) -> None:
-        """Record the command's assignments, and parse the script that it runs."""
-        start = next((index for index, word in enumerate(command) if word not in BEFORE_PROGRAM), len(command))
-        program = command[start] if start < len(command) else ""
-        opened = sum(word in _OPENS for word in command[: start + 1])
-        self._blocks = max(0, self._blocks + opened - (program in _CLOSES))
-        if program in _NAMES_ITS_VARIABLE:
-            self._variables.update(
-                dict.fromkeys(
-                    command[start + 1 :] if program in ("read", "unset") else command[start + 1 : start + 2], UNKNOWN
-                )
-            )
-        elif program in _DECLARES or SET.match(program):
-            self._assign(command[start:])
-        if program == "eval" and self._nested < _MAX_NESTED:
-            self._look_into(" ".join(command[start + 1 :]), self._parameters, self._variables)
+        words, self._command = self._command, []
+        if self._patterns is not None and words[:1] != ["esac"]:
+            self._patterns += words
+            if separator == ")":
+                self._blocks[-1].decide(_matches(self._blocks[-1].subject, self._patterns))
+                self._patterns = None
             return
-        shelled = script_of(command) if self._nested < _MAX_NESTED else None
-        if shelled is None:
-            self.commands.append(command)
-        else:
-            self._look_into(*shelled, self._variables)
+        if words:
+            self._follow(words, separator)
+        if separator in "()":
+            self._keyword("{" if separator == "(" else "}")
+        if words or separator != "\n":
+            self._before = separator
+        if separator == ";;" and self._blocks and self._blocks[-1].word == "case":
+            self._patterns = []
 
-    def _assign(self, words: Sequence[str]) -> None:
+    def _follow(self, words: Sequence[str], separator: str, array: Sequence[str] | None = None) -> None:
+        """Keep track of what the keywords before a command open and close, then take the command itself. ``array``: the
+        words that it assigns.
+        """
+        negated = False
+        while words and words[0] in _KEYWORDS:
+            word, words = words[0], words[1:]
+            negated ^= word == "!"
+            self._keyword(word, *words[:1])
+            if word == "case":
+                self._patterns = [*words[2:]]
+                if separator == ")":
+                    self._end_command(separator)
+                return
+            if word in ("for", "select"):
+                self._variables.update(dict.fromkeys(words[:1], UNKNOWN))
+                return
+        if words and (runs := self._runs()) is not False:
+            result = _opposite(_result(words)) if negated else _result(words)
+            reached = self._reached()
+            self._take(words, self._certain and runs is True, separator, array)
+            self._status = result if reached or result is (self._before == "||") else None
+            self._passes = True if self._status is None and runs and words[0] not in _TESTS else self._status
+
+    def _reached(self) -> bool | None:
+        """Whether the operator before the command lets it run."""
+        return {"&&": self._passes, "||": _opposite(self._status)}.get(self._before, True)
+
+    def _runs(self) -> bool | None:
+        return False if self._ended else _both(self._reached(), self._blocks[-1].runs if self._blocks else True)
+
+    def _keyword(self, word: str, subject: str = "") -> None:
+        if word in _OPENS:
+            self._blocks.append(_Block(word, self._runs(), subject))
+        elif not self._blocks:
+            return
+        elif word in _CLOSES or (word == "}" and self._blocks[-1].word == "{"):
+            self._blocks.pop()
+            self._patterns = None
+        elif word in ("elif", "else"):
+            self._blocks[-1].runs = self._blocks[-1].later
+        elif word in ("then", "do"):
+            results = {"for": None, "select": None, "until": _opposite(self._status)}
+            self._blocks[-1].decide(results.get(self._blocks[-1].word, self._status))
+
+    def _take(self, words: Sequence[str], certain: bool, separator: str, array: Sequence[str] | None) -> None:
+        """Record a command's assignments, and parse the script that it runs."""
+        program = words[0]
+        if program in _NAMES_VARIABLES:
+            self._variables.update(dict.fromkeys(words[1:], UNKNOWN))
+        elif program in _DECLARES or SET.match(program):
+            self._assign(words, certain, array)
+        if (
+            certain
+            and separator not in ("&", "|", ")")
+            and (program == "exit" or (program == "exec" and len(words) > 1))
+        ):
+            self._ended = True
+        shelled = script_of(words) if self._nested < _MAX_NESTED else None
+        if program == "eval" and self._nested < _MAX_NESTED:
+            self._look_into(" ".join(words[1:]), self._parameters, self._variables, certain)
+        elif shelled is not None:
+            self._look_into(*shelled, self._variables, certain)
+        elif array is None:
+            self.commands.append(SimpleCommand(words, certain))
+
+    def _assign(self, words: Sequence[str], certain: bool, array: Sequence[str] | None) -> None:
         for word in words:
             found = SET.match(word)
             if found is None:
                 if word in _DECLARES or word.startswith("-"):
                     continue
                 return
-            name, value = found[1], word[found.end() :]
-            before = self._variables.get(name)
+            name, before = found[1], self._variables.get(found[1])
+            value: str | Sequence[str] = word[found.end() :] if array is None else array
             if found[2]:
-                value = (UNKNOWN if before is None else self._value(before)) + value
-            certain = not self._chained and not self._blocks
-            self._variables[name] = value if certain or value == before else UNKNOWN
+                value = _added(before, value, self._budget)
+            self._variables[name] = (
+                value if certain or value == before else UNKNOWN if array is None else [UNKNOWN_WORDS]
+            )
 
-    def _look_into(self, text: str, parameters: Sequence[str], variables: MutableMapping[str, str]) -> None:
-        scan = _Scan(text, parameters, variables, self._budget, self._nested + 1)
+    def _look_into(
+        self,
+        text: str,
+        parameters: Sequence[str],
+        variables: MutableMapping[str, str | Sequence[str]],
+        certain: bool,
+    ) -> None:
+        scan = _Scan(text, parameters, variables, self._budget, self._nested + 1, certain)
         understood = scan.run()
         self.commands += scan.commands
         if variables is self._variables:  # else it is a text, which may have been meant for something else
             self._understood = self._understood and understood
 
-    def _heredoc(self, position: int, last: str, tabs: bool) -> int:
-        """The position after the here-document that ends with ``last``; it may be a script and is parsed as one."""
-        found = re.compile(rf"^{_TABS if tabs else ''}{re.escape(last)}$", re.MULTILINE).search(self._text, position)
-        stop, end = (len(self._text), len(self._text)) if found is None else found.span()
-        if self._nested < _MAX_NESTED:
-            self._look_into(self._text[position:stop], (), ChainMap({}, self._variables))
-        return end
+
+def _added(before: str | Sequence[str] | None, value: str | Sequence[str], budget: WorkBudget) -> str | Sequence[str]:
+    """What ``+=`` makes of a variable."""
+    if isinstance(value, str):
+        head = before if isinstance(before, str) and budget.takes(before) else UNKNOWN
+        return head + value
+    words = [UNKNOWN_WORDS] if before is None else [before] if isinstance(before, str) else before
+    fits = all(map(budget.takes, words))
+    return [*(words if fits else [UNKNOWN_WORDS]), *value]
 
 
-def _nowhere(_text: str, _splits: bool) -> None:
-    """Discard the text."""
+def _matches(subject: str, patterns: Sequence[str]) -> bool | None:
+    """Whether a branch of ``case`` is taken."""
+    if subject in patterns or "*" in patterns:
+        return None if UNKNOWN in subject and "*" not in patterns else True
+    return None if UNKNOWN in subject or any(set(one) & set("*?[" + UNKNOWN) for one in patterns) else False
 
 
-_STEPS: Final[Mapping[str, Callable[[_Scan, int], int]]] = {
-    " ": _Scan._blank,
-    "\t": _Scan._blank,
-    "\r": _Scan._blank,
-    "\n": _Scan._newline,
-    ";": _Scan._separator,
-    "&": _Scan._separator,
-    "|": _Scan._separator,
-    "(": _Scan._parenthesis,
-    ")": _Scan._parenthesis,
-    "#": _Scan._comment,
-    "\\": _Scan._escape,
-    "'": lambda scan, position: scan._verbatim(position, scan._put),
-    '"': _Scan._double,
-    "$": lambda scan, position: scan._expansion(position, False, scan._put),
-    "`": lambda scan, position: scan._substitution(position, scan._put),
-    "<": _Scan._redirect,
-    ">": _Scan._redirect,
-}
+_RESULTS: Final = {":": True, "true": True, "false": False}
+_NUMBERS: Final = {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-ge": (0, 1), "-lt": (-1,), "-le": (-1, 0)}
+
+
+def _result(words: Sequence[str]) -> bool | None:
+    """Whether a command succeeds, where that is certain: a comparison of known texts; None for any other."""
+    match words:
+        case [(":" | "true" | "false") as word, *_]:
+            return _RESULTS[word]
+        case ["test", *test] | ["[", *test, "]"] | ["[[", *test, "]]"] if not any(UNKNOWN in word for word in test):
+            return _compared(test)
+    return None
+
+
+def _compared(test: Sequence[str]) -> bool | None:
+    match test:
+        case [("-n" | "-z") as operator, word]:
+            return (operator == "-n") == bool(word)
+        case [left, ("=" | "==" | "!=") as operator, right]:
+            return (left == right) == (operator != "!=")
+        case [left, operator, right] if operator in _NUMBERS and left.isdecimal() and right.isdecimal():
+            one, other = int(left[:18]), int(right[:18])
+            return (one > other) - (one < other) in _NUMBERS[operator]
+    return None

@@ -191,7 +191,8 @@ class Scrape:
     ``group``: the pods that may form the engine, of which this one serves; "" = it alone. ``multi_process``: several
     API servers (no process_* series). ``flavour``: a word of the dialect ("v0", "v1", "rust"), None = unknown.
     ``dialect``: of its engines, else what discovery took the server for; "" = unknown. ``pool``: None = unknown.
-    ``args_source``: as ``source`` of ``EngineArgs``.
+    ``args_source``: as ``source`` of ``EngineArgs``. ``assumed``: nothing but an image or a text says that an engine is
+    there, so that it is one from its first answer on.
     """
 
     target: str
@@ -217,6 +218,7 @@ class Scrape:
     group: str = ""
     pool: EnginePool | None = None
     args_source: str = "args"
+    assumed: bool = False
 
     def engines_of_server(self, engine: EngineReading) -> int:
         """Number of engines here that belong to the same server as ``engine``: its data-parallel ranks."""
@@ -241,7 +243,7 @@ class Run:
     """The present run of a container that serves, by its pod's status. ``since``: when the node took the pod.
     ``answered``: a time by which its readiness probe had succeeded in this run, None = not yet, or unknown.
     ``stopped``: why it does not run, in the kubelet's word, "" = it runs. ``ended``: why its pod is no longer meant to
-    serve ("Failed", "Succeeded", "deleted"), "" = it is. ``counted``: as in ``Workload``.
+    serve ("Failed", "Succeeded", "deleted"), "" = it is. ``counted``: as in ``Workload``; ``assumed``: in ``Scrape``.
     """
 
     since: float | None = None
@@ -249,6 +251,7 @@ class Run:
     stopped: str = ""
     ended: str = ""
     counted: bool = False
+    assumed: bool = False
 
 
 ALERT_REACHES: Final = ("off", "ticket")

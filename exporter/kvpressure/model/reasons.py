@@ -58,6 +58,7 @@ SEVERAL_SERVERS: Final = "several_servers"
 SAME_SERVER: Final = "same_server"  # read under another address already
 # Ours
 TARGET_LIMIT: Final = "target_limit"  # not asked: more targets than allowed
+NEVER_ANSWERED: Final = "never_answered"  # of an engine that is only assumed; not a reason of a scrape
 INTERNAL: Final = "internal"  # a bug in the exporter; its debug log has the traceback
 
 _SHORT: Final = {

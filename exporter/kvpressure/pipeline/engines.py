@@ -271,7 +271,7 @@ class Engines:
             return ()
         if page.error is not None or not page.engines:
             if not known:
-                known = [self._new(now, page, (model_from_args(page), "0"))]
+                known = [] if page.assumed else [self._new(now, page, (model_from_args(page), "0"))]
             for track in known:
                 track.lose(page.error or ABSENT, page.rival_label)
                 track.seen_t = now

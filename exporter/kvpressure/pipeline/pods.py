@@ -74,6 +74,11 @@ class _PodTrack:
             one.ready and one.run is not None and one.run.answered is not None for one in self.containers
         )
 
+    @property
+    def is_assumed(self) -> bool:
+        """Whether nothing but an image or a text has ever said that it serves."""
+        return not self.ever and any(run.assumed for run in self.runs)
+
     def take(self, containers: Sequence[ContainerReading]) -> None:
         """Take the state of its containers; where one was restarted, it begins anew."""
         before, self.containers = self.restarts, containers
@@ -203,8 +208,12 @@ class EnginesAround:
         self._ever = {(pod.namespace, pod.pod) for pod in pods if pod.ever}
         self._limit = thresholds["container_limit_ratio"]
 
-    def completed(self, now: float, state: ContainerState, track: ContainerTrack) -> ContainerState:
-        """The container with what its engine tells: model and pool, and whether memory that ran out cost requests."""
+    def completed(self, now: float, state: ContainerState, track: ContainerTrack) -> ContainerState | None:
+        """The container with what its engine tells: model and pool, and whether memory that ran out cost requests. None
+        of one that may be no engine, until it answers.
+        """
+        if state.reading.run is not None and state.reading.run.assumed and track.pod not in self._ever:
+            return None
         own = [one for one in self._engines.get(track.pod, ()) if one.container == state.reading.container]
         served = track.pod in self._ever and not any(engine.up for engine in own)
         return replace(
@@ -255,7 +264,7 @@ def _answers(pod: _PodTrack, engines: Sequence[EngineState]) -> bool | None:
         answers = True if any(engine.up for engine in engines) else None
     if answers or not pod.runs:
         return answers
-    return None if pod.ended else False if pod.stopped else answers
+    return None if pod.ended or pod.is_assumed else False if pod.stopped else answers
 
 
 def _serves(engine: EngineState) -> bool:

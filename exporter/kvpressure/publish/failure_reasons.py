@@ -193,6 +193,10 @@ _KUBERNETES: Final = (
     _unscraped("port_of_a_sidecar", "name the server's own port with `kvpressure.io/port`"),
     _unscraped("bad_port", "name a port number; on the host network, one that the pod declares"),
     _unscraped("unix_socket", "make the server listen on a TCP port"),
+    _unscraped(
+        "loopback_of_container",
+        "make the server listen on the address of its pod, or annotate the port of the proxy in front of it",
+    ),
     _unscraped("metrics_off", "switch the server's metrics on", "engines.md#see-what-was-found"),
     _unscraped("annotated_container_missing", "correct the name"),
     _unscraped(

@@ -139,7 +139,7 @@ _POOL: Final = (
 _RUN: Final = (
     *fields(read_moment, "since", "answered"),
     *fields(read_name, "stopped", "ended", default=""),
-    Field("counted", read_flag, default=False),
+    *fields(read_flag, "counted", "assumed", default=False),
 )
 _CONTAINER_NAME: Final = fields(read_name, "namespace", "pod", "container", required=True)
 _HEADER: Final = (Field("interval_seconds", read_level), *fields(read_name, "node", "source"))
@@ -176,6 +176,7 @@ _PAGE_GIVEN: Final = (
     Field("exposition", read_text),
     *fields(read_name, "version", "dialect", "group"),
     Field("args_source", read_name, default="args"),
+    Field("assumed", read_flag, default=False),
     Field("pool", record(EnginePool, _POOL)),
 )  # not for the builder
 _CONTAINER: Final = (
@@ -359,6 +360,8 @@ def _page_entry(page: Scrape, time: float) -> dict[str, object]:
         "version": page.version,
         "dialect": None if page.engines else page.dialect or None,
         "group": page.group or None,
+        "args_source": None if page.args_source == "args" else page.args_source,
+        "assumed": page.assumed or None,
         "pool": None if page.pool is None else encode(_POOL, page.pool),
         "exposition": page.exposition,
     }

@@ -92,7 +92,8 @@ def test_what_a_hidden_variable_brings_is_not_guessed() -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        'ARGS=(--max-num-seqs 5); vllm serve org/m "${ARGS[@]}"',
+        'ARGS=(--port 5 $(cat more)); vllm serve org/m "${ARGS[@]}"',
+        '[ -n "$X" ] && ARGS=(--max-num-seqs 5); vllm serve org/m "${ARGS[@]}"',
         "vllm serve org/m ${ARGS[*]}",
         "vllm serve org/m $A$B",
         'vllm serve "${ARGS[@]}" --port 1',
@@ -272,17 +273,49 @@ def test_many_words_cost_little(words: list[str]) -> None:
         ("python3 - <<EOF\nprint('it''s')\nx = \"\nEOF\nvllm serve m --port 1", {"model": "m", "port": "1"}),
         ("exec bash -c 'vllm serve \"$0\" --port 1' m", {"model": None, "port": "1"}),
         ("vllm serve m --url http://h/#a --port 1", {"model": "m", "url": "http://h/#a", "port": "1"}),
+        ('A=(--port 1 # first\n --seed \'2 3\')\nA+=(--b "4")\nvllm serve m "${A[@]}"', "1 2_3 4"),
+        ('CMD=(vllm serve m)\nCMD+=(--port 1)\nexec "${CMD[@]}"', "1"),
+        ("case $0x in a) P=2;; b|*) P=1;; esac; vllm serve m --port $P", {"model": "m", "port": None}),
+        ("R=b; case $R in a) P=2;; b|c) P=1;; *) P=3;; esac; vllm serve m --port $P", "1"),
+        ("R=2; if [ $R -gt 3 ]; then P=3; elif [ $R -ge 2 ]; then P=1; else P=2; fi; vllm serve m --port $P", "1"),
+        ("[ a = b ] && exec vllm serve n --port 2 || exec vllm serve m --port 1", "1"),
+        ("false && { A=1; vllm serve n; } || { vllm serve m --port 1; }", "1"),
+        ("if ! [ a = b ]; then if true; then exec vllm serve m --port 1; fi; fi; vllm serve n --port 2", "1"),
+        ("cd /x && P=1 && vllm serve m --port $P || exit 1", "1"),
+        ("until false; do vllm serve m --port 1; sleep 1; done", "1"),
+        ("if grep -q x y; then vllm serve m --port 1; else vllm serve n --port 1; fi", {"model": None, "port": "1"}),
     ],
 )
-def test_what_a_shell_would_start(script: str, expected: dict[str, str | None]) -> None:
+def test_what_a_shell_would_start(script: str, expected: dict[str, str | None] | str) -> None:
+    if isinstance(expected, str):  # of m, the values of these options that are given
+        values = (word.replace("_", " ") for word in expected.split())
+        expected = {"model": "m", **dict(zip(("port", "seed", "b"), values, strict=False))}
     assert read(["bash", "-c", script]).starts_server
     assert read(["bash", "-c", script]).args.values == expected
 
 
 @pytest.mark.parametrize(
+    ("script", "certain", "others"),
+    [
+        ("vllm serve m", True, 0),
+        ("pip install x && vllm serve m", True, 0),
+        ("[ -n $X ] && vllm serve m", False, 0),
+        ("test -e x || vllm serve m", False, 0),
+        ("launch 'vllm serve m'", False, 0),
+        ("ray symmetric-run --address x:1 -- vllm serve m", False, 0),
+        ("vllm serve m & vllm serve n --port 2 & wait", True, 1),
+        ("exec vllm serve m; vllm serve n", True, 0),
+        ("(exec vllm serve m) & (exec vllm serve n)", True, 1),
+    ],
+)
+def test_what_is_certain_of_a_script(script: str, certain: bool, others: int) -> None:
+    found = read(["bash", "-c", script])
+    assert (found.starts_server, found.certain, len(found.others)) == (True, certain, others)
+
+
+@pytest.mark.parametrize(
     "argv",
     [
-        ["bash", "-c", 'CMD=(vllm serve m)\nexec "${CMD[@]}"'],
         ["bash", "-c", "vllm serve 'm"],
         ["bash", "-c", "echo 'a\nvllm  serve m"],
         ["bash", "-c", 'run() { echo "; }\nvllm serve m'],

@@ -210,31 +210,243 @@ def test_serve_with_arguments_of_vllm_is_vllm(args: list[str]) -> None:
     assert [row.why for row in pod.rows] == ["command"]
 
 
-GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-SCRIPT = {"command": ["python", "offline.py"], **GPU}
+# --- engines of several pods ----------------------------------------------------------------------------------------
+
+LWS_LABELS, RBG, STORM_LABELS, KTHENA_LABELS = (
+    "leaderworkerset.sigs.k8s.io/",
+    "rbg.workloads.x-k8s.io/",
+    "stormservice.orchestration.aibrix.ai/",
+    "modelserving.volcano.sh/",
+)
+IF = (
+    'if [ "$LWS_WORKER_INDEX" = "0" ]; then vllm serve m --port 8100;'
+    " else ray start --address=$LWS_LEADER_ADDRESS:6379 --block; fi"
+)
+CASE = (
+    "case $LWS_WORKER_INDEX in\n 0|leader) exec vllm serve m --port 8100;;\n"
+    " *) exec ray start --address=$LWS_LEADER_ADDRESS:6379 --block;; esac"
+)
+AND = (
+    "[ $LWS_WORKER_INDEX -eq 0 ] && exec vllm serve m --port 8100"
+    " || exec ray start --address=$LWS_LEADER_ADDRESS:6379 --block"
+)
+SYMMETRIC = "ray symmetric-run --address $LWS_LEADER_ADDRESS:6379 --min-nodes 2 -- vllm serve m -tp 16 --port 8100"
+EXAMPLE = "bash /vllm-workspace/examples/online_serving/multi-node-serving.sh"
+HEADLESS = "vllm serve m -dp 16 -dpl 8 -dpr $((8 * LWS_WORKER_INDEX)) -dpa $LWS_LEADER_ADDRESS --port 8100"
+RANKS = "vllm serve m -tp 8 -pp 2 --port 8100 --nnodes 2 --node-rank $RANK --master-addr"
+SGLANG_RANKS = "python3 -m sglang.launch_server --model-path m --tp 16 --enable-metrics --port 8100 --nnodes 2"
+DYNAMO_RANKS = "python3 -m dynamo.sglang --model-path m --tp-size 16 --nnodes 2"
+LWS_ENV = {"LWS_LEADER_ADDRESS": "chat-0.chat.inference", "DYN_SYSTEM_PORT": "8100"}
+RAY_JOIN = (
+    "while true; do if ray health-check --address $HEAD_SVC.$NS.svc:6379; then"
+    " ray start --address=$HEAD_SVC.$NS.svc:6379 --block; fi; done"
+)
+HUGGING_FACE = "ray start --head\nexec python -m huggingfaceserver --http_port 8100 --pipeline-parallel-size=2"
+
+
+def lws(index: int) -> dict[str, str]:
+    return {LWS_LABELS + "name": "chat", LWS_LABELS + "group-index": "0", LWS_LABELS + "worker-index": str(index)}
+
+
+def rbg(component: str) -> dict[str, str]:
+    return {RBG + "role-instance-name": "chat-0", RBG + "component-name": component}
+
+
+def podset(index: int) -> dict[str, str]:
+    return {STORM_LABELS + "podset-name": "chat-0", STORM_LABELS + "pod-group-index": str(index)}
+
+
+def kserve(app: str) -> dict[str, str]:
+    return {"serving.kserve.io/inferenceservice": "chat", "app": f"isvc.{app}"}
+
+
+KTHENA_ROLE = {KTHENA_LABELS + "group-name": "chat-0", KTHENA_LABELS + "role-id": "prefill-0"}
+Member = tuple[str, dict[str, str], str]  # name, labels, script
+FORMS: dict[str, tuple[str, Member, Member]] = {  # the name of the group, its leader, a worker
+    **{
+        form: (
+            "LeaderWorkerSet/chat/0",
+            ("chat-0", lws(0), script.replace("$LWS_WORKER_INDEX", "0")),
+            ("chat-0-1", lws(1), script.replace("$LWS_WORKER_INDEX", "1")),
+        )
+        for form, script in {"if": IF, "case": CASE, "and": AND, "symmetric-run": SYMMETRIC}.items()
+    },
+    "index hidden": ("LeaderWorkerSet/chat/0", ("chat-0", lws(0), IF), ("chat-0-1", lws(1), IF)),
+    "vLLM's example script": (
+        "LeaderWorkerSet/chat/0",
+        ("chat-0", lws(0), f"{EXAMPLE} leader --ray_cluster_size=2; vllm serve m -tp 8 -pp 2 --port 8100"),
+        ("chat-0-1", lws(1), f"{EXAMPLE} worker --ray_address=$LWS_LEADER_ADDRESS"),
+    ),
+    "data-parallel ranks": (
+        "LeaderWorkerSet/chat/0",
+        ("chat-0", lws(0), HEADLESS),
+        ("chat-0-1", lws(1), f"{HEADLESS} --headless"),
+    ),
+    "RayCluster": (
+        "RayCluster/chat",
+        (
+            "chat-head",
+            {"ray.io/cluster": "chat", "ray.io/node-type": "head"},
+            "ray start --head; vllm serve m --port 8100",
+        ),
+        (
+            "chat-w-1",
+            {"ray.io/cluster": "chat", "ray.io/node-type": "worker"},
+            "ray start --address=chat-head-svc:6379",
+        ),
+    ),
+    "RoleBasedGroup": (
+        "RoleBasedGroup/chat-0",
+        ("chat-0", rbg("leader"), f"{SGLANG_RANKS} --node-rank 0 --dist-init-addr $LWS_LEADER_ADDRESS:5000"),
+        ("chat-0-1", rbg("worker"), f"{SGLANG_RANKS} --node-rank 1 --dist-init-addr $LWS_LEADER_ADDRESS:5000"),
+    ),
+    "Kthena": (
+        "ModelServing/chat-0/prefill-0",
+        ("chat-0-0", {**KTHENA_ROLE, KTHENA_LABELS + "entry": "true"}, f"{EXAMPLE} leader; vllm serve m --port 8100"),
+        ("chat-0-1", KTHENA_ROLE, f"{EXAMPLE} worker --ray_address=$ENTRY_ADDRESS"),
+    ),
+    "AIBrix PodSet": (
+        "PodSet/chat-0",
+        ("chat-0-0", podset(0), f"{RANKS.replace('$RANK', '0')} $PODSET_LEADER"),
+        ("chat-0-1", podset(1), f"{RANKS.replace('$RANK', '1')} $PODSET_LEADER --headless"),
+    ),
+    "Dynamo with Grove": (
+        "leader/chat-0",
+        ("chat-0", {}, f"{DYNAMO_RANKS} --node-rank 0 --dist-init-addr $LWS_LEADER_ADDRESS:29500"),
+        ("chat-wkr-0", {}, f"{DYNAMO_RANKS} --node-rank 1 --dist-init-addr=$LWS_LEADER_ADDRESS:29500"),
+    ),
+    "KServe and RHOAI": (
+        "InferenceService/chat",
+        ("chat-predictor-7d9f-x", kserve("chat-predictor"), HUGGING_FACE),
+        ("chat-predictor-worker-0", kserve("chat-predictor-worker"), RAY_JOIN),
+    ),
+    "StatefulSet": (
+        "leader/chat-0",
+        ("chat-0", {}, f"{RANKS.replace('$RANK', '0')} chat-0.chat.$NS.svc.cluster.local"),
+        ("chat-1", {}, f"{RANKS.replace('$RANK', '1')} chat-0.chat.$NS.svc.cluster.local"),
+    ),
+    "StatefulSet whose rank is hidden": (
+        "leader/chat-0",
+        ("chat-0", {}, f"{RANKS} $LWS_LEADER_ADDRESS"),
+        ("chat-1", {}, f"{RANKS} $LWS_LEADER_ADDRESS"),
+    ),
+    "leader that names its own address": (
+        "leader/chat-0",
+        ("chat-0", {}, f"{RANKS.replace('$RANK', '0')} 10.0.0.5"),
+        ("chat-1", {}, f"{RANKS.replace('$RANK', '1')} $LWS_LEADER_ADDRESS"),
+    ),
+}
+
+
+def member(one: Member) -> Pod:
+    name, labels, script = one
+    env = [{"name": name, "value": value} for name, value in LWS_ENV.items()]
+    image = "lmsysorg/sglang:v0.5.5" if "sglang" in script else "vllm/vllm-openai:v0.11.0"
+    server = objects.container("main", image=image, command=["bash", "-c", script], env=env, ports=[])
+    found = read_pod(objects.pod(name, labels=labels, containers=[server]), Policy())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_engine_of_several_pods_has_one_target_and_all_their_gpus(form: str) -> None:
+    """A follower is never a target: by its label, its rank, the branch it takes, or Ray's worker."""
+    name, *pods = FORMS[form]
+    leader, worker = map(member, pods)
+    assert [target.port for engine in leader.engines for target in engine.targets] == [8100]
+    assert [(row.result, row.why) for row in worker.rows] == [("no_target", "no_endpoint")]
+    assert {target.group for engine in leader.engines for target in engine.targets} == {name}
+    assert leaders([leader, worker]) == {("inference", worker.name): ("inference", leader.name, "main")}
+    assert groups_of_workers([leader, worker]) == {("inference", worker.name): name}
 
 
 @pytest.mark.parametrize(
-    ("container", "why"),
+    "script",
     [
-        (SCRIPT, "not_serving"),
-        ({"command": ["bash", "/srv/job.sh"], **GPU}, "not_serving"),
-        (SCRIPT | {"ports": [{"containerPort": 8000}]}, "image"),
-        (SCRIPT | {"readinessProbe": {"httpGet": {"path": "/health", "port": 8000}}}, "image"),
-        (SCRIPT | {"command": ["python", "launch.py", "--port", "8000"]}, "image"),
-        ({"args": ["some-model"], **GPU}, "image"),
+        "vllm serve m --data-parallel-hybrid-lb -dpa chat-0.chat -dpr 8 --port 8100",
+        "ray start --address=chat-0:6379; exec vllm serve m --port 8100",
+        "vllm serve m -tp 8 --port 8100",
     ],
 )
-def test_a_script_is_an_engine_only_where_something_says_that_it_serves(container: dict[str, Any], why: str) -> None:
-    """An engine that ends with its work would be called down; a job has neither a port nor a probe."""
-    document = container_of_image("vllm/vllm-openai:v0.11.0", **container)
-    for policy, expected in (("Never", why), ("OnFailure", why), ("Always", "image"), ("", "image")):
-        document["spec"]["restartPolicy"] = policy
+def test_a_server_that_certainly_starts_is_a_target_whatever_its_label_says(script: str) -> None:
+    found = member(("chat-0-1", lws(1), script))
+    assert [target.port for engine in found.engines for target in engine.targets] == [8100]
+    assert groups_of_workers([found]) == {}
+
+
+# --- what is assumed ------------------------------------------------------------------------------------------------
+
+GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+DECLARED = {"ports": [{"containerPort": 8000}]}
+
+
+@pytest.mark.parametrize(
+    ("container", "assumed"),
+    [
+        ({"command": ["python", "offline.py"], **DECLARED}, True),
+        ({"command": ["bash", "-c", "launch --run 'vllm serve m'"], **DECLARED}, True),
+        ({"command": ["bash", "-c", 'if [ -n "$X" ]; then vllm serve m; else work; fi'], **DECLARED}, True),
+        ({"command": ["bash", "-c", "vllm serve m $MORE"]}, True),  # its port may be among what is hidden
+        ({"command": ["bash", "-c", "vllm serve m $MORE"], **DECLARED}, False),
+        ({"command": ["bash", "-c", "pip install x && while true; do vllm serve m; done"]}, False),
+        ({"args": ["--model", "m"]}, False),
+    ],
+)
+def test_what_only_an_image_or_a_text_names_is_assumed_until_it_answers(
+    container: dict[str, Any], assumed: bool
+) -> None:
+    document = container_of_image("vllm/vllm-openai:v0.11.0", **container, **GPU)
+    for given, expected in (({}, assumed), ({"kvpressure.io/port": "8000"}, False)):
+        document["metadata"]["annotations"] = given
         pod = read_pod(document, Policy())
         assert pod is not None
-        assert [row.why for row in pod.rows] == [expected]
-        assert bool(pod.engines) == (expected == "image")
+        (engine,) = pod.engines
+        assert engine.target is not None
+        assert engine.reading.run is not None
+        assert (engine.target.assumed, engine.reading.run.assumed) == (expected, expected)
 
+
+# --- endpoints ------------------------------------------------------------------------------------------------------
+
+DYN_SGLANG = ["python3", "-m", "dynamo.sglang", "--model-path", "m"]
+GRPC = ["python3", "-m", "sglang.launch_server", "--model-path", "m", "--grpc-mode", "--port", "8080"]
+ENDPOINTS: tuple[tuple[list[str], dict[str, str], tuple[int, ...], str], ...] = (  # command, env, ports, why
+    (["vllm", "serve", "m", "--host", "127.0.0.1", "--port", "8001"], {}, (), "loopback_of_container"),
+    (["vllm", "serve", "m", "--host=localhost"], {}, (), "loopback_of_container"),
+    (["vllm", "serve", "m", "--host", "0.0.0.0", "--port", "8001"], {}, (8001,), "command"),
+    (DYN_SGLANG, {"DYN_SYSTEM_PORT": "8081"}, (8081,), "command"),
+    (DYN_SGLANG, {}, (), "metrics_off"),
+    (GRPC, {}, (), "metrics_off"),
+    ([*GRPC, "--enable-metrics"], {}, (8081,), "command"),
+    ([*GRPC, "--enable-metrics", "--metrics-http-port", "9100"], {}, (9100,), "command"),
+    (["bash", "-c", "vllm serve a --port 8000 & vllm serve b --port 8001 & wait"], {}, (8000, 8001), "command"),
+    (["bash", "-c", 'A=(--max-num-seqs 64 --port 9000); vllm serve m "${A[@]}"'], {}, (9000,), "command"),
+    (["bash", "-c", "if [ $X = 1 ]; then vllm serve m --port 8001; else vllm serve n; fi"], {}, (), "port_unknown"),
+    (["python", "-m", "vllm.entrypoints.cli.main", "serve", "m", "--port", "9000"], {}, (9000,), "command"),
+)
+
+
+@pytest.mark.parametrize(("command", "env", "ports", "why"), ENDPOINTS)
+def test_a_target_is_an_address_that_answers_or_there_is_a_reason(
+    command: list[str], env: dict[str, str], ports: tuple[int, ...], why: str
+) -> None:
+    given = [{"name": name, "value": value} for name, value in env.items()]
+    pod = read_pod(container_of_image("registry.internal/llm:1", command=command, env=given, **GPU), Policy())
+    assert pod is not None
+    (engine,) = pod.engines
+    assert tuple(target.port for target in engine.targets) == ports
+    assert [row.why for row in pod.rows] == [why]
+
+
+def test_a_proxy_in_front_of_a_loopback_listener_is_the_target_that_an_annotation_names() -> None:
+    document = container_of_image("vllm/vllm-openai:v0.11.0", command=["vllm", "serve", "m", "--host", "127.0.0.1"])
+    document["metadata"]["annotations"] = {"kvpressure.io/port": "8443", "kvpressure.io/scheme": "https"}
+    pod = read_pod(document, Policy())
+    assert pod is not None
+    assert [target.name for engine in pod.engines for target in engine.targets] == ["https://10.0.0.7:8443/metrics"]
+
+
+# --- accelerators ---------------------------------------------------------------------------------------------------
 
 OF_A_VENDOR = {  # image of a wrapper -> what it asks for, as its vendor's device plugin names it
     "rocm/vllm:latest": {"amd.com/cpx_nps4": 1},

@@ -14,13 +14,15 @@ from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import GpuOwner
 from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
-from kvpressure.sources.kubernetes.pod import Pod
+from kvpressure.sources.kubernetes.pod import Pod, discovered
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.scrape import layout
 from kvpressure.sources.scrape.scanner import parse_scrape
 from kvpressure.sources.scrape.source import EngineSource, Fetcher
 from kvpressure.sources.scrape.targets import parse_target
 from tests.helpers.vllm_server import RawServer, answering, response, saying
 from tests.helpers.waiting import until
+from tests.sources.kubernetes import objects
 
 pytestmark = pytest.mark.live
 
@@ -279,6 +281,32 @@ def test_targets_beyond_the_limit_are_not_read_and_are_counted(source_for):
     assert {page.target: page.error for page in reading.pages} == {
         f"http://{server.address}/{n}": None if n < 3 else "target_limit" for n in range(5)
     }
+
+
+def test_what_has_never_answered_is_listed_with_what_its_address_said(source_for):
+    """Until then only the image names a server; what answered once is down when it stops."""
+    answers = [response(b"x", status="404 Not Found")]
+
+    def script(server, connection):
+        while server.read_request(connection):
+            connection.sendall(answers[-1])
+
+    with RawServer(script) as server:
+        wrapper = objects.container(command=["python", "serve.py"], ports=[{"containerPort": server.port}])
+        found = read_pod(objects.pod(ip="127.0.0.1", containers=[wrapper]), Policy())
+        source = source_for()
+        source.set_targets(found.engines[0].targets)
+        for answer, error, row in (
+            (answers[0], "http_404", ("no_target", "never_answered", "HTTP 404 response")),
+            (PAGE, None, ("engine", "image", "")),
+            (response(b"", status="401 Unauthorized"), "unauthorized", ("engine", "image", "")),
+        ):
+            answers.append(answer)
+            (page,) = read_until(source, len)
+            (listed,) = discovered([found.without(source._shared.unread)])
+            assert (page.error, page.assumed) == (error, True)
+            assert (listed.result, listed.reason) == row[:2]
+            assert listed.explanation.endswith(row[2])
 
 
 def test_a_target_without_a_gpu_takes_no_place_of_one_with_a_gpu(source_for):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.engines import shell
-from kvpressure.engines.command import CUT, Command, Endpoints, on_first_node
+from kvpressure.engines.command import CUT, Command, Endpoints, Host, dynamo, node_of, on_first_node
 from kvpressure.engines.public import PublicNames
 from kvpressure.engines.shell import REFERENCE, UNKNOWN, base
 from kvpressure.model.arguments import EngineArgs
@@ -65,10 +65,13 @@ _TEXTS: Final = frozenset(  # options whose values are names, types or modes
 _FLAG: Final = re.compile(r"(?:enable|disable|allow|skip|trust|show|is|log)_\w+")
 _VALUED: Final = re.compile(r"log_level(?:_http)?|log_requests_level|log_requests_format")
 _NUMBER: Final = re.compile(r"-?\d{1,15}(?:\.\d{1,12})?")
-_NAMED: Final = re.compile(r"\bsglang\.launch_server\b|\bsglang[ \t]++serve\b|\bsgl_jax\.launch_server\b")
+_NAMED: Final = re.compile(
+    r"\bdynamo\.sglang\b|\bsglang\.launch_server\b|\bsglang[ \t]++serve\b|\bsgl_jax\.launch_server\b"
+)
 START: Final = re.compile(r"(\bsglang\.launch_server\b|\bsglang[ \t]+serve\b|\bsgl_jax\.launch_server\b)")
 """Words that start the server in a script."""
-_MODULES: Final = ("sglang.launch_server", "sgl_jax.launch_server")
+_WRAPPER: Final = "dynamo.sglang"  # runs the server inside and sets some of its arguments
+_MODULES: Final = ("sglang.launch_server", "sgl_jax.launch_server", _WRAPPER)
 _OTHER: Final = re.compile(r"sglang_router\.\S+|sglang\.(?:bench|test|profiler)\S*|sleep|tail|cat|nginx|envoy|curl")
 _OF_SGLANG: Final = frozenset({"model", "max_num_seqs", "gpu_memory_utilization", "max_num_batched_tokens"})
 
@@ -92,13 +95,21 @@ def read(
 ) -> Command:
     """A container's command followed by its args, and its environment; see ``base.ReadCommand``. Never raises."""
     known = dict(env or {})
-    tokens, found, scripted = shell.program_of(argv, known)
-    started = next((rest for command in found.commands if (rest := _after_start(command)) is not None), None)
-    words = started if started is not None else tokens if not scripted and _bare(tokens) else None
-    args = _arguments(words, found.understood, known) if words is not None else EngineArgs()
-    starts = started is not None or (names_server(argv) if named is None else named)
-    other = not starts and not entry_point and found.understood and bool(found.commands)
-    return Command(args, starts, other and all(any(map(_OTHER.fullmatch, map(base, one))) for one in found.commands))
+    tokens, script, scripted = shell.program_of(argv, known)
+    commands = [command.words for command in script.commands]
+    servers = [command for command in script.commands if _after_start(command.words) is not None]
+    bare = _arguments(tokens, script.understood, known) if not scripted and _bare(tokens) else EngineArgs()
+    args, others = shell.servers(
+        servers,
+        [
+            _arguments(_after_start(one.words) or (), script.understood and _WRAPPER not in one.words, known)
+            for one in servers
+        ],
+    ) or (bare, ())
+    starts = bool(servers) or (names_server(argv) if named is None else named)
+    other = not starts and not entry_point and script.understood and bool(commands)
+    other = other and all(any(map(_OTHER.fullmatch, map(base, words))) for words in commands)
+    return Command(args, starts, other, any(map(shell.is_here, servers)), others, node_of(commands, args))
 
 
 def _after_start(command: Sequence[str]) -> Sequence[str] | None:
@@ -162,6 +173,14 @@ def of_image(image: str) -> bool:
     """Whether an image contains SGLang's server; its router's images are named after it too."""
     name = image.rpartition("/")[2]
     return ("sglang" in name or "sgl-dev" in name) and "router" not in name and "gateway" not in name
+
+
+def host(_image: str, argv: Sequence[str], env: Mapping[str, str], args: EngineArgs) -> Host | None:
+    """The program around SGLang that publishes its metrics; in gRPC mode, its second server (pull request 20801)."""
+    if args.values.get("grpc_mode") == "True":
+        port = args.integer("metrics_http_port") or (args.port or 30000) + 1
+        return Host("SGLang's server of metrics", port if endpoints(args).metrics else None, asked=True)
+    return dynamo(argv, env)
 
 
 def takes_words(_argv: Sequence[str], args: EngineArgs) -> bool:

@@ -16,6 +16,7 @@ SGLANG: Final = EngineDialect(
     names_server=arguments.names_server,
     read_command=arguments.read,
     of_image=arguments.of_image,
+    host=arguments.host,
     takes_words=arguments.takes_words,
     image_version=partial(version_in_tag, "sglang"),
     processes=lambda _, gpus: 2 + gpus,  # HTTP server with tokenizer, detokenizer, a scheduler for each GPU

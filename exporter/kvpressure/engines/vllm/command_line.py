@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.engines import shell
-from kvpressure.engines.command import CUT, Command, Endpoints, on_first_node
-from kvpressure.engines.shell import BEFORE_PROGRAM, REFERENCE, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
+from kvpressure.engines.command import CUT, Command, Endpoints, node_of, on_first_node
+from kvpressure.engines.shell import REFERENCE, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
 from kvpressure.engines.vllm.options import full
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
@@ -80,11 +80,6 @@ _FOREIGN: Final = frozenset(
         "shift",
         "wait",
         "kill",
-        "fi",
-        "done",
-        "esac",
-        "}",
-        ")",
         "ls",
         "mkdir",
         "touch",
@@ -189,8 +184,6 @@ server.
 _WRAPPER_NAMES: Final = {"model_id": "model", "model_name": "served_model_name"}  # KServe's Hugging Face server
 START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
 """Words that start the server in a script, with its model."""
-_EQUAL: Final = frozenset({"=", "==", "-eq"})
-_UNEQUAL: Final = frozenset({"!=", "-ne"})
 _PYTHON = re.compile(r"python[\d.]*+")
 _MODULE = re.compile(r"(?:\S*[/.])?api_server(?:\.py)?")
 
@@ -205,27 +198,27 @@ def read(
     then be a model.
     """
     known = dict(env or {})
-    tokens, found, scripted = shell.program_of(argv, known)
-    commands, understood = _taken(found.commands), found.understood
-    started = next((command for command in commands if _anchor(command) is not None), None)
-    words = (
-        started
-        if started is not None
-        else [word for command in commands if not _starts_ray(command) for word in command]
-    )
-    args = _arguments(words, known, understood, of_program=started is not None or not scripted)
-    other = understood and bool(commands) and all(_is_foreign(command) for command in commands)
+    tokens, script, scripted = shell.program_of(argv, known)
+    commands, understood = [command.words for command in script.commands], script.understood
+    servers = [command for command in script.commands if _anchor(command.words) is not None]
+    bare = [word for words in commands if not _starts_ray(words) for word in words]
+    args, others = shell.servers(
+        servers, [_arguments(server.words, known, understood, of_program=True) for server in servers]
+    ) or (_arguments(bare, known, understood, of_program=not scripted), ())
+    other = understood and bool(commands) and all(_is_foreign(words) for words in commands)
     if entry_point and tokens and base(tokens[0]) not in _NOT_MODELS | SHELLS | {"vllm"}:
         other = False
-    starts = _names_engine(started, args) or (not other and (names_server(argv) if named is None else named))
-    return Command(args, starts, other and not starts)
+    starts = bool(servers) and _names_engine(servers[0].words, args)
+    starts = starts or (not other and (names_server(argv) if named is None else named))
+    certain = starts and any(map(shell.is_here, servers))
+    return Command(args, starts, other and not starts, certain, others, node_of(commands, args))
 
 
-def _names_engine(started: Sequence[str] | None, args: EngineArgs) -> bool:
+def _names_engine(words: Sequence[str], args: EngineArgs) -> bool:
     """Whether the words that start a server are certainly vLLM's: ``serve`` alone, for an image's entry point, may be
     any program's, this exporter's too.
     """
-    return started is not None and (list(started[:1]) != ["serve"] or bool(OF_VLLM & args.explicit))
+    return list(words[:1]) != ["serve"] or bool(OF_VLLM & args.explicit)
 
 
 def _starts_ray(command: Sequence[str]) -> bool:
@@ -284,15 +277,10 @@ def endpoints(args: EngineArgs) -> Endpoints:
 
 def _is_foreign(command: Sequence[str]) -> bool:
     start = next(
-        (
-            index
-            for index, word in enumerate(command)
-            if word not in BEFORE_PROGRAM and base(word) not in _WRAPPERS and not SET.match(word)
-        ),
-        None,
+        (index for index, word in enumerate(command) if base(word) not in _WRAPPERS and not SET.match(word)), None
     )
-    if start is None:  # only shell words or assignments are foreign; anything else is unknown
-        return all(word != "--" and (word in BEFORE_PROGRAM or SET.match(word)) for word in command)
+    if start is None:  # only assignments are foreign; anything else is unknown
+        return all(map(SET.match, command))
     program, following = base(command[start]), [word for word in command[start + 1 :] if not word.startswith("-")]
     if program == "vllm":
         return bool(following) and following[0] in _NO_SERVERS
@@ -305,7 +293,7 @@ def _anchor(tokens: Sequence[str]) -> int | None:
     """Index of the first token after the words that start a vLLM server; None without them."""
     for index, token in enumerate(tokens):
         following = tokens[index + 1] if index + 1 < len(tokens) else ""
-        if base(token) == "vllm" and following == "serve":
+        if following == "serve" and base(token) in ("vllm", "vllm.entrypoints.cli.main"):
             return index + 2
         if token.startswith("vllm.entrypoints.") or _MODULE.fullmatch(token) or _WRAPPER.fullmatch(token):
             return index + 1
@@ -365,37 +353,3 @@ def _takes(name: str, following: str) -> bool:
     if name.startswith("no_") or (_FLAG.fullmatch(name) and name not in _VALUED):
         return following.lower() in ("true", "false", "0", "1")
     return not following.startswith("-") or _NUMBER.fullmatch(following) is not None
-
-
-# --- branches ---------------------------------------------------------------------------------------------------------
-
-
-def _taken(commands: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """The commands without branches of ``if`` that cannot run; both branches of an undecided test stay."""
-    kept: list[Sequence[str]] = []
-    stack: list[tuple[bool, bool]] = []  # of each open ``if``: this branch may run, a later branch may run
-    for command in commands:
-        word = command[0] if command else ""
-        if word == "if":
-            stack.append((True, True))
-        if word in ("if", "elif", "else") and stack:
-            result = None if word == "else" else _decided(command[1:])
-            open_still = stack[-1][1]
-            stack[-1] = (open_still and result is not False, open_still and result is not True and word != "else")
-        elif word == "fi" and stack:
-            stack.pop()
-            continue
-        if all(may_run for may_run, _ in stack):
-            kept.append(command)
-    return kept
-
-
-def _decided(test: Sequence[str]) -> bool | None:
-    """Result of comparing two known texts; None for any other test."""
-    match test:
-        case ["test", left, operator, right] | ["[", left, operator, right, "]"] | ["[[", left, operator, right, "]]"]:
-            if UNKNOWN in left + right:
-                return None
-            equal = left == right
-            return equal if operator in _EQUAL else not equal if operator in _UNEQUAL else None
-    return None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvpressure.engines.command import Host
+from kvpressure.engines.command import Host, dynamo, host_at, port_number
 from kvpressure.engines.vllm.command_line import OF_VLLM
 from kvpressure.model.arguments import EngineArgs
 
@@ -48,27 +48,18 @@ def is_nim(image: str) -> bool:
 def host(image: str, argv: Sequence[str], env: Mapping[str, str], args: EngineArgs) -> Host | None:
     """The program around vLLM that publishes its metrics on its own port or path; None = vLLM itself does."""
     if is_nim(image):
-        return _host("NVIDIA NIM", _number(env.get("NIM_SERVER_PORT", "")), 8000, path="/v1/metrics")
+        return host_at("NVIDIA NIM", port_number(env.get("NIM_SERVER_PORT", "")), 8000, path="/v1/metrics")
     name = image.rpartition("/")[2].partition(":")[0]
     if name == "huggingfaceserver" or _names(argv, "huggingfaceserver"):
-        return _host("KServe Hugging Face server", args.integer("http_port"), 8080)
+        return host_at("KServe Hugging Face server", args.integer("http_port"), 8080)
     if _names(argv, "/vllm/inference_api.py"):
         return Host("KAITO", 5000)
-    if _names(argv, "dynamo.vllm"):
-        text = env.get("DYN_SYSTEM_PORT", "")
-        return _host("NVIDIA Dynamo", _number(text), None, port_name="" if text else "system")
+    if (worker := dynamo(argv, env)) is not None:
+        return worker
     if name == "tritonserver":
         off = args.values.get("allow_metrics") in ("False", "false", "0")
-        return Host("Triton", None) if off else _host("Triton", args.integer("metrics_port"), 8002)
+        return Host("Triton", None) if off else host_at("Triton", args.integer("metrics_port"), 8002)
     return Host("Ray Serve", 8080, every_pod=True) if name == RAY_AGENT else None
-
-
-def _host(title: str, asked: int | None, default: int | None, path: str = "", port_name: str = "") -> Host:
-    return Host(title, default if asked is None else asked, path=path, port_name=port_name, asked=asked is not None)
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
 def _names(argv: Sequence[str], text: str) -> bool:

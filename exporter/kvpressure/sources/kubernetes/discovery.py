@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvpressure.engines.command import Node
 from kvpressure.model.pools import Workload
-from kvpressure.model.reasons import TARGET_LIMIT
+from kvpressure.model.reasons import NEVER_ANSWERED, TARGET_LIMIT, in_words
 from kvpressure.parsed import mapping, mappings, text
+from kvpressure.sources.kubernetes.endpoint import LOOPBACK
 from kvpressure.sources.scrape.targets import Target
 
 NAMED: Final = "annotation"
@@ -31,7 +33,6 @@ REASONS: Final[Mapping[str, str]] = {
     "opted_out": "the annotation kvpressure.io/scrape is false",
     "other_container_named": "the annotation kvpressure.io/container names another container",
     "other_program": "its command runs a program that is not an inference server",
-    "not_serving": "its command names no inference server, it has no port, probe or annotation, and its pod ends",
     "other_server": "an inference server that kvpressure does not support",
     "nim": "an NVIDIA NIM that serves no language model",
     "worker": "a worker of an engine that another pod serves",
@@ -61,7 +62,8 @@ NO_TARGET: Final[Mapping[str, str]] = {
     "not_listening": "its process does not listen on its port: it is starting, or another process has the port",
     "not_readable": "its process is another user's, and its command line does not show the port",
     "several_ports": "its process listens on several ports, and its command line shows none of them",
-    "loopback_of_container": "it listens on the loopback address of its container only",
+    NEVER_ANSWERED: "only its image, or what is not understood of its command, names a server, and none has answered",
+    LOOPBACK: "it listens on the loopback address of its container only",
     "ended": "its process has ended; its address is scraped for an hour more",
     TARGET_LIMIT: "the node has more metrics endpoints than the limit, and others have a better claim",
     TOO_MANY_PODS: "the node has more pods than the limit, and others have a better claim",
@@ -89,7 +91,7 @@ _OTHER_SERVERS: Final = (
 class ContainerRow:
     """One container. ``sign`` "" = no engine, because of ``reason``; a sign with a ``reason`` = an engine without a
     target, or without all of them. ``complete``: all its arguments are visible. ``gpus``: requested, by resource.
-    ``role``, ``arguments``: as in ``Discovered``.
+    ``role``, ``arguments``: as in ``Discovered``. ``error``: of its scrape, "" = none.
     """
 
     container: str
@@ -100,6 +102,7 @@ class ContainerRow:
     gpus: Mapping[str, int] = field(default_factory=dict)
     role: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
 
     @property
     def result(self) -> str:
@@ -116,7 +119,8 @@ class ContainerRow:
     @property
     def explanation(self) -> str:
         """``why`` in words."""
-        return {**SIGNS, **REASONS, **NO_TARGET}.get(self.why, self.why)
+        found = {**SIGNS, **REASONS, **NO_TARGET}.get(self.why, self.why)
+        return f"{found}: {in_words(self.error)}" if self.error else found
 
 
 def named_after(image: str) -> str:
@@ -148,17 +152,25 @@ def reason_of(named: bool, of_engine: bool, runs_other: bool, gpu: bool, worker:
 # --- engines that span pods ---------------------------------------------------------------------------------
 
 _LWS: Final = "leaderworkerset.sigs.k8s.io/"
+_RBG: Final = "rbg.workloads.x-k8s.io/"
+_STORM: Final = "stormservice.orchestration.aibrix.ai/"
+_KTHENA: Final = "modelserving.volcano.sh/"
 _GROUPS: Final = (  # controller, labels that pods of one engine share, the label of the leader and its value
     ("LeaderWorkerSet", (_LWS + "name", _LWS + "group-index"), _LWS + "worker-index", "0"),
     ("RayCluster", ("ray.io/cluster",), "ray.io/node-type", "head"),
     ("KAITO", ("kaito.sh/workspace",), "apps.kubernetes.io/pod-index", "0"),
+    ("RoleBasedGroup", (_RBG + "role-instance-name",), _RBG + "component-name", "leader"),
+    ("PodSet", (_STORM + "podset-name",), _STORM + "pod-group-index", "0"),
+    ("ModelServing", (_KTHENA + "group-name", _KTHENA + "role-id"), _KTHENA + "entry", "true"),
+    ("InferenceService", ("serving.kserve.io/inferenceservice",), "", ""),  # whose replicas have the same label
 )
+_HERE: Final = ("", "localhost", "127.0.0.1", "0.0.0.0")
 
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Pods that a controller runs as one group. ``name``: the same on every node, unique in the namespace. ``leads``:
-    this pod may serve for all.
+    """Pods that run one engine. ``name``: the same on every node, unique in the namespace; "" = unknown. ``leads``: this
+    pod may serve for all.
     """
 
     namespace: str
@@ -166,14 +178,23 @@ class PodGroup:
     leads: bool
 
 
-def group_of(namespace: str, labels: Mapping[str, Any]) -> PodGroup | None:
-    """The group in a pod's labels; None without one."""
+def group_of(
+    namespace: str, pod: str, addresses: Collection[str], labels: Mapping[str, Any], node: Node | None
+) -> PodGroup | None:
+    """The group of a pod, by the labels of its controller, else by the leader's address in its command line; None
+    without one. Where the leader has no label, the command line says which pod it is.
+    """
     for kind, same, leader, value in _GROUPS:
-        values = [labels.get(name) for name in same]
-        place = labels.get(leader)
-        if isinstance(place, str) and all(isinstance(text, str) and text for text in values):
-            return PodGroup(namespace, "/".join((kind, *map(str, values))), place == value)
-    return None
+        values, place = [text(labels.get(name)) for name in same], labels.get(leader)
+        if all(values) and (isinstance(place, str) or node is not None):
+            leads = place == value if isinstance(place, str) else node is not None and bool(node.leads)
+            return PodGroup(namespace, "/".join((kind, *values)), leads)
+    if node is None or (node.leads is None and not node.address):
+        return None
+    here = node.address in (pod, *addresses, *_HERE)
+    leads = here if node.leads is None else node.leads
+    leader = node.address if not here else pod if leads else ""
+    return PodGroup(namespace, leader and f"leader/{leader}", leads)
 
 
 # --- workloads and roles ------------------------------------------------------------------------------------

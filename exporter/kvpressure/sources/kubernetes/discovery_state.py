@@ -8,6 +8,7 @@ with the API server.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvpressure.sources.places import Place, Precedence
@@ -27,7 +28,7 @@ class SharedDiscovery:
         self.gpus: tuple[GpuReading, ...] = ()  # written by ``observe``, read by ``podresources`` and ``procfs``
         self.owners: tuple[GpuOwner, ...] = ()  # written by ``observe``
         self.scraped: frozenset[Place] = frozenset()  # pods with an engine's page; written by ``observe``
-        self.unread: frozenset[str] = frozenset()  # targets beyond the limit; written by ``engines``, read by ``pods``
+        self.unread: Mapping[str, tuple[str, str]] = {}  # target -> reason, detail; from ``engines`` to ``pods``
 
     def observe(self, snapshot: Snapshot, _state: object) -> None:
         """Listener of the monitor: keep the newest known GPUs and owners, and the pods with engines."""

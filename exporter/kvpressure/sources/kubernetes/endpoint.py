@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvpressure.model.arguments import EngineArgs
+
 EXPLICIT: Final = "kvpressure.io/"
 HINTS: Final = ("prometheus.io/", "prometheus.kserve.io/")
 PREFIXES: Final = (EXPLICIT, *HINTS)
@@ -25,6 +27,7 @@ PORT_OF_A_SIDECAR: Final = "port_of_a_sidecar"
 PORT_UNKNOWN: Final = "port_unknown"
 BAD_PORT: Final = "bad_port"
 UNIX_SOCKET: Final = "unix_socket"
+LOOPBACK: Final = "loopback_of_container"
 METRICS_OFF: Final = "metrics_off"
 REFUSALS: Final = (
     PORT_NOT_DECLARED,
@@ -33,6 +36,7 @@ REFUSALS: Final = (
     PORT_UNKNOWN,
     BAD_PORT,
     UNIX_SOCKET,
+    LOOPBACK,
     METRICS_OFF,
 )
 
@@ -54,7 +58,14 @@ class ServerPort:
     default: int | None
     names: tuple[str, ...]
     on_host: bool
-    unix_socket: bool = False
+    unreachable: str | None = None  # why nobody outside its container reaches it
+
+
+def unreachable(args: EngineArgs) -> str | None:
+    """Why nobody outside its container reaches a server with these arguments; None = it may be reached."""
+    if "uds" in args.explicit:
+        return UNIX_SOCKET
+    return LOOPBACK if args.values.get("host") in ("localhost", "127.0.0.1", "::1") else None
 
 
 def annotation(annotations: Mapping[str, Any], name: str) -> str:
@@ -87,8 +98,8 @@ def _found(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | No
     hinted = _hinted(server, annotations)
     if hinted is not None:
         return hinted, None
-    if server.unix_socket:
-        return None, UNIX_SOCKET
+    if server.unreachable is not None:
+        return None, server.unreachable
     numbers = _numbers(server)
     if server.asked is not None and (server.asked in numbers or not server.on_host):
         return server.asked, None

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvpressure.model.readings import ContainerReading, Discovered
-from kvpressure.model.reasons import TARGET_LIMIT
 from kvpressure.sources.kubernetes.discovery import OF_WORKERS, ContainerRow, PodGroup
 from kvpressure.sources.places import Place, Precedence
 from kvpressure.sources.scrape.targets import Target
@@ -70,28 +69,18 @@ class Pod:
             return Precedence.ASKS_GPU
         return Precedence.SERVES if self.engines else Precedence.RUNS
 
-    def without(self, unread: Collection[str]) -> Pod:
+    def without(self, unread: Mapping[str, tuple[str, str]]) -> Pod:
         """The pod with the reason in the rows of engines that have ``unread`` targets."""
-        read = {
-            engine.container: [target for target in engine.targets if target.name not in unread]
-            for engine in self.engines
-            if any(target.name in unread for target in engine.targets)
-        }
-        if not read:
-            return self
-        return replace(
-            self,
-            rows=tuple(
-                replace(
-                    row,
-                    target=next(iter(read[row.container]), None),
-                    reason=row.reason or TARGET_LIMIT,
+        rows = {row.container: row for row in self.rows}
+        for engine in self.engines:
+            reasons = [unread[target.name] for target in engine.targets if target.name in unread]
+            if reasons:
+                left = next((target for target in engine.targets if target.name not in unread), None)
+                row = rows[engine.container]
+                rows[engine.container] = replace(
+                    row, target=left, reason=row.reason or reasons[0][0], error=reasons[0][1]
                 )
-                if row.container in read
-                else row
-                for row in self.rows
-            ),
-        )
+        return replace(self, rows=tuple(rows.values()))
 
     def left_out(self, reason: str) -> Pod:
         """The pod with no target of its engines, because of ``reason``."""
@@ -120,7 +109,7 @@ def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:
             "" if row.target is None else row.target.name,
             row.complete if row.sign else None,
             row.gpus,
-            pod.group.name if pod.group is not None else pod.name,
+            (pod.group and pod.group.name) or pod.name,
             row.role,
             row.arguments,
         )
@@ -131,7 +120,8 @@ def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:
 
 def _explained(pod: Pod, row: ContainerRow) -> str:
     """Explanation of a container, with the group whose leader serves it."""
-    return f"{row.explanation} ({pod.group.name})" if pod.group and row.why in OF_WORKERS else row.explanation
+    named = pod.group is not None and pod.group.name and row.why in OF_WORKERS
+    return f"{row.explanation} ({pod.group.name})" if pod.group and named else row.explanation
 
 
 def leaders(pods: Iterable[Pod]) -> Mapping[tuple[str, str], tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvpressure.engines.base import EngineDialect
-from kvpressure.engines.command import Host
+from kvpressure.engines.command import Command, Host
 from kvpressure.engines.registry import default, dialects
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
@@ -31,6 +31,7 @@ from kvpressure.sources.kubernetes.discovery import (
     OF_IMAGE,
     OF_SELECTOR,
     ContainerRow,
+    PodGroup,
     group_of,
     named_after,
     reason_of,
@@ -114,12 +115,15 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
         "deletionTimestamp" in metadata,
     )
     everyone = _found(pod, uid, metadata, command_lines or CommandLines())
+    nodes = (one.command.node for one in everyone if one.engine is not None or _has_gpu(one.container))
+    node = next((node for node in nodes if node is not None), None)
+    group = group_of(namespace, name, (text(status.get("podIP")),), pod.labels, node)
+    pod = replace(pod, group=group)
     found, others = _engine_containers(pod, policy, everyone)
     annotated = _annotated(pod, found)
     engines = [
         _engine(pod, one, statuses.get(text(one.container.get("name")), {}), policy, one is annotated) for one in found
     ]
-    group = group_of(namespace, pod.labels)
     if group is not None and group.leads and len(engines) == 1:  # its other pods may have GPUs of the engine
         targets = tuple(replace(target, group=group.name) for target in engines[0].targets)
         engines = [replace(engines[0], targets=targets)]
@@ -161,6 +165,7 @@ class _Raw:
     status: Mapping[str, Any]
     workload: Workload
     deleted: bool
+    group: PodGroup | None = None
 
     def annotation(self, names: Iterable[str]) -> str:
         return next(filter(None, (endpoint.annotation(self.annotations, name) for name in names)), "")
@@ -204,9 +209,14 @@ class _Candidate:
         return self.engine or default()
 
     @property
+    def command(self) -> Command:
+        """Its parsed command line."""
+        return self.line.read(self.dialect)
+
+    @property
     def args(self) -> EngineArgs:
         """Its parsed arguments."""
-        return self.line.read(self.dialect).args
+        return self.command.args
 
     @property
     def ports(self) -> list[tuple[int, str]]:
@@ -243,33 +253,12 @@ def _engine_containers(
     if certain:
         return certain, []
     images = [c for c in containers if c.of_image is not None]
-    likely = [c for c in images if not c.line.read(c.dialect).other_program]
-    engines = [c for c in likely if (policy.template or _has_gpu(c.container)) and _may_serve(pod, c)]
+    likely = [c for c in images if not c.command.other_program]
+    engines = [c for c in likely if policy.template or _has_gpu(c.container)]
     if not engines and policy.selected:
         engines = [c for c in containers if _has_gpu(c.container)] or (containers if len(containers) == 1 else [])
     on_gpus = [c for c in images if _has_gpu(c.container)] or images
     return engines, [c for c in on_gpus if c not in likely and c not in engines]
-
-
-ENDING: Final = ("Never", "OnFailure")
-"""Restart policies of pods whose work ends, such as a Job's."""
-
-
-def _may_serve(pod: _Raw, found: _Candidate) -> bool:
-    """Whether a container recognised by its image alone may be a server: it is always restarted, keeps the image's
-    program, has a port or a probe, or belongs to a group (whose workers have neither). A script has none of these.
-    """
-    probes = (mapping(found.container.get(name)) for name in ("readinessProbe", "livenessProbe", "startupProbe"))
-    return (
-        text(pod.spec.get("restartPolicy")) not in ENDING
-        or not items(found.container.get("command"))
-        or bool(found.ports)
-        or any(probe.keys() & {"httpGet", "tcpSocket", "grpc"} for probe in probes)
-        or "port" in found.args.explicit
-        or bool(pod.annotation(PORT_ANNOTATIONS))
-        or group_of(pod.namespace, pod.labels) is not None
-        or "ray" in found.line.argv
-    )
 
 
 def _named(pod: _Raw) -> str:
@@ -297,7 +286,7 @@ def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineC
         return
     if named and not any(c.container["name"] == named for c in containers):
         yield ContainerRow(named[:253], CONTAINER_MISSING)
-    worker = (group := group_of(pod.namespace, pod.labels)) is not None and not group.leads
+    worker = pod.group is not None and not pod.group.leads
     for found in containers:
         name, gpus = text(found.container["name"]), _gpus(found.container)
         engine = engines.get(id(found))
@@ -314,10 +303,8 @@ def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineC
         named_engine, other = found.engine is not None, named_after(image)
         if not (_has_gpu(found.container) or named_engine or other):
             continue
-        runs_other = found.line.read(found.dialect).other_program
+        runs_other = found.command.other_program
         reason = reason_of(bool(named), named_engine, runs_other, _has_gpu(found.container), worker, other)
-        if reason == "other_container" and not engines:
-            reason = "not_serving"  # nothing else in the pod serves
         yield ContainerRow(name, reason, gpus=gpus)
 
 
@@ -363,22 +350,15 @@ def _gpus(container: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def _has_endpoint(pod: _Raw, found: _Candidate) -> bool:
-    """Whether a container serves metrics; workers of an engine that spans pods (headless ranks, Ray, LeaderWorkerSet)
-    do not.
+    """Whether a container serves metrics; followers in an engine of several pods do not, unless they certainly start a
+    server of their own.
     """
-    argv = found.line.argv
     if _named(pod) or endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port"):
         return True
-    serves = found.dialect.endpoints(found.args).serves
-    if serves is False:
-        return False
-    if serves and (found.line.starts is not None or ((host := found.host) is not None and host.every_pod)):
+    serves, host = found.dialect.endpoints(found.args).serves, found.host
+    if serves and (found.command.certain or (host is not None and host.every_pod)):
         return True
-    worker = text(pod.labels.get("ray.io/node-type")) == "worker" or text(
-        pod.labels.get("leaderworkerset.sigs.k8s.io/worker-index")
-    ) not in ("", "0")
-    ray_worker = "ray" in argv and "start" in argv and "--head" not in argv
-    return not (worker or ray_worker)
+    return serves is not False and (pod.group is None or pod.group.leads)
 
 
 # --- one engine ---------------------------------------------------------------------------------------------
@@ -417,21 +397,28 @@ def _engine(
     if not serves:
         refusal = "no_endpoint"
     elif text(pod.status.get("phase")) == "Running":
-        first, refusal = _target(pod, found, policy, annotated)
+        first, refusal = _target(pod, found, status, policy, annotated)
         if first is not None:
             targets, refusal = _ranks(pod, found, first)
+            targets += tuple(_further(found, first))
+    assumed = all(target.assumed for target in targets) if targets else not _is_named(pod, found)
+    run = replace(_run(pod, found.container, status), assumed=assumed) if serves else None
     return EngineContainer(
         text(found.container["name"]),
         _hex(status.get("containerID")),
-        replace(
-            _reading(pod, found.container, status),
-            pool=_pool(pod, found),
-            run=_run(pod, found.container, status) if serves else None,
-        ),
+        replace(_reading(pod, found.container, status), pool=_pool(pod, found), run=run),
         targets,
         refusal,
         found.engine.name if found.engine is not None else "",
     )
+
+
+def _further(found: _Candidate, first: Target) -> Iterable[Target]:
+    """The endpoints of the further servers that one script starts."""
+    for args in found.command.others:
+        port = found.dialect.default_port if args.is_explicit("port") is False else args.port
+        if port is not None:
+            yield replace(first, port=port, args=found.dialect.public_words(args), assumed=True)
 
 
 def _ranks(pod: _Raw, found: _Candidate, first: Target) -> tuple[tuple[Target, ...], str | None]:
@@ -450,7 +437,9 @@ def _ranks(pod: _Raw, found: _Candidate, first: Target) -> tuple[tuple[Target, .
     return (first, *(replace(first, port=port) for port in sorted(ports))), refusal
 
 
-def _target(pod: _Raw, found: _Candidate, policy: Policy, annotated: bool) -> tuple[Target | None, str | None]:
+def _target(
+    pod: _Raw, found: _Candidate, status: Mapping[str, Any], policy: Policy, annotated: bool
+) -> tuple[Target | None, str | None]:
     args, (words, env) = found.args, found.line.shown
     try:
         address = str(ipaddress.ip_address(text(pod.status.get("podIP"))))
@@ -483,9 +472,25 @@ def _target(pod: _Raw, found: _Candidate, policy: Policy, annotated: bool) -> tu
             dialect=found.engine.name if found.engine is not None else "",
             uid=pod.uid,
             pool=_pool(pod, found),
+            assumed=not _is_certain(pod, found, port) and _run(pod, found.container, status).answered is None,
         ), None
     except TargetError:
         return None, "bad_path"
+
+
+def _is_named(pod: _Raw, found: _Candidate) -> bool:
+    """Whether more than an image or a text says that the container serves: an annotation, or words that were
+    understood.
+    """
+    explicit = _named(pod) or endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port")
+    return bool(explicit) or found.command.certain or _sign(pod, found) == OF_ARGUMENTS
+
+
+def _is_certain(pod: _Raw, found: _Candidate, port: int) -> bool:
+    """Whether the container certainly serves there: not at a default port behind words that are not visible."""
+    seen = found.args.complete or port in (found.args.port, *(number for number, _ in found.ports))
+    explicit = str(port) == endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port")
+    return _is_named(pod, found) and (seen or explicit or found.host is not None)
 
 
 def _pool(pod: _Raw, found: _Candidate) -> EnginePool:
@@ -506,7 +511,7 @@ def _server(pod: _Raw, found: _Candidate, args: EngineArgs, policy: Policy) -> e
         default_port,
         found.dialect.port_names,
         pod.spec.get("hostNetwork") is True,
-        "uds" in args.explicit and not policy.template,
+        None if policy.template or host is not None else endpoint.unreachable(args),
     )
 
 

@@ -13,7 +13,7 @@ from time import monotonic, thread_time, time
 from typing import Any, Final
 
 from kvpressure.model.readings import PageText, Scrape
-from kvpressure.model.reasons import INTERNAL, TARGET_LIMIT
+from kvpressure.model.reasons import INTERNAL, NEVER_ANSWERED, TARGET_LIMIT
 from kvpressure.sources.base import Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.places import Place, Precedence, admitted
 from kvpressure.sources.plugin_metrics import FRESH_SECONDS, PluginMetrics, read_plugin_metrics
@@ -48,6 +48,8 @@ class _Feed:
         self.inside: PluginMetrics | None = None  # the plugin's reports, if any
         self.in_flight = False
         self.late = False  # its last scrape took longer than a read waits
+        self.silent = ""  # why it has never answered
+        self.answered = False
 
     def take_scanner(self, other: _Feed) -> None:
         """Take the scanner of one that is closed next. It keeps no values, but knows the lines: the first page of the
@@ -124,7 +126,7 @@ def _scrape(target: Target, text: PageText | None, error: str | None, **more: An
         error=error,
         **more,
     )
-    return replace(page, group=target.group, pool=target.pool, args_source=target.args_source)
+    return replace(page, group=target.group, pool=target.pool, args_source=target.args_source, assumed=target.assumed)
 
 
 class _FetchThreads:
@@ -243,7 +245,6 @@ class EngineSource:
                     feeds[target.name].take_precedence(precedence(target))
             gone = [feed for name, feed in self._feeds.items() if name not in feeds or feeds[name] is not feed]
             self._feeds, self._left_out = feeds, left_out
-            self._shared.unread = frozenset(target.name for target in left_out)
         for feed in gone:
             with isolated(f"target {feed.target.name}", self._errors):
                 feed.close()
@@ -275,6 +276,10 @@ class EngineSource:
         errors, self._errors = self._errors, Counter()
         errors.update(page.error for page in pages if page.error is not None)
         left_out = self._left_out
+        silent = {name: feed.silent for name, feed in feeds.items() if feed.target.assumed and feed.silent}
+        self._shared.unread = {target.name: (TARGET_LIMIT, "") for target in left_out} | {
+            name: (NEVER_ANSWERED, error) for name, error in silent.items()
+        }
         if left_out:
             errors[TARGET_LIMIT] = len(left_out)
         listed = left_out[: self._max_targets]  # the others are counted only
@@ -318,6 +323,8 @@ class EngineSource:
             feed.in_flight = False
             self._errors.update(errors)
             page = page or feed.failed()
+            feed.answered = feed.answered or page.error is None
+            feed.silent = "" if feed.answered else page.error or ""
             if feed.pace is not None:
                 with isolated(f"target {feed.target.name}", self._errors):
                     feed.pace.observe(page, monotonic(), feed.scan_seconds)

@@ -65,8 +65,8 @@ class Target:
 
     ``version``: the server's; ``dialect``: its name; both where discovery knows them. ``ca``: file of certificates to
     trust instead of the system's; ``verify`` False accepts any certificate. ``model_config``: a model's
-    ``config.json`` or name, "" = none. ``group``, ``pool`` and ``args_source``: as in ``Scrape``. ``uid``: of the
-    pod, "" = named by hand. Raises ``TargetError`` for an address that cannot be requested.
+    ``config.json`` or name, "" = none. ``group``, ``pool``, ``args_source``, ``assumed``: as in ``Scrape``. ``uid``: of
+    the pod, "" = named by hand. Raises ``TargetError`` for an address that cannot be requested.
     """
 
     host: str
@@ -88,6 +88,7 @@ class Target:
     uid: str = ""
     pool: EnginePool | None = None
     args_source: str = "args"
+    assumed: bool = False
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):

@@ -95,9 +95,7 @@ def rendered(folder: Path, series: Mapping[str, str], alert: str, options: Optio
     return (result.stdout + result.stderr).replace(str(folder), "")  # whose name has numbers of its own
 
 
-def of_engine(
-    engine: str, *, verdict: str = "", value: float = 0.95, action: str = ""
-) -> dict[str, str]:
+def of_engine(engine: str, *, verdict: str = "", value: float = 0.95, action: str = "") -> dict[str, str]:
     """An engine that is slow, stalled and loses requests."""
     words = CAUSE.format(verdict, "the cause", action)
     found = {
@@ -124,7 +122,8 @@ def of_engine(
 CAUSES = (
     (
         {"verdict": "concurrency_limited", "action": "Raise max_num_seqs (--max-num-seqs 32)"},
-        "Cause: the cause (95% certain). First action: Raise max_num_seqs (--max-num-seqs 32). Run: kvpressure mitigate",
+        "Cause: the cause (95% certain). First action: Raise max_num_seqs (--max-num-seqs 32)."
+        " Run: kvpressure mitigate",
     ),
     (
         {"verdict": "kv_pressure", "value": 0.6, "action": "Cap output tokens"},

@@ -48,8 +48,8 @@ PROMPT_TOKENS_COMPUTED: Final = "prompt_tokens_computed"  # prompt_tokens_by_sou
 GENERATION_TOKENS: Final = "generation_tokens"
 PREFIX_QUERIES: Final = "prefix_queries"
 PREFIX_HITS: Final = "prefix_hits"
-# By KV events, in tokens: of blocks evicted; of those stored again later, and how many of these a cache of so many times
-# the capacity would have kept; token-seconds from store to eviction, and from there to the next store
+# By KV events, in tokens: of blocks evicted; of those stored again later, and how many of these a cache of so many
+# times the capacity would have kept; token-seconds from store to eviction, and from there to the next store
 KV_EVICTED: Final = "kv_evicted"
 KV_AGAIN: Final = "kv_again"
 KV_GAIN_PREFIX: Final = "kv_gain:"  # + factor: "kv_gain:2"

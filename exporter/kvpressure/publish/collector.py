@@ -194,7 +194,7 @@ _REJECTED_STATUS: Final = ("4xx", "5xx")
 
 
 def _slow_seconds(engine: EngineState) -> float | None:
-    return engine.diagnosis.slow and engine.diagnosis.slow.seconds
+    return None if engine.diagnosis.slow is None else engine.diagnosis.slow.seconds
 
 
 def _lost_ratio(engine: EngineState) -> float | None:

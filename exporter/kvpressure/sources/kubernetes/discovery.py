@@ -169,8 +169,8 @@ _HERE: Final = ("", "localhost", "127.0.0.1", "0.0.0.0")
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Pods that run one engine. ``name``: the same on every node, unique in the namespace; "" = unknown. ``leads``: this
-    pod may serve for all.
+    """Pods that run one engine. ``name``: the same on every node, unique in the namespace; "" = unknown. ``leads``:
+    this pod may serve for all.
     """
 
     namespace: str

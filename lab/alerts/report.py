@@ -411,12 +411,8 @@ def _live() -> Iterator[str]:
     yield "## Live"
     yield ""
     yield (
-        "`pytest tests/demo/test_demo_command.py`: the exporter watches simulated servers, of which one runs out of KV"
-        " cache. A real Prometheus scrapes it with these rules, and a real Alertmanager"
-    )
-    yield (
-        "with the example configuration notifies a webhook. Only the waiting times are shorter. The tickets get"
-        " InferenceKVCachePressure, then the pager does. After the mitigation both are resolved."
+        "`pytest tests/demo/test_demo_command.py`: a simulated server runs out of KV cache, and a real Prometheus and"
+        " Alertmanager, with shorter waiting times, notify tickets, then the pager, then that both are over."
     )
     yield (
         "`pytest tests/bundle/test_alertmanager_live.py`: a notification is about one model, and the ticket of a page"

@@ -49,7 +49,6 @@ def pages(options: Options, groups: Sequence[RuleGroup], pack: Sequence[RuleGrou
         entries=options.thresholds.settable(),
         span=span,
         words=words,
-        title=title,
         shown=shown,
         first_sentence=first_sentence,
         xids=NVIDIA_XIDS,
@@ -104,35 +103,6 @@ def matrix(rules: Mapping[str, Any]) -> dict[str, Any]:
     """The last result of ``make -C lab rule-matrix``; ``current``: it was run on these rules."""
     result = json.loads(MATRIX_FILE.read_text(encoding="utf-8"))
     return {**result, "current": result["rules"] == digest(rules)}
-
-
-def title(alert: Alert) -> str:
-    """An alert's summary with labels and value as names in braces."""
-    where = re.sub(
-        r"\{\{ with [^}]*\}\}(?:\{\{ with .*?\{\{ end \}\}|.)*?\{\{ end \}\}",
-        "",
-        _without_queries(alert.levels[0].summary),
-    )  # optional sentence, where a label is set
-    text = re.sub(r"\{\{ if eq \$labels[^}]*\}\}(.*?)\{\{ else \}\}(.*?)\{\{ end \}\}", r"\1 (or \2)", where)
-    text = re.sub(r"\{\{ \$labels\.(\w+)[^}]*\}\}", r"{\1}", text)
-    return re.sub(r"\{\{ [^}]*\$value[^}]*\}\}", "{value}", text)
-
-
-def _without_queries(text: str) -> str:
-    """A Go template as it reads where no query finds anything."""
-    kept, depth, found_nothing = [], 0, False
-    for part in re.split(r"(\{\{.*?\}\})", text):
-        word = part.strip("{}- ").split(" ")[0] if part.startswith("{{") else ""
-        depth += (
-            word == "with" and part.removesuffix("}}").strip(" -").endswith("query")
-            if depth == 0
-            else word in ("with", "if", "range")
-        )
-        if depth == 0 or (depth == 1 and found_nothing and not word):
-            kept.append(part)
-        found_nothing = depth > 0 and (found_nothing or (word == "else" and depth == 1))
-        depth -= depth > 0 and word == "end"
-    return "".join(kept)
 
 
 def shown(entry: Threshold) -> str:

@@ -74,13 +74,7 @@ EXAMPLES: Final[tuple[tuple[str, Mapping[str, bool | None]], ...]] = (
         "KV usage 40 %; 10 run of 256, 30 wait; nearly all tokens are prompts; GPU activity: unknown",
         {**_QUEUE, "prefill_dominates": True, "gpu_saturated": None},
     ),
-    (
-        "6 run, 10 wait, and all ten are deferred",
-        {**_QUEUE, "queue_for_capacity": False, "queue_for_capacity_now": False},
-    ),
-    ("Tokens flow, nobody waits, latency is near its baseline", {}),
     ("Tokens flow, nobody waits, latency is 4 × its baseline", {"latency_multiplied": True}),
-    ("No request is in flight, no token comes", {"work_present": False, "tokens_flow": False, "something_runs": False}),
     ("8 run, no progress for half a minute, the GPU is at 100 %", {**_STUCK, "gpu_saturated": True}),
     (
         "100 run, 20 wait, no gauge has moved for half a minute; nothing is known of GPU and clients",
@@ -90,7 +84,6 @@ EXAMPLES: Final[tuple[tuple[str, Mapping[str, bool | None]], ...]] = (
         "CPU throttled most of the time, steps and latency three times as long, KV usage 30 %",
         {"cpu_throttled": True, "cpu_throttled_mostly": True, "steps_slower": True, "latency_multiplied": True},
     ),
-    ("The last scrape is a minute old", {"page_fresh": False}),
 )
 """Situations in words, as facts on top of a busy server; the page gives the answers of the rules."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from kvpressure.advice.wording import switches
@@ -312,10 +314,14 @@ def render_failure_reasons() -> str:
     for section in (SCRAPES, ANY, *SECTIONS, WEB):
         names = ", ".join(f"`{name}`" for name in section.sources)
         lines += ["", f"## {section.title}", "", *([f"Sources: {names}.", ""] if names else [])]
-        lines += ["| reason | means | do |", "|---|---|---|", *map(_line, section.rows)]
+        lines += ["| reason | means | do |", "|---|---|---|"]
+        lines += [_line(list(rows)) for _, rows in groupby(section.rows, lambda row: (row.do, row.see))]
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Meaning) -> str:
-    more = f" ([docs/{row.see.partition('#')[0]}](../{row.see}))" if row.see else ""
-    return f"| {', '.join(f'`{reason}`' for reason in row.reasons)} | {row.means} | {row.do}{more} |"
+def _line(rows: Sequence[Meaning]) -> str:
+    """Rows with the same advice, as one."""
+    do, see = rows[0].do, rows[0].see
+    more = f" ([docs/{see.partition('#')[0]}](../{see}))" if see else ""
+    reasons = ", ".join(f"`{reason}`" for row in rows for reason in row.reasons)
+    return f"| {reasons} | {'; '.join(row.means for row in rows)} | {do}{more} |"

@@ -108,9 +108,10 @@ def render_settings_reference() -> str:
 
 
 def _settings(members: Iterable[Option]) -> Iterator[str]:
-    yield "| flag and key | default | allowed | meaning |\n|---|---|---|---|"
+    yield "| flag and key | default | meaning, allowed |\n|---|---|---|"
     for option in members:
-        cells = (f"`--{option.name}`", option.default, option.kind.allowed, option.help)
+        allowed = "" if option.kind.allowed == "true or false" else f" ({option.kind.allowed})"
+        cells = (f"`--{option.name}`", option.default, f"{option.help}{allowed}")
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

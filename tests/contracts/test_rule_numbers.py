@@ -21,6 +21,7 @@ CLUSTER = {
     ("pool:kvpressure_objective_burn_rate", 100): "fewer requests than that are no share of a budget",
     ("KvpressureExportersDown", 0.6): "more than a drained node in a cluster of three",
     ("KvpressureExporterImpaired", 6): "scrapes, counted by Prometheus: a rate needs two in its window",
+    ("InferencePoolImbalanced", 0.5): "most engines of a pool, and most of the last minutes of an engine",
     ("InferenceCrashLoop", 3): "restarts, counted by PromQL because an exporter's count ends with its own restart",
 }
 """Numbers of the rules that are neither documented nor times, by rule and value, each with its reason."""

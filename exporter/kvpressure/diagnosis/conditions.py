@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from kvpressure.diagnosis.evaluate import Grade
+from kvpressure.diagnosis.facts import for_capacity, held_for_others, queue_short, waited
 from kvpressure.diagnosis.finding import (
     FROZEN_ROWS,
     NO_GPU,
@@ -29,7 +30,7 @@ from kvpressure.diagnosis.finding import (
 from kvpressure.diagnosis.rules import ASLEEP, LONG_PREFILL, NO_PROGRESS
 from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import ACTIONABLE, HARMFUL_STAGES
+from kvpressure.model.state import ACTIONABLE, CALM, HARMFUL_STAGES
 from kvpressure.printable import say
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import TWICE
@@ -366,6 +367,33 @@ def _cause_named(v: View) -> bool:
 _OF_TIERS: Final = "InferenceKVCachePressure"
 _NO_TIER: Final = "the engine reports no KV tier"
 
+
+def _saturated(v: View) -> bool | None:
+    """Whether requests wait for capacity that another engine of the pool could have. Not what waits for a transfer,
+    nor for a stalled engine or its host.
+    """
+    load = v.s.load
+    if v.answer.verdict in ("stalled", "host_bound"):
+        return False
+    if v.stage in HARMFUL_STAGES:
+        return True if (load.waiting_deferred or 0.0) <= (load.running or 0.0) else None
+    capacity, short = for_capacity(v), queue_short(v)
+    return None if capacity is None else capacity and short is not True
+
+
+def _spare(v: View) -> bool | None:
+    """Whether the engine could take more requests. A prefill server's cache holds what decode has yet to fetch, so its
+    usage does not count.
+    """
+    if v.answer.verdict == "unknown":
+        return None
+    queue, used = waited(v), v.s.kv.kv_used_ratio_recent_max
+    if queue is None or used is None:
+        return None
+    room = used < v.t["most_ratio"] or held_for_others(v) is True
+    return v.answer.verdict in CALM and not queue and room
+
+
 CONDITIONS: Final = (
     Finding(
         "memory_leak_idle",
@@ -665,6 +693,30 @@ ALERTED: Final = (
         fresh=True,
         published=True,
         runbook="InferenceHostBound",
+    ),
+    Finding(
+        "saturated",
+        "requests wait for capacity",
+        "no request waits for capacity, or no other engine could help",
+        _saturated,
+        "{waiting} waiting, {running} running, KV cache {kv_used_ratio} used",
+        "{deferred_where}",
+        after_verdict=True,
+        fresh=True,
+        published=True,
+        runbook="InferencePoolImbalanced",
+    ),
+    Finding(
+        "spare_capacity",
+        "the engine could take more requests",
+        "the engine could not take more requests",
+        _spare,
+        "{waiting} waiting, {running} running, KV cache {kv_used_ratio} used",
+        "the verdict is unknown, or too few samples",
+        after_verdict=True,
+        fresh=True,
+        published=True,
+        runbook="InferencePoolImbalanced",
     ),
     Finding(
         "several_in_flight",

@@ -98,7 +98,7 @@ def _answers_slow(v: View) -> bool | None:
     return False if v.s.latency.usual else None
 
 
-def _short(v: View) -> bool | None:
+def queue_short(v: View) -> bool | None:
     """Whether no request waits, or few and only briefly, as between two steps of a busy engine. ``None`` without queue
     times.
     """
@@ -112,7 +112,7 @@ def _short(v: View) -> bool | None:
     return None if seconds is None else seconds < v.t["queue_short_seconds"]
 
 
-def _waited(v: View) -> bool | None:
+def waited(v: View) -> bool | None:
     """Whether requests waited in the recent samples; that none did is known only from several."""
     share = v.recent.waiting_share
     return True if share else _none_in_several(v)
@@ -131,7 +131,7 @@ def _none_in_several(v: View) -> bool | None:
     return False if v.recent.samples >= v.t["values_min"] or v.recent.newest_waited is False else None
 
 
-def _for_capacity(v: View) -> bool | None:
+def for_capacity(v: View) -> bool | None:
     """Whether requests wait for capacity; unknown where vLLM before 0.20 does not separate waiting for a LoRA slot or
     for KV blocks from elsewhere.
     """
@@ -176,7 +176,7 @@ def _seen_or(v: View, found: bool) -> bool | None:
     return found or (None if v.gpu.unseen else False)
 
 
-def _held_for_others(v: View) -> bool | None:
+def held_for_others(v: View) -> bool | None:
     """Whether KV blocks may be held for a server that has yet to pull them: hardly anything runs here."""
     load = v.s.load
     held = load.waits_for_blocks and load.kv_role != "kv_consumer"
@@ -298,7 +298,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "blocks_held_for_others",
         "KV blocks of finished prompts may be waiting for a decode server to fetch them",
         "no KV blocks of finished prompts are waiting for a decode server to fetch them",
-        _held_for_others,
+        held_for_others,
         question="whether KV blocks of finished prompts are waiting for a decode server to fetch them",
     ),
     # --- preemptions
@@ -493,7 +493,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "queue_short",
         "the queue is short",
         "the queue is long or slow",
-        _short,
+        queue_short,
         "{waiting_mean} waiting on average, {running} running, p95 queue time {queue_p95}",
         needs=("running", "waiting_share", "queue_p95"),
     ),
@@ -501,7 +501,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "waited_recently",
         "requests waited in the last {recent_window_seconds}",
         "no request waited in the last {recent_window_seconds}",
-        _waited,
+        waited,
         "{waiting_mean} on average",
         question="waiting requests in the last {recent_window_seconds}",
         needs=("waiting_share",),
@@ -511,7 +511,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "queue_for_capacity",
         "requests are waiting for capacity",
         "no request is waiting for capacity",
-        _for_capacity,
+        for_capacity,
         _QUEUE,
         needs=("waiting", "waiting_share"),
         why="{deferred_where}",

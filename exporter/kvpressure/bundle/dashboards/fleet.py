@@ -113,6 +113,8 @@ def _pools(board: Dashboard) -> None:
         PanelQuery(by_pool("max", "requests_waiting")),
         PanelQuery(by_pool("avg", "kv_cache_used_ratio")),
         PanelQuery(by_pool("max", "kv_cache_used_ratio_max")),
+        PanelQuery(by_pool("avg", "finding", 'finding="saturated"')),
+        PanelQuery(by_pool("avg", "finding", 'finding="spare_capacity"')),
     ]
     columns = {
         "namespace": "Namespace",
@@ -130,8 +132,10 @@ def _pools(board: Dashboard) -> None:
         "Value #H": "Most on one",
         "Value #I": "KV mean",
         "Value #J": "KV fullest",
+        "Value #K": "Saturated",
+        "Value #L": "Spare",
     }
-    narrow = ("Pages", "Answer", "Engines", "Failed", "Waiting", "KV mean", "KV fullest")
+    narrow = ("Pages", "Answer", "Engines", "Failed", "Waiting", "KV mean", "KV fullest", "Saturated", "Spare")
     row = {"namespace": "${__data.fields.Namespace}", "pool": "${__data.fields.Pool}"}
     shown = {
         "Pool": [board.drill("kvpressure-incident", "Incident: only this pool", **row)],
@@ -143,11 +147,15 @@ def _pools(board: Dashboard) -> None:
         "Waiting": board.marked((ORANGE, 1)),
         "KV mean": [*SHARE, *board.marked(*KV_FULL)],
         "KV fullest": [*SHARE, *board.marked(*KV_FULL)],
+        "Saturated": [*SHARE, *board.marked((ORANGE, "most_ratio"))],
+        "Spare": SHARE,
     }
     board.table(
         "Pools, worst first",
         "Pools of which no engine answers come first, then those that a page fires about, then by the verdict and queue"
-        " of the worst engine. Click a pool to open the incident dashboard.",
+        " of the worst engine. Saturated, Spare: share of its engines where requests wait for capacity, or that could"
+        " take more; a saturated decode pool beside a prefill pool with spare capacity lacks decode replicas. Click a"
+        " pool to open the incident dashboard.",
         queries,
         columns,
         shown | {name: [("custom.width", 80), *shown.get(name, ())] for name in narrow},

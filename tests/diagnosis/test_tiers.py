@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
+from kvpressure.advice.mitigation import plan
+from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
+from kvpressure.model.arguments import GIB
 from kvpressure.model.readings import Snapshot
+from kvpressure.model.signals import TierSignals
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
 
 FOLDER = Path(__file__).parents[1] / "fixtures/pages-2026"
@@ -92,6 +98,29 @@ def test_a_scene_gives_what_its_label_says(number: int) -> None:
     expected = {name: WORDS[value] for name, value in scene["findings"].items()}
     assert {name: diagnosis.holds(name) for name in expected} == expected
     assert diagnosis.verdict in scene["verdicts"]
+
+
+@every_scene
+def test_the_plan_names_the_remedy_of_a_tier_that_is_of_no_use(number: int) -> None:
+    engine, remedy = judged(number), SCENES[number].get("remedy")
+    words = dialect(engine.dialect).tier_flags
+    told = [action.text for action in plan(engine, builtin()).actions if "KV tier" in action.title]
+    assert ([words[remedy] in text for text in told] == [True]) if remedy else told == []
+
+
+def test_pressure_without_a_tier_asks_for_one_of_twice_the_pool() -> None:
+    pressed = judged(1)
+    memory = replace(pressed.signals.memory, kv_pool_bytes=10 * GIB)
+    for configured, title in ((False, "add a KV tier in host memory ("), (None, "memory, unless there is one (")):
+        s = replace(pressed.signals, memory=memory, tier=TierSignals(tier_configured=configured))
+        found = replace(pressed.diagnosis, conditions={})
+        without = replace(pressed, signals=s, gpus=("GPU-1", "GPU-2"), diagnosis=found)
+        (action,) = (one for one in plan(without, builtin()).actions if "KV tier" in one.title)
+        assert title in action.title
+        assert action.text.startswith("--kv-offloading-size 40 keeps")
+        assert not [
+            one for one in plan(replace(without, version="0.13.0"), builtin()).actions if "KV tier" in one.title
+        ]
 
 
 def test_a_preemption_costs_what_is_computed_again_not_what_a_cache_has() -> None:

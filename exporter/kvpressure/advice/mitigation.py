@@ -13,6 +13,7 @@ from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.failures import failures, start_failure
 from kvpressure.advice.limits import past_peak, requests_that_fit, side
 from kvpressure.advice.plan import MitigationStep, pressure_plan, roll_out
+from kvpressure.advice.tier import mended
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -40,6 +41,7 @@ TWO_LIMITS: Final = (
 )
 _SLOW: Final = "slow, cause not found"
 STEP_BUDGET: Final = "steps use up {max_num_batched_tokens}; the KV cache is not full"
+_NO_USE: Final = "Nothing to do for requests, but for the KV tier."
 _NO_CAUSE: Final = ("Undecided", "No fresh metrics")  # tables whose rows name what is missing
 
 
@@ -60,11 +62,13 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     """The plan for the current verdict; without confidence, its summary says to check first."""
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
     found = _PLANS.get(verdict)
+    tier = mended(engine, thresholds)
     if found is None:
-        return MitigationPlan("Nothing to do.")
+        return MitigationPlan("Nothing to do.") if tier is None else MitigationPlan(_NO_USE, (tier,))
     made = found(engine, thresholds)
     if verdict != "kv_pressure":  # its plan has its own steps for failed allocations
         shown = tuple(failures(engine))
+        shown += (tier,) if tier else ()
         actions = (*shown, *made.actions) if not engine.up else (*made.actions, *shown)
         made = MitigationPlan(made.summary, actions)
     if engine.diagnosis.holds("clients_give_up"):

@@ -25,6 +25,7 @@ from kvpressure.advice.caps import (
     running_at_once,
 )
 from kvpressure.advice.limits import requests_that_fit, side
+from kvpressure.advice.tier import added, mended
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
@@ -437,6 +438,8 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
         yield _watermark(engine)
     if not engine.condition("gpu_out_of_memory"):
         yield _more_memory(engine, t)
+    if (tier := mended(engine.engine, t) or added(engine.engine)) is not None:
+        yield MitigationStep(f"{tier.title} {_BEYOND_GUIDE}", "if it stays", tier.text)
     spike = engine.signals.context.context_spike_ratio
     mixed = engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"])
     if mixed and not side(engine.signals):

@@ -364,6 +364,10 @@ class EngineDialect:
     # --- names in advice and verdicts
     flag: Callable[[str], str] = option
     """The flag of a limit or another common argument; "" = none."""
+    tier_flags: Mapping[str, str] = field(default_factory=dict)
+    """How a KV tier in host memory is asked for (``add``, of ``gib`` GiB), made larger, given less to store, and taken
+    away (``larger``, ``less``, ``off``); "" = none.
+    """
     flags_since: Mapping[str, str] = field(default_factory=dict)
     """The first release of a flag, by argument."""
     deferred_since: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kvpressure.engines.base import Tier
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
@@ -223,9 +224,7 @@ class EngineTracker:
 
     def _tier(self, around: EngineContext, capacity: float | None) -> TierSignals:
         reading, args = self.reading, around.limits.args
-        if reading is None or not tiers.reported(self.window):
-            return tiers.NO_TIER
-        tier = dialect(reading.dialect).tier(args, reading)
+        tier = dialect(reading.dialect).tier(args, reading) if reading else Tier()
         return tiers.tier_signals(self.window, tier, capacity, args.engine_gpus, self._thresholds)
 
     def _contents(self, now: float) -> CacheSignals:

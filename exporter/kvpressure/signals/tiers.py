@@ -10,14 +10,8 @@ from kvpressure.model.signals import TierSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import FIVE_MINUTES, EngineWindow
 
-NO_TIER: Final = TierSignals()
 _SIGNS: Final = frozenset({r.TIER_STORED, r.TIER_REFUSED})
 _NOT_BEHIND: Final = ("device", "p2p")  # the GPU's own cache, and another server's
-
-
-def reported(window: EngineWindow) -> bool:
-    """Whether the newest reading has counters of a tier."""
-    return window.last is not None and not window.last.counters.keys().isdisjoint(_SIGNS)
 
 
 def tier_signals(
@@ -27,8 +21,8 @@ def tier_signals(
     whose transfer times add up.
     """
     last = window.last
-    if last is None:
-        return NO_TIER
+    if last is None or last.counters.keys().isdisjoint(_SIGNS):
+        return TierSignals(tier_configured=tier.configured)
     counters = last.counters
     stored, loaded = (window.increase(name, FIVE_MINUTES) for name in (r.TIER_STORED, r.TIER_LOADED))
     if stored is not None and stored[0] <= 0:
@@ -39,6 +33,7 @@ def tier_signals(
     hits = sum(counters.get(r.CACHED_PREFIX + where, 0.0) for where in cached if where not in _NOT_BEHIND)
     in_use = last.gauges.get(r.TIER_USED)
     return TierSignals(
+        tier_configured=True,
         tier_capacity_tokens=None if size is None or tier.tokens is None else size * tier.tokens,
         tier_pinned_ratio=last.gauges.get(r.TIER_PINNED),
         tier_used_ratio=None if in_use is None or not size else in_use / size,

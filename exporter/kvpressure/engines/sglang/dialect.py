@@ -49,6 +49,12 @@ SGLANG: Final = EngineDialect(
     block_size=limits.block_size,
     pool=limits.pool,
     tier=limits.tier,
+    tier_flags={
+        "add": "--enable-hierarchical-cache --hicache-ratio 2",
+        "larger": "a larger --hicache-ratio or --hicache-size",
+        "less": "--hicache-write-policy write_through_selective, which stores only what was asked for before",
+        "off": "remove --enable-hierarchical-cache",
+    },
     features=limits.features,
     flag=arguments.option,
     words={"preemption": "retraction", "preemptions": "retractions", "preempted": "retracted"},

@@ -62,7 +62,13 @@ VLLM: Final = EngineDialect(
     pool=limits.pool,
     tier=limits.tier,
     features=limits.features,
-    flags_since={"watermark": "0.24"},
+    tier_flags={
+        "add": "--kv-offloading-size {gib}",
+        "larger": "a larger --kv-offloading-size",
+        "less": "store_threshold 2 in its kv_connector_extra_config, which stores only what was asked for twice",
+        "off": "remove --kv-offloading-size, or the connector of --kv-transfer-config",
+    },
+    flags_since={"watermark": "0.24", "kv_offloading_size": "0.14"},  # before 0.14 with a backend (pull request 32421)
     deferred_since="0.20",
     words={"broadcast_wait": "no free shared-memory broadcast block"},
     start_words=command_line.START,

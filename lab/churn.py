@@ -62,7 +62,6 @@ MORE: Final = 1.1  # of what the live node without churn needs
 SCRAPED_ROUNDS: Final = 4
 SOMETIMES: Final = (
     b"#",
-    b"kvpressure_pressure_stage",
     b"kvpressure_verdict_reason",
     b"kvpressure_kv_cache_seconds_to_full",
     b"kvpressure_source_errors_total",

@@ -291,7 +291,6 @@ def _tick(
     view.answer = Answer(verdict, max(one for one in Grade if one.confidence <= (confidence or 0.0)), row)
     view.stage = stage[0] if stage else None
     published: dict[tuple[str, ...], float | None] = {
-        ("kvpressure_requests_finished_per_second",): found.requests_finished_per_second,
         ("kvpressure_requests_lost_ratio",): found.requests_lost_ratio,
     }
     if (slow := slowest(view)) is not None:

@@ -48,7 +48,6 @@ NOW = 1_700_000_000.0
 QUANTILES = {"0.5": 0.25, "0.95": 0.75, "0.99": 1.5}
 MAPPINGS: Mapping[str, Mapping[Any, Any]] = MappingProxyType(
     {
-        "running_histogram": {1.0: 3, 8.0: 7, 64.0: 9, float("inf"): 12},
         "limits": {"args": 256.0, "kv": 40.0},
         "baseline_ratios": {"ttft": 1.25, "inter_token": 2.5},
         "components": {"weights": 35e9, "kv_pool": 30e9},

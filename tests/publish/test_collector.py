@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import MemorySignals
-from kvpressure.model.state import STAGES, VERDICTS, GpuState, State
+from kvpressure.model.state import VERDICTS, GpuState, State
 from kvpressure.publish.collector import LABEL_LIMIT, Families, clean, families
 from kvpressure.publish.exposition import Encoder, encode, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
@@ -72,7 +72,7 @@ def test_an_engine_about_which_nothing_is_known_has_identity_and_state_sets_only
     emitted = {full.removeprefix(PREFIX) for full, _ in samples(state)}
     assert emitted == {
         *WHO_AND_VERDICT,
-        *("verdict_since_timestamp_seconds", "pressure_stage"),
+        "verdict_since_timestamp_seconds",
         *("ticks_total", "tick_lag_seconds", "build_info"),
     }
 
@@ -86,7 +86,7 @@ def test_an_engine_that_is_down_keeps_what_it_is_and_what_is_concluded_but_no_va
     }
     assert emitted == {
         *WHO_AND_VERDICT,
-        *("verdict_since_timestamp_seconds", "verdict_reason", "pressure_stage", "finding", "limit"),
+        *("verdict_since_timestamp_seconds", "verdict_reason", "finding", "limit"),
         *("limit_explicit", "limit_recommended"),
     }
     assert named(State(time=NOW, engines=(down,)), "engine_up") == {("", "", ""): 0.0}
@@ -116,7 +116,7 @@ def _without(value: Any, path: tuple[str, ...]) -> Any:
     inner = getattr(value, name)
     if rest:
         return replace(value, **{name: _without(inner, tuple(rest))})
-    empty: Any = type(inner)() if isinstance(inner, dict | tuple) else 0.0 if name == "running_samples_sum" else None
+    empty: Any = type(inner)() if isinstance(inner, dict | tuple) else None
     return replace(value, **{name: empty})
 
 
@@ -125,8 +125,8 @@ def test_a_missing_signal_removes_samples_and_changes_none(path: tuple[str, ...]
     engine = full_engine()
     everything = samples(State(time=NOW, engines=(engine,)))
     less = samples(State(time=NOW, engines=(replace(engine, signals=_without(engine.signals, path)),)))
-    made_of_many = {"kvpressure_batch_size_samples_sum", "kvpressure_engine_trouble"}
-    assert {key: value for key, value in less.items() if key[0] not in made_of_many}.items() <= everything.items()
+    less = {key: value for key, value in less.items() if key[0] != "kvpressure_engine_trouble"}  # of all of them
+    assert less.items() <= everything.items()
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,8 @@ def test_mig_instances_count_as_the_one_gpu_they_are_part_of() -> None:
     assert named(State(time=NOW, gpus=(full_gpu(), *instances)), "gpus_seen") == {("nvidia",): 1}
 
 
-def test_state_sets_have_one_series_for_each_name_and_one_is_set() -> None:
-    state = full_state()
-    for name, allowed, present in (
-        ("verdict", VERDICTS, "kv_pressure"),
-        ("pressure_stage", STAGES, "saturated"),
-    ):
-        assert named(state, name) == {(one,): float(one == present) for one in allowed}
+def test_a_state_set_has_one_series_for_each_name_and_one_is_set() -> None:
+    assert named(full_state(), "verdict") == {(one,): float(one == "kv_pressure") for one in VERDICTS}
 
 
 def test_values_stand_under_their_documented_labels() -> None:
@@ -205,17 +200,7 @@ def test_fragmentation_is_reserved_minus_allocated_in_every_scope() -> None:
 def test_numbers_that_are_none_are_dropped(value: float) -> None:
     out = Families()
     out.add("tick_lag_seconds", (), value)
-    out.histogram(ENGINE_LABELS, {1.0: 1}, value)
     assert list(out.collect()) == []
-
-
-def test_the_histogram_is_cumulative_and_closed() -> None:
-    out = Families()
-    out.histogram(ENGINE_LABELS, {8.0: 5, 1.0: 2}, 17.0)
-    (family,) = out.collect()
-    assert [
-        (s.name.removeprefix("kvpressure_batch_size_samples"), s.labels.get("le"), s.value) for s in family.samples
-    ] == [("_bucket", "1.0", 2), ("_bucket", "8.0", 5), ("_bucket", "+Inf", 5), ("_count", None, 5), ("_sum", None, 17)]
 
 
 def test_a_second_sample_with_the_same_labels_is_dropped_because_it_would_void_the_page() -> None:

@@ -15,7 +15,7 @@ from kvpressure.model.signals import KvSignals, LoadSignals
 from kvpressure.settings.thresholds import builtin
 from kvpressure.signals import batch, kv, progress, requests
 from kvpressure.signals import hardware as score
-from kvpressure.signals.batch import RunningHistogram, SequenceLimit
+from kvpressure.signals.batch import SequenceLimit
 from kvpressure.signals.hardware import ContainerWindow, EngineContext, GpuWindow
 from kvpressure.signals.kv import DeviceMemory
 from kvpressure.signals.progress import Contact, Progress, Trend
@@ -208,7 +208,7 @@ def test_prefix_hit_ratio_needs_queries():
 
 
 def batch_of(w, limit=None):
-    return batch.batch_signals(w, RunningHistogram(), limit, T)
+    return batch.batch_signals(w, limit, T)
 
 
 def test_mean_batch_by_littles_law():
@@ -235,11 +235,11 @@ def test_the_mean_batch_under_preemption_is_that_of_the_samples():
         every(10, running), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (700, 800), 295.0)]}
     )
     assert batch_of(w).batch_mean == pytest.approx(29.5)
-    assert batch.batch_signals(w, RunningHistogram(), None, T, preempting=True).batch_mean == pytest.approx(15.0)
+    assert batch.batch_signals(w, None, T, preempting=True).batch_mean == pytest.approx(15.0)
     unseen = window(
         every(10, [{}, {}]), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (700, 800), 295.0)]}
     )
-    assert batch.batch_signals(unseen, RunningHistogram(), None, T, preempting=True).batch_mean is None
+    assert batch.batch_signals(unseen, None, T, preempting=True).batch_mean is None
 
 
 def test_a_step_is_compared_with_the_fastest_of_a_batch_nearly_as_large():
@@ -283,15 +283,6 @@ def test_collapse_is_against_demand(running, waiting, limit, expected):
 def test_deferred_requests_are_not_demand_for_the_batch():
     w = window(every(1, [{r.RUNNING: 4, r.WAITING: 10, r.WAITING_DEFERRED: 10}] * 4))
     assert batch_of(w, 256).batch_collapse_ratio == 0.0
-
-
-def test_running_histogram_is_cumulative():
-    histogram_of_samples = RunningHistogram()
-    for value in (0, 1, 3, 300, 5000):
-        histogram_of_samples.add(value)
-    counts = histogram_of_samples.cumulative()
-    assert (counts[0.0], counts[1.0], counts[4.0], counts[512.0], counts[INF]) == (1, 2, 3, 4, 5)
-    assert histogram_of_samples.total == 5304
 
 
 # --- load ---------------------------------------------------------------------------------------------------
@@ -783,7 +774,7 @@ def test_load_that_is_not_known_is_absent():
     rows = every(1, [{r.RUNNING: 30, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 100 * i} for i in range(90)])
     load = batch.load_signals(window(rows), SequenceLimit(64, "args"), KvSignals(), None, T)
     assert (load.running, load.waiting, load.in_flight, load.concurrency_ratio) == (30, None, None, None)
-    assert batch.batch_signals(window(rows), RunningHistogram(), 64, T).batch_collapse_ratio is None
+    assert batch.batch_signals(window(rows), 64, T).batch_collapse_ratio is None
 
 
 def test_context_is_what_processes_hold_outside_torch():

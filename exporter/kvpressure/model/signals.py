@@ -17,7 +17,7 @@ from kvpressure.model.frozen import frozen
 PREFIX: Final = "kvpressure_"
 
 # A summary is quantiles over a window here, without count and sum.
-Kind = Literal["gauge", "counter", "info", "histogram", "summary"]
+Kind = Literal["gauge", "counter", "info", "summary"]
 
 ENGINE: Final = ("namespace", "pod", "model_name", "engine")
 GPU: Final = ("uuid", "gpu", "vendor")
@@ -58,12 +58,11 @@ def quantiles(name: str, help: str, *labels: str, absent: str = "") -> Metric:
 @frozen
 class Published:
     """A value of a signal group as samples of ``metric``; ``labels`` are label values after the engine's own. A
-    mapping has a sample per key, which is the last label. ``total``: the field with the sum of a histogram.
+    mapping has a sample per key, which is the last label.
     """
 
     metric: Metric
     labels: tuple[str, ...] = ()
-    total: str = ""
 
 
 @frozen
@@ -74,9 +73,9 @@ class Output:
     published: Published
 
 
-def published(metric: Metric, *labels: str, default: Any = None, total: str = "") -> Any:
+def published(metric: Metric, *labels: str, default: Any = None) -> Any:
     """A dataclass field whose value is published; a type as ``default`` (such as ``dict``) is a factory."""
-    declared = {_DECLARED: Published(metric, labels, total)}
+    declared = {_DECLARED: Published(metric, labels)}
     if isinstance(default, type):
         return field(default_factory=default, metadata=declared)
     return field(default=default, metadata=declared)
@@ -119,12 +118,6 @@ _NO_KV: Final = "the engine has no KV usage gauge, or the gauge stays 0 while re
 _WARMUP: Final = "too few samples in the window"
 _BATCH: Final = quantiles(
     "effective_batch_size", "Quantiles of the number of running requests, over the last minute.", absent=_WARMUP
-)
-_BATCH_SAMPLES: Final = Metric(
-    "batch_size_samples",
-    "histogram",
-    "Histogram of requests_running, with one sample for each scrape of the engine.",
-    ENGINE,
 )
 _BY_REASON: Final = gauge(
     "requests_waiting_by_reason",
@@ -334,8 +327,6 @@ class BatchSignals:
     peak_batch: float | None = None  # smallest mean batch with nearly the most tokens/s, of the last 15 minutes
     # Step time of the last 15 s against the fastest comparable one of the last 15 minutes
     step_ratio: float | None = None
-    running_histogram: Mapping[float, int] = published(_BATCH_SAMPLES, default=dict, total="running_samples_sum")
-    running_samples_sum: float = 0.0
 
 
 @frozen
@@ -494,13 +485,7 @@ class ThroughputSignals:
 class RequestSignals:
     """Requests that finish, fail or wait, over five minutes (``signals.requests``)."""
 
-    requests_finished_per_second: float | None = published(
-        gauge(
-            "requests_finished_per_second",
-            "Requests finished per second over the last 5 minutes, without those that ended with abort or error.",
-            absent="finished requests are not counted",
-        )
-    )
+    requests_finished_per_second: float | None = None  # over five minutes, without those that ended with abort or error
     requests_lost_ratio: float | None = published(
         gauge(
             "requests_lost_ratio",

@@ -6,7 +6,6 @@ would void the whole exposition) are dropped; label values are bounded and free 
 
 from __future__ import annotations
 
-import math
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,7 +39,6 @@ from kvpressure.model.readings import ContainerReading, Discovered, EngineKey, G
 from kvpressure.model.signals import Metric, Published, outputs
 from kvpressure.model.state import (
     CALM,
-    STAGES,
     VERDICTS,
     ContainerState,
     Diagnosis,
@@ -57,8 +55,7 @@ from kvpressure.publish.metrics import ENGINE as ENGINE_LABELS
 from kvpressure.publish.metrics import GPU as GPU_LABELS
 
 LABEL_LIMIT: Final = 256
-_SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "histogram": "", "summary": ""}
-_COUNT, _SUM = "_count", "_sum"
+_SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "summary": ""}
 
 Labels = tuple[str, ...]
 
@@ -78,7 +75,6 @@ class Families:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, float]] = defaultdict(dict)
-        self._histograms: dict[Labels, dict[Labels, float]] = {}
 
     def add(self, name: str, labels: Labels, value: float | None) -> None:
         """Add one sample of ``name``; booleans count as 1 and 0, ``None`` adds none."""
@@ -98,29 +94,15 @@ class Families:
         for state in names:
             self.add(name, (*labels, state), float(state == present))
 
-    def signal(self, labels: Labels, group: object, value: Any, published: Published) -> None:
+    def signal(self, labels: Labels, value: Any, published: Published) -> None:
         """Add what a signal group declares to publish of one of its values."""
         name = published.metric.name
         if published.labels:
             labels = (*labels, *published.labels)
-        if published.total:
-            self.histogram(labels, value, getattr(group, published.total))
-        elif value is not None and type(value) is not float and isinstance(value, Mapping):  # asking the last is dear
+        if value is not None and type(value) is not float and isinstance(value, Mapping):  # asking the last is dear
             self.each(name, labels, value)
         else:
             self.add(name, labels, value)
-
-    def histogram(self, labels: Labels, cumulative: Mapping[float, int], total: float) -> None:
-        """Add a histogram from cumulative counts by upper bound; nothing without counts."""
-        if not cumulative or labels in self._histograms or not ceilings.is_finite(total):
-            return
-        count = float(max(cumulative.values()))
-        rows = {(*labels, _bound(bound)): float(n) for bound, n in sorted(cumulative.items())}
-        self._histograms[labels] = rows | {
-            (*labels, _bound(math.inf)): count,
-            (*labels, _COUNT): count,
-            (*labels, _SUM): total,
-        }
 
     def discard(self, label_names: Labels, labels: Labels) -> None:
         """Remove all samples of one subject: those with ``labels`` of metrics whose labels start with
@@ -132,17 +114,12 @@ class Families:
             if known[name].labels[:count] == label_names:
                 for key in [key for key in values if key[:count] == labels]:
                     del values[key]
-        for key in [key for key in self._histograms if key[:count] == labels]:
-            del self._histograms[key]
 
     def collect(self) -> Iterator[Family]:
         """The families that have samples."""
         for metric in BY_NAME.values():
-            if metric.kind != "histogram":
-                if rows := self._values.get(metric.name):
-                    yield TableFamily(metric, rows)
-            elif self._histograms:
-                yield HistogramFamily(metric, {key: n for rows in self._histograms.values() for key, n in rows.items()})
+            if rows := self._values.get(metric.name):
+                yield TableFamily(metric, rows)
 
 
 class TableFamily(Family):
@@ -168,26 +145,11 @@ class TableFamily(Family):
         """The library sets them to none at first."""
 
 
-class HistogramFamily(TableFamily):
-    """A family of histograms; each row's key ends with the bucket's bound, or the suffix of count or sum."""
-
-    def series(self, key: Labels) -> tuple[str, dict[str, str]]:
-        """Name and labels of the sample of a row."""
-        *labels, part = key
-        named = dict(zip(self.label_names, labels, strict=True))
-        if part in (_COUNT, _SUM):
-            return self.sample_name + part, named
-        return f"{self.sample_name}_bucket", {**named, "le": part}
-
-
 def number_text(value: float) -> str:
     """As Go formats it; below a million Python does the same."""
     if 0.0 <= value < 1e6:
         return repr(float(value))
     return floatToGoString(value)  # type: ignore[no-untyped-call,no-any-return]  # the library is not typed there
-
-
-_bound: Final = lru_cache(maxsize=256)(number_text)
 
 
 _REJECTED_STATUS: Final = ("4xx", "5xx")
@@ -256,7 +218,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
                 out.add("harm", (*in_pool, harm, level), value_of(engine))
         for group in engine.signals.groups():
             for output in outputs(type(group)):
-                out.signal(labels, group, output.read(group), output.published)
+                out.signal(labels, output.read(group), output.published)
         _add_counters(out, labels, engine.counters)
         _add_objectives(out, labels, engine.objectives)
 
@@ -265,7 +227,6 @@ def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
     out.states("verdict", labels, VERDICTS, diagnosis.verdict)
     out.add("verdict_confidence", (*labels, diagnosis.verdict, diagnosis.stage or ""), diagnosis.confidence)
     out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
-    out.states("pressure_stage", labels, STAGES, diagnosis.stage)
     out.each("verdict_reason", labels, diagnosis.reasons)
 
 

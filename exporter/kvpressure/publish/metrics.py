@@ -205,14 +205,6 @@ METRICS: Final[tuple[Metric, ...]] = (
         "nothing is slow, or no baseline yet",
     ),
     _m(
-        "pressure_stage",
-        "gauge",
-        "1 for the current stage, 0 for every other stage; all 0 without one (state set). Stages of kv_pressure:"
-        " building, saturated, thrashing, failing. Stage of concurrency_limited: step_tokens, if steps use up their"
-        " token budget (max_num_batched_tokens).",
-        (*ENGINE, "stage"),
-    ),
-    _m(
         "finding",
         "gauge",
         "Finding about an engine, 1 true or 0 false.",

@@ -24,7 +24,6 @@ from kvpressure.publish.exposition import encode
 
 _BATCH: Final = 5_000
 _CACHE_KIB: Final = 8192
-_WITHIN_METRIC: Final = {"histogram": "le", "summary": "quantile"}  # label that tells samples of one metric apart
 
 
 class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
@@ -98,7 +97,7 @@ class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
         for family in families(state).collect():
             help, kind, *lines = encode((family,), openmetrics=True).decode().removesuffix("# EOF\n").splitlines()
             number = self._heads.setdefault(f"{help}\n{kind}\n", len(self._heads))
-            within = _WITHIN_METRIC.get(family.type)
+            within = "quantile" if family.type == "summary" else None  # tells samples of one metric apart
             for sample, line in zip(family.samples, lines, strict=True):
                 metric = self._metric(number, sample.labels, within)
                 self._batch.append((number, metric, f"{line} {stamp}\n"))
@@ -107,7 +106,7 @@ class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
                 self._store()
 
     def _metric(self, family: int, labels: Mapping[str, str], within: str | None) -> int:
-        """The number of a label set; the buckets of a histogram belong together."""
+        """The number of a label set; the quantiles of a summary belong together."""
         key = (family, tuple(pair for pair in labels.items() if pair[0] != within))
         return self._metrics.setdefault(key, len(self._metrics))
 

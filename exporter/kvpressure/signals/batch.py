@@ -5,7 +5,6 @@ as the plugin counts it.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -190,31 +189,7 @@ def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
     return busiest / mean if busiest > 0 else None
 
 
-RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
 QUANTILES: Final = (0.5, 0.95, 0.99)
-
-
-class RunningHistogram:
-    """Histogram of requests running, one observation a scrape, since the exporter first saw the engine."""
-
-    __slots__ = ("_counts", "total")
-
-    def __init__(self) -> None:
-        self._counts = [0] * len(RUNNING_BOUNDS)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one sample."""
-        self._counts[bisect_left(RUNNING_BOUNDS, value)] += 1
-        self.total += value
-
-    def cumulative(self) -> Mapping[float, int]:
-        """Cumulative counts by upper bound."""
-        seen, result = 0, {}
-        for bound, amount in zip(RUNNING_BOUNDS, self._counts, strict=True):
-            seen += amount
-            result[bound] = seen
-        return result
 
 
 class FastestStep:
@@ -256,7 +231,6 @@ class FastestStep:
 
 def batch_signals(
     window: EngineWindow,
-    histogram: RunningHistogram,
     limit: float | None,
     t: Thresholds,
     steps: StepWindow | None = None,
@@ -296,8 +270,6 @@ def batch_signals(
         peak_batch=None if fastest is None else fastest.peak_batch(),
         step_ratio=ratio,
         batch_collapse_ratio=collapse(window, p95, limit),
-        running_histogram=histogram.cumulative(),
-        running_samples_sum=histogram.total,
     )
 
 

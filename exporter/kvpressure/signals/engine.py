@@ -14,7 +14,7 @@ from kvpressure.model.signals import CacheSignals, KvSignals, LoadSignals, Signa
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals import batch, hardware, kv, progress, requests, tiers
 from kvpressure.signals import hardware as score
-from kvpressure.signals.batch import RunningHistogram, SequenceLimit, StepWindow
+from kvpressure.signals.batch import SequenceLimit, StepWindow
 from kvpressure.signals.hardware import EngineContext
 from kvpressure.signals.kv import DeviceMemory, Held
 from kvpressure.signals.progress import Contact, Progress, Rest, Trend
@@ -67,7 +67,6 @@ class EngineTracker:
         self.rival_label = ""
         self.ever_positive = False
         self.engines_on_page = 1
-        self._running = RunningHistogram()
         self._baseline = Baseline(thresholds)
         self._process_start: float | None = None
         self._others = False
@@ -110,8 +109,6 @@ class EngineTracker:
         if sample is None:
             return True
         self.ever_positive = self.ever_positive or sample.gauges.get(r.KV_USAGE, 0.0) > 0
-        if r.RUNNING in sample.gauges:
-            self._running.add(sample.gauges[r.RUNNING])
         self._progress.observe(sample)
         self._longest.observe(sample)
         return True
@@ -184,7 +181,6 @@ class EngineTracker:
             load=load,
             batch=batch.batch_signals(
                 window,
-                self._running,
                 load.max_num_seqs,
                 t,
                 self.steps,

@@ -444,33 +444,6 @@ class Dashboard:
         ]
         self._panel("table", title, about, queries, size, defaults, options, cells, transformations=transformations)
 
-    def heatmap(self, title: str, about: str, query: PanelQuery, unit: str) -> None:
-        """Cumulative buckets over time, darker for more; one colour of varying lightness needs no colour vision."""
-        options = {
-            "calculate": False,
-            "cellGap": 1,
-            "cellValues": {"unit": "short"},
-            "exemplars": {"color": RED},
-            "color": {
-                "mode": "scheme",
-                "scheme": "Viridis",
-                "steps": 64,
-                "reverse": False,
-                "exponent": 0.5,
-                "fill": BLUE,
-                "scale": "exponential",
-            },
-            "filterValues": {"le": 1e-9},
-            "legend": {"show": True},
-            "rowsFrame": {"layout": "auto"},
-            "showValue": "never",
-            "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
-            "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit},
-        }
-        hidden = {"legend": False, "tooltip": False, "viz": False}
-        custom = {"hideFrom": hidden, "scaleDistribution": {"type": "linear"}}
-        self._panel("heatmap", title, about, [query], (8, 8), _defaults(unit, self.steps(()), custom=custom), options)
-
 
 def _empty_if(queries: Sequence[PanelQuery]) -> list[str]:
     """For each reason a sentence about what of a panel is then empty."""

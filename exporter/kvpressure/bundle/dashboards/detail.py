@@ -130,13 +130,6 @@ def _traffic(board: Dashboard) -> None:
         "short",
         dashed="p50",
     )
-    buckets = f"kvpressure_batch_size_samples_bucket{{{ENGINE}}}"
-    board.heatmap(
-        "Requests running",
-        "Distribution of the number of running requests, over all samples of the chosen engines.",
-        PanelQuery(f"sum by (le) (increase({buckets}[$__rate_interval]))", "{{le}}", heat=True),
-        "short",
-    )
     board.graph(
         "Finished and rejected",
         "Finished requests per second by finish reason, and rejected requests per second.",

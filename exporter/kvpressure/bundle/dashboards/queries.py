@@ -37,16 +37,11 @@ class PanelQuery:
     table: bool = False
     optional: str = ""
     part: str = ""
-    heat: bool = False
 
     def model(self, index: int) -> Json:
         """The query as Grafana's JSON, with refId A, B, ..."""
         legend = f"{{{{series}}}} {self.legend}".strip() if self.named else self.legend
-        shape = (
-            {"format": "table"}
-            if self.table
-            else {"format": "heatmap" if self.heat else "time_series", "legendFormat": legend}
-        )
+        shape = {"format": "table"} if self.table else {"format": "time_series", "legendFormat": legend}
         return {
             "refId": chr(ord("A") + index),
             "datasource": DATASOURCE,

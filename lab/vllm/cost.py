@@ -19,7 +19,7 @@ from bed import Exporter, Server, exporter, loaded, ready, server
 
 NOBODY, SECOND, ADAPTIVE = "nobody", "every second", "adaptive"
 EVERY_SECOND = ("--engine.pace", "fixed")
-CALM = ("--engine.pace", "fixed", "--collector.engines.interval", "5")  # the adaptive pace of a calm engine, at once
+CALM = ("--engine.pace", "fixed", "--interval", "5")  # the adaptive pace of a calm engine, at once
 IDLE_SECONDS = 60.0
 TURN_SECONDS, ROUNDS = 10.0, 6
 BUDGETS = {"idle": 0.005, "steady": 0.005, "pressure": 0.015}  # of a core; the calm and pressure

@@ -193,8 +193,8 @@ class TestSurroundings:
     def test_the_configuration_may_be_a_pipe(self, serve: Start, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "config.yaml")
         process = serve("--config", str(tmp_path / "config.yaml"))
-        (tmp_path / "config.yaml").write_text("web.telemetry-path: /from-a-pipe\n")
-        assert answers(process.port, "/from-a-pipe")
+        (tmp_path / "config.yaml").write_text("web.allowed-hosts: [from-a-pipe]\n")
+        assert answers(process.port, "/-/healthy")
 
     @pytest.mark.attack("a loop among the links of sysfs when the exporter starts", "the GPUs are there")
     def test_a_loop_in_sysfs_hides_no_gpu(self, tmp_path: Path) -> None:

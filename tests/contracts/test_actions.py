@@ -45,7 +45,7 @@ def test_every_command_is_in_every_face(engine: EngineState) -> None:
     found = FoundEngines((Case(view),), "URL", {})
     answered = report.answers(found, builtin())
     shown = {
-        "page": html.unescape(render_page(state, "node", "/metrics", around)),
+        "page": html.unescape(render_page(state, "node", around)),
         "terminal": report.as_text(found, answered),
         "JSON of diagnose": json.dumps(report.as_json(found, answered)["engines"][0]["next_steps"]),
         "JSON of the exporter": json.dumps(diagnosis_document(state, "node", around)["engines"][0]["mitigation"]),

@@ -112,7 +112,7 @@ def serving(file: Path) -> Thresholds:
 def page(case: Case, thresholds: Thresholds) -> tuple[str, str]:
     """Colour and text of the triage step that is judged by the threshold."""
     engine: EngineState = with_findings(replace(unknown_engine(), signals=case.signals), thresholds)
-    html = render_page(State(time=NOW, engines=(engine,)), "node-1", "/metrics", ViewContext(thresholds))
+    html = render_page(State(time=NOW, engines=(engine,)), "node-1", ViewContext(thresholds))
     triage = html[html.index("The eight triage steps") :]
     found = re.findall(r'<span class="mark (\w+)">(.*?)<small>By hand', triage, re.DOTALL)
     colour, text = found[case.step - 1]

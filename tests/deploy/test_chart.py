@@ -77,7 +77,7 @@ SWITCHED: Final[Json] = {
     "host.cgroup": "/cgroup",
     "host.podLogs": "/logs/pods",
     "host.logTargets": ["/var/lib/docker/containers"],
-    "config": {"log.format": "json", "web.telemetry-path": "/metrics/gpu", "nvidia.gpm": True},
+    "config": {"log.format": "json", "log.level": "debug", "nvidia.gpm": True},
     "thresholds": {"kv_full_ratio": 0.9},
     "recording.enabled": False,
     "recording.maxSizeMiB": 8,

@@ -41,7 +41,6 @@ def test_it_passes_only_if_the_exporter_answers(port: int, path: str, passed: bo
     ("values", "asked"),
     [
         ({}, ["9846", "/metrics"]),
-        ({"config": {"web.telemetry-path": "/m"}}, ["9846", "/m"]),
         ({"webConfigSecret": "web"}, ["9847", "/-/ready"]),
     ],
 )

@@ -212,7 +212,7 @@ def test_promtool_takes_the_examples(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
 def test_the_monitor_selects_the_pods_and_their_port(kind: str) -> None:
-    documents = render({"monitor": {"kind": kind}, "config": {"web.telemetry-path": "/gpu"}, "port": 9900})
+    documents = render({"monitor": {"kind": kind}, "port": 9900})
     spec = only(documents, kind)["spec"]
     pod = only(documents, "DaemonSet")["spec"]["template"]
     service = only(documents, "Service")
@@ -221,7 +221,7 @@ def test_the_monitor_selects_the_pods_and_their_port(kind: str) -> None:
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     (endpoint,) = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
     (port,) = container_of(pod["spec"])["ports"]
-    assert (endpoint["port"], endpoint["path"]) == (port["name"], "/gpu")
+    assert (endpoint["port"], endpoint["path"]) == (port["name"], "/metrics")
     assert [(item["name"], item["port"], item["targetPort"]) for item in service["spec"]["ports"]] == [
         ("metrics", 9900, "metrics")
     ]

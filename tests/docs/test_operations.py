@@ -79,7 +79,7 @@ def test_the_triage_page_says_what_to_do_about_a_source_that_is_down() -> None:
         "nvidia": SourceHealth("nvidia", up=False, reason="library_missing"),
         "logs": SourceHealth("logs", up=False, reason="of_an_extension"),
     }
-    html = render_page(State(time=0.0, health=health), "node-1", "/metrics", ViewContext())
+    html = render_page(State(time=0.0, health=health), "node-1", ViewContext())
     assert html.count("To do: ") == 1
     assert f"To do: {action('nvidia', 'library_missing')}." in html
 

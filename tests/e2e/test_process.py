@@ -28,7 +28,7 @@ LAST_SCRAPE = re.compile(
 
 def exporter(*targets: str, flags: tuple[str, ...] = ()) -> AbstractContextManager[str]:
     """The real process, reading at a faster pace than in production; yields its address."""
-    pace = ("--interval", str(STEP_SECONDS / 2), "--collector.engines.interval", str(STEP_SECONDS))
+    pace = ("--interval", str(STEP_SECONDS))
     named = [word for target in targets for word in ("--engine.target", target)]
     return serving(*QUIET, *pace, "--engine.pace", "fixed", *flags, *named)
 

@@ -81,7 +81,7 @@ def test_page_and_json_show_each_with_its_numbers() -> None:
     assert {name for name, one in holding.items() if one.value is not True} == set()
     answer = replace(full_engine().diagnosis, conditions=dict.fromkeys(holding, True), beside=holding)
     state = State(time=NOW, engines=(replace(full_engine(), diagnosis=answer),))
-    html, document = render_page(state, "node-1", "/metrics", ViewContext()), diagnosis_document(state, "node-1")
+    html, document = render_page(state, "node-1", ViewContext()), diagnosis_document(state, "node-1")
     assert document["engines"][0]["condition_texts"] == {name: one.text for name, one in holding.items()}
     for name, one in holding.items():
         assert re.search(r"\d", one.text), name

@@ -57,7 +57,7 @@ class Document(HTMLParser):
 
 
 def html(state: State, links: Links | None = None) -> str:
-    return render_page(state, "node-1", "/metrics", ViewContext(links=links or Links()))
+    return render_page(state, "node-1", ViewContext(links=links or Links()))
 
 
 def page(state: State, links: Links | None = None) -> Document:

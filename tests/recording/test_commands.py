@@ -175,7 +175,7 @@ def record(*arguments: str) -> subprocess.Popen[str]:
         [
             sys.executable,
             *("-m", "kvpressure", "record", *QUIET, "--interval", "0.1"),
-            *("--collector.engines.interval", "0.1", "--engine.pace", "fixed"),
+            *("--engine.pace", "fixed"),
             *arguments,
         ],
         stderr=subprocess.PIPE,

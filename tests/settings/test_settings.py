@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import tracemalloc
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value a
         "health_addresses",
         (ListenAddress("127.0.0.1", 9001),),
     ),
-    "web.telemetry-path": ("/m", "/m", "telemetry_path", "/m"),
     "web.engine-labels": ("prefixed", "prefixed", "engine_labels", "prefixed"),
     "web.runbook-url": ("https://r.example/", "'https://r.example/'", "runbook_url", "https://r.example"),
     "web.dashboard-url": ("http://g:3000", "'http://g:3000'", "dashboard_url", "http://g:3000"),
@@ -64,7 +63,6 @@ VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value a
     "engine.max-targets": ("3", "3", "engine_max_targets", 3),
     "engine.pace": ("fixed", "fixed", "engine_pace", "fixed"),
     "nvidia.gpm": ("true", "true", "nvidia_gpm", True),
-    "nvidia.mig": ("false", "false", "nvidia_mig", False),
     "node-name": ("node-7", "node-7", "node_name", "node-7"),
     "log.level": ("debug", "debug", "log_level", "debug"),
     "log.format": ("json", "json", "log_format", "json"),
@@ -115,31 +113,28 @@ class TestSpellings:
 
 
 class TestSources:
-    def test_every_source_has_a_switch_an_interval_and_a_deadline(self) -> None:
+    def test_every_source_has_a_switch_and_its_pace(self) -> None:
         for name, spec in registry().items():
-            loaded = load(f"--collector.{name}", f"--collector.{name}.interval=8", f"--collector.{name}.deadline=7")
-            chosen = loaded.collectors[name]
-            assert (chosen.enabled, chosen.interval_seconds, chosen.deadline_seconds) == (True, 8, 7)
-            default = load().collectors[name]
-            assert (default.enabled, default.interval_seconds, default.deadline_seconds) == (
-                spec.default,
+            on, default = load(f"--collector.{name}").collectors[name], load().collectors[name]
+            assert (on.enabled, on.interval_seconds, on.deadline_seconds) == (
+                True,
                 spec.interval_seconds,
                 spec.deadline_seconds,
             )
+            assert replace(on, enabled=spec.default) == default
 
     def test_switched_off_in_all_spellings(self, tmp_path: Path) -> None:
         for loaded in (
             load("--no-collector.nvidia"),
             load(file=write(tmp_path, "collector.nvidia: false\n")),
-            load(file=write(tmp_path, "collector: {nvidia: false, engines: {interval: 5}}\n")),
+            load(file=write(tmp_path, "collector: {nvidia: false, engines: true}\n")),
         ):
             assert not loaded.collectors["nvidia"].enabled
 
-    def test_a_slower_tick_slows_the_sources_that_nobody_set(self) -> None:
-        loaded = load("--interval=10", "--collector.engines.interval=12")
-        assert loaded.collectors["nvidia"].interval_seconds == 10
-        assert loaded.collectors["engines"].interval_seconds == 12
-        assert load("--interval=30", "--collector.engines.interval=30").collectors["engines"].interval_seconds == 30
+    def test_what_is_read_in_each_tick_follows_it_and_a_slower_one_slows_the_others(self) -> None:
+        paces = {tick: load(f"--interval={tick}").collectors for tick in ("0.1", "10", "30")}
+        assert [one["engines"].interval_seconds for one in paces.values()] == [0.1, 10, 30]
+        assert [one["podresources"].interval_seconds for one in paces.values()] == [10, 10, 30]
 
 
 class TestMistakes:
@@ -152,7 +147,6 @@ class TestMistakes:
             (["--interval", "0"], "--interval: '0' is not allowed; allowed: 0.01 to 86400 seconds"),
             (["--interval", "nan"], "--interval: 'nan' is not allowed"),
             (["--web.listen-address", "9846"], "--web.listen-address: '9846' is not allowed; allowed: :PORT,"),
-            (["--web.telemetry-path", "metrics"], "--web.telemetry-path: 'metrics' is not allowed; allowed: a path"),
             (["--web.config.file", "/no/such"], "--web.config.file: '/no/such' is not a file; allowed: an existing"),
             (["--web.config.file", "x" * 300], "--web.config.file: 'xxxxxxxxxxxxxxxxxxxx"),
             (["--thresholds", "/no/such"], "--thresholds: /no/such: No such file or directory; give a readable YAML"),
@@ -209,38 +203,20 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("flags", "text"),
         [
-            (["--web.telemetry-path", "/"], "--web.telemetry-path: '/' is taken by the exporter; allowed: any other"),
             (["--web.listen-address", ":1", "--web.listen-address", ":1"], "--web.listen-address: the same address"),
             (["--web.listen-address", ":1", "--web.health-listen-address", ":1"], "--web.health-listen-address: the"),
             (["--no-collector.engines", "--engine.target", "a"], "--engine.target: the source engines is switched"),
             (["--no-collector.engines", "--engine.timeout", "1"], "--engine.timeout: the source engines is switched"),
             (["--no-collector.nvidia", "--nvidia.gpm"], "--nvidia.gpm: the source nvidia is switched off"),
-            (["--no-collector.nvidia", "--collector.nvidia.interval", "5"], "--collector.nvidia.interval: the"),
-            (
-                ["--collector.engines.interval", "30"],
-                (
-                    "--collector.engines.interval: 30 s and a scrape of up to 3 s (engine.timeout) are longer than a"
-                    " page is believed: 15 s; allowed: 12 s or less, or a tick (interval) as long"
-                ),
-            ),
-            (["--collector.engines.interval", "0.5"], "--collector.engines.interval: 0.5 s is shorter than a tick;"),
-            (["--interval", "5", "--collector.engines.interval", "2"], "--collector.engines.interval: 2 s is"),
-            (["--engine.timeout", "6"], "--engine.timeout: one scrape may take 6 s (engine.timeout) but all of them"),
-            (["--collector.engines.deadline", "2"], "--collector.engines.deadline: one scrape may take 3 s"),
+            (["--engine.timeout", "6"], "--engine.timeout: one scrape may take 6 s but all of them only 5 s"),
             (["--engine.target", "a", "--engine.target", "http://a:8000/metrics"], "--engine.target: the same URL"),
         ],
     )
     def test_contradictions(self, flags: list[str], text: str) -> None:
         assert mistake(*flags).startswith(text)
 
-    def test_a_page_is_believed_as_long_as_the_given_thresholds_say(self, tmp_path: Path) -> None:
+    def test_a_page_is_believed_for_longer_than_the_slowest_pace(self, tmp_path: Path) -> None:
         file = tmp_path / "thresholds.yaml"
-        file.write_text("stale_page_seconds: 60\n")
-        seldom = ["--thresholds", str(file), "--collector.engines.interval"]
-        assert load(*seldom, "30").thresholds["stale_page_seconds"] == 60
-        assert mistake(*seldom, "58").endswith(
-            "are longer than a page is believed: 60 s; allowed: 57 s or less, or a tick (interval) as long"
-        )
         file.write_text("stale_page_seconds: 12\n")
         assert mistake("--thresholds", str(file)) == (
             "--thresholds: stale_page_seconds 12: an engine that is slow to answer is read every 12 s;"
@@ -331,7 +307,7 @@ def test_aliases_that_make_one_value_of_millions_are_one_short_line(tmp_path: Pa
         nested = "&a [x,x,x,x,x,x,x,x,x,x]"
         for name, before in zip("bcdefgh", "abcdefg", strict=True):
             nested = f"&{name} [{nested}{f',*{before}' * 9}]"
-        text = mistake(file=write(tmp_path, f"web.telemetry-path: {nested}\n"))
+        text = mistake(file=write(tmp_path, f"log.level: {nested}\n"))
         assert "more than 10000 values" in text
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:

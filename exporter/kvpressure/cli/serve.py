@@ -94,7 +94,6 @@ def run(args: argparse.Namespace) -> int:
         why_unhealthy=monitor.why_unhealthy,
         why_not_ready=monitor.why_not_ready,
         node_name=chosen.node_name,
-        telemetry_path=chosen.telemetry_path,
         around=around,
         hosts=Hosts((*chosen.allowed_hosts, chosen.node_name, socket.gethostname())),
         renamed=PREFIXED if chosen.engine_labels == "prefixed" else None,
@@ -147,9 +146,7 @@ def _listen(server: Server, chosen: settings.Settings) -> None:
     for address in addresses:
         log.info(
             "listening",
-            extra=with_fields(
-                address=str(address), path=chosen.telemetry_path, version=__version__, node=chosen.node_name
-            ),
+            extra=with_fields(address=str(address), version=__version__, node=chosen.node_name),
         )
 
 

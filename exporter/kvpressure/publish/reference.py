@@ -10,7 +10,7 @@ from kvpressure.diagnosis.findings import PUBLISHED, of
 from kvpressure.model.log_events import EVENTS
 from kvpressure.printable import Asked
 from kvpressure.publish.metrics import METRICS, Metric
-from kvpressure.settings.groups import PACE, grouped
+from kvpressure.settings.groups import grouped
 from kvpressure.settings.options import Option
 from kvpressure.settings.settings import options
 
@@ -102,7 +102,7 @@ def render_settings_reference() -> str:
             "",
             f"{group.text[0].upper()}{group.text[1:]}.",
             "",
-            *(_paces(members) if group is PACE else _settings(members)),
+            *_settings(members),
         ]
     return "\n".join(lines) + "\n"
 
@@ -113,11 +113,3 @@ def _settings(members: Iterable[Option]) -> Iterator[str]:
         allowed = "" if option.kind.allowed == "true or false" else f" ({option.kind.allowed})"
         cells = (f"`--{option.name}`", option.default, f"{option.help}{allowed}")
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _paces(members: Sequence[Option]) -> Iterator[str]:
-    """Sources by the two settings that each of them has."""
-    yield f"Allowed: {members[0].kind.allowed}.\n"
-    yield "| `--collector.SOURCE` | `.interval` | `.deadline` |\n|---|---|---|"
-    for interval, deadline in zip(members[::2], members[1::2], strict=True):
-        yield f"| `{interval.name.split('.')[1]}` | {interval.default} | {deadline.default} |"

@@ -33,7 +33,6 @@ class Site:
         why_unhealthy: Callable[[], str | None],
         why_not_ready: Callable[[], str | None],
         node_name: str = "",
-        telemetry_path: str = "/metrics",
         around: ViewContext | None = None,
         hosts: Hosts | None = None,
         renamed: Mapping[str, str] | None = None,
@@ -42,14 +41,13 @@ class Site:
         self._why_unhealthy = why_unhealthy
         self._why_not_ready = why_not_ready
         self._node_name = node_name
-        self._telemetry_path = telemetry_path
         self._around = around or ViewContext()
         self._hosts = hosts or Hosts((node_name,))
         self._encoder = Encoder(renamed)
         self._rendered_of: State | None = None
         self._rendered: dict[tuple[str, bool], bytes] = {}
         self._routes: dict[str, Callable[[HttpRequest], Response]] = {
-            telemetry_path: self._metrics,
+            "/metrics": self._metrics,
             "/": self._page,
             "/api/v1/diagnosis": self._diagnosis,
             "/-/healthy": lambda _: _check(self._why_unhealthy(), "healthy"),
@@ -92,7 +90,7 @@ class Site:
         return self._cached(
             state,
             "text/html; charset=utf-8",
-            lambda: render_page(state, self._node_name, self._telemetry_path, self._around).encode(),
+            lambda: render_page(state, self._node_name, self._around).encode(),
             request,
             {"Vary": "Accept-Encoding", **page_headers()},
         )

@@ -31,7 +31,6 @@ class SettingsGroup:
 
 
 ENGINES: Final = SettingsGroup("engines", "scraping of inference servers", ("engine.",))
-PACE: Final = SettingsGroup("pace of the sources", "interval and deadline of each source", ())
 GROUPS: Final = (
     SettingsGroup(
         "common",
@@ -57,14 +56,11 @@ GROUPS: Final = (
     SettingsGroup("web server", "addresses, TLS and links", ("web.",)),
     SettingsGroup("recordings", "the flight recorder", ("record.",)),
     SettingsGroup("running", "ticks and log lines", ("interval", "log.")),
-    PACE,
 )
 
 
 def group_of(name: str) -> SettingsGroup:
     """The group of the setting ``name``."""
-    if name.startswith("collector.") and name.count(".") == 2:
-        return PACE
     return next(group for group in GROUPS if group.place(name) is not None)
 
 

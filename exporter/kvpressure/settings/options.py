@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvpressure.errors import InputError, shown
-from kvpressure.settings.kinds import BOOL, SECONDS, Kind
+from kvpressure.settings.kinds import BOOL, Kind
 from kvpressure.sources.catalog import registry
 
 
@@ -72,23 +72,8 @@ def _default_text(default: object) -> str:
 
 
 def collector_options() -> dict[str, Option]:
-    """The three options of each source."""
-    table: dict[str, Option] = {}
-    for name, spec in registry().items():
-        for entry in (
-            Option(f"collector.{name}", BOOL, f"Source: {spec.help}.", str(spec.default).lower()),
-            Option(
-                f"collector.{name}.interval",
-                SECONDS,
-                f"Time between readings of {name}.",
-                f"{spec.interval_seconds:g}",
-            ),
-            Option(
-                f"collector.{name}.deadline",
-                SECONDS,
-                f"When a reading of {name} hangs.",
-                f"{spec.deadline_seconds:g}",
-            ),
-        ):
-            table[entry.name] = entry
-    return table
+    """The switch of each source."""
+    return {
+        f"collector.{name}": Option(f"collector.{name}", BOOL, f"Source: {spec.help}.", str(spec.default).lower())
+        for name, spec in registry().items()
+    }

@@ -2,7 +2,7 @@
 
 A field of ``Settings`` declared with ``option(...)`` *is* the setting: its flag (``--web.max-requests``), its key in
 the file (``web.max-requests``, nested or dotted), its help and its reference all come from that one line. Each source
-of the registry adds three more: ``collector.<name>``, ``collector.<name>.interval`` and ``collector.<name>.deadline``.
+of the registry adds its switch, ``collector.<name>``.
 
 Anything unknown, of the wrong type or contradictory raises ``SettingsError`` with one line: where, what, allowed.
 """
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvpressure.settings import thresholds as thresholds_model
 from kvpressure.settings.checks import check_together, runs
-from kvpressure.settings.groups import PACE, grouped
+from kvpressure.settings.groups import grouped
 from kvpressure.settings.kinds import (
     ANY_PATH,
     API_URL,
@@ -35,7 +35,6 @@ from kvpressure.settings.kinds import (
     SECONDS,
     SIZE,
     TARGET,
-    TELEMETRY_PATH,
     TEXT,
     THRESHOLDS_FILE,
     WHOLE,
@@ -49,7 +48,7 @@ from kvpressure.settings.options import (
     collector_options,
     option,
 )
-from kvpressure.sources.catalog import CollectorSettings, registry
+from kvpressure.sources.catalog import EVERY_TICK, CollectorSettings, registry
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 
 if TYPE_CHECKING:
@@ -61,10 +60,7 @@ __all__ = ["Option", "Settings", "SettingsError", "add_arguments", "from_args", 
 
 
 def _default_collectors() -> Mapping[str, CollectorSettings]:
-    return {
-        name: CollectorSettings(spec.default, spec.interval_seconds, spec.deadline_seconds)
-        for name, spec in registry().items()
-    }
+    return {name: spec.pace(spec.default, EVERY_TICK) for name, spec in registry().items()}
 
 
 def _gpu_resources() -> tuple[str, ...]:
@@ -82,7 +78,6 @@ class Settings:
         "Address to serve on; repeat for several. Port 0 selects a free port and logs it.",
         repeat=True,
     )
-    telemetry_path: str = option("web.telemetry-path", TELEMETRY_PATH, "/metrics", "Path of the metrics endpoint.")
     engine_labels: str = option(
         "web.engine-labels",
         one_of("plain", "prefixed"),
@@ -132,7 +127,7 @@ class Settings:
         "Base address of Grafana, for links to the dashboards on the triage page.",
     )
     interval_seconds: float = option(
-        "interval", SECONDS, 1.0, "Time between two ticks, each of which publishes a new state."
+        "interval", SECONDS, EVERY_TICK, "Time between two ticks, each of which publishes a new state."
     )
     engine_targets: tuple[Target, ...] = option(
         "engine.target",
@@ -157,18 +152,10 @@ class Settings:
         "engine.pace",
         one_of("adaptive", "fixed"),
         "adaptive",
-        "How often engines are scraped. fixed: once per collector.engines.interval; adaptive: the same,"
-        " but calm engines less often.",
+        "How often engines are scraped. fixed: in each tick; adaptive: the same, but calm engines less often.",
     )
-    nvidia_mig: bool = option("nvidia.mig", BOOL, True, "Read the MIG instances of a GPU.")
     nvidia_gpm: bool = option(
         "nvidia.gpm", BOOL, False, "Read SM, tensor and DRAM activity (Hopper and newer; may need privileges)."
-    )
-    nvidia_release_between_readings: bool = option(
-        "nvidia.release-between-readings",
-        BOOL,
-        False,
-        "Close the driver library between readings, so that the driver can be unloaded.",
     )
     amd_backend: str = option(
         "gpu.amd.backend",
@@ -270,7 +257,7 @@ def static_options() -> dict[str, str]:
 
 
 def options() -> dict[str, Option]:
-    """Every option by name: the fields of ``Settings``, then three for each source."""
+    """Every option by name: the fields of ``Settings``, then the sources' switches."""
     table = {
         item.metadata["option"].name: item.metadata["option"] for item in fields(Settings) if "option" in item.metadata
     }
@@ -282,7 +269,7 @@ def add_arguments(parser: argparse.ArgumentParser, only: Collection[str] | None 
     wanted = [entry for entry in options().values() if only is None or entry.name in only]
     first = True
     for group, members in grouped(wanted).items():
-        section = parser.add_argument_group(group.title, _pace_text(members) if group is PACE else group.text)
+        section = parser.add_argument_group(group.title, group.text)
         if first:
             section.add_argument(
                 "--config",
@@ -291,15 +278,14 @@ def add_arguments(parser: argparse.ArgumentParser, only: Collection[str] | None 
                 help="YAML file of settings",
             )
         for entry in members:
-            _add_flag(section, entry, listed=group is not PACE)
+            _add_flag(section, entry)
         first = False
 
 
-def _add_flag(section: argparse._ArgumentGroup, entry: Option, *, listed: bool) -> None:
-    """One flag; help leaves it out unless it is ``listed``."""
+def _add_flag(section: argparse._ArgumentGroup, entry: Option) -> None:
     default = f"default {entry.default}" if entry.default else "no default"
     allowed = "" if entry.kind is BOOL else f"; allowed: {entry.kind.allowed}"
-    text = f"{entry.help} ({default}{allowed})".replace("%", "%%") if listed else argparse.SUPPRESS
+    text = f"{entry.help} ({default}{allowed})".replace("%", "%%")
     if entry.kind is BOOL:
         section.add_argument(
             f"--{entry.name}", dest=entry.name, action=argparse.BooleanOptionalAction, default=None, help=text
@@ -308,26 +294,6 @@ def _add_flag(section: argparse._ArgumentGroup, entry: Option, *, listed: bool) 
         section.add_argument(
             f"--{entry.name}", dest=entry.name, action="append", default=None, metavar=entry.kind.metavar, help=text
         )
-
-
-def _pace_text(members: Sequence[Option]) -> str:
-    """What help says instead of listing two flags for each source."""
-    defaults = {entry.name: entry.default for entry in members}
-    sources = [name.split(".")[1] for name in defaults if name.endswith(".interval")]
-    lines = [
-        PACE.text,
-        "  --collector.NAME.interval SECONDS   time between two readings",
-        "  --collector.NAME.deadline SECONDS   time after which a reading counts as hanging",
-        f"  {SECONDS.allowed}; defaults:",
-    ]
-    return "\n".join(
-        lines
-        + [
-            f"    {name:<14}{defaults[f'collector.{name}.interval']:>3}"
-            f" {defaults.get(f'collector.{name}.deadline', ''):>3}"
-            for name in sources
-        ]
-    )
 
 
 def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
@@ -343,24 +309,12 @@ def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None
         **dict(from_file(config, table) if config else ()),
         **dict(from_flags(args, table)),
     }
-    check_together(given, table)
+    check_together(given)
     return _build(given)
 
 
 def _build(given: Mapping[str, GivenValue]) -> Settings:
     values = {attribute: given[name].value for name, attribute in static_options().items() if name in given}
-    tick = values.get("interval_seconds", 0.0)
-    collectors = {}
-    for name, spec in registry().items():
-
-        def pick(suffix: str, default: Any, name: str = name) -> Any:
-            entry = given.get(f"collector.{name}{suffix}")
-            return default if entry is None else entry.value
-
-        # A source whose interval nobody set keeps up with a slower tick instead of reading what nobody takes.
-        collectors[name] = CollectorSettings(
-            runs(name, given),
-            pick(".interval", max(spec.interval_seconds, tick)),
-            pick(".deadline", spec.deadline_seconds),
-        )
+    tick = values.get("interval_seconds", EVERY_TICK)
+    collectors = {name: spec.pace(runs(name, given), tick) for name, spec in registry().items()}
     return Settings(**values, collectors=collectors)

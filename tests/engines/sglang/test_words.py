@@ -52,7 +52,7 @@ def said_of(recording: Path) -> Iterator[str]:
                     yield from (step.question, *step.answers)
                 for action in plan(engine, thresholds).actions:
                     yield from (action.title, action.text)
-                html = render_page(replace(state, engines=(engine,)), "node-1", "/metrics", ViewContext(thresholds))
+                html = render_page(replace(state, engines=(engine,)), "node-1", ViewContext(thresholds))
                 shown = re.sub(r"<(script|style|svg|head|code|pre).*?</\1>", "", html, flags=re.S)
                 yield unescape(re.sub(r"\s*<[^>]*>\s*", "\n\n", shown))
 

@@ -67,7 +67,7 @@ def test_ids_of_device_plugins(device_id: str, device: OwnedDevice | None) -> No
 def test_a_uuid_is_believed_where_nothing_of_its_kind_was_read(
     find: Callable[[str, Sequence[GpuReading]], OwnedDevice | None],
 ) -> None:
-    """Instances are not read with --no-nvidia.mig, and no GPU while the library is down."""
+    """No GPU is read while the library is down, and an instance may be new."""
     assert find("MIG-7", (GPU0, GPU1)) == OwnedDevice("MIG-7")
     assert find("GPU-7", (GPU0, GPU1)) is None
     assert find("GPU-7", (AMD0,)) == OwnedDevice("GPU-7")

@@ -100,7 +100,7 @@ class Chart:
     line: Sparkline
 
 
-def render_page(state: State, node: str, telemetry_path: str, around: ViewContext) -> str:
+def render_page(state: State, node: str, around: ViewContext) -> str:
     """The page for ``state`` as HTML; every value is escaped."""
     from markupsafe import Markup
 
@@ -143,7 +143,6 @@ def render_page(state: State, node: str, telemetry_path: str, around: ViewContex
     return _template("page.html.j2").render(
         state=state,
         node=node,
-        telemetry_path=telemetry_path,
         version=__version__,
         headline=headline((view.said for view, _ in engines), len(state.engines)),
         dashboards=dashboards(around),

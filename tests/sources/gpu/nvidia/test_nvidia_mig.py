@@ -157,11 +157,6 @@ def test_one_instance_that_says_nothing_leaves_the_others_alone(start: StartChil
     assert {uuid: gpu["error"] for uuid, gpu in got.items()} == {gpu_uuid(0): None, "MIG-a": "unknown", "MIG-b": None}
 
 
-def test_instances_are_left_out_on_request(start: StartChild) -> None:
-    child = start(World(gpus=[mig_gpu(Mig("MIG-a"))]), nvidia_mig=False)
-    assert [gpu["uuid"] for gpu in child.gpus()] == [gpu_uuid(0)]
-
-
 def test_nothing_is_kept_of_an_instance_that_is_gone(start: StartChild) -> None:
     denied = dict.fromkeys(("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"), 4)
     child = start(World(gpus=[mig_gpu(Mig("MIG-a", codes=denied, sm=1))]), nvidia_gpm=True)

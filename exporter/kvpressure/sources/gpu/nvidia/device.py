@@ -126,8 +126,6 @@ class NvmlDevice:
 
     def _look_for_mig(self) -> None:
         """Detect that MIG was switched, which changes what the GPU can answer."""
-        if not self._options.mig:
-            return
         mode = self._queries.ask(self.identity.uuid, "mig_mode", pynvml.nvmlDeviceGetMigMode, self._handle)
         if mode.value is None and mode.reason not in codes.LASTING:
             return  # no answer is no reason to think otherwise than before

@@ -14,26 +14,20 @@ time.
 
 @dataclass(frozen=True, slots=True)
 class NvidiaOptions:
-    """``mig``: read MIG instances. ``gpm``: read SM, tensor and DRAM activity. ``release_between_readings``: close
-    the library after each reading, so that the driver can be unloaded; events and GPM need it open and are then off.
-    ``budget_seconds``: how long one reading may wait for calls. ``host_sys``: the host's sysfs.
+    """``gpm``: read SM, tensor and DRAM activity. ``budget_seconds``: how long one reading may wait for calls.
+    ``host_sys``: the host's sysfs.
     """
 
-    mig: bool = True
     gpm: bool = False
-    release_between_readings: bool = False
     budget_seconds: float = 4.0
     host_sys: Path = Path("/sys")
 
     @classmethod
     def of(cls, settings: Any) -> NvidiaOptions:
         """From ``kvpressure.settings.settings.Settings``; missing attributes have their defaults."""
-        release = getattr(settings, "nvidia_release_between_readings", False)
         collector = getattr(settings, "collectors", {}).get("nvidia")
         return cls(
-            mig=getattr(settings, "nvidia_mig", True),
-            gpm=getattr(settings, "nvidia_gpm", False) and not release,
-            release_between_readings=release,
+            gpm=getattr(settings, "nvidia_gpm", False),
             budget_seconds=SHARE_OF_DEADLINE * (collector.deadline_seconds if collector else 5.0),
             host_sys=Path(getattr(settings, "host_sys", "/sys")),
         )

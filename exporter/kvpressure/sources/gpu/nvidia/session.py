@@ -71,8 +71,7 @@ class Session:
                 reason = self._find(index, found.devices, before)
             if reason is not None:
                 found.failed[index] = reason
-        if not self._options.release_between_readings:
-            self._watch.start([(uuid, device.handle) for uuid, device in found.devices.items()])
+        self._watch.start([(uuid, device.handle) for uuid, device in found.devices.items()])
         return found
 
     def close(self, devices: dict[str, NvmlDevice], safe: bool = True) -> None:

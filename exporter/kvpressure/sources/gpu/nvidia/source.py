@@ -95,8 +95,6 @@ class NvidiaSource:
                 gpus = self._read_devices()
             except NvmlDown as down:
                 raise self._went_down(down.reason) from down
-            if self._options.release_between_readings:
-                self._close()
             self._judge(gpus)
             self._expected = max(self._expected, len(self._known) + self._unidentified)
             return Reading(gpus=gpus, errors=self._queries.take_errors(), expected_gpus={VENDOR: self._expected})

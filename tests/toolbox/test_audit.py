@@ -482,3 +482,35 @@ def test_sglang_publishes_metrics_only_where_they_are_switched_on(capsys: Capsys
     document["spec"]["template"]["metadata"] |= SCRAPED
     _, found = audit(capsys, tmp_path, document)
     assert found["prompt_lengths"]["found"] == "SGLang's histograms, prometheus.io/scrape annotation"
+
+
+@pytest.mark.parametrize(
+    ("served", "more", "result", "found"),
+    [
+        ("--kv-offloading-size 1", "--context 32000", "fail", "1.0 GiB for requests of 32000 tokens, 3.9 GiB each"),
+        ("--kv-offloading-size 8", "--context 32000", "pass", "8.0 GiB for requests of 32000 tokens, 3.9 GiB each"),
+        ("--kv-offloading-size 1", "", "cannot see", "1.0 GiB for requests of 131072 tokens, 16.0 GiB each"),
+        (
+            """--kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_connector_extra_config":"""
+            """ {"cpu_bytes_to_use": 8589934592}}' --tensor-parallel-size 2""",
+            "--context 32000",
+            "pass",
+            "8.0 GiB for requests of 32000 tokens, 3.9 GiB each",
+        ),
+        ("--kv-offloading-size 8 --kv-offloading-backend lmcache", "--context 9000", "cannot see", "size or model"),
+        ("--kv-offloading-backend native", "", "fail", "--kv-offloading-backend without --kv-offloading-size: no tier"),
+    ],
+)
+def test_a_kv_tier_holds_a_request_or_is_said_not_to(
+    capsys: Capsys, served: str, more: str, result: str, found: str
+) -> None:
+    item = items_of(capsys, f"vllm serve meta-llama/Llama-3.1-8B {served}", more)["kv_tier"]
+    assert (item["result"], item["found"][: len(found)]) == (result, found)
+    assert result == "pass" or "lmcache" in served or "native" in served or "--kv-offloading-size" in item["set"]
+
+
+def test_hicache_options_without_their_switch_are_no_tier(capsys: Capsys) -> None:
+    served = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B"
+    assert "kv_tier" not in items_of(capsys, served)
+    assert items_of(capsys, f"{served} --hicache-ratio 4")["kv_tier"]["result"] == "fail"
+    assert items_of(capsys, f"{served} --hicache-ratio 4 --enable-hierarchical-cache")["kv_tier"]["result"] != "fail"

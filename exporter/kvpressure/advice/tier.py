@@ -45,13 +45,16 @@ def mended(engine: EngineState, t: Thresholds) -> Action | None:
 
 
 def added(engine: EngineState) -> Action | None:
-    """A tier of twice the KV pool (SGLang's own default); ``None`` where there is one, or the server knows none."""
-    one, pool = dialect(engine.dialect), engine.signals.memory.kv_pool_bytes
+    """A tier of twice the KV pool (SGLang's own default); ``None`` where there is one, the server knows none, or it is
+    half of a pair, whose blocks come and go over the network.
+    """
+    one, s = dialect(engine.dialect), engine.signals
+    pool, paired = s.memory.kv_pool_bytes, s.load.kv_role in ("kv_producer", "kv_consumer")
     version, first = parse_version(engine.version), parse_version(one.flags_since.get("kv_offloading_size"))
-    if engine.signals.tier.tier_configured or not one.tier_flags or (version and first and version < first):
+    if s.tier.tier_configured or paired or not one.tier_flags or (version and first and version < first):
         return None
     gib = str(ceil(TWICE * pool * len(engine.gpus) / GIB)) if pool and engine.gpus else "GIB"
-    unless = "" if engine.signals.tier.tier_configured is False else ", unless there is one"
+    unless = "" if s.tier.tier_configured is False else ", unless there is one"
     return Action(
         f"Add a KV tier in host memory{unless}",
         f"{one.tier_flags['add'].format(gib=gib)} keeps what the GPU evicts, twice as much as the KV pool holds."

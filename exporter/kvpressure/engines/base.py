@@ -358,6 +358,8 @@ class EngineDialect:
     """Tokens in a KV block."""
     pool: Callable[[EngineArgs, EngineReading | None, int], Pool] = lambda *_: Pool()
     tier: Callable[[EngineArgs, EngineReading | None], Tier] = lambda *_: Tier()
+    tier_mistake: Callable[[EngineArgs], str] = lambda *_: ""
+    """Why arguments of a tier give none, or another one than they seem to; "" = they do."""
     features: Callable[[EngineArgs, str | None, Sequence[str]], Features] = lambda *_: Features()
     """From the arguments, the flavour, and the names of present gauges and page values."""
 

@@ -224,9 +224,7 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     )
     try:
         parallel = _parallel(args)
-        layout = kvbytes.layout(
-            shape, parallel, args.kv_cache_dtype or "auto", args.block_size or kvbytes.DEFAULT_BLOCK_SIZE
-        )
+        layout = _layout(shape, args)
         audited = plan.audit(
             shape,
             parallel,
@@ -243,6 +241,23 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
         None if subject.context is None else found.usable_blocks // layout.blocks(min(subject.context, int(length)))
     )
     return Fits(found.capacity_tokens, found.max_concurrency, stated)
+
+
+def _layout(shape: ModelShape, args: EngineArgs) -> kvbytes.CacheLayout:
+    block = args.block_size or kvbytes.DEFAULT_BLOCK_SIZE
+    return kvbytes.layout(shape, _parallel(args), args.kv_cache_dtype or "auto", block)
+
+
+def request_bytes(subject: Subject) -> tuple[int, int] | None:
+    """(tokens of a usual request, else of the longest; its KV bytes on all GPUs together); None if unknown."""
+    length, parallel = subject.context or subject.limit("max_model_len"), _parallel(subject.args)
+    if subject.shape is None or length is None:
+        return None
+    try:
+        size = _layout(subject.shape, subject.args).request_bytes(int(length))
+    except CapacityError:
+        return None
+    return int(length), size * parallel.tensor * parallel.pipeline
 
 
 def shape_of(server: ServerContainer) -> ModelShape | None:

@@ -14,11 +14,11 @@ from typing import Final
 
 from kvpressure.capacity import weights
 from kvpressure.model import ceilings
-from kvpressure.model.arguments import EngineArgs, value_text
+from kvpressure.model.arguments import GIB, EngineArgs, value_text
 from kvpressure.model.state import Found
 from kvpressure.parsed import json_of, mapping
 from kvpressure.printable import duration, grouped, say
-from kvpressure.toolbox.audit_subject import OF_GIVEN, Fits, Given, Item, Subject, fits, refusal
+from kvpressure.toolbox.audit_subject import OF_GIVEN, Fits, Given, Item, Subject, fits, refusal, request_bytes
 from kvpressure.toolbox.host_settings import DEFAULT_SHARED_BYTES, SHARED_MEMORY, HostSettings
 
 
@@ -290,6 +290,26 @@ def _memory(s: Subject) -> Iterator[Item]:
         "headroom is validated under peak traffic",
         "an average hides the peak",
         "check kvpressure_kv_cache_used_ratio_max and kvpressure_gpu_memory_demand_ratio in the busiest hour",
+    )
+    yield from _tier(s)
+
+
+def _tier(s: Subject) -> Iterator[Item]:
+    """Whether a KV tier is one, and holds a request; nothing where none is asked for."""
+    mistake, tier, request = s.dialect.tier_mistake(s.args), s.dialect.tier(s.args, None), request_bytes(s)
+    if not mistake and not tier.configured:
+        return
+    result, found, advice = (False, mistake, "") if mistake else (None, "size or model unknown", "")
+    if not mistake and tier.size is not None and request is not None:
+        length, size = request
+        result = True if tier.size >= size else False if s.context is not None else None
+        found = f"{say(tier.size, 'bytes')} for requests of {length} tokens, {say(size, 'bytes')} each"
+        advice = s.dialect.tier_flags["add"].format(gib=ceil(size / GIB)) + " or more"
+    yield Item(
+        Found("kv_tier", result, found),
+        "the KV tier in host memory holds at least one request",
+        "a tier smaller than a session evicts it before its next turn: it costs copies and gives nothing back",
+        advice,
     )
 
 

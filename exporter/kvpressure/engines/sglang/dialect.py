@@ -49,6 +49,7 @@ SGLANG: Final = EngineDialect(
     block_size=limits.block_size,
     pool=limits.pool,
     tier=limits.tier,
+    tier_mistake=limits.tier_mistake,
     tier_flags={
         "add": "--enable-hierarchical-cache --hicache-ratio 2",
         "larger": "a larger --hicache-ratio or --hicache-size",

@@ -123,6 +123,16 @@ def tier(args: EngineArgs, reading: EngineReading | None) -> Tier:
     return Tier(True if on else False if args.complete else None, size, 1.0)
 
 
+def tier_mistake(args: EngineArgs) -> str:
+    """HiCache's options mean nothing until it is switched on, and it needs the radix cache."""
+    on = args.values.get("enable_hierarchical_cache") == "True"
+    given = sorted(name for name in args.explicit if name.startswith("hicache_"))
+    if given and not on and args.complete:
+        return f"--{given[0].replace('_', '-')} without --enable-hierarchical-cache: no tier"
+    off = on and args.values.get("disable_radix_cache") == "True"
+    return "--disable-radix-cache: SGLang does not start with both" if off else ""
+
+
 def features(args: EngineArgs, flavour: str | None, _gauges: Sequence[str]) -> Features:
     """Features by the arguments; the role in a prefill/decode pair also by the flavour."""
     role = KV_ROLES.get(args.values.get("disaggregation_mode") or flavour or "")

@@ -61,6 +61,7 @@ VLLM: Final = EngineDialect(
     block_size=limits.block_size,
     pool=limits.pool,
     tier=limits.tier,
+    tier_mistake=limits.tier_mistake,
     features=limits.features,
     tier_flags={
         "add": "--kv-offloading-size {gib}",

@@ -128,8 +128,16 @@ def tier(args: EngineArgs, reading: EngineReading | None) -> Tier:
     if blocks and reading:
         return Tier(configured, blocks, block_size(reading))
     stated = given * GIB if given else positive(_kv_field(args, "cpu_bytes_to_use"))
+    if args.values.get("kv_offloading_backend") == "lmcache":
+        stated = None  # its own server may have another size
     size = positive(config.get("cpu_kv_cache_size_bytes")) or stated
     return Tier(configured, size, tokens / size if tokens and size else None)
+
+
+def tier_mistake(args: EngineArgs) -> str:
+    """``--kv-offloading-backend`` alone switches nothing on."""
+    alone = args.values.get("kv_offloading_backend") and args.is_explicit("kv_offloading_size") is False
+    return "--kv-offloading-backend without --kv-offloading-size: no tier" if alone else ""
 
 
 def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Features:

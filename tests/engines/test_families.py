@@ -51,7 +51,7 @@ def on_pages(server: str) -> frozenset[str]:
 
 
 def is_read(name: str) -> bool:
-    return any(one in samples() for one in (name, f"{name}_total", f"{name}_bucket"))
+    return any(f"{name}{part}" in samples() for part in ("", "_total", "_bucket", "_sum", "_count"))
 
 
 def section(server: str) -> str:

@@ -21,7 +21,9 @@ from kvpressure.model.signals import (
     MemorySignals,
     ProgressSignals,
     Signals,
+    ThroughputSignals,
     TierSignals,
+    TransferSignals,
 )
 from kvpressure.model.state import Found, State
 from kvpressure.pipeline.pipeline import Pipeline
@@ -48,8 +50,17 @@ SIGNALS = Signals(  # make every condition true
         idle_growth_bytes_per_hour=3 * 2**30,
     ),
     kv=KvSignals(kv_used_ratio=0.4, kv_seconds_to_full=41.0, prefix_hit_ratio_recent=0.1, prefix_hit_ratio_usual=0.8),
-    load=LoadSignals(in_flight=0.0),
+    load=LoadSignals(in_flight=0.0, has_peer=True, kv_role="kv_consumer"),
     progress=ProgressSignals(seconds_still=75.0),
+    transfers=TransferSignals(
+        loads_stuck_seconds=40.0,
+        transfer_slowdown=3.0,
+        transfers_failed_ratio=0.2,
+        leases_expired_ratio=0.1,
+        read_after_expiry=8.0,
+        prompts_computed_ratio=0.9,
+    ),
+    throughput=ThroughputSignals(speculates=True, step_output_tokens=1.4, drafts_accepted_usual=2.1),
     host=HostSignals(
         memory_used_ratio=0.95, restarts_recent=4.0, last_termination_reason="OOMKilled", last_exit_code=137.0
     ),

@@ -38,7 +38,7 @@ def test_a_longer_queue_comes_first_and_a_worse_verdict_before_any_queue() -> No
 def test_trouble_is_the_rank_and_a_share_of_the_queue() -> None:
     assert [trouble(engine(verdict)) for verdict in reversed(ORDER)] == list(range(1, len(VERDICTS) + 1))
     assert trouble(engine("kv_pressure", 3)) == rank(engine("kv_pressure")) + 3 / 4
-    assert trouble(engine("kv_pressure", None)) == trouble(engine("kv_pressure", 3, up=False)) == 7
+    assert trouble(engine("kv_pressure", None)) == trouble(engine("kv_pressure", 3, up=False)) == 8
     assert trouble(engine("of a later release")) == 0
     assert trouble(engine("idle", -1)) == 1, "a length that cannot be"
 

@@ -101,7 +101,7 @@ class TestAbandoned:
     def test_the_usual_share_is_not_learned_from_an_incident(self) -> None:
         baseline = requests.Baseline(T)
         for i in range(200):
-            baseline.learn(30.0 * i, True, {}, None, 0.02 if i < 6 else 0.87)
+            baseline.learn(30.0 * i, True, {}, None, {requests.ABANDONED: 0.02 if i < 6 else 0.87})
         assert baseline.value(requests.ABANDONED) == pytest.approx(0.02)
 
 

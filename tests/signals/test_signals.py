@@ -457,7 +457,7 @@ def test_latency_against_its_baseline():
         every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}], start=500),
         **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]},
     )
-    found = requests.latency_signals(w, base, False, None, T)
+    found = requests.latency_signals(w, base, False, {}, T)
     assert found.inter_token["0.95"] == pytest.approx(0.195)
     assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
     assert found.usual == {"inter_token": pytest.approx(0.04)}
@@ -479,11 +479,11 @@ def test_whole_answers_are_compared_with_answers_of_the_same_length():
     """Speculation that no longer helps makes each token slower; longer answers take longer, and nothing is wrong."""
     base, usual = Baseline(T), answers(2.1, 100)
     for i in range(6):
-        requests.latency_signals(usual, base, False, None, T)
+        requests.latency_signals(usual, base, False, {}, T)
         base.learn(30 * i, True, {"e2e": 2.1}, requests.WholeAnswers(2.1, 0.1, 100))
-    longer = requests.latency_signals(answers(20.1, 1000), base, False, None, T)
+    longer = requests.latency_signals(answers(20.1, 1000), base, False, {}, T)
     assert longer.baseline_ratios["e2e"] == pytest.approx(1.0)
-    slower = requests.latency_signals(answers(8.1, 100), base, False, None, T)
+    slower = requests.latency_signals(answers(8.1, 100), base, False, {}, T)
     assert slower.baseline_ratios["e2e"] == pytest.approx(8.1 / 2.1)
     assert slower.e2e["0.95"] / slower.usual["e2e"] == pytest.approx(8.1 / 2.1)
 

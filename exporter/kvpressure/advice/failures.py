@@ -1,17 +1,19 @@
-"""What ends the failures that log and pod of an engine show: memory that ran out, a start that failed, probes."""
+"""What ends the failures that log and pod of an engine show, and those of its pair: memory that ran out, a start that
+failed, probes, transfers of KV blocks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from kvpressure.advice.action import Action, container_limits, value_and_flag, workload
+from kvpressure.advice.action import Action, container_limits, is_pod, of_pod, on_host, value_and_flag, workload
 from kvpressure.advice.plan import roll_out
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
 from kvpressure.model.reasons import TIMEOUT
 from kvpressure.model.state import EngineState
-from kvpressure.printable import UNKNOWN, capital, named, say
+from kvpressure.printable import PIPE, UNKNOWN, capital, command, named, say
 
 _FITTING: Final = {
     "context_too_long": ("max_model_len", "fitting_tokens"),
@@ -49,6 +51,58 @@ def failures(engine: EngineState) -> Iterator[Action]:
         yield _host_memory(engine, why or f"{capital(engine.diagnosis.beside[host].text)}.")
     elif beside.get("crash_loop") and engine.error == TIMEOUT:
         yield _probes(engine)
+
+
+_PEERS: Final = {"kv_consumer": "prefill", "kv_producer": "decode"}  # whose server is at the other end
+_OF_TRANSFERS: Final = {
+    "answers_suspect": (
+        "Raise kv_lease_duration, and relieve the decode servers",
+        "They ended with HTTP 200. Until no more are counted, take the pair out of service, or let requests wait on"
+        " decode for less than the lease (30 s by default, in kv_connector_extra_config).",
+    ),
+    "loads_stuck": (
+        "Look at the {peer} servers: what they hold back",
+        "One that is gone, has no slots or could not write tells nobody, and requests wait for minutes.",
+    ),
+    "transfer_failing": (
+        "Check the network between both servers, and the log of the {peer} server",
+        "A request whose load fails ends with an error, or its prompt is computed here (kv_load_failure_policy). On"
+        " models with several kinds of KV cache it may get a wrong answer.",
+    ),
+    "transfer_slow": (
+        "Find what slows the transfers between both servers: the network, or its other traffic",
+        "Requests hold KV blocks here until theirs have come.",
+    ),
+    "lease_expired": (
+        "Relieve the decode servers, which fetch too late, or raise the lease",
+        "What was computed is thrown away. Clients that hang up between the two servers cause it, too.",
+    ),
+    "prefill_wasted": (
+        "Find why the decode server computes prompts itself",
+        "The prefill servers work for nothing. Failed loads that are recomputed need not be counted anywhere.",
+    ),
+}
+_NONE_SUCCEEDED: Final = "Check how transfers are set up and built: none has succeeded"
+
+
+def of_transfers(engine: EngineState) -> Iterator[Action]:
+    """What mends the exchange of KV blocks between this server and its peers, the most urgent first; each names the
+    side to act on.
+    """
+    s, key = engine.signals, engine.key
+    peer = _PEERS.get(s.load.kv_role or "", "other")
+    words = "-iE", "kv|nixl|mooncake|transfer|disagg"
+    look = (
+        (command("kubectl", "logs", *of_pod(key), "--since=30m", PIPE, "grep", *words),)
+        if is_pod(key)
+        else on_host(key, "log")
+    )
+    for name, (title, text) in _OF_TRANSFERS.items():
+        if engine.diagnosis.holds(name):
+            if name == "transfer_failing" and s.transfers.transfers_failed_ratio == 1:
+                title = _NONE_SUCCEEDED
+            sentence = capital(engine.diagnosis.evidence[name].text)
+            yield Action(title.format(peer=peer), f"{sentence}. {text}", commands=look)
 
 
 def _fitting(engine: EngineState, failed: str, why: str) -> Action:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from kvpressure.advice.action import Action, container_limits, is_pod, of_pod, on_host, value_and_flag, workload
 from kvpressure.advice.caps import PlanInput
-from kvpressure.advice.failures import failures, start_failure
+from kvpressure.advice.failures import failures, of_transfers, start_failure
 from kvpressure.advice.limits import past_peak, requests_that_fit, side
 from kvpressure.advice.plan import MitigationStep, pressure_plan, roll_out
 from kvpressure.advice.tier import mended
@@ -31,6 +31,7 @@ CAUSES: Final = {
     "concurrency_limited": "{max_num_seqs} is reached; the KV cache is not full",
     "compute_bound": "prefill or decode saturates the GPU; the KV cache is not the limit",
     "host_bound": "the GPU waits for the host: CPU, tokenizer, the engine's API server or network",
+    "transfer_bound": "requests wait for KV blocks to move between this server and another",
     "stalled": "requests are pending but no tokens are being produced",
     "healthy": "tokens are being produced and queueing is short",
     "idle": "no requests running or waiting",
@@ -62,13 +63,18 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     """The plan for the current verdict; without confidence, its summary says to check first."""
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
     found = _PLANS.get(verdict)
-    tier = mended(engine, thresholds)
+    tiers = tuple(filter(None, (mended(engine, thresholds),)))
     if found is None:
-        return MitigationPlan("Nothing to do.") if tier is None else MitigationPlan(_NO_USE, (tier,))
+        peer = tuple(of_transfers(engine))
+        if tier is None and not peer:
+            return MitigationPlan("Nothing to do.")
+        return MitigationPlan(
+            "This server is well, its pair is not." if peer else _NO_USE, (*peer, *filter(None, (tier,)))
+        )
     made = found(engine, thresholds)
     if verdict != "kv_pressure":  # its plan has its own steps for failed allocations
-        shown = tuple(failures(engine))
-        shown += (tier,) if tier else ()
+        beside = () if verdict == "transfer_bound" else of_transfers(engine)
+        shown = (*failures(engine), *beside, *filter(None, (tier,)))
         actions = (*shown, *made.actions) if not engine.up else (*made.actions, *shown)
         made = MitigationPlan(made.summary, actions)
     if engine.diagnosis.holds("clients_give_up"):
@@ -347,6 +353,15 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
 
 
+def _transfer_bound(engine: EngineState, _t: Thresholds) -> MitigationPlan:
+    loads = f"{named('Requests whose KV blocks are on their way', say(engine.signals.transfers.loads))}."
+    return MitigationPlan(
+        "Act on the transfers and on the other server of the pair. Lower limits here free nothing: the requests that"
+        " wait have what they need from this server.",
+        tuple(of_transfers(engine)) or (Action("Look at the other server of the pair", loads),),
+    )
+
+
 def _stacks(engine: EngineState) -> str:
     """A shell script without single quotes that prints the Python stacks of the engine's processes, or what their
     threads wait in where these cannot be read. Processes are known by one argument: the title that they give themselves
@@ -554,6 +569,7 @@ _PLANS: Final[dict[str, Callable[[EngineState, Thresholds], MitigationPlan]]] = 
     "concurrency_limited": _concurrency_limited,
     "compute_bound": _compute_bound,
     "host_bound": _host_bound,
+    "transfer_bound": _transfer_bound,
     "stalled": _stalled,
     "unknown": _unknown,
 }

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from kvpressure.diagnosis.evaluate import Grade
-from kvpressure.diagnosis.facts import for_capacity, held_for_others, queue_short, waited
+from kvpressure.diagnosis.facts import for_capacity, held_for_others, of_pair, queue_short, waited
 from kvpressure.diagnosis.finding import (
     FROZEN_ROWS,
     NO_GPU,
@@ -356,6 +356,41 @@ def _tier_unused(v: View) -> bool | None:
     return None if tier.tier_stored_ratio is None else tier.tier_stored_ratio > 1
 
 
+def _loads_stuck(v: View) -> bool | None:
+    """Whether loads stand still; unknown where what runs stands still, too: then it is the engine that has stopped."""
+    stuck = at_least("loads_stuck", "wait_page_seconds")(v)
+    return None if stuck and v.s.load.running and v.s.progress.seconds_without_progress else stuck
+
+
+def _prefill_wasted(v: View) -> bool | None:
+    role = v.s.load.kv_role
+    return (
+        at_least("prompts_computed", "most_ratio")(v)
+        if role == "kv_consumer"
+        else None
+        if role != "kv_producer"
+        else False
+    )
+
+
+def _drafts_rejected(v: View) -> bool | None:
+    flow, usual = v.s.throughput, v.s.throughput.drafts_accepted_usual
+    if not flow.speculates or flow.step_output_tokens is None:
+        return None if flow.speculates is not False else False
+    accepted = flow.step_output_tokens - 1.0
+    if accepted <= 0:
+        return True
+    return None if usual is None else usual >= v.t["latency_rising_ratio"] * accepted
+
+
+TRANSFER_FAULTS: Final = ("loads_stuck", "transfer_failing", "lease_expired", "prefill_wasted")
+
+
+def _transfers_fail(v: View) -> bool | None:
+    found = [row.find(v) for row in CONDITIONS if row.name in TRANSFER_FAULTS]
+    return any(found) or (None if None in found else False)
+
+
 def _confident(v: View) -> bool:
     return v.answer.grade >= Grade.LIKELY
 
@@ -495,6 +530,85 @@ CONDITIONS: Final = (
         "whether the KV tier is used",
         fresh=True,
         runbook=_OF_TIERS,
+    ),
+    Finding(
+        "transfer_failing",
+        "at least {rejected_warning_ratio} of the transfers of KV blocks between servers fail",
+        "fewer than {rejected_warning_ratio} of the transfers of KV blocks between servers fail",
+        of_pair(at_least("transfers_failed", "rejected_warning_ratio")),
+        "{transfers_failed} in the last 5 minutes",
+        "none ended here: one of the two servers records them",
+        "whether transfers of KV blocks between servers fail",
+        fresh=True,
+        runbook="InferenceKVTransferFailing",
+    ),
+    Finding(
+        "transfer_slow",
+        "transfers of KV blocks take at least {latency_multiplied_ratio} as long as usual for their size",
+        "transfers of KV blocks take about as long as usual for their size",
+        of_pair(at_least("transfer_slowdown", "latency_multiplied_ratio")),
+        "{transfer_slowdown} the usual time, {transfer_seconds} each",
+        "no baseline yet, or too few ended here: one of the two servers records them",
+        "how long transfers of KV blocks take",
+        fresh=True,
+        runbook="InferenceKVTransferFailing",
+    ),
+    Finding(
+        "loads_stuck",
+        "for {wait_page_seconds} no KV blocks have moved between this server and its peer, although requests wait",
+        "KV blocks move between this server and its peer, or no request waits for it",
+        of_pair(_loads_stuck),
+        "{loads_stuck}, {loads} on their way, {loads_to_start} wait to be",
+        "what runs makes no progress either",
+        "whether KV blocks move between this server and its peer",
+        fresh=True,
+        runbook="InferenceKVTransferFailing",
+    ),
+    Finding(
+        "lease_expired",
+        "at least {rejected_warning_ratio} of the prompts computed here are thrown away before another server has them",
+        "fewer than {rejected_warning_ratio} of the prompts computed here are thrown away",
+        of_pair(at_least("leases_expired", "rejected_warning_ratio")),
+        "{leases_expired} in the last 5 minutes",
+        "the server that computes prompts counts them",
+        "share of prompts that are thrown away before another server has them",
+        fresh=True,
+        runbook="InferenceKVTransferFailing",
+    ),
+    Finding(
+        "answers_suspect",
+        "answers may be wrong: another server read KV blocks after they were freed",
+        "no KV block was read after it was freed",
+        of_pair(any_of("read_after_expiry")),
+        "{read_after_expiry} reads in the last 5 minutes",
+        "the other server of the pair may count them",
+        "whether KV blocks were read after they were freed",
+        fresh=True,
+        serious=True,
+        published=True,
+        runbook="InferenceKVTransferCorrupt",
+    ),
+    Finding(
+        "prefill_wasted",
+        "the decode server computes most prompts itself",
+        "the decode server computes few prompts itself, or this is none",
+        of_pair(_prefill_wasted),
+        "{prompts_computed} of the prompt tokens",
+        "no prompt came, or its tokens are not counted by source",
+        "whether the decode server computes prompts itself",
+        fresh=True,
+        runbook="InferenceKVTransferFailing",
+    ),
+    Finding(
+        "drafts_rejected",
+        "speculative decoding: far fewer draft tokens are accepted than usual, or none",
+        "speculative decoding is off, or about as many draft tokens are accepted as usual",
+        _drafts_rejected,
+        "{step_output} output tokens a step, usually {step_output_usual}",
+        "no baseline yet, or nothing is generated",
+        "whether draft tokens are accepted",
+        fresh=True,
+        runbook="InferenceSlow",
     ),
     Finding(
         "allocator_fragmentation",
@@ -717,6 +831,18 @@ ALERTED: Final = (
         fresh=True,
         published=True,
         runbook="InferencePoolImbalanced",
+    ),
+    Finding(
+        "kv_transfers_failing",
+        "KV blocks do not reach the server that needs them",
+        "KV blocks reach the server that needs them, or none is exchanged",
+        _transfers_fail,
+        "{transfers_failed} of the transfers failed, {leases_expired} of the prompts thrown away",
+        "one of the two servers records transfers",
+        "whether KV blocks reach the server that needs them",
+        fresh=True,
+        published=True,
+        runbook="InferenceKVTransferFailing",
     ),
     Finding(
         "several_in_flight",

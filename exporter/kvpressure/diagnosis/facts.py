@@ -7,6 +7,7 @@ from typing import Final
 
 from kvpressure.diagnosis.finding import NO_GPU, Finding, View, any_of, at_least, free_tokens, long_prompt, when_known
 from kvpressure.model.arguments import OF_PROCESS
+from kvpressure.signals.kv import full_from
 from kvpressure.signals.requests import slow_phases
 
 SLOW: Final = "timeout"  # the reason of a page that did not come in time
@@ -183,6 +184,31 @@ def held_for_others(v: View) -> bool | None:
     return held and (load.running or 0.0) < v.t["several_min"]
 
 
+def of_pair(holds: Callable[[View], bool | None]) -> Callable[[View], bool | None]:
+    """What can hold only on a server that exchanges KV blocks with others; false on any other."""
+    return lambda v: v.s.load.has_peer and holds(v)
+
+
+def _waits_for_peer(v: View) -> bool | None:
+    """Whether most waiting requests wait for KV blocks from elsewhere; where these are not told apart, all deferred
+    ones do, unless adapters are served.
+    """
+    load, moves = v.s.load, v.s.transfers
+    loading = load.waiting_deferred if moves.loads is None else moves.loads + (moves.loads_to_start or 0.0)
+    if not load.waiting or loading is None or (moves.loads is None and load.lora):
+        return None if load.waiting != 0 else False
+    return loading >= v.t["most_ratio"] * load.waiting
+
+
+def _loads_hold(v: View) -> bool | None:
+    """Whether the KV cache would not be nearly full without the blocks that are on their way."""
+    used, held = v.s.kv.kv_used_ratio, v.s.transfers.loads_kv_ratio
+    if used is None or held is None:
+        return None
+    level = full_from("kv_near_full_ratio", v.s.kv.kv_watermark_ratio, v.t)
+    return used >= level > used - held
+
+
 def _many(v: View, waiting: float, running: float) -> bool:
     """Whether so many waiting requests are more than the few between two steps of a busy engine."""
     return waiting > 1 + v.t["calm_queue_ratio"] * running
@@ -289,8 +315,8 @@ FACTS: Final[tuple[Finding, ...]] = (
     ),
     Finding(
         "waits_for_blocks",
-        "the server exchanges KV blocks with other servers",
-        "the server exchanges no KV blocks with other servers",
+        "requests may wait for KV blocks from elsewhere",
+        "no request waits for KV blocks from elsewhere",
         lambda v: v.s.load.waits_for_blocks,
         question="exchange of KV blocks with other servers",
     ),
@@ -300,6 +326,22 @@ FACTS: Final[tuple[Finding, ...]] = (
         "no KV blocks of finished prompts are waiting for a decode server to fetch them",
         held_for_others,
         question="whether KV blocks of finished prompts are waiting for a decode server to fetch them",
+    ),
+    Finding(
+        "waits_for_peer",
+        "most waiting requests wait for the other server of the pair",
+        "most waiting requests wait for something else than the other server of the pair",
+        of_pair(_waits_for_peer),
+        "{loads} on their way, {loads_to_start} wait to be, {waiting} waiting",
+        "the engine does not tell why they wait",
+    ),
+    Finding(
+        "loads_hold_cache",
+        "the KV cache is nearly full because of blocks that are on their way from another server",
+        "the KV cache is not nearly full, or not because of blocks that are on their way",
+        of_pair(_loads_hold),
+        "{kv_used_ratio} used, {loads_kv} of the cache on the way",
+        "the engine does not report it",
     ),
     # --- preemptions
     Finding(

@@ -365,6 +365,11 @@ def _where_counted(ratio: float | None, v: View) -> float | None:
     return 0.0 if ratio is None and v.s.requests.requests_finished_per_second is not None else ratio
 
 
+def _step_output_usual(v: View) -> float | None:
+    usual = v.s.throughput.drafts_accepted_usual
+    return None if usual is None else 1.0 + usual
+
+
 def _of_torch(name: str) -> Callable[[View], float | None]:
     return lambda v: v.s.oom.get(name)
 
@@ -459,6 +464,19 @@ _NUMBERS: Final = (
     Number("stuck_seconds", "seconds", "without progress", lambda v: v.s.progress.seconds_without_progress),
     Number("still_seconds", "seconds", "", lambda v: v.s.progress.seconds_still),
     Number("prefill_seconds", "seconds", "", lambda v: v.s.progress.prefill_usual_seconds),
+    # --- transfers between servers, and speculation
+    Number("loads", "", "requests whose KV blocks are on their way", lambda v: v.s.transfers.loads),
+    Number("loads_to_start", "", "", lambda v: v.s.transfers.loads_to_start),
+    Number("loads_kv", "ratio", "of the KV cache held by them", lambda v: v.s.transfers.loads_kv_ratio),
+    Number("loads_stuck", "seconds", "without a load that ended", lambda v: v.s.transfers.loads_stuck_seconds),
+    Number("transfer_seconds", "seconds", "for a transfer of KV blocks", lambda v: v.s.transfers.transfer_seconds),
+    Number("transfer_slowdown", "multiple", "", lambda v: v.s.transfers.transfer_slowdown),
+    Number("transfers_failed", "ratio", "of transfers failed", lambda v: v.s.transfers.transfers_failed_ratio),
+    Number("leases_expired", "ratio", "of prompts thrown away", lambda v: v.s.transfers.leases_expired_ratio),
+    Number("read_after_expiry", "", "", lambda v: v.s.transfers.read_after_expiry),
+    Number("prompts_computed", "ratio", "", lambda v: v.s.transfers.prompts_computed_ratio),
+    Number("step_output", "", "output tokens a step", lambda v: v.s.throughput.step_output_tokens),
+    Number("step_output_usual", "", "", _step_output_usual),
     # --- the GPU and its memory
     Number("tensor_activity", "ratio", "tensor activity", lambda v: v.s.compute.tensor_activity),
     Number("sm_activity", "ratio", "SM activity", lambda v: None if v.gpu.unseen else v.s.compute.sm_activity),

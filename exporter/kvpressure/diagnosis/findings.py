@@ -26,6 +26,8 @@ EVIDENCE: Final = (
     "kv_held_without_load",
     "prefix_cache_collapsed",
     "gpu_out_of_memory",
+    *rules.TRANSFER_SIGNS,
+    "drafts_rejected",
 )
 """What rules read."""
 _WORDS: Final = frozenset(

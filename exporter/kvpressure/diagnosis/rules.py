@@ -29,6 +29,7 @@ _WORK: Final = ("work_present", "running and waiting requests")
 _QUEUE: Final = ("queue_present", "waiting requests")
 
 _UNSORTED: Final = "why requests wait: for KV cache, a LoRA slot or remote KV blocks ({deferred_where})"
+_PEER: Final = "the other server of the pair: only its own page shows what it does"
 _DEFERRED: Final = "what the deferred requests wait for: LoRA slots, a grammar, or KV blocks from elsewhere"
 
 
@@ -52,6 +53,14 @@ may_not_fit = no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits
 room_for_queue = yes("kv_free_beside_queue") & unsure("head_of_line_blocked")
 harmed = lasting_queue | yes("latency_multiplied") | yes("outside_engine_time") | yes("throughput_fell")
 
+TRANSFER_SIGNS: Final = (
+    "answers_suspect",
+    "transfer_failing",
+    "transfer_slow",
+    "lease_expired",
+    "prefill_wasted",
+    "loads_stuck",
+)
 _HARM: Final = ("latency_multiplied", "steps_slower", "throughput_fell")
 
 _FAILING: Final = Lower(
@@ -253,6 +262,35 @@ NO_PROGRESS: Final = Verdict(
     ),
 )
 
+# --- the other server of a pair ---------------------------------------------------------------------------------------
+
+TRANSFER_BOUND: Final = Verdict(
+    "transfer_bound",
+    "KV transfer",
+    requires=(yes("queue_present") & yes("waits_for_peer"))
+    | (yes("transfer_failing") & no("tokens_flow") & yes("finishing")),
+    rows=(
+        Row("loads stand still", yes("loads_stuck"), DOUBTFUL, _PEER),
+        Row("transfers fail", yes("transfer_failing"), DOUBTFUL, _PEER),
+        Row("transfers are slow", yes("transfer_slow"), DOUBTFUL, _PEER),
+        Row("loads hold the cache", yes("loads_hold_cache"), DOUBTFUL, _PEER),
+    ),
+    supports=_all_yes(
+        "loads_stuck",
+        "transfer_failing",
+        "transfer_slow",
+        "waits_for_peer",
+        "loads_hold_cache",
+        "queue_present",
+        *_HARM,
+    ),
+    against=_all_yes("preempting", "prefill_dominates"),
+    when=(
+        "most waiting requests wait for KV blocks to move between two servers, and these stand still, fail, are slow or"
+        " hold the cache"
+    ),
+)
+
 # --- nothing to do, or nothing that the engine's resources explain ----------------------------------------------------
 
 NOBODY_ANSWERED: Final = Verdict(
@@ -342,6 +380,7 @@ KV_PRESSURE: Final = Verdict(
     "KV pressure",
     unless=(
         no("work_present"),
+        yes("loads_hold_cache"),
         room_for_queue,  # samples of a cache that was full for a moment stay for a while
         yes("running_at_limit") & no("limit_is_observed") & maybe("running_at_limit_now") & ~preempting,
     ),
@@ -692,6 +731,7 @@ HEALTHY: Final = Verdict(
     lower=(
         _FAILING,
         Lower(yes("something_runs") & no("tokens_recently"), at_most=DOUBTFUL),  # before no_progress says why
+        Lower(yes("answers_suspect"), at_most=DOUBTFUL),
     ),
     supports=(
         yes("tokens_flow"),
@@ -714,6 +754,8 @@ HEALTHY: Final = Verdict(
         "throughput_fell",
         "api_server_saturated",
         "cpu_throttled",
+        *TRANSFER_SIGNS,
+        "drafts_rejected",
     ),
     missing=(_QUEUE, _KV),
     when=(
@@ -771,12 +813,13 @@ def _capped(table: Verdict) -> Verdict:
     return replace(table, rows=rows)
 
 
-DEFERRED_HOST: Final = 7  # place of the host's table where every waiting request is deferred: a short CPU explains it
+DEFERRED_HOST: Final = 8  # place of the host's table where every waiting request is deferred: a short CPU explains it
 DESIGNED: Final = (
     NO_SCRAPE,
     ASLEEP,
     REFUSING,
     LONG_PREFILL,
+    TRANSFER_BOUND,
     NO_PROGRESS,
     NOBODY_ANSWERED,
     IDLE,

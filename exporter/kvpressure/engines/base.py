@@ -30,12 +30,13 @@ class Family:
     """One metric under all its names.
 
     ``canonical``: its name here. A family split by ``label`` has ``values`` (label value -> canonical name), or
-    ``canonical`` as prefix of any value. ``ceiling``: the largest accepted value. ``per_model``: no engine label; the
+    ``canonical`` as prefix of any value. ``scale``: what to multiply a counter by for base units. ``ceiling``: the
+    largest accepted value, as published. ``per_model``: no engine label; the
     value holds for every engine of the model. ``per_server``: no engine label; the value is of all engines of the
     server together, so it is used only where the model has one engine. ``join``: how several series form one value,
     e.g. of several processes, which the labels in ``copies`` distinguish; with ``sum``, families of one canonical
-    name add up. ``also``: canonical name -> another one to which the value is added too. ``named``: the canonical
-    name of a series by its labels, where one of them does not give it.
+    name add up. ``also``: canonical name -> another one to which the value is added too, and so on. ``named``: the
+    canonical name of a series by its labels, where one of them does not give it.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Family:
     canonical: str = ""
     label: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
+    scale: float = 1.0
     ceiling: float = ceilings.COUNT
     per_model: bool = False
     per_server: bool = False
@@ -156,8 +158,9 @@ class Features:
     """Features that the arguments switch on and that change the meaning of readings.
 
     ``lora``: adapters are served, for whose slots requests may wait. ``kv_role``: role in the exchange of KV blocks
-    (kv_producer, kv_consumer, kv_both; "" = unknown role; None = no exchange). ``waits_for_blocks``: requests may
-    wait for other servers' blocks, or finished ones until others have fetched theirs. ``whole_prompts``: a prompt is
+    (kv_producer, kv_consumer, kv_both; "" = unknown role; None = no exchange). ``has_peer``: it exchanges them with
+    servers, not with a tier or a store. ``waits_for_blocks``: requests may wait for blocks from elsewhere, or finished
+    ones until others have fetched theirs. ``whole_prompts``: a prompt is
     computed as a whole, without a gauge that moves.
     """
 
@@ -165,6 +168,7 @@ class Features:
     kv_role: str | None = None
     waits_for_blocks: bool = False
     whole_prompts: bool = False
+    has_peer: bool = False
 
     def in_pool(self, pool: EnginePool) -> Features:
         """The same, with the side that the engine's pool is on: the arguments of most pairs say kv_both, or are not

@@ -40,6 +40,12 @@ KV_CAPACITY: Final = "kv_capacity_tokens"  # tokens that the KV cache holds, whe
 TIER_PINNED: Final = "tier_pinned"  # share of the tier in host memory that transfers hold: no measure of how full it is
 TIER_USED: Final = "tier_used"  # in the unit of its size, where content is counted
 TIER_SIZE: Final = "tier_size"
+LOADS: Final = (
+    "loads"  # requests whose KV blocks are allocated and on their way, here or (SGLang's prefill) to the peer
+)
+LOADS_TO_START: Final = "loads_to_start"  # requests that wait to be loaded: for the peer, or for blocks
+LOADS_KV: Final = "loads_kv_usage"  # ratio of KV that requests hold whose blocks are on their way
+STEP_OUTPUT: Final = "step_output_tokens"  # accepted drafts of a request's step, and its own token; 0 = no speculation
 
 # Counters
 PREEMPTIONS: Final = "preemptions"
@@ -65,6 +71,14 @@ TIER_REFUSED: Final = "tier_refused"  # what a tier without free room, or too sl
 ESTIMATED_FLOPS: Final = "estimated_flops"  # per GPU; stays 0 unless --enable-mfu-metrics
 ESTIMATED_READ_BYTES: Final = "estimated_read_bytes"
 ESTIMATED_WRITE_BYTES: Final = "estimated_write_bytes"
+TRANSFERS: Final = "transfers"  # of KV blocks between servers that ended well, where this side records them, by rank
+TRANSFER_SECONDS: Final = "transfer_seconds"  # their time, summed
+TRANSFER_BYTES: Final = "transfer_bytes"
+TRANSFERS_FAILED: Final = "transfers_failed"  # and handshakes and notifications that failed
+LEASES_EXPIRED: Final = "leases_expired"  # prompts whose blocks were freed before the peer had them, by rank
+READ_AFTER_EXPIRY: Final = "read_after_expiry"  # and then read by the peer, by rank
+DRAFTS: Final = "drafts"  # requests that had draft tokens in a step
+DRAFTS_ACCEPTED: Final = "drafts_accepted"  # draft tokens that were right
 FINISHED_PREFIX: Final = "finished:"  # + finished_reason; "finished:stop", "finished:length", ...
 REJECTED_PREFIX: Final = "rejected:"  # + reason, from admission_rejections (no engine label there)
 

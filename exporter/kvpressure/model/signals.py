@@ -338,8 +338,9 @@ class LoadSignals:
     waiting_capacity: float | None = published(_BY_REASON, "capacity")
     waiting_deferred: float | None = published(_BY_REASON, "deferred")
     lora: bool = False  # adapters are served, for whose slots requests may wait
-    # Requests may wait for KV blocks of other servers, or hold theirs until those have pulled them
+    # Requests may wait for KV blocks from elsewhere, or hold theirs until others have pulled them
     waits_for_blocks: bool = False
+    has_peer: bool | None = None  # KV blocks come from other servers, or go to them
     # Of a server that exchanges KV blocks with others; "" = unknown role
     kv_role: str | None = None
     in_flight: float | None = published(
@@ -479,6 +480,49 @@ class ThroughputSignals:
     generation_tokens_per_running: float | None = None  # tokens per second of each running request
     finished_per_second: float | None = None
     throughput_flat: bool | None = None  # did not follow rising demand, or fell while demand did not
+    step_output_tokens: float | None = published(
+        gauge(
+            "speculative_tokens_per_step",
+            "Output tokens of a request's step over the last minute: accepted draft tokens plus its own.",
+            absent="speculative decoding is off, or nothing was generated",
+        )
+    )
+    drafts_accepted_usual: float | None = None  # draft tokens accepted in a request's step
+    speculates: bool | None = None
+
+
+@frozen
+class TransferSignals:
+    """KV blocks on their way between servers (``signals.progress``). What the other side records is ``None`` here."""
+
+    loads: float | None = published(
+        gauge(
+            "kv_loads",
+            "Requests whose KV blocks are on their way between this server and another, or from a tier.",
+            absent="the engine does not report it",
+        )
+    )
+    loads_to_start: float | None = None  # requests that wait until theirs are
+    loads_stuck_seconds: float | None = None  # with such requests, and without one that ended well or failed
+    loads_kv_ratio: float | None = None  # of the KV cache, held by those on their way
+    transfer_seconds: float | None = published(
+        gauge(
+            "kv_transfer_seconds",
+            "Mean time of a transfer of KV blocks over the last minute.",
+            absent="too few transfers ended here: one of the two servers records them",
+        )
+    )
+    transfer_slowdown: float | None = None  # seconds a byte, as a multiple of this engine's usual
+    transfers_failed_ratio: float | None = published(
+        gauge(
+            "kv_transfers_failed_ratio",
+            "Share (0-1) of transfers of KV blocks, handshakes among them, that failed over the last 5 minutes.",
+            absent="no transfer ended here: one of the two servers records them",
+        )
+    )
+    leases_expired_ratio: float | None = None  # of the prompts of five minutes: computed here and thrown away
+    read_after_expiry: float | None = None  # in five minutes, each once by rank
+    prompts_computed_ratio: float | None = None  # of the prompt tokens of five minutes, computed here
 
 
 @frozen
@@ -666,6 +710,7 @@ class Signals:
     context: ContextSignals = ContextSignals()
     latency: LatencySignals = LatencySignals()
     throughput: ThroughputSignals = ThroughputSignals()
+    transfers: TransferSignals = TransferSignals()
     requests: RequestSignals = RequestSignals()
     progress: ProgressSignals = ProgressSignals()
     memory: MemorySignals = MemorySignals()
@@ -721,6 +766,7 @@ GROUPS: Final[tuple[type[object], ...]] = (
     TierSignals,
     CacheSignals,
     ThroughputSignals,
+    TransferSignals,
     RequestSignals,
     ProgressSignals,
     ComputeSignals,
@@ -741,6 +787,7 @@ _GROUP_NAMES: Final = (
     "context",
     "latency",
     "throughput",
+    "transfers",
     "requests",
     "progress",
     "memory",

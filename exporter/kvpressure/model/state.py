@@ -29,6 +29,7 @@ VERDICTS: Final = (
     "concurrency_limited",
     "compute_bound",
     "host_bound",
+    "transfer_bound",
     "stalled",
     "unknown",
 )

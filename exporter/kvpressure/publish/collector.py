@@ -260,6 +260,7 @@ def _add_counters(out: Families, labels: Labels, counters: Mapping[str, float]) 
 ORDER: Final = (
     "stalled",
     "kv_pressure",
+    "transfer_bound",
     "concurrency_limited",
     "host_bound",
     "compute_bound",

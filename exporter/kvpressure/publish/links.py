@@ -15,6 +15,7 @@ VERDICT_RUNBOOKS: Final = {
     "concurrency_limited": "InferenceConcurrencyNearLimit",
     "compute_bound": "InferenceSlow",
     "host_bound": "InferenceHostBound",
+    "transfer_bound": "InferenceKVTransferFailing",
     "stalled": "InferenceStalled",
     "unknown": "InferenceCapacityLost",
 }

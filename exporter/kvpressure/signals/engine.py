@@ -9,6 +9,7 @@ from kvpressure.engines.base import Tier
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
+from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.readings import CacheReading, EngineReading, Scrape
 from kvpressure.model.signals import CacheSignals, KvSignals, LoadSignals, Signals, ThroughputSignals, TierSignals
 from kvpressure.settings.thresholds import Thresholds
@@ -169,9 +170,15 @@ class EngineTracker:
         finished = requests.finished_per_second(window)
         lost, baseline = self._lost(), self._baseline
         ended = requests.ended(window, lost)
-        abandoned = requests.abandoned_ratio(ended, t)
-        times = requests.latency_signals(window, baseline, self._calm(cache.kv, load), abandoned, t)
-        flow = self._throughput(load)
+        flow, pace = self._throughput(load), progress.transfer_pace(window, t)
+        accepted = None if flow.step_output_tokens is None else flow.step_output_tokens - 1.0
+        beside = {
+            requests.ABANDONED: requests.abandoned_ratio(ended, t),
+            requests.TRANSFER: pace[1],
+            requests.ACCEPTED: accepted,
+        }
+        known = {name: value for name, value in beside.items() if value is not None}
+        times = requests.latency_signals(window, baseline, self._calm(cache.kv, load), known, t)
         return Signals(
             time=around.now,
             dialect=self.reading.dialect if self.reading else "",
@@ -191,7 +198,15 @@ class EngineTracker:
             ),
             context=requests.context_signals(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=times,
-            throughput=flow,
+            throughput=replace(flow, drafts_accepted_usual=baseline.value(requests.ACCEPTED)),
+            transfers=progress.transfer_signals(
+                window,
+                self._progress.loads_stuck,
+                load,
+                cache.kv,
+                around.limits.args.engine_gpus or 1,
+                (*pace, baseline.value(requests.TRANSFER)),
+            ),
             requests=requests.request_signals(window, finished, lost, ended, baseline.value(requests.ABANDONED), t),
             progress=progress.progress_signals(window, self._progress, self._contact(around), t),
             memory=kv.memory_signals(
@@ -236,13 +251,15 @@ class EngineTracker:
         load = batch.load_signals(
             self.window, configured, cache.kv, cache.shape.mean_context, self._thresholds, _block_size(self.reading)
         )
-        has = limits.features
+        has, pool = limits.features, self.page.pool if self.page else None
+        has_peer = has.has_peer or bool(self.reading and r.LEASES_EXPIRED in self.reading.counters)
         return replace(
             load,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             lora=has.lora,
-            kv_role=has.kv_role,
-            waits_for_blocks=has.waits_for_blocks,
+            kv_role=KV_ROLES.get(pool.role, has.kv_role) if has_peer and pool else has.kv_role,
+            has_peer=has_peer,
+            waits_for_blocks=has.waits_for_blocks or has_peer,
         )
 
     def _throughput(self, load: LoadSignals) -> ThroughputSignals:

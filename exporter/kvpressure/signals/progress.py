@@ -1,18 +1,29 @@
-"""Token rates and whether they follow demand; a stall against gauges that merely froze; prefill that no gauge shows."""
+"""Token rates and whether they follow demand; a stall against gauges that merely froze; prefill that no gauge shows; KV
+blocks on their way between servers.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
 from kvpressure.model import readings as r
+from kvpressure.model.arguments import GIB
 from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import Histogram
-from kvpressure.model.signals import ProgressSignals, ThroughputSignals
+from kvpressure.model.signals import KvSignals, LoadSignals, ProgressSignals, ThroughputSignals, TransferSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, REACH_SECONDS, EngineWindow, Sample
+from kvpressure.signals.window import (
+    FIVE_MINUTES,
+    HALF_MINUTE,
+    MINUTE,
+    QUARTER_HOUR,
+    REACH_SECONDS,
+    EngineWindow,
+    Sample,
+)
 
 TREND_STEP_SECONDS: Final = 15.0
 
@@ -92,7 +103,93 @@ def throughput_signals(window: EngineWindow, trend: Trend) -> ThroughputSignals:
         generation_tokens_per_running=None if generation is None or not mean_running else generation / mean_running,
         throughput_trend_ratio=ratio,
         throughput_flat=flat,
+        step_output_tokens=step_output(window),
+        speculates=None
+        if window.last is None
+        else r.DRAFTS in window.last.counters or bool(window.gauge(r.STEP_OUTPUT)),
     )
+
+
+def step_output(window: EngineWindow) -> float | None:
+    """Output tokens of a request's step over the last minute; ``None`` without speculative decoding."""
+    drafts = _risen(window, r.DRAFTS, MINUTE)
+    if drafts:
+        return 1.0 + _risen(window, r.DRAFTS_ACCEPTED, MINUTE) / drafts
+    return (window.gauge(r.STEP_OUTPUT) if window.gauge(r.RUNNING) else None) or None
+
+
+def _risen(window: EngineWindow, name: str, seconds: float) -> float:
+    """Increase of a counter over the window; 0 where it is not there."""
+    found = window.increase(name, seconds)
+    return found[0] if found else 0.0
+
+
+def transfer_pace(window: EngineWindow, t: Thresholds) -> tuple[float | None, float | None]:
+    """Mean seconds of the last minute's transfers, and for each GiB; ``None`` where too few ended on this side."""
+    done, seconds, moved = (
+        _risen(window, name, MINUTE) for name in (r.TRANSFERS, r.TRANSFER_SECONDS, r.TRANSFER_BYTES)
+    )
+    if done < t["latency_min_requests"] or not seconds:
+        return None, None
+    return seconds / done, seconds / moved * GIB if moved else None
+
+
+def transfer_signals(
+    window: EngineWindow, stuck: float, load: LoadSignals, cache: KvSignals, ranks: int, paces: Sequence[float | None]
+) -> TransferSignals:
+    """Transfers now. ``stuck``: of ``Progress.loads_stuck``; ``paces``: of ``transfer_pace``, and the usual one for
+    each GiB. One request counts once in each of ``ranks``.
+    """
+    seconds, pace, usual = paces
+    loads, held = window.gauge(r.LOADS), window.gauge(r.LOADS_KV)
+    if held is None and loads is not None and cache.kv_used_ratio is not None:  # each request holds about as much
+        held = cache.kv_used_ratio * loads / max(1.0, loads + (load.running or 0.0))
+    prompts = _risen(window, r.PROMPT_TOKENS, FIVE_MINUTES)
+    counters = window.last.counters if window.last else {}
+    return TransferSignals(
+        loads=loads,
+        loads_to_start=window.gauge(r.LOADS_TO_START),
+        loads_stuck_seconds=stuck if load.has_peer else None,
+        loads_kv_ratio=held,
+        transfer_seconds=seconds,
+        transfer_slowdown=pace / usual if pace is not None and usual else None,
+        transfers_failed_ratio=_failed_transfers(window),
+        leases_expired_ratio=_expired(window, counters, load, ranks),
+        read_after_expiry=_read_after_expiry(window, counters, load),
+        prompts_computed_ratio=_risen(window, r.PROMPT_TOKENS_COMPUTED, FIVE_MINUTES) / prompts
+        if prompts and r.PROMPT_TOKENS_COMPUTED in counters
+        else None,
+    )
+
+
+def _first_tokens(window: EngineWindow) -> float:
+    found = window.observed(r.TTFT, FIVE_MINUTES)
+    return (found[0].count or 0.0) if found else 0.0
+
+
+def _failed_transfers(window: EngineWindow) -> float | None:
+    """Share of failed transfers over five minutes; ``None`` where this side records none. A side that records failures
+    alone has as many others as requests with a first token.
+    """
+    failed, done = _risen(window, r.TRANSFERS_FAILED, FIVE_MINUTES), _risen(window, r.TRANSFERS, FIVE_MINUTES)
+    return failed / (failed + max(done, _first_tokens(window))) if failed or done else None
+
+
+def _expired(window: EngineWindow, counters: Mapping[str, float], load: LoadSignals, ranks: int) -> float | None:
+    """Share of the prompts of five minutes whose blocks were freed before the peer had them; ``None`` on the other
+    side, whose counter stays 0.
+    """
+    if not counters.get(r.LEASES_EXPIRED) and (r.LEASES_EXPIRED not in counters or load.kv_role != "kv_producer"):
+        return None
+    expired = _risen(window, r.LEASES_EXPIRED, FIVE_MINUTES) / ranks
+    return expired / max(expired, _first_tokens(window), 1.0)
+
+
+def _read_after_expiry(window: EngineWindow, counters: Mapping[str, float], load: LoadSignals) -> float | None:
+    """Reads in five minutes of blocks that were freed before; ``None`` where the other side may count them."""
+    if counters.get(r.READ_AFTER_EXPIRY):
+        return _risen(window, r.READ_AFTER_EXPIRY, FIVE_MINUTES)
+    return 0.0 if counters.get(r.LEASES_EXPIRED) == 0 and load.kv_role == "kv_producer" else None
 
 
 def _computed(window: EngineWindow, prompt: float | None) -> float | None:
@@ -179,6 +276,7 @@ class Progress:
         "_thresholds",
         "_without",
         "counters_known",
+        "loads_stuck",
         "progressed_at",
         "rest",
     )
@@ -192,6 +290,10 @@ class Progress:
         self._busy_fds: float | None = None  # open descriptors of the API server when something last came out
         self._busy_waiting: float | None = None  # requests that waited then
         self.counters_known = False
+        self.loads_stuck = 0.0
+        """Observed seconds with requests that wait for KV blocks of another server, and without one that got them or
+        failed.
+        """
         self.progressed_at: float | None = None  # time of the last sample with progress
         self.rest = Rest(thresholds)
 
@@ -211,6 +313,9 @@ class Progress:
         if before is None:
             return
         step = min(sample.t - before.t, self._thresholds["recent_window_seconds"])
+        self.loads_stuck = (
+            self.loads_stuck + step if _loading(before) and _loading(sample) and not _loaded(before, sample) else 0.0
+        )
         if not work_present(sample) or not work_present(before):
             self._without = self._still = 0.0
             return
@@ -273,6 +378,22 @@ def _progressed(before: Sample, after: Sample) -> bool:
         return True
     # the latter where tokens are counted only when their request ends
     return any(_count(after, name) > _count(before, name) for name in (r.ITERATION_TOKENS, r.INTER_TOKEN))
+
+
+def _loading(sample: Sample) -> float:
+    """Requests that wait for KV blocks from elsewhere; all deferred ones where they are not told apart."""
+    gauges = sample.gauges
+    if r.LOADS not in gauges:
+        return gauges.get(r.WAITING_DEFERRED, 0.0)
+    return gauges[r.LOADS] + gauges.get(r.LOADS_TO_START, 0.0)
+
+
+def _loaded(before: Sample, after: Sample) -> bool:
+    """Whether a load ended: by the transfers that this side records, or by a prompt with a first token."""
+    names = (r.PROMPT_TOKENS, r.PROMPT_TOKENS_COMPUTED, r.TRANSFERS, r.TRANSFERS_FAILED)
+    return _count(after, r.TTFT) > _count(before, r.TTFT) or any(
+        after.counters.get(name, 0.0) > before.counters.get(name, 0.0) for name in names
+    )
 
 
 def _count(sample: Sample, name: str) -> float:

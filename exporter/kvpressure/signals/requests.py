@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final
 
 from kvpressure.model import readings
@@ -400,6 +401,8 @@ _CRITICAL: Final = {
 BASELINE_VALUES: Final = 240  # kept: two hours of calm half-minutes
 _FIRST, _TOKEN = "first token", "token"  # what whole answers are made of, as means
 ABANDONED: Final = "abandoned"  # share of the requests
+TRANSFER: Final = "transfer"  # seconds for a GB
+ACCEPTED: Final = "accepted"  # draft tokens in a request's step
 
 
 @frozen
@@ -446,19 +449,27 @@ class Baseline:
         calm: bool,
         p95: Mapping[str, float],
         whole: WholeAnswers | None = None,
-        abandoned: float | None = None,
+        beside: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Take the last minute's p95 in seconds by phase, and the share of abandoned requests, if calm; at most once
-        in half a minute.
+        """Take the last minute's p95 in seconds by phase, and what is known ``beside`` it (``ABANDONED``, ``TRANSFER``,
+        ``ACCEPTED``), if calm; at most once in half a minute.
         """
-        if not calm or 0 <= t - self._last_t < HALF_MINUTE or self._harms(p95, whole, abandoned):
+        if not calm or 0 <= t - self._last_t < HALF_MINUTE or self._harms(p95, whole, beside.get(ABANDONED)):
             return
         self._last_t = t
         learnt = {**p95, **(whole.parts if whole is not None and "e2e" in p95 else {})}
-        if abandoned is not None:
-            learnt[ABANDONED] = abandoned
+        learnt.update((name, value) for name, value in beside.items() if not self.worse(name, value))
         for name, value in learnt.items():
             self._values.setdefault(name, deque(maxlen=BASELINE_VALUES)).append(value)
+
+    def worse(self, name: str, value: float) -> bool | None:
+        """Whether transfers are much slower than usual, or accepted drafts much fewer; ``None`` without a usual
+        value. ``_harms`` judges the others.
+        """
+        usual, most = self.value(name), self._thresholds["latency_rising_ratio"]
+        if usual is None or name == ABANDONED:
+            return None
+        return value >= most * usual if name == TRANSFER else value * most <= usual
 
     def _harms(self, p95: Mapping[str, float], whole: WholeAnswers | None, abandoned: float | None) -> bool:
         """Whether a phase is much slower than usual and above the lowest threshold that can raise an alert, or far more
@@ -489,9 +500,9 @@ class Baseline:
 
 
 def latency_signals(
-    window: EngineWindow, baseline: Baseline, calm: bool, abandoned: float | None, t: Thresholds
+    window: EngineWindow, baseline: Baseline, calm: bool, beside: Mapping[str, float], t: Thresholds
 ) -> LatencySignals:
-    """Latency over the last minute; ``calm``: it may enter the baseline, with the share of abandoned requests."""
+    """Latency over the last minute; ``calm``: it may enter the baseline, with what is known ``beside`` it."""
     by_phase: dict[str, Mapping[str, float]] = {}
     enough: dict[str, float] = {}
     for phase, name in PHASES:
@@ -503,7 +514,7 @@ def latency_signals(
             enough[phase] = by_phase[phase]["0.95"]
     whole = _whole_answers(window)
     if window.last is not None:
-        baseline.learn(window.last.t, calm, enough, whole, abandoned)
+        baseline.learn(window.last.t, calm, enough, whole, beside)
     usual = baseline.usual(enough, whole)
     outside, share = outside_engine(window)
     if share is None:

@@ -27,6 +27,7 @@ OPEN_KEYS: Final = "up/down scroll, enter back, q quit"
 _STYLES: Final = {
     "stalled": "bold red",
     "kv_pressure": "bold red",
+    "transfer_bound": "yellow",
     "concurrency_limited": "yellow",
     "host_bound": "yellow",
     "compute_bound": "yellow",

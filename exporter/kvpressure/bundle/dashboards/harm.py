@@ -38,6 +38,7 @@ VERDICTS: Final = {
     "concurrency_limited": ("concurrency limited", YELLOW),
     "compute_bound": ("compute bound", YELLOW),
     "host_bound": ("host bound", YELLOW),
+    "transfer_bound": ("transfer bound", YELLOW),
     "stalled": ("stalled", RED),
     "unknown": ("unknown", PURPLE),
 }

@@ -39,27 +39,29 @@ CONTEXT: Final = "context_length"  # gauge of the context limit, from 0.5.14
 
 # Requests that wait for something else than KV: a grammar, or the other half of a prefill/decode pair. One spelling has
 # one family, for they add up and no release has two of the same.
-DEFERRED_QUEUES: Final = (
-    "num_grammar_queue_reqs",
-    "num_prefill_prealloc_queue_reqs",  # to 0.5.9
-    "num_prefill_bootstrap_queue_reqs",  # from 0.5.14
-    "num_prefill_infight_queue_reqs",  # to 0.4.9
-    "num_prefill_inflight_queue_reqs",  # from 0.5.2
-    "num_decode_prealloc_queue_reqs",
-    "num_decode_transfer_queue_reqs",
-    "num_decode_host_receive_queue_reqs",
-)
+DEFERRED_QUEUES: Final = {
+    "num_grammar_queue_reqs": r.WAITING_DEFERRED,
+    "num_prefill_prealloc_queue_reqs": r.LOADS_TO_START,  # to 0.5.9
+    "num_prefill_bootstrap_queue_reqs": r.LOADS_TO_START,  # from 0.5.14; for the decode server's handshake and slots
+    "num_prefill_infight_queue_reqs": r.LOADS,  # to 0.4.9
+    "num_prefill_inflight_queue_reqs": r.LOADS,  # from 0.5.2
+    "num_decode_prealloc_queue_reqs": r.LOADS_TO_START,  # for the handshake, then for slots
+    "num_decode_transfer_queue_reqs": r.LOADS,
+    "num_decode_host_receive_queue_reqs": r.LOADS,
+}
+_COUNTED_TOO: Final = {
+    r.LOADS: r.WAITING_DEFERRED,
+    r.LOADS_TO_START: r.WAITING_DEFERRED,
+    r.WAITING_DEFERRED: r.WAITING,
+}
 
 
-def _queue(name: str) -> Family:
-    return Family(
-        "gauge",
-        (name,),
-        r.WAITING_DEFERRED,
-        ceiling=ceilings.REQUESTS,
-        join="sum",
-        also={r.WAITING_DEFERRED: r.WAITING},
-    )
+def _queue(name: str, meaning: str) -> Family:
+    return Family("gauge", (name,), meaning, ceiling=ceilings.REQUESTS, join="sum", also=_COUNTED_TOO)
+
+
+def _transfers(meaning: str, name: str, scale: float = 1.0) -> Family:
+    return Family("counter", (name,), meaning, scale=scale, ceiling=ceilings.WORK, join="sum")
 
 
 def _of_server(kind: str, canonical: str, *names: str) -> Family:
@@ -79,7 +81,14 @@ def _of_server(kind: str, canonical: str, *names: str) -> Family:
 FAMILIES: Final = (
     gauge(r.RUNNING, "num_running_reqs"),
     Family("gauge", ("num_queue_reqs",), r.WAITING, ceiling=ceilings.REQUESTS, join="sum"),
-    *map(_queue, DEFERRED_QUEUES),
+    *(_queue(name, meaning) for name, meaning in DEFERRED_QUEUES.items()),
+    gauge(r.LOADS_KV, "prealloc_full_token_usage", ceiling=ceilings.RATIO),
+    _transfers(r.TRANSFERS, "kv_transfer_alloc_ms_count"),  # decode; prefill only where the backend reports bytes, as
+    _transfers(r.TRANSFER_SECONDS, "kv_transfer_latency_ms_sum", 1e-3),  # these two
+    _transfers(r.TRANSFER_BYTES, "kv_transfer_total_mb_sum", 2.0**20),
+    _transfers(r.TRANSFERS_FAILED, "num_transfer_failed_reqs"),  # both sides
+    _transfers(r.TRANSFERS_FAILED, "num_bootstrap_failed_reqs"),
+    gauge(r.STEP_OUTPUT, "spec_accept_length"),
     gauge(r.KV_USAGE, "token_usage", ceiling=ceilings.RATIO),
     gauge(r.KV_CAPACITY, "max_total_num_tokens", ceiling=ceilings.COUNT),  # 0.5.6
     gauge(CONTEXT, "context_len", ceiling=ceilings.COUNT),  # 0.5.14

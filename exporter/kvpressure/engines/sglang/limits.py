@@ -141,4 +141,5 @@ def features(args: EngineArgs, flavour: str | None, _gauges: Sequence[str]) -> F
         kv_role=role,
         waits_for_blocks=role is not None,
         whole_prompts=args.values.get("max_num_batched_tokens") == "-1",
+        has_peer=role is not None,
     )

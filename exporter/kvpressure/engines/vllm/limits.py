@@ -82,6 +82,18 @@ SYNCHRONOUS: Final = (
     "LMCacheConnectorV1",
     "LMCacheConnector",
 )  # load blocks within the step: nothing waits for them, nobody pulls them
+STORES: Final = (
+    *SYNCHRONOUS,
+    "LMCacheMPConnector",
+    "OffloadingConnector",
+    "SimpleCPUOffloadConnector",
+    "MooncakeStoreConnector",
+    "FlexKVConnectorV1",
+    "HF3FSKVConnector",
+    "ExampleConnector",
+    "SharedStorageConnector",
+)
+"""A tier of one server, or a store that several share: no request waits for another server."""
 
 
 def takes_lora(args: EngineArgs) -> bool:
@@ -145,11 +157,13 @@ def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Fe
     prefill a prompt is one step.
     """
     chunked = (args.values.get("enable_chunked_prefill") or "").lower()
+    role = kv_role(args)
     return Features(
         takes_lora(args) or LORA_MOMENT in gauges,
-        kv_role(args),
+        role,
         waits_for_blocks(args),
         flavour == "v0" or SWAPPED in gauges or chunked == "false",
+        role is not None and not (role in ("", "kv_both") and _kv_field(args, "kv_connector") in STORES),
     )
 
 

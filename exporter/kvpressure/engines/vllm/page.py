@@ -30,7 +30,7 @@ from kvpressure.model.readings import (
 PREFIXES: Final = ("vllm:", "vllm_", "ray_vllm:", "ray_vllm_")
 SERIES_PATTERN: Final = "(ray_)?vllm[:_].+"
 SERIES_LABELS: Final = frozenset(
-    {"engine", "reason", "finished_reason", "source", "sleep_state", "tier", "outcome", "transfer_type"}
+    {"engine", "reason", "finished_reason", "source", "sleep_state", "stage", "tier", "outcome", "transfer_type"}
 )
 
 # NVIDIA NIM serves these without any prefix, the last two and the limit as names of its own.
@@ -132,6 +132,28 @@ OLDER_TIER_FAMILIES: Final = (
 )
 """What newer releases still publish beside the names above, which take precedence."""
 
+TRANSFERS: Final[Mapping[str, Mapping[str, str]]] = {
+    "nixl": {  # 0.13: pull: the decode server records the first four, push: the prefill server
+        "xfer_time_seconds_count": r.TRANSFERS,
+        "xfer_time_seconds_sum": r.TRANSFER_SECONDS,
+        "bytes_transferred_sum": r.TRANSFER_BYTES,
+        "num_failed_transfers": r.TRANSFERS_FAILED,  # from 0.31 with handshakes and notifications; push: both sides
+        "num_kv_expired_reqs": r.LEASES_EXPIRED,  # prefill
+        "num_notifications_after_expiry": r.READ_AFTER_EXPIRY,  # 0.32; pull: prefill, push: decode
+    },
+    "mooncake": {  # 0.33: the prefill server records all but num_failed_recvs
+        "xfer_time_seconds_count": r.TRANSFERS,
+        "xfer_time_seconds_sum": r.TRANSFER_SECONDS,
+        "bytes_transferred_sum": r.TRANSFER_BYTES,
+        "num_failed_transfers": r.TRANSFERS_FAILED,
+        "num_failed_recvs": r.TRANSFERS_FAILED,
+        "num_kv_expired_reqs": r.LEASES_EXPIRED,
+    },
+}
+"""By connector: name behind its prefix -> meaning. The other side's stay 0 for ever, so 0 is no reading of them. Those
+without metrics of their own: MoRIIO, LMCache (on a page of its own), P2P NCCL, FlexKV.
+"""
+
 ENGINE_FAMILIES: Final = (
     gauge(r.RUNNING, "num_requests_running"),
     Family("page", ("lora_requests_info",), r.LORA_MOMENT, ceiling=ceilings.MOMENT),  # no label of a model or an engine
@@ -145,6 +167,20 @@ ENGINE_FAMILIES: Final = (
         values={"capacity": r.WAITING_CAPACITY, "deferred": r.WAITING_DEFERRED},
         ceiling=ceilings.REQUESTS,
     ),  # 0.20
+    Family(
+        "gauge",
+        ("num_requests_kv_fetch_by_stage",),
+        label="stage",
+        values={"waiting_to_start": r.LOADS_TO_START, "in_progress": r.LOADS},
+        ceiling=ceilings.REQUESTS,
+    ),  # 0.32
+    *(
+        Family("counter", (f"{connector}_{name}",), meaning, ceiling=ceilings.WORK, join="sum")
+        for connector, names in TRANSFERS.items()
+        for name, meaning in names.items()
+    ),
+    counter(r.DRAFTS, "spec_decode_num_drafts"),
+    counter(r.DRAFTS_ACCEPTED, "spec_decode_num_accepted_tokens"),
     gauge(r.KV_USAGE, "kv_cache_usage_perc", "gpu_cache_usage_perc", ceiling=ceilings.RATIO),  # both from 0.9.2 to 0.11
     gauge(r.GENERATION_RATE, "avg_generation_throughput_toks_per_s", ceiling=ceilings.RATE),  # V0 before 0.7.3
     gauge(r.PROMPT_RATE, "avg_prompt_throughput_toks_per_s", ceiling=ceilings.RATE),  # V0 before 0.7.3

@@ -398,6 +398,7 @@ class _Group:
     counters: dict[str, _Scalar] = field(default_factory=dict)
     histograms: dict[tuple[str, int, int], _Buckets] = field(default_factory=dict)
     config: ConfigLabels = ()
+    scales: dict[str, float] = field(default_factory=dict)  # of counters that are not in base units
 
     def add(self, identity: ValueKey, family: Family, place: int) -> bool:
         """Whether there is room for this value."""
@@ -419,12 +420,16 @@ class _Group:
         if is_open and sum(name.startswith(family.canonical) for name in scalars) >= MAX_VALUES:
             return False
         join = sum if family.join == "sum" or (family.kind == "page" and family.label) else max
-        for name in filter(None, (identity.canonical, family.also.get(identity.canonical))):
+        if family.scale != 1.0:
+            self.scales[identity.canonical] = family.scale
+        name: str | None = identity.canonical
+        while name is not None:
             scalar = scalars.get(name)
             if scalar is None or identity.age < scalar.age:  # the newest spelling counts
                 scalars[name] = _Scalar(identity.age, join, [place])
             elif identity.age == scalar.age:
                 scalar.places.append(place)
+            name = family.also.get(name)
         return True
 
     def read(self, values: Values) -> tuple[Fields, int]:
@@ -440,7 +445,10 @@ class _Group:
                 # of one age there are several only where a family adds up
                 histograms[name] = _added(histograms[name], histogram) if ages.get(name) == each.age else histogram
                 ages[name] = each.age
-        return (_read(self.gauges, values), _read(self.counters, values), histograms), unsound
+        counters = _read(self.counters, values)
+        for name, scale in self.scales.items():
+            counters[name] *= scale
+        return (_read(self.gauges, values), counters, histograms), unsound
 
 
 def _read(scalars: Mapping[str, _Scalar], values: Values) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""Transfers of KV blocks between servers, and speculation: what is said of public threads and of pairs of pages
+(``tests/fixtures/transfers``), played as pages through the pipeline.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvpressure.advice.mitigation import plan
+from kvpressure.model.readings import EngineReading, Histogram, Scrape, Snapshot
+from kvpressure.model.state import EngineState
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.settings.thresholds import builtin
+from kvpressure.sources.scrape.scanner import parse_scrape
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+THREADS = yaml.safe_load((FIXTURES / "transfers" / "threads.yaml").read_text(encoding="utf-8"))
+PAIRS = yaml.safe_load((FIXTURES / "transfers" / "pages.yaml").read_text(encoding="utf-8"))
+COUNTED = re.compile(r"\w+_(total|sum|count)\b")
+STEP = 5
+T = builtin()
+
+
+def pages(case: dict[str, Any]) -> Iterator[str]:
+    """The page of a thread's server, every few seconds."""
+    totals = dict.fromkeys(case["page"], 0.0)
+    server = case["server"]
+    labels = 'model_name="m",engine="0"' if server == "vllm" else 'model_name="m",tp_rank="0"'
+    for phase, seconds in enumerate(case["phases"]):
+        for _ in range(0, seconds, STEP):
+            for name, value in case["page"].items():
+                now = value[phase] if isinstance(value, list) else value
+                totals[name] = totals[name] + now * STEP if COUNTED.match(name) else now
+            yield "".join(
+                f"{server}:{name.rstrip('}')}{',' if '{' in name else '{'}{labels}}} {value}\n"
+                for name, value in totals.items()
+            )
+
+
+def played(scrapes: Iterator[Scrape], words: str) -> list[EngineState]:
+    """The states of the only engine of these pages."""
+    pipeline, args = Pipeline(), tuple(words.split())
+    return [
+        pipeline.observe(Snapshot(page.time, pages=(replace(page, args=args, namespace="n", pod="p-0"),))).engines[0]
+        for page in scrapes
+    ]
+
+
+def between(first: EngineReading, last: EngineReading, share: float) -> EngineReading:
+    """A reading between two: counters and histograms as if all had risen evenly, gauges of the later one."""
+
+    def mixed(before: float | None, after: float | None) -> float:
+        return (before or 0.0) + share * ((after or 0.0) - (before or 0.0))
+
+    def histogram(name: str, after: Histogram) -> Histogram:
+        before = first.histograms.get(name, Histogram())
+        counts = tuple(map(mixed, before.counts or [0.0] * len(after.counts), after.counts))
+        return replace(after, counts=counts, sum=mixed(before.sum, after.sum), count=mixed(before.count, after.count))
+
+    return replace(
+        last,
+        counters={name: mixed(first.counters.get(name), value) for name, value in last.counters.items()},
+        histograms={name: histogram(name, value) for name, value in last.histograms.items()},
+    )
+
+
+def pair(path: str, healthy_seconds: float = 1800.0) -> Iterator[Scrape]:
+    """Five minutes as they were on the whole up to the first page, then the minute to the second."""
+    first, last = (
+        parse_scrape(
+            gzip.decompress((FIXTURES / path.format(at)).read_bytes()), target="http://a:8000/metrics", time=0.0
+        )
+        for at in ("t0", "t60")
+    )
+    (before,), (after,) = first.engines, last.engines
+    start = between(before, before, 1.0)
+    nothing = EngineReading(before.model_name, before.engine)
+    for second in range(-300, 0, STEP):
+        calm = between(nothing, start, 1.0 + second / healthy_seconds)
+        yield replace(first, time=1000.0 + second, engines=(calm,))
+    for second in range(0, 61, STEP):
+        yield replace(last, time=1000.0 + second, engines=(between(before, after, second / 60),))
+
+
+def said_of(case: dict[str, Any]) -> tuple[list[EngineState], int]:
+    """The states, and from which on the last phase lasts."""
+    if "pages" in case:
+        return played(pair(case["pages"]), case["args"]), 300 // STEP
+    scrapes = (
+        parse_scrape(text, target="http://a:8000/metrics", time=1000.0 + STEP * i) for i, text in enumerate(pages(case))
+    )
+    return played(scrapes, case["args"]), sum(case["phases"][:-1]) // STEP
+
+
+@pytest.mark.parametrize("case", [*THREADS, *PAIRS], ids=lambda case: case["what"][:60])
+def test_a_thread_and_a_pair_of_pages_are_told_as_labelled(case: dict[str, Any]) -> None:
+    states, begin = said_of(case)
+    found, made = states[-1].diagnosis, plan(states[-1], T)
+    values = {name: (found.beside.get(name) or found.evidence[name]).value for name in case["finding"]}
+    assert values == case["finding"]
+    assert found.verdict in case["right"], found.row
+    for state in states[begin + 20 // STEP :]:
+        if state.diagnosis.confidence >= T["confident"]:
+            assert state.diagnosis.verdict not in case["wrong"], state.diagnosis.row
+    text = [f"{action.title}. {action.text} {' '.join(action.flags)}" for action in made.actions]
+    assert "act" not in case or re.search(case["act"], text[0], re.IGNORECASE), made
+    assert "never" not in case or not re.search(case["never"], " ".join(text)), made

@@ -53,7 +53,7 @@ CASES = [
         ("unknown", "look"),
         ("Less than 80 %", "At least 70 %"),
         "GpuMemoryHigh",
-        r"demand_ratio\) >= {}(?!\d)",
+        r"demand_ratio >= {}(?!\d)",
         "GPU memory: required, and used (dashed)",
     ),
     Case(

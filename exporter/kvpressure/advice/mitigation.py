@@ -66,15 +66,12 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     tiers = tuple(filter(None, (mended(engine, thresholds),)))
     if found is None:
         peer = tuple(of_transfers(engine))
-        if tier is None and not peer:
-            return MitigationPlan("Nothing to do.")
-        return MitigationPlan(
-            "This server is well, its pair is not." if peer else _NO_USE, (*peer, *filter(None, (tier,)))
-        )
+        summary = "This server is well, its pair is not." if peer else _NO_USE if tiers else "Nothing to do."
+        return MitigationPlan(summary, (*peer, *tiers))
     made = found(engine, thresholds)
     if verdict != "kv_pressure":  # its plan has its own steps for failed allocations
         beside = () if verdict == "transfer_bound" else of_transfers(engine)
-        shown = (*failures(engine), *beside, *filter(None, (tier,)))
+        shown = (*failures(engine), *beside, *tiers)
         actions = (*shown, *made.actions) if not engine.up else (*made.actions, *shown)
         made = MitigationPlan(made.summary, actions)
     if engine.diagnosis.holds("clients_give_up"):

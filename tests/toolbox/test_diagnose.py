@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import socket
 from dataclasses import replace
 from functools import cache
@@ -107,6 +108,11 @@ def test_text_says_verdict_evidence_and_what_was_not_seen(capsys: Capsys) -> Non
         "at the end:",
     )
     assert [part for part in parts if part not in text] == []
+    triage, problems = text.partition("\ntriage\n")[2].split("\ncommon problems\n")
+    steps = re.split(r"\n  (?=\d )", f"\n{triage.partition(chr(10) * 2)[0]}")[1:]
+    assert len(steps) == 8
+    assert all(step.count("\n") <= 2 for step in steps if step[2] == "?"), "an absent input takes one line"
+    assert problems.partition("\n\n")[0].count("  ?  ") == 1
     status, text, _ = run(capsys, "diagnose", FIXTURES / "recordings/vllm-cpu/a_idle.jsonl.gz")
     assert (status, "IDLE" in text) == (0, True)
 

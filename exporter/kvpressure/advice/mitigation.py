@@ -421,7 +421,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
             _ask_for_a_pause(engine),
             Action(
                 "Save the evidence",
-                f"Saving the evidence takes a minute. A restart destroys it. Python stacks need py-spy and {right};"
+                f"A restart destroys it; saving it takes a minute. Python stacks need py-spy and {right};"
                 " otherwise the state of each thread and what it waits in are saved.",
                 commands=(
                     command("kubectl", "logs", *pod, "--since=2h", INTO, "stalled.log"),
@@ -435,7 +435,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
             ),
             Action(
                 "Restart the pod" if is_pod(key) else "Restart the server",
-                "Health checks still pass, so the engine is not restarted automatically.",
+                "Nothing restarts it by itself, because its health checks still pass.",
                 commands=(command("kubectl", "delete", *pod),) if is_pod(key) else on_host(key, "restart"),
             ),
             _if_it_stops_again(engine, t),

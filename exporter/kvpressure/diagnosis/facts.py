@@ -219,7 +219,7 @@ _NOT_SHOWN: Final = "the metrics endpoint does not show it"
 _TOO_FEW: Final = "too few samples"
 _NO_PREEMPTIONS: Final = "no counter, and no queue movement to infer them from"
 _NO_CGROUP: Final = "the container's cgroup was not read"
-_QUEUE: Final = "{waiting} waiting, {waiting_deferred} of them deferred, {running} running"
+_QUEUE: Final = "{waiting} waiting ({waiting_deferred} deferred), {running} running"
 _ROOM: Final = (
     "{free_tokens} tokens free, mean prompt {prompt_mean} tokens, p95 prompt {prompt_p95} tokens,"
     " {max_model_len} {context_limit}"
@@ -349,7 +349,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "requests were {preempted} in the last minute",
         "fewer than {preemptions_min} requests were {preempted} in the last minute",
         _preempting,
-        "{preemptions_counted} counted by {engine}, {preemptions_inferred} inferred from queue movement",
+        "{preemptions_counted} in {engine}'s counter, {preemptions_inferred} inferred from queue movement",
         _NO_PREEMPTIONS,
         "{preemptions} in the last minute",
     ),

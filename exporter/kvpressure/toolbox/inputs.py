@@ -332,7 +332,7 @@ def exporter_address(options: argparse.Namespace) -> str:
 def _of_exporter(found: FoundEngines, options: argparse.Namespace) -> FoundEngines:
     """The engines asked for. Raises ``InputError`` where there are none."""
     if not found.cases and not found.warnings:
-        raise InputError(f"--exporter: {exporter_address(options)}: the exporter has found no engine yet")
+        raise InputError(f"--exporter: {exporter_address(options)}: no engine found yet; kvpressure discover says why")
     return replace(found, cases=_filtered(found.cases, options) if found.cases else ())
 
 

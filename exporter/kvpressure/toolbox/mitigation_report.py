@@ -75,13 +75,10 @@ def as_text(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan
     for number, step in enumerate(plan.steps, 1):
         mark = {"do": "", "if it stays": " [if KV pressure persists]", "not here": " [not here]"}[step.advice]
         cost = f"cost: {step.cost}" if step.cost else ""
-        measured = f"measured{step.measured_where}: {step.measured}" if step.measured else ""
-        lines += action_lines(
-            number, Action(f"{step.title}{mark}", step.text, step.flags, step.commands), cost, measured
-        )
+        lines += action_lines(number, Action(f"{step.title}{mark}", step.text, step.flags, step.commands), cost)
     if plan.values:
         lines += ["", "all together: " + " ".join(changed_flags.as_words(plan.values, plan.dialect))]
-    lines += ["measured: docs/reports/mitigations.md; ready configuration for Envoy Gateway and nginx: --edge"]
+    lines += ["ready configuration for Envoy Gateway and nginx: --edge; effects on a test server: --format json"]
     return "\n".join(lines)
 
 

@@ -190,18 +190,22 @@ def _engine(answer: EngineAnswer) -> Iterator[str]:
     yield "triage"
     for step in answer.steps:
         yield f"  {step.number} {_MARKS[step.finding]:4} {step.question}"
-        yield from (f"           {line}" for line in step.answers)
-        if step.finding == "unknown" and step.command:
+        unknown = step.finding == "unknown"
+        yield from (f"           {line}" for line in step.answers[: 1 if unknown else None])
+        if unknown and step.command:
             yield f"           by hand: {step.command}"
     if note := answer.case.view.diagnosis.signature_note:
         yield f"  {note}"
     yield ""
     yield "common problems"
     for problem in answer.problems:
-        row, mark = PROBLEMS[problem.name], {True: "YES", False: "no", None: "?"}[problem.value]
-        yield f"  {mark:4} {row.title}: {problem.text}"
+        row = PROBLEMS[problem.name]
+        if problem.value is not None:
+            yield f"  {'YES ' if problem.value else 'no  '} {row.title}: {problem.text}"
         if problem.value:
             yield f"       {row.cause}: {row.action}"
+    if unknown_ones := [PROBLEMS[problem.name].title for problem in answer.problems if problem.value is None]:
+        yield f"  ?    {'; '.join(unknown_ones)}"
     yield ""
     yield from next_lines(answer)
 
@@ -233,7 +237,8 @@ def _time(case: Case) -> Iterator[str]:
     if len(case.changes) < 2 or case.at is None:
         return
     shares = ", ".join(
-        f"{name} {seconds:.0f} s" for name, seconds in sorted(case.seconds.items(), key=lambda item: -item[1])
+        f"{name.replace('_', ' ')} {seconds:.0f} s"
+        for name, seconds in sorted(case.seconds.items(), key=lambda item: -item[1])
     )
     yield f"  at        {clock(case.at)}; at the end: {case.final.replace('_', ' ')}; in all: {shares}"
     shown = case.changes[-_MAX_CHANGES_SHOWN:]

@@ -167,7 +167,7 @@ def _charts(view: PageEngine, around: ViewContext) -> list[Chart]:
             "ratio",
         ),
         (
-            "Running" if limit is None else f"Running of {say(limit)}",
+            "Running" if limit is None else f"Running (limit {say(limit)})",
             "running",
             signals.load.running,
             {"mark": limit},

@@ -243,8 +243,8 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
     "InferenceOutOfMemory": (
         {f'kvpressure_out_of_memory_timestamp_seconds{{what="host",level="lost",{CONTAINER}}}': "1200+0x40"},
         (
-            "chat-0 in inf is out of memory: host (m)",
-            "No pod of the pool answers.",
+            "inf/chat-0 is out of memory: host (m)",
+            "No pod of the pool answers. The kernel killed it at its host memory limit (OOMKilled). First action: raise the",
             "kubectl -n inf logs chat-0 -c vllm --previous",
         ),
     ),
@@ -253,7 +253,7 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
             f"kvpressure_container_restarts_total{{{CONTAINER}}}": "0+1x40",
             'kvpressure_container_last_termination_info{namespace="inf",pod="chat-0",container="vllm",reason="Error",exit_code="139"}': "1+0x40",  # noqa: E501
         },
-        ("chat-0 in inf restarted ", " times in 30 minutes (m)", "Last end: Error, exit code 139."),
+        ("inf/chat-0 restarted ", " times in 30 minutes (m)", "Last end: Error, exit code 139."),
     ),
 }
 

@@ -244,7 +244,7 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
         {f'kvpressure_out_of_memory_timestamp_seconds{{what="host",level="lost",{CONTAINER}}}': "1200+0x40"},
         (
             "inf/chat-0 is out of memory: host (m)",
-            "No pod of the pool answers. The kernel killed it at its host memory limit (OOMKilled). First action: raise the",
+            "No pod of the pool answers. The kernel killed it at its host memory limit (OOMKilled).",
             "kubectl -n inf logs chat-0 -c vllm --previous",
         ),
     ),

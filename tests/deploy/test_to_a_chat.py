@@ -1,4 +1,4 @@
-"""The page from a server to a chat: its files and its commands, as they are printed."""
+"""The pages that lead to a message in a chat: their files and commands, as they are printed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.deploy.chart import only, problems, render
+from tests.deploy.test_quick_start import quick_start, selected
+from tests.helpers.kube_prometheus_stack import selector
 from tests.helpers.prometheus import accepted
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/routing.md").read_text(encoding="utf-8")
@@ -39,3 +43,19 @@ def test_the_printed_commands_make_files_that_prometheus_and_alertmanager_accept
     assert (
         accepted("amtool", "config", "routes", "test", configuration, "alertname=Try", "severity=warning") == "tickets"
     )
+
+
+def test_the_stack_takes_the_printed_receivers() -> None:
+    values = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.S)[1])
+    documents = render({**quick_start(), **values})
+    receivers = {one["name"]: one for one in only(documents, "AlertmanagerConfig")["spec"]["receivers"]}
+    assert receivers["tickets"]["slackConfigs"][0]["apiURL"] == {"name": "slack", "key": "url"}
+    assert not problems(documents, ("1.33",))
+
+
+def test_the_stack_selects_what_the_page_without_the_exporter_applies() -> None:
+    page = (ROOT / "docs/vllm-only.md").read_text(encoding="utf-8")
+    monitor = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.S)[0])
+    rules = yaml.safe_load((ROOT / "alerts/kvpressure-vllm-only-prometheusrule.yaml").read_text(encoding="utf-8"))
+    assert all(selected([monitor, rules], selector("kube-prometheus-stack")))
+    assert not problems([monitor, rules], ("1.33",))

@@ -7,7 +7,7 @@ from math import floor
 from kvpressure.capacity.load import context_limit
 from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import STEP_TOKENS, Diagnosis
+from kvpressure.model.state import STEP_TOKENS, Diagnosis, EngineState
 from kvpressure.settings.thresholds import Thresholds
 
 
@@ -38,6 +38,11 @@ def side(s: Signals) -> str:
     fill the other: what decode does not run is held by prefill, and prefill holds it whatever runs there.
     """
     return next((side for side, kv_role in KV_ROLES.items() if kv_role == s.load.kv_role), "")
+
+
+def side_of(engine: EngineState) -> str:
+    """The same of a published engine, whose signals may have come without words."""
+    return engine.pool.role if engine.pool.role in KV_ROLES else side(engine.signals)
 
 
 def requests_that_fit(s: Signals, t: Thresholds) -> float | None:

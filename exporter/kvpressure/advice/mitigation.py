@@ -11,15 +11,24 @@ from urllib.parse import urlsplit
 from kvpressure.advice.action import Action, container_limits, is_pod, of_pod, on_host, value_and_flag, workload
 from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.failures import failures, of_transfers, start_failure
-from kvpressure.advice.limits import past_peak, requests_that_fit, side
-from kvpressure.advice.plan import MitigationStep, pressure_plan, roll_out
+from kvpressure.advice.limits import past_peak, requests_that_fit, side_of
+from kvpressure.advice.plan import MitigationStep, of_pools, pressure_plan, roll_out
 from kvpressure.advice.tier import mended
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.log_events import EVENTS
 from kvpressure.model.reasons import TARGET_LIMIT
-from kvpressure.model.state import CALM, STEP_TOKENS, Cause, EngineState
+from kvpressure.model.state import (
+    ALONE_FULL,
+    ALONE_SLOW,
+    CALM,
+    OTHER_HAS_ROOM,
+    OTHER_IS_FULL,
+    STEP_TOKENS,
+    Cause,
+    EngineState,
+)
 from kvpressure.printable import INTO, PIPE, capital, command, named, say
 from kvpressure.settings.thresholds import Thresholds
 
@@ -62,13 +71,15 @@ class MitigationPlan:
 def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     """The plan for the current verdict; without confidence, its summary says to check first."""
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
-    found = _PLANS.get(verdict)
-    tiers = tuple(filter(None, (mended(engine, thresholds),)))
+    found, tiers = _PLANS.get(verdict), tuple(filter(None, (mended(engine, thresholds),)))
+    of_pool = tuple(map(_action, of_pools(engine, workload(engine)))) if engine.imbalance else ()
     if found is None:
         peer = tuple(of_transfers(engine))
         summary = "This server is well, its pair is not." if peer else _NO_USE if tiers else "Nothing to do."
-        return MitigationPlan(summary, (*peer, *tiers))
+        return MitigationPlan(of_pool[0].title + "." if of_pool else summary, (*of_pool, *peer, *tiers))
     made = found(engine, thresholds)
+    if verdict != "kv_pressure" and of_pool:
+        made = MitigationPlan(made.summary, (*of_pool, *made.actions))
     if verdict != "kv_pressure":  # its plan has its own steps for failed allocations
         beside = () if verdict == "transfer_bound" else of_transfers(engine)
         shown = (*failures(engine), *beside, *tiers)
@@ -101,7 +112,7 @@ def _with_fewer_retries(engine: EngineState, made: MitigationPlan) -> Mitigation
 
 def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
     made = pressure_plan(PlanInput(engine), t, workload(engine))
-    return MitigationPlan(_FIRST[side(engine.signals)], tuple(_action(step) for step in made.steps))
+    return MitigationPlan(_FIRST[side_of(engine)], tuple(_action(step) for step in made.steps))
 
 
 _FIRST: Final = {
@@ -513,12 +524,23 @@ def cause(engine: EngineState) -> str:
     that it is slow.
     """
     found, called = engine.diagnosis, dialect(engine.dialect).called
+    beside = "" if engine.imbalance is None else _BESIDE[engine.imbalance.kind].format(engine.imbalance.side)
     if found.verdict == "unknown":
-        return _unknown_because(engine)
+        return _unknown_because(engine) + beside
     text = TWO_LIMITS if found.holds("kv_full") else CAUSES["concurrency_limited"]
     text = text if found.verdict == "concurrency_limited" else CAUSES.get(found.verdict, CAUSES["unknown"])
     names = ("max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions")
-    return (STEP_BUDGET if found.stage == STEP_TOKENS else text).format_map({name: called(name) for name in names})
+    text = STEP_BUDGET if found.stage == STEP_TOKENS else text
+    return text.format_map({name: called(name) for name in names}) + beside
+
+
+_BESIDE: Final = {
+    OTHER_HAS_ROOM: "; {} has spare capacity",
+    OTHER_IS_FULL: "; {} is saturated, too, and prefill waits for it",
+    ALONE_FULL: "; most engines of its pool have spare capacity",
+    ALONE_SLOW: "; most engines of its pool are not slow",
+}
+"""What a cause says of the engines beside it; without numbers, because alerts carry it in a label."""
 
 
 def _unknown_because(engine: EngineState) -> str:

@@ -24,12 +24,14 @@ from kvpressure.advice.caps import (
     must_fit_together,
     running_at_once,
 )
-from kvpressure.advice.limits import requests_that_fit, side
+from kvpressure.advice.limits import requests_that_fit, side_of
 from kvpressure.advice.tier import added, mended
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
+from kvpressure.model.pools import OTHER_SIDE
 from kvpressure.model.readings import EngineKey
+from kvpressure.model.state import ALONE_FULL, ALONE_SLOW, OTHER_HAS_ROOM, OTHER_IS_FULL, EngineState
 from kvpressure.printable import command, named, say
 from kvpressure.settings.thresholds import Thresholds
 
@@ -107,9 +109,9 @@ def pressure_plan(
     caps = caps_for(engine, max_rejected)
     limits = [_sequences(engine, t), _batched_tokens(engine, t)]
     steps = [
-        *_of_pair(engine, workload),
+        *of_pools(engine.engine, workload),
         _edge(engine, caps),
-        *([] if side(engine.signals) else limits),
+        *([] if side_of(engine.engine) else limits),
         _memory_share(engine, t),
         *_beyond(engine, t),
     ]
@@ -122,29 +124,70 @@ def pressure_plan(
     return PressurePlan(tuple(replace(step, dialect=name) for step in steps), caps, name)
 
 
-# --- one side of a pair -----------------------------------------------------------------------------------
+# --- pools --------------------------------------------------------------------------------------------
 
 
-def _of_pair(engine: PlanInput, workload: tuple[str, ...]) -> Iterator[MitigationStep]:
-    """The step before all others where prefill and decode are servers of their own."""
-    on = side(engine.signals)
-    if on == "decode":
-        yield MitigationStep(
-            "Add decode replicas",
-            "do",
-            "requests come with the KV blocks that prefill servers computed; a lower request limit here would leave"
-            f" them there {_BEYOND_GUIDE}. If prefill has spare capacity, give the GPUs of one prefill replica to"
-            " decode",
-            "a replica needs GPUs, and minutes to start",
-            commands=(command("kubectl", "scale", *workload, "--replicas=<replicas>"),) if workload else (),
-        )
-    elif on == "prefill":
-        yield MitigationStep(
-            "Check the decode pool first",
-            "do",
-            "a prefill server holds the KV blocks of a finished prompt until decode has fetched them"
-            f" {_BEYOND_GUIDE}. If decode is full, add decode replicas; if it has spare capacity, add prefill replicas",
-        )
+def of_pools(engine: EngineState, workload: tuple[str, ...]) -> Iterator[MitigationStep]:
+    """The step before all others where the remedy is another server: of the pool, or of the other side of its pair."""
+    found, on = engine.imbalance, side_of(engine)
+    kind = f"{on}, others unseen" if found is None else found.kind
+    if kind not in _OF_POOLS:
+        return
+    title, text, cost = _OF_POOLS[kind]
+    here = (
+        "" if found is None else " ".join(f"{found.alike} of the {found.seen} {found.side} engines seen here".split())
+    )
+    names = {"here": here, "on": on, "other": OTHER_SIDE.get(on, "")}
+    scales = workload and title == _ADD
+    yield MitigationStep(
+        title.format_map(names),
+        "do",
+        f"{text.format_map(names)} {_BEYOND_GUIDE}",
+        cost,
+        commands=(command("kubectl", "scale", *workload, "--replicas=<replicas>"),) if scales else (),
+    )
+
+
+_ADD: Final = "Add {on} replicas"
+_REPLICA: Final = "a replica needs GPUs, and minutes to start"
+_OF_POOLS: Final = {
+    OTHER_HAS_ROOM: (
+        _ADD,
+        "requests wait for {on}, while {here} could take more. Give the GPUs of one {other} replica to {on}, or add"
+        " GPUs. Lower request limits would fill the other side",
+        _REPLICA,
+    ),
+    OTHER_IS_FULL: (
+        "Add decode replicas",
+        "requests wait on {here}, and prefill holds the KV blocks of a finished prompt until decode has fetched them."
+        " More prefill replicas would not help",
+        _REPLICA,
+    ),
+    ALONE_FULL: (
+        "Spread the requests over the pool",
+        "requests wait here, while {here} could take more. Session affinity, routing or the balance of data-parallel"
+        " ranks sends this one too many; replicas and KV memory do not help",
+        "",
+    ),
+    ALONE_SLOW: (
+        "Send the requests to the other engines",
+        "{here} are not slow. Take this one out of the service, and check clocks, XID events and CPU of its node",
+        "the others take its load",
+    ),
+    "decode, others unseen": (
+        _ADD,
+        "requests come with the KV blocks that prefill computed; a lower request limit here would leave them there. If"
+        " prefill has spare capacity, give the GPUs of one prefill replica to decode",
+        _REPLICA,
+    ),
+    "prefill, others unseen": (
+        "Check the decode pool first",
+        "a prefill server holds the KV blocks of a finished prompt until decode has fetched them. If decode is full,"
+        " add decode replicas; if it has spare capacity, add prefill replicas",
+        "",
+    ),
+}
+"""Title, text and cost by how the engine differs from others, or by its side where none is seen."""
 
 
 # --- step 1 -----------------------------------------------------------------------------------------------
@@ -442,7 +485,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
         yield MitigationStep(f"{tier.title} {_BEYOND_GUIDE}", "if it stays", tier.text)
     spike = engine.signals.context.context_spike_ratio
     mixed = engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"])
-    if mixed and not side(engine.signals):
+    if mixed and not side_of(engine.engine):
         yield MitigationStep(
             f"Split long-context traffic off {_BEYOND_GUIDE}",
             "if it stays",

@@ -1,11 +1,11 @@
-"""One engine's diagnosis over time: verdict with hysteresis, evidence, stage, conditions, the documented signature, and
-the longest request as it counts during an incident.
+"""One engine's diagnosis over time: verdict with hysteresis, evidence, stage, conditions, the documented signature, the
+longest request as it counts during an incident; and how engines of a pool or a pair differ.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,8 +16,23 @@ from kvpressure.diagnosis.findings import PUBLISHED, Gathered, Values
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.frozen import frozen
+from kvpressure.model.pools import OTHER_SIDE
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import ACTIONABLE, CALM, SIGNATURE_CONDITIONS, STAGES, STEP_TOKENS, Diagnosis, Sentences
+from kvpressure.model.state import (
+    ACTIONABLE,
+    ALONE_FULL,
+    ALONE_SLOW,
+    CALM,
+    OTHER_HAS_ROOM,
+    OTHER_IS_FULL,
+    SIGNATURE_CONDITIONS,
+    STAGES,
+    STEP_TOKENS,
+    Diagnosis,
+    EngineState,
+    Imbalance,
+    Sentences,
+)
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import HOUR, MINUTE
 
@@ -145,6 +160,44 @@ class VerdictHysteresis:
         self._away_since = self._candidate = None
         self._candidate_ticks = 0
         return finding
+
+
+def compared(engines: tuple[EngineState, ...], t: Thresholds) -> tuple[EngineState, ...]:
+    """The engines, each with how it differs from those of its pool and of its pair's other side, as far as they are
+    seen here; a pair is of one model in one namespace. The comparison of the rule InferencePoolImbalanced, now.
+    """
+    if len(engines) == 1:
+        return engines
+    found = ((engine, _imbalance(engine, engines, t)) for engine in engines)
+    return tuple(engine if differs is None else replace(engine, imbalance=differs) for engine, differs in found)
+
+
+def _imbalance(engine: EngineState, engines: Sequence[EngineState], t: Thresholds) -> Imbalance | None:
+    full, slow = _alike([engine], "saturated", True)[0] > 0, engine.diagnosis.slow is not None
+    if not full and not slow:
+        return None
+    key, most, side = engine.key, t["most_ratio"], OTHER_SIDE.get(engine.pool.role, "")
+    of_model = [one for one in engines if (one.key.namespace, one.key.model_name) == (key.namespace, key.model_name)]
+    pool = [one for one in of_model if (one.pool.name, one.pool.role) == (engine.pool.name, engine.pool.role)]
+    there = [one for one in of_model if side and one.pool.role == side]
+    alike, seen = _alike(pool, "saturated", True)
+    for kind, counts, others, name, holds in (
+        (OTHER_HAS_ROOM, full and alike > most * seen, there, "spare_capacity", True),
+        (OTHER_IS_FULL, full and side == "decode", there, "saturated", True),
+        (ALONE_FULL, full, pool, "spare_capacity", True),
+        (ALONE_SLOW, slow, pool, "slow", False),
+    ):
+        alike, seen = _alike(others, name, holds)
+        if counts and seen and alike >= most * seen:
+            return Imbalance(kind, side if others is there else "", alike, seen)
+    return None
+
+
+def _alike(engines: Sequence[EngineState], name: str, holds: bool) -> tuple[int, int]:
+    """How many engines have this value of a published finding, and of how many it is known."""
+    found = (engine.diagnosis.published.get(name) for engine in engines)
+    known = [one.value for one in found if one is not None and one.value is not None]
+    return known.count(holds), len(known)
 
 
 class LongestRequest:

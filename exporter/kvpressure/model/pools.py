@@ -16,6 +16,7 @@ OWNER: Final = "owner"
 KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """The two sides of a pair of pools, and the role of each in the exchange of KV blocks."""
 
+OTHER_SIDE: Final = {"prefill": "decode", "decode": "prefill"}
 _OF_TRANSFER: Final[Mapping[str | None, str]] = {kv_role: side for side, kv_role in KV_ROLES.items()}
 _REPLICA: Final = re.compile(r"(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?")
 

@@ -187,6 +187,26 @@ class Objective:
     target: float
 
 
+OTHER_HAS_ROOM: Final = "other side has room"
+OTHER_IS_FULL: Final = "other side is full"
+ALONE_FULL: Final = "alone full"
+ALONE_SLOW: Final = "alone slow"
+IMBALANCES: Final = (OTHER_HAS_ROOM, OTHER_IS_FULL, ALONE_FULL, ALONE_SLOW)
+
+
+@frozen
+class Imbalance:
+    """How an engine differs from others that are seen with it: it is saturated, and most of ``side`` (prefill or
+    decode, the other side of its pair) has spare capacity, or is saturated too; or it is saturated, or slow, and most
+    of its own pool has spare capacity, or is not slow. ``alike`` of the ``seen`` engines are as said.
+    """
+
+    kind: str
+    side: str
+    alike: int
+    seen: int
+
+
 @frozen
 class EngineState:
     """One engine as published. With ``up`` False it keeps its identity, without values."""
@@ -210,6 +230,7 @@ class EngineState:
     group: str = ""  # the pods that form it, which may be on other nodes too; "" = its own pod alone
     rival_label: str = ""  # in which the series of its page collide, where that is ``error``
     pool: EnginePool = EnginePool()
+    imbalance: Imbalance | None = None  # None = as the others, or none is seen
     explain: Callable[[EngineState], Cause] | None = None  # asked for by a scrape, not in each tick
 
     def limit(self, name: str) -> Limit:

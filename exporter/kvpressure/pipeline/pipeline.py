@@ -15,6 +15,7 @@ from kvpressure import redaction
 from kvpressure.advice import limits as advice
 from kvpressure.advice.mitigation import explained
 from kvpressure.capacity.own_models import ModelShapes
+from kvpressure.diagnosis.diagnose import compared
 from kvpressure.diagnosis.finding import Recent
 from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known
 from kvpressure.engines.registry import dialect
@@ -143,7 +144,8 @@ class Pipeline:
         self._forget(now)
         gathered = [self._gather(now, track, snapshot, owners) for track in self._engines]
         demand = self._gpu_demand(now, gathered, snapshot)
-        engines = tuple(engine.conclude(demand) for engine in gathered)
+        alone = tuple(engine.conclude(demand) for engine in gathered)
+        engines = self._guard.run(NODE, lambda: "pools", partial(compared, alone, self._thresholds), lambda _: alone)
         pods = self._guard.run(NODE, lambda: "pods", partial(self._pods.observe, snapshot, engines), lambda _: ())
         return State(
             time=now,

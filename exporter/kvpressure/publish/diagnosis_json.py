@@ -116,6 +116,7 @@ def _engine(view: PageEngine) -> dict[str, Any]:
         "group": engine.group,
         "pool": engine.pool.name,
         "role": engine.pool.role,
+        "imbalance": None if engine.imbalance is None else asdict(engine.imbalance),
         "up": engine.up,
         "error": engine.error,
         "failure": _failure(engine.failure),

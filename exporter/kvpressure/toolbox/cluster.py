@@ -308,7 +308,7 @@ class _EnginePages:
             except KubectlError as failure:
                 error = _reason(str(failure))
                 self.errors[member.key] = str(failure)
-        return parse_scrape(
+        page = parse_scrape(
             text,
             target=_name(member),
             time=0.0,
@@ -320,6 +320,7 @@ class _EnginePages:
             error=error,
             scanner=scanner,
         )
+        return replace(page, pool=target.pool) if target else page
 
 
 def _name(member: _Member) -> str:

@@ -13,9 +13,10 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 from kvpressure.advice.action import Action
 from kvpressure.advice.mitigation import MitigationPlan
 from kvpressure.advice.triage import Mark, TriageStep
+from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import VERDICTS, ContainerState, Diagnosis, EngineState, Found, Limit
+from kvpressure.model.state import IMBALANCES, VERDICTS, ContainerState, Diagnosis, EngineState, Found, Imbalance, Limit
 from kvpressure.parsed import items, mapping
 from kvpressure.toolbox.engine_view import EngineView, flag, number
 
@@ -68,7 +69,16 @@ def _engine(entry: Mapping[str, Any], time: float) -> EngineState:
         signals=signals_from(mapping(entry.get("signals")), time),
         diagnosis=_diagnosis(entry),
         limits={name: _limit(name, mapping(found)) for name, found in mapping(entry.get("limits")).items()},
+        pool=EnginePool(_text(entry, "pool"), _text(entry, "role")),
+        imbalance=_imbalance(mapping(entry.get("imbalance"))),
     )
+
+
+def _imbalance(found: Mapping[str, Any]) -> Imbalance | None:
+    alike, seen = number(found.get("alike")), number(found.get("seen"))
+    if found.get("kind") not in IMBALANCES or alike is None or seen is None:
+        return None
+    return Imbalance(_text(found, "kind"), _text(found, "side"), int(alike), int(seen))
 
 
 def _diagnosis(entry: Mapping[str, Any]) -> Diagnosis:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from kvpressure.advice.mitigation import plan
+from kvpressure.model import readings as r
 from kvpressure.model.readings import EngineReading, Histogram, Scrape, Snapshot
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
@@ -113,3 +114,55 @@ def test_a_thread_and_a_pair_of_pages_are_told_as_labelled(case: dict[str, Any])
     text = [f"{action.title}. {action.text} {' '.join(action.flags)}" for action in made.actions]
     assert "act" not in case or re.search(case["act"], text[0], re.IGNORECASE), made
     assert "never" not in case or not re.search(case["never"], " ".join(text)), made
+
+
+PUSH, PREFILL = THREADS[2], THREADS[0]
+
+
+def changed(case: dict[str, Any], page: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    """The case with these samples; ``None`` takes one away."""
+    samples = {name: value for name, value in (case["page"] | page).items() if value is not None}
+    return case | rest | {"page": samples}
+
+
+def test_a_server_that_tells_no_stages_is_named_too_and_alerts_after_a_bounded_time() -> None:
+    """As vLLM before 0.32: all that waits is deferred."""
+    untold = dict.fromkeys((name for name in PUSH["page"] if "fetch_by_stage" in name), None)
+    states, begin = said_of(changed(PUSH, untold, phases=[240, 40, 200]))
+    assert {state.diagnosis.verdict for state in states[begin + 10 :]} == {"transfer_bound"}
+    assert states[-1].diagnosis.published["stuck"].value is True
+
+
+@pytest.mark.parametrize(
+    ("page", "args", "verdict"),
+    [
+        ({"num_requests_running": [6, 4, 4]}, PUSH["args"], "stalled"),
+        ({}, PUSH["args"].replace("NixlPushConnector", "OffloadingConnector").replace("consumer", "both"), "stalled"),
+    ],
+    ids=["what runs stands still too", "a tier, no peer"],
+)
+def test_a_standstill_that_no_peer_explains_is_one_of_the_engine(page, args, verdict) -> None:
+    names = [name for name in PUSH["page"] if name.startswith("nixl")] if "Offloading" in args else []
+    states, _ = said_of(changed(PUSH, page | dict.fromkeys(names), args=args, phases=[240, 40, 120]))
+    assert states[-1].diagnosis.verdict == verdict
+
+
+def test_what_is_counted_by_rank_is_told_by_request() -> None:
+    states, _ = said_of(PREFILL)
+    expired = states[-1].signals.transfers.leases_expired_ratio
+    assert expired == pytest.approx(1.6 / 8 * 80 / 300, rel=0.1)
+
+
+@pytest.mark.parametrize(("failed", "fails"), [(0.0, False), (0.011, True), (0.0099, False)])
+def test_one_transfer_in_a_hundred_that_fails_is_a_finding(failed: float, fails: bool) -> None:
+    page = {"nixl_num_failed_transfers_total": failed, "nixl_xfer_time_seconds_count": 1.0 - failed}
+    states, _ = said_of(changed(PUSH, page, phases=[240]))
+    assert states[-1].diagnosis.conditions["transfer_failing"] is fails
+    assert states[-1].diagnosis.published["kv_transfers_failing"].value is (True if fails else None)
+
+
+def test_milliseconds_and_mebibytes_become_seconds_and_bytes() -> None:
+    names = ("kv_transfer_alloc_ms_count 9", "kv_transfer_latency_ms_sum 450", "kv_transfer_total_mb_sum 64")
+    text = "".join('sglang:{}{{model_name="m",tp_rank="0"}} {}\n'.format(*name.split()) for name in names)
+    (engine,) = parse_scrape(text, target="", time=0.0).engines
+    assert engine.counters == {r.TRANSFERS: 9.0, r.TRANSFER_SECONDS: 0.45, r.TRANSFER_BYTES: 64 * 2.0**20}

@@ -34,6 +34,7 @@ CASES: Final[dict[str, tuple[Replica, float]]] = {
     "full with a queue as large as the cache": (Replica(80, 1.0, "kv_pressure"), 2 / 0.7),
     "stalled with a queue": (Replica(80, 1.0, "stalled"), 1.0),
     "host-bound with a queue": (Replica(80, 0.9, "host_bound"), 1.0),
+    "waiting for its peer": (Replica(80, 0.9, "transfer_bound"), 1.0),
     "no KV usage": (Replica(80, None, "unknown"), 1.0),
 }
 """A replica, and how many replicas its load requires."""

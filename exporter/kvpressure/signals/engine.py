@@ -170,7 +170,8 @@ class EngineTracker:
         finished = requests.finished_per_second(window)
         lost, baseline = self._lost(), self._baseline
         ended = requests.ended(window, lost)
-        flow, pace = self._throughput(load), progress.transfer_pace(window, t)
+        flow = self._throughput(load)
+        pace = progress.transfer_pace(window, t) if load.has_peer else (None, None)
         accepted = None if flow.step_output_tokens is None else flow.step_output_tokens - 1.0
         beside = {
             requests.ABANDONED: requests.abandoned_ratio(ended, t),

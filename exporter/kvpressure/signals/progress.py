@@ -137,19 +137,21 @@ def transfer_pace(window: EngineWindow, t: Thresholds) -> tuple[float | None, fl
 def transfer_signals(
     window: EngineWindow, stuck: float, load: LoadSignals, cache: KvSignals, ranks: int, paces: Sequence[float | None]
 ) -> TransferSignals:
-    """Transfers now. ``stuck``: of ``Progress.loads_stuck``; ``paces``: of ``transfer_pace``, and the usual one for
-    each GiB. One request counts once in each of ``ranks``.
+    """Transfers now; without a peer only what is loaded from a tier. ``stuck``: of ``Progress.loads_stuck``; ``paces``:
+    of ``transfer_pace``, and the usual one for each GiB. One request counts once in each of ``ranks``.
     """
-    seconds, pace, usual = paces
-    loads, held = window.gauge(r.LOADS), window.gauge(r.LOADS_KV)
+    loads, to_start = window.gauge(r.LOADS), window.gauge(r.LOADS_TO_START)
+    if not load.has_peer:
+        return TransferSignals(loads=loads, loads_to_start=to_start)
+    held, (seconds, pace, usual) = window.gauge(r.LOADS_KV), paces
     if held is None and loads is not None and cache.kv_used_ratio is not None:  # each request holds about as much
         held = cache.kv_used_ratio * loads / max(1.0, loads + (load.running or 0.0))
     prompts = _risen(window, r.PROMPT_TOKENS, FIVE_MINUTES)
     counters = window.last.counters if window.last else {}
     return TransferSignals(
         loads=loads,
-        loads_to_start=window.gauge(r.LOADS_TO_START),
-        loads_stuck_seconds=stuck if load.has_peer else None,
+        loads_to_start=to_start,
+        loads_stuck_seconds=stuck,
         loads_kv_ratio=held,
         transfer_seconds=seconds,
         transfer_slowdown=pace / usual if pace is not None and usual else None,

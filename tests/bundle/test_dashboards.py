@@ -43,7 +43,7 @@ SYNTHETIC = {
     "process_resident_memory_bytes",
 }  # Prometheus' own, every Python exporter's
 BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == "histogram"}
-MOST_PANELS = 60
+MOST_PANELS = 70
 DASHBOARDS = render_dashboards(DashboardContext(builtin(), BundleValues()))
 ADDRESS = "https://runbooks.internal"
 LINKED = render_dashboards(DashboardContext(builtin(), BundleValues(runbook_base_url=ADDRESS)))

@@ -33,6 +33,7 @@ from kvpressure.bundle.dashboards.queries import (
     engine,
 )
 
+NO_TIER: Final = "the engine has no KV tier, or does not report it in tokens"
 NO_PLUGIN: Final = "the plugin inside vLLM is not installed"
 
 
@@ -196,10 +197,26 @@ def _traffic(board: Dashboard) -> None:
 def _memory(board: Dashboard) -> None:
     board.graph(
         "Tokens in the KV cache, and capacity (dashed)",
-        "Token slots in occupied blocks, and all token slots.",
-        [line("kv_cache_used_tokens"), line("kv_cache_capacity_tokens", "capacity")],
+        "Token slots in occupied blocks, and all token slots; those of a KV tier in host memory beside them.",
+        [
+            line("kv_cache_used_tokens"),
+            line("kv_cache_capacity_tokens", "capacity"),
+            line("kv_tier_capacity_tokens", "tier capacity", optional=NO_TIER, part="Line of the tier"),
+        ],
         "short",
         dashed="capacity",
+    )
+    board.graph(
+        "Prompt tokens found in caches, and KV stored in a tier (dashed)",
+        "Prompt tokens per second that were not computed, by where they were found: the GPU's KV cache (device), host"
+        " memory, disk, another server. Tokens per second copied to each tier. Much stored and little found: the tier"
+        " is too small, or never matched.",
+        [
+            line("prompt_tokens_cached_per_second", "found", by="source", optional=NO_TIER),
+            line("kv_tier_tokens_per_second", "stored", 'direction="stored"', "tier", NO_TIER),
+        ],
+        "short",
+        dashed="stored",
     )
     board.graph(
         "Reserved minus allocated",

@@ -113,7 +113,7 @@ def test_pressure_without_a_tier_asks_for_one_of_twice_the_pool() -> None:
     memory = replace(pressed.signals.memory, kv_pool_bytes=10 * GIB)
     for configured, title in ((False, "add a KV tier in host memory ("), (None, "memory, unless there is one (")):
         s = replace(pressed.signals, memory=memory, tier=TierSignals(tier_configured=configured))
-        found = replace(pressed.diagnosis, conditions={})
+        found = replace(pressed.diagnosis, beside={})
         without = replace(pressed, signals=s, gpus=("GPU-1", "GPU-2"), diagnosis=found)
         (action,) = (one for one in plan(without, builtin()).actions if "KV tier" in one.title)
         assert title in action.title

@@ -8,12 +8,20 @@ from math import floor
 from typing import Final
 from urllib.parse import urlsplit
 
-from kvpressure.advice.action import Action, container_limits, is_pod, of_pod, on_host, value_and_flag, workload
+from kvpressure.advice.action import (
+    Action,
+    container_limits,
+    is_pod,
+    mended_tier,
+    of_pod,
+    on_host,
+    value_and_flag,
+    workload,
+)
 from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.failures import failures, of_transfers, start_failure
 from kvpressure.advice.limits import past_peak, requests_that_fit, side_of
 from kvpressure.advice.plan import MitigationStep, of_pools, pressure_plan, roll_out
-from kvpressure.advice.tier import mended
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -71,7 +79,7 @@ class MitigationPlan:
 def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     """The plan for the current verdict; without confidence, its summary says to check first."""
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
-    found, tiers = _PLANS.get(verdict), tuple(filter(None, (mended(engine, thresholds),)))
+    found, tiers = _PLANS.get(verdict), tuple(filter(None, (mended_tier(engine, thresholds),)))
     of_pool = tuple(map(_action, of_pools(engine, workload(engine)))) if engine.imbalance else ()
     if found is None:
         peer = tuple(of_transfers(engine))

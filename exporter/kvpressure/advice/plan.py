@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import floor
 from typing import Final, Literal
 
-from kvpressure.advice.action import on_host
+from kvpressure.advice.action import added_tier, mended_tier, on_host
 from kvpressure.advice.caps import (
     MAX_REJECTED,
     ROUNDING,
@@ -25,7 +25,6 @@ from kvpressure.advice.caps import (
     running_at_once,
 )
 from kvpressure.advice.limits import requests_that_fit, side_of
-from kvpressure.advice.tier import added, mended
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
@@ -481,7 +480,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
         yield _watermark(engine)
     if not engine.condition("gpu_out_of_memory"):
         yield _more_memory(engine, t)
-    if (tier := mended(engine.engine, t) or added(engine.engine)) is not None:
+    if (tier := mended_tier(engine.engine, t) or added_tier(engine.engine)) is not None:
         yield MitigationStep(f"{tier.title} {_BEYOND_GUIDE}", "if it stays", tier.text)
     spike = engine.signals.context.context_spike_ratio
     mixed = engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"])

@@ -25,19 +25,10 @@ _SET = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_u
 
 
 @dataclass(frozen=True, slots=True)
-class HostTier:
-    """A KV tier in host memory: its bytes for all GPUs together, bytes loaded and tokens computed per second (None =
-    not given). It keeps requests between their turns; no more of them run at once.
-    """
-
-    bytes: int
-    load_speed: float | None = None
-    prefill_speed: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class CapacityAnswer:
-    """Question and result; the second half is set when a GPU's memory was given."""
+    """Question and result; the second half is set when a GPU's memory was given. ``tier``: bytes of a KV tier in host
+    memory, for all GPUs together; ``load_speed``: bytes, ``prefill_speed``: tokens per second.
+    """
 
     shape: ModelShape
     parallel: Parallel
@@ -49,7 +40,9 @@ class CapacityAnswer:
     load: RequestLoad | None = None
     needed: float | None = None
     plan: LimitPlan | None = None
-    tier: HostTier | None = None
+    tier: int | None = None
+    load_speed: float | None = None
+    prefill_speed: float | None = None
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -66,14 +59,11 @@ class CapacityAnswer:
         """Number of requests of this length that the tier holds, and the seconds to load one and to compute it; only
         what is known.
         """
-        if self.tier is None:
-            return {}
         size = self.layout.request_bytes(length) * self.parallel.tensor * self.parallel.pipeline
-        load, prefill = self.tier.load_speed, self.tier.prefill_speed
         return {
-            "in_tier": self.tier.bytes // size,
-            **({"load_seconds": size / load} if load else {}),
-            **({"prefill_seconds": length / prefill} if prefill else {}),
+            **({"in_tier": self.tier // size} if self.tier else {}),
+            **({"load_seconds": size / self.load_speed} if self.load_speed else {}),
+            **({"prefill_seconds": length / self.prefill_speed} if self.prefill_speed else {}),
         }
 
 
@@ -177,7 +167,7 @@ def _lengths(answer: CapacityAnswer) -> Iterator[str]:
         )
     if answer.tier is not None:
         yield ""
-        yield f"tier of {_size(answer.tier.bytes)}: keeps requests between their turns; no more of them run at once"
+        yield f"tier of {_size(answer.tier)}: keeps requests between their turns; no more of them run at once"
 
 
 def _gpu(answer: CapacityAnswer) -> Iterator[str]:

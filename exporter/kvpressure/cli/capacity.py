@@ -13,7 +13,7 @@ from typing import Final
 from kvpressure.capacity import kvbytes, load, models, plan, weights
 from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.load import RequestLoad
-from kvpressure.capacity.report import CapacityAnswer, HostTier, as_json, as_text
+from kvpressure.capacity.report import CapacityAnswer, as_json, as_text
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
 from kvpressure.settings.thresholds import Thresholds
@@ -144,7 +144,15 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
         hybrid_manager=not options.disable_hybrid_kv_cache_manager,
     )
     lengths = tuple(options.context or _lengths(shape, options.max_model_len))
-    answer = CapacityAnswer(shape, parallel, options.kv_cache_dtype, layout, lengths, tier=_tier(options))
+    alone = _first_given(options, ("tier_speed", "prefill_speed"))
+    if alone and options.tier is None:
+        raise InputError(f"--{alone.replace('_', '-')}: needs --tier")
+    answer = CapacityAnswer(
+        *(shape, parallel, options.kv_cache_dtype, layout, lengths),
+        tier=options.tier,
+        load_speed=options.tier_speed,
+        prefill_speed=options.prefill_speed,
+    )
     sent = _sent(options)
     if options.gpu_memory is None:
         needless = _first_given(options, _OF_A_GPU)
@@ -187,13 +195,6 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnsw
         problems=tuple(_problems(answer, found, fit, options.context or ())),
         warnings=tuple(_warnings(answer, found, options.context or ())),
     )
-
-
-def _tier(options: argparse.Namespace) -> HostTier | None:
-    alone = _first_given(options, ("tier_speed", "prefill_speed"))
-    if options.tier is None and alone:
-        raise InputError(f"--{alone.replace('_', '-')}: needs --tier")
-    return None if options.tier is None else HostTier(options.tier, options.tier_speed, options.prefill_speed)
 
 
 def _lengths(shape: ModelShape, limit: int | None) -> list[int]:

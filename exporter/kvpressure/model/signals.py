@@ -264,7 +264,7 @@ class CacheSignals:
 
 @frozen
 class TierSignals:
-    """KV memory beyond the GPU's, over five minutes (``signals.tiers``). Nothing else is known without a tier."""
+    """KV memory beyond the GPU's, over five minutes (``signals.kv``). Nothing else is known without a tier."""
 
     tier_configured: bool | None = None
     tier_capacity_tokens: float | None = published(

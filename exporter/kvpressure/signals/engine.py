@@ -13,7 +13,7 @@ from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.readings import CacheReading, EngineReading, Scrape
 from kvpressure.model.signals import CacheSignals, KvSignals, LoadSignals, Signals, ThroughputSignals, TierSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals import batch, hardware, kv, progress, requests, tiers
+from kvpressure.signals import batch, hardware, kv, progress, requests
 from kvpressure.signals import hardware as score
 from kvpressure.signals.batch import SequenceLimit, StepWindow
 from kvpressure.signals.hardware import EngineContext
@@ -237,7 +237,7 @@ class EngineTracker:
     def _tier(self, around: EngineContext, capacity: float | None) -> TierSignals:
         reading, args = self.reading, around.limits.args
         tier = dialect(reading.dialect).tier(args, reading) if reading else Tier()
-        return tiers.tier_signals(self.window, tier, capacity, args.engine_gpus, self._thresholds)
+        return kv.tier_signals(self.window, tier, capacity, args.engine_gpus, self._thresholds)
 
     def _contents(self, now: float) -> CacheSignals:
         """What is in the prefix cache; unknown without a recent reading."""

@@ -1,5 +1,5 @@
 """The KV cache and GPU memory: use, capacity, slope, time to exhaustion, over-commit, preemption, required memory,
-growth while idle, fragmentation; and the pool's size where no log line reports it.
+growth while idle, fragmentation; the pool's size where no log line reports it; and what a KV tier beyond it does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel, pool_bytes
 from kvpressure.capacity.own_models import ModelShapes
 from kvpressure.capacity.shapes import ModelShape
-from kvpressure.engines.base import Pool
+from kvpressure.engines.base import Pool, Tier
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import AllocatorReading, GpuReading
-from kvpressure.model.signals import KvSignals, MemorySignals
+from kvpressure.model.signals import KvSignals, MemorySignals, TierSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.hardware import EngineContext
 from kvpressure.signals.requests import Shape
@@ -286,6 +286,60 @@ def _hit_ratio(window: EngineWindow, seconds: float, least: float = 0.0) -> floa
     if queries is None or hits is None or queries[0] <= least:
         return None
     return min(1.0, hits[0] / queries[0])
+
+
+_OF_TIERS: Final = ("tier_", r.CACHED_PREFIX, r.PROMPT_TOKENS_COMPUTED)  # how counters begin that say what a tier does
+
+
+def tier_signals(
+    window: EngineWindow, tier: Tier, capacity: float | None, gpus: int | None, t: Thresholds
+) -> TierSignals:
+    """All signals of a KV tier, over five minutes. ``capacity``: tokens of the GPU's KV cache; ``gpus``: of the engine,
+    whose transfer times add up.
+    """
+    last = window.last
+    if last is None or (r.TIER_STORED not in last.counters and r.TIER_REFUSED not in last.counters):
+        return TierSignals(tier_configured=tier.configured)
+    counters, size, each = last.counters, tier.size, tier.tokens
+    grown = {name: window.increase(name, FIVE_MINUTES) for name in counters if name.startswith(_OF_TIERS)}
+    amounts = {name: found[0] for name, found in grown.items() if found}
+    rates = {name: found[0] / found[1] for name, found in grown.items() if found}
+    behind = [r.CACHED_PREFIX + where for where in ("host", "disk", "storage", "external_unspecified")]
+    prefill, total = window.observed(r.PREFILL, FIVE_MINUTES), counters.get(r.TIER_STORED)
+    # a counter with labels appears with the first event
+    refused = amounts.get(r.TIER_REFUSED) if r.TIER_REFUSED in counters else 0.0
+    return TierSignals(
+        tier_configured=True,
+        tier_capacity_tokens=None if size is None or each is None else size * each,
+        tier_pinned_ratio=last.gauges.get(r.TIER_PINNED),
+        tier_used_ratio=_ratio(last.gauges.get(r.TIER_USED), size),
+        tier_stored=_by_place(rates, r.TIER_STORED_PREFIX, each),
+        tier_loaded=_by_place(rates, r.TIER_LOADED_PREFIX, each),
+        cached=_by_place(rates, r.CACHED_PREFIX, 1.0),
+        tier_reloaded_ratio=_ratio(amounts.get(r.TIER_LOADED), amounts.get(r.TIER_STORED)),
+        tier_turnover_seconds=_ratio(size, rates.get(r.TIER_STORED)),
+        tier_refused=refused,
+        tier_served=None if total is None else any(counters.get(name) for name in (r.TIER_LOADED, *behind)),
+        tier_stored_ratio=None if total is None or each is None else _ratio(total * each, capacity),
+        load_seconds_per_token=_ratio(
+            amounts.get(r.TIER_LOAD_SECONDS),
+            sum(amounts.get(name, 0.0) for name in behind),
+            t["hit_ratio_min_tokens"],
+        ),
+        tier_gpus=gpus,
+        prefill_seconds_per_token=_ratio(prefill[0].sum if prefill else None, amounts.get(r.PROMPT_TOKENS_COMPUTED)),
+    )
+
+
+def _ratio(part: float | None, whole: float | None, least: float = 0.0) -> float | None:
+    """``part`` of ``whole``; ``None`` unless that is above ``least``."""
+    return None if part is None or whole is None or whole <= least else part / whole
+
+
+def _by_place(rates: Mapping[str, float], prefix: str, each: float | None) -> dict[str, float]:
+    """Rates of this prefix, in tokens, by where KV lies; empty where the tokens in one unit are unknown."""
+    names = (name for name in rates if name.startswith(prefix))
+    return {} if each is None else {name.removeprefix(prefix): rates[name] * each for name in names}
 
 
 IDLE_STEP_SECONDS: Final = 30.0

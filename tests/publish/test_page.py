@@ -161,7 +161,9 @@ def test_the_first_action_stands_beside_the_verdict_if_that_is_sure(
     evidence = engine.diagnosis.evidence
     if verdict.endswith(" with room"):
         verdict, evidence = verdict.removesuffix(" with room"), {"kv_full": Found("kv_full", False, "not full")}
-    answer = replace(engine.diagnosis, verdict=verdict, confidence=confidence, evidence=evidence, beside={})
+    answer = replace(
+        engine.diagnosis, verdict=verdict, confidence=confidence, evidence=evidence, conditions={}, beside={}
+    )
     text = page(State(time=NOW, engines=(replace(engine, diagnosis=answer),))).text
     before_the_evidence = text[: text.index("Evidence for")]
     assert first in before_the_evidence

@@ -24,7 +24,7 @@ def stored(first: int, count: int, salt: int | None = 0, *, parent: int | None =
 
 def full(*events) -> Contents:
     contents = Contents()
-    contents.begin(complete=True)
+    contents.begin("")
     contents.take(1000.0, events)
     return contents
 
@@ -69,7 +69,7 @@ def test_other_media_and_groups_are_not_the_cache(more):
     contents.take(1001.0, [Removed(blocks(1, 10), more.get("medium", GPU), more.get("group"))])
     assert contents.holders.shares(1001.0)[0] == {"a": 1.0}
     assert contents.holders.resident == 10
-    assert contents.tiers == ("medium" in more)
+    assert (not contents.counters()) == ("medium" in more)
 
 
 def test_groups_without_their_kinds_are_refused():
@@ -82,8 +82,8 @@ def test_who_came_late_knows_the_contents_after_they_turned_over():
     assert contents.reason == LATE
     contents.take(1001.0, [Removed(blocks(1, 200))])
     assert contents.reason == ""
-    contents.begin(complete=False)
-    assert contents.reason == LATE
+    contents.begin("gap")
+    assert contents.reason == "gap"
     contents.take(1002.0, [Cleared()])
     assert contents.reason == ""
 

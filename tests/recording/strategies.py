@@ -16,6 +16,7 @@ from kvpressure.model.ceilings import MOMENT
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import (
     AllocatorReading,
+    CacheReading,
     ContainerReading,
     GpuOwner,
     GpuProcess,
@@ -57,6 +58,7 @@ _BY_TYPE = {
     "bool | None": st.none() | st.booleans(),
     "Mapping[int, int]": st.dictionaries(_count, _count, max_size=3),
     "Mapping[str, int]": st.dictionaries(_texts, _count, max_size=2),
+    "Mapping[str, float]": st.dictionaries(_texts, st.floats(0, 1), max_size=2),
 }
 
 
@@ -132,6 +134,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         logs=some(st.builds(log_line, *[_texts] * 3, st.sampled_from(EVENT_LINES).map(public.public_line))),
         allocator=some(every(AllocatorReading)),
         steps=some(every(StepStats)),
+        caches=some(every(CacheReading)),
         node_conditions=some(every(NodeCondition)),
         health={one.name: one for one in some(every(SourceHealth, last_success=st.none() | _number))},
         targets=draw(st.none() | st.lists(_texts, max_size=2).map(tuple)),

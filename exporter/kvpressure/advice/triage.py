@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -12,6 +12,7 @@ from kvpressure.diagnosis import findings
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.readings import OOM_EXIT_CODE, GpuReading
+from kvpressure.model.signals import CacheSignals
 from kvpressure.model.state import ContainerState, EngineState, State
 from kvpressure.printable import BESIDE, OR, PIPE, UNKNOWN, capital, command, named, say
 from kvpressure.settings.thresholds import Thresholds
@@ -195,7 +196,16 @@ def _requests(case: _TriagedEngine) -> _Answer:
     return gravest(*known), (
         f"p95 over 5 minutes: {lengths or 'unknown (no request finished, or no histograms of lengths)'}.",
         *case.lines(*names),
+        *_holders(case.engine.signals.cache),
     )
+
+
+def _holders(cache: CacheSignals) -> Iterator[str]:
+    """Who holds the prefix cache, the largest holder with a name first."""
+    for what, shares in (("Adapter", cache.held_by_adapter), ("Cache salt", cache.held_by_salt)):
+        for name, share in list(shares.items())[:1]:
+            rest = "".join(f"; {other} {say(held, 'ratio')}" for other, held in shares.items() if other != name)
+            yield f"{what} {name} holds {say(share, 'ratio')} of the prefix cache{rest}."
 
 
 def _events(case: _TriagedEngine) -> _Answer:

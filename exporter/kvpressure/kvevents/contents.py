@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvpressure.kvevents.holders import NONE, UNKNOWN, Holders, Salts
 from kvpressure.kvevents.reuse import ReuseEstimator
+from kvpressure.model.readings import KV_AGAIN, KV_AGAIN_AGE, KV_AGAIN_GAP, KV_EVICTED, KV_GAIN_PREFIX
 
 GPU: Final = "GPU"
 _FULL: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of cache groups that keep a block until it is evicted; the others drop blocks by design. None = not told."""
 _KNOWN_SHARE: Final = 0.8  # of the last evictions, from which on those seen are nearly all: the oldest go first
-_LAST: Final = 64  # evictions, about
+_LAST: Final = 64  # evictions, after which half of what is known of them is new
 
 HYBRID: Final = "hybrid_groups"
 LATE: Final = "late"
@@ -50,45 +51,51 @@ Event = Stored | Removed | Cleared
 
 
 class Contents:
-    """The prefix cache on the GPU of one engine; of a hybrid model, one group with full attention.
-
-    ``reason``: why its contents are not known, "" = they are. ``tiers``: blocks were stored on another medium too, so
-    one that is stored again on the GPU may have been loaded.
-    """
+    """The prefix cache on the GPU of one engine; of a hybrid model, one group with full attention."""
 
     def __init__(self) -> None:
         self.holders, self.reuse, self._salts = Holders(), ReuseEstimator(divisor=1), Salts()
         self.block_size: int | None = None
-        self.tiers = False
+        self._tiers = False
         self._hybrid = False
         self._group: int | None = None
         self._clock = 0.0
-        self._known_share = 0.0
+        self._lost, self._known_share = LATE, 0.0
 
     @property
     def reason(self) -> str:
-        """``HYBRID``, ``LATE`` or ""."""
-        return HYBRID if self._hybrid else "" if self._known_share >= _KNOWN_SHARE else LATE
+        """Why the contents are unknown, "" = they are known."""
+        return HYBRID if self._hybrid else "" if self._known_share >= _KNOWN_SHARE else self._lost
 
-    def begin(self, complete: bool) -> None:
-        """Forget all blocks. ``complete``: the cache is empty now, so that all it will contain is seen."""
+    def begin(self, reason: str) -> None:
+        """Forget all blocks. ``reason``: why some may be in the cache that are not seen, "" = it is empty now."""
         self.holders.reset()
         self.reuse.reset()
-        self._known_share = float(complete)
+        self._lost, self._known_share = reason or LATE, float(not reason)
 
     def set_capacity(self, tokens: float | None) -> None:
         """The size of the cache, ``None`` = unknown."""
         if tokens is not None and self.block_size:
             self.reuse.capacity = int(tokens // self.block_size)
 
+    def counters(self) -> Mapping[str, float]:
+        """Tokens evicted and stored again since the start, by name; none where they may have been loaded instead."""
+        size, reuse = self.block_size, self.reuse
+        if size is None or self._tiers:
+            return {}
+        gain = {f"{KV_GAIN_PREFIX}{factor:g}": blocks for factor, blocks in reuse.gain.items()}
+        sums = (reuse.evictions, reuse.again, reuse.evicted_age_seconds, reuse.again_gap_seconds)
+        named = dict(zip((KV_EVICTED, KV_AGAIN, KV_AGAIN_AGE, KV_AGAIN_GAP), sums, strict=True))
+        return {name: float(blocks * size) for name, blocks in {**named, **gain}.items()}
+
     def take(self, time: float, events: Iterable[Event]) -> None:
         """Take the events of one step. ``time``: in Unix seconds; one before the last counts as the last."""
         self._clock = self.reuse.clock = max(self._clock, time)
         for event in events:
             if isinstance(event, Cleared):
-                self.begin(complete=True)
+                self.begin("")
             elif event.medium != GPU:
-                self.tiers = self.tiers or isinstance(event, Stored)
+                self._tiers = self._tiers or isinstance(event, Stored)
             elif isinstance(event, Stored):
                 self._store(event)
             elif event.group == self._group:
@@ -107,16 +114,26 @@ class Contents:
         if salt is not None:
             self._salts.put(event.blocks, salt)
         owner = event.adapter, UNKNOWN if salt is None else f"{salt:05x}" if salt else NONE
-        for block in self._sampled(event.blocks):
-            self.holders.stored(block, owner, self._clock)
+        blocks, held = self._sampled(event.blocks)
+        self.holders.stored(held, owner, self._clock)
+        for block in blocks:
             self.reuse.stored(block)
 
     def _remove(self, event: Removed) -> None:
-        for block in self._sampled(event.blocks):
-            self._known_share += ((block in self.holders) - self._known_share) / _LAST
-            self.holders.removed(block, self._clock)
+        blocks, held = self._sampled(event.blocks)
+        seen = self.holders.removed(held, self._clock)
+        if held:
+            kept = 0.5 ** (len(held) / _LAST)
+            self._known_share = kept * self._known_share + (1 - kept) * seen / len(held)
+        for block in blocks:
             self.reuse.removed(block)
 
-    def _sampled(self, blocks: Sequence[int]) -> Sequence[int]:
-        divisor = min(self.holders.divisor, self.reuse.divisor)
-        return blocks if divisor == 1 else [block for block in blocks if not block % divisor]
+    def _sampled(self, blocks: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """The blocks that are tracked at all, and those of them that are for the holders."""
+        finer = min(self.holders.divisor, self.reuse.divisor)
+        tracked = _multiples(blocks, finer)
+        return tracked, tracked if self.holders.divisor == finer else _multiples(tracked, self.holders.divisor)
+
+
+def _multiples(blocks: Sequence[int], divisor: int) -> Sequence[int]:
+    return blocks if divisor == 1 else [block for block in blocks if not block % divisor]

@@ -6,6 +6,7 @@ Only hashes that are multiples of ``divisor`` are tracked and stand for all, so 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import exp
 from typing import Final
@@ -15,7 +16,7 @@ TOP: Final = 5
 OTHER: Final = "(other)"
 NONE: Final = "(none)"
 UNKNOWN: Final = "(unknown)"
-_TRACKED: Final = 8192  # hashes: 1 MiB. Above it half of them are dropped
+_TRACKED: Final = 4096  # hashes: 1 MiB, and shares within 2 points. Above it half of them are dropped
 _SECONDS: Final = 60.0  # over which the blocks of a holder are averaged
 _SLOTS: Final = 2**19  # of the salts of blocks: 2 MiB
 _SALT_BITS: Final = 20
@@ -91,28 +92,29 @@ class Holders:
         self._owners: dict[int, _Owner] = {}
         self._tallies: tuple[dict[str, _Tally], dict[str, _Tally]] = ({}, {})
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._owners
-
     @property
     def resident(self) -> int:
         """Blocks in the cache, as far as events were seen."""
         return len(self._owners) * self.divisor
 
-    def stored(self, block: int, owner: _Owner, now: float) -> None:
-        """A block was stored. One that is resident keeps its owner: it is a copy, or a report of its reuse."""
-        if block % self.divisor or block in self._owners:
-            return
-        self._owners[block] = owner
-        self._count(owner, 1, now)
-        if len(self._owners) > _TRACKED:
-            self._halve(now)
+    def stored(self, blocks: Iterable[int], owner: _Owner, now: float) -> None:
+        """Blocks were stored, multiples of ``divisor``. One that is resident keeps its owner: it is a copy, or a report
+        of its reuse.
+        """
+        before = len(self._owners)
+        for block in blocks:
+            self._owners.setdefault(block, owner)
+        self._count(owner, len(self._owners) - before, now)
+        while len(self._owners) > _TRACKED:
+            self.divisor *= 2
+            self.removed([block for block in self._owners if block % self.divisor], now)
 
-    def removed(self, block: int, now: float) -> None:
-        """A block was evicted."""
-        owner = self._owners.pop(block, None)
-        if owner is not None:
-            self._count(owner, -1, now)
+    def removed(self, blocks: Iterable[int], now: float) -> int:
+        """Blocks were evicted; how many of them were seen being stored."""
+        owners = [owner for block in blocks if (owner := self._owners.pop(block, None)) is not None]
+        for owner, count in Counter(owners).items():
+            self._count(owner, -count, now)
+        return len(owners)
 
     def shares(self, now: float) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Shares (0-1) of the blocks by adapter and by salt, means of the last minute: the largest, ``NONE``,
@@ -126,12 +128,6 @@ class Holders:
             if name not in tallies:
                 tallies[name] = _Tally(now)
             tallies[name].add(blocks, now)
-
-    def _halve(self, now: float) -> None:
-        self.divisor *= 2
-        dropped = [block for block in self._owners if block % self.divisor]
-        for block in dropped:
-            self.removed(block, now)
 
     def _shares(self, tallies: dict[str, _Tally], now: float) -> Mapping[str, float]:
         means = {name: tally.mean(now) for name, tally in tallies.items()}

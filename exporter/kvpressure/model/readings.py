@@ -54,8 +54,8 @@ PROMPT_TOKENS_COMPUTED: Final = "prompt_tokens_computed"  # prompt_tokens_by_sou
 GENERATION_TOKENS: Final = "generation_tokens"
 PREFIX_QUERIES: Final = "prefix_queries"
 PREFIX_HITS: Final = "prefix_hits"
-# By KV events, in tokens: of blocks evicted; of those stored again later, and how many of these a cache of so many
-# times the capacity would have kept; token-seconds from store to eviction, and from there to the next store
+# By KV events, in tokens: of blocks evicted; of those stored again later, and those that a cache of so many times
+# the capacity would have kept; token-seconds from store to eviction, and from there to the next store
 KV_EVICTED: Final = "kv_evicted"
 KV_AGAIN: Final = "kv_again"
 KV_GAIN_PREFIX: Final = "kv_gain:"  # + factor: "kv_gain:2"
@@ -347,8 +347,8 @@ class CacheReading:
     """What the KV events of one engine add up to: sums and shares, never a hash, a token or a salt. ``target``: as of
     ``Scrape``; ``engine``: as the page calls it. ``reason``: why the contents of its prefix cache are unknown, "" =
     they are known. ``adapters``, ``salts``: shares (0-1) of the blocks by holder, means of a minute; salts are numbers
-    that mean nothing outside this process. ``tiers``: blocks were stored outside the GPU too. The other fields are as
-    in ``kvevents.reuse.ReuseEstimator``, in blocks of ``block_size`` tokens.
+    that mean nothing outside this process. ``counters``: ``KV_EVICTED`` and those that follow it, which its reading
+    gets; none where blocks were stored outside the GPU too, so that what is stored again may have been loaded.
     """
 
     target: str
@@ -357,14 +357,8 @@ class CacheReading:
     reason: str = ""
     adapters: Mapping[str, float] = field(default_factory=dict)
     salts: Mapping[str, float] = field(default_factory=dict)
-    tiers: bool = False
-    block_size: int | None = None
-    resident: int | None = None
-    again: int = 0
-    evictions: int = 0
-    evicted_age_seconds: float = 0.0
-    again_gap_seconds: float = 0.0
-    gain: Mapping[str, int] = field(default_factory=dict)  # by factor of the capacity, as text
+    resident_tokens: int | None = None
+    counters: Mapping[str, float] = field(default_factory=dict)
 
 
 @frozen

@@ -133,12 +133,12 @@ class Pipeline:
             self._take(now, container, partial(container.observe, now, reading))
         for line in snapshot.logs:
             self._take_line(now, line)
+        for cache in snapshot.caches:
+            self._take_cache(now, cache)
         for page in snapshot.pages:
             self._take_page(now, page)
         for stats in snapshot.steps:
             self._take_steps(now, stats)
-        for cache in snapshot.caches:
-            self._take_cache(now, cache)
         owners = _owners_by_pod(snapshot)
         self._engines.forget(now)
         self._forget(now)

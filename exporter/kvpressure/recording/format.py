@@ -217,11 +217,8 @@ _CACHE: Final = (
     Field("time", read_moment, required=True),
     Field("reason", read_name, default=""),
     *(Field(name, map_of(read_ratio, read_name), dict, default={}) for name in ("adapters", "salts")),
-    Field("tiers", read_flag, default=False),
-    *fields(read_amount, "block_size", "resident"),
-    *fields(read_amount, "again", "evictions", default=0),
-    *fields(read_level, "evicted_age_seconds", "again_gap_seconds", default=0.0),
-    Field("gain", read_counts, dict, default={}),
+    Field("resident_tokens", read_amount),
+    Field("counters", map_of(read_level, read_name), dict, default={}),
 )
 _OWNER: Final = (
     Field("uuid", read_name, required=True),

@@ -91,7 +91,9 @@ class EngineTracker:
 
     def observe(self, page: Scrape, reading: EngineReading) -> bool:
         """Take a successful scrape. False if it is not newer than the last one and was ignored."""
-        before = self.window.last
+        before, cache = self.window.last, self._fresh_cache(page.time)
+        if cache is not None:
+            reading = replace(reading, counters={**reading.counters, **cache.counters})
         if not self.window.observe(page.time, reading.gauges, reading.counters, reading.histograms, page.page):
             return False
         if before is not None and page.time < before.t:
@@ -239,12 +241,14 @@ class EngineTracker:
         tier = dialect(reading.dialect).tier(args, reading) if reading else Tier()
         return kv.tier_signals(self.window, tier, capacity, args.engine_gpus, self._thresholds)
 
+    def _fresh_cache(self, now: float) -> CacheReading | None:
+        cache = self._cache
+        return cache if cache and abs(now - cache.time) <= self._thresholds["stale_page_seconds"] else None
+
     def _contents(self, now: float) -> CacheSignals:
         """What is in the prefix cache; unknown without a recent reading."""
-        cache = self._cache
-        if cache is None or now - cache.time > self._thresholds["stale_page_seconds"]:
-            return CacheSignals()
-        return CacheSignals(cache.adapters, cache.salts, {cache.reason: float(not cache.reason)})
+        cache = self._fresh_cache(now)
+        return CacheSignals(cache.adapters, cache.salts, {cache.reason: not cache.reason}) if cache else CacheSignals()
 
     def _load(self, around: EngineContext, cache: CacheState) -> LoadSignals:
         limits = around.limits

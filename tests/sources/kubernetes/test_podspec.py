@@ -19,6 +19,7 @@ from kvpressure.parsed import quantity
 from kvpressure.sources.kubernetes import command_lines, podspec
 from kvpressure.sources.kubernetes.command_lines import CommandLines
 from kvpressure.sources.kubernetes.podspec import EngineContainer, Pod, Policy, read_pod
+from kvpressure.sources.kvevents.addresses import EventsEndpoint
 from kvpressure.sources.scrape.targets import Target
 from tests.engines.vllm.crafted import UNITS, repeated, within
 from tests.sources.kubernetes.objects import container, container_id, of_static_pod, pod
@@ -238,6 +239,13 @@ def test_each_rank_of_a_multi_port_server_has_a_page(
     assert found.refusal == refusal
     one = engine(pod(containers=[container(command=["vllm", "serve", "m", "-dp", "8"])]))
     assert len(one.targets) == 1
+
+
+def test_on_the_network_of_the_node_kv_events_are_read_at_declared_ports_only() -> None:
+    command = ["vllm", "serve", "m", "--kv-events-config", '{"enable_kv_cache_events": true}']
+    for host, declared, read_there in ((False, (), True), (True, (8000,), False), (True, (8000, 5557), True)):
+        one = engine(pod(containers=[container(command=command, ports=ports(*declared))], host_network=host))
+        assert (one.target.kv_events == EventsEndpoint(("", 5557))) is read_there
 
 
 def test_an_engine_as_a_native_sidecar() -> None:

@@ -32,6 +32,7 @@ from kvpressure.sources.kubernetes.command_lines import CommandLine
 from kvpressure.sources.kubernetes.discovery import OF_COMMAND, OF_TITLE, ContainerRow
 from kvpressure.sources.kubernetes.endpoint import METRICS_OFF, UNIX_SOCKET
 from kvpressure.sources.kubernetes.pod import Pod, discovered
+from kvpressure.sources.kvevents.addresses import endpoint_of
 from kvpressure.sources.places import Precedence, admitted
 from kvpressure.sources.scrape.targets import Target
 
@@ -279,6 +280,7 @@ class ProcessesSource:
                 args_source=OF_PROCESS,
                 verify=False,  # the kernel says whose socket it is
                 dialect=process.engine.name,
+                kv_events=endpoint_of(args),
             )
             target = self._joined(replace(target, pod=name or target.address), here.startswith(("::1", "127.")))
         place = ("", name or f"pid:{pid}") if target is None else (target.namespace, target.pod)
@@ -302,7 +304,7 @@ class ProcessesSource:
         for given in self._given:
             if given.port == target.port and (given.host == target.host or (everywhere and _is_here(given.host))):
                 pod = target.pod if given.pod == given.address else given.pod
-                joined = replace(given, pod=pod, dialect=target.dialect)
+                joined = replace(given, pod=pod, dialect=target.dialect, kv_events=given.kv_events or target.kv_events)
                 return joined if given.args else replace(joined, args=target.args, args_source=OF_PROCESS)
         return target
 

@@ -38,6 +38,7 @@ from kvpressure.sources.kubernetes.discovery import (
     workload_of,
 )
 from kvpressure.sources.kubernetes.pod import ENDED_PHASES, UID, EngineContainer, Pod
+from kvpressure.sources.kvevents.addresses import EventsEndpoint, endpoint_of
 from kvpressure.sources.scrape.targets import Target, TargetError
 
 MAX_CONTAINERS: Final = 64  # of one pod
@@ -473,6 +474,7 @@ def _target(
             uid=pod.uid,
             pool=_pool(pod, found),
             assumed=not _is_certain(pod, found, port) and _run(pod, found.container, status).answered is None,
+            kv_events=_kv_events(pod, found),
         ), None
     except TargetError:
         return None, "bad_path"
@@ -495,6 +497,14 @@ def _is_certain(pod: _Raw, found: _Candidate, port: int) -> bool:
 
 def _pool(pod: _Raw, found: _Candidate) -> EnginePool:
     return pool_of(pod.name, pod.workload, found.dialect.features(found.args, None, ()).kv_role)
+
+
+def _kv_events(pod: _Raw, found: _Candidate) -> EventsEndpoint | None:
+    """Where it publishes KV events; on the node's network only at a port that the pod declares."""
+    published = endpoint_of(found.args)
+    on_node = pod.spec.get("hostNetwork") is True
+    allowed = published is not None and (not on_node or published.events[1] in {number for number, _ in found.ports})
+    return published if allowed else None
 
 
 def _server(pod: _Raw, found: _Candidate, args: EngineArgs, policy: Policy) -> endpoint.ServerPort:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from kvpressure.model.readings import PageText, Scrape
 from kvpressure.model.reasons import INTERNAL, NEVER_ANSWERED, TARGET_LIMIT
 from kvpressure.sources.base import Reading, SourceError, SourceSettings, isolated
+from kvpressure.sources.kvevents.following import EventFollower
 from kvpressure.sources.places import Place, Precedence, admitted
 from kvpressure.sources.plugin_metrics import FRESH_SECONDS, PluginMetrics, read_plugin_metrics
 from kvpressure.sources.scrape.fetch import Fetcher
@@ -205,6 +206,7 @@ class EngineSource:
         self._errors: Counter[str] = Counter()  # since the last read
         self._pool = _FetchThreads(self._max_targets, self._work)
         self._bounds = ScrapeLimits()
+        self._events = EventFollower()
         self._lock = threading.Lock()
         self._feeds: dict[str, _Feed] = {}
         self._left_out: list[Target] = []  # the best claim first
@@ -272,7 +274,11 @@ class EngineSource:
                 self._pool.submit(feed)
         self._pool.grow()
         awaited = {feed for feed in feeds.values() if feed.in_flight and not feed.late}
-        pages = [page for feed, page in self._collect(awaited) if feeds.get(feed.target.name) is feed]
+        collected = [(feed, page) for feed, page in self._collect(awaited) if feeds.get(feed.target.name) is feed]
+        pages = [page for _, page in collected]
+        self._events.keep(feeds)
+        for feed, page in collected:
+            self._events.follow(feed.target, page)
         errors, self._errors = self._errors, Counter()
         errors.update(page.error for page in pages if page.error is not None)
         left_out = self._left_out
@@ -291,6 +297,7 @@ class EngineSource:
             targets=(*feeds, *(target.name for target in listed)),
             allocator=tuple(reading for i in inside for reading in i.allocator),
             steps=tuple(stats for i in inside for stats in i.steps),
+            caches=self._events.readings(),
             errors=dict(errors),
         )
 
@@ -349,4 +356,5 @@ class EngineSource:
         """Close all connections; threads end when their fetch does."""
         self._closed = True  # a read may be under way, and discovery go on
         self.set_targets(())
+        self._events.keep(())
         self._pool.close()

@@ -13,6 +13,8 @@ Keys:
 * ``gpus``: UUIDs, separated by commas, of the GPUs that the engine runs on.
 * ``tls``: ``verify`` (default) or ``insecure``; ``ca``: a file with the certificates to trust. For https only.
 * ``model-config``: the model's ``config.json``, its directory, or a published name, where ``args`` does not name it.
+* ``kv-events``: ``tcp://HOST:PORT`` where the engine (of several data-parallel ranks: the first) publishes KV events,
+  and after a comma where it sends lost ones again; needs the extra ``events``.
 * ``args``: the engine's command line, quoted as in a shell. Misspelt options and values that cannot be read are
   refused.
 
@@ -32,12 +34,13 @@ from kvpressure.engines.mistakes import mistake
 from kvpressure.engines.registry import default
 from kvpressure.errors import InputError, shown
 from kvpressure.model.pools import EnginePool, Workload, pool_of
+from kvpressure.sources.kvevents.addresses import EventsEndpoint, endpoint_of, endpoint_of_option
 
 DEFAULT_PORT: Final = default().default_port  # where nothing says what the server is
 DEFAULT_PATH: Final = default().default_path
 MAX_PATH_CHARS: Final = 512
 ADDRESSES: Final = "http://HOST[:PORT][/PATH], https://..., HOST or HOST:PORT"
-KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "model-config", "args")
+KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "model-config", "kv-events", "args")
 
 _OWNER: Final = re.compile(r"([a-z0-9][a-z0-9-]*)/([a-z0-9][a-z0-9.-]*)=")
 # Wherever the @ is: with a slash too many or too few, what stands before it would be a path, which is published.
@@ -66,7 +69,8 @@ class Target:
     ``version``: the server's; ``dialect``: its name; both where discovery knows them. ``ca``: file of certificates to
     trust instead of the system's; ``verify`` False accepts any certificate. ``model_config``: a model's
     ``config.json`` or name, "" = none. ``group``, ``pool``, ``args_source``, ``assumed``: as in ``Scrape``. ``uid``: of
-    the pod, "" = named by hand. Raises ``TargetError`` for an address that cannot be requested.
+    the pod, "" = named by hand. ``kv_events``: ``None`` = none. Raises ``TargetError`` for an address that cannot be
+    requested.
     """
 
     host: str
@@ -89,6 +93,7 @@ class Target:
     pool: EnginePool | None = None
     args_source: str = "args"
     assumed: bool = False
+    kv_events: EventsEndpoint | None = None
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):
@@ -140,9 +145,10 @@ def parse_target(text: str) -> Target:
         ca=options.get("ca"),
         model_config=options.get("model-config", ""),
     )
-    pod = target.pod or target.address
-    role = default().features(default().read_command(target.args).args, None, ()).kv_role
-    return replace(target, pod=pod, pool=pool_of(pod, Workload(), role))
+    pod, args = target.pod or target.address, default().read_command(target.args).args
+    role = default().features(args, None, ()).kv_role
+    events = _kv_events(where, options["kv-events"]) if "kv-events" in options else endpoint_of(args)
+    return replace(target, pod=pod, pool=pool_of(pod, Workload(), role), kv_events=events)
 
 
 def _options(where: str, rest: str) -> Iterator[tuple[str, str]]:
@@ -202,6 +208,13 @@ def _verify(where: str, scheme: str, options: Mapping[str, str]) -> bool:
     if "ca" in options and not os.path.isfile(options["ca"]):  # noqa: PTH113 - Path raises for a name that is too long
         raise TargetError(f"{where} names the certificate file {shown(options['ca'])}", "an existing file")
     return policy == "verify"
+
+
+def _kv_events(where: str, value: str) -> EventsEndpoint:
+    endpoint = endpoint_of_option(value)
+    if endpoint is None:
+        raise TargetError(f"{where} has kv-events {shown(value)}", "tcp://HOST:PORT, or two of them with a comma")
+    return endpoint
 
 
 def _split_args(where: str, value: str) -> tuple[str, ...]:

@@ -1,0 +1,72 @@
+"""Which engines' KV events are followed: those with an endpoint. Without one, nothing is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from time import time
+from typing import TYPE_CHECKING, Final
+
+from kvpressure.engines.registry import dialect
+from kvpressure.model.readings import CacheReading, Scrape
+from kvpressure.sources.scrape.targets import Target
+
+if TYPE_CHECKING:
+    from kvpressure.sources.kvevents.subscription import Subscription
+
+NOT_INSTALLED: Final = "not_installed"
+MAX_FOLLOWED: Final = 64
+"""Engines whose KV events are followed. Beyond: those of further engines are not. Shown as: no
+`kvpressure_kv_events_complete`.
+"""
+
+
+class EventFollower:
+    """A subscription for each engine of targets with an endpoint of KV events."""
+
+    def __init__(self) -> None:
+        self._followed: dict[tuple[str, str], Subscription | None] = {}  # None: a library is missing
+        self._capacity: dict[tuple[str, str], float | None] = {}
+
+    def follow(self, target: Target, page: Scrape) -> None:
+        """Follow the engines of a page. The name of an engine is its data-parallel rank, which gives its ports."""
+        if target.kv_events is None or not page.engines:
+            return
+        named = {engine.engine for engine in page.engines}
+        for key in [key for key in self._followed if key[0] == target.name and key[1] not in named]:
+            self._drop(key)
+        for engine in page.engines:
+            addresses = target.kv_events.of_rank(int(engine.engine), target.host) if engine.engine.isdecimal() else None
+            key = target.name, engine.engine
+            if addresses is None or (key not in self._followed and len(self._followed) >= MAX_FOLLOWED):
+                continue
+            known = self._followed.get(key)
+            if known is None or (known.followed.events, known.followed.replay) != addresses:
+                self._drop(key)
+                self._followed[key] = _subscribed(key, *addresses)
+            self._capacity[key] = dialect(engine.dialect).capacity_tokens(engine, page.engines_of_server(engine))
+
+    def keep(self, targets: Collection[str]) -> None:
+        """Follow no other targets any more."""
+        for key in [key for key in self._followed if key[0] not in targets]:
+            self._drop(key)
+
+    def readings(self) -> tuple[CacheReading, ...]:
+        """What is known of each engine's cache now."""
+        return tuple(
+            CacheReading(*key, time(), NOT_INSTALLED) if one is None else one.reading(self._capacity.get(key))
+            for key, one in self._followed.items()
+        )
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        known = self._followed.pop(key, None)
+        self._capacity.pop(key, None)
+        if known is not None:
+            known.close()
+
+
+def _subscribed(key: tuple[str, str], events: tuple[str, int], replay: tuple[str, int] | None) -> Subscription | None:
+    try:
+        from kvpressure.sources.kvevents.subscription import Followed, Subscription
+    except ImportError:
+        return None
+    return Subscription(Followed(*key, events, replay))

@@ -1,0 +1,165 @@
+"""KV events over a real socket: what is lost is repaired or said, and no publisher costs more than allowed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic, sleep
+
+import pytest
+
+from kvpressure.kvevents.contents import LATE
+from kvpressure.model.readings import CacheReading
+from kvpressure.sources.kvevents import subscription
+from kvpressure.sources.kvevents.subscription import FLOOD, GAP, Followed, Subscription
+from kvpressure.sources.kvevents.zmtp import MAX_FRAME_BYTES
+from tests.helpers.kv_publisher import Publisher
+
+pytestmark = pytest.mark.live
+
+
+def stored(*blocks: int, parent: int | None = None, **more: object) -> dict[str, object]:
+    row = {
+        "type": "BlockStored",
+        "block_hashes": blocks,
+        "parent_block_hash": parent,
+        "token_ids": [7],
+        "block_size": 16,
+    }
+    return {**row, "medium": "GPU", **more}
+
+
+def removed(*blocks: int) -> dict[str, object]:
+    return {"type": "BlockRemoved", "block_hashes": blocks, "medium": "GPU"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "_RETRY_SECONDS", 0.05)
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[..., Subscription]]:
+    started: list[Subscription] = []
+
+    def start(publisher: Publisher, replay: bool = True) -> Subscription:
+        addresses = [("127.0.0.1", port) for port in (publisher.port, publisher.replay_port)]
+        started.append(Subscription(Followed("t", "0", addresses[0], addresses[1] if replay else None)))
+        publisher.wait()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def until(one: Subscription, holds: Callable[[CacheReading], bool]) -> CacheReading:
+    end = monotonic() + 10
+    while not holds(reading := one.reading(None)) and monotonic() < end:
+        sleep(0.01)
+    assert holds(reading), reading
+    return reading
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_from_the_first_batch_on_the_contents_are_known(follow, replay):
+    with Publisher() as publisher:
+        one = follow(publisher, replay)
+        publisher.send(stored(1, 2, lora_name="legal"), stored(3))
+        reading = until(one, lambda r: r.resident_tokens == 16 * 3)
+        assert reading.reason == ""
+        publisher.send(removed(1, 2))
+        until(one, lambda r: r.resident_tokens == 16 * 1)
+
+
+@pytest.mark.parametrize(("kept", "reason"), [(True, ""), (False, LATE)])
+def test_who_comes_late_is_told_the_past_where_it_is_kept(follow, kept, reason):
+    with Publisher() as publisher:
+        publisher.send(stored(1, 2), kept=kept)
+        publisher.send(stored(3))
+        one = follow(publisher)
+        assert until(one, lambda r: r.resident_tokens == 16 * (3 if kept else 1)).reason == reason
+
+
+@pytest.mark.parametrize(("replay", "kept"), [(True, True), (True, False), (False, True)])
+def test_a_gap_is_repaired_or_said(follow, replay, kept):
+    with Publisher() as publisher:
+        one = follow(publisher, replay)
+        publisher.send(stored(1, 2))
+        until(one, lambda r: r.resident_tokens == 16 * 2)
+        publisher.send(stored(3), kept=kept, lost=True)
+        publisher.send(stored(4))
+        repaired = replay and kept
+        reading = until(one, lambda r: r.resident_tokens == 16 * (4 if repaired else 1))
+        assert reading.reason == ("" if repaired else GAP)
+
+
+@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize("sent", [1, 3])
+def test_a_restarted_engine_begins_with_an_empty_cache(follow, replay, sent):
+    with Publisher() as publisher:
+        one = follow(publisher, replay)
+        for block in range(2):
+            publisher.send(stored(block))
+        until(one, lambda r: r.resident_tokens == 16 * 2)
+    until(one, lambda r: r.reason == "refused")
+    with Publisher(publisher.port, publisher.replay_port) as again:
+        if replay:
+            for block in range(10, 10 + sent):
+                again.send(stored(block), time=2000.0)
+        again.wait()
+        again.send(stored(100), time=2001.0)
+        until(one, lambda r: r.resident_tokens == 16 * (sent + 1 if replay else 1) and not r.reason)
+
+
+def test_a_lost_connection_to_the_same_process_loses_nothing(follow):
+    with Publisher() as publisher:
+        one = follow(publisher)
+        publisher.send(stored(1))
+        until(one, lambda r: r.resident_tokens == 16 * 1)
+        one._live.close()
+        publisher.send(stored(2), lost=True)
+        until(one, lambda r: r.resident_tokens == 16 * 2 and r.reason == "")
+
+
+def test_what_is_no_batch_resets_and_the_next_ones_count(follow):
+    with Publisher() as publisher:
+        one = follow(publisher, replay=False)
+        publisher.send(stored(1))
+        publisher.send_raw(b"\xc1")
+        publisher.send(stored(2))
+        assert until(one, lambda r: r.resident_tokens == 16 * 1 and r.reason != "").reason == "bad_events"
+        publisher.send_raw(bytes(MAX_FRAME_BYTES + 1))
+        publisher.send({"type": "AllBlocksCleared"}, stored(5, 6))
+        assert until(one, lambda r: r.resident_tokens == 16 * 2).reason == ""
+
+
+def test_a_flood_is_cut_off(follow, monkeypatch):
+    monkeypatch.setattr(subscription, "_CPU_BURST_SECONDS", 0.02)
+    with Publisher() as publisher:
+        one = follow(publisher, replay=False)
+        one._credit = 0.02
+        for number in range(500):
+            publisher.send(stored(*range(number * 1000, number * 1000 + 1000)))
+        reading = until(one, lambda r: r.reason == FLOOD)
+        assert reading.resident_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(64), b"\xff" * 64, b"\xff" + bytes(63)]
+)
+def test_what_speaks_something_else_is_no_publisher(answer):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        one = Subscription(Followed("t", "0", ("127.0.0.1", server.getsockname()[1])))
+        try:
+            assert until(one, lambda r: r.reason != "connecting").reason in ("protocol", "reset")
+        finally:
+            one.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kvpressure.kvevents import contents
 from kvpressure.model import reasons
 from kvpressure.model.readings import SourceHealth
 from kvpressure.model.state import State
-from kvpressure.publish.failure_reasons import ANY, SCRAPES, SECTIONS, WEB, Meaning, action
+from kvpressure.publish.failure_reasons import ANY, EVENTS, SCRAPES, SECTIONS, WEB, Meaning, action
 from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.web import server
@@ -32,6 +33,10 @@ def named(*rows: Meaning) -> set[str]:
 
 def test_scrapes_of_engines() -> None:
     assert named(*SCRAPES.rows) == set(reasons.REASONS)
+
+
+def test_kv_events() -> None:
+    assert named(*EVENTS.rows) == set(contents.REASONS)
 
 
 def test_gpus() -> None:

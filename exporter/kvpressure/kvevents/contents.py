@@ -15,9 +15,15 @@ _FULL: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_at
 _KNOWN_SHARE: Final = 0.8  # of the last evictions, from which on those seen are nearly all: the oldest go first
 _LAST: Final = 64  # evictions, after which half of what is known of them is new
 
+# Why the contents of a cache are unknown, beside why an endpoint cannot be read (``model.reasons``)
+CONNECTING: Final = "connecting"
+LATE: Final = "late"  # not everything in it was seen being stored
+GAP: Final = "gap"
+BAD_EVENTS: Final = "bad_events"
+FLOOD: Final = "flood"
 HYBRID: Final = "hybrid_groups"
-LATE: Final = "late"
-"""Not everything in the cache was seen being stored."""
+NOT_INSTALLED: Final = "not_installed"
+REASONS: Final = (CONNECTING, LATE, GAP, BAD_EVENTS, FLOOD, HYBRID, NOT_INSTALLED)
 
 
 class Stored(NamedTuple):

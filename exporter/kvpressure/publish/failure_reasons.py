@@ -283,6 +283,23 @@ _WEB: Final = (
         "find who guesses passwords",
     ),
 )
+_EVENTS: Final = (
+    _meaning("connecting", "no batch has come yet", "wait"),
+    _meaning(
+        "late gap",
+        "batches were sent before the exporter connected, or were lost, and no replay endpoint has them",
+        "wait until the cache has turned over, or set `replay_endpoint` in `--kv-events-config`",
+        "engines.md#who-holds-the-prefix-cache",
+    ),
+    _meaning("bad_events", "a batch could not be decoded, or was larger than 4 MiB", "report the engine's version"),
+    _meaning(
+        "flood",
+        "the events took more than a tenth of a core; they are left alone for a minute, then followed anew",
+        "report the rate",
+    ),
+    _meaning("hybrid_groups", "a hybrid model whose events name no kinds of cache groups", "use vLLM 0.23 or later"),
+    _meaning("not_installed", "the library for KV events is missing", "install `kvpressure[events]`"),
+)
 SCRAPES: Final = Section("Scrapes of engines", (), _SCRAPES)
 ANY: Final = Section("Any source", (), _ANY)
 SECTIONS: Final = (
@@ -293,6 +310,7 @@ SECTIONS: Final = (
     Section("Targets", ("engines",), (_TARGET_LIMIT,)),
 )
 WEB: Final = Section("The web server", (), _WEB)
+EVENTS: Final = Section("KV events", (), _EVENTS)
 
 
 def action(source: str, reason: str) -> str:
@@ -307,11 +325,10 @@ def render_failure_reasons() -> str:
         "# Failure reasons",
         "",
         "Generated from `exporter/kvpressure/publish/failure_reasons.py`; the triage page shows the same advice.",
-        "Reasons are labels of `kvpressure_target_errors_total` (engines), `kvpressure_source_errors_total` (sources)"
-        " and",
-        "`kvpressure_web_refused_total` (web requests).",
+        "Reasons are labels of `kvpressure_target_errors_total` (engines), `kvpressure_kv_events_complete`,",
+        "`kvpressure_source_errors_total` (sources) and `kvpressure_web_refused_total` (web requests).",
     ]
-    for section in (SCRAPES, ANY, *SECTIONS, WEB):
+    for section in (SCRAPES, EVENTS, ANY, *SECTIONS, WEB):
         names = ", ".join(f"`{name}`" for name in section.sources)
         lines += ["", f"## {section.title}", "", *([f"Sources: {names}.", ""] if names else [])]
         lines += ["| reason | means | do |", "|---|---|---|"]

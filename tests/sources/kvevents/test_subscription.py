@@ -9,10 +9,10 @@ from time import monotonic, sleep
 
 import pytest
 
-from kvpressure.kvevents.contents import LATE
+from kvpressure.kvevents.contents import FLOOD, GAP, LATE
 from kvpressure.model.readings import CacheReading
 from kvpressure.sources.kvevents import subscription
-from kvpressure.sources.kvevents.subscription import FLOOD, GAP, Followed, Subscription
+from kvpressure.sources.kvevents.subscription import Followed, Subscription
 from kvpressure.sources.kvevents.zmtp import MAX_FRAME_BYTES
 from tests.helpers.kv_publisher import Publisher
 

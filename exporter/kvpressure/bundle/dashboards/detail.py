@@ -219,6 +219,21 @@ def _memory(board: Dashboard) -> None:
         dashed="stored",
     )
     board.graph(
+        "Who holds the prefix cache",
+        "Share of the blocks in the prefix cache by LoRA adapter and by cache salt, mean of a minute (needs KV events)."
+        " A salt is a number that changes when the exporter restarts.",
+        [
+            PanelQuery(
+                worst(engine("kv_held_ratio", by="by, holder")),
+                "{{by}} {{holder}}",
+                OF_ENGINE,
+                optional="no KV events are read, or no request had an adapter or a salt",
+            )
+        ],
+        "percentunit",
+        top=1,
+    )
+    board.graph(
         "Reserved minus allocated",
         'Lines: "allocator" is memory that PyTorch keeps unused, "kv_pool" is free KV blocks, and "kv_block" is unused'
         " slots in occupied blocks.",

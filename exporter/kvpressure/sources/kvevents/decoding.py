@@ -13,11 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from kvpressure.kvevents.contents import GPU, Cleared, Event, Removed, Stored
+from kvpressure.kvevents.contents import BAD_EVENTS, GPU, Cleared, Event, Removed, Stored
 from kvpressure.kvevents.holders import NONE
 from kvpressure.sources.base import SourceError
 
-BAD_EVENTS: Final = "bad_events"
 _MOST: Final = 2**64 - 1
 _NAME_CHARS: Final = 256
 _KEY: Final = secrets.token_bytes(32)

@@ -7,13 +7,13 @@ from time import time
 from typing import TYPE_CHECKING, Final
 
 from kvpressure.engines.registry import dialect
+from kvpressure.kvevents.contents import NOT_INSTALLED
 from kvpressure.model.readings import CacheReading, Scrape
 from kvpressure.sources.scrape.targets import Target
 
 if TYPE_CHECKING:
     from kvpressure.sources.kvevents.subscription import Subscription
 
-NOT_INSTALLED: Final = "not_installed"
 MAX_FOLLOWED: Final = 64
 """Engines whose KV events are followed. Beyond: those of further engines are not. Shown as: no
 `kvpressure_kv_events_complete`.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic, thread_time, time
 from typing import Final
 
-from kvpressure.kvevents.contents import LATE, Contents
+from kvpressure.kvevents.contents import CONNECTING, FLOOD, GAP, LATE, Contents
 from kvpressure.model.isolation import FailureLog
 from kvpressure.model.readings import CacheReading
 from kvpressure.model.reasons import INTERNAL, PROTOCOL
@@ -15,10 +15,6 @@ from kvpressure.sources.base import SourceError
 from kvpressure.sources.kvevents.decoding import decode
 from kvpressure.sources.kvevents.zmtp import SUBSCRIBE_ALL, Address, Connection
 
-CONNECTING: Final = "connecting"
-GAP: Final = "gap"
-FLOOD: Final = "flood"
-REASONS: Final = (CONNECTING, LATE, GAP, FLOOD)
 _RETRY_SECONDS: Final = 5.0
 _AFTER_FLOOD_SECONDS: Final = 60.0
 _CPU_SHARE: Final = 0.1  # of a core, over time

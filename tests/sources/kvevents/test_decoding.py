@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import defaultdict
 from contextlib import suppress
@@ -18,7 +19,8 @@ from kvpressure.sources.base import SourceError
 from kvpressure.sources.kvevents.decoding import decode
 
 BATCHES = defaultdict(list)
-for line in (Path(__file__).parents[2] / "fixtures/kv-events/batches.jsonl").read_text().splitlines():
+FIXTURES = Path(__file__).parents[2] / "fixtures/kv-events"
+for line in (FIXTURES / "batches.jsonl").read_text().splitlines():
     row = json.loads(line)
     BATCHES[row["vllm"]].append(bytes.fromhex(row["payload"]))
 WITH_SALT = {"0.20.0", "0.23.0", "0.26.0", "0.29.0", "0.31.0", "0.33.0"}
@@ -47,6 +49,21 @@ def test_every_version_tells_the_same_story(version):
     assert loads_seen[5:7] == [False, False] or version == "0.9.1"
     assert loads_seen[-1] == (version != "0.9.1")
     assert salted == (version in WITH_SALT)
+
+
+def test_a_real_server_shares_its_cache_as_its_clients_say():
+    contents, numbers = Contents(), []
+    contents.begin("")
+    with gzip.open(FIXTURES / "vllm-0.32-cpu.jsonl.gz", "rt") as lines:
+        for line in lines:
+            row = json.loads(line)
+            contents.take(*decode(bytes.fromhex(row["payload"])))
+            numbers.append(row["seq"])
+    assert numbers == list(range(254))
+    assert (contents.reason, contents.holders.resident) == ("", 509)
+    adapters, salts = contents.holders.shares(2e9)  # long after: the mean is the present
+    assert adapters == pytest.approx({"a": 0.409, NONE: 0.252, "c": 0.227, "b": 0.112}, abs=0.005)
+    assert sorted(salts.values()) == pytest.approx([0.117, 0.362, 0.521], abs=0.005)
 
 
 def test_what_sglang_adds_is_read():

@@ -118,7 +118,7 @@ WORKER: dict[str, Any] = {
             {
                 "name": "worker",
                 "image": "vllm/vllm-openai:v0.32.0",
-                "command": ["sh", "-c", "bash multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"],
+                "command": ["sh", "-c", "bash start.sh --ray_address=$(LWS_LEADER_ADDRESS)"],
                 "resources": {"limits": {"nvidia.com/gpu": "8"}},
             }
         ]

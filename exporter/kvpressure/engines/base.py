@@ -237,7 +237,7 @@ class Known:
 class ReadCommand(Protocol):
     """Reads a container's command followed by its args, and its environment (literal values only). Never raises.
 
-    ``entry_point``: the words go to the image's own entry point. ``named``: result of ``names_server`` for the whole
+    ``named``: result of ``names_server`` for the whole
     command line, where ``argv`` is only the part that ``command.bounded`` keeps.
     """
 
@@ -245,7 +245,6 @@ class ReadCommand(Protocol):
         self,
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
-        entry_point: bool = False,
         named: bool | None = None,
     ) -> Command: ...
 
@@ -270,7 +269,7 @@ class EngineDialect:
     """Whether a command line, or a variable it may use, might start the server. Cheap."""
     names_server: Callable[[Sequence[str]], bool] = lambda *_: False
     """Whether the text of a command line contains the words that start the server."""
-    read_command: ReadCommand = lambda *_, **__: Command(EngineArgs(), False, False)
+    read_command: ReadCommand = lambda *_, **__: Command(EngineArgs(), False)
     of_image: Callable[[str], bool] = lambda *_: False
     """Whether an image (lower case, ``registry/path/name:tag``, without digest) contains the server; a path may
     contain anything.

@@ -39,15 +39,13 @@ class Node:
 
 @frozen
 class Command:
-    """A parsed command line. ``starts_server``: it starts the engine's server. ``other_program``: everything it runs
-    is known to be no server of this engine; an unknown program may start one. ``certain``: it was understood that this
-    container starts the server; else only its text says so, or a branch that may be taken. ``others``: arguments of
-    further servers that it starts. ``node``: None = it shows one node only.
+    """A parsed command line. ``starts_server``: it names the engine's server. ``certain``: it was understood that this
+    container starts it; else only its text says so, or a branch that may be taken. ``others``: arguments of further
+    servers that it starts. ``node``: None = it shows one node only.
     """
 
     args: EngineArgs
     starts_server: bool
-    other_program: bool
     certain: bool = False
     others: Sequence[EngineArgs] = ()
     node: Node | None = None

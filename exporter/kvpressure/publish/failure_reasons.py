@@ -209,11 +209,6 @@ _KUBERNETES: Final = (
     _unscraped("ranks_not_known", "write `--data-parallel-size-local` as a number; only the first rank is scraped"),
     _unscraped("too_many_ranks", "run at most 64 ranks in a container"),
     _meaning(
-        "other_program",
-        "a container with vLLM's image runs a program that serves no model (`sleep`, `nginx`, `vllm bench`)",
-        "nothing, if that is right; else name the engine with `kvpressure.io/container`",
-    ),
-    _meaning(
         "command_cut",
         "a container's command line or script is too long to be read as a whole; its limits may be unknown",
         "put a long script into a file",

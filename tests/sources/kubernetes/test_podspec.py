@@ -67,47 +67,6 @@ def test_a_plain_engine() -> None:
 IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
-@pytest.mark.attack("an image with vLLM in its name that runs something else", "no engine, counted")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"command": ["lmcache_server", "0.0.0.0", "8100"]},
-        {"command": ["vllm", "bench", "serve", "--port", "8000"]},
-        {"command": ["/usr/bin/env", "A=1", "vllm", "run-batch", "-i", "x"]},
-        {"command": ["sleep", "infinity"]},
-        {"command": ["bash", "-c", "set -e; A=1; sleep infinity"]},
-        {"command": ["python3", "benchmark_serving.py", "--port", "8000"]},
-        {"command": None, "args": ["sleep", "infinity"]},
-        {"command": None, "args": ["vllm", "bench", "serve"]},
-        {"command": ["python3", "-m", "http.server", "8000"]},
-        {"command": ["bash", "-c", "--", "while true; do sleep 3600; done"]},
-        {"command": ["/usr/sbin/nginx", "-g", "daemon off;"]},
-        {"command": ["python3", "-m", "vllm.benchmarks.serve"]},
-        {"command": ["bash", "-c", "pip install x && tail -f /dev/null"]},
-        {"command": ["bash", "-c", "eval 'sleep infinity'"]},
-        {"command": ["vllm-router", "--port", "8000"]},
-        {"command": ["python3", "-m", "vllm_router.app"]},
-    ],
-)
-def test_a_foreign_command_in_an_image_of_vllm_is_no_engine_and_counted(fields: dict[str, Any]) -> None:
-    found = read(pod(containers=[container(**fields)]))
-    assert (found.engines, found.others) == ((), ("vllm",))
-
-
-def test_what_is_counted_for_its_program() -> None:
-    foreign = container("side", command=["sleep", "infinity"])
-    for other in (container(), container(command=["/start.sh"])):
-        found = read(pod(containers=[{**foreign, "resources": {}}, other]))
-        assert ([e.container for e in found.engines], found.others) == (["vllm"], ())
-    assert read(pod(containers=[foreign, container(command=["/start.sh"])])).others == ("side",)
-    assert read(pod(containers=[{**foreign, "image": "own"}])).others == ()
-    assert read(pod(containers=[foreign], annotations={"kvpressure.io/scrape": "false"})).others == ()
-    named = read(pod(containers=[foreign], annotations={"kvpressure.io/container": "side"}))
-    assert ([e.container for e in named.engines], named.others) == (["side"], ())
-    selected = read(pod(containers=[foreign]), SELECTED)
-    assert ([e.container for e in selected.engines], selected.others) == (["side"], ())
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -118,6 +77,9 @@ def test_what_is_counted_for_its_program() -> None:
         {"command": ["vllm", "$(MODE)"]},
         {"command": None, "args": []},
         {"command": ["vllm", "launch", "render"]},
+        {"command": ["sleep", "infinity"]},
+        {"command": ["vllm", "bench", "serve", "--port", "8000"]},
+        {"command": ["bash", "-c", "pip install x && tail -f /dev/null"]},
         *(
             {"command": words.split()}
             for words in (
@@ -138,8 +100,18 @@ def test_what_is_counted_for_its_program() -> None:
         {"command": ["bash", "-c", "curl x | sh"]},
     ],
 )
-def test_a_launcher_that_cannot_be_looked_into_is_one(fields: dict[str, Any]) -> None:
-    assert len(read(pod(containers=[container(**fields)])).engines) == 1
+def test_a_program_that_cannot_be_looked_into_is_assumed_to_serve(fields: dict[str, Any]) -> None:
+    (found,) = read(pod(containers=[container(**fields)])).engines
+    assert found.reading.run is not None
+    assert found.reading.run.assumed == (fields.get("args") != ["--model", "m"])
+
+
+@pytest.mark.attack("an image with vLLM in its name that runs something else", "no engine before it answers")
+def test_a_program_without_a_gpu_is_no_engine_because_its_text_speaks_of_one() -> None:
+    for words in ("until pgrep -f 'vllm serve'; do sleep 1; done", "echo vllm.entrypoints", "sleep infinity"):
+        other = container(command=["bash", "-c", words], resources={})
+        assert read(pod(containers=[other])).engines == ()
+        assert [e.container for e in read(pod(containers=[{**other, "name": "side"}, container()])).engines] == ["vllm"]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,6 @@ START: Final = re.compile(r"(\bsglang\.launch_server\b|\bsglang[ \t]+serve\b|\bs
 """Words that start the server in a script."""
 _WRAPPER: Final = "dynamo.sglang"  # runs the server inside and sets some of its arguments
 _MODULES: Final = ("sglang.launch_server", "sgl_jax.launch_server", _WRAPPER)
-_OTHER: Final = re.compile(r"sglang_router\.\S+|sglang\.(?:bench|test|profiler)\S*|sleep|tail|cat|nginx|envoy|curl")
 _OF_SGLANG: Final = frozenset({"model", "max_num_seqs", "gpu_memory_utilization", "max_num_batched_tokens"})
 
 
@@ -90,9 +89,7 @@ def names_server(argv: Sequence[str]) -> bool:
     return _NAMED.search(" ".join(map(str, argv))) is not None
 
 
-def read(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, entry_point: bool = False, named: bool | None = None
-) -> Command:
+def read(argv: Sequence[str], env: Mapping[str, str] | None = None, named: bool | None = None) -> Command:
     """A container's command followed by its args, and its environment; see ``base.ReadCommand``. Never raises."""
     known = dict(env or {})
     tokens, script, scripted = shell.program_of(argv, known)
@@ -107,9 +104,7 @@ def read(
         ],
     ) or (bare, ())
     starts = bool(servers) or (names_server(argv) if named is None else named)
-    other = not starts and not entry_point and script.understood and bool(commands)
-    other = other and all(any(map(_OTHER.fullmatch, map(base, words))) for words in commands)
-    return Command(args, starts, other, any(map(shell.is_here, servers)), others, node_of(commands, args))
+    return Command(args, starts, any(map(shell.is_here, servers)), others, node_of(commands, args))
 
 
 def _after_start(command: Sequence[str]) -> Sequence[str] | None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvpressure.engines import shell
 from kvpressure.engines.command import CUT, Command, Endpoints, node_of, on_first_node
-from kvpressure.engines.shell import REFERENCE, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
+from kvpressure.engines.shell import REFERENCE, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
 from kvpressure.engines.vllm.options import full
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
@@ -54,105 +54,6 @@ _FLAG = re.compile(
 _VALUED: Final = frozenset(
     {"log_config_file", "show_hidden_metrics_for_version"}
 )  # named like a flag, yet with a value
-_WRAPPERS: Final = frozenset({"exec", "env", "tini", "dumb-init", "nohup", "time", "command"})
-# Programs that never serve a model; one that is not listed may.
-_FOREIGN: Final = frozenset(
-    [
-        "sleep",
-        "tail",
-        "cat",
-        "echo",
-        "printf",
-        "true",
-        "false",
-        ":",
-        "test",
-        "[",
-        "[[",
-        "]]",
-        "set",
-        "unset",
-        "export",
-        "cd",
-        "pwd",
-        "ulimit",
-        "umask",
-        "shift",
-        "wait",
-        "kill",
-        "ls",
-        "mkdir",
-        "touch",
-        "chmod",
-        "chown",
-        "cp",
-        "mv",
-        "rm",
-        "ln",
-        "tar",
-        "unzip",
-        "date",
-        "hostname",
-        "id",
-        "whoami",
-        "df",
-        "free",
-        "ps",
-        "top",
-        "pgrep",
-        "pkill",
-        "killall",
-        "grep",
-        "sed",
-        "awk",
-        "tee",
-        "pip",
-        "pip3",
-        "apt",
-        "apt-get",
-        "apk",
-        "git",
-        "curl",
-        "wget",
-        "rsync",
-        "aws",
-        "gsutil",
-        "gcloud",
-        "rclone",
-        "huggingface-cli",
-        "hf",
-        "nvidia-smi",
-        "nginx",
-        "envoy",
-        "haproxy",
-        "traefik",
-        "caddy",
-        "redis-server",
-        "etcd",
-        "sshd",
-        "prometheus",
-        "node_exporter",
-        "dcgm-exporter",
-        "fluent-bit",
-        "fluentd",
-        "filebeat",
-        "jupyter",
-        "jupyter-lab",
-        "jupyter-notebook",
-        "lmcache_server",
-        "lmcache_controller",
-        "mooncake_master",
-        "vllm-router",
-        "uvicorn",
-        "gunicorn",
-        "guidellm",
-        "genai-perf",
-        "lm_eval",
-        "locust",
-        "wrk",
-        "k6",
-    ]
-)
 OF_VLLM: Final = frozenset(
     {
         "model",
@@ -167,14 +68,6 @@ OF_VLLM: Final = frozenset(
     }
 )
 """Arguments that identify words as vLLM's, whatever program they go to."""
-_NO_SERVERS: Final = frozenset(
-    {"bench", "benchmark", "run-batch", "chat", "complete", "collect-env"}
-)  # subcommands of vllm
-_CLIENT = re.compile(
-    r"(?:\S*[._-])?(?:client|router|bench|benchmarks?|download|downloader)(?:\.py)?|(?:benchmark|download)_\S*|"
-    r"vllm\.benchmarks\.\S+|vllm_router\.\S+|http\.server|dynamo\.(?!vllm$)\S+|planner\S*",
-    re.IGNORECASE,
-)  # a program or module, by its whole name
 _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
 _SERVER = re.compile(r"vllm(?<!\wvllm)(?:\s++serve\b|\.entrypoints\b)")
 _WRAPPER = re.compile(r"\S*/vllm/inference_api\.py|dynamo\.vllm|huggingfaceserver")
@@ -184,34 +77,27 @@ server.
 _WRAPPER_NAMES: Final = {"model_id": "model", "model_name": "served_model_name"}  # KServe's Hugging Face server
 START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
 """Words that start the server in a script, with its model."""
-_PYTHON = re.compile(r"python[\d.]*+")
 _MODULE = re.compile(r"(?:\S*[/.])?api_server(?:\.py)?")
 
 
-def read(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, entry_point: bool = False, named: bool | None = None
-) -> Command:
+def read(argv: Sequence[str], env: Mapping[str, str] | None = None, named: bool | None = None) -> Command:
     """A container's command followed by its args, and its environment; see ``base.ReadCommand``. Never raises.
 
     Understands ``vllm serve MODEL``, ``python -m vllm.entrypoints...``, bare arguments of an image's entry point,
-    ``sh -c "..."`` scripts, ``$(VAR)`` of Kubernetes and ``$VAR`` of the shell. ``entry_point``: the first word may
-    then be a model.
+    ``sh -c "..."`` scripts, ``$(VAR)`` of Kubernetes and ``$VAR`` of the shell.
     """
     known = dict(env or {})
-    tokens, script, scripted = shell.program_of(argv, known)
+    _, script, scripted = shell.program_of(argv, known)
     commands, understood = [command.words for command in script.commands], script.understood
     servers = [command for command in script.commands if _anchor(command.words) is not None]
     bare = [word for words in commands if not _starts_ray(words) for word in words]
     args, others = shell.servers(
         servers, [_arguments(server.words, known, understood, of_program=True) for server in servers]
     ) or (_arguments(bare, known, understood, of_program=not scripted), ())
-    other = understood and bool(commands) and all(_is_foreign(words) for words in commands)
-    if entry_point and tokens and base(tokens[0]) not in _NOT_MODELS | SHELLS | {"vllm"}:
-        other = False
     starts = bool(servers) and _names_engine(servers[0].words, args)
-    starts = starts or (not other and (names_server(argv) if named is None else named))
     certain = starts and any(map(shell.is_here, servers))
-    return Command(args, starts, other and not starts, certain, others, node_of(commands, args))
+    starts = starts or (names_server(argv) if named is None else named)
+    return Command(args, starts, certain, others, node_of(commands, args))
 
 
 def _names_engine(words: Sequence[str], args: EngineArgs) -> bool:
@@ -273,20 +159,6 @@ def endpoints(args: EngineArgs) -> Endpoints:
     if ranks is None and not {"data_parallel_size_local", "nnodes", "data_parallel_start_rank"} & args.explicit:
         ranks = args.data_parallel_size  # all ranks are here
     return Endpoints(serves, port_each, ranks)
-
-
-def _is_foreign(command: Sequence[str]) -> bool:
-    start = next(
-        (index for index, word in enumerate(command) if base(word) not in _WRAPPERS and not SET.match(word)), None
-    )
-    if start is None:  # only assignments are foreign; anything else is unknown
-        return all(map(SET.match, command))
-    program, following = base(command[start]), [word for word in command[start + 1 :] if not word.startswith("-")]
-    if program == "vllm":
-        return bool(following) and following[0] in _NO_SERVERS
-    if _PYTHON.fullmatch(program):
-        return bool(following) and _CLIENT.fullmatch(base(following[0])) is not None
-    return program in _FOREIGN or _CLIENT.fullmatch(program) is not None
 
 
 def _anchor(tokens: Sequence[str]) -> int | None:

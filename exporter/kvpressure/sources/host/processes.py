@@ -207,9 +207,10 @@ class ProcessesSource:
                 return one, None
         if not any(one.may_start(argv, {}) for one in dialects()):
             return None
-        line = self._lines.get(argv) or before.get(argv) or CommandLine(argv, {}, False, MAX_CHARACTERS)
+        line = self._lines.get(argv) or before.get(argv) or CommandLine(argv, {}, MAX_CHARACTERS)
         self._lines[argv] = line
-        return None if line.starts is None else (line.starts, line)
+        engine = line.starts
+        return None if engine is None or not line.read(engine).certain else (engine, line)
 
     def _found(self, processes: Mapping[int, _Process], own: set[str], errors: Counter[str]) -> Iterator[_HostEngine]:
         """The servers of these processes. ``own``: inodes of sockets in the network of this host."""

@@ -25,14 +25,13 @@ _FIELD: Final = re.compile(r"metadata\.(name|namespace|uid|(labels|annotations)\
 class CommandLine:
     """Command line of one container; each dialect parses it once, on demand."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], entry_point: bool, characters: int) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], characters: int) -> None:
         self.argv = bounded(argv, characters)
         used = {name for part in self.argv for name in _VARIABLE.findall(part)}
         named = {name: value for name, value in env.items() if name in used or name.startswith(variable_prefixes())}
         self.env = _bounded_env(named)
         self.cut = len(self.env) < len(named) or any(CUT in part for part in self.argv)
         self.characters = sum(map(len, self.argv)) + sum(len(name) + len(value) for name, value in self.env.items())
-        self._entry_point = entry_point
         self._likely = [(one, one.names_server(argv)) for one in dialects() if one.may_start(argv, env)]
         self._named = {one.name: named for one, named in self._likely}
         self._read: dict[str, Command] = {}
@@ -41,7 +40,7 @@ class CommandLine:
         """The command line as this engine parses it."""
         if one.name not in self._read:
             named = self._named.get(one.name, False)
-            self._read[one.name] = one.read_command(self.argv, self.env, self._entry_point, named)
+            self._read[one.name] = one.read_command(self.argv, self.env, named)
         return self._read[one.name]
 
     @cached_property
@@ -76,16 +75,16 @@ class CommandLines:
         self, uid: str, containers: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> list[CommandLine]:
         """The command line of each container. ``fields``: the pod's metadata, to which variables may refer."""
-        given = [(tuple(_argv(c)), _environment(c, fields or {}), not items(c.get("command"))) for c in containers]
-        mark = hash(tuple((argv, tuple(env.items()), entry_point) for argv, env, entry_point in given))
+        given = [(tuple(_argv(c)), _environment(c, fields or {})) for c in containers]
+        mark = hash(tuple((argv, tuple(env.items())) for argv, env in given))
         before = self._pods.pop(uid, None)
         if before is not None and before[0] == mark:
             self._pods[uid] = before
             return before[1]
         self._release(before)
         lines, left = [], MAX_COMMAND_CHARACTERS
-        for argv, env, entry_point in given:
-            lines.append(CommandLine(argv, env, entry_point, left))
+        for argv, env in given:
+            lines.append(CommandLine(argv, env, left))
             left = max(0, left - sum(map(len, lines[-1].argv)))
         self._pods[uid] = (mark, lines)
         self._left -= _weight(lines)

@@ -32,11 +32,10 @@ SIGNS: Final[Mapping[str, str]] = {
 REASONS: Final[Mapping[str, str]] = {
     "opted_out": "the annotation kvpressure.io/scrape is false",
     "other_container_named": "the annotation kvpressure.io/container names another container",
-    "other_program": "its command runs a program that is not an inference server",
     "other_server": "an inference server that kvpressure does not support",
     "nim": "an NVIDIA NIM that serves no language model",
     "worker": "a worker of an engine that another pod serves",
-    "no_gpu": "its image is an inference server's, but it has no accelerator and no command that starts one",
+    "no_gpu": "its image or text names an inference server, but it has no accelerator and no command that starts one",
     "other_container": "another container of the pod starts the inference server",
     "no_sign": "it has an accelerator, but neither its command nor its image names an inference server",
 }
@@ -132,14 +131,12 @@ def named_after(image: str) -> str:
     return "other_server" if any(word in last for word in _OTHER_SERVERS) else ""
 
 
-def reason_of(named: bool, of_engine: bool, runs_other: bool, gpu: bool, worker: bool, other: str) -> str:
+def reason_of(named: bool, of_engine: bool, gpu: bool, worker: bool, other: str) -> str:
     """Why a container is no engine. ``named``: an annotation names another one; ``of_engine``: image or command name
     an engine.
     """
     if named:
         return "other_container_named"
-    if of_engine and runs_other:
-        return "other_program"
     if other:
         return other
     if worker and gpu:

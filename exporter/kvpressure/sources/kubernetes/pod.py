@@ -40,9 +40,8 @@ class EngineContainer:
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A pod of this node. ``uids``: those under which the node knows it (a static pod has two). ``containers``:
-    names by container id. ``others``: containers with an engine's image whose command runs another program. ``rows``:
-    every container with a GPU or that looks like an inference server. ``group``: the pods with which it forms one
-    engine. ``cut``: containers with a command line too long to be read fully.
+    names by container id. ``rows``: every container with a GPU or that looks like an inference server. ``group``: the
+    pods with which it forms one engine. ``cut``: containers with a command line too long to be read fully.
     """
 
     namespace: str
@@ -52,7 +51,6 @@ class Pod:
     uids: frozenset[str] = frozenset()
     containers: Mapping[str, str] = field(default_factory=dict)
     engines: tuple[EngineContainer, ...] = ()
-    others: tuple[str, ...] = ()
     rows: tuple[ContainerRow, ...] = ()
     group: PodGroup | None = None
     cut: tuple[str, ...] = ()

@@ -20,8 +20,6 @@ from kvpressure.sources.kubernetes.discovery import TOO_MANY_PODS
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.pod import Pod, discovered, with_uids_of_their_own
 from kvpressure.sources.kubernetes.podspec import (
-    CONTAINER_MISSING,
-    OTHER_PROGRAM,
     REFUSALS,
     SAME_ADDRESS,
     Policy,
@@ -45,7 +43,7 @@ REASONS: Final = (
     TOO_MANY_PODS,
 )
 """Reasons of this source. Those of ``podspec.REFUSALS`` count once each: engines that cannot be scraped, or only in
-part, and containers that run another program. ``command_cut``: command lines too long to be read fully, once each.
+part. ``command_cut``: command lines too long to be read fully, once each.
 """
 
 
@@ -224,17 +222,10 @@ class PodsSource:
             new += view.watcher.new_errors()
         new[TOO_MANY_PODS] = sum(view.left_out()[0] for view in self._views)  # at every read, while it is so
         refused = {
-            (engine.refusal, pod.uid, engine.container)
-            for pod in self._shared.pods or ()
-            for engine in pod.engines
-            if engine.refusal is not None and engine.refusal != "no_endpoint"
-        }
-        refused |= {(OTHER_PROGRAM, pod.uid, name) for pod in self._shared.pods or () for name in pod.others}
-        refused |= {
             (row.reason, pod.uid, row.container)
             for pod in self._shared.pods or ()
             for row in pod.rows
-            if row.reason == CONTAINER_MISSING
+            if row.reason in REASONS
         }
         refused |= {(COMMAND_CUT, pod.uid, name) for pod in self._shared.pods or () for name in pod.cut}
         refused |= self._colliding

@@ -50,7 +50,6 @@ ALERTS_KEY: Final = "kvpressure.io/alerts"  # annotation or label: "off" or "tic
 CONTAINER_ANNOTATION: Final = "kvpressure.io/container"  # names the engine, where its command does not
 
 SAME_ADDRESS: Final = "same_address"
-OTHER_PROGRAM: Final = "other_program"
 TOO_MANY_RANKS: Final = "too_many_ranks"
 CONTAINER_MISSING: Final = "annotated_container_missing"
 REFUSALS: Final = (
@@ -61,13 +60,12 @@ REFUSALS: Final = (
     SAME_ADDRESS,
     "ranks_not_known",
     TOO_MANY_RANKS,
-    OTHER_PROGRAM,
     "no_endpoint",
 )
 """Why an engine has no target, or not all of them. ``no_endpoint`` is normal: a worker of an engine that is served
 elsewhere. ``same_address``: another engine has the address. ``ranks_not_known``: each data-parallel rank has its own
-port, and their number is not visible. ``too_many_ranks``: it is above ``MAX_RANKS``. ``other_program``: see
-``Pod.others``. ``annotated_container_missing``: ``kvpressure.io/container`` names no container of the pod.
+port, and their number is not visible. ``too_many_ranks``: it is above ``MAX_RANKS``.
+``annotated_container_missing``: ``kvpressure.io/container`` names no container of the pod.
 """
 
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
@@ -120,7 +118,7 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
     node = next((node for node in nodes if node is not None), None)
     group = group_of(namespace, name, (text(status.get("podIP")),), pod.labels, node)
     pod = replace(pod, group=group)
-    found, others = _engine_containers(pod, policy, everyone)
+    found = _engine_containers(pod, policy, everyone)
     annotated = _annotated(pod, found)
     engines = [
         _engine(pod, one, statuses.get(text(one.container.get("name")), {}), policy, one is annotated) for one in found
@@ -137,7 +135,6 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
         frozenset({uid, _static_uid(pod, ids)} - {""}),
         ids,
         kept,
-        tuple(text(one.container.get("name")) for one in others),
         tuple(_rows(pod, everyone, dict(zip(map(id, found), kept, strict=True)))),
         group,
         tuple(text(one.container["name"]) for one in everyone if one.line.cut),
@@ -242,24 +239,18 @@ def _opted_out(pod: _Raw) -> bool:
     return text(pod.annotations.get(SCRAPE_ANNOTATION)).lower() == "false"
 
 
-def _engine_containers(
-    pod: _Raw, policy: Policy, containers: list[_Candidate]
-) -> tuple[list[_Candidate], list[_Candidate]]:
-    """The engines, and the containers of an engine's image that run another program."""
+def _engine_containers(pod: _Raw, policy: Policy, containers: list[_Candidate]) -> list[_Candidate]:
     named = _named(pod)
     if named:
-        return [c for c in containers if c.container["name"] == named], []
+        return [c for c in containers if c.container["name"] == named]
     # Sidecars and clients are named after an engine too, so a command that starts a server takes precedence.
     certain = [c for c in containers if _starts_engine(c)]
     if certain:
-        return certain, []
-    images = [c for c in containers if c.of_image is not None]
-    likely = [c for c in images if not c.command.other_program]
-    engines = [c for c in likely if policy.template or _has_gpu(c.container)]
-    if not engines and policy.selected:
-        engines = [c for c in containers if _has_gpu(c.container)] or (containers if len(containers) == 1 else [])
-    on_gpus = [c for c in images if _has_gpu(c.container)] or images
-    return engines, [c for c in on_gpus if c not in likely and c not in engines]
+        return certain
+    likely = [c for c in containers if c.engine is not None and (policy.template or _has_gpu(c.container))]
+    if not likely and policy.selected:
+        return [c for c in containers if _has_gpu(c.container)] or (containers if len(containers) == 1 else [])
+    return likely
 
 
 def _named(pod: _Raw) -> str:
@@ -304,8 +295,7 @@ def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineC
         named_engine, other = found.engine is not None, named_after(image)
         if not (_has_gpu(found.container) or named_engine or other):
             continue
-        runs_other = found.command.other_program
-        reason = reason_of(bool(named), named_engine, runs_other, _has_gpu(found.container), worker, other)
+        reason = reason_of(bool(named), named_engine, _has_gpu(found.container), worker, other)
         yield ContainerRow(name, reason, gpus=gpus)
 
 
@@ -319,7 +309,7 @@ def _starts_engine(found: _Candidate) -> bool:
     """Whether the container certainly starts an engine's server: by name, or by its arguments for the image's entry
     point.
     """
-    if found.line.starts is not None:
+    if found.command.certain:
         return True
     if items(found.container.get("command")) or found.of_image is None:
         return False

@@ -206,6 +206,19 @@ def test_several_pods_and_one_that_is_pending(capsys: Capsys, kubectl: FakeKubec
     assert [engine["pod"] for engine in document["engines"]] == ["vllm-0"]
 
 
+def test_the_two_sides_of_a_pair_are_compared(capsys: Capsys, kubectl: FakeKubectl) -> None:
+    pods = [pod("vllm-0"), pod("vllm-1")]
+    for one, role in zip(pods, ("decode", "prefill"), strict=True):
+        one["metadata"]["labels"]["llm-d.ai/role"] = role
+    prepare(kubectl, pods=pods)
+    kubectl.answers.append((f"get --raw {PAGES.replace('vllm-0', 'vllm-1')}", pages("a_idle", 0)))
+    kubectl.install()
+    _, document = diagnose(capsys)
+    decode = document["engines"][0]
+    assert decode["cause"].endswith("; prefill has spare capacity")
+    assert decode["next_steps"][0]["title"] == "Add decode replicas"
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

@@ -401,14 +401,16 @@ def _cause_named(v: View) -> bool:
 
 _OF_TIERS: Final = "InferenceKVCachePressure"
 _NO_TIER: Final = "the engine reports no KV tier"
+_OF_CAPACITY: Final = ("kv_pressure", "concurrency_limited", "compute_bound")
+"""Verdicts that another replica helps."""
 
 
 def _saturated(v: View) -> bool | None:
     """Whether requests wait for capacity that another engine of the pool could have. Not what waits for a transfer,
-    nor for a stalled engine or its host.
+    nor where the verdict names what another engine does not help.
     """
     load = v.s.load
-    if v.answer.verdict in ("stalled", "host_bound"):
+    if v.answer.verdict in ACTIONABLE and v.answer.verdict not in _OF_CAPACITY:
         return False
     if v.stage in HARMFUL_STAGES:
         return True if (load.waiting_deferred or 0.0) <= (load.running or 0.0) else None

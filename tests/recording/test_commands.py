@@ -244,9 +244,12 @@ def test_record_refuses_in_one_line_and_makes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recording_of_nothing_is_no_success(tmp_path: Path, capsys: Capsys) -> None:
+@pytest.mark.parametrize("target", [["--engine.target", "http://127.0.0.1:9"], ["http://127.0.0.1:9"], []])
+def test_a_recording_of_nothing_is_no_success(target: list[str], tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "nothing.jsonl"
-    target = ["--engine.target", "http://127.0.0.1:9"]
+    if not target:
+        (tmp_path / "c.yaml").write_text("engine.target: [http://127.0.0.1:9]\n")
+        target = ["--config", str(tmp_path / "c.yaml")]
     assert main(["record", "--no-collector.processes", *target, "--out", str(out), "--for", "2"]) == 1
     said = capsys.readouterr().err
     assert "nothing was recorded: no GPU could be read, and no engine could be scraped (http://" in said

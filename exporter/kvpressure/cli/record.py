@@ -40,7 +40,7 @@ _FILE_LIKE: Final = (".json", ".gz", ".txt", ".log", ".zst", ".bz2", ".xz", ".zi
 _EXAMPLES: Final = """\
 examples:
   kvpressure record --out incident.jsonl.gz --for 600            # ten minutes of this node
-  kvpressure record --out box.jsonl --engine.target http://127.0.0.1:8000
+  kvpressure record http://127.0.0.1:8000 --out box.jsonl
   kvpressure record --out /var/lib/kvpressure --keep 24          # rotated files, the newest 24
 
 Judge it later with kvpressure replay or kvpressure diagnose.
@@ -51,7 +51,10 @@ Exit status: 0 recorded; 1 nothing could be read, or --max-size was reached befo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Output and duration, then the settings of ``serve``."""
-    parser.usage, parser.epilog = "%(prog)s --out FILE|DIR [option ...] [setting ...]", _EXAMPLES
+    parser.usage, parser.epilog = "%(prog)s [URL ...] --out FILE|DIR [option ...] [setting ...]", _EXAMPLES
+    parser.add_argument(
+        "engine.target", nargs="*", action="extend", metavar="URL", help="servers to read, as with --engine.target"
+    )
     parser.add_argument(
         "--out",
         required=True,

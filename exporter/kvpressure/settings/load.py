@@ -36,7 +36,7 @@ def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
     """Settings from flags."""
     for name, entry in table.items():
         raw = getattr(args, name, None)
-        if raw is None:
+        if raw is None or raw == []:  # a positional argument that was not given is an empty list
             continue
         where = f"--{name}"
         if isinstance(raw, list) and not entry.repeat:

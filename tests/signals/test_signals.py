@@ -200,8 +200,8 @@ def test_overcommit_uses_the_load_that_is_there_never_the_bare_cap():
 
 def test_prefix_hit_ratio_needs_queries():
     rows = every(1, [{r.PREFIX_QUERIES: 0, r.PREFIX_HITS: 0}, {r.PREFIX_QUERIES: 200, r.PREFIX_HITS: 50}])
-    assert kv_of(rows).prefix_hit_ratio == pytest.approx(0.25)
-    assert kv_of(every(1, [{r.PREFIX_QUERIES: 5, r.PREFIX_HITS: 1}] * 2)).prefix_hit_ratio is None
+    assert kv_of(rows).prefix_hit_ratio == {"1": pytest.approx(0.25)}
+    assert kv_of(every(1, [{r.PREFIX_QUERIES: 5, r.PREFIX_HITS: 1}] * 2)).prefix_hit_ratio == {}
 
 
 # --- batch ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from math import floor
 from kvpressure.capacity.load import context_limit
 from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import STEP_TOKENS, Diagnosis, EngineState
+from kvpressure.model.state import REUSE, STEP_TOKENS, Diagnosis, EngineState
 from kvpressure.settings.thresholds import Thresholds
 
 
@@ -75,9 +75,9 @@ class SteadyValue:
 
     def observe(self, diagnosis: Diagnosis, s: Signals, t: Thresholds) -> float | None:
         """The ``max_num_seqs`` to publish now."""
-        step = STEP_TOKENS if diagnosis.stage == STEP_TOKENS else None
+        step = diagnosis.stage if diagnosis.stage in (STEP_TOKENS, REUSE) else None
         current = diagnosis.verdict, step, s.load.max_num_seqs
-        sure = diagnosis.confidence >= t["confident"]
+        sure = diagnosis.confidence >= t["confident"] and step != REUSE  # the cache has room for what runs
         if current != self._for or not (sure or diagnosis.verdict == "kv_pressure"):
             self._for, self._value, self._asked = (current if sure else None), None, 0.0
         if self._for is None:

@@ -21,7 +21,7 @@ from kvpressure.advice.action import (
 from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.failures import failures, of_transfers, start_failure
 from kvpressure.advice.limits import past_peak, requests_that_fit, side_of
-from kvpressure.advice.plan import MitigationStep, of_pools, pressure_plan, roll_out
+from kvpressure.advice.plan import MitigationStep, of_pools, pressure_plan, reuse_plan, roll_out
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -33,6 +33,7 @@ from kvpressure.model.state import (
     CALM,
     OTHER_HAS_ROOM,
     OTHER_IS_FULL,
+    REUSE,
     STEP_TOKENS,
     Cause,
     EngineState,
@@ -60,6 +61,7 @@ TWO_LIMITS: Final = (
 _SLOW: Final = "slow, cause not found"
 STEP_BUDGET: Final = "steps use up {max_num_batched_tokens}; the KV cache is not full"
 _NO_USE: Final = "Nothing to do for requests, but for the KV tier."
+REUSE_LOST: Final = "prompts are computed again after their KV blocks were evicted; the KV cache has room for what runs"
 _NO_CAUSE: Final = ("Undecided", "No fresh metrics")  # tables whose rows name what is missing
 
 
@@ -119,6 +121,11 @@ def _with_fewer_retries(engine: EngineState, made: MitigationPlan) -> Mitigation
 
 
 def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
+    if engine.diagnosis.stage == REUSE:
+        return MitigationPlan(
+            "Keep more of what was computed: the KV cache has room for what runs. Lower limits do not help.",
+            tuple(_action(step) for step in reuse_plan(PlanInput(engine), t)),
+        )
     made = pressure_plan(PlanInput(engine), t, workload(engine))
     return MitigationPlan(_FIRST[side_of(engine)], tuple(_action(step) for step in made.steps))
 
@@ -538,7 +545,7 @@ def cause(engine: EngineState) -> str:
     text = TWO_LIMITS if found.holds("kv_full") else CAUSES["concurrency_limited"]
     text = text if found.verdict == "concurrency_limited" else CAUSES.get(found.verdict, CAUSES["unknown"])
     names = ("max_num_batched_tokens", "max_num_seqs", "preempted", "preemptions")
-    text = STEP_BUDGET if found.stage == STEP_TOKENS else text
+    text = {STEP_TOKENS: STEP_BUDGET, REUSE: REUSE_LOST}.get(found.stage or "", text)
     return text.format_map({name: called(name) for name in names}) + beside
 
 

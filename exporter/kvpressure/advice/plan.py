@@ -33,6 +33,7 @@ from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import ALONE_FULL, ALONE_SLOW, OTHER_HAS_ROOM, OTHER_IS_FULL, EngineState
 from kvpressure.printable import command, named, say
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.kv import MEASURED as NOW
 
 Advice = Literal["do", "if it stays", "not here"]
 
@@ -541,6 +542,61 @@ def _more_memory(engine: PlanInput, t: Thresholds) -> MitigationStep:
         "if it stays",
         f"KV memory is the bottleneck. {raised}" + ", ".join(ways),
         cost,
+    )
+
+
+# --- where the cache has room, and what was computed does not stay in it ----------------------------------
+
+
+def reuse_plan(engine: PlanInput, t: Thresholds) -> tuple[MitigationStep, ...]:
+    """What to do where prompts are computed again after their KV blocks were evicted."""
+    first = say(engine.signals.latency.ttft.get("0.95"), "seconds")
+    return (
+        replace(_keep_more(engine, t), dialect=engine.engine.dialect),
+        MitigationStep(
+            "Send all requests of a session to one replica",
+            "do",
+            "a session that changes replicas is computed again on each. With routing by session or prefix, each further"
+            " replica adds its whole KV cache",
+            "load is spread less evenly",
+        ),
+        MitigationStep(
+            "Verify",
+            "do",
+            "the prefix cache hit ratio reaches the predicted value, and users wait less for the first token"
+            f" ({named('p95 now', first)})",
+        ),
+    )
+
+
+def _keep_more(engine: PlanInput, t: Thresholds) -> MitigationStep:
+    kv, memory, flag = engine.signals.kv, engine.signals.memory, dialect(engine.engine.dialect).flag
+    share, ratios, wanted, capacity = (
+        engine.engine.limit("gpu_memory_utilization"),
+        kv.prefix_hit_ratio,
+        kv.kv_working_set_tokens,
+        kv.kv_capacity_tokens,
+    )
+    said = f"{named('Hit ratio now', say(ratios.get(NOW), 'ratio'))}, with more KV memory "
+    more = [f"{factor} ×: {say(ratio, 'ratio')}" for factor, ratio in sorted(ratios.items()) if factor != NOW]
+    said += f"(predicted) {', '.join(more)}" if more else "unknown, because KV events are not read"
+    tier = "a KV tier in host memory"
+    if wanted and capacity:
+        said += f". {say(wanted)} tokens ({say(wanted / capacity)} ×) give nearly all that 8 × would"
+        if memory.kv_pool_bytes and wanted > capacity:
+            tier += f" of {say((wanted / capacity - 1) * memory.kv_pool_bytes, 'bytes')} for each GPU"
+    ways, values = [tier, "more GPUs (tensor parallel)", "or more replicas, with routing by session"], {}
+    if flag("kv_cache_dtype"):
+        ways.insert(0, f"{flag('kv_cache_dtype')} fp8 (2 × the tokens, if model and GPU support it)")
+    if share.value is not None and (_pool_grows(engine) or share.value < t["memory_critical_ratio"]):
+        values = {"gpu_memory_utilization": share.recommended} if _pool_grows(engine) and share.recommended else {}
+        ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share.value:g})")
+    return MitigationStep(
+        "Add KV memory",
+        "do",
+        f"{said}. Ways: {', '.join(ways)}",
+        "fp8 needs an accuracy test; a tier loads blocks instead of computing them; GPUs and replicas cost most",
+        values=values,
     )
 
 

@@ -30,7 +30,7 @@ from kvpressure.diagnosis.finding import (
 from kvpressure.diagnosis.rules import ASLEEP, LONG_PREFILL, NO_PROGRESS
 from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import ACTIONABLE, CALM, HARMFUL_STAGES
+from kvpressure.model.state import ACTIONABLE, CALM, HARMFUL_STAGES, REUSE
 from kvpressure.printable import say
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import TWICE
@@ -482,7 +482,7 @@ CONDITIONS: Final = (
             "prefix_hit_ratio_recent",
             "prefix_hit_ratio_usual",
         ),
-        "hit ratio {prefix_hit_ratio_recent} in the last 30 s, best in 15 minutes {prefix_hit_ratio_usual}",
+        "hit ratio {prefix_hit_ratio_recent} in the last 30 s, usually {prefix_hit_ratio_usual}",
         "too few prompts looked up, or prefix caching is off",
         fresh=True,
         runbook="InferenceSlow",
@@ -798,6 +798,17 @@ ALERTED: Final = (
         fresh=True,
         published=True,
         runbook="InferenceKVCachePressure",
+    ),
+    Finding(
+        "reuse_lost",
+        "users wait while prompts are computed again whose KV blocks were evicted",
+        "prompts whose KV blocks were evicted do not make users wait",
+        lambda v: v.stage == REUSE,
+        "{prefill_repeated} of the computed prompt tokens, hit ratio {hit_ratio}",
+        after_verdict=True,
+        fresh=True,
+        published=True,
+        runbook="InferenceReuseLost",
     ),
     Finding(
         "host_bound",

@@ -9,6 +9,7 @@ from kvpressure.diagnosis.finding import NO_GPU, Finding, View, any_of, at_least
 from kvpressure.model.arguments import OF_PROCESS
 from kvpressure.signals.kv import full_from
 from kvpressure.signals.requests import slow_phases
+from kvpressure.signals.window import QUARTER_HOUR
 
 SLOW: Final = "timeout"  # the reason of a page that did not come in time
 
@@ -342,6 +343,52 @@ FACTS: Final[tuple[Finding, ...]] = (
         of_pair(_loads_hold),
         "{kv_used_ratio} used, {loads_kv} of the cache on the way",
         "the engine does not report it",
+    ),
+    # --- reuse of the KV cache
+    Finding(
+        "prefill_repeated",
+        "prompts are computed again after their KV blocks were evicted",
+        "hardly any prompt is computed again after its KV blocks were evicted",
+        at_least("prefill_repeated", "hit_ratio_usual_ratio"),
+        "{prefill_repeated} of the computed prompt tokens (threshold {hit_ratio_usual_ratio}),"
+        " hit ratio {hit_ratio} now and {hit_ratio_twice} with twice the KV memory,"
+        " evicted after {kept_seconds} and wanted after {wanted_seconds}",
+        "only the server's KV events show it: --engine.target '…;kv-events=tcp://HOST:PORT'",
+    ),
+    Finding(
+        "evicted_before_reuse",
+        "KV blocks are evicted about as early as they are wanted again",
+        "KV blocks are wanted again long before they are evicted",
+        when_known(lambda v, kept, wanted: wanted >= v.t["most_ratio"] * kept, "kept_seconds", "wanted_seconds"),
+        "evicted after {kept_seconds}, wanted after {wanted_seconds}",
+        "needs KV events, or --kv-cache-metrics of vLLM",
+    ),
+    Finding(
+        "few_cache_hits",
+        "some prompt tokens come from the prefix cache, and most are computed",
+        "most prompt tokens come from the prefix cache, or none",
+        when_known(lambda v, hits: 0 < hits < v.t["most_ratio"], "hit_ratio"),
+        "hit ratio {hit_ratio} over 5 minutes",
+        "nothing was looked up, or prefix caching is off",
+        "prefix cache hits",
+    ),
+    Finding(
+        "cache_turns_over",
+        "the KV cache is overwritten within a quarter of an hour",
+        "the KV cache is not overwritten within a quarter of an hour",
+        when_known(lambda _, kept: kept <= QUARTER_HOUR, "kept_seconds"),
+        "an unused block stays for {kept_seconds}",
+        "KV usage, KV capacity or token counters: unknown",
+        "how long unused KV blocks stay",
+    ),
+    Finding(
+        "first_token_long",
+        "users wait {ttft_floor_seconds} or longer for the first token",
+        "users wait less than {ttft_floor_seconds} for the first token",
+        at_least("ttft_p95", "ttft_floor_seconds"),
+        "p95 {ttft_p95}",
+        "no first token in the last minute",
+        "time to first token",
     ),
     # --- preemptions
     Finding(

@@ -17,7 +17,7 @@ from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals, Signals, Slow
 from kvpressure.printable import UNKNOWN, say
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.kv import full_from
+from kvpressure.signals.kv import MEASURED, UNTIL, full_from
 from kvpressure.signals.requests import slow_phases, slow_queue
 
 NO_GPU: Final = "no GPU mapped to this engine, or none readable"
@@ -370,6 +370,10 @@ def _step_output_usual(v: View) -> float | None:
     return None if usual is None else 1.0 + usual
 
 
+def _reuse_seconds(until: str) -> Callable[[View], float | None]:
+    return lambda v: v.s.kv.reuse_seconds.get(until, v.s.kv.reuse_seconds_estimated.get(until))
+
+
 def _of_torch(name: str) -> Callable[[View], float | None]:
     return lambda v: v.s.oom.get(name)
 
@@ -387,6 +391,12 @@ _NUMBERS: Final = (
     Number("kv_seconds_to_full", "seconds", "until the KV cache is full", lambda v: v.s.kv.kv_seconds_to_full),
     Number("prefix_hit_ratio_recent", "ratio", "prefix cache hits", lambda v: v.s.kv.prefix_hit_ratio_recent),
     Number("prefix_hit_ratio_usual", "ratio", "", lambda v: v.s.kv.prefix_hit_ratio_usual),
+    Number("hit_ratio", "ratio", "prefix cache hits", lambda v: v.s.kv.prefix_hit_ratio.get(MEASURED)),
+    Number("hit_ratio_twice", "ratio", "", lambda v: v.s.kv.prefix_hit_ratio.get("2")),
+    Number("prefill_repeated", "ratio", "computed again after eviction", lambda v: v.s.kv.prefill_repeated_ratio),
+    Number("working_set", "", "", lambda v: v.s.kv.kv_working_set_tokens),
+    Number("kept_seconds", "seconds", "until an unused KV block is evicted", _reuse_seconds(UNTIL[0])),
+    Number("wanted_seconds", "seconds", "from use to use of KV blocks", _reuse_seconds(UNTIL[1])),
     Number("preemptions_counted", "", "preemptions in the last minute", lambda v: v.s.kv.preemptions_counted),
     Number("preemptions_inferred", "", "inferred preemptions in a minute", lambda v: v.s.kv.preemptions_inferred),
     Number("preemptions_recent", "", "", lambda v: v.s.kv.preemptions_recent),

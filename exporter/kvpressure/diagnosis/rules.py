@@ -12,7 +12,7 @@ from typing import Final
 
 from kvpressure.diagnosis.evaluate import Grade, Lower, Row, Verdict
 from kvpressure.diagnosis.logic import ALWAYS, Condition, maybe, no, unknown, unsure, yes
-from kvpressure.model.state import STEP_TOKENS
+from kvpressure.model.state import REUSE, STEP_TOKENS
 
 CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LIKELY, Grade.DOUBTFUL, Grade.GUESS
 
@@ -464,6 +464,48 @@ KV_PRESSURE: Final = Verdict(
     confident="the cache is full and the queue lasts, or vLLM counts preemptions",
 )
 
+_prefill_only = (yes("first_token_long") & yes("prefill_dominates") & ~lasting_queue).called(
+    "prefill alone makes users wait"
+)
+_IF_EVICTED: Final = "{prefill_repeated}"
+
+REUSE_LOST: Final = Verdict(
+    "kv_pressure",
+    "Reuse lost",
+    requires=yes("prefill_dominates") & (yes("first_token_long") | yes("latency_multiplied") | lasting_queue),
+    rows=(
+        Row("evicted and computed again", yes("prefill_repeated"), STRONG),
+        Row(
+            "hits collapsed",
+            _prefill_only & yes("prefix_cache_collapsed") & unknown("prefill_repeated"),
+            DOUBTFUL,
+            _IF_EVICTED,
+        ),
+        Row(
+            "evicted as early as reused",
+            _prefill_only & yes("few_cache_hits") & yes("evicted_before_reuse") & unknown("prefill_repeated"),
+            DOUBTFUL,
+            _IF_EVICTED,
+        ),
+    ),
+    stages=((REUSE, ALWAYS),),
+    supports=_all_yes(
+        "prefill_repeated",
+        "prefix_cache_collapsed",
+        "evicted_before_reuse",
+        "few_cache_hits",
+        "first_token_long",
+        "queue_present",
+        *_HARM,
+    ),
+    missing=(_KV,),
+    when=(
+        "users wait for prefill, and {hit_ratio_usual_ratio} or more of it computes prompts again whose KV blocks were"
+        " evicted; without KV events, where hits collapsed or blocks are evicted about as early as they are reused"
+    ),
+    confident="the server's KV events show it",
+)
+
 # --- the sequence limit -----------------------------------------------------------------------------------------------
 
 _gpu_at_peak = yes("gpu_computes") & yes("gpu_works")
@@ -717,6 +759,13 @@ HEALTHY: Final = Verdict(
         ),
         Row("slow", yes("answers_slow"), GUESS, "why answers are slow although nobody waits", verdict="unknown"),
         Row(
+            "first token long, reuse unknown",
+            _prefill_only & yes("few_cache_hits") & yes("cache_turns_over") & unknown("prefill_repeated"),
+            GUESS,
+            _IF_EVICTED,
+            verdict="unknown",
+        ),
+        Row(
             "requests unknown",
             unknown("queue_present") & unknown("something_runs"),
             GUESS,
@@ -747,6 +796,7 @@ HEALTHY: Final = Verdict(
         "waited_recently",
         "preempting",
         "prefix_cache_collapsed",
+        "prefill_repeated",
         "clients_give_up",
         "tokens_trickle",
         "steps_slower",
@@ -793,6 +843,7 @@ UNDECIDED: Final = Verdict(
 
 SYNTHETIC: Final = frozenset(
     {
+        "Reuse lost: evicted and computed again",
         "Host bound: CPU short, GPU waits",
         "Host bound: CPU short",
         "Host bound: CPU full, GPU waits",
@@ -826,6 +877,7 @@ DESIGNED: Final = (
     replace(HOST_BOUND, requires=deferred),
     DEFERRED,
     KV_PRESSURE,
+    REUSE_LOST,
     STEP_BUDGET,
     CONCURRENCY_LIMITED,
     HOST_BOUND,

@@ -154,6 +154,18 @@ _FRAGMENTATION: Final = gauge(
     absent="the memory of this scope is unknown",
 )
 
+_REUSE_SECONDS: Final = gauge(
+    "kv_reuse_seconds",
+    "How long KV blocks stay (until: eviction) and how long after their first use they are wanted again (until: reuse)."
+    " Source events: means of the blocks that were stored again after an eviction, over 5 minutes. Source estimate:"
+    " median time without use before the eviction, and p95 time between uses, over 15 minutes of --kv-cache-metrics;"
+    " else what is free of the cache, divided by the tokens written per second. Reuse is underestimated then, because"
+    " it is seen only of blocks still in the cache.",
+    "source",
+    "until",
+    absent="KV usage, capacity or token counters are missing; reuse: neither KV events nor --kv-cache-metrics",
+)
+
 PROFILING: Final = "profiling"
 POWER: Final = "power"
 ESTIMATED: Final = "estimated_flops"
@@ -228,11 +240,36 @@ class KvSignals:
             absent="the preemption rate or the request lengths are unknown",
         )
     )
-    prefix_hit_ratio: float | None = published(
-        gauge("prefix_cache_hit_ratio", "Prefix-cache hits divided by lookups over the last 5 minutes.")
+    # By factor of the KV memory
+    prefix_hit_ratio: Mapping[str, float] = published(
+        gauge(
+            "prefix_hit_ratio",
+            "Prefix-cache hits divided by lookups over the last 5 minutes. Capacity 1: measured; others: predicted from"
+            " KV events for so many times the KV memory (same requests, same routing, LRU).",
+            "capacity",
+            absent="nothing was looked up; predicted: no KV events, or fewer blocks were evicted than the factor adds",
+        ),
+        default=dict,
     )
     prefix_hit_ratio_recent: float | None = None  # over the last half minute
-    prefix_hit_ratio_usual: float | None = None  # highest half minute of the last quarter of an hour
+    prefix_hit_ratio_usual: float | None = None  # median half minute, those of a collapse left out
+    prefill_repeated_ratio: float | None = published(
+        gauge(
+            "prefill_repeated_ratio",
+            "Share (0-1) of the prompt tokens computed over the last 5 minutes whose KV blocks had been in the cache"
+            " and were evicted, without those of preempted requests.",
+            absent="no KV events, no prompt computed, or blocks come from other servers or tiers",
+        )
+    )
+    kv_working_set_tokens: float | None = published(
+        gauge(
+            "kv_working_set_tokens",
+            "KV capacity in tokens that gives nearly the hit ratio of eight times the present one.",
+            absent="no KV events, or fewer blocks were evicted than eight times the capacity adds",
+        )
+    )
+    reuse_seconds: Mapping[str, float] = published(_REUSE_SECONDS, "events", default=dict)
+    reuse_seconds_estimated: Mapping[str, float] = published(_REUSE_SECONDS, "estimate", default=dict)
 
 
 _HELD: Final = gauge(

@@ -38,9 +38,10 @@ CALM: Final = ("healthy", "idle")
 ACTIONABLE: Final = frozenset(VERDICTS) - {*CALM, "unknown"}
 """Verdicts that ask for action."""
 STEP_TOKENS: Final = "step_tokens"
-STAGES: Final = ("building", "saturated", "thrashing", "failing", STEP_TOKENS)
-"""Stages of KV pressure from mild to severe, and which limit a ``concurrency_limited`` engine has reached where it is
-not the one on running requests.
+REUSE: Final = "reuse"
+STAGES: Final = ("building", REUSE, "saturated", "thrashing", "failing", STEP_TOKENS)
+"""Stages of KV pressure from mild to severe (reuse: blocks are evicted before they are wanted again), and which
+limit a ``concurrency_limited`` engine has reached where it is not the one on running requests.
 """
 HARMFUL_STAGES: Final = ("saturated", "thrashing", "failing")
 """Stages of KV pressure in which requests wait, are computed again or fail."""

@@ -35,6 +35,7 @@ from kvpressure.model.readings import (
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import (
     LIMITS,
+    REUSE,
     Cause,
     ContainerState,
     Diagnosis,
@@ -480,15 +481,16 @@ class Pipeline:
         longest = track.longest.observe(s.time, finished, diagnosis.verdict)
         values = {name: found[name].value if name in found else None for name in LIMITS}
         confident = diagnosis.verdict if diagnosis.confidence >= t["confident"] else "unknown"
+        demand = "unknown" if diagnosis.stage == REUSE else confident  # the cache has room for what runs
         recommended = {
             "max_num_seqs": track.max_num_seqs.observe(diagnosis, s, t),
             "max_num_batched_tokens": advice.max_num_batched_tokens(
-                s, values["max_num_batched_tokens"], confident, diagnosis.stage, t
+                s, values["max_num_batched_tokens"], demand, diagnosis.stage, t
             ),
             "gpu_memory_utilization": advice.gpu_memory_utilization(
                 s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), confident, t
             ),
-            "max_model_len": advice.max_model_len(longest, values["max_model_len"], confident, t),
+            "max_model_len": advice.max_model_len(longest, values["max_model_len"], demand, t),
         }
         return {
             name: Limit(

@@ -15,7 +15,7 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import StepStats
 from kvpressure.model.signals import BatchSignals, KvSignals, LoadSignals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.kv import full_from
+from kvpressure.signals.kv import MEASURED, full_from
 from kvpressure.signals.window import (
     FIVE_MINUTES,
     HALF_MINUTE,
@@ -104,7 +104,7 @@ def _by_length(window: EngineWindow, cache: KvSignals, block_size: float | None)
     prompt, output = (None if found is None else found[0].mean() for found in (prompts, outputs))
     if prompt is None or not cache.kv_capacity_tokens:
         return None
-    own = (1.0 - (cache.prefix_hit_ratio or 0.0)) * prompt
+    own = (1.0 - cache.prefix_hit_ratio.get(MEASURED, 0.0)) * prompt
     return (own + ((output or 0.0) + (block_size or 0.0)) / TWICE) / cache.kv_capacity_tokens
 
 

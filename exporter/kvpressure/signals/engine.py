@@ -142,6 +142,7 @@ class EngineTracker:
             around.limits.max_num_seqs,
             self._hits,
             self._thresholds,
+            around.limits.features.kv_role not in (None, "kv_producer"),
         )
         if around.limits.args.watermark is not None:
             found = replace(found, kv_watermark_ratio=around.limits.args.watermark)

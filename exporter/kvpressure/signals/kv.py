@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from itertools import accumulate, pairwise
 from math import inf
 from typing import Final
@@ -24,7 +25,7 @@ from kvpressure.model.readings import AllocatorReading, GpuReading
 from kvpressure.model.signals import KvSignals, MemorySignals, TierSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.hardware import EngineContext
-from kvpressure.signals.requests import Shape
+from kvpressure.signals.requests import BASELINE_VALUES, Shape
 from kvpressure.signals.window import (
     FIVE_MINUTES,
     HALF_MINUTE,
@@ -108,46 +109,100 @@ def _to_be_counted(
 
 
 class HitRatio:
-    """The prefix cache's hit ratio per half minute, and the highest of the last quarter of an hour.
+    """The prefix cache's hit ratio per half minute, and the usual one: the median of those before it collapsed.
 
     The cache evicts what was used last of all last. So a ratio that falls before as much was written as was free is no
     eviction: other prompts come, or the process has restarted. What was usual before is forgotten then.
     """
 
-    __slots__ = ("_best", "_thresholds")
+    __slots__ = ("_known", "_thresholds", "_usual")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._best: deque[tuple[float, float, float]] = deque()  # time, ratio, tokens written until then
+        self._known: deque[tuple[float, float, float]] = deque(maxlen=BASELINE_VALUES)  # time, ratio, tokens written
+        self._usual: float | None = None
 
     def observe(self, window: EngineWindow, room: float | None) -> tuple[float | None, float | None]:
-        """The ratio of the last half minute and the usual (highest recent) one; ``None`` with too few tokens looked
-        up. ``room``: tokens that no request holds now.
+        """The ratio of the last half minute, ``None`` with too few tokens looked up, and the usual one. ``room``:
+        tokens that no request holds now.
         """
-        last = window.last
-        recent = _hit_ratio(window, HALF_MINUTE, self._thresholds["hit_ratio_min_tokens"])
-        if last is None:
-            return None, None
-        best = self._best
-        while best and not last.t - QUARTER_HOUR <= best[0][0] <= last.t:
-            best.popleft()
-        written = _written(last)
-        if best and recent is not None and room is not None:
-            fell = recent <= self._thresholds["hit_ratio_collapsed_ratio"] * max(ratio for _, ratio, _ in best)
-            if fell and written - self._written_when_it_began_to_fall() < room:
-                best.clear()
-        if recent is not None and (not best or last.t - best[-1][0] >= HALF_MINUTE):
-            best.append((last.t, recent, written))
-        return recent, max((ratio for _, ratio, _ in best), default=None)
+        last, known, t = window.last, self._known, self._thresholds
+        recent = _hit_ratio(window, HALF_MINUTE, t["hit_ratio_min_tokens"])
+        if last is None or recent is None:
+            return recent, self._usual
+        fell = self._usual is not None and recent <= t["hit_ratio_collapsed_ratio"] * self._usual
+        if fell and room is not None and _written(last) - self._written_when_it_began_to_fall() < room:
+            known.clear()
+            fell = False
+        if not fell and (not known or not 0 <= last.t - known[-1][0] < HALF_MINUTE):
+            known.append((last.t, recent, _written(last)))
+            values = sorted(ratio for _, ratio, _ in known)
+            self._usual = values[(len(values) - 1) // 2]
+        return recent, self._usual
 
     def _written_when_it_began_to_fall(self) -> float:
-        before = self._best[-1]
-        for entry in reversed(self._best):
+        before = self._known[-1]
+        for entry in reversed(self._known):
             if entry[1] < before[1]:
                 break
             before = entry
         _, _, written = before
         return written
+
+
+MEASURED: Final = "1"  # the factor of the KV memory that there is
+LARGEST: Final = "8"
+UNTIL: Final = ("eviction", "reuse")
+
+
+@frozen
+class Reuse:
+    """What the prefix cache keeps and would keep with more memory, as in ``KvSignals``."""
+
+    hit_ratio: Mapping[str, float]
+    repeated_ratio: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    estimated: Mapping[str, float] = field(default_factory=dict)
+
+    def working_set(self, capacity: float | None, t: Thresholds) -> float | None:
+        """The smallest of the capacities in tokens that gives nearly the hit ratio of the largest."""
+        now, most = self.hit_ratio.get(MEASURED), self.hit_ratio.get(LARGEST)
+        if now is None or most is None or capacity is None:
+            return None
+        nearly = most - t["trend_change_ratio"] * (most - now)
+        return capacity * min(float(factor) for factor, ratio in self.hit_ratio.items() if ratio >= nearly)
+
+
+def reuse(window: EngineWindow, room: float | None, context: float | None, loads: bool) -> Reuse:
+    """Reuse over five minutes. ``room``: tokens that no request holds now; ``context``: tokens of a mean request;
+    ``loads``: what is stored may come from other servers or tiers, so that it was not computed, nor lost.
+    """
+    now = _hit_ratio(window, FIVE_MINUTES)
+    ratios, kept = {} if now is None else {MEASURED: now}, _residence(window, room)
+    again = window.rate(r.KV_AGAIN, FIVE_MINUTES)
+    if window.last is None or again is None or now is None or loads:
+        return Reuse(ratios, estimated=kept)
+    asked = window.rate(r.PREFIX_QUERIES, FIVE_MINUTES)
+    for name in window.last.counters:
+        if name.startswith(r.KV_GAIN_PREFIX) and asked and (gain := window.rate(name, FIVE_MINUTES)) is not None:
+            ratios[name.removeprefix(r.KV_GAIN_PREFIX)] = min(1.0, now + gain / asked)
+    age, gap = (window.rate(name, FIVE_MINUTES) or 0.0 for name in (r.KV_AGAIN_AGE, r.KV_AGAIN_GAP))
+    seconds = dict(zip(UNTIL, (age / again, (age + gap) / again), strict=True)) if again else {}
+    computed = window.rate(r.PROMPT_TOKENS_COMPUTED, FIVE_MINUTES)
+    computed = (1.0 - now) * (asked or 0.0) if computed is None else computed
+    preempted = (window.rate(r.PREEMPTIONS, FIVE_MINUTES) or 0.0) * (context or 0.0)
+    share = min(1.0, max(0.0, again - preempted) / computed) if computed else None
+    return Reuse(ratios, share, seconds, kept)
+
+
+def _residence(window: EngineWindow, room: float | None) -> Mapping[str, float]:
+    """Seconds until an unused block is evicted, and until a block is used again, without KV events."""
+    idle, gaps = (window.quantiles(name, QUARTER_HOUR) for name in (r.KV_IDLE, r.KV_REUSE_GAP))
+    pair = window.pair(FIVE_MINUTES)
+    if idle:
+        return dict(zip(UNTIL, (idle["0.5"], *([gaps["0.95"]] if gaps else [])), strict=False))
+    written = 0.0 if pair is None else _written(pair[1]) - _written(pair[0])
+    return {} if pair is None or room is None or written <= 0 else {UNTIL[0]: room * (pair[1].t - pair[0].t) / written}
 
 
 def kv_signals(
@@ -158,8 +213,9 @@ def kv_signals(
     max_num_seqs: float | None,
     hit_ratio: HitRatio,
     t: Thresholds,
+    loads: bool = False,
 ) -> KvSignals:
-    """All KV signals of one engine now; ``capacity`` in tokens."""
+    """All KV signals of one engine now; ``capacity`` in tokens; ``loads``: as for ``reuse``."""
     recorded = kv_recorded(window, ever_positive, t)
     counted, silent, rate, recent_preemptions, lately = _preemptions(window, t)
     running = window.gauge_values(r.RUNNING, MINUTE)
@@ -168,6 +224,7 @@ def kv_signals(
     usage = window.gauge(r.KV_USAGE) if recorded is not False else None
     room = None if usage is None or capacity is None else (1.0 - usage) * capacity
     hits, usual_hits = hit_ratio.observe(window, room)
+    again = reuse(window, room, context, loads)
     peak = recent_max = beside_queue = rise = seconds = None
     if usage is not None:
         peak = max(window.gauge_values(r.KV_USAGE, MINUTE))
@@ -198,9 +255,13 @@ def kv_signals(
         preemptions_recently=lately,
         preemptions_per_running_minute=None if rate is None or not mean_running else rate * MINUTE / mean_running,
         recomputed_tokens_rate=_recomputed(window, rate, shape),
-        prefix_hit_ratio=_hit_ratio(window, FIVE_MINUTES),
+        prefix_hit_ratio=again.hit_ratio,
         prefix_hit_ratio_recent=hits,
         prefix_hit_ratio_usual=usual_hits,
+        prefill_repeated_ratio=again.repeated_ratio,
+        kv_working_set_tokens=again.working_set(capacity, t),
+        reuse_seconds=again.seconds,
+        reuse_seconds_estimated=again.estimated,
     )
 
 

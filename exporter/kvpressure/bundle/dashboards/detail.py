@@ -168,20 +168,10 @@ def _traffic(board: Dashboard) -> None:
         size=(6, 8),
     )
     board.graph(
-        "Prefix cache hits, and throughput against its best (dashed)",
-        "Share of looked-up prompt tokens that were in the prefix cache, over five minutes; throughput of the last"
-        " minute divided by the best minute of the last fifteen.",
-        [
-            line("prefix_cache_hit_ratio"),
-            line(
-                "throughput_trend_ratio",
-                "throughput",
-                optional="there is little history, or demand fell",
-                part="Throughput",
-            ),
-        ],
+        "Throughput against its best",
+        "Throughput of the last minute divided by the best minute of the last fifteen.",
+        [line("throughput_trend_ratio", optional="there is little history, or demand fell")],
         "percentunit",
-        dashed="throughput",
         top=1,
         size=(6, 8),
     )
@@ -191,6 +181,15 @@ def _traffic(board: Dashboard) -> None:
         [line("outside_engine_seconds")],
         "s",
         size=(6, 8),
+    )
+    board.graph(
+        "Prefix cache hits now (1 ×), and with 2, 4 and 8 × the KV memory",
+        "Share of looked-up prompt tokens that were in the prefix cache, over five minutes; and the share that more KV"
+        " memory would give, predicted from KV events.",
+        [line("prefix_hit_ratio", "×", 'capacity=~"1|2|4|8"', "capacity")],
+        "percentunit",
+        top=1,
+        size=(24, 8),
     )
 
 

@@ -47,6 +47,7 @@ NO_REASON: Final = "no verdict needs action, or too many inputs are unknown"
 LOG_EVENTS: Final = "|".join(sorted(ALLOCATION_EVENTS | NOTABLE_EVENTS))  # lines of trouble, not facts of the start
 STAGES: Final = texts(
     building=("building", YELLOW),
+    reuse=("reuse", ORANGE),
     saturated=("saturated", ORANGE),
     thrashing=("thrashing", RED),
     failing=("failing", WINE),

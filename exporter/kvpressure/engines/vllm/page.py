@@ -219,6 +219,8 @@ ENGINE_FAMILIES: Final = (
     histogram(r.REQUEST_PROMPT, "request_prompt_tokens"),
     histogram(r.REQUEST_OUTPUT, "request_generation_tokens"),
     histogram(r.REQUEST_MAX_TOKENS, "request_params_max_tokens"),
+    histogram(r.KV_IDLE, "kv_block_idle_before_evict_seconds"),  # 0.13, with --kv-cache-metrics
+    histogram(r.KV_REUSE_GAP, "kv_block_reuse_gap_seconds"),
     Family("config", ("cache_config_info",)),
 )
 

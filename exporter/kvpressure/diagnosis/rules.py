@@ -464,9 +464,7 @@ KV_PRESSURE: Final = Verdict(
     confident="the cache is full and the queue lasts, or vLLM counts preemptions",
 )
 
-_prefill_only = (yes("first_token_long") & yes("prefill_dominates") & ~lasting_queue).called(
-    "prefill alone makes users wait"
-)
+_prefill_only = yes("first_token_long") & yes("prefill_dominates") & ~lasting_queue
 _IF_EVICTED: Final = "{prefill_repeated}"
 
 REUSE_LOST: Final = Verdict(

@@ -86,12 +86,12 @@ def test_check_names_drifted_missing_and_unknown_files(
     ("name", "text", "expected"),
     [
         ("--values", "runbook_url: x", "unknown key 'runbook_url'; allowed: runbook_base_url"),
-        ("--values", "runbook_base_url: ftp://x", "is not an http or https URL"),
+        ("--values", "runbook_base_url: ftp://x", "allowed: an http:// or https:// address"),
         ("--values", "exclude: [Nothing]", "no alert is called 'Nothing'"),
         ("--values", "exclude: load", "expected a list"),
-        ("--values", "durations: {InferenceBatchCollapse: {warning: soon}}", "is not a duration"),
+        ("--values", "durations: {InferenceBatchCollapse: {warning: soon}}", "allowed: 0.01 to 86400 seconds"),
         ("--values", "labels: {alertname: x}", "is not a label that may be set"),
-        ("--values", "exporter_job: '.*'", "is not a name of letters"),
+        ("--values", "exporter_job: '.*'", "allowed: letters, digits and _ / -"),
         (
             "--values",
             "labels: {}\nthresholds:\n  kv_full_ratio: 1.5",

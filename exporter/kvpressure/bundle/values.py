@@ -11,12 +11,9 @@ from typing import Any, Final
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
 from kvpressure.errors import InputError, shown
 from kvpressure.settings import yaml_lines as yaml_nodes
+from kvpressure.settings.kinds import JOB, PAGES_URL, SECONDS, Kind, one_of
 
-_DURATION = re.compile(r"(\d+)(s|m|h|d)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_JOB = re.compile(r"[\w/-]+", re.ASCII)
-_URL = re.compile(r"https?://[^\s\"'<>]+")
 
 
 class ValuesError(InputError):
@@ -78,45 +75,31 @@ def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
     return value
 
 
-def _url(value: Any, where: str, key: str) -> str:
-    if not isinstance(value, str) or not _URL.fullmatch(value):
-        raise ValuesError(f"{where}: {key}: {shown(value)} is not an http or https URL")
-    return value.rstrip("/")
+def _of(kind: Kind) -> Callable[[Any, str, str], Any]:
+    """A reader of the values of a setting's kind."""
+
+    def read(value: Any, where: str, key: str) -> Any:
+        try:
+            return kind.parse(value)
+        except ValueError:
+            raise ValuesError(f"{where}: {key}: {shown(value)} is not allowed; allowed: {kind.allowed}") from None
+
+    return read
 
 
-def _job(value: Any, where: str, key: str) -> str:
-    if not isinstance(value, str) or not _JOB.fullmatch(value):
-        raise ValuesError(f"{where}: {key}: {shown(value)} is not a name of letters, digits, '_', '-' and '/'")
-    return value
-
-
-def _engine_labels(value: Any, where: str, key: str) -> str:
-    if value not in ("plain", "prefixed"):
-        raise ValuesError(f"{where}: {key}: {shown(value)} is not plain or prefixed")
-    return str(value)
+_URL: Final = _of(PAGES_URL)
+_SEVERITY: Final = _of(one_of(*SEVERITIES))
+_SECONDS: Final = _of(SECONDS)
 
 
 def _durations(value: Any, where: str, key: str) -> dict[str, dict[str, float]]:
     return {
         str(name): {
-            _severity(severity, where, f"{key}.{name}"): _seconds(text, where, f"{key}.{name}.{severity}")
+            _SEVERITY(severity, where, f"{key}.{name}"): _SECONDS(text, where, f"{key}.{name}.{severity}")
             for severity, text in _mapping(levels, where, f"{key}.{name}").items()
         }
         for name, levels in _mapping(value, where, key).items()
     }
-
-
-def _severity(value: Any, where: str, key: str) -> str:
-    if value not in SEVERITIES:
-        raise ValuesError(f"{where}: {key}: {shown(value)} is not one of {', '.join(SEVERITIES)}")
-    return str(value)
-
-
-def _seconds(value: Any, where: str, key: str) -> float:
-    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValuesError(f"{where}: {key}: {shown(value)} is not a duration such as 90s, 5m, 1h or 1d")
-    return float(int(match[1]) * _SECONDS[match[2]])
 
 
 def _names(value: Any, where: str, key: str) -> tuple[str, ...]:
@@ -133,7 +116,7 @@ def _labels(value: Any, where: str, key: str) -> dict[str, str]:
         if not isinstance(text, str):
             raise ValuesError(f"{where}: {key}.{name}: {shown(text)} must be text (quote it)")
         if name == "severity":
-            _severity(text, where, key)
+            _SEVERITY(text, where, key)
     return dict(labels)
 
 
@@ -142,10 +125,10 @@ def _alert_labels(value: Any, where: str, key: str) -> dict[str, dict[str, str]]
 
 
 _READERS: Final[Mapping[str, Callable[[Any, str, str], Any]]] = {
-    "runbook_base_url": _url,
-    "dashboard_base_url": _url,
-    "exporter_job": _job,
-    "engine_labels": _engine_labels,
+    "runbook_base_url": _URL,
+    "dashboard_base_url": _URL,
+    "exporter_job": _of(JOB),
+    "engine_labels": _of(one_of("plain", "prefixed")),
     "thresholds": _mapping,
     "durations": _durations,
     "exclude": _names,

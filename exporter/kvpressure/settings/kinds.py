@@ -165,6 +165,7 @@ PAGES_URL: Final = Kind(
     _matching(r"https?://[^\s\"'<>]+", _without_slash),
     "URL",
 )
+JOB: Final = Kind("letters, digits and _ / -", _matching(r"[A-Za-z0-9_/-]+"), "NAME")
 LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address, "ADDRESS")
 TARGET: Final = Kind("an address of an engine, e.g. http://127.0.0.1:8000/metrics", _target, "TARGET")
 THRESHOLDS_FILE: Final = Kind('a file of lines "name: value"', _thresholds_file, "FILE")

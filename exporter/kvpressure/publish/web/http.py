@@ -95,15 +95,14 @@ def _path(target: str) -> str:
     return target.split("?", 1)[0].split("#", 1)[0]
 
 
-def head_of(response: Response, *, keep_alive: bool, extra: Mapping[str, str]) -> bytes:
-    """Status line and headers; ``extra`` (configured by the user) overrides the response's own."""
+def head_of(response: Response, *, keep_alive: bool) -> bytes:
+    """Status line and headers."""
     headers = {
         "Content-Type": response.content_type,
         "Content-Length": str(len(response.body)),
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "no-store",
         **response.headers,
-        **extra,
         "Connection": "keep-alive" if keep_alive else "close",
     }
     lines = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}"]

@@ -307,7 +307,7 @@ class Server:
             keep_alive = request is not None and request.keep_alive and not self._stopping.is_set()
             try:
                 with self._counted(TimeoutError, "answer_timeout"):
-                    await self._send(connection, writer, request, response, keep_alive, config)
+                    await self._send(connection, writer, request, response, keep_alive)
             finally:
                 connection.answering = False
             if not keep_alive:
@@ -352,9 +352,8 @@ class Server:
         request: HttpRequest | None,
         response: Response,
         keep_alive: bool,
-        config: WebConfig,
     ) -> None:
-        head = head_of(response, keep_alive=keep_alive, extra=config.headers)
+        head = head_of(response, keep_alive=keep_alive)
         body = memoryview(b"" if request is not None and request.method == "HEAD" else response.body)
         async with asyncio.timeout(WRITE_SECONDS):
             writer.write(head + body[:CHUNK])

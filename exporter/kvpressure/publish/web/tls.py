@@ -10,7 +10,6 @@ from typing import Any, Final
 from kvpressure.errors import shown
 from kvpressure.files import checked
 
-_VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _CLIENT_AUTH: Final = {
     "": ssl.CERT_NONE,
     "NoClientCert": ssl.CERT_NONE,
@@ -38,7 +37,7 @@ def context_from(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     files = (*_load_certificate(context, values, directory), *_client_auth(context, values, directory))
-    _versions(context, values)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     sans = _strings(values, "client_allowed_sans")
     if sans and context.verify_mode is not ssl.CERT_REQUIRED:
         raise TlsError("client_allowed_sans", "needs client_auth_type RequireAndVerifyClientCert")
@@ -77,18 +76,6 @@ def _client_auth(context: ssl.SSLContext, values: Mapping[str, Any], directory: 
         raise TlsError("client_ca_file", f"cannot be used: {_words(error)}") from error
     context.verify_mode = _CLIENT_AUTH[policy]
     return (authority,)
-
-
-def _versions(context: ssl.SSLContext, values: Mapping[str, Any]) -> None:
-    lowest, highest = values.get("min_version") or "TLS12", values.get("max_version") or "TLS13"
-    for key, value in (("min_version", lowest), ("max_version", highest)):
-        if value not in _VERSIONS:
-            raise TlsError(
-                key, f"{shown(value)} is not allowed; allowed: {', '.join(_VERSIONS)} (older ones are not safe)"
-            )
-    if _VERSIONS[lowest] > _VERSIONS[highest]:
-        raise TlsError("min_version", f"{lowest} is above max_version {highest}")
-    context.minimum_version, context.maximum_version = _VERSIONS[lowest], _VERSIONS[highest]
 
 
 def _strings(values: Mapping[str, Any], key: str) -> list[str]:

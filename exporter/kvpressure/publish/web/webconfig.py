@@ -1,8 +1,8 @@
-"""The web configuration file of the Prometheus exporter-toolkit: TLS, client certificates, basic auth, headers.
+"""The web configuration file of the Prometheus exporter-toolkit: TLS, client certificates, basic auth.
 
-Same file, same meaning. What this server cannot do as asked (unverified client certificates, cipher suites,
-certificates inline, a rate limit) fails the start, because every key here concerns security. HTTP/2 is not supported,
-so ``http2`` has no effect. File and certificates are checked at every connection: a change applies at once, and one
+Same file, same meaning. What this server cannot do as asked (unverified client certificates, versions and cipher
+suites, certificates inline, headers, a rate limit) fails the start, because every key here concerns security. TLS is
+1.2 or newer. File and certificates are checked at every connection: a change applies at once, and one
 that cannot be used (half a rotation, a typo) is logged while the last good configuration stays.
 
 As in the toolkit, basic auth and client certificates protect every path, ``/-/healthy`` and ``/-/ready`` included; a
@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kvpressure.errors import InputError, shown
 from kvpressure.publish.web.tls import TlsError, context_from
@@ -30,13 +30,6 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0  # between checks of an unusable configuration
 _BCRYPT: Final = re.compile(r"\$2[abxy]?\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
-_HEADERS: Final[Mapping[str, tuple[str, ...]]] = {  # header -> allowed values, () = any
-    "Content-Security-Policy": (),
-    "X-Frame-Options": ("deny", "sameorigin"),
-    "X-Content-Type-Options": ("nosniff",),
-    "X-XSS-Protection": (),
-    "Strict-Transport-Security": (),
-}
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "tls_server_config": (
         "cert_file",
@@ -44,10 +37,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "client_ca_file",
         "client_auth_type",
         "client_allowed_sans",
-        "min_version",
-        "max_version",
     ),
-    "http_server_config": ("http2", "headers"),
     "basic_auth_users": (),
 }
 
@@ -63,7 +53,6 @@ class WebConfig:
     tls: ssl.SSLContext | None = None
     allowed_sans: frozenset[str] = frozenset()
     users: Mapping[str, bytes] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
     files: tuple[Path, ...] = ()  # all files read, to notice changes
 
 
@@ -154,7 +143,6 @@ def parse(path: Path) -> WebConfig:
         tls=context,
         allowed_sans=sans,
         users=_users(parts.get("basic_auth_users", {})),
-        headers=_headers(parts.get("http_server_config", {})),
         files=(path, *certificates),
     )
 
@@ -179,25 +167,3 @@ def _users(nodes: Mapping[str, YamlNode]) -> dict[str, bytes]:
                 "allowed: a hash like $2y$10$... (htpasswd -nBC 10)"
             )
     return {name: node.value.encode() for name, node in nodes.items()}
-
-
-def _headers(nodes: Mapping[str, YamlNode]) -> dict[str, str]:
-    http2 = nodes.get("http2")
-    if http2 is not None and not isinstance(http2.value, bool):
-        raise WebConfigError(f"{http2.where}: http2: {shown(http2.value)} is not allowed; allowed: true or false")
-    given = _children(nodes["headers"], "headers", tuple(_HEADERS)) if "headers" in nodes else {}
-    headers: dict[str, str] = {}
-    for name, node in given.items():
-        value: Any = node.value
-        allowed = _HEADERS[name]
-        if (
-            not isinstance(value, str)
-            or not value.isprintable()
-            or not value.isascii()
-            or (value and allowed and value not in allowed)
-        ):
-            form = " or ".join(allowed) or "printable ASCII"
-            raise WebConfigError(f"{node.where}: header {name}: {shown(value)} is not allowed; allowed: {form}")
-        if value:
-            headers[name] = value
-    return headers

@@ -42,7 +42,7 @@ DECIDES_NOTHING = {
     "what a probe sends": "SHORT_TOKENS CONCURRENT CONCURRENT_TOKENS LONG_TOKENS FILL LEAST_TOKENS",
     "units, ranks, names and defaults of other programs": """
         QUANTILES TWICE MILLICORE _RANKS _PEAKS _UNITS ROUNDING
-        EXPORTER_PORT _POD_PREFIX DEFAULT_SHARED_BYTES _PERIOD _FAILURES DEFERRED_HOST
+        EXPORTER_PORT _POD_PREFIX DEFERRED_HOST
         _ENVELOPE_BYTES _EXAMPLE _SHAPE_STEP _REFINED""",
     "how a grade is published": "GRADE_CONFIDENCE",
     "layout and tests of the bundle": """

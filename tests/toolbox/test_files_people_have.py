@@ -141,7 +141,6 @@ def test_every_engine_of_a_compose_file_is_audited_and_none_patched(capsys: Caps
         "chat": {
             "image": image,
             "command": "--model m --gpu-memory-utilization 0.97",
-            "shm_size": "8gb",
             "deploy": TWO,
         },
         "code": {"image": image, "command": "--model n --gpu-memory-utilization 0.6", "deploy": TWO},

@@ -284,8 +284,6 @@ class EngineDialect:
     """How the titles begin that its processes give themselves; "" = none."""
     environment: tuple[str, ...] = ()
     """Prefixes of the variables that the server reads."""
-    processes: Callable[[EngineArgs, int], int | None] = lambda *_: None
-    """Busy processes of a server on so many GPUs of one host, each of which needs a CPU core; None = unknown."""
     default_port: int = 8000
     default_path: str = "/metrics"
     port_names: tuple[str, ...] = ()

@@ -22,7 +22,6 @@ from kvpressure.model.state import LIMITS
 from kvpressure.parsed import items, mapping
 from kvpressure.settings.yaml_lines import bounded_loader
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
-from kvpressure.toolbox.host_settings import HostSettings, host_settings
 from kvpressure.toolbox.live_pages import GivenGpu
 from kvpressure.toolbox.pod_templates import may_hold_engine, templates, with_templates
 
@@ -38,8 +37,7 @@ _SIZE: Final = re.compile(r"(\d{2,3})GB", re.IGNORECASE)
 class ServerContainer:
     """A vLLM container as it would run. ``argv``: its real command line, whose first ``command_length`` words are
     ``command``; ``args``: parsed, without secrets. ``pointer``: path of the container in the document; ``env``:
-    literal variables; ``variables``: where the others come from, in words; ``owner``: what manages the document;
-    ``host``: settings of the pod template, None without one.
+    literal variables; ``variables``: where the others come from, in words; ``owner``: what manages the document.
     """
 
     kind: str
@@ -58,7 +56,6 @@ class ServerContainer:
     variables: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
     dialect: str = ""
-    host: HostSettings | None = None
 
     @property
     def title(self) -> str:
@@ -290,7 +287,6 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                 variables,
                 _owner(metadata),
                 engine.dialect,
-                host_settings(spec, raw),
             )
 
 

@@ -186,7 +186,6 @@ def _main(container: Mapping[str, Any], start: Sequence[str]) -> Mapping[str, An
 _VARIABLE: Final = re.compile(r"\$(?:\$|\{(\w+)(?:[^{}]|\{[^{}]*\})*\}|([A-Za-z_]\w*))")
 _UNKNOWN: Final = "compose."  # before the names of variables that are not the container's
 _DEFAULT: Final = re.compile(r"\$\{\w+:?-([^{}]*)\}")
-_SIZE: Final = re.compile(r"(\d+)([kmg])i?b?", re.IGNORECASE)
 
 
 def _of_compose(project: str, name: str, service: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -195,21 +194,15 @@ def _of_compose(project: str, name: str, service: Mapping[str, Any]) -> Mapping[
     """
     deploy = mapping(mapping(service.get("deploy")).get("resources"))
     counted, claimed = _devices(service, mapping(deploy.get("reservations")))
-    limits = {"cpu": str(mapping(deploy.get("limits")).get("cpus", service.get("cpus")))}
     container = {
         "name": name,
         "image": _filled(_DEFAULT.sub(r"\1", text(service.get("image")))),
         "command": _words(service.get("entrypoint"), name, "entrypoint"),
         "args": _words(service.get("command"), name, "command"),
         "env": _variables(service.get("environment")),
-        "resources": {"limits": limits | ({"nvidia.com/gpu": str(counted)} if counted else {}), "claims": claimed},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}] if "shm_size" in service else [],
+        "resources": {"limits": {"nvidia.com/gpu": str(counted)} if counted else {}, "claims": claimed},
     }
-    # Compose's units are binary
-    size = _SIZE.sub(lambda found: f"{found[1]}{found[2].upper()}i", str(service.get("shm_size")))
-    shared = {"name": "shm", "emptyDir": {"sizeLimit": size}}
-    spec = {"containers": [container], "volumes": [shared], "hostIPC": service.get("ipc") == "host"}
-    return {"metadata": {"namespace": project, "name": name}, "spec": spec}
+    return {"metadata": {"namespace": project, "name": name}, "spec": {"containers": [container]}}
 
 
 def _filled(text: str) -> str:

@@ -19,7 +19,6 @@ SGLANG: Final = EngineDialect(
     host=arguments.host,
     takes_words=arguments.takes_words,
     image_version=partial(version_in_tag, "sglang"),
-    processes=lambda _, gpus: 2 + gpus,  # HTTP server with tokenizer, detokenizer, a scheduler for each GPU
     process_title="sglang::",
     environment=arguments.VARIABLES,
     default_port=30000,

@@ -8,16 +8,6 @@ from typing import Final
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.command import mentions, version_in_tag
 from kvpressure.engines.vllm import command_line, limits, log_lines, options, page, pods, public
-from kvpressure.model.arguments import EngineArgs
-
-
-def _processes(args: EngineArgs, gpus: int) -> int:
-    """API servers, engine cores, a worker for each GPU, and the coordinator of several engines (vLLM's documentation,
-    "Architecture Overview" and "Optimization and Tuning").
-    """
-    engines = min(args.integer("data_parallel_size_local") or args.data_parallel_size or 1, gpus)
-    return (args.integer("api_server_count") or engines) + engines + gpus + (engines > 1)
-
 
 VLLM: Final = EngineDialect(
     name="vllm",
@@ -29,7 +19,6 @@ VLLM: Final = EngineDialect(
     host=pods.host,
     takes_words=pods.takes_words,
     image_version=partial(version_in_tag, "vllm"),
-    processes=_processes,
     process_title="VLLM::",
     environment=("VLLM_", "DYN_SYSTEM_PORT", "NIM_SERVER_PORT"),
     default_port=8000,

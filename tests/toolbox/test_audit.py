@@ -269,7 +269,7 @@ def test_documents_that_cannot_be_used(capsys: Capsys, tmp_path: Path, content: 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("", "nothing to audit; allowed: FILE..., - (standard input), URL, or --args="),
+        ("", "nothing to audit; allowed: FILE..., - (standard input), or --args="),
         ("- --args=x", "both files and --args were given; allowed: FILE..."),
         ("--args=x --vllm-version latest", "a version like"),
         ("--args=x --gpu H100", "NAME:GiB"),

@@ -11,9 +11,8 @@ from kvpressure.engines.registry import dialects
 from kvpressure.errors import InputError
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import audit_report, manifests
-from kvpressure.toolbox import audit_running_server as running
 from kvpressure.toolbox.audit_report import Audited
-from kvpressure.toolbox.audit_subject import Seen, Subject, shape_of
+from kvpressure.toolbox.audit_subject import Subject, shape_of
 from kvpressure.toolbox.checklist import checklist
 from kvpressure.toolbox.inputs import arguments, engine_version, given_gpu, model_shape
 from kvpressure.toolbox.manifests import ServerContainer, Servers
@@ -26,9 +25,6 @@ examples:
   helm template chat ./chart | kvpressure audit - --format json
   kvpressure audit chat.yaml code.yaml --all
   docker compose config | kvpressure audit - --gpu L40S:48
-  kvpressure audit http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
-  kvpressure audit http://node-1:9846
-      a running server, or all servers of an exporter: values in force; what they do not publish stays unseen
   kvpressure audit --args='vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64' --vllm-version 0.11.2 --gpu L40S:48
 
 A server's defaults depend on its version and the GPU. They are taken from the image's tag and the node selector if possible.
@@ -41,16 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument(
         "files",
-        metavar="FILE|URL",
+        metavar="FILE",
         nargs="*",
-        help="files of Kubernetes or Compose (YAML or JSON; - = standard input), or addresses of running servers or"
-        " exporters",
+        help="files of Kubernetes or Compose (YAML or JSON; - = standard input)",
     )
     parser.add_argument(
         "--args",
         metavar="ARGS",
         type=arguments,
-        help="the server's command line as one quoted argument; give it instead of a file, or together with a URL",
+        help="the server's command line as one quoted argument, instead of a file",
     )
     for engine in dialects():
         parser.add_argument(
@@ -94,14 +89,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> tuple[list[Subject], Sequence[str]]:
     """(every server that was named, objects in files that cannot be judged). Raises ``InputError``."""
-    addresses = [text for text in options.files if running.is_address(text)]
-    if addresses:
-        if len(addresses) < len(options.files):
-            raise InputError("files and addresses cannot be combined; give one or the other")
-        found = [
-            one for address in addresses for one in running.read(address, options.args or (), options.gpu, thresholds)
-        ]
-        return [_subject(server, options, thresholds, seen=seen) for server, seen in found], ()
     read = _read(options)
     return [
         _subject(server, options, thresholds, tuple(other for other in read.servers if other is not server))
@@ -112,7 +99,7 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> tuple[list
 def _read(options: argparse.Namespace) -> Servers:
     if bool(options.files) == bool(options.args):
         found = "both files and --args were given" if options.files else "nothing to audit"
-        raise InputError(f"{found}; allowed: FILE..., - (standard input), URL, or --args='vllm serve ...'")
+        raise InputError(f"{found}; allowed: FILE..., - (standard input), or --args='vllm serve ...'")
     if options.args:
         return Servers((manifests.from_command_line(options.args),), ())
     return manifests.read_all(options.files)
@@ -122,22 +109,18 @@ def _subject(
     server: ServerContainer,
     options: argparse.Namespace,
     thresholds: Thresholds,
-    siblings: tuple[ServerContainer, ...] = (),
-    seen: Seen | None = None,
+    siblings: tuple[ServerContainer, ...],
 ) -> Subject:
     shape = model_shape(options.model_config) if options.model_config is not None else shape_of(server)
-    usual = seen.context if seen is not None else None
-    context = options.context or (None if usual is None else max(1, round(usual)))
     return Subject(
         server,
         thresholds,
         shape,
         options.gpu or server.gpu,
         options.version or server.version,
-        context,
+        options.context,
         options.demanding,
         siblings,
-        seen,
     )
 
 

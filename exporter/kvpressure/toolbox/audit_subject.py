@@ -41,24 +41,9 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Readings of a running server: KV capacity in tokens, mean tokens of a request, findings about its load and
-    memory. ``exporter``: the exporter that watches it, whether it also reads the GPU. None = unknown.
-    """
-
-    capacity_tokens: float | None
-    context: float | None
-    bursts: Found
-    bimodal_prompts: Found
-    conditions: Mapping[str, bool | None]
-    exporter: str | None = None
-    gpus_watched: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Subject:
     """One server with all inputs of its checklist. ``context``: tokens of a usual request (prompt and output);
-    ``siblings``: the other servers that were read; ``seen``: readings, if the server runs.
+    ``siblings``: the other servers that were read.
     """
 
     server: ServerContainer
@@ -69,7 +54,6 @@ class Subject:
     context: int | None = None
     demanding: bool = False  # long-context or bursty, as the user states it
     siblings: Sequence[ServerContainer] = ()
-    seen: Seen | None = None
 
     @property
     def args(self) -> EngineArgs:
@@ -200,13 +184,8 @@ class Fits:
 
 def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     """Requests that memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if lower; None
-    when model or GPU are unknown. A running server's own capacity takes precedence.
+    when model or GPU are unknown.
     """
-    tokens, most = subject.seen.capacity_tokens if subject.seen else None, subject.limit("max_model_len")
-    if tokens and most and most_utilization >= (subject.limit("gpu_memory_utilization") or 1.0):
-        return Fits(
-            int(tokens), tokens / most, None if subject.context is None else int(tokens // min(subject.context, most))
-        )
     shape, gpu, length = subject.shape, subject.gpu, subject.limit("max_model_len")
     size = weights.estimated(shape) if shape is not None else None
     if shape is None or gpu is None or length is None or size is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from kvpressure.capacity import weights
@@ -137,10 +138,6 @@ def _apart(s: Subject) -> Item:
     name = "separate_long_context"
     text = "separate deployments for long- and short-context traffic"
     why = "one long request takes the KV cache of many short ones"
-    if s.seen is not None and s.seen.bimodal_prompts.value is not None:
-        mixed = s.seen.bimodal_prompts
-        advice = "a separate deployment for long prompts" if mixed.value else ""
-        return Item(Found(name, not mixed.value, mixed.text), text, why, advice)
     lengths = {other.args.max_model_len for other in s.siblings if other.args.model == s.args.model} | {
         s.args.max_model_len
     }
@@ -162,7 +159,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
     name, text = "concurrency_from_memory", "concurrency is derived from GPU memory"
     why = f"if more requests run than the KV cache holds, they are {s.called('preempted')} and recomputed"
     refused = refusal(s)
-    if refused is not None and s.seen is None:
+    if refused is not None:
         return Item(
             Found(name, False, f"{s.dialect.title} does not start: {refused}"),
             text,
@@ -191,7 +188,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
         f"{s.called('max_num_seqs')} {seqs:g}; the KV cache holds about {grouped(room.capacity_tokens)} tokens:"
         f" {room.full_length:.1f} requests of {s.called('max_model_len')}"
     )
-    if room.full_length < 1 and s.seen is None:
+    if room.full_length < 1:
         then = "does not start unless one fits" if s.dialect.one_request_fits else "rejects longer ones than fit"
         return Item(Found(name, False, f"{said}; {s.dialect.title} {then}"), text, why, advice)
     if room.stated is not None and s.context is not None:
@@ -260,7 +257,7 @@ def _memory(s: Subject) -> Iterator[Item]:
     result: bool | None = None if share is None else share <= usual
     if share is None and _explicit(s, "gpu_memory_utilization") is False:
         result = False
-    hidden = s.args.is_explicit("gpu_memory_utilization") is None and s.seen is None
+    hidden = s.args.is_explicit("gpu_memory_utilization") is None
     if hidden:
         result = None
     yield Item(
@@ -324,14 +321,12 @@ class _Metrics:
 
 
 def _metrics(s: Subject) -> _Metrics:
-    exporter = s.seen.exporter if s.seen is not None else None
-    scraped = exporter or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
     if s.dialect.silent(s.args):
         how, _, switch = s.dialect.metrics_switch.partition(" ")
         off, fix = (f"no {switch}", f"add {switch}") if how == "with" else (switch, f"remove {switch}")
         return _Metrics(False, f"{off}: {s.dialect.title} publishes no metrics", fix, off)
-    if scraped:
-        return _Metrics(True, scraped, "", "")
+    if s.server.scrape_annotation:
+        return _Metrics(True, "prometheus.io/scrape annotation", "", "")
     return _Metrics(
         None,
         "no scrape configuration seen",
@@ -343,13 +338,8 @@ def _metrics(s: Subject) -> _Metrics:
 def _signals(s: Subject) -> Iterator[Item]:
     why = "under KV cache pressure, memory is high and compute is low; GPU utilization alone is misleading"
     engine = _metrics(s)
-    gpu = s.seen.exporter if s.seen is not None and s.seen.gpus_watched else None
-    yield Item(
-        Found("observe_gpu_memory", True if gpu else None, gpu or "no GPU exporter seen"),
-        "GPU memory utilization",
-        why,
-        "the kvpressure exporter (or DCGM's) on the node",
-    )
+    exporter = "the kvpressure exporter (or DCGM's) on the node"
+    yield _unseen("observe_gpu_memory", "GPU memory utilization", why, exporter)
     for name, text in (
         ("observe_batch", "effective batch size (p95)"),
         ("observe_latency", "p95 / p99 request latency"),
@@ -368,36 +358,18 @@ def _traffic(s: Subject) -> Iterator[Item]:
         ("max_tokens", "max_tokens distribution is tracked"),
     ):
         yield Item(Found(name, metrics.result, found), text, why, fix)
-    yield _bursts(s, why)
+    yield _unseen(
+        "bursts",
+        "bursty traffic patterns are identified",
+        why,
+        "check kvpressure_arrival_burst_ratio over a week",
+    )
     yield _unseen(
         "rag_chunks",
         "RAG chunk sizes are bounded",
         why,
         "bound them in the application that builds the prompts",
     )
-
-
-def _bursts(s: Subject, why: str) -> Item:
-    text, advice = "bursty traffic patterns are identified", "check kvpressure_arrival_burst_ratio over a week"
-    if s.seen is None or s.seen.bursts.value is None:
-        return _unseen("bursts", text, why, advice)
-    if s.seen.exporter is not None:
-        return Item(Found("bursts", True, f"{s.seen.bursts.text}; the exporter tracks it"), text, why)
-    return Item(Found("bursts", None, s.seen.bursts.text), text, why, advice)
-
-
-def _now(s: Subject) -> Iterator[Item]:
-    """Items about conditions of a running server; none for a manifest."""
-    for name, value in sorted(s.seen.conditions.items()) if s.seen is not None else ():
-        result: bool | None = None if value is None else not value
-        yield Item(
-            Found(
-                f"condition_{name}", result, "unknown" if value is None else "holds now" if value else "does not hold"
-            ),
-            f"no {name.replace('_', ' ')}",
-            "a condition that holds now points to a missing limit",
-            "run kvpressure diagnose" if value else "",
-        )
 
 
 def _reviewable(s: Subject) -> Iterator[Item]:
@@ -476,5 +448,4 @@ _SECTIONS: Final[Mapping[str, Callable[[Subject], Iterator[Item]]]] = {
     "6 prompt and traffic shape": _traffic,
     "7 explicit and reviewable": _reviewable,
     "8 realistic load": _load,
-    "right now": _now,
 }

@@ -18,8 +18,8 @@ TIMED = re.compile(r"kvpressure_(gpu_xid_last_timestamp_seconds|source_errors_to
 
 def exporter(sysfs: Path, environ: Mapping[str, str], *arguments: str) -> AbstractContextManager[str]:
     """The exporter over the given sysfs and whatever libraries ``environ`` leads to; yields its address."""
-    pace = [word for name in ("", "collector.nvidia.", "collector.amd.") for word in (f"--{name}interval", TICK)]
-    return serving("--host.sys", str(sysfs), *pace, "--no-collector.engines", *arguments, environ=environ)
+    off = ("--no-collector.processes", "--no-collector.engines")
+    return serving("--host.sys", str(sysfs), "--interval", TICK, *off, *arguments, environ=environ)
 
 
 def without_gpu_libraries() -> dict[str, str]:

@@ -48,7 +48,7 @@ from kvpressure.settings.options import (
     collector_options,
     option,
 )
-from kvpressure.sources.catalog import EVERY_TICK, CollectorSettings, registry
+from kvpressure.sources.catalog import USUAL_TICK, CollectorSettings, registry
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ __all__ = ["Option", "Settings", "SettingsError", "add_arguments", "from_args", 
 
 
 def _default_collectors() -> Mapping[str, CollectorSettings]:
-    return {name: spec.pace(spec.default, EVERY_TICK) for name, spec in registry().items()}
+    return {name: spec.pace(spec.default, USUAL_TICK) for name, spec in registry().items()}
 
 
 def _gpu_resources() -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class Settings:
         "Base address of Grafana, for links to the dashboards on the triage page.",
     )
     interval_seconds: float = option(
-        "interval", SECONDS, EVERY_TICK, "Time between two ticks, each of which publishes a new state."
+        "interval", SECONDS, USUAL_TICK, "Time between two ticks, each of which publishes a new state."
     )
     engine_targets: tuple[Target, ...] = option(
         "engine.target",
@@ -315,6 +315,6 @@ def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None
 
 def _build(given: Mapping[str, GivenValue]) -> Settings:
     values = {attribute: given[name].value for name, attribute in static_options().items() if name in given}
-    tick = values.get("interval_seconds", EVERY_TICK)
+    tick = values.get("interval_seconds", USUAL_TICK)
     collectors = {name: spec.pace(runs(name, given), tick) for name, spec in registry().items()}
     return Settings(**values, collectors=collectors)

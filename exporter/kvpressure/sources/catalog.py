@@ -14,13 +14,13 @@ from kvpressure.sources.gpu.amd import device_ids as amd_ids
 from kvpressure.sources.gpu.nvidia import device_ids as nvidia_ids
 from kvpressure.sources.vendors import GpuVendor
 
-EVERY_TICK: Final = 1.0
+USUAL_TICK: Final = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
     """An entry of the catalog. ``factory`` builds the source from the settings. ``default``: on without a flag.
-    ``interval_seconds``: between readings (``EVERY_TICK`` = in each); ``deadline_seconds``: then a reading hangs.
+    ``interval_seconds``: between readings at the usual tick; ``deadline_seconds``: then a reading hangs.
     ``hold_seconds``: how long its last reading stays in snapshots (0 = only in the tick it arrived in). ``settings``:
     prefixes of settings that only this source reads. ``gpus``: vendor of the GPUs it reads. ``unless``: sources that do
     the same elsewhere, so that it is off beside them.
@@ -38,9 +38,11 @@ class SourceSpec:
     unless: tuple[str, ...] = ()
 
     def pace(self, enabled: bool, tick: float) -> CollectorSettings:
-        """How it runs where a tick takes so many seconds: nothing is read that no tick takes."""
-        often = self.interval_seconds <= EVERY_TICK
-        return CollectorSettings(enabled, tick if often else max(self.interval_seconds, tick), self.deadline_seconds)
+        """How it runs where a tick takes so many seconds: as often as usual, and faster with a faster tick. Nothing is
+        read that no tick takes.
+        """
+        interval = max(tick, self.interval_seconds * min(USUAL_TICK, tick))
+        return CollectorSettings(enabled, interval, self.deadline_seconds)
 
 
 @dataclass(frozen=True, slots=True)

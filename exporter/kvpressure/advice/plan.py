@@ -129,8 +129,9 @@ def pressure_plan(
 
 def of_pools(engine: EngineState, workload: tuple[str, ...]) -> Iterator[MitigationStep]:
     """The step before all others where the remedy is another server: of the pool, or of the other side of its pair."""
-    found, on = engine.imbalance, side_of(engine)
-    kind = f"{on}, others unseen" if found is None else found.kind
+    found, on, load = engine.imbalance, side_of(engine), engine.signals.load
+    late = on == "decode" and (load.waiting_deferred or 0.0) > (load.running or 0.0)
+    kind = f"{on}, {'blocks late' if late else 'others unseen'}" if found is None else found.kind
     if kind not in _OF_POOLS:
         return
     title, text, cost = _OF_POOLS[kind]
@@ -179,6 +180,12 @@ _OF_POOLS: Final = {
         "requests come with the KV blocks that prefill computed; a lower request limit here would leave them there. If"
         " prefill has spare capacity, give the GPUs of one prefill replica to decode",
         _REPLICA,
+    ),
+    "decode, blocks late": (
+        "Check the transfers first",
+        "more requests wait for KV blocks from prefill than run here, and those on their way hold their blocks already:"
+        " neither replicas nor limits make them come. Compare with the transfers of the prefill servers and their logs",
+        "",
     ),
     "prefill, others unseen": (
         "Check the decode pool first",

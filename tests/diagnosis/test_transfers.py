@@ -19,6 +19,7 @@ from kvpressure.model import readings as r
 from kvpressure.model.readings import EngineReading, Histogram, Scrape, Snapshot
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
 
@@ -166,3 +167,18 @@ def test_milliseconds_and_mebibytes_become_seconds_and_bytes() -> None:
     text = "".join('sglang:{}{{model_name="m",tp_rank="0"}} {}\n'.format(*name.split()) for name in names)
     (engine,) = parse_scrape(text, target="", time=0.0).engines
     assert engine.counters == {r.TRANSFERS: 9.0, r.TRANSFER_SECONDS: 0.45, r.TRANSFER_BYTES: 64 * 2.0**20}
+
+
+def test_a_real_pair_tells_answers_that_may_be_wrong_and_a_peer_that_was_killed() -> None:
+    pipeline, seen = Pipeline(), dict[str, list[EngineState]]()
+    with Reader(FIXTURES / "transfers" / "nixl-pair-0.32.jsonl.gz") as recording:
+        for snapshot in recording:
+            for engine in pipeline.observe(snapshot).engines:
+                seen.setdefault(engine.key.pod[-5:], []).append(engine)
+    prefill, decode = seen["18100"], seen["18200"]
+    suspect = [engine.diagnosis.conditions["answers_suspect"] for engine in prefill]
+    assert list(dict.fromkeys(value for value in suspect if value is not None)) == [False, True]
+    assert max(engine.signals.transfers.read_after_expiry or 0.0 for engine in prefill) == 6.0
+    failing = [engine.diagnosis.conditions["transfer_failing"] for engine in decode]
+    assert list(dict.fromkeys(value for value in failing if value is not None)) == [False, True]
+    assert "kv_pressure" not in {engine.diagnosis.verdict for engine in (*prefill, *decode)}

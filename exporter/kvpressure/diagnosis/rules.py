@@ -67,6 +67,11 @@ _FAILING: Final = Lower(
     yes("scrape_failing"), at_most=DOUBTFUL, missing="what happened since the last successful scrape"
 )
 
+unanswered = (
+    (yes("prompts_looked_up") & no("tokens_flow") & no("finishing"))
+    | (no("work_present") & yes("prompts_just_now") & no("tokens_recently"))
+).called("prompts are admitted and not answered")
+
 # --- no usable metrics ---------------------------------------------------------------------------------------------
 
 NO_SCRAPE: Final = Verdict(
@@ -267,8 +272,7 @@ NO_PROGRESS: Final = Verdict(
 TRANSFER_BOUND: Final = Verdict(
     "transfer_bound",
     "KV transfer",
-    requires=(yes("queue_present") & yes("waits_for_peer"))
-    | (yes("transfer_failing") & no("tokens_flow") & yes("finishing")),
+    requires=(yes("queue_present") & yes("waits_for_peer")) | (yes("transfer_failing") & unanswered),
     rows=(
         Row("loads stand still", yes("loads_stuck"), DOUBTFUL, _PEER),
         Row("transfers fail", yes("transfer_failing"), DOUBTFUL, _PEER),
@@ -296,8 +300,7 @@ TRANSFER_BOUND: Final = Verdict(
 NOBODY_ANSWERED: Final = Verdict(
     "unknown",
     "Nobody answered",
-    requires=(yes("prompts_looked_up") & no("tokens_flow") & no("finishing"))
-    | (no("work_present") & yes("prompts_just_now") & no("tokens_recently")),
+    requires=unanswered,
     rows=(
         Row(
             "requests come and none is answered",

@@ -159,16 +159,16 @@ class Features:
 
     ``lora``: adapters are served, for whose slots requests may wait. ``kv_role``: role in the exchange of KV blocks
     (kv_producer, kv_consumer, kv_both; "" = unknown role; None = no exchange). ``has_peer``: it exchanges them with
-    servers, not with a tier or a store. ``waits_for_blocks``: requests may wait for blocks from elsewhere, or finished
-    ones until others have fetched theirs. ``whole_prompts``: a prompt is
-    computed as a whole, without a gauge that moves.
+    servers, not with a tier or a store (None = unknown). ``waits_for_blocks``: requests may wait for blocks from
+    elsewhere, or finished ones until others have fetched theirs. ``whole_prompts``: a prompt is computed as a whole,
+    without a gauge that moves.
     """
 
     lora: bool = False
     kv_role: str | None = None
     waits_for_blocks: bool = False
     whole_prompts: bool = False
-    has_peer: bool = False
+    has_peer: bool | None = False
 
     def in_pool(self, pool: EnginePool) -> Features:
         """The same, with the side that the engine's pool is on: the arguments of most pairs say kv_both, or are not

@@ -258,14 +258,15 @@ class EngineTracker:
             self.window, configured, cache.kv, cache.shape.mean_context, self._thresholds, _block_size(self.reading)
         )
         has, pool = limits.features, self.page.pool if self.page else None
-        has_peer = has.has_peer or bool(self.reading and r.LEASES_EXPIRED in self.reading.counters)
+        shown = self.reading is not None and r.LEASES_EXPIRED in self.reading.counters
+        has_peer = True if shown else has.has_peer
         return replace(
             load,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             lora=has.lora,
             kv_role=KV_ROLES.get(pool.role, has.kv_role) if has_peer and pool else has.kv_role,
             has_peer=has_peer,
-            waits_for_blocks=has.waits_for_blocks or has_peer,
+            waits_for_blocks=has.waits_for_blocks or bool(has_peer),
         )
 
     def _throughput(self, load: LoadSignals) -> ThroughputSignals:

@@ -163,8 +163,15 @@ def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Fe
         role,
         waits_for_blocks(args),
         flavour == "v0" or SWAPPED in gauges or chunked == "false",
-        role is not None and not (role in ("", "kv_both") and _kv_field(args, "kv_connector") in STORES),
+        _has_peer(role, _kv_field(args, "kv_connector")),
     )
+
+
+def _has_peer(role: str | None, connector: str | None) -> bool | None:
+    """Whether KV blocks are exchanged with other servers, by role and connector ("kv_both" is what tiers say, too)."""
+    if role in ("kv_producer", "kv_consumer") or role is None:
+        return role is not None
+    return None if connector is None else connector not in STORES
 
 
 def in_force(known: Known) -> dict[str, EffectiveLimit]:

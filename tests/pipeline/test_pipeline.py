@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.engines.registry import log_line
+from kvpressure.engines.vllm import limits
 from kvpressure.model import readings as r
 from kvpressure.model.readings import (
     AllocatorReading,
@@ -90,6 +91,24 @@ def test_an_engine_that_is_only_assumed_is_one_from_its_first_answer_on():
     for t in (3001.0, 3002.0, 3003.0):
         state = tick(failed(t, "refused"))
     assert ([engine.up for engine in state.engines], [pod.answers for pod in state.pods]) == ([False], [False])
+
+
+@pytest.mark.parametrize(("args", "known", "raised"), [((), None, None), (("vllm", "serve", "m"), 0.4, 0.7)])
+def test_nothing_rests_on_a_default_that_hidden_arguments_may_have_changed(monkeypatch, args, known, raised):
+    """Without arguments the share of memory may be any, so its raise would be a guess."""
+    monkeypatch.setattr(limits, "default_limits", lambda *_: {"gpu_memory_utilization": 0.4})
+    gpu = GpuReading("GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=33 * GIB)
+    pipeline = Pipeline()
+    for t in range(1000, 1060):
+        page = dataclasses.replace(busy(float(t), kv=0.99, running=40, waiting=30), args=args, gpus=("GPU-1",))
+        (engine,) = pipeline.observe(Snapshot(float(t), pages=(page,), gpus=(gpu,))).engines
+    limit = engine.limit("gpu_memory_utilization")
+    assert (engine.diagnosis.verdict, limit.value, limit.known, limit.recommended) == (
+        "kv_pressure",
+        0.4,
+        known,
+        raised,
+    )
 
 
 def test_the_placeholder_name_goes_when_the_page_tells_the_right_one():

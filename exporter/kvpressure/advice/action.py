@@ -36,7 +36,7 @@ def value_and_flag(engine: EngineState, name: str) -> tuple[str, str]:
     limit = engine.limits.get(name)
     if limit is None:
         return "", "unknown"
-    now = "unknown" if limit.value is None else f"{value_text(limit.value)} ({limit_source(limit.source)})"
+    now = "unknown" if limit.known is None else f"{value_text(limit.known)} ({limit_source(limit.source)})"
     flag = dialect(engine.dialect).flag(name)
     return ("" if limit.recommended is None or not flag else f"{flag} {value_text(limit.recommended)}"), now
 

@@ -107,11 +107,11 @@ def must_fit_together(engine: PlanInput) -> float | None:
     in force.
     """
     limit = engine.engine.limit("max_num_seqs")
-    return limit.recommended or running_at_once(engine) or limit.value
+    return limit.recommended or running_at_once(engine) or limit.known
 
 
 def running_at_once(engine: PlanInput) -> float | None:
-    limit = engine.engine.limit("max_num_seqs").value
+    limit = engine.engine.limit("max_num_seqs").known
     return at_once(measured_at_once(engine), limit, engine.signals.load.limits.get("kv_capacity"))
 
 
@@ -124,7 +124,7 @@ def caps_for(engine: PlanInput, max_rejected: float = MAX_REJECTED) -> Caps:
     requests, half for prompts and half for outputs.
     """
     if "0.95" not in engine.prompts or "0.95" not in engine.outputs:
-        return _example(engine.engine.limit("max_model_len").value)
+        return _example(engine.engine.limit("max_model_len").known)
     question, answer = _sizes(engine, max_rejected / 2)
     return Caps(
         question,
@@ -166,7 +166,7 @@ def _sizes(engine: PlanInput, share: float) -> tuple[int, int]:
     least_prompt, least_answer = (_least_cap(found, share) for found in (engine.prompts, engine.outputs))
     answer = ceil(max(engine.outputs["0.95"], least_answer, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
     question = ceil(max(engine.prompts["0.95"], least_prompt, 1) / _PROMPT_STEP) * _PROMPT_STEP
-    most = engine.engine.limit("max_model_len").value
+    most = engine.engine.limit("max_model_len").known
     if most is not None:  # rounded up beyond it they would not be limits
         question, answer = min(question, max(1, int(most))), min(answer, max(1, int(most)))
     capacity, together = engine.signals.kv.kv_capacity_tokens, must_fit_together(engine)

@@ -295,7 +295,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
 
 def _small_steps(engine: EngineState, t: Thresholds) -> tuple[Action, ...]:
     """The step budget to raise where prompts take most of the work, and a step computes few of their tokens."""
-    budget, usual = engine.limit("max_num_batched_tokens").value, t["max_num_batched_tokens_usual"]
+    budget, usual = engine.limit("max_num_batched_tokens").known, t["max_num_batched_tokens_usual"]
     if budget is None or budget >= usual or not engine.diagnosis.holds("prefill_dominates"):
         return ()
     one, (_, now) = dialect(engine.dialect), value_and_flag(engine, "max_num_batched_tokens")

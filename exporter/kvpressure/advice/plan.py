@@ -296,9 +296,9 @@ def _option(engine: PlanInput, name: str) -> str:
 def _now(engine: PlanInput, name: str) -> str:
     limit = engine.engine.limit(name)
     called = _called(engine, name)
-    if limit.value is None:
+    if limit.known is None:
         return f"current {called}: unknown"
-    return f"current {called}: {value_text(limit.value)} ({limit_source(limit.source)})"
+    return f"current {called}: {value_text(limit.known)} ({limit_source(limit.source)})"
 
 
 def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
@@ -318,7 +318,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
             f"{now}. {called} cannot be lowered further, because {why}. Shorten requests or add KV memory",
         )
     if limit.recommended is None or (
-        limit.value is not None and limit.recommended > limit.value
+        limit.known is not None and limit.recommended > limit.known
     ):  # a raise, for another verdict
         if base is None or base <= 1:
             why = "Too little is known to compute a value: give the limit with --args"
@@ -345,8 +345,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         said += "; no request has finished yet, so they may still grow, and fewer may fit"
     said += f'. The guide "Emergency Mitigation" cuts {called} by {say(low, "ratio")} to {say(high, "ratio")}'
     result = MEASURED["cut"]
-    if limit.value is not None and limit.value * (1 - high) > base:
-        said += f". Halving {called} from {value_text(limit.value)} would have no effect"
+    if limit.known is not None and limit.known * (1 - high) > base:
+        said += f". Halving {called} from {value_text(limit.known)} would have no effect"
         result = f"{MEASURED['limit']}. On the test server, {result}"
     return MitigationStep(
         title,
@@ -364,9 +364,9 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     title, now = f"Lower {_option(engine, 'max_num_batched_tokens')}", _now(engine, "max_num_batched_tokens")
     cost = "long prompts take more steps, so time to first token rises"
     value = limit.recommended
-    if value is None or (limit.value is not None and value > limit.value):  # a raise, for another verdict
-        small = limit.value is not None and limit.value <= least
-        look_up = "look it up in the start-up log, then " if limit.value is None else ""
+    if value is None or (limit.known is not None and value > limit.known):  # a raise, for another verdict
+        small = limit.known is not None and limit.known <= least
+        look_up = "look it up in the start-up log, then " if limit.known is None else ""
         return MitigationStep(
             title,
             "not here" if small else "if it stays",
@@ -375,11 +375,11 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
                 f"not below {least:g}"
                 if small
                 else f"{look_up}halve it, but not below {least:g}"
-                + ("" if limit.value is not None else ". kvpressure mitigate computes the new value if you give --args")
+                + ("" if limit.known is not None else ". kvpressure mitigate computes the new value if you give --args")
             ),
             cost,
         )
-    now_set = limit.value or 2 * value
+    now_set = limit.known or 2 * value
     much = "half" if 2 * value <= now_set + 1 else f"{now_set - value:.0f} less (not below that)"
     return MitigationStep(
         title,
@@ -394,14 +394,14 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
 def _pool_grows(engine: PlanInput) -> bool:
     """Whether the recommended ``gpu_memory_utilization`` is a raise."""
     limit = engine.engine.limit("gpu_memory_utilization")
-    return limit.recommended is not None and limit.value is not None and limit.recommended > limit.value
+    return limit.recommended is not None and limit.known is not None and limit.recommended > limit.known
 
 
 def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit = engine.engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     title = f"Lower {_option(engine, 'gpu_memory_utilization')} to {usual:g}, then {lower:g}"
-    cost = _pool_cost(engine, limit.value, usual, lower)
+    cost = _pool_cost(engine, limit.known, usual, lower)
     now = _now(engine, "gpu_memory_utilization")
     if _pool_grows(engine):
         return MitigationStep(
@@ -424,7 +424,7 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
         )
     if engine.condition("gpu_out_of_memory"):
         chunk = _called(engine, "max_num_batched_tokens")
-        if limit.value is None:
+        if limit.known is None:
             return MitigationStep(
                 title,
                 "if it stays",
@@ -531,7 +531,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
 
 
 def _more_memory(engine: PlanInput, t: Thresholds) -> MitigationStep:
-    share, flag = engine.engine.limit("gpu_memory_utilization").value, dialect(engine.engine.dialect).flag
+    share, flag = engine.engine.limit("gpu_memory_utilization").known, dialect(engine.engine.dialect).flag
     cost = "fp8 needs an accuracy test; tensor parallelism and replicas need more GPUs"
     raised = "Use "
     ways = [

@@ -166,6 +166,11 @@ class Limit:
     source: str | None = None
     recommended: float | None = None
 
+    @property
+    def known(self) -> float | None:
+        """The value, unless it is a default that arguments which nobody sees may have changed."""
+        return None if self.source == "default" and self.explicit is None else self.value
+
 
 @frozen
 class Cause:

@@ -445,7 +445,7 @@ class Pipeline:
             signals,
             Recent(*tracker.waiting()),
             tracker.window.samples_seen,
-            utilization.value if utilization else None,
+            utilization.value if utilization and not utilization.assumed else None,
         )
         up = diagnosis.evidence["page_fresh"].value is True
         return EngineState(
@@ -479,29 +479,24 @@ class Pipeline:
         t = self._thresholds
         finished = s.context.context_max_5m if s.context.prompt_quantiles else None  # whole requests, not their prefill
         longest = track.longest.observe(s.time, finished, diagnosis.verdict)
-        values = {name: found[name].value if name in found else None for name in LIMITS}
+        limits = {name: Limit(name, one.value, one.explicit, one.source) for name, one in found.items()}
+        known = {name: limits.get(name, Limit(name)).known for name in LIMITS}
         confident = diagnosis.verdict if diagnosis.confidence >= t["confident"] else "unknown"
         demand = "unknown" if diagnosis.stage == REUSE else confident  # the cache has room for what runs
         recommended = {
             "max_num_seqs": track.max_num_seqs.observe(diagnosis, s, t),
             "max_num_batched_tokens": advice.max_num_batched_tokens(
-                s, values["max_num_batched_tokens"], demand, diagnosis.stage, t
+                s, known["max_num_batched_tokens"], demand, diagnosis.stage, t
             ),
             "gpu_memory_utilization": advice.gpu_memory_utilization(
-                s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), confident, t
+                s, known["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), confident, t
             ),
-            "max_model_len": advice.max_model_len(longest, values["max_model_len"], demand, t),
+            "max_model_len": advice.max_model_len(longest, known["max_model_len"], demand, t),
         }
         return {
-            name: Limit(
-                name,
-                values[name],
-                found[name].explicit if name in found else None,
-                found[name].source if name in found else None,
-                recommended[name],
-            )
+            name: replace(limits.get(name, Limit(name)), recommended=recommended[name])
             for name in LIMITS
-            if values[name] is not None or recommended[name] is not None
+            if name in limits or recommended[name] is not None
         }
 
     def _gpu_state(self, snapshot: Snapshot, gpu: GpuReading, demand: _GpuDemand) -> GpuState:

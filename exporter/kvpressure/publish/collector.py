@@ -233,7 +233,7 @@ def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
 def _add_limits(out: Families, labels: Labels, engine: EngineState) -> None:
     for name, limit in engine.limits.items():
         one = (*labels, clean(name))
-        out.add("limit", one, limit.value)
+        out.add("limit", one, limit.known)
         out.add("limit_explicit", one, limit.explicit)
         out.add("limit_recommended", one, limit.recommended)
 

@@ -211,7 +211,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         (*IN_POOL, "finding"),
         "the finding is unknown",
     ),
-    _m("limit", "gauge", "Value of a limit in force.", (*ENGINE, "limit"), "the limit is unknown"),
+    _m(
+        "limit",
+        "gauge",
+        "Value of a limit in force.",
+        (*ENGINE, "limit"),
+        "the limit is unknown, or an assumed default",
+    ),
     _m(
         "limit_explicit",
         "gauge",

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.model.readings import GpuOwner, GpuProcess, GpuReading
+from kvpressure.model.readings import ContainerReading, GpuOwner, GpuProcess, GpuReading
 from kvpressure.pipeline.joins import join_owners
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.host.procfs import REASONS, ProcfsSource, pod_of_cgroup
-from kvpressure.sources.kubernetes.pod import Pod
+from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
+from kvpressure.sources.scrape.targets import Target
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UNDERSCORED = UID.replace("-", "_")
@@ -110,6 +111,27 @@ def test_two_pods_share_a_gpu(settings: Build, tmp_path: Path) -> None:
         GpuOwner("GPU-0", "ns", "a", "vllm", True),
         GpuOwner("GPU-0", "ns", "b", "x", True),
     )
+
+
+def test_the_arguments_of_an_engine_are_those_that_its_process_was_started_with(
+    settings: Build, tmp_path: Path
+) -> None:
+    """The workers that have the GPU were started by the server, whose script the manifest hides."""
+    lines = {"12": "VLLM::Worker_TP0", "11": "python3 /usr/bin/vllm serve m --max-num-seqs 48", "10": "bash /start.sh"}
+    for pid, line in lines.items():
+        process(tmp_path, int(pid), f"0::/kubepods/pod{UID}/{ID}\n")
+        (tmp_path / pid / "cmdline").write_text(line.replace(" ", "\0") + "\0")
+        (tmp_path / pid / "stat").write_text(f"{pid} (a ) b) S {int(pid) - 1 if pid != '10' else 1} 0")
+    found = source(settings, tmp_path, 12)
+    found.read()
+    script = EngineContainer("vllm", ID, ContainerReading("ns", "a", "vllm"), (Target("10.0.0.5", assumed=True),))
+    (target,) = script.with_process(found._shared.processes).targets
+    assert (target.args, target.args_source, target.assumed) == (
+        ("vllm", "serve", "--max-num-seqs=48", "--model=m"),
+        "process",
+        False,
+    )
+    assert script.with_process({}) is script
 
 
 def test_static_pods_are_found_by_their_hash(settings: Build, tmp_path: Path) -> None:

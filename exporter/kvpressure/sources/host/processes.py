@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from time import monotonic
 from typing import Final
 
@@ -169,7 +170,7 @@ class ProcessesSource:
         for gpu in self._shared.gpus:
             for process in gpu.processes:
                 with isolated(f"process {process.pid}", errors, FILE_REASONS), suppress(*_ENDED):
-                    own = next((pid for pid in self._line_of(process.pid) if pid in servers), None)
+                    own = next((pid for pid in line_of(self._root, process.pid) if pid in servers), None)
                     places[process.pid] = servers[own].place if own is not None else ("", "")
                     if own is not None and gpu.uuid not in found.setdefault(own, []):
                         found[own].append(gpu.uuid)
@@ -220,7 +221,7 @@ class ProcessesSource:
             with isolated(f"process {pid}", errors, FILE_REASONS), suppress(*_ENDED):
                 leader = self._leader(pid, processes)
                 members.setdefault(leader, set()).add(pid)
-                around.update(self._line_of(leader)[1:])
+                around.update(line_of(self._root, leader)[1:])
         for leader in sorted(members):
             with isolated(f"process {leader}", errors, FILE_REASONS), suppress(*_ENDED):
                 process = processes.get(leader) or replace(processes[min(members[leader])], line=None)
@@ -233,7 +234,7 @@ class ProcessesSource:
         """The process that serves: the nearest that a command line starts, and of several with that one (forks) the
         first; else the parent of those with a title.
         """
-        line = self._line_of(pid)
+        line = line_of(self._root, pid)
         started = [one for one in line if one in processes and processes[one].line is not None]
         if not started:
             return next((one for one in line if one not in processes), pid)
@@ -341,15 +342,6 @@ class ProcessesSource:
             return name if ":" in name else None
         return None
 
-    def _line_of(self, pid: int) -> list[int]:
-        """The process and those that started it, from the nearest on, but not the first of all."""
-        line: list[int] = []
-        with suppress(OSError, IndexError, ValueError):
-            while pid > 1 and len(line) < MAX_PARENTS:
-                line.append(pid)
-                pid = int(self._text(f"{pid}/stat").rpartition(")")[2].split()[1])
-        return line
-
     def _inodes(self, pid: int) -> set[str]:
         """The sockets that a process holds. Raises ``OSError``."""
         folder = self._root / f"{pid}/fd"
@@ -372,6 +364,17 @@ class ProcessesSource:
                         host, _, port = fields[1].partition(":")
                         found.append(_Socket(fields[9], _address(host), int(port, 16), int(fields[7])))
         return found
+
+
+def line_of(root: Path, pid: int) -> list[int]:
+    """The process and those that started it, from the nearest on, but not the first of all. ``root``: ``/proc``."""
+    line: list[int] = []
+    with suppress(OSError, IndexError, ValueError):
+        while pid > 1 and len(line) < MAX_PARENTS:
+            line.append(pid)
+            stat = read_file(root / str(pid) / "stat", MAX_BYTES).decode("utf-8", "replace")
+            pid = int(stat.rpartition(")")[2].split()[1])
+    return line
 
 
 def _address(text: str) -> str:

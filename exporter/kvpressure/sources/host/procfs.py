@@ -1,9 +1,9 @@
 """The source of the pods of GPU processes, by their cgroups in a read-only host ``/proc``.
 
 The fallback where PodResources reports nothing (GPUs taken outside the scheduler, kubelet not to be used), and the
-way to split a shared GPU. The pids are the host's, so ``/proc`` must be the host's too. NVIDIA drivers from
-535.113.01 list only processes of the caller's pid namespace: without ``hostPID`` they list none, and nothing is known
-here.
+way to split a shared GPU. It also reads with which arguments a server was started. The pids are the host's, so
+``/proc`` must be the host's too. NVIDIA drivers from 535.113.01 list only processes of the caller's pid namespace:
+without ``hostPID`` they list none, and nothing is known here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from kvpressure.engines.command import MAX_CHARACTERS
 from kvpressure.files import read_file
 from kvpressure.model.readings import GpuOwner, GpuReading
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
+from kvpressure.sources.host.processes import line_of
+from kvpressure.sources.kubernetes.command_lines import CommandLine
 from kvpressure.sources.kubernetes.pod import UID, Pod, leaders
 from kvpressure.sources.kubernetes.podresources import of_engines
 
@@ -52,7 +56,7 @@ class ProcfsSource:
         gpus: Callable[[], Sequence[GpuReading]] | None = None,
         pods: Callable[[], Sequence[Pod] | None] | None = None,
     ) -> None:
-        shared = settings.shared
+        self._shared = shared = settings.shared
         self._root = settings.host_proc
         self._gpus = gpus or (lambda: shared.gpus)
         self._pods = pods or (lambda: shared.pods)
@@ -71,38 +75,57 @@ class ProcfsSource:
         errors: Counter[str] = Counter()
         claims: list[GpuOwner] = []
         process_pods: dict[int, tuple[str, str]] = {}
+        processes: dict[str, tuple[str, ...]] = {}
         for gpu in self._gpus():
             for process in gpu.processes:
                 with isolated(f"process {process.pid}", errors, FILE_REASONS):
                     found = self._pod_of(process.pid, by_uid)
                     if found is None:
                         continue
-                    pod, container = found
+                    pod, container, container_id = found
                     if pod is None:
                         process_pods[process.pid] = ("", "")
                         continue
                     own = (pod.namespace, pod.name, container)
                     process_pods[process.pid] = of_worker.get(own[:2], own)[:2]  # a worker's is its leader's engine's
                     claims.append(GpuOwner(gpu.uuid, *own))
+                    if container_id and not processes.get(container_id):
+                        before = self._shared.processes.get(container_id)
+                        processes[container_id] = before or self._arguments(process.pid)
+        self._shared.processes = processes
         return Reading(owners=tuple(of_engines(claims, pods)), process_pods=process_pods, errors=dict(errors))
 
     def close(self) -> None:
         """Does nothing; no resource is held."""
 
-    def _pod_of(self, pid: int, by_uid: dict[str, Pod]) -> tuple[Pod | None, str] | None:
-        """(pod, container) of a process; no pod for a process of the host; None if unknown."""
+    def _arguments(self, pid: int) -> tuple[str, ...]:
+        """The arguments of the server that a process belongs to: of the nearest in the line of those that started it
+        whose command line certainly starts one.
+        """
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for one in line_of(self._root, pid):
+                line = CommandLine(self._text(one, "cmdline").rstrip("\0").split("\0"), {}, MAX_CHARACTERS)
+                if line.starts is not None and line.read(line.starts).certain:
+                    return line.shown[0]
+        return ()
+
+    def _text(self, pid: int, name: str) -> str:
+        return read_file(self._root / str(pid) / name, MAX_FILE_BYTES).decode("utf-8", "replace")
+
+    def _pod_of(self, pid: int, by_uid: dict[str, Pod]) -> tuple[Pod | None, str, str] | None:
+        """(pod, container, container id) of a process; no pod for a process of the host; None if unknown."""
         try:
-            text = read_file(self._root / str(pid) / "cgroup", MAX_FILE_BYTES).decode("utf-8", "replace")
+            text = self._text(pid, "cgroup")
         except FileNotFoundError:
             return None  # it has ended since the driver listed it
         names = pod_of_cgroup(text)
         if names is None:
-            return None, ""
+            return None, "", ""
         uid, container_id = names
         pod = by_uid.get(uid)
         if pod is None:
             return None  # a pod that was not selected
-        return pod, pod.containers.get(container_id, "")
+        return pod, pod.containers.get(container_id, ""), container_id
 
 
 def _is_hosts(root: Path) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from kvpressure.model.arguments import OF_PROCESS
 from kvpressure.model.readings import ContainerReading, Discovered
 from kvpressure.sources.kubernetes.discovery import OF_WORKERS, ContainerRow, PodGroup
 from kvpressure.sources.places import Place, Precedence
@@ -35,6 +36,15 @@ class EngineContainer:
     def target(self) -> Target | None:
         """Its first metrics endpoint; None without one."""
         return next(iter(self.targets), None)
+
+    def with_process(self, processes: Mapping[str, tuple[str, ...]]) -> EngineContainer:
+        """With the arguments of its process, where one is seen and it is its only server: it runs them, whatever the
+        manifest says. ``processes``: arguments by container id.
+        """
+        words = processes.get(self.container_id)
+        if not words or self.target is None or len(self.targets) > 1:
+            return self
+        return replace(self, targets=(replace(self.target, args=words, args_source=OF_PROCESS, assumed=False),))
 
 
 @dataclass(frozen=True, slots=True)

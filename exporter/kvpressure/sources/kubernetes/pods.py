@@ -210,7 +210,7 @@ class PodsSource:
             pods, key=lambda pod: pod.precedence(owning)
         ):  # those on the host's network share its address
             for engine in pod.engines:
-                for target in engine.targets:
+                for target in engine.with_process(self._shared.processes).targets:
                     if targets.setdefault(target.name, target) is not target:
                         self._colliding.add((SAME_ADDRESS, pod.uid, engine.container))
         self._shared.targets = tuple(targets.values())

@@ -209,7 +209,7 @@ The [exporter](deploy.md) on each node closes these gaps.
 * fires on incidents where nothing should: {wrong}
 * recordings of servers without KV pressure on which something fires: {noise} of {quiet}
 
-Incidents from published reports lack metrics that a real server has, many stop at the crash, and none has kube-state-metrics.
+Many incidents lack metrics that a real server has or stop at the crash; none has kube-state-metrics.
 """  # noqa: E501
 
 

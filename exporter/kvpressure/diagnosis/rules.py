@@ -67,10 +67,9 @@ _FAILING: Final = Lower(
     yes("scrape_failing"), at_most=DOUBTFUL, missing="what happened since the last successful scrape"
 )
 
-unanswered = (
-    (yes("prompts_looked_up") & no("tokens_flow") & no("finishing"))
-    | (no("work_present") & yes("prompts_just_now") & no("tokens_recently"))
-).called("prompts are admitted and not answered")
+unanswered = (yes("prompts_looked_up") & no("tokens_flow") & no("finishing")) | (
+    no("work_present") & yes("prompts_just_now") & no("tokens_recently")
+)
 
 # --- no usable metrics ---------------------------------------------------------------------------------------------
 

@@ -56,7 +56,8 @@ RATIOS = (
     "score_memory_factor",
     "score_compute_factor",
     "score_demand_factor",
-    "prefix_hit_ratio",
+    "prefix_hit_ratio:1",
+    "prefill_repeated_ratio",
     "cpu_throttled_ratio",
     "outside_engine_share",
     "estimated_peak_ratio",
@@ -90,6 +91,10 @@ COUNTERS = (
     r.FINISHED_PREFIX + "stop",
     r.FINISHED_PREFIX + "abort",
     r.REJECTED_PREFIX + "queue",
+    r.KV_AGAIN,
+    r.KV_AGAIN_AGE,
+    r.KV_GAIN_PREFIX + "2",
+    r.KV_GAIN_PREFIX + "8",
 )
 HISTOGRAMS = (
     r.TTFT,
@@ -101,6 +106,8 @@ HISTOGRAMS = (
     r.REQUEST_PROMPT,
     r.REQUEST_OUTPUT,
     r.REQUEST_MAX_TOKENS,
+    r.KV_IDLE,
+    r.KV_REUSE_GAP,
 )
 PAGE = (r.PROCESS_CPU_SECONDS, r.PROCESS_START, r.PROCESS_OPEN_FDS, r.HTTP_PREFIX + "2xx", r.HTTP_PREFIX + "5xx")
 LINES = (

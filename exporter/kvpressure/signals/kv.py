@@ -17,6 +17,7 @@ from kvpressure.capacity.kvbytes import Parallel, pool_bytes
 from kvpressure.capacity.own_models import ModelShapes
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.base import Pool, Tier
+from kvpressure.kvevents.reuse import FACTORS
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import EngineArgs
@@ -151,7 +152,7 @@ class HitRatio:
 
 
 MEASURED: Final = "1"  # the factor of the KV memory that there is
-LARGEST: Final = "8"
+_FACTORS: Final = {factor: f"{factor:g}" for factor in FACTORS}
 UNTIL: Final = ("eviction", "reuse")
 
 
@@ -166,11 +167,12 @@ class Reuse:
 
     def working_set(self, capacity: float | None, t: Thresholds) -> float | None:
         """The smallest of the capacities in tokens that gives nearly the hit ratio of the largest."""
-        now, most = self.hit_ratio.get(MEASURED), self.hit_ratio.get(LARGEST)
+        now, most = self.hit_ratio.get(MEASURED), self.hit_ratio.get(_FACTORS[FACTORS[-1]])
         if now is None or most is None or capacity is None:
             return None
         nearly = most - t["trend_change_ratio"] * (most - now)
-        return capacity * min(float(factor) for factor, ratio in self.hit_ratio.items() if ratio >= nearly)
+        enough = (factor for factor, name in _FACTORS.items() if self.hit_ratio.get(name, 0.0) >= nearly)
+        return capacity if now >= nearly else capacity * min(enough)
 
 
 def reuse(window: EngineWindow, room: float | None, context: float | None, loads: bool) -> Reuse:
@@ -183,9 +185,10 @@ def reuse(window: EngineWindow, room: float | None, context: float | None, loads
     if window.last is None or again is None or now is None or loads:
         return Reuse(ratios, estimated=kept)
     asked = window.rate(r.PREFIX_QUERIES, FIVE_MINUTES)
-    for name in window.last.counters:
-        if name.startswith(r.KV_GAIN_PREFIX) and asked and (gain := window.rate(name, FIVE_MINUTES)) is not None:
-            ratios[name.removeprefix(r.KV_GAIN_PREFIX)] = min(1.0, now + gain / asked)
+    for name in _FACTORS.values():
+        gain = window.rate(r.KV_GAIN_PREFIX + name, FIVE_MINUTES)
+        if gain is not None and asked:
+            ratios[name] = min(1.0, now + gain / asked)
     age, gap = (window.rate(name, FIVE_MINUTES) or 0.0 for name in (r.KV_AGAIN_AGE, r.KV_AGAIN_GAP))
     seconds = dict(zip(UNTIL, (age / again, (age + gap) / again), strict=True)) if again else {}
     computed = window.rate(r.PROMPT_TOKENS_COMPUTED, FIVE_MINUTES)

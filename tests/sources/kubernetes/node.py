@@ -205,7 +205,6 @@ class Node:
     def start(self) -> None:
         """Start the exporter and wait until it listens."""
         options = {
-            **{f"collector.{name}.interval": TICK for name in SOURCES},
             "interval": TICK,
             "web.listen-address": "127.0.0.1:0",
             "node-name": objects.NODE,

@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import faulthandler
 import logging
-import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FATAL_STATUS = 3
-WAIT_SECONDS: Final = 1.0  # between two looks whether a source was fatal; a signal is seen at once
+WAIT_SECONDS: Final = 0.2  # between two looks whether a signal came
 
 
 _EXAMPLES: Final = """\
@@ -104,22 +103,21 @@ def run(args: argparse.Namespace) -> int:
     stopping.follow((signal.SIGTERM, signal.SIGINT))
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
         hung_up.follow((signal.SIGHUP,))
-    with _signals() as signals:  # before anybody can connect: a flood of clients takes all descriptors
-        _listen(server, chosen)
-        if not _finds_engines(chosen):
-            log.warning(
-                "no engines to scrape: set --engine.target http://HOST:PORT, --collector.processes, or in Kubernetes"
-                " --collector.pods"
-            )
-        runtime.tune_gc()
-        monitor.start()
-        try:
-            _wait(monitor, stopping, hung_up, signals, lambda: _check_gpus(chosen, monitor.state))
-        finally:
-            server.stop()
-            monitor.stop()
-            if recorder is not None:
-                recorder.close(timeout=2.0)
+    _listen(server, chosen)
+    if not _finds_engines(chosen):
+        log.warning(
+            "no engines to scrape: set --engine.target http://HOST:PORT, --collector.processes, or in Kubernetes"
+            " --collector.pods"
+        )
+    runtime.tune_gc()
+    monitor.start()
+    try:
+        _wait(monitor, stopping, hung_up, lambda: _check_gpus(chosen, monitor.state))
+    finally:
+        server.stop()
+        monitor.stop()
+        if recorder is not None:
+            recorder.close(timeout=2.0)
     if monitor.fatal is not None:
         print(
             f"kvpressure serve: stopped because a source needs a new process to recover ({monitor.fatal});"
@@ -199,17 +197,12 @@ def _wait(
     monitor: Monitor,
     stopping: SignalFlag,
     hung_up: SignalFlag,
-    signals: socket.socket,
-    check: Callable[[], bool] = lambda: True,
+    check: Callable[[], bool],
 ) -> None:
-    """Wait for a signal or a fatal source. A signal makes ``signals`` readable and ends the wait at once. ``check``:
-    called until it is true.
-    """
+    """Wait for a signal or a fatal source. ``check``: called until it is true."""
     tidy_at, checked = time.monotonic() + runtime.TIDY_SECONDS, False
-    while not stopping.is_set() and not monitor.wait(0):
+    while not stopping.is_set() and not monitor.wait(WAIT_SECONDS):
         checked = checked or check()
-        if select.select([signals], [], [], WAIT_SECONDS)[0]:
-            signals.recv(64)
         if time.monotonic() >= tidy_at:
             runtime.collect_garbage()
             tidy_at = time.monotonic() + runtime.TIDY_SECONDS
@@ -218,16 +211,3 @@ def _wait(
             log.warning(
                 "SIGHUP reloads nothing: web.config.file is read again when it changes, all else at the start only"
             )
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[socket.socket]:
-    """A socket that becomes readable at each signal, whichever thread receives it."""
-    readable, written = socket.socketpair()
-    with readable, written:
-        written.setblocking(False)
-        before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-        try:
-            yield readable
-        finally:
-            signal.set_wakeup_fd(before)

@@ -56,7 +56,6 @@ def engine(shapes: ModelShapes, args: str = "", gpus: int = 1, served: str = "ow
         ("own.json", "org/Own"),
         ("Own-7B/config.json", "/models/own-7b/"),
         ("org/own-7b/config.json", "org/own-7b"),
-        ("models--org--own-7b/snapshots/0123abc/config.json", "org/own-7b"),
     ],
 )
 def test_a_model_is_named_by_its_file_or_folder(tmp_path: Path, file: str, model: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kvpressure.capacity import shapes
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape, from_config
-from kvpressure.errors import shown
+from kvpressure.errors import nearest, shown
 
 FILE: Final = Path(__file__).with_name("models.json")
 MAX_NAME: Final = 128  # characters of the longest name of a model that is looked at
@@ -118,9 +118,10 @@ def named(name: str, draft_layers: int = 0) -> ModelShape:
     """The shape of a model by its published name, ignoring case. Raises ``CapacityError``."""
     key = known(name)
     if key is None:
+        near = nearest(name.rsplit("/", 1)[-1].lower(), CONFIGS)
         raise CapacityError(
             f"{shown(name)} is neither a file nor a known model; allowed: a config.json, a model's directory, or a "
-            f"name that kvpressure capacity --help lists{_nearest(name)}"
+            f"name that kvpressure capacity --help lists{f', such as {near}' if near else ''}"
         )
     config = {**CONFIGS[key], "quantization_config": _quantization(name, key)}
     return from_config(config, key, draft_layers=draft_layers)
@@ -152,10 +153,3 @@ def _of_word(word: str) -> Mapping[str, Any] | None:
     found = _STORED.fullmatch(word)
     bits = next((int(group) for group in found.groups() if group), None) if found else None
     return {"quant_method": word, "bits": bits} if bits else _QUANTIZATIONS.get(word)
-
-
-def _nearest(name: str) -> str:
-    from difflib import get_close_matches
-
-    found = get_close_matches(name[:MAX_NAME].rsplit("/", 1)[-1].lower(), CONFIGS, 3)
-    return f", such as {', '.join(found)}" if found else ""

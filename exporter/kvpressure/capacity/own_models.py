@@ -14,7 +14,6 @@ from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
 
 MAX_FILES: Final = 1000  # configurations that are read of a directory
-_DEPTH: Final = 4  # directories below it that are looked into
 
 logger = logging.getLogger(__name__)
 _published = lru_cache(maxsize=256)(models.known)
@@ -47,8 +46,8 @@ def read(directory: Path | None, targets: Mapping[str, str]) -> ModelShapes:
     """The shapes of a directory, and those that targets name (target -> file, directory or published name). Raises
     ``CapacityError`` for a target's.
 
-    ``NAME.json`` and ``[...]/NAME/config.json`` are the model NAME, and so is ``config.json`` anywhere below the
-    ``models--ORG--NAME`` of a Hugging Face cache. A file that cannot be used costs itself, and is logged.
+    ``NAME.json``, ``NAME/config.json`` and ``ORG/NAME/config.json`` are the model NAME. A file that cannot be used
+    costs itself, and is logged.
     """
     return ModelShapes(
         {} if directory is None else dict(_in(directory)),
@@ -57,37 +56,12 @@ def read(directory: Path | None, targets: Mapping[str, str]) -> ModelShapes:
 
 
 def _in(directory: Path) -> Iterator[tuple[str, ModelShape]]:
-    for path in _files(directory, _DEPTH):
+    found = sorted((*directory.glob("*.json"), *directory.glob("*/config.json"), *directory.glob("*/*/config.json")))
+    for path in (one for one in found[:MAX_FILES] if "/." not in str(one.relative_to(directory.parent))):
         try:
-            yield _key(_name(path)), shapes.load(path)
+            yield _key(path.parent.name if path.name == "config.json" else path.stem), shapes.load(path)
         except CapacityError as error:
             logger.warning("model configuration not used: %s", error)
-
-
-def _name(path: Path) -> str:
-    cached = next((part for part in path.parts if part.startswith("models--")), None)
-    if cached is not None:
-        return cached.rsplit("--", 1)[-1]
-    return path.parent.name if path.name == "config.json" else path.stem
-
-
-def _files(directory: Path, depth: int) -> list[Path]:
-    """Configurations in the order of their names. Names that begin with two dots are the kubelet's own copies."""
-    found: list[Path] = []
-    try:
-        entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith(".."))
-    except OSError as error:
-        logger.warning("model configurations not read: %s: %s", directory, error.strerror or error)
-        return found
-    for entry in entries:
-        if len(found) >= MAX_FILES:
-            break
-        wanted = entry.suffix == ".json" if depth == _DEPTH else entry.name == "config.json"
-        if wanted and entry.is_file():
-            found.append(entry)
-        elif depth > 0 and entry.is_dir():
-            found += _files(entry, depth - 1)
-    return found[:MAX_FILES]
 
 
 def _key(name: str) -> str:

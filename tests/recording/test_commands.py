@@ -62,13 +62,6 @@ def test_half_a_surrogate_pair_in_a_recording_is_printed_as_a_question_mark(comm
     assert command[0] != "replay" or "a?b" in shown
 
 
-def test_a_part_of_a_replay_is_judged_with_what_came_before(capsys: Capsys) -> None:
-    main(["replay", str(KV03), "--format", "json"])
-    whole = capsys.readouterr().out.splitlines()
-    assert main(["replay", str(KV03), "--format", "json", "--from", "350", "--to", "400"]) == 0
-    assert capsys.readouterr().out.splitlines() == whole[70:81]
-
-
 def test_files_of_a_rotation_are_one_recording(tmp_path: Path, capsys: Capsys) -> None:
     with gzip.open(KV03, "rt") as lines:
         head, *ticks = lines
@@ -109,9 +102,6 @@ def test_damage_is_reported_and_the_rest_replayed(tmp_path: Path, capsys: Capsys
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (f"{KV03} --from -1", "--from: '-1' is not allowed; allowed: a number of 0 or more"),
-        (f"{KV03} --to nan", "--to: 'nan' is not allowed; allowed: a number of 0 or more"),
-        (f"{KV03} --from 9 --to 8", "--to: 8 is before --from; allowed: 9 or more"),
         (f"{KV03} --format xml", "--format: 'xml' is not allowed; allowed: text, json"),
         (str(RECORDINGS / "labels.csv"), "labels.csv:1: not a recording"),
     ],
@@ -132,14 +122,6 @@ def test_a_recording_without_ticks_or_engines_is_refused(tmp_path: Path, capsys:
         said = refused(capsys, f"{command} {path}")
         assert f"{path}: the recording contains no engine; allowed: a recording with" in said
     assert run(capsys, f"replay {path} --openmetrics {tmp_path}/series.txt")[0] == 0  # GPUs and health remain
-
-
-def test_a_start_after_the_end_is_refused(tmp_path: Path, capsys: Capsys) -> None:
-    series = tmp_path / "series.txt"
-    for more in ("", "--format json", f"--openmetrics {series}"):
-        said = refused(capsys, f"replay {KV03} --from 100000 {more}")
-        assert f"--from: 100000 is after the end of {KV03}; allowed: up to " in said
-    assert not series.exists()
 
 
 @pytest.mark.parametrize(

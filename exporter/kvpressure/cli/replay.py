@@ -6,19 +6,17 @@ import argparse
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from kvpressure.errors import InputError
 from kvpressure.model.readings import Snapshot
-from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.openmetrics import OpenMetricsWriter
 from kvpressure.recording.reader import Reader, ReadProblem
 from kvpressure.recording.timeline import Timeline, json_line
 from kvpressure.settings.thresholds import load
-from kvpressure.toolbox.option_values import number
 
 _SHOWN_PROBLEMS: Final = 10
 
@@ -26,7 +24,7 @@ _SHOWN_PROBLEMS: Final = 10
 _EXAMPLES: Final = """\
 examples:
   kvpressure replay incident.jsonl.gz
-  kvpressure replay day-1.jsonl.gz day-2.jsonl.gz --from 3600 --format json
+  kvpressure replay day-1.jsonl.gz day-2.jsonl.gz --format json
   kvpressure replay incident.jsonl.gz --thresholds mine.yaml     # what other thresholds would have said
   kvpressure replay incident.jsonl.gz --openmetrics out.txt && promtool tsdb create-blocks-from openmetrics out.txt data
 
@@ -57,38 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'promtool tsdb create-blocks-from openmetrics OUT DIR'; prints nothing else unless --format is given",
     )
     parser.add_argument(
-        "--from",
-        dest="start",
-        type=number(0),
-        default=0.0,
-        metavar="S",
-        help="show from S seconds after the beginning of the recording (values"
-        " over a time window still include earlier ticks)",
-    )
-    parser.add_argument(
-        "--to",
-        dest="end",
-        type=number(0),
-        default=None,
-        metavar="S",
-        help="stop S seconds after the beginning of the recording",
-    )
-    parser.add_argument(
         "--thresholds", metavar="FILE", default=None, help="file with thresholds to use instead of the built-in ones"
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Replay. Raises ``InputError`` when recording, thresholds or output are unusable."""
-    if options.end is not None and options.end < options.start:
-        raise InputError(f"--to: {options.end:g} is before --from; allowed: {options.start:g} or more")
     if "" in options.files:
         raise InputError("an empty name was given; allowed: the path of a recording")
     with contextlib.ExitStack() as stack:
         readers = [
             stack.enter_context(Reader(file, on_problem=stack.enter_context(_damage(file)))) for file in options.files
         ]
-        _replay(options, _Replay(readers, Pipeline(load(options.thresholds)), options))
+        _replay(options, itertools.chain.from_iterable(readers))
     return 0
 
 
@@ -108,67 +87,39 @@ def _damage(file: str) -> Iterator[Callable[[ReadProblem], None]]:
         print(f"{file}: {count - _SHOWN_PROBLEMS} more lines skipped", file=sys.stderr)
 
 
-class _Replay:
-    """The recordings' ticks with their states, and whether each is shown. ``number``: ticks so far; ``seconds``: time
-    of the last one since the first; ``engines``: whether any had an engine.
-    """
-
-    def __init__(self, readers: Sequence[Reader], pipeline: Pipeline, options: argparse.Namespace) -> None:
-        self._readers = readers
-        self._pipeline = pipeline
-        self._from: float = options.start
-        self._to: float | None = options.end
-        self.number = 0
-        self.seconds = 0.0
-        self.engines = False
-
-    def __iter__(self) -> Iterator[tuple[Snapshot, State, bool]]:
-        first: float | None = None
-        for snapshot in itertools.chain.from_iterable(self._readers):
-            self.number += 1
-            first = snapshot.time if first is None else first
-            t = self.seconds = snapshot.time - first
-            if self._to is not None and t > self._to:
-                break
-            state = replace(self._pipeline.observe(snapshot), ticks=self.number)
-            self.engines = self.engines or bool(state.engines)
-            yield snapshot, state, t >= self._from
-
-
-def _replay(options: argparse.Namespace, ticks: _Replay) -> None:
+def _replay(options: argparse.Namespace, ticks: Iterator[Snapshot]) -> None:
     form = options.format or ("text" if options.openmetrics is None else None)
     timeline = Timeline() if form == "text" else None
+    pipeline = Pipeline(load(options.thresholds))
+    count, engines = 0, False
     with contextlib.ExitStack() as stack:
         series = (
             stack.enter_context(OpenMetricsWriter(options.openmetrics, options.files))
             if options.openmetrics is not None
             else None
         )
-        for snapshot, state, wanted in ticks:
+        for count, snapshot in enumerate(ticks, 1):
+            state = replace(pipeline.observe(snapshot), ticks=count)
+            engines = engines or bool(state.engines)
             if timeline is not None:
-                _print(timeline.lines(snapshot.time, state.engines, show=wanted))
-            elif form == "json" and wanted:
+                _print(timeline.lines(snapshot.time, state.engines))
+            elif form == "json":
                 _print(json_line(snapshot.time, engine) for engine in state.engines)
-            if series is not None and wanted:
+            if series is not None:
                 series.add(snapshot.time, state)
-        _refuse_nothing(options, ticks, engines_needed=form is not None)
+        _refuse_nothing(options, count, engines or form is None)
     if timeline is not None:
         _print(timeline.summary())
     if series is not None:
         print(f"{options.openmetrics}: {series.samples} samples", file=sys.stderr)
 
 
-def _refuse_nothing(options: argparse.Namespace, ticks: _Replay, *, engines_needed: bool) -> None:
+def _refuse_nothing(options: argparse.Namespace, ticks: int, engines: bool) -> None:
     """Raise ``InputError`` where nothing could be shown."""
     files = ", ".join(options.files)
-    if not ticks.number:
+    if not ticks:
         raise InputError(f"{files}: no readable tick; allowed: a recording with at least one tick")
-    if ticks.seconds < options.start:
-        raise InputError(
-            f"--from: {options.start:g} is after the end of {files}; allowed: up to {ticks.seconds:.0f} (its length in"
-            " seconds)"
-        )
-    if engines_needed and not ticks.engines:
+    if not engines:
         raise InputError(
             f"{files}: the recording contains no engine; allowed: a recording with at least one successful scrape of"
             " an engine"

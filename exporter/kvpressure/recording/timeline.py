@@ -62,8 +62,8 @@ class Timeline:
         self._start: float | None = None
         self._last = 0.0
 
-    def lines(self, t: float, engines: tuple[EngineState, ...], *, show: bool = True) -> Iterator[str]:
-        """Lines for changes at ``t``; with ``show`` False, only follow."""
+    def lines(self, t: float, engines: tuple[EngineState, ...]) -> Iterator[str]:
+        """Lines for changes at ``t``."""
         self._start = t if self._start is None else self._start
         self._last = t
         for engine in engines:
@@ -71,7 +71,7 @@ class Timeline:
                 self._engines.clear()
             known = self._engines.setdefault(engine.key, _Followed(since=t))
             found = list(self._changes(known, t, engine.diagnosis))
-            if found and show:
+            if found:
                 yield f"{clock(t)}  +{t - self._start:.0f} s  {_name(engine.key)}  {found[0]}"
                 yield from (f"    {line}" for line in found[1:])
 

@@ -141,6 +141,9 @@ SECONDS: Final = Kind(
     _number(_DECIMAL, 0.01, 86400, ms=0.001, s=1, m=60, h=3600),
     "SECONDS",
 )
+LOOK_BACK: Final = Kind(
+    "a duration like 30m or 1h, up to 7d", _number(_DECIMAL, 0.01, 7 * 86400, s=1, m=60, h=3600, d=86400), "T"
+)
 SIZE: Final = Kind(
     "bytes from 64KiB to 1024GiB, or a number with KiB, MiB or GiB",
     _number(_WHOLE, 2**16, 2**40, KiB=2**10, MiB=2**20, GiB=2**30),

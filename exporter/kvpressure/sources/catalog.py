@@ -72,7 +72,7 @@ _SOURCES: Final = (
         deadline_seconds=5.0,
         hold_seconds=3.0,
         settings=("nvidia.",),
-        gpus=GpuVendor("0x10de", ("nvidia.com/",), "gpu.nvidia.com", nvidia_ids.from_plugin, nvidia_ids.from_dra),
+        gpus=GpuVendor(("nvidia.com/",), "gpu.nvidia.com", nvidia_ids.from_plugin, nvidia_ids.from_dra),
     ),
     SourceSpec(
         name="amd",
@@ -82,7 +82,7 @@ _SOURCES: Final = (
         deadline_seconds=5.0,
         hold_seconds=3.0,
         settings=("gpu.amd.",),
-        gpus=GpuVendor("0x1002", ("amd.com/",), "gpu.amd.com", amd_ids.from_plugin, amd_ids.from_dra),
+        gpus=GpuVendor(("amd.com/",), "gpu.amd.com", amd_ids.from_plugin, amd_ids.from_dra),
     ),
     SourceSpec(
         name="engines",

@@ -49,12 +49,11 @@ FindDevice = Callable[[str, Sequence[GpuReading]], OwnedDevice | None]
 
 @dataclass(frozen=True, slots=True)
 class GpuVendor:
-    """``pci_id``: as in sysfs. ``resources``: prefixes of its Kubernetes resource names. ``dra_driver``: its driver
-    for dynamic resource allocation. ``from_plugin`` finds the GPU of a device plugin's id (without sharing suffix),
-    ``from_dra`` that of a DRA device; PCI addresses and UUIDs of known GPUs need neither.
+    """``resources``: prefixes of its Kubernetes resource names. ``dra_driver``: its driver for dynamic resource
+    allocation. ``from_plugin`` finds the GPU of a device plugin's id (without sharing suffix), ``from_dra`` that of a
+    DRA device; PCI addresses and UUIDs of known GPUs need neither.
     """
 
-    pci_id: str
     resources: tuple[str, ...]
     dra_driver: str
     from_plugin: FindDevice

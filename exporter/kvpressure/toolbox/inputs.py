@@ -22,6 +22,7 @@ from kvpressure.model.arguments import GIB, parse_version
 from kvpressure.model.readings import Snapshot
 from kvpressure.printable import command
 from kvpressure.recording.reader import Reader
+from kvpressure.settings.kinds import LOOK_BACK
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
@@ -29,14 +30,11 @@ from kvpressure.toolbox import fetch, following, prometheus
 from kvpressure.toolbox import live_pages as live
 from kvpressure.toolbox.history import Case, FoundEngines, judge
 from kvpressure.toolbox.live_pages import GivenGpu
-from kvpressure.toolbox.option_values import number, refused
+from kvpressure.toolbox.option_values import number, of_kind, refused
 from kvpressure.toolbox.terminal import waiting
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
 _FIRST_TICKS: Final = 20  # of a Prometheus, to measure the interval of samples
-_DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
-_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_MAX_SINCE: Final = 7 * 86400.0
 _NOT_IN_PROMETHEUS: Final = "GPU, restarts, CPU of the container, log: not in the server's own metrics"
 _BETWEEN_SAMPLES: Final = (
     "what happened between samples, which are {:.0f} s apart: short peaks and bursts, single long requests"
@@ -62,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prometheus", metavar="URL", help="address of a Prometheus that scrapes vLLM, to diagnose a past incident"
     )
     group.add_argument(
-        "--since", type=duration, default=3600.0, metavar="T", help="how far back to look: 30m, 1h (default), up to 7d"
+        "--since",
+        type=of_kind(LOOK_BACK),
+        default=3600.0,
+        metavar="T",
+        help="how far back to look: 30m, 1h (default), up to 7d",
     )
     group.add_argument(
         "--namespace",
@@ -101,15 +103,6 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how long live servers are watched at most, 5 to {MAX_SECONDS:g} (default 30)",
     )
     parser.add_argument("--thresholds", metavar="FILE", help="file with the thresholds for the diagnosis")
-
-
-def duration(text: str) -> float:
-    """``90s``, ``30m``, ``1h``, ``2d`` as seconds; for argparse."""
-    found = _DURATION.fullmatch(text.strip())
-    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if not 0 < seconds <= _MAX_SINCE:
-        raise refused(text, "a duration like 30m or 1h, up to 7d")
-    return seconds
 
 
 def given_gpu(text: str) -> GivenGpu:

@@ -9,14 +9,13 @@ from dataclasses import asdict
 from typing import Any
 
 from kvpressure import __version__
-from kvpressure.capacity import kvbytes, models
+from kvpressure.capacity import kvbytes
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError, shown
 from kvpressure.model import ceilings
 from kvpressure.parsed import items, mapping
-from kvpressure.printable import grouped
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
@@ -110,8 +109,7 @@ def _probe(
     layout: CacheLayout | None,
     thresholds: Thresholds,
 ) -> ProbeReport:
-    model, source, length = _model(target, options.model, key)
-    unchecked = "" if layout is None else _compare(options, target, source, layout)
+    model, length = _model(target, options.model, key)
     plan = probing.stages(meter.cache, length, options.output, Budget(options.max_requests, options.max_tokens))
     _consent(options, target, plan)
     probe = Probe(meter, Api(target, model, key), layout, thresholds, forced=options.force)
@@ -125,34 +123,11 @@ def _probe(
     for result in probe.run(plan):
         waiting(f"step {result.step}, {result.name}: {result.verdict}")
         results.append(result)
-    notes = (f"the server was busy ({busy})" if busy is not None else "", unchecked)
-    return ProbeReport(target.name, model, meter.cache, tuple(results), tuple(filter(None, notes)))
+    return ProbeReport(target.name, model, meter.cache, tuple(results), busy)
 
 
-def _compare(options: argparse.Namespace, target: Target, served: str, layout: CacheLayout) -> str:
-    """Compare ``--model-config`` with the server's model: "" = same size of KV cache, or a note that the server's
-    model is unknown. Raises ``InputError`` for another size, because every byte in the report would be wrong.
-    """
-    found = models.known(served)
-    if found is None:
-        return (
-            f"--model-config was not compared with the server: {shown(served)} is not a known model. Blocks are "
-            "measured; bytes follow from --model-config"
-        )
-    own = _layout(models.named(found), options, layout.block_size)
-    if own.bytes_per_token == layout.bytes_per_token:
-        return ""
-    raise InputError(
-        f"--model-config: {shown(options.model_config)} takes {grouped(layout.bytes_per_token)} bytes a token, but "
-        f"{target.name} serves {served:.100}, which takes {grouped(own.bytes_per_token)};"
-        f" allowed: --model-config {found}"
-    )
-
-
-def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, str, int | None]:
-    """Served name, the model behind it (``root``, else the name) and context length in tokens. A server that requires
-    a key lists no models without it.
-    """
+def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, int | None]:
+    """Served name and context length in tokens. A server that requires a key lists no models without it."""
     served = [mapping(item) for item in items(mapping(fetch.get_json(target, "/v1/models")).get("data"))]
     names = [str(item.get("id")) for item in served if item.get("id")]
     if wanted is None and not names:
@@ -162,9 +137,7 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, st
         raise InputError(f"--model: {shown(wanted)} is not served; allowed: {', '.join(names[:8])}")
     chosen = wanted or names[0]
     entry = next((item for item in served if item.get("id") == chosen), {})
-    length, root = ceilings.whole(entry.get("max_model_len"), ceilings.LABEL, 1), entry.get("root")
-    model = root if isinstance(root, str) and root else chosen
-    return chosen, model, length
+    return chosen, ceilings.whole(entry.get("max_model_len"), ceilings.LABEL, 1)
 
 
 def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> CacheLayout:
@@ -198,7 +171,7 @@ def _as_json(report: ProbeReport) -> dict[str, Any]:
         "model": report.model,
         "fine": report.fine,
         "cache": {**asdict(report.cache), "tokens": report.cache.tokens},
-        "notes": list(report.notes),
+        "busy": report.busy,
         "steps": [asdict(result) for result in report.results],
     }
 
@@ -211,5 +184,5 @@ def _as_text(report: ProbeReport) -> str:
     ]
     for result in report.results:
         lines += [f"{result.step}. {result.name}: {result.verdict.upper()}", f"     {result.text}"]
-    lines += [f"note: {note}" for note in report.notes]
+    lines += [f"note: the server was busy ({report.busy})"] if report.busy else []
     return "\n".join([*lines, "all as expected" if report.fine else "not all is as expected"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from kvpressure.capacity.kvbytes import CacheLayout
@@ -189,8 +189,6 @@ class Probe:
             )
         found = self._result(number, stage, samples, base, returned)
         verdict, text = self._judge(found, len(stage.asks), short)
-        from dataclasses import replace
-
         return replace(found, verdict=verdict, text=text + note)
 
     def _send(self, stage: Stage) -> tuple[list[_Steady], bool, str | None]:
@@ -309,13 +307,13 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """All steps of one server."""
+    """All steps of one server. ``busy``: with what it was when they began."""
 
     server: str
     model: str
     cache: Cache
     results: tuple[Result, ...]
-    notes: tuple[str, ...] = field(default=())
+    busy: str | None = None
 
     @property
     def fine(self) -> bool:

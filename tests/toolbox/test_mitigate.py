@@ -14,10 +14,11 @@ import yaml
 from kvpressure.advice.caps import Caps, PlanInput
 from kvpressure.advice.plan import pressure_plan
 from kvpressure.model.signals import ContextSignals
+from kvpressure.model.state import Found
 from kvpressure.settings.thresholds import builtin
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.live_pages import GivenGpu
-from kvpressure.toolbox.mitigation_check import Check, Outcome
+from kvpressure.toolbox.mitigation_check import Outcome
 from kvpressure.toolbox.mitigation_report import outcome_lines
 from tests.helpers.command import Capsys, answer, refused, run
 from tests.helpers.stated_engine import StatedEngine, engine_from, plan_of
@@ -337,7 +338,7 @@ def test_silence_proves_no_recovery(capsys: Capsys, serve_pod: ServePod) -> None
     ],
 )
 def test_well_at_the_end_only_is_no_failure(verdict: str, queue: bool | None, headline: str) -> None:
-    text = "\n".join(outcome_lines(Outcome(False, "chat-0", verdict, 40, (Check("queue", queue, "0", "0"),))))
+    text = "\n".join(outcome_lines(Outcome(False, "chat-0", verdict, 40, (Found("queue", queue, "0"),))))
     assert text.startswith(headline)
     assert ("not for 30 s without a break" in text) is (headline == "NOT PROVEN")
 
@@ -350,7 +351,7 @@ def test_a_server_that_stays_full_has_not(capsys: Capsys, serve_pod: ServePod) -
         f"{url.removeprefix('http://')} chat-13b engine 0",
         "kv_pressure",
     )
-    assert {check["name"]: check["ok"] for check in outcome["checks"]}["verdict"] is False
+    assert {check["name"]: check["value"] for check in outcome["checks"]}["verdict"] is False
 
 
 def test_recovery_during_the_watch(

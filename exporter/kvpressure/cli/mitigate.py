@@ -161,5 +161,7 @@ def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:
     if options.args:
         target = replace(target, args=target.args or options.args)
     outcome = mitigation_check.verify(target, options.verify_seconds, thresholds)
-    answer(options.format, asdict(outcome), "\n".join(mitigation_report.outcome_lines(outcome)))
+    checks = [{"name": check.name, "value": check.value, "text": check.text} for check in outcome.checks]
+    document = {**asdict(replace(outcome, checks=())), "checks": checks}
+    answer(options.format, document, "\n".join(mitigation_report.outcome_lines(outcome)))
     return 0 if outcome.recovered else 1

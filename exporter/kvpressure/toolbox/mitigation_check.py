@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvpressure.advice.wording import reason_text
 from kvpressure.errors import InputError
-from kvpressure.model.state import EngineState
+from kvpressure.model.state import EngineState, Found
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.printable import say
 from kvpressure.publish.collector import worst_first
@@ -21,16 +21,6 @@ from kvpressure.toolbox.terminal import waiting
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One sign of recovery. ``ok`` None = unknown; ``first`` and ``last``: the values in words."""
-
-    name: str
-    ok: bool | None
-    first: str
-    last: str
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """``recovered``: every known check held for half a minute until the end of the watch, under traffic; a
     server without requests proves nothing. ``engine``: the one in most trouble at the end, with its ``verdict``.
@@ -41,7 +31,7 @@ class Outcome:
     engine: str
     verdict: str
     seconds: float
-    checks: tuple[Check, ...]
+    checks: tuple[Found, ...]
     trouble: bool = False
 
 
@@ -73,7 +63,7 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
     never answers.
     """
     pipeline, watch = Pipeline(thresholds), _Watch()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[Found, ...] = ()
     gone = 0.0
     failed: str | None = None
     waiting(f"watching {target.name} for up to {seconds:.0f} s")
@@ -95,9 +85,9 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
     return Outcome(False, watch.last.engine or target.name, watch.last.verdict, gone, checks, watch.trouble)
 
 
-def _observe(watch: _Watch, seen: _WatchedTick, now: float, t: Thresholds) -> tuple[Check, ...]:
+def _observe(watch: _Watch, seen: _WatchedTick, now: float, t: Thresholds) -> tuple[Found, ...]:
     checks = tuple(_checks(watch, seen, t))
-    well = all(check.ok is not False for check in checks)
+    well = all(check.value is not False for check in checks)
     watch.trouble = watch.trouble or (not well and seen.verdict not in ("unknown", "idle"))
     well = well and seen.verdict not in ("unknown", "idle")
     watch.well_since = (watch.well_since if watch.well_since is not None else now) if well else None
@@ -133,24 +123,21 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _checks(watch: _Watch, seen: _WatchedTick, t: Thresholds) -> Iterator[Check]:
+def _checks(watch: _Watch, seen: _WatchedTick, t: Thresholds) -> Iterator[Found]:
+    """The signs of recovery, with their values at first and at the end."""
     first, before = watch.first or seen, watch.last
-    yield Check("verdict", seen.verdict != "kv_pressure" and seen.verdict != "stalled", first.verdict, seen.verdict)
-    yield Check(
-        "headroom in the KV cache",
-        None if seen.kv is None else seen.kv < t["kv_full_ratio"] or not seen.waiting,
-        say(first.kv, "ratio"),
-        say(seen.kv, "ratio"),
-    )
-    queue = (
-        None
-        if seen.waiting is None
-        else seen.waiting == 0 or (seen.running is not None and seen.waiting < seen.running)
-    )
-    yield Check("queue", queue, say(first.waiting), say(seen.waiting))
+
+    def found(name: str, value: bool | None, at_first: str, at_last: str) -> Found:
+        return Found(name, value, f"{at_first} at first, {at_last} at the end")
+
+    yield found("verdict", seen.verdict not in ("kv_pressure", "stalled"), first.verdict, seen.verdict)
+    room = None if seen.kv is None else seen.kv < t["kv_full_ratio"] or not seen.waiting
+    yield found("headroom in the KV cache", room, say(first.kv, "ratio"), say(seen.kv, "ratio"))
+    short = seen.waiting == 0 or (seen.running is not None and (seen.waiting or 0) < seen.running)
+    yield found("queue", None if seen.waiting is None else short, say(first.waiting), say(seen.waiting))
     steady = None if seen.gap is None else seen.gap < t["latency_multiplied_ratio"] * (first.gap or seen.gap)
-    yield Check("token latency p95", steady, say(first.gap, "seconds"), say(seen.gap, "seconds"))
+    yield found("token latency p95", steady, say(first.gap, "seconds"), say(seen.gap, "seconds"))
     grown = None if seen.running is None or not seen.waiting else seen.running > t["signature_batch_size"]
-    yield Check("batch size", grown, say(first.running), say(seen.running))
+    yield found("batch size", grown, say(first.running), say(seen.running))
     refusals = None if seen.refused is None or before.refused is None else seen.refused <= before.refused
-    yield Check("503s and rejections", refusals, say(first.refused), say(seen.refused))
+    yield found("503s and rejections", refusals, say(first.refused), say(seen.refused))

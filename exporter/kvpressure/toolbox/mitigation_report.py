@@ -127,8 +127,8 @@ def outcome_lines(outcome: Outcome) -> Iterator[str]:
     verdict = verdict_words(outcome.verdict, None)
     yield f"{_headline(outcome)} after {outcome.seconds:.0f} s: {outcome.engine}: {verdict}"
     for check in outcome.checks:
-        mark = {True: "ok", False: "BAD", None: "?"}[check.ok]
-        yield f"  {mark:4} {check.name}: {check.first} at first, {check.last} at the end"
+        mark = {True: "ok", False: "BAD", None: "?"}[check.value]
+        yield f"  {mark:4} {check.name}: {check.text}"
     if outcome.verdict == "idle" and not outcome.recovered:
         yield "no traffic: recovery can only be checked under load. Verify again then (--verify-seconds waits longer)"
     elif not outcome.recovered and _well_at_the_end(outcome):
@@ -149,4 +149,4 @@ def _headline(outcome: Outcome) -> str:
 
 
 def _well_at_the_end(outcome: Outcome) -> bool:
-    return outcome.verdict == "healthy" and all(check.ok is not False for check in outcome.checks)
+    return outcome.verdict == "healthy" and all(check.value is not False for check in outcome.checks)

@@ -3,8 +3,7 @@
 ``python -m lab.rules.matrix`` fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
 the rules, their cases and the Alertmanager example through them, for every profile; vmalert also has
 to fire on the recorded incidents what Prometheus fires. Prometheus 3 has left-open ranges, so a test that holds on
-2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is written into the package, from where
-``kvpressure bundle`` prints it in ``docs/reference/alerts.md``.
+2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is ``docs/reports/rule-matrix.md``.
 """
 
 from __future__ import annotations
@@ -14,16 +13,17 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tests.bundle.conftest import ROOT
 from tests.helpers.rule_cases import alert_test, alerts, recording_test, recordings
 
-from kvpressure.bundle import documents
 from kvpressure.bundle.render import RULES, VLLM_ONLY, render, write
-from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
+from kvpressure.bundle.rules import PROFILES, Options, load_groups
 from kvpressure.settings.thresholds import builtin
 from lab.rules import replayed, victoria
 
@@ -31,6 +31,7 @@ SUITES = ("trixie", "forky")
 PACKAGES = ("promtool", "prometheus-alertmanager", "victoria-metrics")
 PROGRAMS = ("promtool", "amtool", "vmalert", "vmalert-tool")
 TOOLS = ROOT / ".tools" / "matrix"
+REPORT = ROOT / "docs" / "reports" / "rule-matrix.md"
 
 
 def archive() -> str:
@@ -130,12 +131,31 @@ def main() -> int:
                     note(found, name, profile, victoria.judge(programs, tree))
                     note(found, name, "all incidents replayed", replayed.judge(programs, tree / RULES))
     if suites == list(SUITES):
-        options = Options(builtin())
-        digest = documents.digest(rule_file(load_groups(options), options.values))
-        differences = [*victoria.DIFFERENCES, replayed.DIFFERENCE]
-        result = {"rules": digest, "judges": found, "differences": differences}
-        documents.MATRIX_FILE.write_text(json.dumps(result, indent=2) + "\n")
+        REPORT.write_text(report(found, datetime.now(UTC).date().isoformat()), encoding="utf-8")
     return 0 if all(item["accepted"] for item in found) else 1
+
+
+def report(found: Sequence[Mapping[str, Any]], day: str) -> str:
+    """The page of the results."""
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for item in sorted(found, key=lambda item: str(item["judge"])):
+        rows.setdefault(item["judge"], []).append(item)
+    lines = [
+        "# Which programs accept the rules",
+        "",
+        f"Run on {day}. `make -C lab rule-matrix` checks rules, their cases and the Alertmanager example with newer"
+        " packages of Debian.",
+        "",
+        "| judge | accepts all |",
+        "|---|---|",
+    ]
+    for name, items in rows.items():
+        accepted = "yes" if all(item["accepted"] for item in items) else "no"
+        lines.append(f"| {name} | {accepted} ({'; '.join(item['what'] for item in items)}) |")
+    lines += ["", "VictoriaMetrics judges some cases differently, so its run leaves them out:", ""]
+    lines += [f"* {text};" for text in (*victoria.DIFFERENCES, replayed.DIFFERENCE)]
+    lines += ["* vmalert-tool takes no NaN samples, so series with NaN are left out of the tests.", ""]
+    return "\n".join(lines)
 
 
 def note(found: list[dict[str, Any]], judge_name: str, what: str, refused: str) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
-from kvpressure.bundle.rules import Options, rule_file
+from kvpressure.bundle.rules import Options
 from kvpressure.bundle.spec import Alert, RuleGroup
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import number, span, words
@@ -19,9 +16,6 @@ from kvpressure.publish.failure_reasons import render_failure_reasons
 from kvpressure.publish.links import RUNBOOK_FOLDER
 from kvpressure.publish.reference import first_sentence, render_metrics_reference, render_settings_reference
 from kvpressure.settings.thresholds import Threshold
-
-MATRIX_FILE: Final = Path(__file__).with_name("matrix.json")
-"""Result of ``make -C lab rule-matrix``: which releases of other programs accept the bundle."""
 
 _ALERT_NAME: Final = re.compile(r"(?<![`\[\w])(?:Inference|Gpu|Kvpressure)\w+(?![`\w])")
 
@@ -44,7 +38,6 @@ def pages(options: Options, groups: Sequence[RuleGroup], pack: Sequence[RuleGrou
         groups=groups,
         alerts=alerts,
         others=others,
-        matrix=matrix(rule_file(groups, options.values)),
         recordings=recordings,
         entries=options.thresholds.settable(),
         span=span,
@@ -85,24 +78,6 @@ def _page(template: str, variables: dict[str, Any]) -> str:
     """A rendered page with single empty lines and one line break at its end."""
     text = re.sub(r"[ \t]+\n", "\n", render(template, variables))
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
-def digest(rules: Mapping[str, Any]) -> str:
-    """Fingerprint of what a rule file evaluates, without texts; tells whether a measurement is about these rules."""
-    evaluated = [
-        {
-            **group,
-            "rules": [{key: value for key, value in rule.items() if key != "annotations"} for rule in group["rules"]],
-        }
-        for group in rules["groups"]
-    ]
-    return hashlib.sha256(json.dumps(evaluated, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def matrix(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The last result of ``make -C lab rule-matrix``; ``current``: it was run on these rules."""
-    result = json.loads(MATRIX_FILE.read_text(encoding="utf-8"))
-    return {**result, "current": result["rules"] == digest(rules)}
 
 
 def shown(entry: Threshold) -> str:

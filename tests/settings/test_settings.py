@@ -74,17 +74,14 @@ class TestSpellings:
     def test_flag_and_file_say_the_same(self, tmp_path: Path, name: str) -> None:
         text, written, field, parsed = VALUES[name]
         flag = [f"--{name}" if parsed else f"--no-{name}"] if isinstance(parsed, bool) else [f"--{name}", text]
-        section, _, key = name.partition(".")
-        nested = f"{section}:\n  {key}: {written}\n" if key else f"{section}: {written}\n"
         for loaded in (
             load(*flag),
             load(file=write(tmp_path, f"{name}: {written}\n")),
-            load(file=write(tmp_path, nested)),
         ):
             assert getattr(loaded, field) == parsed
 
     def test_flags_win_over_file_over_default(self, tmp_path: Path) -> None:
-        file = write(tmp_path, "web: {max-requests: 1}\nlog.level: error\ninterval: 3\n")
+        file = write(tmp_path, "web.max-requests: 1\nlog.level: error\ninterval: 3\n")
         loaded = load("--web.max-requests=3", file=file)
         assert (loaded.max_requests, loaded.log_level, loaded.interval_seconds) == (3, "error", 3.0)
         assert load(file=file).max_requests == 1
@@ -93,7 +90,7 @@ class TestSpellings:
     def test_several_values(self, tmp_path: Path) -> None:
         expected = (ListenAddress("", 1), ListenAddress("::1", 2))
         assert load("--web.listen-address", ":1", "--web.listen-address", "[::1]:2").listen_addresses == expected
-        file = write(tmp_path, "web:\n  listen-address: [':1', '[::1]:2']\n")
+        file = write(tmp_path, "web.listen-address: [':1', '[::1]:2']\n")
         assert load(file=file).listen_addresses == expected
 
     def test_targets_are_parsed_where_they_are_read(self) -> None:
@@ -127,7 +124,6 @@ class TestSources:
         for loaded in (
             load("--no-collector.nvidia"),
             load(file=write(tmp_path, "collector.nvidia: false\n")),
-            load(file=write(tmp_path, "collector: {nvidia: false, engines: true}\n")),
         ):
             assert not loaded.collectors["nvidia"].enabled
 

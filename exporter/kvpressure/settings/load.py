@@ -59,24 +59,10 @@ def from_node(root: YamlNode, table: Mapping[str, Option]) -> Found:
     """Settings from the root of a YAML file."""
     if root.children is None:
         raise SettingsError(f"{root.where}: the file is not a mapping; allowed: keys and values")
-    return _walk(root.children, "", table).items()
-
-
-def _walk(nodes: Mapping[str, YamlNode], prefix: str, table: Mapping[str, Option]) -> dict[str, GivenValue]:
-    """Options of a mapping; ``web: {max-requests: 5}`` and ``web.max-requests: 5`` say the same."""
-    found: dict[str, GivenValue] = {}
-    for key, node in nodes.items():
-        name = prefix + key
-        if node.children is not None and any(other.startswith(f"{name}.") for other in table):
-            inner = _walk(node.children, f"{name}.", table)
-        elif name in table:
-            where = f"{node.where}: {name}"
-            inner = {name: GivenValue(table[name].check(node.value, where), where)}
-        else:
+    for name, node in root.children.items():
+        if name not in table:
             close = nearest(name, table, 0.85)
             similar = f"did you mean {close}?" if close else "--help lists all"
             raise SettingsError(f"{node.where}: unknown key {shown(name)}; {similar}")
-        for again in found.keys() & inner.keys():
-            raise SettingsError(f"{inner[again].where}: given twice; allowed: once")
-        found.update(inner)
-    return found
+        where = f"{node.where}: {name}"
+        yield name, GivenValue(table[name].check(node.value, where), where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, overload
 
@@ -55,17 +55,15 @@ SIGNATURE_CONDITIONS: Final = (
 LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_model_len")
 
 
+@dataclass(slots=True, eq=False)
 class Found:
     """What was found about an engine: true, false or ``None`` for unknown, and its sentence, written when read. Equal
     if name, value and sentence are.
     """
 
-    __slots__ = ("name", "sentence", "value")
-
-    def __init__(self, name: str, value: bool | None, sentence: str | Callable[[], str]) -> None:
-        self.name = name
-        self.value = value
-        self.sentence = sentence
+    name: str
+    value: bool | None
+    sentence: str | Callable[[], str]
 
     @property
     def text(self) -> str:
@@ -79,9 +77,6 @@ class Found:
 
     def __hash__(self) -> int:
         return hash((self.name, self.value))
-
-    def __repr__(self) -> str:
-        return f"Found({self.name!r}, {self.value!r}, {self.text!r})"
 
 
 class Sentences(Sequence[str]):

@@ -156,6 +156,12 @@ def test_annotations_use_only_labels_that_the_expression_returns(variant: str) -
             assert used <= returned, f"{rule['alert']} {name}: {used - returned} not in {sorted(returned)}"
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_name_runs_into_the_word_before_it(variant: str) -> None:
+    texts = [text for rule in rules_of(variant) for text in rule.get("annotations", {}).values()]
+    assert [text for text in texts if re.search(r"\w\{\{ with [^}]*\}\}\{\{ \.", text)] == []
+
+
 def test_descriptions_say_value_and_documented_threshold(groups: tuple[RuleGroup, ...]) -> None:
     documented = [entry for entry in builtin().entries() if entry.documented]
     judged = 0

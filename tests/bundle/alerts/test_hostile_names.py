@@ -27,7 +27,7 @@ HARMLESS = "Q_!channel_Q_http://evil_fix_Q_here Q_id_Q_x_(http://evil) _Q __Q_ o
 ROOT = Path(__file__).parents[3]
 ACTION = re.compile(r"\{\{(.*?)\}\}", re.S)
 OF_A_NAME = re.compile(r"\$labels|\blabel \"")
-SAFE = re.compile(r"reReplaceAll \"[^\"]+\" \"_\$1\"|urlquery|^ (else )?if eq |\| match \"|\| query -?$")
+SAFE = re.compile(r"reReplaceAll \"[^\"]+\" \"_\$1\"|urlquery|^-? (else )?if |\| match \"|\| query -?$")
 KINDS = [*(("kvpressure", profile) for profile in PROFILES), ("vllm", "default")]
 
 

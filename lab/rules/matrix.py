@@ -141,9 +141,9 @@ def report(found: Sequence[Mapping[str, Any]], day: str) -> str:
     for item in sorted(found, key=lambda item: str(item["judge"])):
         rows.setdefault(item["judge"], []).append(item)
     lines = [
-        "# Which programs accept the rules",
+        f"# Which programs accept the rules, {day}",
         "",
-        f"Run on {day}. `make -C lab rule-matrix` checks rules, their cases and the Alertmanager example with newer"
+        "`make -C lab rule-matrix` checks rules, their cases and the Alertmanager example with newer"
         " packages of Debian.",
         "",
         "| judge | accepts all |",

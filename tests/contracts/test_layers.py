@@ -13,10 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "exporter" / "kvpressure"
-WITH_CODE = {"cli", "bundle/dashboards"}  # their faces are what they are for
-FACES = [
-    face for face in sorted(PACKAGE.rglob("__init__.py")) if str(face.parent.relative_to(PACKAGE)) not in WITH_CODE
-]
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -28,21 +24,6 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_no_package_imports_one_above_it() -> None:
     ran = lint_imports(ROOT)
     assert ran.returncode == 0, ran.stdout
-
-
-@pytest.mark.parametrize("face", FACES, ids=[str(face.relative_to(PACKAGE)) for face in FACES])
-def test_a_package_face_imports_nothing(face: Path) -> None:
-    assert not any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(ast.parse(face.read_text())))
-
-
-def test_the_pipeline_opens_no_socket_and_starts_no_thread() -> None:
-    code = (
-        "import sys, threading, kvpressure.pipeline.pipeline as pipeline; pipeline.Pipeline();"
-        "assert threading.active_count() == 1; print(*sorted(set(sys.modules)))"
-    )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"ssl", "socket", "http.client", "requests"} & set(loaded)
-    assert not [name for name in loaded if name.startswith(("kvpressure.sources", "kvpressure.publish"))]
 
 
 @pytest.mark.slow
@@ -66,13 +47,3 @@ def imported(path: Path, modules: Collection[str]) -> set[str]:
         elif isinstance(node, ast.Import):
             found |= {one.name for one in node.names}
     return found
-
-
-@pytest.mark.slow
-def test_no_class_name_stands_for_two_things() -> None:
-    found: dict[str, list[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):  # an underscore or a nesting does not make it another name to a reader
-                found.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(PACKAGE)))
-    assert {name: files for name, files in found.items() if len(files) > 1} == {}

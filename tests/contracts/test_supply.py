@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from lab.supply import advisories
 from lab.supply.lock import LOCK, ROOT, allows, locked
 from lab.supply.sbom import document, main
 
@@ -64,46 +61,3 @@ def test_the_bill_lists_every_package_and_is_the_same_each_time(tmp_path: Path) 
     assert set(listed) == {(package.name, package.version) for package in PACKAGES}
     assert all(one["licenses"] and one["properties"] for one in listed.values())
     assert sorted(bill["dependencies"][0]["dependsOn"]) == sorted(one["bom-ref"] for one in listed.values())
-
-
-@pytest.mark.parametrize(
-    ("status", "errors", "expected"),
-    [
-        (0, "", 0),
-        (1, "Found 1 known vulnerability in 1 package", 1),
-        (1, "Max retries exceeded with url", advisories.UNKNOWN),
-        (2, "", advisories.UNKNOWN),
-    ],
-)
-def test_advisories_are_clean_found_or_not_known(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, errors: str, expected: int
-) -> None:
-    monkeypatch.setattr(advisories, "find_spec", lambda _name: object())
-    done = subprocess.CompletedProcess([], status, "name version id\n", errors)
-    monkeypatch.setattr(advisories.subprocess, "run", lambda *_, **__: done)
-    assert advisories.check() == expected
-    said = capsys.readouterr()
-    assert len(said.err.splitlines()) == (expected == advisories.UNKNOWN)
-
-
-def test_a_dependency_that_the_index_has_no_advisories_of_is_not_called_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ``--strict``, pip-audit passes it over and says that nothing is known: as behind a mirror."""
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        skipped = "ERROR:pip_audit._cli:bcrypt: Dependency not found on PyPI and could not be audited: bcrypt (5.0.0)"
-        return subprocess.CompletedProcess(command, int("--strict" in command), "", skipped)
-
-    monkeypatch.setattr(advisories, "find_spec", lambda _name: object())
-    monkeypatch.setattr(advisories.subprocess, "run", run)
-    assert advisories.check() == advisories.UNKNOWN
-
-
-def test_without_the_tool_one_line_says_so() -> None:
-    code = (
-        "import sys; sys.modules['pip_audit'] = None; from lab.supply import advisories as a; a.find_spec = lambda n:"
-        " None; sys.exit(a.check())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("advisories: not checked: pip-audit is not installed")
-    assert len(done.stderr.splitlines()) == 1

@@ -78,20 +78,9 @@ def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
     assert all(re.fullmatch(r"[\w.-]+==[\d.]+", line) for line in found)
 
 
-def test_a_dependency_without_a_lower_bound_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["a<2"]\n')
-    with pytest.raises(ValueError, match="a<2: no lower bound"):
-        oldest.oldest(tmp_path / "pyproject.toml")
-
-
 def test_the_release_has_one_version_and_notes() -> None:
     assert release_notes.other_versions("0.1.0") == []
     assert release_notes.notes("0.1.0").startswith("First release.")
-
-
-def test_a_release_without_notes_or_with_other_versions_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert release_notes.main("9.9.9") == 1
-    assert "pyproject.toml: 0.1.0" in capsys.readouterr().out
 
 
 def test_owners_name_paths_that_exist() -> None:

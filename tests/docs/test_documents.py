@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from lab.alerts import vllm_only
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -60,19 +59,6 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             (page.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
         ]
     assert {path.relative_to(ROOT) for path in DOCUMENTS} - {path.relative_to(ROOT) for path in reached} == set()
-
-
-def test_no_command_installs_into_the_systems_python() -> None:
-    """A distribution's own Python refuses that: externally-managed-environment."""
-    commands = [
-        command
-        for document in DOCUMENTS
-        for block in re.findall(r"```sh\n(.*?)```", document.read_text(encoding="utf-8"), re.S)
-        for command in re.split(r"&&|\n", block.replace("\\\n", " "))
-        if re.search(r"\bpip3? install\b", command)
-    ]
-    assert len(commands) > 2
-    assert [one for one in commands if not re.search(r"/bin/pip install| --target | venv ", one)] == []
 
 
 def test_the_accuracy_in_the_readme_is_that_of_the_score() -> None:
@@ -134,16 +120,3 @@ def test_the_readme_alone_says_which_releases_are_tested() -> None:
 def words(text: str) -> int:
     """Words of a page; the bars of tables are none."""
     return len(re.findall(r"\S*\w\S*", text))
-
-
-@pytest.mark.parametrize(
-    ("page", "template"),
-    [("vllm-only", vllm_only.TEXT)],
-    ids=["vllm-only"],
-)
-def test_a_page_of_measurements_has_the_words_of_its_template(page: str, template: str) -> None:
-    """A sentence reworded in one of the two would come back, or be lost, with the next measurement."""
-    lines = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").splitlines()
-    parts = [[re.escape(part) for part in re.split(r"\{\w+\}", line)] for line in template.splitlines()]
-    missing = [line for line in map(".*".join, parts) if not any(re.fullmatch(line, found) for found in lines)]
-    assert missing == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 from kvpressure.engines.command import Command, Endpoints, Host
 from kvpressure.model import ceilings
@@ -234,21 +234,6 @@ class Known:
         return self.args if self.logged is None else self.args.merged(self.logged)
 
 
-class ReadCommand(Protocol):
-    """Reads a container's command followed by its args, and its environment (literal values only). Never raises.
-
-    ``named``: result of ``names_server`` for the whole
-    command line, where ``argv`` is only the part that ``command.bounded`` keeps.
-    """
-
-    def __call__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        named: bool | None = None,
-    ) -> Command: ...
-
-
 _PREEMPTION: Final = frozenset({"preemption", "preemptions", "preempted"})
 
 
@@ -267,9 +252,10 @@ class EngineDialect:
     # --- pods and command lines: is a container this engine's server, and with which arguments
     may_start: Callable[[Sequence[str], Mapping[str, str]], bool] = lambda *_: False
     """Whether a command line, or a variable it may use, might start the server. Cheap."""
-    names_server: Callable[[Sequence[str]], bool] = lambda *_: False
-    """Whether the text of a command line contains the words that start the server."""
-    read_command: ReadCommand = lambda *_, **__: Command(EngineArgs(), False)
+    read_command: Callable[..., Command] = lambda *_: Command(EngineArgs(), False)
+    """Reads a container's command followed by its args and, if given, its environment (literal values only). Never
+    raises.
+    """
     of_image: Callable[[str], bool] = lambda *_: False
     """Whether an image (lower case, ``registry/path/name:tag``, without digest) contains the server; a path may
     contain anything.

@@ -27,13 +27,14 @@ class Mistake:
 
 def named_by(argv: Sequence[str]) -> EngineDialect:
     """The dialect whose server a command line names, else the default one."""
-    return next((one for one in dialects() if one.may_start(argv, {}) and one.names_server(argv)), default())
+    likely = (one for one in dialects() if one.may_start(argv, {}))
+    return next((one for one in likely if one.read_command(argv, {}).starts_server), default())
 
 
 def mistake(argv: Sequence[str]) -> Mistake | None:
     """The first mistake; None without any. A name that resembles no known option is none: a release may have it."""
     server = named_by(argv)
-    args = server.read_command(argv).args
+    args = server.read_command(argv, {}).args
     for name, meant in server.misspelt(args.explicit).items():
         what = f"{server.flag(name)} is not an option of {server.title}"
         return Mistake(what, f"options of {server.title}", server.flag(meant))

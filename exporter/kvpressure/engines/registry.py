@@ -97,8 +97,9 @@ def public_texts(argv: Sequence[str]) -> list[str]:
     if not words:
         return []
     likely = [one for one in dialects() if one.may_start(words, {})] or [default()]
-    engine = next((one for one in likely if one.names_server(words)), likely[0])
-    return list(engine.public_words(engine.read_command(words).args))
+    read = [(one, one.read_command(words, {})) for one in likely]
+    engine, command = next(((one, command) for one, command in read if command.starts_server), read[0])
+    return list(engine.public_words(command.args))
 
 
 def public_environment(env: Mapping[str, str]) -> dict[str, str]:

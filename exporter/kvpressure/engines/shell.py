@@ -2,14 +2,13 @@
 
 Discovery needs it where only a manifest is seen: a pod that has not started has neither a process nor a log, and which
 of two branches a pod takes, or where its server listens, stands nowhere else. Anybody may have written the script. The
-text is read once, except for the scripts of ``eval``, here-documents and nested shells, to a fixed depth; the length of
-expanded variables is bounded. Pure; never raises.
+text is read once, except for the scripts of ``eval`` and nested shells, to a fixed depth; the length of expanded
+variables is bounded. A here-document is read as commands: it may be a script. Pure; never raises.
 """
 
 from __future__ import annotations
 
 import re
-from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Final
 
@@ -33,11 +32,9 @@ _CLOSES: Final = frozenset({"fi", "done", "esac"})
 _KEYWORDS: Final = _OPENS | _CLOSES | {"then", "elif", "else", "do", "!", "}"}
 _DECLARES: Final = frozenset({"export", "local", "declare", "readonly", "typeset"})
 _NAMES_VARIABLES: Final = frozenset({"read", "unset"})
-_BEFORE_ASSIGNMENT: Final = _DECLARES | _KEYWORDS
 
 _PLAIN: Final = re.compile(r"[^\s;|&()<>\"'\\$`#]++")
 _BLANKS: Final = re.compile(r"[^\S\n]++")
-_TABS: Final = r"\t*+"  # which may stand before the end of a here-document
 _PIECES: Final = re.compile(r"\s++|\S++")
 _PLAIN_UNTIL: Final = {  # by what closes it: text without anything special in it
     '"': re.compile(r"[^\"\\$`]++"),
@@ -208,7 +205,6 @@ class _Scan:
         self._word: list[str] | None = None
         self._splits = True  # blanks that a variable brings end the word: not in an assignment
         self._redirection = ""
-        self._heredocs: list[tuple[str, bool]] = []  # their last line, and whether tabs may stand before it
         self._depth = 0
         self._array: tuple[str, list[str]] | None = None  # what is assigned, and the command before it
         self._blocks: list[_Block] = []
@@ -263,10 +259,6 @@ class _Scan:
                 self._follow([name], "", words)
         else:
             self._end_command(sign)
-        if sign == "\n":
-            heredocs, self._heredocs = self._heredocs, []
-            for last, tabs in heredocs:
-                self._heredoc(last, tabs)
 
     def _redirect(self) -> None:
         if self._text[self._at] in "<>" and self._text.startswith("(", self._at + 1):
@@ -280,15 +272,6 @@ class _Scan:
         found = _REDIRECTION.match(self._text, self._at)
         self._redirection = found[0] if found is not None else ">"
         self._at += len(self._redirection)
-
-    def _heredoc(self, last: str, tabs: bool) -> None:
-        """Read up to the end of the here-document; it may be a script and is parsed as one."""
-        line = re.compile(rf"^{_TABS if tabs else ''}{re.escape(last)}$", re.MULTILINE)
-        end = line.search(self._text, self._at)
-        stop, after = (len(self._text), len(self._text)) if end is None else end.span()
-        if self._nested < _MAX_NESTED:
-            self._look_into(self._text[self._at : stop], (), ChainMap({}, self._variables), False)
-        self._at = after
 
     # --- quotes and expansions --------------------------------------------------------------------------------------
 
@@ -400,21 +383,15 @@ class _Scan:
             return
         self._word = self._word or []
         self._word.append(text)
-        if len(self._word) == 1 and SET.match(text) and self._may_assign():
+        if len(self._word) == 1 and SET.match(text):
             self._splits = False
-
-    def _may_assign(self) -> bool:
-        """Whether the word is at a place where an assignment is possible."""
-        return not self._command or SET.match(self._command[-1]) is not None or self._command[-1] in _BEFORE_ASSIGNMENT
 
     def _end_word(self) -> None:
         if self._word is None:
             return
         word, self._word, self._splits = "".join(self._word), None, True
         redirection, self._redirection = self._redirection, ""
-        if redirection in ("<<", "<<-"):
-            self._heredocs.append((word, redirection == "<<-"))
-        elif not redirection:
+        if not redirection:
             self._command.append(word)
         elif word.startswith("--"):  # a file of this name is a mistake; without its name a value is another option's
             self._command.append(word)
@@ -499,9 +476,9 @@ class _Scan:
             self._ended = True
         shelled = script_of(words) if self._nested < _MAX_NESTED else None
         if program == "eval" and self._nested < _MAX_NESTED:
-            self._look_into(" ".join(words[1:]), self._parameters, self._variables, certain)
+            self._look_into(" ".join(words[1:]), self._parameters, certain)
         elif shelled is not None:
-            self._look_into(*shelled, self._variables, certain)
+            self._look_into(*shelled, certain)
         elif array is None:
             self.commands.append(SimpleCommand(words, certain))
 
@@ -520,18 +497,10 @@ class _Scan:
                 value if certain or value == before else UNKNOWN if array is None else [UNKNOWN_WORDS]
             )
 
-    def _look_into(
-        self,
-        text: str,
-        parameters: Sequence[str],
-        variables: MutableMapping[str, str | Sequence[str]],
-        certain: bool,
-    ) -> None:
-        scan = _Scan(text, parameters, variables, self._budget, self._nested + 1, certain)
-        understood = scan.run()
+    def _look_into(self, text: str, parameters: Sequence[str], certain: bool) -> None:
+        scan = _Scan(text, parameters, self._variables, self._budget, self._nested + 1, certain)
+        self._understood = scan.run() and self._understood
         self.commands += scan.commands
-        if variables is self._variables:  # else it is a text, which may have been meant for something else
-            self._understood = self._understood and understood
 
 
 def _added(before: str | Sequence[str] | None, value: str | Sequence[str], budget: WorkBudget) -> str | Sequence[str]:

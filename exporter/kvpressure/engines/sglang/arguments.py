@@ -89,8 +89,8 @@ def names_server(argv: Sequence[str]) -> bool:
     return _NAMED.search(" ".join(map(str, argv))) is not None
 
 
-def read(argv: Sequence[str], env: Mapping[str, str] | None = None, named: bool | None = None) -> Command:
-    """A container's command followed by its args, and its environment; see ``base.ReadCommand``. Never raises."""
+def read(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
+    """A container's command followed by its args, and its environment; see ``base.EngineDialect``. Never raises."""
     known = dict(env or {})
     tokens, script, scripted = shell.program_of(argv, known)
     commands = [command.words for command in script.commands]
@@ -103,7 +103,7 @@ def read(argv: Sequence[str], env: Mapping[str, str] | None = None, named: bool 
             for one in servers
         ],
     ) or (bare, ())
-    starts = bool(servers) or (names_server(argv) if named is None else named)
+    starts = bool(servers) or names_server(argv)
     return Command(args, starts, any(map(shell.is_here, servers)), others, node_of(commands, args))
 
 

@@ -13,7 +13,6 @@ SGLANG: Final = EngineDialect(
     name="sglang",
     title="SGLang",
     may_start=partial(mentions, ("sglang", "sgl_jax")),
-    names_server=arguments.names_server,
     read_command=arguments.read,
     of_image=arguments.of_image,
     host=arguments.host,

@@ -80,8 +80,8 @@ START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvl
 _MODULE = re.compile(r"(?:\S*[/.])?api_server(?:\.py)?")
 
 
-def read(argv: Sequence[str], env: Mapping[str, str] | None = None, named: bool | None = None) -> Command:
-    """A container's command followed by its args, and its environment; see ``base.ReadCommand``. Never raises.
+def read(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
+    """A container's command followed by its args, and its environment; see ``base.EngineDialect``. Never raises.
 
     Understands ``vllm serve MODEL``, ``python -m vllm.entrypoints...``, bare arguments of an image's entry point,
     ``sh -c "..."`` scripts, ``$(VAR)`` of Kubernetes and ``$VAR`` of the shell.
@@ -96,7 +96,7 @@ def read(argv: Sequence[str], env: Mapping[str, str] | None = None, named: bool 
     ) or (_arguments(bare, known, understood, of_program=not scripted), ())
     starts = bool(servers) and _names_engine(servers[0].words, args)
     certain = starts and any(map(shell.is_here, servers))
-    starts = starts or (names_server(argv) if named is None else named)
+    starts = starts or names_server(argv)
     return Command(args, starts, certain, others, node_of(commands, args))
 
 

@@ -13,7 +13,6 @@ VLLM: Final = EngineDialect(
     name="vllm",
     title="vLLM",
     may_start=partial(mentions, ("vllm", "serve")),
-    names_server=command_line.names_server,
     read_command=command_line.read,
     of_image=pods.of_image,
     host=pods.host,

@@ -32,21 +32,19 @@ class CommandLine:
         self.env = _bounded_env(named)
         self.cut = len(self.env) < len(named) or any(CUT in part for part in self.argv)
         self.characters = sum(map(len, self.argv)) + sum(len(name) + len(value) for name, value in self.env.items())
-        self._likely = [(one, one.names_server(argv)) for one in dialects() if one.may_start(argv, env)]
-        self._named = {one.name: named for one, named in self._likely}
+        self._likely = [one for one in dialects() if one.may_start(argv, env)]
         self._read: dict[str, Command] = {}
 
     def read(self, one: EngineDialect) -> Command:
         """The command line as this engine parses it."""
         if one.name not in self._read:
-            named = self._named.get(one.name, False)
-            self._read[one.name] = one.read_command(self.argv, self.env, named)
+            self._read[one.name] = one.read_command(self.argv, self.env)
         return self._read[one.name]
 
     @cached_property
     def starts(self) -> EngineDialect | None:
-        """The engine whose server it certainly starts, or None."""
-        return next((one for one, _ in self._likely if self.read(one).starts_server), None)
+        """The engine whose server it names, or None."""
+        return next((one for one in self._likely if self.read(one).starts_server), None)
 
     @cached_property
     def shown(self) -> tuple[tuple[str, ...], Mapping[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from kvpressure.model.arguments import EngineArgs
@@ -17,14 +17,6 @@ CUT: Final = "$(kvpressure.cut)"
 
 
 _TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d{1,9})?)(?=[+_-]|$)")
-
-
-_LEADER: Final = re.compile(
-    r"(?:--(?:(?:ray|data[-_]parallel)[-_])?address|--master[-_]addr|--dist[-_]init[-_]addr|-dpa)[= ](?:tcp://)?"
-    r"(\d{1,3}(?:\.\d{1,3}){3}|[A-Za-z0-9][A-Za-z0-9-]*+)(?=[.:\s]|$)"
-)
-_PLACE: Final = re.compile(r"\bray start\b(?P<head>[^\n]*\s--head\b)?|\.sh (?P<word>leader|worker)\b")
-"""How Ray starts a node, and how vLLM's example script is told to."""
 
 
 @frozen
@@ -49,18 +41,6 @@ class Command:
     certain: bool = False
     others: Sequence[EngineArgs] = ()
     node: Node | None = None
-
-
-def node_of(commands: Iterable[Sequence[str]], args: EngineArgs) -> Node | None:
-    """The place in an engine of several nodes, by the commands and the arguments of the server among them."""
-    text = "\n".join(map(" ".join, commands))
-    address, place, rank = _LEADER.search(text), _PLACE.search(text), args.integer("node_rank")
-    leads = None if place is None else bool(place["head"]) or place["word"] == "leader"
-    if rank is not None or args.values.get("headless") == "True":
-        leads = rank == 0
-    if address is None and leads is None and (args.integer("nnodes") or 1) == 1:
-        return None
-    return Node("" if address is None else address[1], leads)
 
 
 def either(ways: Sequence[EngineArgs]) -> EngineArgs:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Final
 
-from kvpressure.engines.command import MAX_WORD, bounded, either
+from kvpressure.engines.command import MAX_WORD, Node, bounded, either
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
 
@@ -49,6 +49,13 @@ _SHELL_OPTION: Final = re.compile(r"[-+][A-Za-z]++|--[a-z-]*+|-")
 _COMMAND_OPTION: Final = re.compile(r"-[a-z]*c")
 _NAMED_OPTION: Final = re.compile(r"[-+][A-Za-z]*[oO]")
 
+_LEADER: Final = re.compile(
+    r"(?:--(?:(?:ray|data[-_]parallel)[-_])?address|--master[-_]addr|--dist[-_]init[-_]addr|-dpa)[= ](?:tcp://)?"
+    r"(\d{1,3}(?:\.\d{1,3}){3}|[A-Za-z0-9][A-Za-z0-9-]*+)(?=[.:\s]|$)"
+)
+_PLACE: Final = re.compile(r"\bray start\b(?P<head>[^\n]*\s--head\b)?|\.sh (?P<word>leader|worker)\b")
+"""How Ray starts a node, and how vLLM's example script is told to."""
+
 _Piece = tuple[str | None, bool]  # text, and whether blanks in it end a word; None = between two words
 
 
@@ -57,11 +64,10 @@ class NotUnderstood(Exception):
 
 
 class WorkBudget:
-    """Remaining characters of expanded variables, and remaining steps."""
+    """Remaining characters of expanded variables, of which each step takes one."""
 
-    def __init__(self, characters: int, steps: int = _MAX_STEPS) -> None:
-        self._left = characters
-        self._steps = steps
+    def __init__(self) -> None:
+        self._left = MAX_WORD + _MAX_STEPS
 
     def takes(self, text: str) -> bool:
         """Whether ``text`` fits; if so, it is charged."""
@@ -72,8 +78,7 @@ class WorkBudget:
 
     def step(self) -> None:
         """Take one step. Raises ``NotUnderstood`` when there were too many."""
-        self._steps -= 1
-        if self._steps < 0:
+        if not self.takes(""):
             raise NotUnderstood
 
 
@@ -130,7 +135,7 @@ def base(token: str) -> str:
 
 def program_of(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], ShellScript, bool]:
     """(words of a container's command, the commands that it runs, whether a script says which)."""
-    budget = WorkBudget(MAX_WORD)
+    budget = WorkBudget()
     words = [of_kubelet(word, env, budget) for word in bounded(argv)]
     script = script_of(words)
     if script is None:
@@ -138,6 +143,18 @@ def program_of(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], 
     scan = _Scan(*script, dict(env), budget, 0)
     understood = scan.run()
     return words, ShellScript(scan.commands, understood), True
+
+
+def node_of(script: ShellScript, args: EngineArgs) -> Node | None:
+    """The place in an engine of several nodes, by the commands and the arguments of the server among them."""
+    text = "\n".join(" ".join(command.words) for command in script.commands)
+    address, place, rank = _LEADER.search(text), _PLACE.search(text), args.integer("node_rank")
+    leads = None if place is None else bool(place["head"]) or place["word"] == "leader"
+    if rank is not None or args.values.get("headless") == "True":
+        leads = rank == 0
+    if address is None and leads is None and (args.integer("nnodes") or 1) == 1:
+        return None
+    return Node("" if address is None else address[1], leads)
 
 
 def servers(

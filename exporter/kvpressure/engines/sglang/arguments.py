@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.engines import shell
-from kvpressure.engines.command import CUT, Command, Endpoints, Host, dynamo, node_of, on_first_node
+from kvpressure.engines.command import CUT, Command, Endpoints, Host, dynamo, on_first_node
 from kvpressure.engines.public import PublicNames
 from kvpressure.engines.shell import REFERENCE, UNKNOWN, base
 from kvpressure.model.arguments import EngineArgs
@@ -93,7 +93,6 @@ def read(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
     """A container's command followed by its args, and its environment; see ``base.EngineDialect``. Never raises."""
     known = dict(env or {})
     tokens, script, scripted = shell.program_of(argv, known)
-    commands = [command.words for command in script.commands]
     servers = [command for command in script.commands if _after_start(command.words) is not None]
     bare = _arguments(tokens, script.understood, known) if not scripted and _bare(tokens) else EngineArgs()
     args, others = shell.servers(
@@ -104,7 +103,7 @@ def read(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
         ],
     ) or (bare, ())
     starts = bool(servers) or names_server(argv)
-    return Command(args, starts, any(map(shell.is_here, servers)), others, node_of(commands, args))
+    return Command(args, starts, any(map(shell.is_here, servers)), others, shell.node_of(script, args))
 
 
 def _after_start(command: Sequence[str]) -> Sequence[str] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.engines import shell
-from kvpressure.engines.command import CUT, Command, Endpoints, node_of, on_first_node
+from kvpressure.engines.command import CUT, Command, Endpoints, on_first_node
 from kvpressure.engines.shell import REFERENCE, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
 from kvpressure.engines.vllm.options import full
 from kvpressure.model.arguments import EngineArgs
@@ -87,17 +87,16 @@ def read(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
     ``sh -c "..."`` scripts, ``$(VAR)`` of Kubernetes and ``$VAR`` of the shell.
     """
     known = dict(env or {})
-    _, script, scripted = shell.program_of(argv, known)
-    commands, understood = [command.words for command in script.commands], script.understood
+    tokens, script, scripted = shell.program_of(argv, known)
     servers = [command for command in script.commands if _anchor(command.words) is not None]
-    bare = [word for words in commands if not _starts_ray(words) for word in words]
+    bare = tokens if not scripted and base(next(iter(tokens), "")) != "ray" else ()
     args, others = shell.servers(
-        servers, [_arguments(server.words, known, understood, of_program=True) for server in servers]
-    ) or (_arguments(bare, known, understood, of_program=not scripted), ())
+        servers, [_arguments(server.words, known, script.understood) for server in servers]
+    ) or (_arguments(bare, known, script.understood), ())
     starts = bool(servers) and _names_engine(servers[0].words, args)
     certain = starts and any(map(shell.is_here, servers))
     starts = starts or names_server(argv)
-    return Command(args, starts, certain, others, node_of(commands, args))
+    return Command(args, starts, certain, others, shell.node_of(script, args))
 
 
 def _names_engine(words: Sequence[str], args: EngineArgs) -> bool:
@@ -107,20 +106,15 @@ def _names_engine(words: Sequence[str], args: EngineArgs) -> bool:
     return list(words[:1]) != ["serve"] or bool(OF_VLLM & args.explicit)
 
 
-def _starts_ray(command: Sequence[str]) -> bool:
-    """Whether a command starts a Ray node, whose options are not the engine's."""
-    return "start" in command[1:4] and any(base(word) == "ray" for word in command[:3])
-
-
 def names_server(argv: Sequence[str]) -> bool:
     """Whether the text contains the words that start vLLM's server."""
     text = " ".join(map(str, argv))
     return "vllm" in text and _SERVER.search(text) is not None
 
 
-def _arguments(tokens: Sequence[str], env: Mapping[str, str], understood: bool, of_program: bool) -> EngineArgs:
-    """``of_program``: the words are of a server or an image's entry point, not of a whole script."""
-    rest, model, complete = _engine_part(tokens) if of_program else (tokens, None, False)
+def _arguments(tokens: Sequence[str], env: Mapping[str, str], understood: bool) -> EngineArgs:
+    """``tokens``: of a server or an image's entry point."""
+    rest, model, complete = _engine_part(tokens)
     options = list(_options(rest))
     values = {name: value for name, value in options if name}
     if model is not None:

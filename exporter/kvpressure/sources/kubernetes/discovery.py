@@ -170,14 +170,11 @@ class PodGroup:
     this pod may serve for all.
     """
 
-    namespace: str
     name: str
     leads: bool
 
 
-def group_of(
-    namespace: str, pod: str, addresses: Collection[str], labels: Mapping[str, Any], node: Node | None
-) -> PodGroup | None:
+def group_of(pod: str, addresses: Collection[str], labels: Mapping[str, Any], node: Node | None) -> PodGroup | None:
     """The group of a pod, by the labels of its controller, else by the leader's address in its command line; None
     without one. Where the leader has no label, the command line says which pod it is.
     """
@@ -185,13 +182,13 @@ def group_of(
         values, place = [text(labels.get(name)) for name in same], labels.get(leader)
         if all(values) and (isinstance(place, str) or node is not None):
             leads = place == value if isinstance(place, str) else node is not None and bool(node.leads)
-            return PodGroup(namespace, "/".join((kind, *values)), leads)
+            return PodGroup("/".join((kind, *values)), leads)
     if node is None or (node.leads is None and not node.address):
         return None
     here = node.address in (pod, *addresses, *_HERE)
     leads = here if node.leads is None else node.leads
     leader = node.address if not here else pod if leads else ""
-    return PodGroup(namespace, leader and f"leader/{leader}", leads)
+    return PodGroup(leader and f"leader/{leader}", leads)
 
 
 # --- workloads and roles ------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
     everyone = _found(pod, uid, metadata, command_lines or CommandLines())
     nodes = (one.command.node for one in everyone if one.engine is not None or _has_gpu(one.container))
     node = next((node for node in nodes if node is not None), None)
-    group = group_of(namespace, name, (text(status.get("podIP")),), pod.labels, node)
+    group = group_of(name, (text(status.get("podIP")),), pod.labels, node)
     pod = replace(pod, group=group)
     found = _engine_containers(pod, policy, everyone)
     annotated = _annotated(pod, found)

@@ -183,10 +183,10 @@ def _traffic(board: Dashboard) -> None:
         size=(6, 8),
     )
     board.graph(
-        "Prefix cache hits now (1 ×), and with 2, 4 and 8 × the KV memory",
+        "Prefix cache hits now, and with so many times the KV memory",
         "Share of looked-up prompt tokens that were in the prefix cache, over five minutes; and the share that more KV"
         " memory would give, predicted from KV events.",
-        [line("prefix_hit_ratio", "×", 'capacity=~"1|2|4|8"', "capacity")],
+        [line("prefix_hit_ratio", "×", by="capacity")],
         "percentunit",
         top=1,
         size=(24, 8),

@@ -5,10 +5,12 @@ ratio alone is not. The labels are what an engineer would say of the situation; 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from kvpressure.advice.mitigation import explained, plan
+from kvpressure.model.signals import MemorySignals
 from kvpressure.settings.thresholds import builtin
 from tests.diagnosis.servers import CONFIDENT, Played, Value, play
 
@@ -111,6 +113,8 @@ def test_the_plan_says_what_more_memory_gives_and_lowers_no_limit():
     assert "2 668 000 tokens (4 ×)" in more.text
     assert "--gpu-memory-utilization (now 0.85)" in more.text
     assert "replica" in routing.title
+    pool = replace(said, signals=replace(said.signals, memory=MemorySignals(kv_pool_bytes=40 * 2**30)))
+    assert "a KV tier in host memory of 120 GiB for each GPU (hit ratio 86 %)" in plan(pool, builtin()).actions[0].text
     assert {limit.recommended for limit in said.limits.values()} == {None}
     assert explained(said, builtin()).cause.startswith("prompts are computed again")
     assert said.diagnosis.published["reuse_lost"].value is True

@@ -591,7 +591,8 @@ def _keep_more(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if wanted and capacity:
         said += f". {say(wanted)} tokens ({say(wanted / capacity)} ×) give nearly all that 8 × would"
         if memory.kv_pool_bytes and wanted > capacity:
-            tier += f" of {say((wanted / capacity - 1) * memory.kv_pool_bytes, 'bytes')} for each GPU"
+            size, hits = (wanted / capacity - 1) * memory.kv_pool_bytes, ratios.get(f"{wanted / capacity:g}")
+            tier += f" of {say(size, 'bytes')} for each GPU (hit ratio {say(hits, 'ratio')})"
     ways, values = [tier, "more GPUs (tensor parallel)", "or more replicas, with routing by session"], {}
     if flag("kv_cache_dtype"):
         ways.insert(0, f"{flag('kv_cache_dtype')} fp8 (2 × the tokens, if model and GPU support it)")

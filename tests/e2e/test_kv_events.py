@@ -6,11 +6,14 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from dataclasses import replace
 
 import pytest
+from lab import kv_events
 
+from kvpressure.kvevents.holders import TOP
 from kvpressure.model.readings import KV_AGAIN, CacheReading, Snapshot
 from kvpressure.model.signals import CacheSignals
 from kvpressure.pipeline.pipeline import Pipeline
@@ -19,6 +22,7 @@ from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.e2e.test_golden_pages import scenario
 from tests.e2e.test_process import exporter, in_order, scrape
 from tests.helpers.kv_publisher import Publisher
+from tests.helpers.serve_process import LISTEN, QUIET, Process
 from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.live
@@ -60,14 +64,32 @@ def test_who_holds_the_cache_is_published_shown_and_never_who_it_is() -> None:
         assert secret not in page + document
 
 
+@pytest.mark.slow
+def test_a_busy_engine_takes_little_memory() -> None:
+    with in_order(scenario("kv_pressure")[-4:]) as (url, _), Publisher() as publisher:
+        target = f"inference/vllm-0={url};kv-events=tcp://127.0.0.1:{publisher.port}"
+        process = Process(*LISTEN, *QUIET, "--node-name", "n", "--engine.target", target)
+        try:
+            publisher.wait()
+            before = process.memory_mib()
+            for payload in kv_events.batches(10_000, 20.0, time.time() - 20.0, tenants=10_000):
+                publisher.send_raw(payload, kept=False)
+                time.sleep(0.001)
+            held = until(lambda: {(by, who): float(share) for by, who, share in HELD.findall(process.scrape())})
+            assert len(held) <= TOP + 2
+            assert process.memory_mib("VmHWM") - before < 12
+        finally:
+            process.stop()
+
+
 def test_what_events_added_up_to_is_recorded_so_that_an_incident_is_judged_again() -> None:
     pages, live, again = scenario("kv_pressure"), Pipeline(), Pipeline()
     for second, text in enumerate(pages[-4:]):
-        time = 1000.0 + second
-        page = parse_scrape(text, target="t", time=time, namespace="inference", pod="vllm-0", keep_text=True)
-        cache = CacheReading("t", "0", time, "", {"legal": 0.7, "(none)": 0.3}, {}, 16_000, {KV_AGAIN: 160.0 * second})
-        other = CacheReading("t", "7", time, "late")
-        snapshot = Snapshot(time, pages=(page,), caches=(cache, other))
+        now = 1000.0 + second
+        page = parse_scrape(text, target="t", time=now, namespace="inference", pod="vllm-0", keep_text=True)
+        cache = CacheReading("t", "0", now, "", {"legal": 0.7, "(none)": 0.3}, {}, 16_000, {KV_AGAIN: 160.0 * second})
+        other = CacheReading("t", "7", now, "late")
+        snapshot = Snapshot(now, pages=(page,), caches=(cache, other))
         state = live.observe(snapshot)
         replayed = again.observe(tick_from_json(tick_to_json(snapshot).encode(), parse_scrape))
     (engine,) = state.engines

@@ -41,7 +41,7 @@ def test_an_event_counts_for_its_adapter_and_for_the_salt_of_its_chain():
 
 
 def test_a_chain_whose_beginning_was_not_seen_has_no_known_salt():
-    contents = full(stored(1, 10, salt=7), stored(101, 10, salt=None, parent=99))
+    contents = full(stored(1, 10, salt=7), stored(101, 10, salt=None, parent=blocks(9999, 1)[0]))
     assert contents.holders.shares(1001.0)[1] == pytest.approx({"00007": 0.5, UNKNOWN: 0.5})
 
 

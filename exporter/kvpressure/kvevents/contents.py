@@ -142,4 +142,5 @@ class Contents:
 
 
 def _multiples(blocks: Sequence[int], divisor: int) -> Sequence[int]:
-    return blocks if divisor == 1 else [block for block in blocks if not block % divisor]
+    rest = divisor - 1  # a power of two less one
+    return [block for block in blocks if not block & rest] if rest else blocks

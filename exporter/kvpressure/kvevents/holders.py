@@ -18,9 +18,9 @@ NONE: Final = "(none)"
 UNKNOWN: Final = "(unknown)"
 _TRACKED: Final = 4096  # hashes: 1 MiB, and shares within 2 points. Above it half of them are dropped
 _SECONDS: Final = 60.0  # over which the blocks of a holder are averaged
-_SLOTS: Final = 2**19  # of the salts of blocks: 2 MiB
+_SLOT_BITS: Final = 19  # of the salts of blocks: 2 MiB
 _SALT_BITS: Final = 20
-_TAG_BITS: Final = 11
+_TAG: Final = 2**32 - 2**_SALT_BITS  # bits of a block's hash that are kept beside its salt
 
 _Owner = tuple[str, str]
 """Adapter and salt, as published."""
@@ -45,18 +45,17 @@ class Salts:
         if self._table is None:
             if not salt:
                 return
-            self._table = array("I", bytes(4 * _SLOTS))
-        table, valid = self._table, 1 << _TAG_BITS
+            self._table = array("I", bytes(4 << _SLOT_BITS))
+        table, shift = self._table, 64 - _SLOT_BITS
         for block in blocks:
-            table[(block >> _SALT_BITS) % _SLOTS] = (block >> 64 - _TAG_BITS | valid) << _SALT_BITS | salt
+            table[block >> shift] = block & _TAG | salt
 
     def of(self, block: int) -> int | None:
         """The salt of a block, ``None`` if it is not known any more."""
         if self._table is None:
             return 0
-        entry = self._table[(block >> _SALT_BITS) % _SLOTS]
-        known = entry >> _SALT_BITS == block >> 64 - _TAG_BITS | 1 << _TAG_BITS
-        return entry % (1 << _SALT_BITS) if known else None
+        entry = self._table[block >> 64 - _SLOT_BITS]
+        return entry & ~_TAG if not (entry ^ block) & _TAG else None
 
 
 class _Tally:

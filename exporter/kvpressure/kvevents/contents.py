@@ -10,6 +10,9 @@ from kvpressure.kvevents.reuse import ReuseEstimator
 from kvpressure.model.readings import KV_AGAIN, KV_AGAIN_AGE, KV_AGAIN_GAP, KV_EVICTED, KV_GAIN_PREFIX
 
 GPU: Final = "GPU"
+STORED: Final = "BlockStored"
+REMOVED: Final = "BlockRemoved"
+CLEARED: Final = "AllBlocksCleared"
 _FULL: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of cache groups that keep a block until it is evicted; the others drop blocks by design. None = not told."""
 _KNOWN_SHARE: Final = 0.8  # of the last evictions, from which on those seen are nearly all: the oldest go first
@@ -26,34 +29,20 @@ NOT_INSTALLED: Final = "not_installed"
 REASONS: Final = (CONNECTING, LATE, GAP, BAD_EVENTS, FLOOD, HYBRID, NOT_INSTALLED)
 
 
-class Stored(NamedTuple):
-    """Consecutive blocks that were stored. ``salt``: of the chain that begins here, 0 = none; ``None`` = the one of
-    ``parent``. ``kind``: of the cache group.
+class Event(NamedTuple):
+    """Consecutive blocks were ``STORED``, blocks were ``REMOVED``, or the whole cache was ``CLEARED``. ``salt``: of the
+    chain that begins here, 0 = none; ``None`` = that of ``parent``. ``spec``: kind of the cache group.
     """
 
-    blocks: Sequence[int]
-    parent: int | None
-    adapter: str
-    salt: int | None
-    block_size: int
+    kind: str
+    blocks: Sequence[int] = ()
+    parent: int | None = None
+    adapter: str = NONE
+    salt: int | None = 0
+    block_size: int = 0
     medium: str = GPU
     group: int | None = None
-    kind: str | None = None
-
-
-class Removed(NamedTuple):
-    """Blocks that were evicted."""
-
-    blocks: Sequence[int]
-    medium: str = GPU
-    group: int | None = None
-
-
-class Cleared(NamedTuple):
-    """The whole cache was dropped."""
-
-
-Event = Stored | Removed | Cleared
+    spec: str | None = None
 
 
 class Contents:
@@ -98,19 +87,17 @@ class Contents:
         """Take the events of one step. ``time``: in Unix seconds; one before the last counts as the last."""
         self._clock = self.reuse.clock = max(self._clock, time)
         for event in events:
-            if isinstance(event, Cleared):
+            if event.kind == CLEARED:
                 self.begin("")
             elif event.medium != GPU:
-                self._tiers = self._tiers or isinstance(event, Stored)
-            elif isinstance(event, Stored):
+                self._tiers = self._tiers or event.kind == STORED
+            elif event.kind == STORED and event.spec in _FULL:
                 self._store(event)
-            elif event.group == self._group:
+            elif event.kind == REMOVED and event.group == self._group:
                 self._remove(event)
 
-    def _store(self, event: Stored) -> None:
-        self._hybrid = self._hybrid or (event.kind is None and bool(event.group))
-        if event.kind not in _FULL:
-            return
+    def _store(self, event: Event) -> None:
+        self._hybrid = self._hybrid or (event.spec is None and bool(event.group))
         if self.block_size is None:
             self._group = event.group
         if event.group != self._group:
@@ -119,18 +106,16 @@ class Contents:
         salt = event.salt if event.salt is not None or event.parent is None else self._salts.of(event.parent)
         if salt is not None:
             self._salts.put(event.blocks, salt)
-        owner = event.adapter, UNKNOWN if salt is None else f"{salt:05x}" if salt else NONE
         blocks, held = self._sampled(event.blocks)
-        self.holders.stored(held, owner, self._clock)
+        self.holders.stored(held, (event.adapter, UNKNOWN if salt is None else f"{salt:05x}" if salt else NONE))
         for block in blocks:
             self.reuse.stored(block)
 
-    def _remove(self, event: Removed) -> None:
+    def _remove(self, event: Event) -> None:
         blocks, held = self._sampled(event.blocks)
-        seen = self.holders.removed(held, self._clock)
         if held:
             kept = 0.5 ** (len(held) / _LAST)
-            self._known_share = kept * self._known_share + (1 - kept) * seen / len(held)
+            self._known_share = kept * self._known_share + (1 - kept) * self.holders.removed(held) / len(held)
         for block in blocks:
             self.reuse.removed(block)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.kvevents.contents import Cleared, Contents, Removed, Stored
+from kvpressure.kvevents.contents import CLEARED, REMOVED, STORED, Contents, Event
 from kvpressure.kvevents.holders import NONE
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.kvevents.decoding import decode
@@ -98,8 +98,8 @@ def test_a_kind_of_event_that_is_new_is_skipped():
         {"type": "BlockRemoved", "block_hashes": [7]},
         {"type": "AllBlocksCleared"},
     ]
-    assert decode(batch(*events))[1] == [Removed([7]), Cleared()]
-    assert decode(batch(["BlockMoved", 1], ["BlockRemoved", [7]]))[1] == [Removed([7])]
+    assert decode(batch(*events))[1] == [Event(REMOVED, [7]), Event(CLEARED, [])]
+    assert decode(batch(["BlockMoved", 1], ["BlockRemoved", [7]]))[1] == [Event(REMOVED, [7])]
 
 
 @given(
@@ -114,5 +114,5 @@ def test_anything_is_decoded_or_refused(payload):
 
 def test_an_adapter_of_old_versions_has_its_number():
     row = ["BlockStored", [1], None, [5] * 16, 16, 3]
-    assert decode(batch(row))[1] == [Stored([1], None, "id 3", 0, 16)]
+    assert decode(batch(row))[1] == [Event(STORED, [1], None, "id 3", 0, 16)]
     assert decode(batch([*row[:5], None]))[1][0].adapter == NONE

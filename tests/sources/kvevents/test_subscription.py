@@ -12,7 +12,7 @@ import pytest
 from kvpressure.kvevents.contents import FLOOD, GAP, LATE
 from kvpressure.model.readings import CacheReading
 from kvpressure.sources.kvevents import subscription
-from kvpressure.sources.kvevents.subscription import Followed, Subscription
+from kvpressure.sources.kvevents.subscription import Subscription
 from kvpressure.sources.kvevents.zmtp import MAX_FRAME_BYTES
 from tests.helpers.kv_publisher import Publisher
 
@@ -45,7 +45,7 @@ def follow() -> Iterator[Callable[..., Subscription]]:
 
     def start(publisher: Publisher, replay: bool = True) -> Subscription:
         addresses = [("127.0.0.1", port) for port in (publisher.port, publisher.replay_port)]
-        started.append(Subscription(Followed("t", "0", addresses[0], addresses[1] if replay else None)))
+        started.append(Subscription(("t", "0"), (addresses[0], addresses[1] if replay else None)))
         publisher.wait()
         return started[-1]
 
@@ -56,7 +56,7 @@ def follow() -> Iterator[Callable[..., Subscription]]:
 
 def until(one: Subscription, holds: Callable[[CacheReading], bool]) -> CacheReading:
     end = monotonic() + 10
-    while not holds(reading := one.reading(None)) and monotonic() < end:
+    while not holds(reading := one.reading()) and monotonic() < end:
         sleep(0.01)
     assert holds(reading), reading
     return reading
@@ -136,10 +136,9 @@ def test_what_is_no_batch_resets_and_the_next_ones_count(follow):
 
 
 def test_a_flood_is_cut_off(follow, monkeypatch):
-    monkeypatch.setattr(subscription, "_CPU_BURST_SECONDS", 0.02)
+    monkeypatch.setattr(subscription, "_CPU_SECONDS", 0.02)
     with Publisher() as publisher:
         one = follow(publisher, replay=False)
-        one._credit = 0.02
         for number in range(500):
             publisher.send(stored(*range(number * 1000, number * 1000 + 1000)))
         reading = until(one, lambda r: r.reason == FLOOD)
@@ -158,7 +157,7 @@ def test_what_speaks_something_else_is_no_publisher(answer):
                 accepted.sendall(answer)
 
         threading.Thread(target=serve, daemon=True).start()
-        one = Subscription(Followed("t", "0", ("127.0.0.1", server.getsockname()[1])))
+        one = Subscription(("t", "0"), (("127.0.0.1", server.getsockname()[1]), None))
         try:
             assert until(one, lambda r: r.reason != "connecting").reason in ("protocol", "reset")
         finally:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kvpressure.engines.registry import dialect
 from kvpressure.kvevents.contents import NOT_INSTALLED
 from kvpressure.model.readings import CacheReading, Scrape
+from kvpressure.sources.kvevents.addresses import Address
 from kvpressure.sources.scrape.targets import Target
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ class EventFollower:
 
     def __init__(self) -> None:
         self._followed: dict[tuple[str, str], Subscription | None] = {}  # None: a library is missing
-        self._capacity: dict[tuple[str, str], float | None] = {}
 
     def follow(self, target: Target, page: Scrape) -> None:
         """Follow the engines of a page. The name of an engine is its data-parallel rank, which gives its ports."""
@@ -40,10 +40,11 @@ class EventFollower:
             if addresses is None or (key not in self._followed and len(self._followed) >= MAX_FOLLOWED):
                 continue
             known = self._followed.get(key)
-            if known is None or (known.followed.events, known.followed.replay) != addresses:
+            if known is None or known.addresses != addresses:
                 self._drop(key)
-                self._followed[key] = _subscribed(key, *addresses)
-            self._capacity[key] = dialect(engine.dialect).capacity_tokens(engine, page.engines_of_server(engine))
+                self._followed[key] = known = _subscribed(key, addresses)
+            if known is not None:
+                known.capacity_tokens = dialect(engine.dialect).capacity_tokens(engine, page.engines_of_server(engine))
 
     def keep(self, targets: Collection[str]) -> None:
         """Follow no other targets any more."""
@@ -53,20 +54,19 @@ class EventFollower:
     def readings(self) -> tuple[CacheReading, ...]:
         """What is known of each engine's cache now."""
         return tuple(
-            CacheReading(*key, time(), NOT_INSTALLED) if one is None else one.reading(self._capacity.get(key))
+            CacheReading(*key, time(), NOT_INSTALLED) if one is None else one.reading()
             for key, one in self._followed.items()
         )
 
     def _drop(self, key: tuple[str, str]) -> None:
         known = self._followed.pop(key, None)
-        self._capacity.pop(key, None)
         if known is not None:
             known.close()
 
 
-def _subscribed(key: tuple[str, str], events: tuple[str, int], replay: tuple[str, int] | None) -> Subscription | None:
+def _subscribed(key: tuple[str, str], addresses: tuple[Address, Address | None]) -> Subscription | None:
     try:
-        from kvpressure.sources.kvevents.subscription import Followed, Subscription
+        from kvpressure.sources.kvevents.subscription import Subscription
     except ImportError:
         return None
-    return Subscription(Followed(*key, events, replay))
+    return Subscription(key, addresses)

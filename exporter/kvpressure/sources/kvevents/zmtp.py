@@ -7,12 +7,11 @@ bytes, but not a message by frames, so what it holds has no bound; here one mess
 from __future__ import annotations
 
 import socket
-from contextlib import AbstractContextManager, suppress
-from types import TracebackType
+from contextlib import suppress
 from typing import Final
 
-from kvpressure.model.reasons import DNS, PROTOCOL, REFUSED, RESET, TIMEOUT, UNREACHABLE
-from kvpressure.sources.base import SourceError, reason_of
+from kvpressure.model.reasons import PROTOCOL, RESET
+from kvpressure.sources.base import SourceError
 
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024  # a prefill of 800 000 tokens
 """One batch of KV events. Beyond: it is skipped, and the contents of the cache are unknown. Shown as:
@@ -26,67 +25,50 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 SUBSCRIBE_ALL: Final = b"\x01"
 
 Address = tuple[str, int]
-_FAILURES: Final = {
-    socket.gaierror: DNS,
-    UnicodeError: DNS,
-    TimeoutError: TIMEOUT,
-    ConnectionRefusedError: REFUSED,
-    ConnectionError: RESET,
-}
 
 
-class Connection(AbstractContextManager["Connection"]):
-    """A socket of type ``kind`` (SUB, DEALER), connected. ``timeout`` bounds each wait, ``None`` = none; ``close`` from
-    any thread ends it. All methods raise ``SourceError``.
-    """
+class Peer:
+    """A connected socket. All methods but ``close`` raise ``SourceError`` or ``OSError``."""
 
-    def __init__(self, address: Address, kind: bytes, timeout: float | None) -> None:
-        try:
-            self._socket = socket.create_connection(address, _CONNECT_SECONDS)
-        except (OSError, UnicodeError) as error:
-            raise _failure(error) from error
+    def __init__(self, address: Address) -> None:
+        self._socket = socket.create_connection(address, _CONNECT_SECONDS)
         self._buffer = bytearray()
-        try:
-            self._greet(kind)
-        except SourceError:
-            self._socket.close()
-            raise
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._socket.settimeout(timeout)
 
-    def _greet(self, kind: bytes) -> None:
+    def greet(self, kind: bytes, timeout: float | None) -> None:
+        """Be a socket of type ``kind`` (SUB, DEALER). ``timeout`` bounds each wait from now on, ``None`` = none."""
         ready = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4) + kind
-        self._write(_GREETING + bytes((_COMMAND, len(ready))) + ready)
+        self._socket.sendall(_GREETING + bytes((_COMMAND, len(ready))) + ready)
         greeting = self._read(len(_GREETING))
         if greeting[:1] + greeting[9:10] != b"\xff\x7f" or greeting[10] < 3 or greeting[12:17] != b"NULL\0":
             raise SourceError(PROTOCOL, "no ZMTP 3 without authentication")
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-        self._socket.close()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket.settimeout(timeout)
 
     def close(self) -> None:
-        """End a wait for a message, which raises."""
+        """End a wait in another thread, too."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
     def send(self, *frames: bytes) -> None:
         """Send a message of frames of less than 256 bytes."""
-        last = len(frames) - 1
-        flagged = ((0 if number == last else _MORE, frame) for number, frame in enumerate(frames))
-        self._write(b"".join(bytes((flags, len(frame))) + frame for flags, frame in flagged))
+        flags = [_MORE] * (len(frames) - 1) + [0]
+        self._socket.sendall(
+            b"".join(bytes((flag, len(frame))) + frame for flag, frame in zip(flags, frames, strict=True))
+        )
 
-    def message(self) -> list[bytes]:
-        """The frames of the next message; one that is too large is empty."""
+    def batch(self) -> tuple[int, bytes]:
+        """Sequence number and payload of the next batch, the last two frames of a message; b"" if it is too large."""
         frames: list[bytes] = []
-        while len(frames) < _MAX_FRAMES:
+        flags = _MORE
+        while flags & (_MORE | _COMMAND) and len(frames) < _MAX_FRAMES:
             flags = self._read(1)[0]
             frame = self._frame(int.from_bytes(self._read(8 if flags & _LONG else 1)))
             if not flags & _COMMAND:
                 frames.append(frame)
-                if not flags & _MORE:
-                    return frames
-        raise SourceError(PROTOCOL, "too many frames")
+        if len(frames) < 2 or len(frames[-2]) != 8:
+            raise SourceError(PROTOCOL, "no batch of KV events")
+        return int.from_bytes(frames[-2], signed=True), frames[-1]
 
     def _frame(self, size: int) -> bytes:
         if size <= MAX_FRAME_BYTES:
@@ -97,23 +79,10 @@ class Connection(AbstractContextManager["Connection"]):
 
     def _read(self, size: int) -> bytes:
         while len(self._buffer) < size:
-            try:
-                part = self._socket.recv(_PART_BYTES)
-            except OSError as error:
-                raise _failure(error) from error
+            part = self._socket.recv(_PART_BYTES)
             if not part:
                 raise SourceError(RESET)
             self._buffer += part
         taken = bytes(memoryview(self._buffer)[:size])
         del self._buffer[:size]
         return taken
-
-    def _write(self, data: bytes) -> None:
-        try:
-            self._socket.sendall(data)
-        except OSError as error:
-            raise _failure(error) from error
-
-
-def _failure(error: Exception) -> SourceError:
-    return SourceError(reason_of(error, _FAILURES, UNREACHABLE))

@@ -135,6 +135,10 @@ def test_what_is_no_batch_resets_and_the_next_ones_count(follow):
         assert until(one, lambda r: r.resident_tokens == 16 * 2).reason == ""
 
 
+@pytest.mark.attack(
+    "a publisher of KV events that sends without end",
+    "after six seconds of CPU in a minute it is left alone for a minute; nothing else waits for it",
+)
 def test_a_flood_is_cut_off(follow, monkeypatch):
     monkeypatch.setattr(subscription, "_CPU_SECONDS", 0.02)
     with Publisher() as publisher:
@@ -145,8 +149,25 @@ def test_a_flood_is_cut_off(follow, monkeypatch):
         assert reading.resident_tokens == 0
 
 
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+
+
+@pytest.mark.attack(
+    "a publisher of KV events that sends a message without end, or of 2^63 bytes",
+    "one batch of 4 MiB is held at most; the contents of that cache are unknown, with the reason",
+)
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(64), b"\xff" * 64, b"\xff" + bytes(63)]
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(64),
+        b"\xff" * 64,
+        b"\xff" + bytes(63),
+        GREETING.replace(b"NULL", b"PLAIN"[:4]),
+        GREETING + b"\x01\x01x" * 1000,  # a message without end
+        GREETING + b"\x00\x03abc",
+        GREETING + b"\x02" + (2**63).to_bytes(8),
+    ],
 )
 def test_what_speaks_something_else_is_no_publisher(answer):
     with socket.create_server(("127.0.0.1", 0)) as server:

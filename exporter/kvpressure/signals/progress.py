@@ -135,7 +135,12 @@ def transfer_pace(window: EngineWindow, t: Thresholds) -> tuple[float | None, fl
 
 
 def transfer_signals(
-    window: EngineWindow, stuck: float, load: LoadSignals, cache: KvSignals, ranks: int, paces: Sequence[float | None]
+    window: EngineWindow,
+    stuck: float | None,
+    load: LoadSignals,
+    cache: KvSignals,
+    ranks: int,
+    paces: Sequence[float | None],
 ) -> TransferSignals:
     """Transfers now; without a peer only what is loaded from a tier. ``stuck``: of ``Progress.loads_stuck``; ``paces``:
     of ``transfer_pace``, and the usual one for each GiB. One request counts once in each of ``ranks``.
@@ -292,9 +297,9 @@ class Progress:
         self._busy_fds: float | None = None  # open descriptors of the API server when something last came out
         self._busy_waiting: float | None = None  # requests that waited then
         self.counters_known = False
-        self.loads_stuck = 0.0
+        self.loads_stuck: float | None = 0.0
         """Observed seconds with requests that wait for KV blocks of another server, and without one that got them or
-        failed.
+        failed; ``None`` where neither is counted.
         """
         self.progressed_at: float | None = None  # time of the last sample with progress
         self.rest = Rest(thresholds)
@@ -315,9 +320,7 @@ class Progress:
         if before is None:
             return
         step = min(sample.t - before.t, self._thresholds["recent_window_seconds"])
-        self.loads_stuck = (
-            self.loads_stuck + step if _loading(before) and _loading(sample) and not _loaded(before, sample) else 0.0
-        )
+        self.loads_stuck = _loads_stuck(before, sample, (self.loads_stuck or 0.0) + step)
         if not work_present(sample) or not work_present(before):
             self._without = self._still = 0.0
             return
@@ -390,12 +393,20 @@ def _loading(sample: Sample) -> float:
     return gauges[r.LOADS] + gauges.get(r.LOADS_TO_START, 0.0)
 
 
-def _loaded(before: Sample, after: Sample) -> bool:
-    """Whether a load ended: by the transfers that this side records, or by a prompt with a first token."""
-    names = (r.PROMPT_TOKENS, r.PROMPT_TOKENS_COMPUTED, r.TRANSFERS, r.TRANSFERS_FAILED)
-    return _count(after, r.TTFT) > _count(before, r.TTFT) or any(
-        after.counters.get(name, 0.0) > before.counters.get(name, 0.0) for name in names
-    )
+def _loads_stuck(before: Sample, after: Sample, seconds: float) -> float | None:
+    """``seconds`` if requests wait to be loaded and none was: by the transfers that this side records, or by a prompt
+    with a first token. ``None`` where neither is counted.
+    """
+    if not (_loading(before) and _loading(after)):
+        return 0.0
+    known = [name for name in _ENDED_LOADS if name in after.counters]
+    if not known and r.TTFT not in after.histograms:
+        return None
+    rose = any(after.counters[name] > before.counters.get(name, 0.0) for name in known)
+    return 0.0 if rose or _count(after, r.TTFT) > _count(before, r.TTFT) else seconds
+
+
+_ENDED_LOADS: Final = (r.PROMPT_TOKENS, r.PROMPT_TOKENS_COMPUTED, r.TRANSFERS, r.TRANSFERS_FAILED)
 
 
 def _count(sample: Sample, name: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvpressure.model.state import State
+from kvpressure.model.state import VERDICTS, State
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.publish.links import Links
 from kvpressure.publish.page.view import ViewContext
@@ -38,6 +38,7 @@ def test_the_schema_is_one_and_leaves_nothing_open_or_unexplained() -> None:
             assert "additionalProperties" in one
         for name, field in one.get("properties", {}).items():
             assert field.get("description"), name
+    assert [list(VERDICTS)] == [one["enum"] for one in objects(SCHEMA) if "host_bound" in one.get("enum", ())]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from kvpressure.model.signals import (
     ProgressSignals,
     RequestSignals,
     Signals,
+    ThroughputSignals,
+    TransferSignals,
 )
 from kvpressure.settings.thresholds import builtin
 
@@ -42,6 +44,22 @@ def loses(failed: float | None, more: float | None = None, finished: float | Non
 def without_progress(seconds: float, **more: Any) -> dict[str, Any]:
     stuck = ProgressSignals(work_present=True, seconds_without_progress=seconds, **more)
     return {"progress": stuck, "load": LoadSignals(waiting=64.0)}
+
+
+def exchanges(**transfers: float) -> dict[str, Any]:
+    """A decode server with these transfers."""
+    return {"load": LoadSignals(has_peer=True, kv_role="kv_consumer"), "transfers": TransferSignals(**transfers)}
+
+
+NO_FAULT = dict.fromkeys(
+    ("transfers_failed_ratio", "leases_expired_ratio", "loads_stuck_seconds", "prompts_computed_ratio"), 0.0
+)
+
+
+def drafts(a_step: float | None, usual: float | None) -> dict[str, Any]:
+    """Speculative decoding with so many output tokens a step, and usually so many accepted drafts."""
+    flow = ThroughputSignals(speculates=True, step_output_tokens=a_step, drafts_accepted_usual=usual)
+    return {"throughput": flow}
 
 
 MINUTES = 2 * T["prefill_patience_seconds"] - T["alert_page_for_seconds"]  # the alert waits for the rest
@@ -76,6 +94,25 @@ CASES = [
     ("several_in_flight", {}, None),
     ("batch_underused", {"batch": BatchSignals(batch_collapse_ratio=T["most_ratio"])}, True),
     ("batch_underused", {}, None),
+    ("transfer_slow", exchanges(transfer_slowdown=T["latency_multiplied_ratio"]), True),
+    ("transfer_slow", exchanges(transfer_slowdown=1.99), False),
+    ("transfer_slow", {}, None),
+    ("answers_suspect", exchanges(read_after_expiry=1.0), True),
+    ("answers_suspect", exchanges(read_after_expiry=0.0), False),
+    ("answers_suspect", exchanges(), None),
+    ("answers_suspect", {"load": LoadSignals(has_peer=False)}, False),
+    ("kv_transfers_failing", exchanges(transfers_failed_ratio=T["rejected_warning_ratio"]), True),
+    ("kv_transfers_failing", exchanges(leases_expired_ratio=T["rejected_warning_ratio"]), True),
+    ("kv_transfers_failing", exchanges(loads_stuck_seconds=T["wait_page_seconds"]), True),
+    ("kv_transfers_failing", exchanges(prompts_computed_ratio=T["most_ratio"]), True),
+    ("kv_transfers_failing", exchanges(**NO_FAULT), False),
+    ("kv_transfers_failing", exchanges(transfer_slowdown=9.0, **NO_FAULT), False),
+    ("drafts_rejected", drafts(2.5, 2.25), True),
+    ("drafts_rejected", drafts(2.51, 2.25), False),
+    ("drafts_rejected", drafts(1.0, None), True),
+    ("drafts_rejected", drafts(2.5, None), None),
+    ("drafts_rejected", drafts(None, 2.25), None),
+    ("drafts_rejected", {"throughput": ThroughputSignals(speculates=False)}, False),
 ]
 
 

@@ -542,6 +542,7 @@ CONDITIONS: Final = (
         "none ended here: one of the two servers records them",
         "whether transfers of KV blocks between servers fail",
         fresh=True,
+        serious=True,
         runbook="InferenceKVTransferFailing",
     ),
     Finding(
@@ -564,6 +565,7 @@ CONDITIONS: Final = (
         "what runs makes no progress either",
         "whether KV blocks move between this server and its peer",
         fresh=True,
+        serious=True,
         runbook="InferenceKVTransferFailing",
     ),
     Finding(
@@ -599,6 +601,7 @@ CONDITIONS: Final = (
         "no prompt came, or its tokens are not counted by source",
         "whether the decode server computes prompts itself",
         fresh=True,
+        serious=True,
         runbook="InferenceKVTransferFailing",
     ),
     Finding(

@@ -82,8 +82,7 @@ def test_without_scripts_everything_is_there(start: Start, published: Published,
     assert all("script" in line for line in found.console), "only the script that was forbidden is missed"
     for part in (
         "KV pressure (saturated)",
-        "Lower max_num_seqs",
-        "--max-num-seqs 128",
+        "Add decode replicas",
         "The eight triage steps",
         "Reload to refresh.",
     ):

@@ -82,7 +82,7 @@ def test_without_scripts_everything_is_there(start: Start, published: Published,
     assert all("script" in line for line in found.console), "only the script that was forbidden is missed"
     for part in (
         "KV pressure (saturated)",
-        "Add decode replicas",
+        "Check the transfers first",
         "The eight triage steps",
         "Reload to refresh.",
     ):

@@ -183,6 +183,13 @@ def test_what_an_alert_needs_without_links_is_in_its_text(rules: list[dict[str, 
     assert without <= {"InferenceHostBound", "InferenceHostMemoryNearLimit", "KvpressureWatchdog"}
 
 
+def test_no_command_names_an_empty_namespace(groups: tuple[RuleGroup, ...]) -> None:
+    """A server of a bare host has none; only containers of pods always have one."""
+    for alert in (alert for group in groups for alert in group.alerts if alert.subject != "container"):
+        for text in (level.description for level in alert.levels):
+            assert "-n {{ $labels.namespace }}" not in text, alert.name
+
+
 def test_links_lead_to_a_dashboard_and_its_variables(files: dict[str, str]) -> None:
     site = BundleValues(dashboard_base_url="https://grafana.internal")
     rules = [rule for group in rule_file(GROUPS["kvpressure"], site)["groups"] for rule in group["rules"]]

@@ -396,13 +396,13 @@ def _word(rng: Random) -> str:
 def check_script(case: Mapping[str, Any]) -> None:
     """Every word of a quoted script comes back; what variables bring is bounded."""
     script, most = case["script"], 16_384
-    found = shell.read(script, ("p1", "p 2"), case.get("env", {}), shell.WorkBudget(most))
+    _, found, scripted = shell.program_of(["sh", "-c", script, "x", "p1", "p 2"], case.get("env", {}))
+    commands = [command.words for command in found.commands]
     if "commands" in case:
-        assert found.understood
-        kept = [command for command in found.commands if command != ["true"]]
-        assert kept == case["commands"]
-    assert sum(len(word) for command in found.commands for word in command) <= 4 * (len(script) + most)
-    assert all(command and all(isinstance(word, str) for word in command) for command in found.commands)
+        assert found.understood and scripted
+        assert [words for words in commands if words != ["true"]] == case["commands"]
+    assert sum(len(word) for words in commands for word in words) <= 4 * (len(script) + most)
+    assert all(words and all(isinstance(word, str) for word in words) for words in commands)
 
 
 # --- Kubernetes -------------------------------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ ASKING = {
     "mitigate": ["mitigate", "{}", "--seconds", "5"],
     "verify": ["mitigate", "--verify", "{}", "--verify-seconds", "5"],
     "probe": ["probe", "{}", "--yes"],
-    "audit": ["audit", "{}"],
 }
 
 

@@ -22,7 +22,6 @@ COMMANDS = (
     ["mitigate", "--exporter", "{}"],
     ["diagnose", "--exporter", "{}"],
     ["diagnose", "--exporter", "{}", "--format", "json"],
-    ["audit", "{}"],
 )
 
 

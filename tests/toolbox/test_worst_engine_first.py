@@ -44,8 +44,6 @@ COMMANDS: Final = {
     "mitigate --anyway": ["mitigate", "--anyway", "--exporter"],
     "mitigate --edge": ["mitigate", "--edge", "--exporter"],
     "mitigate as a patch": ["mitigate", "--format", "patch", "--manifest", "MANIFEST", "--exporter"],
-    "audit": ["audit"],
-    "audit as JSON": ["audit", "--format", "json"],
 }
 
 
@@ -97,13 +95,3 @@ def test_a_recording_of_a_dead_replica_is_not_an_all_clear(capsys: Capsys) -> No
     assert main(["mitigate", path, "--format", "json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["pod"], document["verdict"]) == ("vllm-cp10-0", "unknown")
-
-
-def test_engines_of_one_pod_are_told_apart_by_audit(capsys: Capsys, serve_json: ServeJson) -> None:
-    document, _ = node("stalled", True)
-    idle, worst = document["engines"]
-    document["engines"] = [idle | WORST | {"engine": "0"}, worst | {"engine": "1"}]
-    main(["audit", serve_json({"/api/v1/diagnosis": document}), "--format", "json"])
-    first, second = (server["server"] for server in json.loads(capsys.readouterr().out)["servers"])
-    assert first.endswith("org/worst engine 1")
-    assert second.endswith("org/worst engine 0")

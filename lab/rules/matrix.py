@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +30,20 @@ SUITES = ("trixie", "forky")
 PACKAGES = ("promtool", "prometheus-alertmanager", "victoria-metrics")
 PROGRAMS = ("promtool", "amtool", "vmalert", "vmalert-tool")
 TOOLS = ROOT / ".tools" / "matrix"
+PAGE = """\
+# Which programs accept the rules, {day}
+
+`make -C lab rule-matrix` checks rules, their cases and the Alertmanager example with newer packages of Debian.
+
+| judge | what | accepts |
+|---|---|---|
+{rows}
+
+VictoriaMetrics judges some cases differently, so its run leaves them out:
+
+{left_out}
+* vmalert-tool takes no NaN samples, so series with NaN are left out of the tests.
+"""
 REPORT = ROOT / "docs" / "reports" / "rule-matrix.md"
 
 
@@ -131,31 +144,13 @@ def main() -> int:
                     note(found, name, profile, victoria.judge(programs, tree))
                     note(found, name, "all incidents replayed", replayed.judge(programs, tree / RULES))
     if suites == list(SUITES):
-        REPORT.write_text(report(found, datetime.now(UTC).date().isoformat()), encoding="utf-8")
+        page = PAGE.format(
+            day=datetime.now(UTC).date().isoformat(),
+            rows="\n".join("| {judge} | {what} | {accepted} |".format_map(item) for item in found),
+            left_out="\n".join(f"* {text};" for text in (*victoria.DIFFERENCES, replayed.DIFFERENCE)),
+        )
+        REPORT.write_text(page, encoding="utf-8")
     return 0 if all(item["accepted"] for item in found) else 1
-
-
-def report(found: Sequence[Mapping[str, Any]], day: str) -> str:
-    """The page of the results."""
-    rows: dict[str, list[Mapping[str, Any]]] = {}
-    for item in sorted(found, key=lambda item: str(item["judge"])):
-        rows.setdefault(item["judge"], []).append(item)
-    lines = [
-        f"# Which programs accept the rules, {day}",
-        "",
-        "`make -C lab rule-matrix` checks rules, their cases and the Alertmanager example with newer"
-        " packages of Debian.",
-        "",
-        "| judge | accepts all |",
-        "|---|---|",
-    ]
-    for name, items in rows.items():
-        accepted = "yes" if all(item["accepted"] for item in items) else "no"
-        lines.append(f"| {name} | {accepted} ({'; '.join(item['what'] for item in items)}) |")
-    lines += ["", "VictoriaMetrics judges some cases differently, so its run leaves them out:", ""]
-    lines += [f"* {text};" for text in (*victoria.DIFFERENCES, replayed.DIFFERENCE)]
-    lines += ["* vmalert-tool takes no NaN samples, so series with NaN are left out of the tests.", ""]
-    return "\n".join(lines)
 
 
 def note(found: list[dict[str, Any]], judge_name: str, what: str, refused: str) -> None:

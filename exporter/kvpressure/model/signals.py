@@ -252,7 +252,7 @@ class KvSignals:
         default=dict,
     )
     prefix_hit_ratio_recent: float | None = None  # over the last half minute
-    prefix_hit_ratio_usual: float | None = None  # median half minute, those of a collapse left out
+    prefix_hit_ratio_usual: float | None = None  # median half minute, without those of a collapse
     prefill_repeated_ratio: float | None = published(
         gauge(
             "prefill_repeated_ratio",

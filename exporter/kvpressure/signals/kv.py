@@ -110,7 +110,8 @@ def _to_be_counted(
 
 
 class HitRatio:
-    """The prefix cache's hit ratio per half minute, and the usual one: the median of those before it collapsed.
+    """The prefix cache's hit ratio per half minute, and the usual one: the median of those before it collapsed, the
+    highest while these are few, because the first are of an empty cache.
 
     The cache evicts what was used last of all last. So a ratio that falls before as much was written as was free is no
     eviction: other prompts come, or the process has restarted. What was usual before is forgotten then.
@@ -138,7 +139,8 @@ class HitRatio:
         if not fell and (not known or not 0 <= last.t - known[-1][0] < HALF_MINUTE):
             known.append((last.t, recent, _written(last)))
             values = sorted(ratio for _, ratio, _ in known)
-            self._usual = values[(len(values) - 1) // 2]
+            few = len(values) < t["baseline_min_values"]
+            self._usual = values[-1] if few else values[(len(values) - 1) // 2]
         return recent, self._usual
 
     def _written_when_it_began_to_fall(self) -> float:

@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=50_000, help="stored each second")
     parser.add_argument("--tenants", type=int, default=50, help="with a cache salt each; 0 = no salts")
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args()
     prepared = list(batches(given.blocks, given.seconds, time.time(), given.tenants))
     quiet = [msgspec.msgpack.encode([0.0, [], 0])] * len(prepared)

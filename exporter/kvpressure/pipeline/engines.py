@@ -291,7 +291,7 @@ class Engines:
     def fail(self, now: float, page: Scrape, failure: Failure) -> None:
         """Mark the page's engines as failed: the exporter could not take the page in."""
         known = [track for track in self if track.target == page.target]
-        if not known:
+        if not known and not page.assumed:
             key = EngineKey(page.namespace, page.pod, "", "0")
             known = [self._tracks.setdefault(key, self._begun(key, page, ("", "0")))]
         for track in known:

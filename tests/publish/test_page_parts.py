@@ -338,6 +338,7 @@ class TestPlan:
             (title, "Evidence still missing: why it waits."),
             ("Provide the missing inputs", "Inputs missing for a verdict: GPU activity."),
         ]
+        assert plan(replace(engine, limits={}), T).actions[-1].text.endswith(";args=--max-num-seqs N'.")
         view = engine_view(engine, State(time=NOW, engines=(engine,)), ViewContext())
         assert [link.title for link in view.runbooks] == runbooks
 

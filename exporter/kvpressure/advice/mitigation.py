@@ -515,7 +515,12 @@ def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if unsettled:
         actions.append(Action(_until_known(engine, t), f"Evidence still missing: {'; '.join(unsettled)}."))
     if inputs:
-        actions.append(Action("Provide the missing inputs", f"Inputs missing for a verdict: {'; '.join(inputs)}."))
+        named = f"{engine.key.namespace}/{engine.key.pod}=" if engine.key.namespace else ""
+        flag = dialect(engine.dialect).flag("max_num_seqs")
+        give = f" Its limit: --engine.target '{named}{engine.target};args={flag} N'."
+        text = f"Inputs missing for a verdict: {'; '.join(inputs)}."
+        text += give if engine.limit("max_num_seqs").known is None else ""
+        actions.append(Action("Provide the missing inputs", text))
     return MitigationPlan("Change nothing yet: the evidence is not sufficient.", tuple(actions))
 
 

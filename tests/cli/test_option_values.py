@@ -38,9 +38,7 @@ def test_a_wrong_value_is_refused_in_one_form(capsys: pytest.CaptureFixture[str]
 
 
 def test_there_are_such_options() -> None:
-    assert {"audit", "capacity", "diagnose", "mitigate", "probe", "record", "replay"} <= {
-        name for name, _ in _checked()
-    }
+    assert {"audit", "capacity", "diagnose", "mitigate", "probe", "record"} <= {name for name, _ in _checked()}
 
 
 @pytest.mark.parametrize(

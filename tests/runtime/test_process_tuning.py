@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from kvpressure.cli import main, serve
-from kvpressure.publish.web.server import ListenError, Server
+from kvpressure.cli import serve
 from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.monitor import Monitor
 from kvpressure.runtime.signal_flag import SignalFlag
-from kvpressure.settings.kinds import ListenAddress
 
 
 def run(code: str) -> list[str]:
@@ -95,48 +89,6 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(serve, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(serve, "time", SimpleNamespace(monotonic=lambda: now))
     monitor = Idle()
-    with serve._signals() as signals:
-        serve._wait(cast(Monitor, monitor), stopping, SignalFlag(), signals)
+    serve._wait(cast(Monitor, monitor), stopping, SignalFlag(), lambda: True)
     assert len(tidied) == 3
     assert monitor.rounds == 9, "not on every turn"
-
-
-def test_a_signal_ends_the_wait_of_the_main_thread_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks only once a second by itself."""
-
-    class Idle:
-        def wait(self, _: float) -> bool:
-            return False
-
-    monkeypatch.setattr(serve, "WAIT_SECONDS", 60.0)
-    stopping = SignalFlag()
-    before = signal.getsignal(signal.SIGUSR1)
-    stopping.follow((signal.SIGUSR1,))
-    try:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        began = time.monotonic()
-        with serve._signals() as signals:
-            serve._wait(cast(Monitor, Idle()), stopping, SignalFlag(), signals)
-        assert time.monotonic() - began < 30
-        assert signal.set_wakeup_fd(-1) == -1, "as it was"
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_what_signals_need_is_open_before_anybody_can_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flood of clients right at the start takes all descriptors: the process ended then."""
-    woken: list[int] = []
-
-    def start(_: Server) -> list[ListenAddress]:
-        woken.append(signal.set_wakeup_fd(-1))
-        raise ListenError(ListenAddress("127.0.0.1", 1), "as the test wants it")
-
-    monkeypatch.setattr(Server, "start", start)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        assert main(["serve", "--no-collector.nvidia", "--web.listen-address", "127.0.0.1:1"]) == 2
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert len(woken) == 1
-    assert woken[0] >= 0

@@ -12,7 +12,6 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "files.p
 OPENING = {"open", "fdopen", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "FileIO", "GzipFile"}
 BY_NAME = {"load_cert_chain", "load_verify_locations", "create_default_context"}  # of libraries that open by name
 OPENED_ELSEWHERE = {
-    ("bundle/documents.py", "MATRIX_FILE.read_text"): "a file of this package",
     ("capacity/models.py", "FILE.read_text"): "a file of this package",
     ("publish/page/render.py", "(_FOLDER / name).read_text"): "a file of this package",
     ("settings/thresholds.py", "_CONSTANTS.read_text"): "a file of this package",

@@ -77,6 +77,13 @@ def test_groups_without_their_kinds_are_refused():
     assert full(stored(1, 10, group=0), stored(1, 10, group=1)).reason == HYBRID
 
 
+def test_an_engine_that_begins_anew_may_have_other_groups():
+    contents = full(stored(1, 10, group=0), stored(1, 10, group=1))
+    contents.begin("")
+    contents.take(1001.0, [stored(1, 10, group=2, spec="full_attention"), Event(REMOVED, blocks(1, 4), group=2)])
+    assert (contents.reason, contents.holders.resident) == ("", 6)
+
+
 def test_who_came_late_knows_the_contents_after_they_turned_over():
     contents = Contents()
     contents.take(1000.0, [stored(1, 300), Event(REMOVED, blocks(10_001, 200))])

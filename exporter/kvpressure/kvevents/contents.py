@@ -50,12 +50,8 @@ class Contents:
 
     def __init__(self) -> None:
         self.holders, self.reuse, self._salts = Holders(), ReuseEstimator(divisor=1), Salts()
-        self.block_size: int | None = None
-        self._tiers = False
-        self._hybrid = False
-        self._group: int | None = None
         self._clock = 0.0
-        self._lost, self._known_share = LATE, 0.0
+        self.begin(LATE)
 
     @property
     def reason(self) -> str:
@@ -63,7 +59,13 @@ class Contents:
         return HYBRID if self._hybrid else "" if self._known_share >= _KNOWN_SHARE else self._lost
 
     def begin(self, reason: str) -> None:
-        """Forget all blocks. ``reason``: why some may be in the cache that are not seen, "" = it is empty now."""
+        """Forget everything. ``reason``: why some blocks may be in the cache that are not seen, "" = it is empty."""
+        self.block_size: int | None = None
+        self._group: int | None = None
+        self._hybrid = self._tiers = False
+        self._forget_blocks(reason)
+
+    def _forget_blocks(self, reason: str) -> None:
         self.holders.reset()
         self.reuse.reset()
         self._lost, self._known_share = reason or LATE, float(not reason)
@@ -88,7 +90,7 @@ class Contents:
         self._clock = self.reuse.clock = max(self._clock, time)
         for event in events:
             if event.kind == CLEARED:
-                self.begin("")
+                self._forget_blocks("")
             elif event.medium != GPU:
                 self._tiers = self._tiers or event.kind == STORED
             elif event.kind == STORED and event.spec in _FULL:

@@ -11,7 +11,7 @@ from kvpressure.advice.caps import MAX_REJECTED, PlanInput, caps_for
 from kvpressure.advice.mitigation import explained
 from kvpressure.model import readings as r
 from kvpressure.model.readings import Histogram
-from kvpressure.model.state import LIMITS, EngineState
+from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
@@ -108,5 +108,5 @@ def test_what_alerts_say_of_an_engine_has_few_forms_and_no_measured_number(name:
     for one in said:
         assert len(one.cause) <= 120
         assert len(one.action) <= 80
-        assert one.limit in ("", *LIMITS)
-        assert not re.search(r"\d", one.cause + one.action.replace("to 0.7, then 0.6", ""))
+        fixed = re.sub(r" \(--[^)]*\)$", "", one.action)  # its argument is as steady as the verdict
+        assert not re.search(r"\d", one.cause + fixed.replace("to 0.7, then 0.6", ""))

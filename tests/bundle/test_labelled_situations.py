@@ -163,6 +163,14 @@ def test_what_wakes_somebody_says_what_hurts_where_why_and_what_to_do(tmp_path: 
     assert "Run: kvpressure diagnose --pod 10.0.0.9:8000" in bare
 
 
+def test_answers_that_may_be_wrong_ask_to_stop_whatever_the_verdict(tmp_path: Path) -> None:
+    suspect = {f'kvpressure_finding{{{ENGINE},pool="chat",role="prefill",finding="answers_suspect"}}': "1+0x30"}
+    text = rendered(tmp_path, {**of_engine(ENGINE, verdict="healthy"), **suspect}, "InferenceKVTransferCorrupt")
+    assert "Answers of m may be wrong" in text
+    assert "First action: take the pair out of service" in text
+    assert "Run: kvpressure mitigate -n inf --pod chat-0" in text
+
+
 def test_it_says_how_most_of_the_lost_requests_ended(tmp_path: Path) -> None:
     finished = "kvpressure_requests_finished_total"
     series = {
@@ -199,7 +207,7 @@ def test_every_alert_that_wakes_somebody_about_an_engine_is_rendered_here() -> N
         for level in alert.levels
         if level.severity == "critical" and alert.subject == "engine"
     }
-    assert critical == FELT.keys()
+    assert critical == {*FELT, "InferenceKVTransferCorrupt"}
 
 
 def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path: Path) -> None:

@@ -173,9 +173,11 @@ def test_one_transfer_in_a_hundred_that_fails_is_a_finding(failed: float, fails:
     assert states[-1].diagnosis.published["kv_transfers_failing"].value is (True if fails else None)
 
 
-def test_milliseconds_and_mebibytes_become_seconds_and_bytes() -> None:
-    names = ("kv_transfer_alloc_ms_count 9", "kv_transfer_latency_ms_sum 450", "kv_transfer_total_mb_sum 64")
-    text = "".join('sglang:{}{{model_name="m",tp_rank="0"}} {}\n'.format(*name.split()) for name in names)
+def test_a_stage_is_a_transfer_and_mebibytes_become_bytes() -> None:
+    stage = '{model_name="m",tp_rank="0",stage="prefill_transfer_kv_cache"}'
+    parts = (("count", 9, stage), ("sum", 0.45, stage), ("sum", 7, stage.replace("transfer_kv_cache", "forward")))
+    text = "".join(f"sglang:per_stage_req_latency_seconds_{part}{labels} {value}\n" for part, value, labels in parts)
+    text += 'sglang:kv_transfer_total_mb_sum{model_name="m",tp_rank="0"} 64\n'
     (engine,) = parse_scrape(text, target="", time=0.0).engines
     assert engine.counters == {r.TRANSFERS: 9.0, r.TRANSFER_SECONDS: 0.45, r.TRANSFER_BYTES: 64 * 2.0**20}
 

@@ -125,13 +125,16 @@ def _risen(window: EngineWindow, name: str, seconds: float) -> float:
 
 
 def transfer_pace(window: EngineWindow, t: Thresholds) -> tuple[float | None, float | None]:
-    """Mean seconds of the last minute's transfers, and for each GiB; ``None`` where too few ended on this side."""
+    """Mean seconds of the last minute's transfers, and for each GiB, for each prompt token where bytes are not counted;
+    ``None`` where too few ended on this side.
+    """
     done, seconds, moved = (
         _risen(window, name, MINUTE) for name in (r.TRANSFERS, r.TRANSFER_SECONDS, r.TRANSFER_BYTES)
     )
     if done < t["latency_min_requests"] or not seconds:
         return None, None
-    return seconds / done, seconds / moved * GIB if moved else None
+    size = moved / GIB or _risen(window, r.PROMPT_TOKENS, MINUTE)
+    return seconds / done, seconds / size if size else None
 
 
 def transfer_signals(
@@ -143,13 +146,14 @@ def transfer_signals(
     paces: Sequence[float | None],
 ) -> TransferSignals:
     """Transfers now; without a peer only what is loaded from a tier. ``stuck``: of ``Progress.loads_stuck``; ``paces``:
-    of ``transfer_pace``, and the usual one for each GiB. One request counts once in each of ``ranks``.
+    of ``transfer_pace``, and the usual one for its size. One request counts once in each of ``ranks``.
     """
     loads, to_start = window.gauge(r.LOADS), window.gauge(r.LOADS_TO_START)
     if not load.has_peer:
         return TransferSignals(loads=loads, loads_to_start=to_start)
     held, (seconds, pace, usual) = window.gauge(r.LOADS_KV), paces
-    if held is None and loads is not None and cache.kv_used_ratio is not None:  # each request holds about as much
+    if not held and loads and cache.kv_used_ratio is not None:  # each request holds about as much; 0 on a side that
+        # does not report it
         held = cache.kv_used_ratio * loads / max(1.0, loads + (load.running or 0.0))
     prompts = _risen(window, r.PROMPT_TOKENS, FIVE_MINUTES)
     counters = window.last.counters if window.last else {}

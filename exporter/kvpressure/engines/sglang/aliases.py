@@ -31,6 +31,7 @@ SERIES_LABELS: Final = frozenset(
         "mode",
         "pool",
         "reason",
+        "stage",
     }
 )
 REPEATED_BY: Final = frozenset({"tp_rank", "moe_ep_rank"})  # with --enable-metrics-for-all-schedulers
@@ -64,6 +65,12 @@ def _transfers(meaning: str, name: str, scale: float = 1.0) -> Family:
     return Family("counter", (name,), meaning, scale=scale, ceiling=ceilings.WORK, join="sum")
 
 
+def _stages(part: str, **values: str) -> Family:
+    """A part of the histogram of the stages of a request, by stage."""
+    name = f"per_stage_req_latency_seconds_{part}"  # 0.5.4
+    return Family("counter", (name,), label="stage", values=values, ceiling=ceilings.WORK, join="sum")
+
+
 def _of_server(kind: str, canonical: str, *names: str) -> Family:
     """A metric that the tokenizer process counts for all engines of the server; parts by ``is_streaming`` (0.5.23)
     add up.
@@ -83,9 +90,9 @@ FAMILIES: Final = (
     Family("gauge", ("num_queue_reqs",), r.WAITING, ceiling=ceilings.REQUESTS, join="sum"),
     *(_queue(name, meaning) for name, meaning in DEFERRED_QUEUES.items()),
     gauge(r.LOADS_KV, "prealloc_full_token_usage", ceiling=ceilings.RATIO),
-    _transfers(r.TRANSFERS, "kv_transfer_alloc_ms_count"),  # decode; prefill only where the backend reports bytes, as
-    _transfers(r.TRANSFER_SECONDS, "kv_transfer_latency_ms_sum", 1e-3),  # these two
-    _transfers(r.TRANSFER_BYTES, "kv_transfer_total_mb_sum", 2.0**20),
+    _stages("count", prefill_transfer_kv_cache=r.TRANSFERS, decode_transferred=r.TRANSFERS),
+    _stages("sum", prefill_transfer_kv_cache=r.TRANSFER_SECONDS),  # decode's is from when a slot is free, prefill in it
+    _transfers(r.TRANSFER_BYTES, "kv_transfer_total_mb_sum", 2.0**20),  # prefill, where the backend reports bytes
     _transfers(r.TRANSFERS_FAILED, "num_transfer_failed_reqs"),  # both sides
     _transfers(r.TRANSFERS_FAILED, "num_bootstrap_failed_reqs"),
     gauge(r.STEP_OUTPUT, "spec_accept_length"),

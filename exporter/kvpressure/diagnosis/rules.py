@@ -343,6 +343,7 @@ IDLE: Final = Verdict(
 DEFERRED: Final = Verdict(
     "unknown",
     "Deferred requests",
+    unless=(yes("waits_for_peer") & yes("queue_short") & no("loads_stuck"),),  # loads that come along well
     requires=deferred | (lasting_queue & yes("deferred_fill_limit") & no("kv_near_full") & unsure("finishing")),
     rows=(
         Row(
@@ -363,7 +364,10 @@ DEFERRED: Final = Verdict(
     ),
     stages=(("saturated", yes("kv_full")),),
     supports=(no("queue_for_capacity"), yes("kv_full")),
-    when=("every waiting request is deferred: it waits for a LoRA slot, a grammar, or KV blocks of another server"),
+    when=(
+        "every waiting request is deferred: it waits for a LoRA slot, a grammar, or KV blocks of another server, and"
+        " these do not come along well"
+    ),
 )
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -374,6 +378,7 @@ _only_blocks_left = (  # samples may miss the peaks of a cache that fills within
     & yes("queue_unbroken")
     & yes("kv_warm")
     & yes("running_far_below")
+    & may_not_fit
     & no("step_budget_used")
 )
 
@@ -467,6 +472,7 @@ KV_PRESSURE: Final = Verdict(
 )
 
 _prefill_only = yes("first_token_long") & yes("prefill_dominates") & ~lasting_queue
+_evicted_early = yes("evicted_before_reuse") | yes("tier_too_small") | yes("tier_saturated")
 _IF_EVICTED: Final = "{prefill_repeated}"
 
 REUSE_LOST: Final = Verdict(
@@ -477,13 +483,13 @@ REUSE_LOST: Final = Verdict(
         Row("evicted and computed again", yes("prefill_repeated"), STRONG),
         Row(
             "hits collapsed",
-            _prefill_only & yes("prefix_cache_collapsed") & unknown("prefill_repeated"),
+            yes("prefix_cache_collapsed") & unknown("prefill_repeated") & (_prefill_only | _evicted_early),
             DOUBTFUL,
             _IF_EVICTED,
         ),
         Row(
             "evicted as early as reused",
-            _prefill_only & yes("few_cache_hits") & yes("evicted_before_reuse") & unknown("prefill_repeated"),
+            _prefill_only & yes("few_cache_hits") & _evicted_early & unknown("prefill_repeated"),
             DOUBTFUL,
             _IF_EVICTED,
         ),
@@ -493,6 +499,8 @@ REUSE_LOST: Final = Verdict(
         "prefill_repeated",
         "prefix_cache_collapsed",
         "evicted_before_reuse",
+        "tier_too_small",
+        "tier_saturated",
         "few_cache_hits",
         "first_token_long",
         "queue_present",
@@ -501,7 +509,8 @@ REUSE_LOST: Final = Verdict(
     missing=(_KV,),
     when=(
         "users wait for prefill, and {hit_ratio_usual_ratio} or more of it computes prompts again whose KV blocks were"
-        " evicted; without KV events, where hits collapsed or blocks are evicted about as early as they are reused"
+        " evicted; without KV events, where hits collapsed, or blocks are evicted about as early as they are reused or"
+        " the KV tier does not keep them"
     ),
     confident="the server's KV events show it",
 )

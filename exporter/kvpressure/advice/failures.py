@@ -85,12 +85,17 @@ _OF_TRANSFERS: Final = {
 _NONE_SUCCEEDED: Final = "Check how transfers are set up and built: none has succeeded"
 
 
+def peer_of(engine: EngineState) -> str:
+    """What servers this one exchanges KV blocks with, in a word."""
+    return _PEERS.get(engine.signals.load.kv_role or "", "other")
+
+
 def of_transfers(engine: EngineState) -> Iterator[Action]:
     """What mends the exchange of KV blocks between this server and its peers, the most urgent first; each names the
     side to act on.
     """
     s, key = engine.signals, engine.key
-    peer = _PEERS.get(s.load.kv_role or "", "other")
+    peer = peer_of(engine)
     words = "-iE", "kv|nixl|mooncake|transfer|disagg"
     look = (
         (command("kubectl", "logs", *of_pod(key), "--since=30m", PIPE, "grep", *words),)

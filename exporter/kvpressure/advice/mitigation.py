@@ -19,7 +19,7 @@ from kvpressure.advice.action import (
     workload,
 )
 from kvpressure.advice.caps import PlanInput
-from kvpressure.advice.failures import failures, of_transfers, start_failure
+from kvpressure.advice.failures import failures, of_transfers, peer_of, start_failure
 from kvpressure.advice.limits import past_peak, requests_that_fit, side_of
 from kvpressure.advice.plan import MitigationStep, of_pools, pressure_plan, reuse_plan, roll_out
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
@@ -79,7 +79,9 @@ class MitigationPlan:
 
 
 def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
-    """The plan for the current verdict; without confidence, its summary says to check first."""
+    """The plan for the current verdict; without confidence, its summary says to check first, and what mends a fault
+    that was found comes before what searches for a cause. So does what sends a decode server its prompts' work.
+    """
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
     found, tiers = _PLANS.get(verdict), tuple(filter(None, (mended_tier(engine, thresholds),)))
     of_pool = tuple(map(_action, of_pools(engine, workload(engine)))) if engine.imbalance else ()
@@ -88,13 +90,12 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
         summary = "This server is well, its pair is not." if peer else _NO_USE if tiers else "Nothing to do."
         return MitigationPlan(of_pool[0].title + "." if of_pool else summary, (*of_pool, *peer, *tiers))
     made = found(engine, thresholds)
-    if verdict != "kv_pressure" and of_pool:
-        made = MitigationPlan(made.summary, (*of_pool, *made.actions))
-    if verdict != "kv_pressure":  # its plan has its own steps for failed allocations
-        beside = () if verdict == "transfer_bound" else of_transfers(engine)
-        shown = (*failures(engine), *beside, *tiers)
-        actions = (*shown, *made.actions) if not engine.up else (*made.actions, *shown)
-        made = MitigationPlan(made.summary, actions)
+    beside = () if verdict == "transfer_bound" else tuple(of_transfers(engine))
+    if verdict != "kv_pressure":  # its plan has its own steps for failed allocations, tiers and pools
+        beside = (*failures(engine), *beside, *tiers)
+    unsettled = not engine.up or confidence < thresholds["confident"] or engine.diagnosis.holds("prefill_wasted")
+    actions = (*beside, *made.actions) if unsettled else (*made.actions, *beside)
+    made = MitigationPlan(made.summary, actions if verdict == "kv_pressure" else (*of_pool, *actions))
     if engine.diagnosis.holds("clients_give_up"):
         made = _with_fewer_retries(engine, made)
     if verdict != "unknown" and confidence < thresholds["confident"]:
@@ -124,7 +125,7 @@ def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if engine.diagnosis.stage == REUSE:
         return MitigationPlan(
             "Keep more of what was computed: the KV cache has room for what runs. Lower limits do not help.",
-            tuple(_action(step) for step in reuse_plan(PlanInput(engine), t)),
+            (*filter(None, (mended_tier(engine, t),)), *map(_action, reuse_plan(PlanInput(engine), t))),
         )
     made = pressure_plan(PlanInput(engine), t, workload(engine))
     return MitigationPlan(_FIRST[side_of(engine)], tuple(_action(step) for step in made.steps))
@@ -377,11 +378,16 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
 
 
 def _transfer_bound(engine: EngineState, _t: Thresholds) -> MitigationPlan:
-    loads = f"{named('Requests whose KV blocks are on their way', say(engine.signals.transfers.loads))}."
+    peer, loads = peer_of(engine), say(engine.signals.transfers.loads)
+    look = Action(
+        f"Look at the transfers between this server and the {peer} servers",
+        f"{named('Requests whose KV blocks are on their way', loads)}. Check the network, and what the {peer} servers"
+        " hold back.",
+    )
     return MitigationPlan(
         "Act on the transfers and on the other server of the pair. Lower limits here free nothing: the requests that"
         " wait have what they need from this server.",
-        tuple(of_transfers(engine)) or (Action("Look at the other server of the pair", loads),),
+        tuple(of_transfers(engine)) or (look,),
     )
 
 

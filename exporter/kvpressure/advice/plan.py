@@ -593,7 +593,9 @@ def _keep_more(engine: PlanInput, t: Thresholds) -> MitigationStep:
         if memory.kv_pool_bytes and wanted > capacity:
             size, hits = (wanted / capacity - 1) * memory.kv_pool_bytes, ratios.get(f"{wanted / capacity:g}")
             tier += f" of {say(size, 'bytes')} for each GPU (hit ratio {say(hits, 'ratio')})"
-    ways, values = [tier, "more GPUs (tensor parallel)", "or more replicas, with routing by session"], {}
+    # what mends a tier that there is comes before this step
+    tiers = [] if engine.signals.tier.tier_configured else [tier]
+    ways, values = [*tiers, "more GPUs (tensor parallel)", "or more replicas, with routing by session"], {}
     if flag("kv_cache_dtype"):
         ways.insert(0, f"{flag('kv_cache_dtype')} fp8 (2 × the tokens, if model and GPU support it)")
     if share.value is not None and (_pool_grows(engine) or share.value < t["memory_critical_ratio"]):

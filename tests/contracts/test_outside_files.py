@@ -21,8 +21,8 @@ OPENED_ELSEWHERE = {
     ("cli/__init__.py", "Path(os.devnull).open"): "/dev/null",
     ("cli/__init__.py", "os.open"): "/dev/null",
     ("recording/openmetrics.py", "os.fdopen"): "the descriptor of open_to_write",
-    ("publish/web/tls.py", "context.load_cert_chain"): "files that _file has checked",
-    ("publish/web/tls.py", "context.load_verify_locations"): "files that _file has checked",
+    ("publish/web/webconfig.py", "context.load_cert_chain"): "files that _file has checked",
+    ("publish/web/webconfig.py", "context.load_verify_locations"): "files that _file has checked",
     ("sources/gpu/nvidia/source.py", "self._session.open"): "no file: the driver's library",
 }
 """Calls outside ``files`` that open something, by module and callee, each with the reason."""

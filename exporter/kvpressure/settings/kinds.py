@@ -50,10 +50,20 @@ def _bool(raw: object) -> bool:
     raise ValueError
 
 
-def _text(raw: object) -> str:
-    if not isinstance(raw, str) or not raw.strip() or len(raw) > 253 or not raw.isprintable():
-        raise ValueError
-    return raw
+def _texts(allowed: Callable[[str], object], convert: Callable[[str], Any] = str) -> Callable[[object], Any]:
+    """Texts that are ``allowed``, converted."""
+
+    def parse(raw: object) -> Any:
+        if not isinstance(raw, str) or not allowed(raw):
+            raise ValueError
+        return convert(raw)
+
+    return parse
+
+
+def _matching(pattern: str, convert: Callable[[str], Any] = str) -> Callable[[object], Any]:
+    """Texts of the form ``pattern``, converted."""
+    return _texts(re.compile(pattern).fullmatch, convert)
 
 
 def _number(digits: str, least: float, most: float, **units: float) -> Callable[[object], Any]:
@@ -81,25 +91,7 @@ def _existing(is_one: Callable[[str], bool], noun: str) -> Callable[[object], Pa
     return parse
 
 
-def _matching(pattern: str, convert: Callable[[str], str] = str) -> Callable[[object], str]:
-    """Texts of the form ``pattern``, converted."""
-    form = re.compile(pattern)
-
-    def parse(raw: object) -> str:
-        if not isinstance(raw, str) or not form.fullmatch(raw):
-            raise ValueError
-        return convert(raw)
-
-    return parse
-
-
-def _without_slash(address: str) -> str:
-    return address.rstrip("/")
-
-
-def _listen_address(raw: object) -> ListenAddress:
-    if not isinstance(raw, str):
-        raise ValueError
+def _listen_address(raw: str) -> ListenAddress:
     host, colon, port = raw.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -110,30 +102,28 @@ def _listen_address(raw: object) -> ListenAddress:
     return ListenAddress(host, int(port))
 
 
-def _path(raw: object) -> Path:
-    if not isinstance(raw, str) or not raw.startswith("/") or not raw.isprintable():
-        raise ValueError
-    return Path(raw)
-
-
-def _target(raw: object) -> Any:
+def _target(raw: str) -> Any:
     from kvpressure.sources.scrape.targets import parse_target
 
-    if not isinstance(raw, str):
-        raise ValueError
     return parse_target(raw)
 
 
-def _thresholds_file(raw: object) -> Any:
+def _thresholds_file(raw: str) -> Any:
     from kvpressure.settings import thresholds
 
-    if not isinstance(raw, str) or not raw:
-        raise ValueError
     return thresholds.load(raw)
 
 
+def _without_slash(address: str) -> str:
+    return address.rstrip("/")
+
+
 BOOL: Final = Kind("true or false", _bool, "BOOL")
-TEXT: Final = Kind("1 to 253 printable characters", _text, "TEXT")
+TEXT: Final = Kind(
+    "1 to 253 printable characters",
+    _texts(lambda raw: raw.strip() and len(raw) <= 253 and raw.isprintable()),
+    "TEXT",
+)
 WHOLE: Final = Kind("a whole number from 0 to 999999999", _number(_WHOLE, 0, 999_999_999), "N")
 COUNT: Final = Kind("a whole number from 1 to 999999999", _number(_WHOLE, 1, 999_999_999), "N")
 SECONDS: Final = Kind(
@@ -151,7 +141,11 @@ SIZE: Final = Kind(
 )
 FILE: Final = Kind("an existing file", _existing(os.path.isfile, "file"), "FILE")
 DIRECTORY: Final = Kind("an existing directory", _existing(os.path.isdir, "directory"), "DIRECTORY")
-ANY_PATH: Final = Kind("a path that starts with /; it need not exist", _path, "PATH")
+ANY_PATH: Final = Kind(
+    "a path that starts with /; it need not exist",
+    _texts(lambda raw: raw.startswith("/") and raw.isprintable(), Path),
+    "PATH",
+)
 NAMESPACE: Final = Kind("the name of a namespace", _matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"), "NAMESPACE")
 HOST_NAME: Final = Kind(
     "a host name, or a dot and a domain",
@@ -169,9 +163,13 @@ PAGES_URL: Final = Kind(
     "URL",
 )
 JOB: Final = Kind("letters, digits and _ / -", _matching(r"[A-Za-z0-9_/-]+"), "NAME")
-LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address, "ADDRESS")
-TARGET: Final = Kind("an address of an engine, e.g. http://127.0.0.1:8000/metrics", _target, "TARGET")
-THRESHOLDS_FILE: Final = Kind('a file of lines "name: value"', _thresholds_file, "FILE")
+LISTEN_ADDRESS: Final = Kind(
+    ":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _texts(bool, _listen_address), "ADDRESS"
+)
+TARGET: Final = Kind(
+    "an address of an engine, e.g. http://127.0.0.1:8000/metrics", _texts(lambda _: True, _target), "TARGET"
+)
+THRESHOLDS_FILE: Final = Kind('a file of lines "name: value"', _texts(bool, _thresholds_file), "FILE")
 
 
 def one_of(*words: str) -> Kind:

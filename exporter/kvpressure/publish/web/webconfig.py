@@ -19,10 +19,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvpressure.errors import InputError, shown
-from kvpressure.publish.web.tls import TlsError, context_from
+from kvpressure.files import checked
 from kvpressure.settings import yaml_lines as yaml_nodes
 from kvpressure.settings.yaml_lines import YamlNode
 
@@ -39,6 +39,12 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "client_allowed_sans",
     ),
     "basic_auth_users": (),
+}
+_CLIENT_AUTH: Final = {
+    "": ssl.CERT_NONE,
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 
 
@@ -133,12 +139,8 @@ def parse(path: Path) -> WebConfig:
         raise WebConfigError(str(error)) from error
     sections = _children(root, "the file", tuple(_SECTIONS))
     parts = {name: _children(node, name, _SECTIONS[name]) for name, node in sections.items()}
-    tls = parts.get("tls_server_config") or {}
-    try:
-        context, sans, certificates = context_from({key: node.value for key, node in tls.items()}, path.parent)
-    except TlsError as error:
-        where = tls[error.key].where if error.key in tls else sections["tls_server_config"].where
-        raise WebConfigError(f"{where}: tls_server_config: {error}") from error
+    tls = _TlsSection(path.parent, sections.get("tls_server_config", root), parts.get("tls_server_config", {}))
+    context, sans, certificates = tls.context()
     return WebConfig(
         tls=context,
         allowed_sans=sans,
@@ -167,3 +169,90 @@ def _users(nodes: Mapping[str, YamlNode]) -> dict[str, bytes]:
                 "allowed: a hash like $2y$10$... (htpasswd -nBC 10)"
             )
     return {name: node.value.encode() for name, node in nodes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _TlsSection:
+    """``tls_server_config``. ``directory``: that of the file, to which names of files are relative."""
+
+    directory: Path
+    section: YamlNode
+    keys: Mapping[str, YamlNode]
+
+    def context(self) -> tuple[ssl.SSLContext | None, frozenset[str], tuple[Path, ...]]:
+        """(context or ``None`` for an empty section, allowed client SANs, files read). Raises ``WebConfigError``."""
+        if not self.keys:
+            return None, frozenset(), ()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+        files = (*self._load_certificate(context), *self._client_auth(context))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        sans = self._strings("client_allowed_sans")
+        if sans and context.verify_mode is not ssl.CERT_REQUIRED:
+            raise self._refused("client_allowed_sans", "needs client_auth_type RequireAndVerifyClientCert")
+        return context, frozenset(sans), files
+
+    def _load_certificate(self, context: ssl.SSLContext) -> tuple[Path, ...]:
+        cert, key = (self._file(name) for name in ("cert_file", "key_file"))
+        if cert is None or key is None:
+            raise self._refused("cert_file" if cert is None else "key_file", "missing; allowed: a PEM file")
+        try:
+            context.load_cert_chain(cert, key, password=lambda: "")  # never ask on a terminal
+        except (OSError, ssl.SSLError) as error:
+            raise self._refused("cert_file", f"certificate and key cannot be used: {_words(error)}") from error
+        return cert, key
+
+    def _client_auth(self, context: ssl.SSLContext) -> tuple[Path, ...]:
+        policy = self._value("client_auth_type") or ""
+        if policy not in _CLIENT_AUTH:
+            raise self._refused(
+                "client_auth_type",
+                f"{shown(policy)} is not allowed; allowed: {', '.join(filter(None, _CLIENT_AUTH))} "
+                "(unverified client certificates are not supported)",
+            )
+        authority = self._file("client_ca_file")
+        if (authority is None) != (_CLIENT_AUTH[policy] is ssl.CERT_NONE):
+            if authority is None:
+                raise self._refused("client_auth_type", f"{policy} needs client_ca_file")
+            raise self._refused(
+                "client_ca_file", "given without client_auth_type; allowed: with RequireAndVerifyClientCert"
+            )
+        if authority is None:
+            return ()
+        try:
+            context.load_verify_locations(authority)
+        except (OSError, ssl.SSLError) as error:
+            raise self._refused("client_ca_file", f"cannot be used: {_words(error)}") from error
+        context.verify_mode = _CLIENT_AUTH[policy]
+        return (authority,)
+
+    def _strings(self, key: str) -> list[str]:
+        value = self._value(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._refused(key, f"{shown(value)} is not allowed; allowed: a list of texts")
+        return value
+
+    def _file(self, key: str) -> Path | None:
+        """The file that ``key`` names; ``None`` without one."""
+        value = self._value(key)
+        if not isinstance(value, str | None):
+            raise self._refused(key, f"{shown(value)} is not allowed; allowed: text")
+        if not value:
+            return None
+        try:
+            checked(self.directory / value)
+        except OSError as error:
+            raise self._refused(key, f"{shown(value)} is not a file that can be read") from error
+        return self.directory / value
+
+    def _value(self, key: str) -> Any:
+        return self.keys[key].value if key in self.keys else None
+
+    def _refused(self, key: str, text: str) -> WebConfigError:
+        return WebConfigError(f"{self.keys.get(key, self.section).where}: tls_server_config: {key}: {text}")
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)

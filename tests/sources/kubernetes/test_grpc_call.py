@@ -19,7 +19,8 @@ from h2.events import StreamEnded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvpressure.sources.kubernetes.grpc_call import CallError, unary
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.kubernetes.grpc_call import unary
 
 METHOD = "/test.Service/Call"
 LIMIT = 1 << 20
@@ -27,7 +28,7 @@ Answer = Callable[[socket.socket], None]
 
 
 def refused(path: Path, seconds: float = 5.0, limit: int = LIMIT) -> str:
-    with pytest.raises(CallError) as caught:
+    with pytest.raises(SourceError) as caught:
         unary(path, METHOD, b"ask", seconds, limit)
     return caught.value.reason
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from kvpressure.sources.base import SourceError
+
 PREFIX_BYTES: Final = 5  # compressed or not, and the length
 OVERHEAD_BYTES: Final = 1 << 20  # of frames and headers, beside the message; a server that sends more is stopped
 READ_BYTES: Final = 1 << 16
@@ -24,19 +26,13 @@ STATUS_NAMES: Final = {
     12: "unimplemented",
     14: "unavailable",
 }
-"""Reasons by gRPC status code (grpc/grpc, doc/statuscodes.md). Other codes are an ``error``."""
-
-
-class CallError(Exception):
-    """A call without a message. ``reason``: one of ``STATUS_NAMES``, or error, bad_answer, too_large."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
+"""Reasons by gRPC status code (grpc/grpc, doc/statuscodes.md). Other codes are an ``error``; without a message also
+bad_answer and too_large.
+"""
 
 
 def unary(path: Path, method: str, request: bytes, seconds: float, most_bytes: int) -> bytes:
-    """The answer's message as bytes. Raises ``CallError``."""
+    """The answer's message as bytes. Raises ``SourceError``."""
     deadline = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -44,11 +40,11 @@ def unary(path: Path, method: str, request: bytes, seconds: float, most_bytes: i
             connection.connect(str(path))
             return _Call(connection, deadline, most_bytes).run(method, request, seconds)
         except PermissionError as error:
-            raise CallError("permission_denied", f"{path}: {error.strerror}") from error
+            raise SourceError("permission_denied", f"{path}: {error.strerror}") from error
         except TimeoutError as error:
-            raise CallError("timeout", f"{path}: no answer within {seconds:g} s") from error
+            raise SourceError("timeout", f"{path}: no answer within {seconds:g} s") from error
         except OSError as error:
-            raise CallError("unavailable", f"{path}: {error.strerror or error}") from error
+            raise SourceError("unavailable", f"{path}: {error.strerror or error}") from error
 
 
 class _Call:
@@ -77,10 +73,10 @@ class _Call:
                 data = self._receive()
                 received += len(data)
                 if received > self._most_bytes + OVERHEAD_BYTES:
-                    raise CallError("too_large", f"more than {self._most_bytes} bytes")
+                    raise SourceError("too_large", f"more than {self._most_bytes} bytes")
                 self._take(data)
         except ProtocolError as error:
-            raise CallError("unavailable", f"no HTTP/2 server: {error}") from error
+            raise SourceError("unavailable", f"no HTTP/2 server: {error}") from error
         return self._message()
 
     def _ask(self, method: str, request: bytes, seconds: float) -> None:
@@ -107,7 +103,7 @@ class _Call:
         self._connection.settimeout(left)
         data = self._connection.recv(READ_BYTES)
         if not data:
-            raise CallError("unavailable", "the server hung up")
+            raise SourceError("unavailable", "the server hung up")
         return data
 
     def _take(self, data: bytes) -> None:
@@ -123,24 +119,24 @@ class _Call:
             elif isinstance(event, events.StreamEnded):
                 self._ended = True
             elif isinstance(event, (events.StreamReset, events.ConnectionTerminated)) and not self._ended:
-                raise CallError("unavailable", f"the server ended the call: code {event.error_code}")
+                raise SourceError("unavailable", f"the server ended the call: code {event.error_code}")
         if answer := self._http.data_to_send():
             self._connection.sendall(answer)
 
     def _append(self, data: bytes) -> None:
         self._body += data
         if len(self._body) > self._most_bytes + PREFIX_BYTES:
-            raise CallError("too_large", f"more than {self._most_bytes} bytes")
+            raise SourceError("too_large", f"more than {self._most_bytes} bytes")
 
     def _message(self) -> bytes:
         """The received message. The status is checked first, because a refused call has no message."""
         code = self._headers.get("grpc-status", "")
         detail = unquote(self._headers.get("grpc-message", ""))
         if not code.isascii() or not code.isdecimal() or len(code) > 3:
-            raise CallError("error", f"no gRPC status, HTTP status {self._headers.get(':status', 'unknown')}")
+            raise SourceError("error", f"no gRPC status, HTTP status {self._headers.get(':status', 'unknown')}")
         if int(code) != OK:
-            raise CallError(STATUS_NAMES.get(int(code), "error"), f"gRPC status {code}: {detail}")
+            raise SourceError(STATUS_NAMES.get(int(code), "error"), f"gRPC status {code}: {detail}")
         compressed, length = self._body[:1], int.from_bytes(self._body[1:PREFIX_BYTES], "big")
         if compressed != b"\0" or len(self._body) != PREFIX_BYTES + length:
-            raise CallError("bad_answer", "not one whole message")
+            raise SourceError("bad_answer", "not one whole message")
         return bytes(self._body[PREFIX_BYTES:])

@@ -14,12 +14,10 @@ from typing import Final
 from kvpressure.model.readings import GpuOwner, GpuReading
 from kvpressure.sources.base import Reading, SourceError, SourceSettings, isolated
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
-from kvpressure.sources.kubernetes.grpc_call import CallError, unary
+from kvpressure.sources.kubernetes.grpc_call import unary
 from kvpressure.sources.kubernetes.pod import ENDED_PHASES, Pod, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources_message import (
     ContainerResources,
-    MessageError,
-    TooManyFieldsError,
     read_containers,
 )
 from kvpressure.sources.vendors import OwnedDevice, is_network
@@ -81,28 +79,20 @@ class PodResourcesSource:
         except OSError as error:
             reason = "permission_denied" if isinstance(error, PermissionError) else "no_socket"
             raise SourceError(reason, f"{self._socket}: {error.strerror}") from error
-        try:
-            return unary(self._socket, METHOD, b"", CALL_SECONDS, MAX_ANSWER_BYTES)
-        except CallError as error:
-            raise SourceError(error.reason, str(error)) from error
+        return unary(self._socket, METHOD, b"", CALL_SECONDS, MAX_ANSWER_BYTES)
 
     def _claims(self, answer: bytes) -> tuple[list[GpuOwner], Counter[str]]:
         gpus = self._gpus()
         claims: list[GpuOwner] = []
         errors: Counter[str] = Counter()
-        try:
-            for container in read_containers(answer):
-                place = container.namespace, container.pod, container.name
-                with isolated(f"container {'/'.join(place)}", errors):
-                    for device in self._devices(container, gpus):
-                        if device is None:
-                            errors["unknown_device"] += 1
-                        else:
-                            claims.append(GpuOwner(device.uuid, *place, device.shared))
-        except TooManyFieldsError as error:
-            raise SourceError("too_large", str(error)) from error
-        except MessageError as error:
-            raise SourceError("bad_answer", str(error)) from error
+        for container in read_containers(answer):
+            place = container.namespace, container.pod, container.name
+            with isolated(f"container {'/'.join(place)}", errors):
+                for device in self._devices(container, gpus):
+                    if device is None:
+                        errors["unknown_device"] += 1
+                    else:
+                        claims.append(GpuOwner(device.uuid, *place, device.shared))
         return claims, errors
 
     def _devices(self, container: ContainerResources, gpus: Sequence[GpuReading]) -> Iterator[OwnedDevice | None]:

@@ -1,7 +1,7 @@
 """Reads the kubelet's ``ListPodResourcesResponse`` (PodResources API v1): only the fields that name devices.
 
 The wire format is small, and the protobuf library would need more memory than the answer. Field numbers are those of
-``pkg/apis/podresources/v1/api.proto`` of kubernetes/kubelet; unknown fields are skipped, as protobuf does. Every byte
+``pkg/apis/podresources/v1/api.proto`` of kubernetes/kubelet; unknown fields are skipped. Every byte
 is read once per level of nesting, and there are four.
 """
 
@@ -10,20 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from kvpressure.sources.base import SourceError
+
 MAX_FIELDS: Final = 200_000
 """Fields read in one answer; a node of 500 pods has some thousands."""
 
-_VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
+_VARINT, _BYTES = 0, 2
+_FIXED: Final = {1: 8, 5: 4}  # bytes by wire type
+_GROUPS: Final = (3, 4)  # of old messages; proto3 has none
 _MAX_VARINT_BYTES: Final = 10
 _MAX_FIELD_NUMBER: Final = (1 << 29) - 1
-
-
-class MessageError(ValueError):
-    """Bytes that are no valid message."""
-
-
-class TooManyFieldsError(MessageError):
-    """More fields than ``MAX_FIELDS``."""
 
 
 Pairs = tuple[tuple[str, str], ...]
@@ -42,7 +38,7 @@ class ContainerResources(NamedTuple):
 
 
 def read_containers(answer: bytes) -> Iterator[ContainerResources]:
-    """The containers of an answer, one at a time. Raises ``MessageError``."""
+    """The containers of an answer, one at a time. Raises ``SourceError``."""
     reader = _MessageReader(answer)
     for span in reader.spans(0, len(answer), 1)[1]:
         yield from reader.pod(*span)
@@ -82,57 +78,43 @@ class _MessageReader:
         try:
             return self._data[start:end].decode()
         except UnicodeDecodeError as error:
-            raise MessageError("text that is not UTF-8") from error
+            raise SourceError("bad_answer", "text that is not UTF-8") from error
 
     def spans(self, start: int, end: int, *wanted: int) -> dict[int, list[tuple[int, int]]]:
         """Positions of the texts and messages with the field numbers ``wanted`` between ``start`` and ``end``."""
         found: dict[int, list[tuple[int, int]]] = {number: [] for number in wanted}
-        groups: list[int] = []
         at = start
         while at < end:
             self._fields += 1
             if self._fields > MAX_FIELDS:
-                raise TooManyFieldsError(f"more than {MAX_FIELDS} fields")
+                raise SourceError("too_large", f"more than {MAX_FIELDS} fields")
             tag, at = self._varint(at, end)
             number, kind = tag >> 3, tag & 7
-            if number > _MAX_FIELD_NUMBER or (number == 0 and not groups):  # protobuf allows 0 inside skipped groups
-                raise MessageError("no such field number")
-            first = at
+            if not 0 < number <= _MAX_FIELD_NUMBER:
+                raise SourceError("bad_answer", "no such field number")
             if kind == _BYTES:
                 length, first = self._varint(at, end)
                 at = first + length
-                if number in found and not groups:
+                if number in found:
                     found[number].append((first, at))
+            elif kind == _VARINT:
+                _, at = self._varint(at, end)
+            elif kind in _FIXED:
+                at += _FIXED[kind]
             else:
-                at = self._skip(number, kind, at, end, groups)
+                raise SourceError("bad_answer", "a group" if kind in _GROUPS else "no such field")
             if at > end:
-                raise MessageError("cut off")
-        if groups:
-            raise MessageError("a group without an end")
+                raise SourceError("bad_answer", "cut off")
         return found
-
-    def _skip(self, number: int, kind: int, at: int, end: int, groups: list[int]) -> int:
-        """Where the next field begins. ``groups``: the open groups, which may nest."""
-        if kind == _VARINT:
-            return self._varint(at, end)[1]
-        if kind == _FIXED64:
-            return at + 8
-        if kind == _FIXED32:
-            return at + 4
-        if kind == _GROUP:
-            groups.append(number)
-        elif kind != _GROUP_END or not groups or groups.pop() != number:
-            raise MessageError("no such field")
-        return at
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
         """(number at ``at``, where it ends)."""
         value = 0
         for place in range(_MAX_VARINT_BYTES):
             if at + place >= end:
-                raise MessageError("cut off")
+                raise SourceError("bad_answer", "cut off")
             byte = self._data[at + place]
             value |= (byte & 0x7F) << (7 * place)
             if byte < 0x80:
                 return value, at + place + 1
-        raise MessageError("a number without an end")
+        raise SourceError("bad_answer", "a number without an end")

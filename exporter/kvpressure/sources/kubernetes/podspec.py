@@ -16,6 +16,7 @@ from typing import Any, Final
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.command import Command, Host
 from kvpressure.engines.registry import default, dialects
+from kvpressure.errors import InputError
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.pools import EnginePool, Workload, pool_of
@@ -39,7 +40,7 @@ from kvpressure.sources.kubernetes.discovery import (
 )
 from kvpressure.sources.kubernetes.pod import ENDED_PHASES, UID, EngineContainer, Pod
 from kvpressure.sources.kvevents.addresses import EventsEndpoint, endpoint_of
-from kvpressure.sources.scrape.targets import Target, TargetError
+from kvpressure.sources.scrape.targets import Target
 
 MAX_CONTAINERS: Final = 64  # of one pod
 MAX_RANKS: Final = 64  # of one container, each on its own port; a node has at most 16 GPUs
@@ -466,7 +467,7 @@ def _target(
             assumed=not _is_certain(pod, found, port) and _run(pod, found.container, status).answered is None,
             kv_events=_kv_events(pod, found),
         ), None
-    except TargetError:
+    except InputError:
         return None, "bad_path"
 
 

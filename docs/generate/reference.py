@@ -24,10 +24,10 @@ from lab.demo.scenario import SCENARIOS
 
 from kvpressure import cli
 from kvpressure.advice.mitigation import CAUSES
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CACHE_DTYPES, layer_bytes
 from kvpressure.capacity.shapes import Layer
 from kvpressure.engines.registry import dialect
+from kvpressure.errors import InputError
 from kvpressure.recording import format as recording
 from kvpressure.recording.fields import Field
 
@@ -122,7 +122,7 @@ def cache_types() -> str:
     for dtype in CACHE_DTYPES:
         try:
             size = f"{layer_bytes(head, 1, dtype)}"
-        except CapacityError:
+        except InputError:
             size = f"{layer_bytes(vector, 1, dtype)} per token and layer (DeepSeek)"
         sizes.setdefault(size, []).append(f"`{dtype}`")
     rows = [(", ".join(names), size) for size, names in sizes.items()]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import (
     CACHE_DTYPES,
     CacheLayout,
@@ -22,6 +21,7 @@ from kvpressure.capacity.kvbytes import (
 )
 from kvpressure.capacity.models import CONFIGS, named
 from kvpressure.capacity.shapes import Layer, ModelShape, from_config
+from kvpressure.errors import InputError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 GIB, MIB, KIB = 2**30, 2**20, 2**10
@@ -83,7 +83,7 @@ def test_tensor_parallel_sizes_that_vllm_starts_with(name: str, allowed: tuple[i
         if size in allowed:
             assert kv_bytes_per_token(shape, Parallel(size)) > 0
         else:
-            with pytest.raises(CapacityError, match=rf"tensor parallel {size}: .*allowed"):
+            with pytest.raises(InputError, match=rf"tensor parallel {size}: .*allowed"):
                 layout(shape, Parallel(size))
 
 
@@ -103,13 +103,13 @@ def test_decode_context_parallel_needs_copies_of_the_kv_heads(
     if said is None:
         assert layout(named(name), Parallel(tensor, decode_context=context)).decode_context == context
         return
-    with pytest.raises(CapacityError, match=said):
+    with pytest.raises(InputError, match=said):
         layout(named(name), Parallel(tensor, decode_context=context))
 
 
 def test_decode_context_parallel_divides_the_queries_of_a_kv_head() -> None:
     config = {"num_hidden_layers": 1, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 64}
-    with pytest.raises(CapacityError, match="6 attention heads for each KV head"):
+    with pytest.raises(InputError, match="6 attention heads for each KV head"):
         layout(
             from_config({**config, "num_attention_heads": 48, "num_key_value_heads": 8}, "odd"),
             Parallel(48, decode_context=4),
@@ -158,7 +158,7 @@ def test_bytes_of_one_head_of_128(dtype: str, size: int) -> None:
     ],
 )
 def test_a_dtype_that_does_not_fit_is_refused(name: str, dtype: str, text: str) -> None:
-    with pytest.raises(CapacityError, match=text):
+    with pytest.raises(InputError, match=text):
         layout(named(name), cache_dtype=dtype)
 
 
@@ -225,7 +225,7 @@ def test_chunked_attention_ends_at_its_chunk() -> None:
 
 
 def test_decode_context_parallel_is_refused_with_windows() -> None:
-    with pytest.raises(CapacityError, match="sliding"):
+    with pytest.raises(InputError, match="sliding"):
         layout(named("gemma-3-27b"), Parallel(32, decode_context=2))
     layout(named("gemma-3-27b"), Parallel(32, decode_context=2), hybrid_manager=False)
 
@@ -345,7 +345,7 @@ def test_more_ranks_never_need_more_each(shape: ModelShape, tp: int) -> None:
 def test_every_dtype_is_computed_or_refused(shape: ModelShape, dtype: str, block_size: int) -> None:
     try:
         found = layout(shape, cache_dtype=dtype, block_size=block_size)
-    except CapacityError:
+    except InputError:
         assert dtype != "auto"
         return
     assert found.block_bytes > 0
@@ -354,12 +354,12 @@ def test_every_dtype_is_computed_or_refused(shape: ModelShape, dtype: str, block
 
 @pytest.mark.parametrize("bad", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (4, 1, 3), (-1, 1, 1)])
 def test_impossible_parallel_sizes_are_refused(bad: tuple[int, int, int]) -> None:
-    with pytest.raises(CapacityError, match="allowed"):
+    with pytest.raises(InputError, match="allowed"):
         Parallel(*bad)
 
 
 def test_a_block_holds_at_least_one_token() -> None:
-    with pytest.raises(CapacityError, match="block size 0"):
+    with pytest.raises(InputError, match="block size 0"):
         layout(named("llama-3-8b"), block_size=0)
 
 
@@ -385,7 +385,7 @@ def test_smaller_pages_hold_more_tokens() -> None:
     ],
 )
 def test_pages_that_do_not_divide_one_another_are_refused(layers: tuple[Layer, ...]) -> None:
-    with pytest.raises(CapacityError, match="kv_cache_size_tokens"):
+    with pytest.raises(InputError, match="kv_cache_size_tokens"):
         layout(mixed(*layers))
 
 

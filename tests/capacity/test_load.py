@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.load import from_quantiles, stated
+from kvpressure.errors import InputError
 
 
 def test_quantiles_are_met_again() -> None:
@@ -38,7 +38,7 @@ def test_long_answers_are_met_more_often() -> None:
     ],
 )
 def test_bad_lengths_are_refused(text: str) -> None:
-    with pytest.raises(CapacityError, match=r"--prompt: .*allowed"):
+    with pytest.raises(InputError, match=r"--prompt: .*allowed"):
         stated(text, "1")
 
 

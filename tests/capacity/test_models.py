@@ -7,8 +7,8 @@ import re
 import pytest
 
 from kvpressure.capacity import kvbytes, models, weights
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.models import CONFIGS, known, named
+from kvpressure.errors import InputError
 
 BILLIONS = re.compile(r"-(?:8x)?(\d+(?:\.\d+)?)b(?:-|$)")
 TOTALS = {  # billions of parameters as published, where the name says something else
@@ -147,14 +147,14 @@ def test_a_suffix_keeps_the_shape_and_gives_the_weights_their_size_or_none(suffi
     [{"global_head_dim": 512}, {"swa_num_key_value_heads": 8}, {"compress_ratios": [0, 4]}, {"block_configs": []}],
 )
 def test_layers_of_different_shape_are_refused(uneven: dict[str, object]) -> None:
-    with pytest.raises(CapacityError, match=next(iter(uneven))):
+    with pytest.raises(InputError, match=next(iter(uneven))):
         models.from_config({**CONFIGS["llama-3.1-8b"], **uneven}, "m")
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
-    with pytest.raises(CapacityError, match=r"lists, such as qwen3-32b$"):
+    with pytest.raises(InputError, match=r"lists, such as qwen3-32b$"):
         named("Qwen/Qwen3-33B")
-    with pytest.raises(CapacityError, match=r"--help lists$"):
+    with pytest.raises(InputError, match=r"--help lists$"):
         named("zzzz")
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.models import CONFIGS
 from kvpressure.capacity.own_models import ModelShapes, read
+from kvpressure.errors import InputError
 from kvpressure.model.readings import GpuReading, Snapshot
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.sources.scrape.scanner import parse_scrape
-from kvpressure.sources.scrape.targets import TargetError, parse_target
+from kvpressure.sources.scrape.targets import parse_target
 
 CONFIG = json.dumps({**CONFIGS["llama-3.1-8b"], "num_hidden_layers": 16})  # half of it
 TOKEN = 65_536  # bytes: 16 layers, 8 heads of 128, keys and values, 16 bits
@@ -112,7 +112,7 @@ def test_how_the_model_is_split_must_be_known_where_there_are_several_gpus(tmp_p
 
 
 def test_what_a_target_names_must_be_there() -> None:
-    with pytest.raises(CapacityError, match="neither a file nor a known model"):
+    with pytest.raises(InputError, match="neither a file nor a known model"):
         read(None, {"t": "no-such-model"})
-    with pytest.raises(TargetError, match="model-config twice"):
+    with pytest.raises(InputError, match="model-config twice"):
         parse_target("a;model-config=x;model-config=y")

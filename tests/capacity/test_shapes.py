@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.capacity import weights
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import kv_bytes_per_token, layout
 from kvpressure.capacity.models import CONFIGS
 from kvpressure.capacity.shapes import from_config, load
+from kvpressure.errors import InputError
 
 LLAMA = dict(CONFIGS["llama-3-8b"])
 
@@ -194,7 +194,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("config", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_cannot_be_computed_is_refused_with_its_place(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(CapacityError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         from_config(config, "x", "/models/x/config.json")
     assert str(caught.value).startswith("/models/x/config.json: ")
     assert "\n" not in str(caught.value)
@@ -208,13 +208,13 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, content: str | None, mess
     file = tmp_path / "config.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(CapacityError, match=message):
+    with pytest.raises(InputError, match=message):
         load(file)
 
 
 def test_a_huge_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(" " * 4_000_001)
-    with pytest.raises(CapacityError, match="larger than"):
+    with pytest.raises(InputError, match="larger than"):
         load(tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_whatever_a_configuration_holds_it_is_computed_or_refused(changes: dict[
     try:
         shape = from_config({**LLAMA, **changes}, "x")
         found = layout(shape)
-    except CapacityError:
+    except InputError:
         return
     assert found.block_bytes > 0
     assert (weights.estimated(shape) or 1) > 0
@@ -266,5 +266,5 @@ def test_whatever_a_configuration_holds_it_is_computed_or_refused(changes: dict[
 )
 def test_json_that_is_no_number_or_name_is_refused(name: str, value: object, said: str) -> None:
     """json.loads reads NaN and Infinity."""
-    with pytest.raises(CapacityError, match=said):
+    with pytest.raises(InputError, match=said):
         from_config({"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 64, name: value}, "odd")

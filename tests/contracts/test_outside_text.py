@@ -30,7 +30,7 @@ from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure.sources.scrape import layout as series
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
-from kvpressure.sources.scrape.targets import Target, TargetError
+from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import manifests
 from tests.engines.vllm.crafted import UNITS, repeated, superlinear, within
 from tests.sources.kubernetes.objects import container, pod
@@ -57,7 +57,7 @@ def status(text: str) -> object:
 def host(text: str) -> object:
     try:
         return Target(text, path=text)
-    except TargetError:
+    except InputError:
         return None
 
 
@@ -231,7 +231,7 @@ def settings_file(text: str) -> object:
     path.write_text(text)
     try:
         return yaml_lines.read(path)
-    except yaml_lines.YamlError as error:
+    except InputError as error:
         return str(error)
 
 

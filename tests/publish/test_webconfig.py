@@ -12,11 +12,12 @@ from pathlib import Path
 import bcrypt
 import pytest
 
+from kvpressure.errors import InputError
 from kvpressure.publish.web import server as server_module
 from kvpressure.publish.web import webconfig
 from kvpressure.publish.web.auth import WRONG_REMEMBERED, Authenticator
 from kvpressure.publish.web.server import CONNECTIONS
-from kvpressure.publish.web.webconfig import WebConfig, WebConfigError, parse
+from kvpressure.publish.web.webconfig import WebConfig, parse
 from tests.helpers.waiting import until
 from tests.publish.certificates import Certificates
 from tests.publish.clients import ask, closed_within, connect
@@ -366,7 +367,7 @@ class TestBasicAuth:
 )
 def test_a_wrong_file_is_one_clear_line(tmp_path: Path, certificates: Certificates, text: str, message: str) -> None:
     path = write(tmp_path, text.replace("{0}", str(certificates.directory)))
-    with pytest.raises(WebConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         parse(path)
     assert str(caught.value).startswith(str(path))
     assert message in str(caught.value)
@@ -377,7 +378,7 @@ def test_a_wrong_file_is_one_clear_line(tmp_path: Path, certificates: Certificat
 def test_garbage_is_one_clear_line(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "web.yml"
     path.write_bytes(data)
-    with pytest.raises(WebConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         parse(path)
     assert "\n" not in str(caught.value)
 

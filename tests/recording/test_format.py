@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 
 from kvpressure.engines.registry import log_line
 from kvpressure.engines.vllm.log_lines import recognise
+from kvpressure.errors import InputError
 from kvpressure.model.readings import Scrape, Snapshot
 from kvpressure.recording.fields import MalformedTick
-from kvpressure.recording.format import (
-    Header,
-    RecordingError,
-    header_from_json,
-    tick_from_json,
-    tick_to_json,
-)
+from kvpressure.recording.format import Header, header_from_json, tick_from_json, tick_to_json
 from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.recording.strategies import snapshots
 
@@ -196,7 +191,7 @@ def test_the_header_is_read_back() -> None:
     ],
 )
 def test_what_is_no_header_is_refused_in_one_line(line: bytes, says: str) -> None:
-    with pytest.raises(RecordingError) as caught:
+    with pytest.raises(InputError) as caught:
         header_from_json(line, "f.jsonl")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvpressure.errors import InputError
 from kvpressure.model.readings import KV_USAGE, Snapshot
 from kvpressure.recording import reader as reader_module
-from kvpressure.recording.format import Header, RecordingError
+from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Reader, ReadProblem
 from tests.recording.strategies import RECORDINGS, real_pages
 
@@ -110,7 +111,7 @@ def test_no_bytes_break_the_reader(data: bytes, zipped: bool) -> None:
         path.write_bytes(gzip.compress(body) if zipped else body)
         read(path)
         path.write_bytes(data)
-        with pytest.raises(RecordingError):
+        with pytest.raises(InputError):
             read(path)
 
 
@@ -139,7 +140,7 @@ def test_a_file_that_cannot_be_used_is_one_clear_line(
 ) -> None:
     path = tmp_path / "r.jsonl"
     make(path)
-    with pytest.raises(RecordingError) as caught:
+    with pytest.raises(InputError) as caught:
         Reader(path)
     assert says in str(caught.value)
     assert str(path) in str(caught.value)

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpressure.errors import InputError
 from kvpressure.settings import settings
 from kvpressure.settings.kinds import LISTEN_ADDRESS, SECONDS, ListenAddress
 from kvpressure.settings.options import shown
-from kvpressure.settings.settings import Settings, SettingsError
+from kvpressure.settings.settings import Settings
 from kvpressure.sources.catalog import registry
 
 
@@ -28,7 +29,7 @@ def load(*flags: str, env: dict[str, str] | None = None, file: Path | None = Non
 
 
 def mistake(*flags: str, env: dict[str, str] | None = None, file: Path | None = None) -> str:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(InputError) as caught:
         load(*flags, env=env, file=file)
     text = str(caught.value)
     assert "\n" not in text
@@ -232,7 +233,7 @@ class TestKinds:
                 continue  # they open files
             try:
                 option.check(raw, "here")
-            except SettingsError as error:
+            except InputError as error:
                 messages.append(str(error))
         assert all(text.startswith("here: ") and "\n" not in text for text in messages)
 

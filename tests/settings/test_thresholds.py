@@ -10,8 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpressure.errors import InputError
 from kvpressure.settings import thresholds
-from kvpressure.settings.thresholds import LARGEST, ThresholdError, Thresholds, builtin, load
+from kvpressure.settings.thresholds import LARGEST, Thresholds, builtin, load
 
 T = builtin()
 NAMES = [entry.name for entry in T.settable()]
@@ -20,7 +21,7 @@ NAMES = [entry.name for entry in T.settable()]
 def refused(tmp_path: Path, text: str) -> str:
     file = tmp_path / "thresholds.yaml"
     file.write_text(text)
-    with pytest.raises(ThresholdError) as caught:
+    with pytest.raises(InputError) as caught:
         load(file)
     message = str(caught.value)
     assert "\n" not in message
@@ -100,7 +101,7 @@ def test_any_value_is_taken_as_it_is_or_refused_by_name(name, value):
     if number and abs(value) <= LARGEST and entry.allowed.admits(float(value)):
         assert free.override({name: value}, "here")[name] == value
         return
-    with pytest.raises(ThresholdError, match=rf"^there:3: {name}: .*; allowed: .*\({entry.unit}\)$"):
+    with pytest.raises(InputError, match=rf"^there:3: {name}: .*; allowed: .*\({entry.unit}\)$"):
         free.override({name: value}, "here", {name: "there:3"})
 
 
@@ -111,5 +112,5 @@ def test_no_constant_has_the_name_of_a_settable_one():
 
 
 def test_a_constant_is_no_threshold_that_a_site_may_set():
-    with pytest.raises(ThresholdError, match=r"^here: unknown threshold 'gpu_starved_ratio'; "):
+    with pytest.raises(InputError, match=r"^here: unknown threshold 'gpu_starved_ratio'; "):
         T.override({"gpu_starved_ratio": 0.2}, "here")

@@ -20,8 +20,8 @@ from kvpressure.bundle.spec import (
 )
 from kvpressure.bundle.templating import context, environment, opted_out, render
 from kvpressure.bundle.text import duration
-from kvpressure.bundle.values import BundleValues, ValuesError
-from kvpressure.errors import shown
+from kvpressure.bundle.values import BundleValues
+from kvpressure.errors import InputError, shown
 from kvpressure.settings.thresholds import Thresholds
 
 PREFIX: Final = "kvpressure-"  # of group names
@@ -74,7 +74,7 @@ class Options:
 def load_groups(options: Options) -> tuple[RuleGroup, ...]:
     """All rule groups, recordings first, with exclusions and durations of the values file applied.
 
-    Raises ``ValuesError`` when the values file names an unknown alert.
+    Raises ``InputError`` when the values file names an unknown alert.
     """
     folder = "rules" if options.source == "kvpressure" else f"rules-{options.source}"
     variables = context(
@@ -103,7 +103,7 @@ def _check_names(groups: Iterable[RuleGroup], values: BundleValues) -> None:
         for name in wanted:
             if name not in known:
                 allowed = ", ".join(sorted(known))
-                raise ValuesError(f"values: {key}: no alert is called {shown(name)}; allowed: {allowed}")
+                raise InputError(f"values: {key}: no alert is called {shown(name)}; allowed: {allowed}")
 
 
 def _patched(group: RuleGroup, values: BundleValues) -> RuleGroup:

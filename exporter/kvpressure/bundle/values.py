@@ -16,10 +16,6 @@ from kvpressure.settings.kinds import JOB, PAGES_URL, SECONDS, Kind, one_of
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-class ValuesError(InputError):
-    """The values file is wrong; one line with file, key and what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class BundleValues:
     """Settings of a site. ``runbook_base_url``: where the runbooks are served; ``dashboard_base_url``: Grafana's URL;
@@ -46,13 +42,10 @@ class BundleValues:
 
 
 def load(path: str | Path | None) -> BundleValues:
-    """The values file, or the defaults for ``None``. Raises ``ValuesError``."""
+    """The values file, or the defaults for ``None``. Raises ``InputError``."""
     if path is None:
         return BundleValues()
-    try:
-        root = yaml_nodes.read(path)
-    except yaml_nodes.YamlError as error:
-        raise ValuesError(str(error)) from error
+    root = yaml_nodes.read(path)
     return _values(_mapping(root.value, root.where, "the file"), str(path))
 
 
@@ -65,13 +58,13 @@ def threshold_lines(path: str | Path) -> dict[str, str]:
 def _values(document: Mapping[str, Any], where: str) -> BundleValues:
     for key in document:
         if key not in _READERS:
-            raise ValuesError(f"{where}: unknown key {shown(key)}; allowed: {', '.join(_READERS)}")
+            raise InputError(f"{where}: unknown key {shown(key)}; allowed: {', '.join(_READERS)}")
     return BundleValues(**{key: _READERS[key](value, where, key) for key, value in document.items()})
 
 
 def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValuesError(f"{where}: {key}: expected a mapping")
+        raise InputError(f"{where}: {key}: expected a mapping")
     return value
 
 
@@ -82,7 +75,7 @@ def _of(kind: Kind) -> Callable[[Any, str, str], Any]:
         try:
             return kind.parse(value)
         except ValueError:
-            raise ValuesError(f"{where}: {key}: {shown(value)} is not allowed; allowed: {kind.allowed}") from None
+            raise InputError(f"{where}: {key}: {shown(value)} is not allowed; allowed: {kind.allowed}") from None
 
     return read
 
@@ -104,7 +97,7 @@ def _durations(value: Any, where: str, key: str) -> dict[str, dict[str, float]]:
 
 def _names(value: Any, where: str, key: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValuesError(f"{where}: {key}: expected a list of alert names or families ({', '.join(FAMILIES)})")
+        raise InputError(f"{where}: {key}: expected a list of alert names or families ({', '.join(FAMILIES)})")
     return tuple(value)
 
 
@@ -112,9 +105,9 @@ def _labels(value: Any, where: str, key: str) -> dict[str, str]:
     labels = _mapping(value, where, key)
     for name, text in labels.items():
         if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name) or name in ("alertname", "kvpressure_family"):
-            raise ValuesError(f"{where}: {key}: {shown(name)} is not a label that may be set")
+            raise InputError(f"{where}: {key}: {shown(name)} is not a label that may be set")
         if not isinstance(text, str):
-            raise ValuesError(f"{where}: {key}.{name}: {shown(text)} must be text (quote it)")
+            raise InputError(f"{where}: {key}.{name}: {shown(text)} must be text (quote it)")
         if name == "severity":
             _SEVERITY(text, where, key)
     return dict(labels)

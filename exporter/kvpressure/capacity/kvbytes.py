@@ -14,9 +14,8 @@ from itertools import accumulate, pairwise
 from math import ceil
 from typing import Final
 
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import Layer, ModelShape
-from kvpressure.errors import shown
+from kvpressure.errors import InputError, shown
 
 DEFAULT_BLOCK_SIZE: Final = 16
 _DS_MLA_VECTOR: Final = 576  # 512 latent + 64 rotary: the only shape of the *_ds_mla formats
@@ -66,65 +65,65 @@ class Parallel:
 
     def __post_init__(self) -> None:
         if min(self.tensor, self.pipeline, self.decode_context) < 1:
-            raise CapacityError("a parallel size is below 1; allowed: whole numbers of 1 or more")
+            raise InputError("a parallel size is below 1; allowed: whole numbers of 1 or more")
         if self.tensor % self.decode_context:
-            raise CapacityError(
+            raise InputError(
                 f"decode-context parallel {self.decode_context} is not allowed; allowed: a divisor of the tensor "
                 f"parallel size {self.tensor}"
             )
 
 
 def refuse_parallel(shape: ModelShape, parallel: Parallel) -> None:
-    """Raise ``CapacityError`` for sizes with which vLLM refuses to start: every rank needs equally many query heads,
+    """Raise ``InputError`` for sizes with which vLLM refuses to start: every rank needs equally many query heads,
     and equally many KV heads or a shared one. MLA's vector is on every rank, so only its query heads count.
     """
     tensor, heads = parallel.tensor, shape.attention_heads
     if heads is not None and heads % tensor:
-        raise CapacityError(
+        raise InputError(
             f"tensor parallel {tensor}: {shape.name} has {heads} attention heads; allowed: a divisor of {heads}"
         )
     context = parallel.decode_context
     for kv_heads in sorted({layer.kv_heads for layer in shape.layers if layer.kind not in ("mla", "indexer")}):
         if kv_heads % tensor and tensor % kv_heads:
-            raise CapacityError(
+            raise InputError(
                 f"tensor parallel {tensor}: {shape.name} has {kv_heads} KV heads; allowed: a divisor or a multiple of"
                 f" {kv_heads}"
             )
         copies = max(1, tensor // kv_heads)
         if context > copies:
-            raise CapacityError(
+            raise InputError(
                 f"decode-context parallel {context}: {shape.name} has {kv_heads} KV heads, of which tensor parallel"
                 f" {tensor} keeps copies: {copies}; allowed: at most as many"
             )
         if heads is not None and (heads // kv_heads) % context:
-            raise CapacityError(
+            raise InputError(
                 f"decode-context parallel {context}: {shape.name} has {heads // kv_heads} attention heads for each KV"
                 " head; allowed: a divisor of that number"
             )
 
 
 def layer_bytes(layer: Layer, tensor_parallel: int, cache_dtype: str, model_bytes: int = 2) -> Fraction:
-    """Bytes of one token in one layer on one GPU. Raises ``CapacityError`` for a dtype that the layer does not
+    """Bytes of one token in one layer on one GPU. Raises ``InputError`` for a dtype that the layer does not
     support.
     """
     if cache_dtype not in CACHE_DTYPES:
-        raise CapacityError(f"cache dtype {shown(cache_dtype)} is not allowed; allowed: {', '.join(CACHE_DTYPES)}")
+        raise InputError(f"cache dtype {shown(cache_dtype)} is not allowed; allowed: {', '.join(CACHE_DTYPES)}")
     if layer.kind == "indexer":
         return Fraction(layer.head_size_k)
     if layer.kind == "mla":
         if cache_dtype in _MLA_ONLY:
             if layer.head_size_k != _DS_MLA_VECTOR:
-                raise CapacityError(
+                raise InputError(
                     f"cache dtype {cache_dtype}: the model's vector has {layer.head_size_k} elements; "
                     f"allowed: {_DS_MLA_VECTOR}"
                 )
             return Fraction(_MLA_ONLY[cache_dtype])
         if cache_dtype not in _MLA_PLAIN:
-            raise CapacityError(
+            raise InputError(
                 f"cache dtype {cache_dtype} is not for models with MLA; allowed: {', '.join((*_MLA_PLAIN, *_MLA_ONLY))}"
             )
     elif cache_dtype in _MLA_ONLY:
-        raise CapacityError(f"cache dtype {cache_dtype} is only for models with MLA; allowed: {', '.join(_HEAD_BYTES)}")
+        raise InputError(f"cache dtype {cache_dtype} is only for models with MLA; allowed: {', '.join(_HEAD_BYTES)}")
     heads = max(1, layer.kv_heads // tensor_parallel)
     return heads * _HEAD_BYTES[cache_dtype](layer.head_size_k, layer.head_size_v, model_bytes)
 
@@ -208,14 +207,14 @@ def layout(
     hybrid_manager: bool = True,
 ) -> CacheLayout:
     """How vLLM lays the cache out. ``hybrid_manager`` False = ``--disable-hybrid-kv-cache-manager``: every layer is
-    kept like full attention. Raises ``CapacityError`` for a combination that vLLM refuses.
+    kept like full attention. Raises ``InputError`` for a combination that vLLM refuses.
     """
     if block_size < 1:
-        raise CapacityError(f"block size {block_size} is not allowed; allowed: a whole number of 1 or more")
+        raise InputError(f"block size {block_size} is not allowed; allowed: a whole number of 1 or more")
     refuse_parallel(shape, parallel)
     stages = _stages(shape.num_layers, parallel.pipeline)
     if hybrid_manager and parallel.decode_context > 1 and any(layer.window for layer in shape.layers):
-        raise CapacityError(
+        raise InputError(
             f"decode-context parallel {parallel.decode_context}: {shape.name} has sliding-window layers; allowed: 1"
         )
     by_type: dict[_Type, list[int]] = {}
@@ -247,7 +246,7 @@ def _grouped(
     for (kind, window), members in by_type.items():
         page = pages[members[0]]
         if any(pages[i] != page for i in members) or (largest / page).denominator != 1:
-            raise CapacityError(
+            raise InputError(
                 "the KV cache cannot be computed: the layers' cache page sizes are not multiples of one another; read "
                 "the label kv_cache_size_tokens in the server's metrics instead"
             )
@@ -262,7 +261,7 @@ def _grouped(
 def _stages(layers: int, pipeline: int) -> list[range]:
     """Layers of each pipeline stage: evenly, with the remainder in the stages before the last."""
     if pipeline > layers:
-        raise CapacityError(
+        raise InputError(
             f"pipeline parallel {pipeline} is not allowed; allowed: up to the {layers} layers of the model"
         )
     size, more = divmod(layers, pipeline)

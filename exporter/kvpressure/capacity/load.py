@@ -13,8 +13,7 @@ from itertools import pairwise
 from math import ceil, sqrt
 from typing import Final
 
-from kvpressure.capacity.errors import CapacityError
-from kvpressure.errors import shown
+from kvpressure.errors import InputError, shown
 from kvpressure.settings.thresholds import Thresholds
 
 _GRID: Final = 100  # quantiles taken of a stated distribution
@@ -64,7 +63,7 @@ class RequestLoad:
 def stated(prompt: str, output: str) -> RequestLoad:
     """From lengths as text: "1500", or quantiles "p50=1000,p95=4000,p100=8000" with straight lines between them.
 
-    Prompt and output are taken as independent. Raises ``CapacityError``.
+    Prompt and output are taken as independent. Raises ``InputError``.
     """
     (prompts, known), (outputs, known_outputs) = _lengths(prompt, "--prompt"), _lengths(output, "--output")
     requests = tuple(RequestLengths(p, o, float(max(1, o))) for p in prompts for o in outputs)
@@ -79,13 +78,13 @@ def _lengths(text: str, where: str) -> tuple[Sequence[int], float]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*p(\d{1,2}(?:\.\d{1,3})?|100)=(\d{1,9})\s*", part)
         if match is None:
-            raise CapacityError(
+            raise InputError(
                 f"{where}: {shown(part)} is not allowed; allowed: a number of tokens, or quantiles like"
                 " p50=1000,p95=4000,p100=8000"
             )
         points.append((float(match[1]) / 100, float(match[2])))
     if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(points)):
-        raise CapacityError(
+        raise InputError(
             f"{where}: {shown(text)} is not allowed; allowed: quantiles in rising order, with lengths that do not fall,"
             " such as p50=1000,p95=4000"
         )

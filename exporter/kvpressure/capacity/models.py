@@ -14,9 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kvpressure.capacity import shapes
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape, from_config
-from kvpressure.errors import nearest, shown
+from kvpressure.errors import InputError, nearest, shown
 
 FILE: Final = Path(__file__).with_name("models.json")
 MAX_NAME: Final = 128  # characters of the longest name of a model that is looked at
@@ -102,7 +101,7 @@ def known(name: str) -> str | None:
 
 def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
     """The model of a command line: a ``config.json``, a model's directory (then with its path), or a known name.
-    Raises ``CapacityError``.
+    Raises ``InputError``.
     """
     path = Path(text)
     try:
@@ -115,11 +114,11 @@ def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
 
 
 def named(name: str, draft_layers: int = 0) -> ModelShape:
-    """The shape of a model by its published name, ignoring case. Raises ``CapacityError``."""
+    """The shape of a model by its published name, ignoring case. Raises ``InputError``."""
     key = known(name)
     if key is None:
         near = nearest(name.rsplit("/", 1)[-1].lower(), CONFIGS)
-        raise CapacityError(
+        raise InputError(
             f"{shown(name)} is neither a file nor a known model; allowed: a config.json, a model's directory, or a "
             f"name that kvpressure capacity --help lists{f', such as {near}' if near else ''}"
         )

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.capacity import models, shapes
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
+from kvpressure.errors import InputError
 
 MAX_FILES: Final = 1000  # configurations that are read of a directory
 
@@ -44,7 +44,7 @@ class ModelShapes:
 
 def read(directory: Path | None, targets: Mapping[str, str]) -> ModelShapes:
     """The shapes of a directory, and those that targets name (target -> file, directory or published name). Raises
-    ``CapacityError`` for a target's.
+    ``InputError`` for a target's.
 
     ``NAME.json``, ``NAME/config.json`` and ``ORG/NAME/config.json`` are the model NAME. A file that cannot be used
     costs itself, and is logged.
@@ -60,7 +60,7 @@ def _in(directory: Path) -> Iterator[tuple[str, ModelShape]]:
     for path in (one for one in found[:MAX_FILES] if "/." not in str(one.relative_to(directory.parent))):
         try:
             yield _key(path.parent.name if path.name == "config.json" else path.stem), shapes.load(path)
-        except CapacityError as error:
+        except InputError as error:
             logger.warning("model configuration not used: %s", error)
 
 

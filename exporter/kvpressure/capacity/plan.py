@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, inf, sqrt
 from typing import Final, Literal
 
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.load import RequestLoad, context_limit
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.capacity.worksheet import ALLOCATOR_GB, CUDA_CONTEXT_GB
 from kvpressure.engines import registry
+from kvpressure.errors import InputError
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import GIB
 from kvpressure.settings.thresholds import Thresholds
@@ -113,10 +113,10 @@ def audit(
 ) -> GpuAudit:
     """Where the memory of one GPU goes. ``graphs`` False = ``--enforce-eager``.
 
-    Raises ``CapacityError`` when the size of the weights is neither stated nor known.
+    Raises ``InputError`` when the size of the weights is neither stated nor known.
     """
     if given.weights is None:
-        raise CapacityError(f"{shape.name}: the size of the weights is unknown; give --weights")
+        raise InputError(f"{shape.name}: the size of the weights is unknown; give --weights")
     ranks = parallel.tensor * parallel.pipeline
     result = GpuAudit(
         total_bytes,

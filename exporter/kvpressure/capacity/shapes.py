@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from kvpressure.capacity.errors import CapacityError
-from kvpressure.errors import refused_file, shown
+from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.files import read_file
 from kvpressure.model import ceilings
 from kvpressure.parsed import json_of
@@ -91,39 +90,39 @@ class ModelShape:
 
 
 def load(path: Path, draft_layers: int = 0) -> ModelShape:
-    """The shape from a ``config.json`` or a directory that holds one. Raises ``CapacityError``."""
+    """The shape from a ``config.json`` or a directory that holds one. Raises ``InputError``."""
     file = path
     try:
         file = path / "config.json" if path.is_dir() else path
         text = read_file(file, _MAX_CONFIG_BYTES + 1, pipe=True)
     except OSError as error:
-        raise CapacityError(refused_file(str(file), error, "a model's config.json")) from error
+        raise InputError(refused_file(str(file), error, "a model's config.json")) from error
     if len(text) > _MAX_CONFIG_BYTES:
-        raise CapacityError(f"{file}: larger than {_MAX_CONFIG_BYTES} bytes; allowed: a model's config.json")
+        raise InputError(f"{file}: larger than {_MAX_CONFIG_BYTES} bytes; allowed: a model's config.json")
     config = json_of(text)
     if not isinstance(config, dict):
-        raise CapacityError(f"{file}: no JSON object; allowed: a model's config.json")
+        raise InputError(f"{file}: no JSON object; allowed: a model's config.json")
     folder = file.resolve().parent.name
     return from_config(config, folder if file.name == "config.json" else file.stem, str(file), draft_layers)
 
 
 def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_layers: int = 0) -> ModelShape:
     """The shape that a Hugging Face configuration describes. ``draft_layers`` are added as further full layers
-    (MTP, EAGLE). Raises ``CapacityError`` for what vLLM stores in a form that is not computed here.
+    (MTP, EAGLE). Raises ``InputError`` for what vLLM stores in a form that is not computed here.
     """
     fields = _Fields(text_config(config), where or name)
     fields.refuse_unsupported()
     count = fields.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     for what, number in (("num_hidden_layers", count), ("draft layers", draft_layers)):
         if number > MAX_LAYERS:
-            raise CapacityError(f"{fields.where}: {what} {number} is not allowed; allowed: up to {MAX_LAYERS}")
+            raise InputError(f"{fields.where}: {what} {number} is not allowed; allowed: up to {MAX_LAYERS}")
     per_layer = _mla_layers(fields) if fields.has("kv_lora_rank") and fields.has("qk_rope_head_dim") else None
     attending, recurrent = _attending(fields, count)
     kinds: Sequence[_KindWindow] = _kinds(fields, count) if attending is None else [("full", None)] * count
     plain = None if per_layer is not None else _attention(fields)
     shared = fields.optional("num_kv_shared_layers") or 0
     if shared >= count:
-        raise CapacityError(
+        raise InputError(
             f"{fields.where}: num_kv_shared_layers {shared} is not allowed; allowed: fewer than the {count} layers"
         )
     layers: list[Layer] = []
@@ -176,7 +175,7 @@ class _Fields:
                 continue
             number = ceilings.whole(value, 10**9)
             if number is None:
-                raise CapacityError(
+                raise InputError(
                     f"{self.where}: {name} is {shown(value)}; allowed: a whole number from 0 to 1000000000"
                 )
             if number:
@@ -186,23 +185,23 @@ class _Fields:
     def integer(self, *names: str) -> int:
         found = self.optional(*names)
         if found is None:
-            raise CapacityError(f"{self.where}: {names[0]} is missing; needed: a positive whole number")
+            raise InputError(f"{self.where}: {names[0]} is missing; needed: a positive whole number")
         return found
 
     def refuse_unsupported(self) -> None:
         """Raise for models whose memory the formulas do not describe."""
         if self.values.get("is_encoder_decoder") is True:
-            raise CapacityError(f"{self.where}: encoder-decoder models are not supported; allowed: decoder models")
+            raise InputError(f"{self.where}: encoder-decoder models are not supported; allowed: decoder models")
         uneven = next((key for key in _UNEVEN_KEYS if self.has(key)), None)
         if uneven is not None:
-            raise CapacityError(f"{self.where}: {uneven}: layers of different shape are not computed")
+            raise InputError(f"{self.where}: {uneven}: layers of different shape are not computed")
 
 
 def _attending(fields: _Fields, count: int) -> tuple[frozenset[int] | None, int]:
     """The layers with attention of a model that has layers with a recurrent state, and how many those are; ``None`` =
     it has none.
 
-    Raises ``CapacityError`` where there are such layers, or unknown ones, and the configuration does not say which.
+    Raises ``InputError`` where there are such layers, or unknown ones, and the configuration does not say which.
     """
     kinds = _layer_kinds(fields, count)
     if kinds is None:
@@ -211,7 +210,7 @@ def _attending(fields: _Fields, count: int) -> tuple[frozenset[int] | None, int]
             return None, 0
         raise _not_computed(fields, sign)
     if len(kinds) < count:
-        raise CapacityError(f"{fields.where}: {len(kinds)} layers are described; needed: {count}")
+        raise InputError(f"{fields.where}: {len(kinds)} layers are described; needed: {count}")
     attending = frozenset(i for i, kind in enumerate(kinds[:count]) if kind == "attention")
     recurrent = kinds[:count].count("recurrent")
     if not attending:
@@ -219,8 +218,8 @@ def _attending(fields: _Fields, count: int) -> tuple[frozenset[int] | None, int]
     return attending, recurrent
 
 
-def _not_computed(fields: _Fields, sign: str) -> CapacityError:
-    return CapacityError(
+def _not_computed(fields: _Fields, sign: str) -> InputError:
+    return InputError(
         f"{fields.where}: {sign}: layers with a recurrent or unknown state are not computed; "
         "read the label kv_cache_size_tokens in the server's metrics instead"
     )
@@ -256,7 +255,7 @@ def _dtype_bytes(fields: _Fields) -> int:
     """Bytes of the model's own element type as vLLM runs it: float32 checkpoints are run in 16 bits."""
     name = str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16")
     if name.removeprefix("torch.") not in ("bfloat16", "float16", "float32", "auto", "half"):
-        raise CapacityError(f"{fields.where}: dtype is {shown(name)}; allowed: bfloat16, float16 or float32")
+        raise InputError(f"{fields.where}: dtype is {shown(name)}; allowed: bfloat16, float16 or float32")
     return 2
 
 
@@ -267,9 +266,7 @@ def _attention(fields: _Fields) -> tuple[int, int, int]:
     if head is None:
         hidden = fields.integer("hidden_size", "n_embd", "d_model")
         if hidden % heads:
-            raise CapacityError(
-                f"{fields.where}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
-            )
+            raise InputError(f"{fields.where}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
         head = hidden // heads
     return _kv_heads(fields, heads), head, fields.optional("v_head_dim") or head
 
@@ -307,13 +304,13 @@ def _kinds(fields: _Fields, count: int) -> Sequence[_KindWindow]:
     types = fields.values.get("layer_types")
     if isinstance(types, list) and types:
         if len(types) < count:
-            raise CapacityError(f"{fields.where}: layer_types has {len(types)} entries; needed: {count}")
+            raise InputError(f"{fields.where}: layer_types has {len(types)} entries; needed: {count}")
         return [_kind_of(fields, str(types[i]), window, chunk) for i in range(count)]
     if chunk is not None and (fields.has("no_rope_layers") or fields.values.get("model_type") == "llama4_text"):
         interval = fields.optional("no_rope_layer_interval") or 4
         flags = fields.values.get("no_rope_layers") or [(i + 1) % interval for i in range(count)]
         if not isinstance(flags, list) or len(flags) < count:  # Llama 4: 0 = no rotary positions = sees all
-            raise CapacityError(f"{fields.where}: no_rope_layers is not a list of {count} numbers")
+            raise InputError(f"{fields.where}: no_rope_layers is not a list of {count} numbers")
         return [("chunked", chunk) if flag else ("full", None) for flag in flags[:count]]
     if window is None:
         return [("full", None)] * count
@@ -326,7 +323,7 @@ def _kind_of(fields: _Fields, name: str, window: int | None, chunk: int | None) 
     if kind == "full":
         return "full", None
     if size is None:
-        raise CapacityError(f"{fields.where}: layer_types has {shown(name)} but there is no window size")
+        raise InputError(f"{fields.where}: layer_types has {shown(name)} but there is no window size")
     return kind, size
 
 

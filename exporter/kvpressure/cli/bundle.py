@@ -63,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"{len(files)} files, {len(written)} changed, in {directory}")
             return 0
         found = differences(files, directory)
-    except values.ValuesError as error:
-        raise InputError(str(error)) from error
     except ArithmeticError as error:  # thresholds that are allowed each, and make no rules together
         raise InputError(
             f"these thresholds give no valid rules ({error}); use values closer to the defaults in"

@@ -10,7 +10,6 @@ from typing import Any
 
 from kvpressure import __version__
 from kvpressure.capacity import kvbytes
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError, shown
@@ -143,7 +142,7 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, in
 def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> CacheLayout:
     try:
         return kvbytes.layout(shape, Parallel(options.tp), options.kv_cache_dtype, block_size)
-    except CapacityError as error:
+    except InputError as error:
         raise InputError(f"--model-config: {error}") from error
 
 

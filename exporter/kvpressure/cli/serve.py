@@ -24,7 +24,7 @@ from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.routes import Site
 from kvpressure.publish.web.hosts import Hosts
 from kvpressure.publish.web.server import ListenError, Server
-from kvpressure.publish.web.webconfig import WebConfigError, WebConfigFile
+from kvpressure.publish.web.webconfig import WebConfigFile
 from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.changes import ChangeLog
 from kvpressure.runtime.logging import configure, with_fields
@@ -151,7 +151,7 @@ def _listen(server: Server, chosen: settings.Settings) -> None:
 def _server(chosen: settings.Settings, site: Any) -> Server:
     try:
         web = WebConfigFile(chosen.web_config_file)
-    except WebConfigError as error:
+    except InputError as error:
         raise InputError(f"--web.config.file: {error}") from error
     return Server(chosen.listen_addresses, site, web, chosen.max_requests, chosen.health_addresses)
 

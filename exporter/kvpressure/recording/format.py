@@ -78,10 +78,6 @@ _LINE_ENDS: Final = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 PageBuilder = Callable[..., Scrape]
 
 
-class RecordingError(InputError):
-    """A recording cannot be used at all; the text is one line naming the file and what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Header:
     """First line of a recording. ``interval_seconds`` is the nominal distance of ticks; ``source`` is free text."""
@@ -104,24 +100,22 @@ class Header:
 
 
 def header_from_json(line: bytes, where: str) -> Header:
-    """Read the first line. Raises ``RecordingError`` for anything that is not a version 1 header."""
+    """Read the first line. Raises ``InputError`` for anything that is not a version 1 header."""
     if not line.strip():
-        raise RecordingError(f'{where}: empty; a recording begins with a line {{"format": "{FORMAT}", ...}}')
+        raise InputError(f'{where}: empty; a recording begins with a line {{"format": "{FORMAT}", ...}}')
     try:
         body = _parse(line)
     except MalformedTick:
         body = {}
     if body.get("format") != FORMAT:
-        raise RecordingError(f'{where}:1: not a recording; the first line must be JSON with "format": "{FORMAT}"')
+        raise InputError(f'{where}:1: not a recording; the first line must be JSON with "format": "{FORMAT}"')
     version = body.get("version")
     if version != VERSION or isinstance(version, bool):
-        raise RecordingError(
-            f"{where}:1: version {shown(version)} is not supported; this release reads version {VERSION}"
-        )
+        raise InputError(f"{where}:1: version {shown(version)} is not supported; this release reads version {VERSION}")
     try:
         return at("header", record(Header, _HEADER), body)
     except MalformedTick as error:
-        raise RecordingError(f"{where}:1: {error}; give a recording (kvpressure record writes one)") from error
+        raise InputError(f"{where}:1: {error}; give a recording (kvpressure record writes one)") from error
 
 
 # --- records: the fields of each reading, used in both directions --------------------------------------------------

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from kvpressure.errors import refused_file
+from kvpressure.errors import InputError, refused_file
 from kvpressure.files import open_packed
 from kvpressure.model.readings import Scrape, Snapshot
 from kvpressure.model.reasons import DNS, REASONS, REFUSED, RESET, TIMEOUT, UNREACHABLE
 from kvpressure.recording.fields import MalformedTick
-from kvpressure.recording.format import Header, RecordingError, header_from_json, tick_from_json
+from kvpressure.recording.format import Header, header_from_json, tick_from_json
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024  # a tick of a node full of engines is below 5 MiB
@@ -38,7 +38,7 @@ class Reader(AbstractContextManager["Reader"]):
 
     ``on_problem`` is called for every skipped line and for a truncated end; the rest is read. ``keep_exposition``
     keeps the raw text in the pages (for recording again). ``rewrite`` edits every page's text before it is parsed.
-    Raises ``RecordingError`` when the file cannot be opened or its first line is no header.
+    Raises ``InputError`` when the file cannot be opened or its first line is no header.
     """
 
     def __init__(
@@ -59,9 +59,7 @@ class Reader(AbstractContextManager["Reader"]):
         try:
             self._stream = self._open.enter_context(open_packed(self.path, pipe=True))
         except OSError as error:
-            raise RecordingError(
-                refused_file(str(path), error, "a recording (kvpressure record writes one)")
-            ) from error
+            raise InputError(refused_file(str(path), error, "a recording (kvpressure record writes one)")) from error
         try:
             self.header: Header = header_from_json(self._first_line(), str(path))
         except BaseException:
@@ -90,7 +88,7 @@ class Reader(AbstractContextManager["Reader"]):
         try:
             line = self._read_line()
         except (EOFError, OSError, zlib.error) as error:
-            raise RecordingError(f"{self.path}: damaged: {error}; give a complete recording") from error
+            raise InputError(f"{self.path}: damaged: {error}; give a complete recording") from error
         return line or b""
 
     def _next_line(self) -> bytes | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvpressure.errors import InputError
 from kvpressure.settings.load import GivenValue
-from kvpressure.settings.options import SettingsError
 from kvpressure.sources.catalog import registry
 from kvpressure.sources.scrape.scrape_interval import SLOWEST_INTERVAL
 
 
 def check_together(given: Mapping[str, GivenValue]) -> None:
-    """Raises ``SettingsError`` for the first contradiction."""
+    """Raises ``InputError`` for the first contradiction."""
     for check in (_web, _sources, _thresholds, _targets):
         check(given)
 
@@ -66,5 +66,5 @@ def _targets(given: Mapping[str, GivenValue]) -> None:
         raise _clash(timeout, f"one scrape may take {timeout.value:g} s but all of them only {deadline:g} s", "no more")
 
 
-def _clash(given: GivenValue, what: str, allowed: str) -> SettingsError:
-    return SettingsError(f"{given.where}: {what}; allowed: {allowed}")
+def _clash(given: GivenValue, what: str, allowed: str) -> InputError:
+    return InputError(f"{given.where}: {what}; allowed: {allowed}")

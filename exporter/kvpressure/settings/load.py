@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvpressure.errors import nearest, shown
+from kvpressure.errors import InputError, nearest, shown
 from kvpressure.settings import yaml_lines as yaml_nodes
-from kvpressure.settings.options import Option, SettingsError
+from kvpressure.settings.options import Option
 from kvpressure.settings.yaml_lines import YamlNode
 
 
@@ -41,28 +41,25 @@ def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
         where = f"--{name}"
         if isinstance(raw, list) and not entry.repeat:
             if len(raw) > 1:
-                raise SettingsError(f"{where}: given {len(raw)} times; allowed: once")
+                raise InputError(f"{where}: given {len(raw)} times; allowed: once")
             raw = raw[0]
         yield name, GivenValue(entry.check(raw, where), where)
 
 
 def from_file(path: str, table: Mapping[str, Option]) -> Found:
     """Settings from the YAML file."""
-    try:
-        root = yaml_nodes.read(path)
-    except yaml_nodes.YamlError as error:
-        raise SettingsError(str(error)) from error
+    root = yaml_nodes.read(path)
     return from_node(root, table)
 
 
 def from_node(root: YamlNode, table: Mapping[str, Option]) -> Found:
     """Settings from the root of a YAML file."""
     if root.children is None:
-        raise SettingsError(f"{root.where}: the file is not a mapping; allowed: keys and values")
+        raise InputError(f"{root.where}: the file is not a mapping; allowed: keys and values")
     for name, node in root.children.items():
         if name not in table:
             close = nearest(name, table, 0.85)
             similar = f"did you mean {close}?" if close else "--help lists all"
-            raise SettingsError(f"{node.where}: unknown key {shown(name)}; {similar}")
+            raise InputError(f"{node.where}: unknown key {shown(name)}; {similar}")
         where = f"{node.where}: {name}"
         yield name, GivenValue(table[name].check(node.value, where), where)

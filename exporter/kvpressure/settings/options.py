@@ -10,10 +10,6 @@ from kvpressure.settings.kinds import BOOL, Kind
 from kvpressure.sources.catalog import registry
 
 
-class SettingsError(InputError):
-    """A setting is wrong; one line with place, problem and what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
     """One setting. ``name``: the flag without dashes, and the key in the file; ``fallback_env``: a
@@ -28,7 +24,7 @@ class Option:
     fallback_env: str = ""
 
     def check(self, raw: object, where: str) -> Any:
-        """The checked value of ``raw``, written at ``where``. Raises ``SettingsError``."""
+        """The checked value of ``raw``, written at ``where``. Raises ``InputError``."""
         if not self.repeat:
             return self._one(raw, where)
         return tuple(self._one(item, where) for item in (raw if isinstance(raw, list) else [raw]))
@@ -37,10 +33,10 @@ class Option:
         try:
             return self.kind.parse(raw)
         except InputError as error:  # says itself what is allowed
-            raise SettingsError(f"{where}: {error}") from error
+            raise InputError(f"{where}: {error}") from error
         except ValueError as error:
             detail = " ".join(str(error).split()) or f"{shown(raw)} is not allowed"
-            raise SettingsError(f"{where}: {detail}; allowed: {self.kind.allowed}") from error
+            raise InputError(f"{where}: {detail}; allowed: {self.kind.allowed}") from error
 
 
 def option(

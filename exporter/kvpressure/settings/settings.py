@@ -4,7 +4,7 @@ A field of ``Settings`` declared with ``option(...)`` *is* the setting: its flag
 the file (``web.max-requests``, nested or dotted), its help and its reference all come from that one line. Each source
 of the registry adds its switch, ``collector.<name>``.
 
-Anything unknown, of the wrong type or contradictory raises ``SettingsError`` with one line: where, what, allowed.
+Anything unknown, of the wrong type or contradictory raises ``InputError`` with one line: where, what, allowed.
 """
 
 # ruff: noqa: RUF009  (option() makes a dataclass field; that is how one line declares a setting)
@@ -42,12 +42,7 @@ from kvpressure.settings.kinds import (
     one_of,
 )
 from kvpressure.settings.load import GivenValue, from_fallbacks, from_file, from_flags
-from kvpressure.settings.options import (
-    Option,
-    SettingsError,
-    collector_options,
-    option,
-)
+from kvpressure.settings.options import Option, collector_options, option
 from kvpressure.sources.catalog import USUAL_TICK, CollectorSettings, registry
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 
@@ -56,7 +51,7 @@ if TYPE_CHECKING:
     from kvpressure.sources.scrape.targets import Target
 
 
-__all__ = ["Option", "Settings", "SettingsError", "add_arguments", "from_args", "options"]
+__all__ = ["Option", "Settings", "add_arguments", "from_args", "options"]
 
 
 def _default_collectors() -> Mapping[str, CollectorSettings]:
@@ -299,7 +294,7 @@ def _add_flag(section: argparse._ArgumentGroup, entry: Option) -> None:
 def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
     """Settings from parsed flags and the file they name.
 
-    Raises ``SettingsError`` with one line for anything unknown, of a wrong type or contradictory.
+    Raises ``InputError`` with one line for anything unknown, of a wrong type or contradictory.
     """
     environ = os.environ if environ is None else environ
     table = options()

@@ -22,10 +22,6 @@ LARGEST: Final = 1e15  # of what has no natural end: products of two such number
 _YEAR: Final = 31_622_400.0
 
 
-class ThresholdError(InputError):
-    """A threshold is wrong; one line with file and line, name, value and what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Unit:
     """Allowed values of a unit: from ``least`` (exclusive if ``above``) to ``most``; ``whole``: integers only."""
@@ -149,13 +145,13 @@ class Thresholds(dict[str, float]):
         """A copy with some values replaced.
 
         ``lines`` gives the line of each name (``file:line``); for names not in it the messages say ``where``. Raises
-        ``ThresholdError`` for an unknown name, a value that its unit does not allow, or two values in the wrong order.
+        ``InputError`` for an unknown name, a value that its unit does not allow, or two values in the wrong order.
         """
         at = {name: (lines or {}).get(name, where) for name in values}
         entries = dict(self._entries)
         for name, raw in values.items():
             if name not in entries or entries[name].constant:
-                raise ThresholdError(f"{at[name]}: {_unknown(name, [entry.name for entry in self.settable()])}")
+                raise InputError(f"{at[name]}: {_unknown(name, [entry.name for entry in self.settable()])}")
             value = raw["value"] if isinstance(raw, Mapping) and set(raw) == {"value"} else raw
             entries[name] = replace(entries[name], value=_number(entries[name], value, at[name]), overridden=True)
         _check_order(entries, at)
@@ -171,14 +167,14 @@ def _unknown(name: object, known: Sequence[str]) -> str:
 def _number(entry: Threshold, raw: object, where: str) -> float:
     value = ceilings.number(raw, LARGEST, -LARGEST)
     if value is None or not entry.allowed.admits(value):
-        raise ThresholdError(
+        raise InputError(
             f"{where}: {entry.name}: {shown(raw)} is not allowed; allowed: {entry.allowed.words()} ({entry.unit})"
         )
     return value
 
 
 def _check_order(entries: Mapping[str, Threshold], at: Mapping[str, str]) -> None:
-    """Raises ``ThresholdError`` where a lower threshold is above its upper one; the message names the line of the
+    """Raises ``InputError`` where a lower threshold is above its upper one; the message names the line of the
     overridden one.
     """
     for entry in entries.values():
@@ -186,10 +182,10 @@ def _check_order(entries: Mapping[str, Threshold], at: Mapping[str, str]) -> Non
         if entry.value <= upper.value:
             continue
         if entry.name in at:
-            raise ThresholdError(
+            raise InputError(
                 f"{at[entry.name]}: {entry.name}: {entry.text} is above {upper.name}; allowed: up to {upper.text}"
             )
-        raise ThresholdError(
+        raise InputError(
             f"{at[upper.name]}: {upper.name}: {upper.text} is below {entry.name}; allowed: from {entry.text} on"
         )
 
@@ -217,16 +213,13 @@ def builtin() -> Thresholds:
 def load(path: str | Path | None) -> Thresholds:
     """Built-in thresholds with the user's file (``name: value`` lines) on top; ``None`` = built-in only.
 
-    Raises ``ThresholdError`` with one line for anything wrong with the file.
+    Raises ``InputError`` with one line for anything wrong with the file.
     """
     if path is None:
         return builtin()
     from kvpressure.settings import yaml_lines as yaml_nodes
 
-    try:
-        root = yaml_nodes.read(path)
-    except yaml_nodes.YamlError as error:
-        raise ThresholdError(str(error)) from error
+    root = yaml_nodes.read(path)
     if root.children is None:
-        raise ThresholdError(f'{root.where}: the file is not a mapping; allowed: lines "name: value"')
+        raise InputError(f'{root.where}: the file is not a mapping; allowed: lines "name: value"')
     return builtin().override(root.value, str(path), {name: node.where for name, node in root.children.items()})

@@ -26,10 +26,6 @@ _ALLOWED: Final = 'allowed: YAML with lines "name: value"'
 _LONGEST_PATH: Final = 200  # in an error: the line stays one to read
 
 
-class YamlError(InputError):
-    """The file cannot be used; the text is one line that names the file and the line."""
-
-
 @dataclass(frozen=True, slots=True)
 class YamlNode:
     """A value and its place (``file:line``). ``children`` only for a mapping, by key."""
@@ -73,28 +69,28 @@ def bounded_loader() -> type[yaml.SafeLoader]:
 
 def read(path: str | Path, pipe: bool = True) -> YamlNode:
     """The root of the file; an empty file is an empty mapping. ``pipe``: it may be one, and is waited for. Raises
-    ``YamlError``.
+    ``InputError``.
     """
     import yaml
 
     try:
         text = read_file(path, MAX_BYTES + 1, pipe=pipe)
         if len(text) > MAX_BYTES:
-            raise YamlError(f"{short_path(path)}: larger than {MAX_BYTES} bytes; {_ALLOWED}")
+            raise InputError(f"{short_path(path)}: larger than {MAX_BYTES} bytes; {_ALLOWED}")
         loader = bounded_loader()(text.decode())
         root = loader.get_single_node()
         if root is None:
             return YamlNode({}, f"{path}:1", {})
         return _NodeReader(str(path), loader).node(root)
     except OSError as error:
-        raise YamlError(refused_file(short_path(path), error, "a readable YAML file")) from error
+        raise InputError(refused_file(short_path(path), error, "a readable YAML file")) from error
     except RecursionError as error:
-        raise YamlError(f"{path}: nested too deep; {_ALLOWED}") from error
+        raise InputError(f"{path}: nested too deep; {_ALLOWED}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "not text in UTF-8"
-        raise YamlError(f"{path}{line}: not valid YAML: {' '.join(str(problem).split())}; {_ALLOWED}") from error
+        raise InputError(f"{path}{line}: not valid YAML: {' '.join(str(problem).split())}; {_ALLOWED}") from error
 
 
 class _NodeReader:
@@ -120,21 +116,21 @@ class _NodeReader:
         where = f"{self._path}:{node.start_mark.line + 1}"
         self._count += 1
         if self._count > NODE_LIMIT:
-            raise YamlError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
+            raise InputError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
         if not isinstance(node, yaml.MappingNode):
             if self._size(node) > NODE_LIMIT:
-                raise YamlError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
+                raise InputError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
             return YamlNode(self._construct(node, where), where)
         if node.tag != yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG:
-            raise YamlError(f"{where}: a mapping of type {shown(node.tag)}; allowed: plain mappings")
+            raise InputError(f"{where}: a mapping of type {shown(node.tag)}; allowed: plain mappings")
         children: dict[str, YamlNode] = {}
         for key, value in node.value:
             line = f"{self._path}:{key.start_mark.line + 1}"
             if not isinstance(key, yaml.ScalarNode):
-                raise YamlError(f"{line}: a key that is not text; allowed: plain keys")
+                raise InputError(f"{line}: a key that is not text; allowed: plain keys")
             self._construct(key, line)  # refuses what YAML refuses: a key of another type that is none of it
             if key.value in children:
-                raise YamlError(f"{line}: {shown(key.value)} given twice; allowed: once")
+                raise InputError(f"{line}: {shown(key.value)} given twice; allowed: once")
             child = self.node(value)
             children[key.value] = YamlNode(child.value, line, child.children)
         return YamlNode({key: child.value for key, child in children.items()}, where, children)
@@ -143,4 +139,4 @@ class _NodeReader:
         try:
             return self._loader.construct_object(node, deep=True)
         except ValueError as error:  # a date that does not exist, a number of thousands of digits
-            raise YamlError(f"{where}: not a value: {' '.join(str(error).split())[:80]}; {_ALLOWED}") from error
+            raise InputError(f"{where}: not a value: {' '.join(str(error).split())[:80]}; {_ALLOWED}") from error

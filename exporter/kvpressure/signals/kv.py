@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import Final
 
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel, pool_bytes
 from kvpressure.capacity.own_models import ModelShapes
 from kvpressure.capacity.shapes import ModelShape
@@ -592,6 +591,6 @@ def _size(shape: ModelShape, blocks: int, block_size: int, dtype: str, split: tu
         return None  # the pool's blocks are as large as those layers need
     try:
         size = pool_bytes(shape, blocks, Parallel(*split), dtype, block_size)
-    except (CapacityError, ValueError):
+    except ValueError:
         return None
     return ceilings.number(size, ceilings.BYTES)

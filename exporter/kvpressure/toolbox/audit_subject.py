@@ -8,12 +8,11 @@ from math import floor
 from typing import Final, Literal
 
 from kvpressure.capacity import kvbytes, models, plan, weights
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.base import EngineDialect, Known
 from kvpressure.engines.registry import dialect
-from kvpressure.errors import shown
+from kvpressure.errors import InputError, shown
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.state import Found
 from kvpressure.settings.thresholds import Thresholds
@@ -163,7 +162,7 @@ def refusal(subject: Subject) -> str | None:
         return None
     try:
         kvbytes.refuse_parallel(subject.shape, _parallel(subject.args))
-    except CapacityError as error:
+    except InputError as error:
         return str(error)
     return None
 
@@ -211,7 +210,7 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
             limits,
             plan.StatedMemory(size, "estimate", pool=args.kv_cache_memory_bytes),
         )
-    except CapacityError:
+    except InputError:
         return None
     found = plan.fit(layout, audited, None)
     if found.max_concurrency < 1 and _OTHER_WEIGHTS & args.explicit:
@@ -234,7 +233,7 @@ def request_bytes(subject: Subject) -> tuple[int, int] | None:
         return None
     try:
         size = _layout(subject.shape, subject.args).request_bytes(int(length))
-    except CapacityError:
+    except InputError:
         return None
     return int(length), size * parallel.tensor * parallel.pipeline
 
@@ -243,5 +242,5 @@ def shape_of(server: ServerContainer) -> ModelShape | None:
     """The model's shape by its published name; None for another name, which may be of a model of another size."""
     try:
         return models.named(server.args.model or "")
-    except CapacityError:
+    except InputError:
         return None

@@ -12,7 +12,7 @@ from kvpressure.model import ceilings
 from kvpressure.printable import visible_all
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape.fetch import Fetcher
-from kvpressure.sources.scrape.targets import Target, TargetError, parse_target
+from kvpressure.sources.scrape.targets import Target, parse_target
 
 TIMEOUT_SECONDS: Final = 5.0
 DIAGNOSIS_PATH: Final = "/api/v1/diagnosis"
@@ -62,7 +62,7 @@ def target_of(text: str, option: str) -> Target:
     """A target from the command line. Raises ``InputError`` with the option's name."""
     try:
         return parse_target(text)
-    except TargetError as error:
+    except InputError as error:
         raise InputError(f"{option}: {error}") from error
 
 

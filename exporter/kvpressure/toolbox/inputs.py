@@ -14,7 +14,6 @@ from typing import Final
 
 from kvpressure import redaction
 from kvpressure.capacity import models
-from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.mistakes import mistake
 from kvpressure.errors import InputError, refused_file, shown
@@ -124,7 +123,7 @@ def model_shape(text: str) -> ModelShape:
     """The model named by ``--model-config``. Raises ``InputError``."""
     try:
         return models.find(text)[0]
-    except CapacityError as error:
+    except InputError as error:
         raise InputError(f"--model-config: {error}") from error
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvpressure.engines.registry import default
+from kvpressure.errors import InputError
 from kvpressure.sources.kvevents.addresses import EventsEndpoint, endpoint_of
-from kvpressure.sources.scrape.targets import TargetError, parse_target
+from kvpressure.sources.scrape.targets import parse_target
 
 ON = '"enable_kv_cache_events": true'
 
@@ -45,7 +46,7 @@ def test_a_target_names_its_endpoint_before_its_arguments_do():
     assert parse_target(target).kv_events == EventsEndpoint(("h", 5557), ("10.0.0.9", 5600))
     assert parse_target(target.replace("kv-events=tcp://h:5557,tcp://10.0.0.9:5600;", "")).kv_events is not None
     for wrong in ("h:5557", "tcp://h", "tcp://h:0", "tcp://h:99999", "tcp://h:1,", "tcp://h:1,udp://h:2", ""):
-        with pytest.raises(TargetError, match=r"kv-events.*; allowed: tcp://HOST:PORT"):
+        with pytest.raises(InputError, match=r"kv-events.*; allowed: tcp://HOST:PORT"):
             parse_target(f"http://h:1;kv-events={wrong}")
 
 

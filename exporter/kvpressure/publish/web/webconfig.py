@@ -48,10 +48,6 @@ _CLIENT_AUTH: Final = {
 }
 
 
-class WebConfigError(InputError):
-    """The web configuration is wrong; one line with place, problem and what is allowed."""
-
-
 @dataclass(frozen=True, slots=True)
 class WebConfig:
     """Content of the file. ``tls`` None = plain HTTP; ``users``: bcrypt hash by name, empty = no auth."""
@@ -66,7 +62,7 @@ class WebConfigFile:
     """The current configuration; without a path, plain HTTP for everybody."""
 
     def __init__(self, path: Path | None) -> None:
-        """Read the file for the first time. Raises ``WebConfigError`` with one line."""
+        """Read the file for the first time. Raises ``InputError`` with one line."""
         self._path = path
         self._config = WebConfig() if path is None else parse(path)
         self._seen = _signature(self._config.files)
@@ -90,11 +86,11 @@ class WebConfigFile:
         try:
             config = parse(path)
             if weaker := _weaker(self._config, config):
-                raise WebConfigError(
+                raise InputError(
                     f"{path}: {weaker} was removed from the file, and stays in force until the exporter is restarted"
                 )
             self._config = config
-        except WebConfigError as error:
+        except InputError as error:
             if str(error) != self._problem:
                 log.error("web configuration not usable, the last good one stays: %s", error)
             self._problem = str(error)
@@ -132,11 +128,8 @@ def _signature(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ..
 
 
 def parse(path: Path) -> WebConfig:
-    """Read the file. Raises ``WebConfigError``."""
-    try:
-        root = yaml_nodes.read(path, pipe=False)  # read again while clients wait
-    except yaml_nodes.YamlError as error:
-        raise WebConfigError(str(error)) from error
+    """Read the file. Raises ``InputError``."""
+    root = yaml_nodes.read(path, pipe=False)  # read again while clients wait
     sections = _children(root, "the file", tuple(_SECTIONS))
     parts = {name: _children(node, name, _SECTIONS[name]) for name, node in sections.items()}
     tls = _TlsSection(path.parent, sections.get("tls_server_config", root), parts.get("tls_server_config", {}))
@@ -154,17 +147,17 @@ def _children(node: YamlNode, name: str, allowed: tuple[str, ...]) -> Mapping[st
     if node.children is None:
         if node.value is None:
             return {}
-        raise WebConfigError(f"{node.where}: {name} is not a mapping; allowed: {', '.join(allowed) or 'name: value'}")
+        raise InputError(f"{node.where}: {name} is not a mapping; allowed: {', '.join(allowed) or 'name: value'}")
     for key, child in node.children.items():
         if allowed and key not in allowed:
-            raise WebConfigError(f"{child.where}: unknown key {shown(key)} in {name}; allowed: {', '.join(allowed)}")
+            raise InputError(f"{child.where}: unknown key {shown(key)} in {name}; allowed: {', '.join(allowed)}")
     return node.children
 
 
 def _users(nodes: Mapping[str, YamlNode]) -> dict[str, bytes]:
     for name, node in nodes.items():
         if not isinstance(node.value, str) or not _BCRYPT.fullmatch(node.value):
-            raise WebConfigError(
+            raise InputError(
                 f"{node.where}: basic_auth_users: the password of {shown(name)} is not a bcrypt hash; "
                 "allowed: a hash like $2y$10$... (htpasswd -nBC 10)"
             )
@@ -180,7 +173,7 @@ class _TlsSection:
     keys: Mapping[str, YamlNode]
 
     def context(self) -> tuple[ssl.SSLContext | None, frozenset[str], tuple[Path, ...]]:
-        """(context or ``None`` for an empty section, allowed client SANs, files read). Raises ``WebConfigError``."""
+        """(context or ``None`` for an empty section, allowed client SANs, files read). Raises ``InputError``."""
         if not self.keys:
             return None, frozenset(), ()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -250,8 +243,8 @@ class _TlsSection:
     def _value(self, key: str) -> Any:
         return self.keys[key].value if key in self.keys else None
 
-    def _refused(self, key: str, text: str) -> WebConfigError:
-        return WebConfigError(f"{self.keys.get(key, self.section).where}: tls_server_config: {key}: {text}")
+    def _refused(self, key: str, text: str) -> InputError:
+        return InputError(f"{self.keys.get(key, self.section).where}: tls_server_config: {key}: {text}")
 
 
 def _words(error: Exception) -> str:

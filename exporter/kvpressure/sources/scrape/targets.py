@@ -53,13 +53,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _GPU: Final = re.compile(r"[!-~]{1,128}")
 
 
-class TargetError(InputError):
-    """A target that cannot be used: what is wrong, and what is allowed."""
-
-    def __init__(self, what: str, allowed: str) -> None:
-        super().__init__(f"{what}; allowed: {allowed}")
-        self.what = what
-        self.allowed = allowed
+def _refused(what: str, allowed: str) -> InputError:
+    """The error for a target that cannot be used."""
+    return InputError(f"{what}; allowed: {allowed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class Target:
     ``version``: the server's; ``dialect``: its name; both where discovery knows them. ``ca``: file of certificates to
     trust instead of the system's; ``verify`` False accepts any certificate. ``model_config``: a model's
     ``config.json`` or name, "" = none. ``group``, ``pool``, ``args_source``, ``assumed``: as in ``Scrape``. ``uid``: of
-    the pod, "" = named by hand. ``kv_events``: ``None`` = none. Raises ``TargetError`` for an address that cannot be
+    the pod, "" = named by hand. ``kv_events``: ``None`` = none. Raises ``InputError`` for an address that cannot be
     requested.
     """
 
@@ -97,11 +93,11 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):
-            raise TargetError(f"target {shown(self.name)} has scheme {shown(self.scheme)}", ADDRESSES)
+            raise _refused(f"target {shown(self.name)} has scheme {shown(self.scheme)}", ADDRESSES)
         if not _HOST.fullmatch(self.host) or len(self.host) > 253 or not 0 < self.port < 65_536:
-            raise TargetError(f"target {shown(self.name)} has no usable host or port", ADDRESSES)
+            raise _refused(f"target {shown(self.name)} has no usable host or port", ADDRESSES)
         if not _PATH.fullmatch(self.path) or ".." in self.path or len(self.path) > MAX_PATH_CHARS:
-            raise TargetError(
+            raise _refused(
                 f"target {shown(self.address)}: path {shown(self.path)} cannot be used",
                 f"printable ASCII without '..' and '#', at most {MAX_PATH_CHARS} characters",
             )
@@ -118,17 +114,17 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """The target of one ``--engine.target`` value. Raises ``TargetError``."""
+    """The target of one ``--engine.target`` value. Raises ``InputError``."""
     owner = _OWNER.match(text)
     options = {"namespace": owner[1], "pod": owner[2]} if owner else {}
     address = text[owner.end() if owner else 0 :]
     if _CREDENTIALS.match(address):
-        raise TargetError("the address carries credentials", "a URL without user and password (in a path, %40 for @)")
+        raise _refused("the address carries credentials", "a URL without user and password (in a path, %40 for @)")
     url, _, rest = address.partition(";")
     where = f"target {shown(text.partition(';')[0])}"  # not its options: args may hold a secret
     for key, value in _options(where, rest):
         if key in options:
-            raise TargetError(f"{where} gives {key} twice", "each key once")
+            raise _refused(f"{where} gives {key} twice", "each key once")
         options[key] = value
     scheme, host, port, path = _parse_url(url.strip())
     target = Target(
@@ -157,7 +153,7 @@ def _options(where: str, rest: str) -> Iterator[tuple[str, str]]:
         key, equals, value = rest.partition("=")
         key = key.strip()
         if not equals or key not in KEYS:
-            raise TargetError(
+            raise _refused(
                 f"{where} has {shown(key[:20])} after the URL", "KEY=VALUE with KEY one of " + ", ".join(KEYS)
             )
         end = _NEXT_KEY.search(value) if key == "args" else _SEMICOLON.search(value)
@@ -169,12 +165,12 @@ def _parse_url(url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port and path."""
     bare = "://" not in url
     if not url.isprintable() or " " in url:  # urlsplit would silently drop some of these
-        raise TargetError(f"the address {shown(url)} has blanks or control characters", ADDRESSES)
+        raise _refused(f"the address {shown(url)} has blanks or control characters", ADDRESSES)
     try:
         parts = urlsplit(f"http://{url}" if bare else url)
         port = parts.port
     except ValueError:
-        raise TargetError(f"target {shown(url)} has no usable address", ADDRESSES) from None
+        raise _refused(f"target {shown(url)} has no usable address", ADDRESSES) from None
     if port is None:
         port = DEFAULT_PORT if bare else 443 if parts.scheme == "https" else 80
     path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
@@ -185,35 +181,35 @@ def _parse_url(url: str) -> tuple[str, str, int, str]:
 def _checked(where: str, key: str, options: Mapping[str, str]) -> str:
     value = options.get(key, "")
     if value and not _NAME.fullmatch(value):
-        raise TargetError(f"{where} has {key} {shown(value)}", "a Kubernetes name")
+        raise _refused(f"{where} has {key} {shown(value)}", "a Kubernetes name")
     return value
 
 
 def _gpus(where: str, value: str) -> tuple[str, ...]:
     gpus = tuple(gpu.strip() for gpu in value.split(",")) if value else ()
     if not all(_GPU.fullmatch(gpu) for gpu in gpus):
-        raise TargetError(f"{where} has gpus {shown(value)}", "GPU UUIDs separated by commas")
+        raise _refused(f"{where} has gpus {shown(value)}", "GPU UUIDs separated by commas")
     return gpus
 
 
 def _verify(where: str, scheme: str, options: Mapping[str, str]) -> bool:
     policy = options.get("tls", "verify")
     if policy not in ("verify", "insecure"):
-        raise TargetError(f"{where} has the unknown option {shown(f'tls={policy}')}", "tls=verify, tls=insecure")
+        raise _refused(f"{where} has the unknown option {shown(f'tls={policy}')}", "tls=verify, tls=insecure")
     if scheme != "https" and ("tls" in options or "ca" in options):
-        raise TargetError(
+        raise _refused(
             f"{where} has tls= or ca=, but its address does not start with https://",
             "tls and ca with an https URL",
         )
     if "ca" in options and not os.path.isfile(options["ca"]):  # noqa: PTH113 - Path raises for a name that is too long
-        raise TargetError(f"{where} names the certificate file {shown(options['ca'])}", "an existing file")
+        raise _refused(f"{where} names the certificate file {shown(options['ca'])}", "an existing file")
     return policy == "verify"
 
 
 def _kv_events(where: str, value: str) -> EventsEndpoint:
     endpoint = endpoint_of_option(value)
     if endpoint is None:
-        raise TargetError(f"{where} has kv-events {shown(value)}", "tcp://HOST:PORT, or two of them with a comma")
+        raise _refused(f"{where} has kv-events {shown(value)}", "tcp://HOST:PORT, or two of them with a comma")
     return endpoint
 
 
@@ -223,10 +219,10 @@ def _split_args(where: str, value: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(value))
     except ValueError as error:
-        raise TargetError(
+        raise _refused(
             f"{where} has args that a shell could not split ({error})", "a command line with closed quotes"
         ) from None
     if (found := mistake(words)) is not None:
         meant = f" (did you mean {found.meant}?)" if found.meant else ""
-        raise TargetError(f"{where}: {found.what}{meant}", found.allowed)
+        raise _refused(f"{where}: {found.what}{meant}", found.allowed)
     return words

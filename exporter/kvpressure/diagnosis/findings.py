@@ -26,6 +26,8 @@ EVIDENCE: Final = (
     "kv_held_without_load",
     "prefix_cache_collapsed",
     "gpu_out_of_memory",
+    "tier_too_small",
+    "tier_saturated",
     *rules.TRANSFER_SIGNS,
     "drafts_rejected",
 )

@@ -24,9 +24,10 @@ LATE: Final = "late"  # not everything in it was seen being stored
 GAP: Final = "gap"
 BAD_EVENTS: Final = "bad_events"
 FLOOD: Final = "flood"
+SILENT: Final = "silent"  # blocks were filled, and nothing was sent
 HYBRID: Final = "hybrid_groups"
 NOT_INSTALLED: Final = "not_installed"
-REASONS: Final = (CONNECTING, LATE, GAP, BAD_EVENTS, FLOOD, HYBRID, NOT_INSTALLED)
+REASONS: Final = (CONNECTING, LATE, GAP, BAD_EVENTS, FLOOD, SILENT, HYBRID, NOT_INSTALLED)
 
 
 class Event(NamedTuple):

@@ -281,6 +281,11 @@ _WEB: Final = (
 _EVENTS: Final = (
     _meaning("connecting", "no batch has come yet", "wait"),
     _meaning(
+        "silent",
+        "the engine has filled blocks for a minute, and no batch came",
+        "check `enable_kv_cache_events`, and that the endpoint is this engine's",
+    ),
+    _meaning(
         "late gap",
         "batches were sent before the exporter connected, or were lost, and no replay endpoint has them",
         "wait until the cache has turned over, or set `replay_endpoint` in `--kv-events-config`",

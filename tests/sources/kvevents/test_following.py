@@ -23,6 +23,7 @@ class Followed:
     of: tuple[str, str]
     addresses: Any
     capacity_tokens: float | None = None
+    done: tuple[float, float] = (0.0, 0.0)
     closed: bool = False
 
     def close(self) -> None:
@@ -46,7 +47,7 @@ def test_each_rank_of_a_server_is_followed_at_its_own_ports(started):
     assert [one.addresses for one in started] == [
         (("10.0.0.5", 5557 + rank), ("10.0.0.5", 5600 + rank)) for rank in (0, 1)
     ]
-    assert all(one.capacity_tokens for one in started)
+    assert all(one.capacity_tokens and min(one.done) > 0 for one in started)
     assert [(one.target, one.engine) for one in follower.readings()] == [(TARGET.name, "0"), (TARGET.name, "1")]
 
 

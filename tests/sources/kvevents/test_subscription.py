@@ -9,7 +9,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from kvpressure.kvevents.contents import FLOOD, GAP, LATE
+from kvpressure.kvevents.contents import FLOOD, GAP, LATE, SILENT
 from kvpressure.model.readings import CacheReading
 from kvpressure.sources.kvevents import subscription
 from kvpressure.sources.kvevents.subscription import Subscription
@@ -71,6 +71,23 @@ def test_from_the_first_batch_on_the_contents_are_known(follow, replay):
         assert reading.reason == ""
         publisher.send(removed(1, 2))
         until(one, lambda r: r.resident_tokens == 16 * 1)
+
+
+def test_blocks_that_are_filled_without_an_event_are_unknown(follow, monkeypatch):
+    monkeypatch.setattr(subscription, "_MINUTE", 0.3)
+    with Publisher() as publisher:
+        one = follow(publisher)
+        publisher.send(stored(1))
+        until(one, lambda r: r.resident_tokens == 16)
+        one.done = 32.0, 2.0  # two requests too short to fill a block
+        until(one, lambda r: not r.reason)
+        sleep(0.4)
+        assert one.reading().reason == ""
+        one.done = 49.0, 3.0
+        assert until(one, lambda r: r.reason).counters == {}
+        assert one.reading().reason == SILENT
+        publisher.send(stored(2))
+        until(one, lambda r: not r.reason)
 
 
 @pytest.mark.parametrize(("kept", "reason"), [(True, ""), (False, LATE)])

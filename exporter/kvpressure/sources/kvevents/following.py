@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from time import time
 from typing import TYPE_CHECKING, Final
 
 from kvpressure.engines.registry import dialect
 from kvpressure.kvevents.contents import NOT_INSTALLED
-from kvpressure.model.readings import CacheReading, Scrape
+from kvpressure.model.readings import (
+    FINISHED_PREFIX,
+    GENERATION_TOKENS,
+    PREFIX_HITS,
+    PREFIX_QUERIES,
+    CacheReading,
+    Scrape,
+)
 from kvpressure.sources.kvevents.addresses import Address
 from kvpressure.sources.scrape.targets import Target
 
@@ -45,6 +52,7 @@ class EventFollower:
                 self._followed[key] = known = _subscribed(key, addresses)
             if known is not None:
                 known.capacity_tokens = dialect(engine.dialect).capacity_tokens(engine, page.engines_of_server(engine))
+                known.done = _done(engine.counters)
 
     def keep(self, targets: Collection[str]) -> None:
         """Follow no other targets any more."""
@@ -62,6 +70,13 @@ class EventFollower:
         known = self._followed.pop(key, None)
         if known is not None:
             known.close()
+
+
+def _done(counters: Mapping[str, float]) -> tuple[float, float]:
+    """Tokens computed, which take blocks, and requests finished since the start of the engine."""
+    queries, hits, generated = (counters.get(name, 0.0) for name in (PREFIX_QUERIES, PREFIX_HITS, GENERATION_TOKENS))
+    finished = (value for name, value in counters.items() if name.startswith(FINISHED_PREFIX))
+    return queries - hits + generated, sum(finished)
 
 
 def _subscribed(key: tuple[str, str], addresses: tuple[Address, Address | None]) -> Subscription | None:

@@ -8,7 +8,7 @@ from contextlib import closing
 from time import monotonic, thread_time, time
 from typing import Final
 
-from kvpressure.kvevents.contents import CONNECTING, FLOOD, GAP, LATE, Contents
+from kvpressure.kvevents.contents import CONNECTING, FLOOD, GAP, LATE, SILENT, Contents
 from kvpressure.model.isolation import FailureLog
 from kvpressure.model.readings import CacheReading
 from kvpressure.model.reasons import DNS, INTERNAL, REFUSED, RESET, TIMEOUT, UNREACHABLE
@@ -41,11 +41,13 @@ class Subscription:
     def __init__(self, of: tuple[str, str], addresses: tuple[Address, Address | None]) -> None:
         self.addresses = addresses
         self.capacity_tokens: float | None = None  # of the engine's cache; None = unknown
+        self.done = 0.0, 0.0  # tokens computed and requests finished, by the page
         self._of = of
         self._contents = Contents()
         self._trouble = CONNECTING
         self._last: int | None = None  # sequence number of the last batch, -1 = none was sent; None = unknown
         self._last_time = 0.0
+        self._before: tuple[int | None, float, tuple[float, float]] = None, monotonic(), self.done
         self._checked = False  # whether the process that sends is the one that sent the last batch
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -58,11 +60,22 @@ class Subscription:
         now, contents = time(), self._contents
         with self._lock:
             contents.set_capacity(self.capacity_tokens)
-            reason = self._trouble or contents.reason
+            silent = self._silent()
+            reason = self._trouble or contents.reason or (SILENT if silent else "")
             adapters, salts = ({}, {}) if reason else contents.holders.shares(now)
             counters = {} if reason else contents.counters()
             resident = contents.holders.resident * (contents.block_size or 0)
         return CacheReading(*self._of, now, reason, adapters, salts, resident, counters)
+
+    def _silent(self) -> bool:
+        """Whether blocks were filled a minute ago, and no batch came since. Each request may leave one block partly
+        filled, so that it has no event.
+        """
+        last, _, before = self._before
+        tokens, requests = (now - then for now, then in zip(self.done, before, strict=True))
+        if last != self._last or tokens <= requests * (self._contents.block_size or 0):
+            self._before = self._last, monotonic(), self.done
+        return monotonic() - self._before[1] > _MINUTE
 
     def close(self) -> None:
         """End the thread."""

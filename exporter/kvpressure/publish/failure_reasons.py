@@ -291,7 +291,7 @@ _EVENTS: Final = (
         "wait until the cache has turned over, or set `replay_endpoint` in `--kv-events-config`",
         "engines.md#who-holds-the-prefix-cache",
     ),
-    _meaning("bad_events", "a batch could not be decoded, or was larger than 4 MiB", "report the engine's version"),
+    _meaning("bad_events", "a batch could not be decoded, or was larger than 3 MiB", "report the engine's version"),
     _meaning(
         "flood",
         "the events took more than a tenth of a core; they are left alone for a minute, then followed anew",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvpressure.kvevents.contents import CLEARED, REMOVED, STORED, Contents, Eve
 from kvpressure.kvevents.holders import NONE
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.kvevents.decoding import decode
+from kvpressure.sources.kvevents.zmtp import MAX_FRAME_BYTES
 
 BATCHES = defaultdict(list)
 FIXTURES = Path(__file__).parents[2] / "fixtures/kv-events"
@@ -30,6 +32,10 @@ def batch(*events: object) -> bytes:
     return msgspec.msgpack.encode([1000.0, events, 0])
 
 
+def listed(payload: bytes) -> list[Event]:
+    return list(decode(payload)[1])
+
+
 @pytest.mark.parametrize("version", BATCHES)
 def test_every_version_tells_the_same_story(version):
     contents, resident = Contents(), []
@@ -37,7 +43,7 @@ def test_every_version_tells_the_same_story(version):
     contents.set_capacity(160)
     salted, loads_seen = False, []
     for payload in BATCHES[version]:
-        time, events = decode(payload)
+        (time, _), events = decode(payload), listed(payload)
         contents.take(time, events)
         resident.append(contents.holders.resident)
         salted = salted or any(len(name) == 5 for name in contents.holders.shares(time + 1)[1])
@@ -74,19 +80,19 @@ def test_what_sglang_adds_is_read():
         "token_ids": [1],
         "block_size": 64,
     }
-    _, (stored,) = decode(
+    (stored,) = listed(
         batch({**event, "medium": "GPU", "cache_salt": "tenant", "lora_name": "legal", "session_id": "s"})
     )
     assert (stored.blocks, stored.adapter, stored.block_size) == ([2**64 - 2, 3], "legal", 64)
-    assert stored.salt == decode(batch({**event, "cache_salt": "tenant"}))[1][0].salt
-    assert stored.salt != decode(batch({**event, "cache_salt": "other"}))[1][0].salt
+    assert stored.salt == listed(batch({**event, "cache_salt": "tenant"}))[0].salt
+    assert stored.salt != listed(batch({**event, "cache_salt": "other"}))[0].salt
 
 
 def test_the_salt_is_told_from_adapter_images_and_embeddings():
     keys = [["legal", ["image", 0], b"embeddings", "tenant"], None]
     event = {"type": "BlockStored", "block_hashes": [1, 2], "parent_block_hash": None, "block_size": 16}
     salts = [
-        decode(batch({**event, "lora_name": name, "extra_keys": extra}))[1][0].salt
+        listed(batch({**event, "lora_name": name, "extra_keys": extra}))[0].salt
         for name, extra in (("legal", keys), (None, [["tenant"]]), ("legal", [["legal"], None]))
     ]
     assert salts[0] == salts[1] != salts[2] == 0
@@ -98,8 +104,43 @@ def test_a_kind_of_event_that_is_new_is_skipped():
         {"type": "BlockRemoved", "block_hashes": [7]},
         {"type": "AllBlocksCleared"},
     ]
-    assert decode(batch(*events))[1] == [Event(REMOVED, [7]), Event(CLEARED, [])]
-    assert decode(batch(["BlockMoved", 1], ["BlockRemoved", [7]]))[1] == [Event(REMOVED, [7])]
+    assert listed(batch(*events)) == [Event(REMOVED, [7]), Event(CLEARED, [])]
+    assert listed(batch(["BlockMoved", 1], ["BlockRemoved", [7]])) == [Event(REMOVED, [7])]
+
+
+def filled(row: bytes, around: bytes = b"") -> bytes:
+    """A batch of the most bytes that consists of one row again and again."""
+    count = (MAX_FRAME_BYTES - 100) // len(row)
+    return msgspec.msgpack.encode([1000.0, []])[:-1] + around + b"\xdd" + count.to_bytes(4) + row * count
+
+
+STORED_KEYS = b"\x91\x82\xa4type\xabBlockStored\xaaextra_keys\x91"
+REMOVED_HASHES = b"\x91\x82\xa4type\xacBlockRemoved\xacblock_hashes"
+
+
+@pytest.mark.attack(
+    "a batch of KV events that consists of empty arrays, of nested ones or of hashes only",
+    "what it holds is counted before memory is taken",
+)
+@pytest.mark.parametrize(
+    "payload",
+    [
+        filled(b"\x90"),
+        filled(b"\x92\xc0\xc0"),
+        filled(msgspec.msgpack.encode({"type": "BlockRemoved", "block_hashes": [2**63] * 10})),
+        filled(b"\x90", STORED_KEYS),
+        filled(b"\xcd\x80\x80", REMOVED_HASHES),
+    ],
+    ids=["empty", "rows", "events", "keys", "hashes"],
+)
+def test_no_batch_takes_much_memory(payload):
+    tracemalloc.start()
+    with suppress(SourceError):
+        for _ in decode(payload)[1]:
+            pass
+    _, used = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 8 * 2**20
 
 
 @given(
@@ -114,5 +155,5 @@ def test_anything_is_decoded_or_refused(payload):
 
 def test_an_adapter_of_old_versions_has_its_number():
     row = ["BlockStored", [1], None, [5] * 16, 16, 3]
-    assert decode(batch(row))[1] == [Event(STORED, [1], None, "id 3", 0, 16)]
-    assert decode(batch([*row[:5], None]))[1][0].adapter == NONE
+    assert listed(batch(row)) == [Event(STORED, [1], None, "id 3", 0, 16)]
+    assert listed(batch([*row[:5], None]))[0].adapter == NONE

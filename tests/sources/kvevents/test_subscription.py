@@ -171,7 +171,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
 
 @pytest.mark.attack(
     "a publisher of KV events that sends a message without end, or of 2^63 bytes",
-    "one batch of 4 MiB is held at most; the contents of that cache are unknown, with the reason",
+    "one batch of 3 MiB is held at most; the contents of that cache are unknown, with the reason",
 )
 @pytest.mark.parametrize(
     "answer",

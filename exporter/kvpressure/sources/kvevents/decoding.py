@@ -7,9 +7,9 @@ process, so that it cannot be confirmed.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -19,20 +19,29 @@ from kvpressure.sources.base import SourceError
 
 _MOST: Final = 2**64 - 1
 _NAME_CHARS: Final = 256
+_BOUND: Final = msgspec.Meta(
+    max_length=32_768
+)  # checked before memory is taken; a step stores and evicts 16 384 SGLang pages
 _KEY: Final = secrets.token_bytes(32)
 
 
-class _WireEvent(msgspec.Struct, gc=False):
+class _Keys(msgspec.Struct, array_like=True):
+    """What tells blocks of the same tokens apart: of the first block only."""
+
+    first: Annotated[list[msgspec.Raw], _BOUND] | None = None
+
+
+class _WireEvent(msgspec.Struct):
     """What is wanted of an event of any kind."""
 
     type: str
-    block_hashes: list[int | bytes] = msgspec.field(default_factory=list)
+    block_hashes: Annotated[list[int | bytes], _BOUND] = msgspec.field(default_factory=list)
     parent_block_hash: int | bytes | None = None
     block_size: int = 0
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
+    extra_keys: _Keys | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     cache_salt: str | None = None
@@ -51,20 +60,32 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = {
 
 class _Batch(msgspec.Struct, array_like=True):
     time: float
-    events: list[_WireEvent | list[msgspec.Raw]]
+    events: Annotated[list[msgspec.Raw], _BOUND]
 
 
 _BATCH: Final = msgspec.msgpack.Decoder(_Batch)
+_TEXT: Final = msgspec.msgpack.Decoder(str)
+_EVENT: Final = msgspec.msgpack.Decoder(_WireEvent | Annotated[list[msgspec.Raw], msgspec.Meta(max_length=64)])
 _DECODERS: Final = {field.name: msgspec.msgpack.Decoder(field.type) for field in msgspec.structs.fields(_WireEvent)}
 
 
-def decode(payload: bytes) -> tuple[float, list[Event]]:
-    """Time (Unix seconds) and events of a batch, without those of kinds that no release had yet. Raises
+def decode(payload: bytes) -> tuple[float, Iterator[Event]]:
+    """Time (Unix seconds) and events of a batch, without those of kinds that no release had yet. Both raise
     ``SourceError``, without what the payload contains.
     """
     try:
         batch = _BATCH.decode(payload)
-        return batch.time, [event for row in batch.events if (event := _event(row)) is not None]
+    except (msgspec.MsgspecError, RecursionError):
+        raise SourceError(BAD_EVENTS) from None
+    return batch.time, _events(batch.events)
+
+
+def _events(rows: Sequence[msgspec.Raw]) -> Iterator[Event]:
+    try:
+        for row in rows:
+            event = _event(_EVENT.decode(row))
+            if event is not None:
+                yield event
     except (msgspec.MsgspecError, LookupError, RecursionError):
         raise SourceError(BAD_EVENTS) from None
 
@@ -107,9 +128,15 @@ def _salt(given: _WireEvent) -> int | None:
     """
     if given.cache_salt is None and given.parent_block_hash is not None:
         return None
-    first = (given.extra_keys or [None])[0] or ()
-    salts = (given.cache_salt, *(key for key in first if key != given.lora_name))
-    return next((_keyed(salt) for salt in salts if isinstance(salt, str)), 0)
+    first = (given.extra_keys and given.extra_keys.first) or ()
+    texts = (_TEXT.decode(key) for key in first if _is_text(key))
+    salts = (given.cache_salt, *(text for text in texts if text != given.lora_name))
+    return next((_keyed(salt) for salt in salts if salt is not None), 0)
+
+
+def _is_text(key: msgspec.Raw) -> bool:
+    kind = memoryview(key)[0]  # by MessagePack's format
+    return 0xA0 <= kind <= 0xBF or 0xD9 <= kind <= 0xDB
 
 
 def _keyed(salt: str) -> int:

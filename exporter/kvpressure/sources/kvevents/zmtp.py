@@ -13,7 +13,7 @@ from typing import Final
 from kvpressure.model.reasons import PROTOCOL, RESET
 from kvpressure.sources.base import SourceError
 
-MAX_FRAME_BYTES: Final = 4 * 1024 * 1024  # a prefill of 800 000 tokens
+MAX_FRAME_BYTES: Final = 3 * 1024 * 1024  # a step of 600 000 tokens, or of 16 384 SGLang pages of one token
 """One batch of KV events. Beyond: it is skipped, and the contents of the cache are unknown. Shown as:
 `kv_events_complete{reason="bad_events"}`.
 """

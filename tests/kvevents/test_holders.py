@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.kvevents.contents import CLEARED, GPU, HYBRID, LATE, REMOVED, STORED, Contents, Event
-from kvpressure.kvevents.holders import NONE, OTHER, TOP, UNKNOWN
+from kvpressure.kvevents.holders import NONE, OTHER, TOP, UNKNOWN, Holders
 
 BLOCK = 0x9E3779B97F4A7C15  # odd: multiples of it are spread over all numbers of 64 bits
 
@@ -60,7 +60,8 @@ def test_shares_are_means_of_a_minute():
     contents = full(stored(1, 100, adapter="a"))
     assert contents.holders.shares(1030.0)[0] == {"a": 1.0}
     contents.take(1030.0, [stored(101, 300, adapter="b")])
-    assert 0 < contents.holders.shares(1031.0)[0]["b"] < 0.2
+    assert contents.holders.shares(1031.0)[0] == {"a": 1.0}, "counted every few seconds"
+    assert 0 < contents.holders.shares(1035.0)[0]["b"] < 0.2
     assert contents.holders.shares(1300.0)[0]["b"] == pytest.approx(0.75, abs=0.01)
 
 
@@ -103,6 +104,23 @@ def test_the_number_of_holders_is_fixed(tenants, count):
         assert len(shares) <= TOP + 3
         assert sum(shares.values()) == pytest.approx(1.0)
         assert max(shares.values()) == shares.get(OTHER) or len(shares) <= len(set(tenants)) + 1
+
+
+def test_holders_that_come_and_go_take_no_more_memory_and_stay_counted():
+    holders, sizes = Holders(), []
+    holders.divisor = 2**20
+    holders.stored(range(0, 1000 << 20, 1 << 20), ("legal", NONE))
+    tracemalloc.start()
+    for turn in range(1, 41):
+        first = 1000 * (turn + 1)
+        holders.removed(range((first - 1000) << 20, first << 20, 1 << 20))
+        for block in range(first, first + 1000):
+            holders.stored([block << 20], (f"{block}", NONE))
+        adapters, _ = holders.shares(1000.0 + 5 * turn)
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[-1] < sizes[2] + 500_000
+    assert (adapters["legal"], adapters[OTHER]) == pytest.approx((0.5, 0.5), abs=0.01)
 
 
 def test_ten_thousand_tenants_fit_and_the_large_ones_are_right():

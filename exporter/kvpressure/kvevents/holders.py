@@ -18,6 +18,8 @@ NONE: Final = "(none)"
 UNKNOWN: Final = "(unknown)"
 _TRACKED: Final = 4096  # hashes: 1 MiB, and shares within 2 points. Above it half of them are dropped
 _SECONDS: Final = 60.0  # over which the blocks of a holder are averaged
+_EVERY_SECONDS: Final = 5.0  # the count takes milliseconds
+_AVERAGED: Final = 64  # holders whose mean is kept; one that grows has its true mean a minute later
 _SLOT_BITS: Final = 19  # of the salts of blocks: 2 MiB
 _TAG: Final = 2**32 - 2**20  # bits of a block's hash that are kept beside its salt
 
@@ -63,7 +65,7 @@ class Holders:
     def reset(self) -> None:
         """Forget all blocks."""
         self._owners: dict[int, tuple[str, str]] = {}
-        self._means: dict[tuple[str, str], float] = {}
+        self._means: tuple[Mapping[str, float], Mapping[str, float]] | None = None  # by adapter, by salt
 
     @property
     def resident(self) -> int:
@@ -86,23 +88,30 @@ class Holders:
 
     def shares(self, now: float) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Shares (0-1) of the blocks by adapter and by salt: the largest, ``NONE``, ``UNKNOWN`` and ``OTHER``; means of
-        the last minute, over the calls. Empty where no request had an adapter, or a salt.
+        the last minute, every few seconds. Empty where no request had an adapter, or a salt.
         """
-        counts = Counter(self._owners.values())
-        kept = exp(min(0.0, self._mean_at - now) / _SECONDS) if self._means else 0.0
-        means = {
-            owner: kept * self._means.get(owner, 0.0) + (1 - kept) * counts[owner] * self.divisor
-            for owner in {*self._means, *counts}
-        }
-        self._means, self._mean_at = {owner: mean for owner, mean in means.items() if mean >= 0.5}, now
-        return self._largest(0), self._largest(1)
+        if not self._means or abs(now - self._mean_at) >= _EVERY_SECONDS:
+            kept = exp(min(0.0, self._mean_at - now) / _SECONDS) if self._means else 0.0
+            before, self._mean_at = self._means or ({}, {}), now
+            self._means = self._averaged(0, before[0], kept), self._averaged(1, before[1], kept)
+        return _largest(self._means[0]), _largest(self._means[1])
 
-    def _largest(self, part: int) -> Mapping[str, float]:
-        sums, total = Counter[str](), sum(self._means.values())
-        for owner, mean in self._means.items():
-            sums[owner[part]] += mean / total  # type: ignore[assignment]  # a counter of shares
-        if sums.keys() <= {NONE}:
-            return {}
-        named = sorted(sums.keys() - {NONE, UNKNOWN}, key=lambda name: (-sums[name], name))[:TOP]
-        kept = {name: float(sums[name]) for name in (*named, NONE, UNKNOWN) if name in sums}
-        return {**kept, OTHER: 1.0 - sum(kept.values())} if len(kept) < len(sums) else kept
+    def _averaged(self, part: int, before: Mapping[str, float], kept: float) -> dict[str, float]:
+        """Mean blocks of the holders that have most; those of all others count for ``OTHER``."""
+        counts = Counter(owner[part] for owner in self._owners.values())
+        means = {
+            name: kept * before.get(name, 0.0) + (1 - kept) * counts[name] * self.divisor for name in {*before, *counts}
+        }
+        by_size = sorted(means.keys() - {NONE, UNKNOWN, OTHER}, key=lambda name: (-means[name], name))
+        small = sum(means.pop(name) for name in by_size[_AVERAGED:])
+        return {**means, OTHER: means.get(OTHER, 0.0) + small}
+
+
+def _largest(means: Mapping[str, float]) -> Mapping[str, float]:
+    blocks = {name: mean for name, mean in means.items() if mean >= 0.5}
+    if blocks.keys() <= {NONE}:
+        return {}
+    total = sum(blocks.values())
+    named = sorted(blocks.keys() - {NONE, UNKNOWN, OTHER}, key=lambda name: (-blocks[name], name))[:TOP]
+    shares = {name: blocks[name] / total for name in (*named, NONE, UNKNOWN) if name in blocks}
+    return {**shares, OTHER: 1.0 - sum(shares.values())} if len(shares) < len(blocks) else shares

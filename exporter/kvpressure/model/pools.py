@@ -18,6 +18,7 @@ KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 OTHER_SIDE: Final = {"prefill": "decode", "decode": "prefill"}
 _OF_TRANSFER: Final[Mapping[str | None, str]] = {kv_role: side for side, kv_role in KV_ROLES.items()}
+_WORD: Final = re.compile(r"[^a-z0-9]+")
 _REPLICA: Final = re.compile(r"(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?")
 
 
@@ -69,6 +70,6 @@ def _replicated(pod: str) -> str:
 
 
 def _named(pod: str) -> str:
-    """The role in a pod's name; "" if it has none, or both."""
-    words = [role for role in KV_ROLES if role in pod]
+    """The role that is a word of a pod's name; "" if none is, or both are."""
+    words = [role for role in KV_ROLES if role in _WORD.split(pod)]
     return words[0] if len(words) == 1 else ""

@@ -56,6 +56,7 @@ def test_everything_at_once():
     [
         ("prod/chat-d-5d8b7c6f9-q7r8s=h", EnginePool("chat-d")),
         ("prod/decode-1=h", EnginePool("decode", "decode", "name")),
+        ("prod/whisper-encoder-decoder-0=h", EnginePool("whisper-encoder-decoder")),
         ("h:81;args=--disaggregation-mode decode", EnginePool("h:81", "decode", "args")),
     ],
 )

@@ -121,9 +121,16 @@ def test_the_plan_says_what_more_memory_gives_and_lowers_no_limit():
     assert said.diagnosis.published["kv_pressure"].value is False, "InferenceKVCachePressure has another first action"
 
 
-def test_what_was_stored_on_a_decode_server_was_not_lost():
-    transfer = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}')
-    said = played(**{**AGENT, **LOST}, args=transfer).states[-1]
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}'),
+        ("--kv-offloading-size", "40", "--kv-offloading-backend", "lmcache"),
+    ],
+    ids=["decode", "tier"],
+)
+def test_what_may_have_been_loaded_was_not_lost(args):
+    said = played(**{**AGENT, **LOST}, args=args).states[-1]
     assert said.diagnosis.holds("prefill_repeated") is None
     assert said.signals.kv.prefix_hit_ratio.keys() == {"1"}
 

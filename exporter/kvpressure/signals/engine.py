@@ -142,7 +142,7 @@ class EngineTracker:
             around.limits.max_num_seqs,
             self._hits,
             self._thresholds,
-            around.limits.features.kv_role not in (None, "kv_producer"),
+            around.limits.features.kv_role not in (None, "kv_producer") or self._tier_of(around).configured is True,
         )
         if around.limits.args.watermark is not None:
             found = replace(found, kv_watermark_ratio=around.limits.args.watermark)
@@ -238,9 +238,11 @@ class EngineTracker:
         )
 
     def _tier(self, around: EngineContext, capacity: float | None) -> TierSignals:
-        reading, args = self.reading, around.limits.args
-        tier = dialect(reading.dialect).tier(args, reading) if reading else Tier()
-        return kv.tier_signals(self.window, tier, capacity, args.engine_gpus, self._thresholds)
+        tier, gpus = self._tier_of(around), around.limits.args.engine_gpus
+        return kv.tier_signals(self.window, tier, capacity, gpus, self._thresholds)
+
+    def _tier_of(self, around: EngineContext) -> Tier:
+        return dialect(self.reading.dialect).tier(around.limits.args, self.reading) if self.reading else Tier()
 
     def _fresh_cache(self, now: float) -> CacheReading | None:
         cache = self._cache

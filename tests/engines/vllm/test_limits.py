@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from kvpressure.engines.vllm import limits
@@ -46,6 +48,36 @@ def test_kv_transfer_by_the_logged_arguments():
     )
     args = from_log(line) or EngineArgs()
     assert (limits.takes_lora(args), limits.kv_role(args)) == (True, "kv_producer")
+
+
+NIXL = '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}'
+TIER = (
+    '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",'
+    ' "kv_connector_extra_config": {"cpu_bytes_to_use": 9}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("inner", "role", "has_peer", "tier"),
+    [
+        (f"{TIER}, {NIXL}", "kv_consumer", True, 9.0),
+        ('{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}, ' + TIER, "kv_both", False, 9.0),
+        ("", "kv_both", None, None),
+    ],
+    ids=["a tier before the peer", "two tiers", "not visible"],
+)
+@pytest.mark.parametrize("form", ["JSON", "log"])
+def test_of_several_connectors_the_one_with_a_peer_makes_the_role(inner, role, has_peer, tier, form):
+    several = f'{{"connectors": [{inner}]}}'
+    argv = f'{{"kv_connector_extra_config": {several}, "kv_connector": "MultiConnector", "kv_role": "kv_both"}}'
+    printed = (
+        "non-default args: {'model': 'm', 'kv_transfer_config': KVTransferConfig(kv_connector="
+        f"'MultiConnector', kv_rank=None, kv_role='kv_both', kv_connector_extra_config={json.loads(several)})}}"
+    )
+    args = read(("--kv-transfer-config", argv), {}).args if form == "JSON" else from_log(printed) or EngineArgs()
+    features = limits.features(args, None, ())
+    assert (features.kv_role, features.has_peer, features.waits_for_blocks) == (role, has_peer, True)
+    assert limits.tier(args, None).size == tier
 
 
 # --- what only the page tells ---------------------------------------------------------------------------------

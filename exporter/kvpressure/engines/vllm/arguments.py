@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from kvpressure.model.arguments import EngineArgs
 
@@ -22,8 +22,21 @@ def parse_logged(line: str) -> tuple[str | None, dict[str, str | None]]:
         at = line.find(marker + opening)
         if at >= 0:
             body = line[at + len(marker) + 1 : at + MAX_TEXT]
-            return form, dict(_items(body, ":" if form == "non_default" else "="))
+            items = _items(body, ":" if form == "non_default" else "=")
+            return form, {key: _plain(value) for key, value in items}
     return None, {}
+
+
+def printed(text: str, depth: int = 6) -> Any:
+    """The value that Python printed: a mapping for a dict or an object with its fields, a list, else text. What is
+    cut off at the end is left out; ``depth``: of brackets that are opened.
+    """
+    name, sign, body = text.partition("{" if text[:1] in "{[" else "(")
+    if depth and text.startswith("["):
+        return [printed(item.strip(), depth - 1) for item in _split(text[1:])]
+    if depth and sign and (name == "" or name.isidentifier()):
+        return {key: printed(value, depth - 1) for key, value in _items(body, ":" if sign == "{" else "=")}
+    return _plain(text)
 
 
 def from_log(line: str) -> EngineArgs | None:
@@ -38,13 +51,13 @@ def from_log(line: str) -> EngineArgs | None:
     return EngineArgs(given, explicit, complete=form == "non_default")
 
 
-def _items(body: str, separator: str) -> Iterator[tuple[str, str | None]]:
+def _items(body: str, separator: str) -> Iterator[tuple[str, str]]:
     """Top-level ``key: value`` items of a printed dict or Namespace."""
     for item in _split(body):
         key, found, value = item.partition(separator)
         key = key.strip().strip("'\"")
         if found and key.isidentifier():
-            yield key, _plain(value.strip())
+            yield key, value.strip()
 
 
 def _split(body: str) -> Iterator[str]:

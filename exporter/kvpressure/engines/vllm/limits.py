@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool, Tier
+from kvpressure.engines.vllm.arguments import MAX_TEXT, printed
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import GIB, EngineArgs, Version, parse_version
 from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.readings import LORA_MOMENT, RUNNING_LIMIT, SWAPPED, TIER_STORED, EngineReading
 from kvpressure.model.state import LIMITS
+from kvpressure.parsed import json_of, mapping, mappings, text
 
 REFERENCE_VERSION: Final = "0.33.0"  # its defaults are assumed where no version is given
 
@@ -66,11 +69,8 @@ def pool(args: EngineArgs, reading: EngineReading | None, engines_on_page: int) 
 
 V0_MAX_NUM_SEQS: Final = 256.0
 KV_TRANSFER: Final = "kv_transfer_config"
-_KV_FIELDS: Final = {
-    "kv_role": re.compile(r"\bkv_role\b['\"]?\s*[:=]\s*['\"]?(kv_[a-z]+)"),
-    "kv_connector": re.compile(r"\bkv_connector\b['\"]?\s*[:=]\s*['\"]?(\w+)"),
-    "cpu_bytes_to_use": re.compile(r"\bcpu_bytes_to_use\b['\"]?\s*[:=]\s*['\"]?(\d+)"),
-}
+_EXTRA: Final = "kv_connector_extra_config"
+_SEVERAL: Final = "MultiConnector"
 _TIERS: Final = (
     "OffloadingConnector",
     "SimpleCPUOffloadConnector",
@@ -105,18 +105,42 @@ def kv_role(args: EngineArgs) -> str | None:
     """Role in KV transfer: kv_producer, kv_consumer or kv_both; "" = a connector without a visible role, ``None`` =
     no connector. Dynamo's mode takes precedence, because its workers name no role or kv_both.
     """
-    mode = KV_ROLES.get(args.values.get("disaggregation_mode") or "")
-    if mode is not None:
+    mode, connectors = KV_ROLES.get(args.values.get("disaggregation_mode") or ""), _connectors(args)
+    if mode is not None or not connectors:
         return mode
-    if not any(name.partition(".")[0] == KV_TRANSFER for name in args.values):
-        return None
-    return _kv_field(args, "kv_role") or ""
+    return text(_deciding(connectors).get("kv_role"))
 
 
-def _kv_field(args: EngineArgs, name: str) -> str | None:
-    """A field of ``--kv-transfer-config``, which is given as JSON or by field."""
-    told = _KV_FIELDS[name].search(args.values.get(KV_TRANSFER) or "")
-    return told[1] if told else args.values.get(f"{KV_TRANSFER}.{name}")
+def _connectors(args: EngineArgs) -> list[Mapping[str, Any]]:
+    """The connectors of ``--kv-transfer-config``, which is given as JSON or by field: those that a MultiConnector
+    holds, else the one. Empty without the option.
+    """
+    options = tuple((name, value or "") for name, value in args.values.items() if name.partition(".")[0] == KV_TRANSFER)
+    if not options:
+        return []
+    config = _transfer_config(options)
+    if config.get("kv_connector") != _SEVERAL:
+        return [config]
+    inner = mappings(mapping(config.get(_EXTRA)).get("connectors"))
+    return [{"kv_role": config.get("kv_role"), **connector} for connector in inner] or [config]
+
+
+@lru_cache(maxsize=64)  # asked at every sample
+def _transfer_config(options: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
+    config: dict[str, Any] = {}
+    for name, given in options:
+        value = json_of(given[:MAX_TEXT]) or printed(given[:MAX_TEXT])
+        holder, _, key = name.removeprefix(KV_TRANSFER).removeprefix(".").rpartition(".")
+        if holder == _EXTRA:
+            config[_EXTRA] = {**mapping(config.get(_EXTRA)), key: value}
+        else:
+            config |= {key: value} if key else mapping(value)
+    return config
+
+
+def _deciding(connectors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The connector that makes the server's role: the first with a peer, else one that may have a peer."""
+    return min(connectors, key=lambda one: (True, None, False).index(_has_peer(one)))
 
 
 def waits_for_blocks(args: EngineArgs) -> bool:
@@ -124,7 +148,8 @@ def waits_for_blocks(args: EngineArgs) -> bool:
     cache beside one server (LMCache, role kv_both) does neither.
     """
     role = kv_role(args)
-    return role is not None and not (role == "kv_both" and _kv_field(args, "kv_connector") in SYNCHRONOUS)
+    beside = all(connector.get("kv_connector") in SYNCHRONOUS for connector in _connectors(args))
+    return role is not None and not (role == "kv_both" and beside)
 
 
 def tier(args: EngineArgs, reading: EngineReading | None) -> Tier:
@@ -132,14 +157,16 @@ def tier(args: EngineArgs, reading: EngineReading | None) -> Tier:
     own setting.
     """
     config, counters = (reading.cache_config, reading.counters) if reading else ({}, {})
-    connector, given = _kv_field(args, "kv_connector"), args.number("kv_offloading_size")
-    configured = True if given or connector in (*_TIERS, *SYNCHRONOUS) or TIER_STORED in counters else None
+    connectors, given = _connectors(args), args.number("kv_offloading_size")
+    holds = any(connector.get("kv_connector") in (*_TIERS, *SYNCHRONOUS) for connector in connectors)
+    configured = True if given or holds or TIER_STORED in counters else None
     if configured is None and args.complete and kv_role(args) is None:
         configured = False
     blocks, tokens = positive(config.get("capacity_blocks")), positive(config.get("cpu_kv_cache_size_tokens"))
     if blocks and reading:
         return Tier(configured, blocks, block_size(reading))
-    stated = given * GIB if given else positive(_kv_field(args, "cpu_bytes_to_use"))
+    sizes = (positive(str(mapping(connector.get(_EXTRA)).get("cpu_bytes_to_use"))) for connector in connectors)
+    stated = given * GIB if given else next(filter(None, sizes), None)
     if args.values.get("kv_offloading_backend") == "lmcache":
         stated = None  # its own server may have another size
     size = positive(config.get("cpu_kv_cache_size_bytes")) or stated
@@ -157,21 +184,22 @@ def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Fe
     prefill a prompt is one step.
     """
     chunked = (args.values.get("enable_chunked_prefill") or "").lower()
-    role = kv_role(args)
+    role, connectors = kv_role(args), _connectors(args)
     return Features(
         takes_lora(args) or LORA_MOMENT in gauges,
         role,
         waits_for_blocks(args),
         flavour == "v0" or SWAPPED in gauges or chunked == "false",
-        _has_peer(role, _kv_field(args, "kv_connector")),
+        role is not None and _has_peer({**(_deciding(connectors) if connectors else {}), "kv_role": role}),
     )
 
 
-def _has_peer(role: str | None, connector: str | None) -> bool | None:
+def _has_peer(connector: Mapping[str, Any]) -> bool | None:
     """Whether KV blocks are exchanged with other servers, by role and connector ("kv_both" is what tiers say, too)."""
-    if role in ("kv_producer", "kv_consumer") or role is None:
-        return role is not None
-    return None if connector is None else connector not in STORES
+    if connector.get("kv_role") in ("kv_producer", "kv_consumer"):
+        return True
+    name = text(connector.get("kv_connector"))
+    return None if name in ("", _SEVERAL) else name not in STORES
 
 
 def in_force(known: Known) -> dict[str, EffectiveLimit]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -15,7 +16,6 @@ from kvpressure.capacity.kvbytes import (
     CacheLayout,
     Parallel,
     _stages,
-    kv_bytes_per_token,
     layer_bytes,
     layout,
 )
@@ -29,6 +29,11 @@ GIB, MIB, KIB = 2**30, 2**20, 2**10
 #: The random Llamas of the captured servers (hidden 128 and 768; 2 and 12 layers).
 TINY = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
 SMALL = {"num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64}
+
+
+def kv_bytes_per_token(shape: ModelShape, *more: Any) -> float:
+    """On each GPU of the fullest pipeline stage."""
+    return layout(shape, *more).bytes_per_token
 
 
 # --- worked numbers for plain models ------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_a_hybrid_model_is_computed_in_its_attention_part(
 ) -> None:
     shape = named(key)
     assert (len(shape.layers), shape.recurrent_layers) == (layers, recurrent)
-    assert kvbytes.kv_bytes_per_token(shape) == per_token
+    assert kvbytes.layout(shape).bytes_per_token == per_token
     assert weights.estimated(shape) is None
 
 

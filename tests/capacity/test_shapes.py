@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.capacity import weights
-from kvpressure.capacity.kvbytes import kv_bytes_per_token, layout
+from kvpressure.capacity.kvbytes import layout
 from kvpressure.capacity.models import CONFIGS
 from kvpressure.capacity.shapes import from_config, load
 from kvpressure.errors import InputError
@@ -106,7 +106,7 @@ def test_weights_are_measured_from_files(tmp_path: Path) -> None:
 
 
 def per_token(**config: Any) -> float:
-    return kv_bytes_per_token(from_config(config, "x"))
+    return layout(from_config(config, "x")).bytes_per_token
 
 
 def test_names_of_other_families() -> None:

@@ -40,19 +40,10 @@ class PlanInput:
         return self.engine.signals
 
     @property
-    def stage(self) -> str | None:
-        """The stage of KV pressure; ``None`` without pressure."""
-        return self.engine.diagnosis.stage
-
-    @property
     def address(self) -> str:
         """Address of the engine's server; "" when it was not scraped over HTTP."""
         target = self.engine.target.removesuffix("/metrics")
         return target if target.startswith("http") else ""
-
-    def evidence(self, name: str) -> bool | None:
-        """Value of the named evidence; ``None`` = unknown."""
-        return self.engine.diagnosis.holds(name)
 
     def condition(self, name: str) -> bool | None:
         """Value of a condition beside the verdict; ``None`` = unknown."""
@@ -93,13 +84,6 @@ class Caps:
         """Whether no request is known to be longer than a cap, or to ask for more."""
         shares = (self.long_prompts, self.long_outputs, self.long_asked)
         return self.known and all(share is None or share <= UNSEEN + ROUNDING for share in shares)
-
-    @property
-    def rejected(self) -> float | None:
-        """Largest share of requests that is rejected or cut short, if none is above both caps; None = unknown."""
-        if self.long_prompts is None or self.long_outputs is None:
-            return None
-        return min(1.0, self.long_prompts + self.long_outputs)
 
 
 def must_fit_together(engine: PlanInput) -> float | None:

@@ -484,7 +484,7 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
 
 
 def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
-    if engine.evidence("preempting") or engine.stage == "thrashing":
+    if engine.engine.diagnosis.holds("preempting") or engine.engine.diagnosis.stage == "thrashing":
         yield _watermark(engine)
     if not engine.condition("gpu_out_of_memory"):
         yield _more_memory(engine, t)

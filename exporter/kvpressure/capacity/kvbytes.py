@@ -270,11 +270,6 @@ def _stages(layers: int, pipeline: int) -> list[range]:
     return [range(start, end) for start, end in pairwise((0, *ends))]
 
 
-def kv_bytes_per_token(shape: ModelShape, parallel: Parallel = Parallel(), cache_dtype: str = "auto") -> float:
-    """``CacheLayout.bytes_per_token`` on each GPU of the fullest pipeline stage."""
-    return layout(shape, parallel, cache_dtype).bytes_per_token
-
-
 def pool_bytes(
     shape: ModelShape,
     num_gpu_blocks: int,

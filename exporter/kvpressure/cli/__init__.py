@@ -15,7 +15,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -94,11 +93,6 @@ def _unknown_arguments(words: list[str]) -> list[str]:
     return [redaction.value(" ".join(words[:first])), *options] if first else [*options]
 
 
-def available() -> dict[str, str]:
-    """The commands of this installation with their one-line help."""
-    return {name: text for name, text in COMMANDS.items() if find_spec(f"{__name__}.{name}") is not None}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -139,27 +133,26 @@ def _drop_output() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    commands = available()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help(commands), file=sys.stdout if arguments else sys.stderr)
+        print(_help(), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     name = arguments[0]
     if name in ("-V", "--version", "version"):
         print(f"kvpressure {__version__}")
         return 0
-    program = f"kvpressure {name}" if name in commands else "kvpressure"
+    program = f"kvpressure {name}" if name in COMMANDS else "kvpressure"
     try:
-        if name not in commands:
-            raise InputError(_unknown(name, commands))
-        return _run(name, arguments[1:], commands[name])
+        if name not in COMMANDS:
+            raise InputError(_unknown(name))
+        return _run(name, arguments[1:], COMMANDS[name])
     except InputError as error:
         print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
 
-def _unknown(name: str, commands: dict[str, str]) -> str:
-    near = nearest(name, commands)
-    meant = f"; did you mean {near}?" if near else f"; allowed: {', '.join(commands)}"
+def _unknown(name: str) -> str:
+    near = nearest(name, COMMANDS)
+    meant = f"; did you mean {near}?" if near else f"; allowed: {', '.join(COMMANDS)}"
     return f"unknown command {shown(name)}{meant}"
 
 
@@ -171,10 +164,10 @@ def _run(name: str, arguments: Sequence[str], description: str) -> int:
     return status
 
 
-def _help(commands: dict[str, str]) -> str:
-    width = max(map(len, commands), default=0)
+def _help() -> str:
+    width = max(map(len, COMMANDS))
     about = "Find out why an inference server is slow: KV cache, batch limit, compute, host or a stall."
     lines = ["usage: kvpressure COMMAND [options]", "", about, "", "commands:"]
-    lines += [f"  {name:<{width}}  {text}" for name, text in commands.items()]
+    lines += [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
     lines += ["", "kvpressure COMMAND --help shows its options; kvpressure version prints the version."]
     return "\n".join(lines)

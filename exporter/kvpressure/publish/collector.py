@@ -163,16 +163,12 @@ def _lost_ratio(engine: EngineState) -> float | None:
     return engine.signals.requests.requests_lost_ratio
 
 
-def _stuck_seconds(engine: EngineState) -> float | None:
-    return engine.signals.progress.seconds_without_progress
-
-
 HARMS: Final[dict[str, tuple[str, str, Callable[[EngineState], float | None]]]] = {
     "slow": ("slow", "warning", _slow_seconds),
     "slow_badly": ("slow", "critical", _slow_seconds),
     "losing_requests": ("losing_requests", "warning", _lost_ratio),
     "losing_requests_badly": ("losing_requests", "critical", _lost_ratio),
-    "stuck": ("stuck", "critical", _stuck_seconds),
+    "stuck": ("stuck", "critical", lambda engine: engine.signals.progress.seconds_without_progress),
 }
 """Findings that are published only while they hold, with the value that users feel: rules that look for rare harm then
 read few series. Finding -> harm, level, value.

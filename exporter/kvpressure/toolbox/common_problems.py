@@ -76,5 +76,5 @@ def log_events(engine: EngineView) -> dict[str, int] | None:
     for source in (*counted, engine.signals.events if engine.engine.up else {}):
         for name, count in source.items():
             merged[name] = max(merged.get(name, 0), count)
-    known = bool(merged) or engine.plan_input.evidence("allocation_failure_logged") is not None
+    known = bool(merged) or engine.diagnosis.holds("allocation_failure_logged") is not None
     return merged if known else None

@@ -4,7 +4,7 @@ be of another version.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import UnionType
@@ -17,7 +17,7 @@ from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import IMBALANCES, VERDICTS, ContainerState, Diagnosis, EngineState, Found, Imbalance, Limit
-from kvpressure.parsed import items, mapping
+from kvpressure.parsed import items, mapping, mappings, text
 from kvpressure.toolbox.engine_view import EngineView, flag, number
 
 _MARKS: Final[tuple[Mark, ...]] = ("fine", "look", "bad", "unknown")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def engine_views(document: Mapping[str, Any]) -> list[EngineView]:
     """All engines of a document."""
     time = number(document.get("time")) or 0.0
-    return [_view(entry, document, time) for entry in _objects(document.get("engines"))]
+    return [_view(entry, document, time) for entry in mappings(document.get("engines"))]
 
 
 def _view(entry: Mapping[str, Any], document: Mapping[str, Any], time: float) -> EngineView:
@@ -35,41 +35,41 @@ def _view(entry: Mapping[str, Any], document: Mapping[str, Any], time: float) ->
     plan = mapping(entry.get("mitigation"))
     actions = [
         Action(
-            _text(item, "title"),
-            _text(item, "text"),
+            text(item.get("title")),
+            text(item.get("text")),
             _texts(item, "flags"),
             _texts(item, "commands"),
             item.get("now") is not False,
         )
-        for item in _objects(plan.get("actions"))
+        for item in mappings(plan.get("actions"))
     ]
     return EngineView(
         engine,
-        tuple(_gpu(item) for item in _objects(document.get("gpus")) if item.get("uuid") in engine.gpus),
+        tuple(_gpu(item) for item in mappings(document.get("gpus")) if item.get("uuid") in engine.gpus),
         tuple(_containers(engine, document)),
-        tuple(_step(item) for item in _objects(entry.get("triage"))),
-        MitigationPlan(_text(plan, "summary"), tuple(actions)),
+        tuple(_step(item) for item in mappings(entry.get("triage"))),
+        MitigationPlan(text(plan.get("summary")), tuple(actions)),
         entry=lambda: entry,
     )
 
 
 def _engine(entry: Mapping[str, Any], time: float) -> EngineState:
     return EngineState(
-        key=EngineKey(*(_text(entry, name) for name in ("namespace", "pod", "model_name", "engine"))),
-        target=_text(entry, "target"),
-        container=_text(entry, "container"),
+        key=EngineKey(*(text(entry.get(name)) for name in ("namespace", "pod", "model_name", "engine"))),
+        target=text(entry.get("target")),
+        container=text(entry.get("container")),
         gpus=_texts(entry, "gpus"),
         up=entry.get("up") is True,
-        error=_text(entry, "error") or None,
-        version=_text(entry, "version") or None,
-        flavour=_text(entry, "flavour") or None,
-        dialect=_text(entry, "dialect"),
+        error=text(entry.get("error")) or None,
+        version=text(entry.get("version")) or None,
+        flavour=text(entry.get("flavour")) or None,
+        dialect=text(entry.get("dialect")),
         reading=None,
         counters=_numbers(entry.get("counters")),
         signals=signals_from(mapping(entry.get("signals")), time),
         diagnosis=_diagnosis(entry),
         limits={name: _limit(name, mapping(found)) for name, found in mapping(entry.get("limits")).items()},
-        pool=EnginePool(_text(entry, "pool"), _text(entry, "role")),
+        pool=EnginePool(text(entry.get("pool")), text(entry.get("role"))),
         imbalance=_imbalance(mapping(entry.get("imbalance"))),
     )
 
@@ -78,29 +78,29 @@ def _imbalance(found: Mapping[str, Any]) -> Imbalance | None:
     alike, seen = number(found.get("alike")), number(found.get("seen"))
     if found.get("kind") not in IMBALANCES or alike is None or seen is None:
         return None
-    return Imbalance(_text(found, "kind"), _text(found, "side"), int(alike), int(seen))
+    return Imbalance(text(found.get("kind")), text(found.get("side")), int(alike), int(seen))
 
 
 def _diagnosis(entry: Mapping[str, Any]) -> Diagnosis:
-    verdict, signature = _text(entry, "verdict"), mapping(entry.get("documented_signature"))
+    verdict, signature = text(entry.get("verdict")), mapping(entry.get("documented_signature"))
     evidence = {name: mapping(found) for name, found in mapping(entry.get("evidence")).items()}
     conditions, texts = _flags(entry.get("conditions")), mapping(entry.get("condition_texts"))
     return Diagnosis(
         verdict=verdict if verdict in VERDICTS else "unknown",
         confidence=number(entry.get("confidence")) or 0.0,
-        stage=_text(entry, "stage") or None,
+        stage=text(entry.get("stage")) or None,
         since=number(entry.get("since")) or 0.0,
         evidence={
-            name: Found(name, flag(found.get("value")), _text(found, "text")) for name, found in evidence.items()
+            name: Found(name, flag(found.get("value")), text(found.get("text"))) for name, found in evidence.items()
         },
         supporting=_texts(entry, "supporting"),
         opposing=_texts(entry, "opposing"),
         missing=_texts(entry, "missing"),
         conditions=conditions,
-        beside={name: Found(name, value, _text(texts, name)) for name, value in conditions.items()},
+        beside={name: Found(name, value, text(texts.get(name))) for name, value in conditions.items()},
         documented_signature=_flags(signature.get("conditions")),
         documented_signature_met=flag(signature.get("met")),
-        signature_note=_text(signature, "note"),
+        signature_note=text(signature.get("note")),
     )
 
 
@@ -109,7 +109,7 @@ def _limit(name: str, found: Mapping[str, Any]) -> Limit:
         name,
         number(found.get("value")),
         flag(found.get("explicit")),
-        _text(found, "source") or None,
+        text(found.get("source")) or None,
         number(found.get("recommended")),
     )
 
@@ -117,20 +117,20 @@ def _limit(name: str, found: Mapping[str, Any]) -> Limit:
 def _step(step: Mapping[str, Any]) -> TriageStep:
     return TriageStep(
         int(number(step.get("number")) or 0),
-        _text(step, "question"),
+        text(step.get("question")),
         next((one for one in _MARKS if one == step.get("finding")), "unknown"),
         _texts(step, "answers"),
-        _text(step, "command"),
+        text(step.get("command")),
     )
 
 
 def _gpu(found: Mapping[str, Any]) -> GpuReading:
     size = number(found.get("memory_total_bytes"))
     return GpuReading(
-        _text(found, "uuid"),
+        text(found.get("uuid")),
         int(number(found.get("index")) or 0),
-        _text(found, "vendor"),
-        name=_text(found, "name") or None,
+        text(found.get("vendor")),
+        name=text(found.get("name")) or None,
         memory_total_bytes=None if size is None else int(size),
     )
 
@@ -140,7 +140,7 @@ def _containers(engine: EngineState, document: Mapping[str, Any]) -> list[Contai
     key = engine.key
     in_pod = [
         _container(item)
-        for item in _objects(document.get("containers"))
+        for item in mappings(document.get("containers"))
         if (item.get("namespace"), item.get("pod")) == (key.namespace, key.pod)
     ]
     return [one for one in in_pod if one.reading.container == engine.container] or in_pod
@@ -149,9 +149,9 @@ def _containers(engine: EngineState, document: Mapping[str, Any]) -> list[Contai
 def _container(found: Mapping[str, Any]) -> ContainerState:
     ended, restarts = found.get("last_termination"), number(found.get("restarts"))
     reading = ContainerReading(
-        _text(found, "namespace"),
-        _text(found, "pod"),
-        _text(found, "container"),
+        text(found.get("namespace")),
+        text(found.get("pod")),
+        text(found.get("container")),
         restarts=None if restarts is None else int(restarts),
         ready=flag(found.get("ready")),
         last_termination=_termination(ended) if isinstance(ended, Mapping) else None,
@@ -163,7 +163,7 @@ def _container(found: Mapping[str, Any]) -> ContainerState:
 def _termination(found: Mapping[str, Any]) -> Termination:
     code = number(found.get("exit_code"))
     return Termination(
-        _text(found, "reason") or None, None if code is None else int(code), number(found.get("finished_at"))
+        text(found.get("reason")) or None, None if code is None else int(code), number(found.get("finished_at"))
     )
 
 
@@ -203,15 +203,6 @@ def _group(
 
 
 # --- plain values -----------------------------------------------------------------------------------------
-
-
-def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    return (item for item in items(value) if isinstance(item, Mapping))
-
-
-def _text(found: Mapping[str, Any], name: str) -> str:
-    value = found.get(name)
-    return value if isinstance(value, str) else ""
 
 
 def _texts(found: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -42,7 +42,6 @@ class _WatchedTick:
     kv: float | None = None
     waiting: float | None = None
     running: float | None = None
-    preemptions: float | None = None
     gap: float | None = None
     refused: float | None = None
     verdict: str = "unknown"
@@ -110,7 +109,6 @@ def _read(engines: list[EngineState]) -> _WatchedTick:
         max(kv, default=None),
         _sum(e.signals.load.waiting for e in engines),
         _sum(e.signals.load.running for e in engines),
-        _sum(e.signals.kv.preemptions_inferred for e in engines),
         max(gaps, default=None),
         max(refused, default=None),
         worst.diagnosis.verdict,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.parsed import mapping, text
+from kvpressure.parsed import json_of, mapping, text
 
 _CONFIG: Final = "kv_events_config"
 _ADDRESS: Final = re.compile(r"tcp://(\*|[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
@@ -57,14 +56,9 @@ def endpoint_of(args: EngineArgs) -> EventsEndpoint | None:
 
 
 def _config(args: EngineArgs) -> Mapping[str, Any]:
-    given = args.values.get(_CONFIG)
-    try:
-        whole = mapping(json.loads(given)) if given else {}
-    except (ValueError, RecursionError):
-        whole = {}
     prefix = f"{_CONFIG}."
     return {
-        **whole,
+        **mapping(json_of(args.values.get(_CONFIG) or "")),
         **{name.removeprefix(prefix): value for name, value in args.values.items() if name.startswith(prefix)},
     }
 

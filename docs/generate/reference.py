@@ -131,7 +131,7 @@ def cache_types() -> str:
 
 def command_list() -> str:
     """Every command and what it does."""
-    return parts.table(("command", "does"), [(f"`{name}`", text) for name, text in cli.available().items()])
+    return parts.table(("command", "does"), [(f"`{name}`", text) for name, text in cli.COMMANDS.items()])
 
 
 def verdicts() -> str:

@@ -82,17 +82,7 @@ SYNCHRONOUS: Final = (
     "LMCacheConnectorV1",
     "LMCacheConnector",
 )  # load blocks within the step: nothing waits for them, nobody pulls them
-STORES: Final = (
-    *SYNCHRONOUS,
-    "LMCacheMPConnector",
-    "OffloadingConnector",
-    "SimpleCPUOffloadConnector",
-    "MooncakeStoreConnector",
-    "FlexKVConnectorV1",
-    "HF3FSKVConnector",
-    "ExampleConnector",
-    "SharedStorageConnector",
-)
+STORES: Final = (*SYNCHRONOUS, *_TIERS, "HF3FSKVConnector", "ExampleConnector", "SharedStorageConnector")
 """A tier of one server, or a store that several share: no request waits for another server."""
 
 

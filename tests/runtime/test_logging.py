@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.runtime.logging import LineFormatter, configure
+from kvpressure.runtime.logging import LineFormatter, configure, with_fields
 
 PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^ "]*)(?: |$)')
 
@@ -54,3 +54,17 @@ def test_the_level_counts(level: str, seen: bool, capsys: pytest.CaptureFixture[
         assert ('msg="hello there"' in capsys.readouterr().err) is seen
     finally:
         root.handlers[:], root.level = before
+
+
+def test_fields_are_pairs_of_their_own_in_logfmt() -> None:
+    record = logging.LogRecord("kvpressure.x", logging.INFO, "f.py", 1, "target down", (), None)
+    record.__dict__.update(with_fields(target="http://a b", reason="refused", engine=""))
+    line = LineFormatter("logfmt").format(record)
+    assert line.endswith('msg="target down" target="http://a b" reason=refused')
+
+
+def test_a_number_is_a_number_in_json_also_where_it_is_zero() -> None:
+    record = logging.LogRecord("kvpressure.x", logging.INFO, "f.py", 1, "verdict changed", (), None)
+    record.__dict__.update(with_fields(confidence=0.0))
+    assert json.loads(LineFormatter("json").format(record))["confidence"] == 0.0
+    assert LineFormatter("logfmt").format(record).endswith("confidence=0.0")

@@ -26,7 +26,6 @@ from kvpressure.publish.web.hosts import Hosts
 from kvpressure.publish.web.server import ListenError, Server
 from kvpressure.publish.web.webconfig import WebConfigFile
 from kvpressure.runtime import process_tuning as runtime
-from kvpressure.runtime.changes import ChangeLog
 from kvpressure.runtime.logging import configure, with_fields
 from kvpressure.runtime.monitor import Monitor, build_sources
 from kvpressure.runtime.signal_flag import SignalFlag
@@ -82,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
     shapes = own_models.read(chosen.engine_model_configs, models)
     monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds, shapes), chosen.interval_seconds)
     monitor.add_listener(chosen.shared.observe)
-    monitor.add_listener(ChangeLog())
     if recorder is not None:
         monitor.add_listener(recorder)
         monitor.follow_recorder(recorder.health)

@@ -10,7 +10,7 @@ from kvpressure.advice.mitigation import cause, plan
 from kvpressure.engines.registry import recognise
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import Diagnosis, EngineState, Found
+from kvpressure.model.state import Diagnosis, EngineState
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
@@ -66,24 +66,3 @@ def test_a_log_without_a_failed_allocation_invents_none() -> None:
     engine = down()
     assert cause(engine) == "down since 2023-11-14 22:13:20 UTC (connection refused)"
     assert plan(engine, builtin()).actions[0].title == "Check that the pod is running"
-
-
-@pytest.mark.parametrize(
-    ("row", "evidence", "said"),
-    [
-        (
-            "Nobody answered: requests come and none is answered",
-            {},
-            "nobody answered: requests come and none is answered",
-        ),
-        ("Asleep: sleep mode", {}, "asleep: sleep mode"),
-        ("Undecided: no rule applies", {}, "not enough data for a verdict"),
-        ("Undecided: no rule applies", {"steps_slower": "steps take 3.6 ×"}, "slow, cause not found: steps take 3.6 ×"),
-    ],
-)
-def test_an_unknown_verdict_says_what_its_row_found(row: str, evidence: dict[str, str], said: str) -> None:
-    facts = {name: Found(name, True, text) for name, text in evidence.items()}
-    engine = replace(full_engine(), diagnosis=Diagnosis("unknown", 0.4, None, 0.0, row=row, evidence=facts))
-    assert cause(engine) == said
-    titles = [action.title for action in plan(engine, builtin()).actions]
-    assert ("Find what changed when it became slow" in titles) is bool(evidence)

@@ -22,10 +22,6 @@ FULL = (
     " of which 21.75 MiB is free. Including non-PyTorch memory, this process has 23.53 GiB memory in use. Of the"
     " allocated memory 22.88 GiB is allocated by PyTorch, and 275.00 MiB is reserved by PyTorch but unallocated."
 )
-OLD = (
-    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity;"
-    " 7.50 GiB already allocated; 12.50 MiB free; 9.75 GiB reserved in total by PyTorch)"
-)
 BARE = "RuntimeError: CUDA error: out of memory"
 
 
@@ -52,32 +48,6 @@ def told(*lines: str) -> str:
     evidence = after(*lines).diagnosis.evidence["gpu_out_of_memory"]
     assert evidence.value is True
     return evidence.text
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        (
-            FRAGMENTED,
-            ", last tried to allocate 1.2 GiB, 21.8 MiB free on the GPU, 79.1 GiB in all, PyTorch 70.0 GiB allocated,"
-            " 1.5 GiB of it in private pools, 3.2 GiB reserved but unallocated, probably fragmented",
-        ),
-        (
-            FULL,
-            ", last tried to allocate 50.0 MiB, 21.8 MiB free on the GPU, 23.6 GiB in all, PyTorch 22.9 GiB allocated,"
-            " 275 MiB reserved but unallocated",
-        ),
-        (
-            OLD,
-            ", last tried to allocate 20.0 MiB, 12.5 MiB free on the GPU, 10.8 GiB in all, PyTorch 7.5 GiB allocated,"
-            " 2.2 GiB reserved but unallocated, probably fragmented",
-        ),
-        (BARE, ""),
-    ],
-    ids=["fragmented", "full", "torch 2.0", "no figures"],
-)
-def test_the_text_of_the_error_is_told_with_its_units(line: str, text: str) -> None:
-    assert told(line) == f"the log shows that GPU memory ran out: 1 × in the last 10 min{text}"
 
 
 def test_the_newest_figures_count_and_a_text_without_any_does_not_hide_them() -> None:

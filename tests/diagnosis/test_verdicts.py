@@ -14,7 +14,7 @@ from kvpressure.diagnosis import conditions
 from kvpressure.diagnosis.conditions import NAMES, Ahead, HeldCache
 from kvpressure.diagnosis.diagnose import CALM, LongestRequest, VerdictHysteresis
 from kvpressure.diagnosis.evaluate import Answer, Grade, decide
-from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
+from kvpressure.diagnosis.finding import Recent, View
 from kvpressure.diagnosis.findings import ROWS, Gathered, Values
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.signals import Signals
@@ -87,20 +87,6 @@ def test_preemptions_raise_confidence_and_stage():
     assert found.stage == "saturated"
 
 
-def test_a_logged_allocation_failure_is_the_last_stage():
-    found = judge(**PRESSURE | {"events": {"cuda_oom": 1}, "events_known": True})
-    assert found.stage == "failing"
-
-
-def test_reached_limit_with_room_is_concurrency_limited():
-    found = judge(
-        **PRESSURE
-        | {"kv_used_ratio": 0.3, "kv_used_ratio_recent_max": 0.35, "running": 256.0, "running_at_limit": True}
-    )
-    assert found.verdict == "concurrency_limited"
-    assert found.confidence >= T["confident"]
-
-
 def test_reached_limit_with_a_full_cache_and_no_preemption_is_still_the_limit():
     """Scenario o of the live captures: max_num_seqs 8, usage climbs to 0.97, nothing is preempted."""
     found = judge(**PRESSURE | {"running_at_limit": True, "preemptions_counted": 0.0, "preemptions_inferred": 0.0})
@@ -128,46 +114,11 @@ def test_two_limits_at_once_are_both_said_and_neither_with_confidence(source):
     assert pushed.verdict == "kv_pressure"
 
 
-def test_head_of_line_blocking_below_a_full_cache():
-    blocked = PRESSURE | {"kv_used_ratio": 0.78, "kv_used_ratio_recent_max": 0.78, "kv_capacity_tokens": 100_000.0}
-    assert judge(**blocked | {"prompt_mean": 30_000.0}).verdict == "kv_pressure"  # 22 000 free
-    assert judge(**blocked | {"prompt_mean": 20_000.0}).verdict != "kv_pressure"
-
-
 def test_preemptions_alone_are_enough_when_nothing_else_is_recorded_but_not_with_confidence():
     found = judge(fresh_seconds=0.0, preemptions_counted=24.0)
     assert found.verdict == "kv_pressure"
     assert found.confidence < T["confident"]
     assert found.missing
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"cpu_throttled_ratio": 0.25},
-        {"cpu_used_ratio": 0.95},
-        {"gpu_utilization": 0.1, "activity_level": "utilization_weak"},
-        {"api_cpu_cores": 0.95, "outside_engine_share": 0.5},
-    ],
-)
-def test_a_starving_gpu_is_host_bound(extra):
-    found = judge(
-        **FLOWING, running=20.0, waiting=0.0, in_flight=20.0, kv_used_ratio=0.2, kv_used_ratio_recent_max=0.2, **extra
-    )
-    assert found.verdict == "host_bound"
-
-
-def test_throttling_while_the_gpu_is_saturated_is_not_host_bound():
-    found = judge(
-        **FLOWING,
-        running=20.0,
-        waiting=0.0,
-        in_flight=20.0,
-        cpu_throttled_ratio=0.5,
-        gpu_utilization=0.95,
-        activity_level="utilization_weak",
-    )
-    assert found.verdict == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -192,48 +143,6 @@ def test_no_progress_is_suspicious_first_and_a_stall_later(stuck, verdict):
         assert "a verdict follows after {stalled_seconds} without progress" in text
 
 
-def test_gauges_left_over_from_clients_that_went_away_are_said_to_be_frozen():
-    """Incident TEL1: 24 running at KV 99 % for hours, GPU idle, the API server answers nobody."""
-    stale = {
-        **PRESSURE,
-        "waiting": None,
-        "running": 24.0,
-        "tokens_flow": False,
-        "seconds_without_progress": 300.0,
-        "seconds_still": 300.0,
-        "http_moved": False,
-        "gpu_utilization": 0.0,
-        "activity_level": "utilization_weak",
-    }
-    found = judge(**stale)
-    assert (found.verdict, found.row) == ("unknown", FROZEN_ROWS[0])
-    assert judge(**stale | {"http_moved": None}).verdict == "stalled"
-    assert judge(**stale | {"gpu_utilization": 1.0}).verdict == "stalled"
-    assert judge(**stale | {"connections_dropped": False}).verdict == "stalled", (
-        "the clients are still connected: a hang"
-    )
-    assert judge(**stale | {"http_moved": None, "connections_dropped": True}).row == FROZEN_ROWS[0]
-
-
-def test_a_long_prefill_is_not_a_stall():
-    slow = {
-        **PRESSURE,
-        "kv_used_ratio": 0.4,
-        "kv_used_ratio_recent_max": 0.4,
-        "seconds_without_progress": 40.0,
-        "seconds_still": 0.0,
-        "kv_slope_per_second": 0.01,
-        "tokens_flow": False,
-    }
-    assert judge(**slow).verdict == "compute_bound"
-    assert judge(**slow | {"seconds_without_progress": 90.0}).verdict == "stalled"
-
-
-def test_a_full_cache_without_a_queue_is_healthy_saturation():
-    found = judge(**PRESSURE | {"waiting": 0.0})
-    assert found.verdict == "healthy"
-
-
 def test_a_queue_in_less_than_half_of_the_samples_is_no_queue():
     few = PRESSURE | {"waiting": 2.0}
     found = judge(queue=[2, 0, 0, 0, 2], **few)
@@ -241,11 +150,6 @@ def test_a_queue_in_less_than_half_of_the_samples_is_no_queue():
     assert found.confidence < T["confident"]
     assert judge(queue=[2, 0, 0, 0, 2], **few | {"kv_used_ratio": 0.7}).verdict == "healthy"
     assert judge(queue=[2, 0, 0, 2, 2], **few).confidence >= T["confident"]
-
-
-def test_many_who_begin_to_wait_at_a_full_cache_are_a_queue_at_once():
-    found = judge(queue=[5, 0, 0, 0, 5], **PRESSURE)
-    assert (found.verdict, found.row) == ("kv_pressure", "KV pressure: full, many just began to wait")
 
 
 @pytest.mark.parametrize(("age", "verdict"), [(15.0, "kv_pressure"), (15.1, "unknown"), (None, "unknown")])
@@ -326,12 +230,6 @@ def evaluate(answer=None, held=None, utilization=None, **values):
     found = Values(view)
     found["page_fresh"] = True
     return {name: found[name] for name in NAMES}
-
-
-def test_conditions_are_the_contracts_names_and_unknown_by_default():
-    found = evaluate()
-    assert set(found) == set(NAMES)
-    assert set(found.values()) == {None}
 
 
 @pytest.mark.parametrize(
@@ -509,40 +407,11 @@ def test_met_is_most_of_five_whatever_the_unknown_ones_are(values, expected):
     assert conditions.most(values) is expected
 
 
-def test_a_note_says_why_signature_and_verdict_differ():
-    s = signals(kv_used_ratio_max=0.31)
-    assert "31 %" in conditions.note(s, "healthy", True)
-    assert "not met" in conditions.note(s, "kv_pressure", False)
-    assert conditions.note(s, "kv_pressure", True) == ""
-    assert conditions.note(s, "healthy", None) == ""
-
-
 # --- hysteresis ---------------------------------------------------------------------------------------------
 
 
 def run(settled, start, names, step=1.0):
     return [settled.observe(start + i * step, Answer(name, Grade.STRONG), T).verdict for i, name in enumerate(names)]
-
-
-def test_one_odd_sample_does_not_change_the_verdict():
-    odd = ["healthy", "healthy", "compute_bound", "healthy", "idle", "healthy"]
-    assert run(VerdictHysteresis(), 0, odd) == ["healthy"] * 6
-
-
-def test_pressure_is_published_with_its_second_sample():
-    assert run(VerdictHysteresis(), 0, ["healthy", "kv_pressure", "kv_pressure"])[-1] == "kv_pressure"
-
-
-def test_pressure_that_comes_in_waves_under_a_queue_stands():
-    wave = ["kv_pressure"] * 8 + ["concurrency_limited"] * 12
-    assert set(run(VerdictHysteresis(), 0, wave * 4)) == {"kv_pressure"}
-
-
-def test_a_real_change_shows_within_fifteen_seconds():
-    published = run(VerdictHysteresis(), 0, ["kv_pressure"] * 3 + ["concurrency_limited"] * 16)
-    assert published[-1] == "concurrency_limited"
-    published = run(VerdictHysteresis(), 0, ["kv_pressure"] * 3 + ["healthy"] * 4)
-    assert published[-1] == "healthy"
 
 
 @given(st.lists(st.sampled_from(VERDICTS), min_size=1, max_size=60))
@@ -609,20 +478,6 @@ def test_a_full_cache_gets_the_memory_that_no_program_on_the_gpu_uses(
     known = signals(device_used_ratio=used)
     assert advice.gpu_memory_utilization(known, share, False, "kv_pressure", T) == target
     assert advice.gpu_memory_utilization(known, share, False, "healthy", T) is None
-
-
-def test_batched_tokens_are_halved_but_not_below_what_a_full_step_would_ask_for():
-    assert advice.max_num_batched_tokens(Signals(0.0), 8192, "kv_pressure", None, T) == 4096
-    assert advice.max_num_batched_tokens(Signals(0.0), 3000, "kv_pressure", None, T) == 2048
-    assert advice.max_num_batched_tokens(Signals(0.0), 2048, "kv_pressure", None, T) is None
-    assert advice.max_num_batched_tokens(Signals(0.0), 8192, "healthy", None, T) is None
-
-
-def test_context_limit_follows_the_longest_seen():
-    assert advice.max_model_len(5000.0, 32768, "kv_pressure", T) == 7168
-    assert advice.max_model_len(5000.0, 4096, "kv_pressure", T) is None
-    assert advice.max_model_len(None, 32768, "kv_pressure", T) is None
-    assert advice.max_model_len(5000.0, 32768, "healthy", T) is None
 
 
 def followed(*steps: tuple[float, float | None, str]) -> list[float | None]:

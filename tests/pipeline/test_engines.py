@@ -167,12 +167,6 @@ class TestOneServerUnderTwoAddresses:
         state = after(pipeline, (page(1017.0, start=5.0), page(1017.0, SECOND, start=5.0)))
         assert running(state) == {"0": 1.0}
 
-    def test_in_a_recording_without_targets_it_is_counted_too(self) -> None:
-        pipeline = Pipeline()
-        for i in range(3):
-            state = after(pipeline, (page(1000.0 + i, start=5.0), page(1000.0 + i, SECOND, start=5.0)), targets=None)
-        assert errors(state) == {SECOND: {"same_server": 3}}
-
 
 class TestOneAddressOfSeveralServers:
     def test_no_engine_is_made_of_both(self) -> None:

@@ -47,14 +47,6 @@ def test_the_version_is_the_logs_else_the_images() -> None:
     assert {engine.key.pod: engine.version for engine in state.engines} == {"a": "0.32.0", "b": "0.31.0", "c": None}
 
 
-def test_the_default_of_a_limit_follows_from_version_and_gpu() -> None:
-    pages = (replace(page("a", "x"), args=("vllm", "serve", "m"), version="0.32.0", gpus=("GPU-0",)),)
-    gpu = GpuReading("GPU-0", 0, "nvidia", name="NVIDIA H100 80GB HBM3", memory_total_bytes=80 * 2**30)
-    (engine,) = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), pages=pages)).engines
-    limit = engine.limits["max_num_seqs"]
-    assert (limit.value, limit.explicit, limit.source) == (1024, False, "default")
-
-
 @pytest.mark.parametrize(
     ("group", "script", "pool"),
     [

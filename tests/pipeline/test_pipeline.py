@@ -286,32 +286,6 @@ def test_restarts_are_known_once_they_were_watched_for_half_an_hour():
     assert said == [None] * 90 + [False] * 5
 
 
-def test_container_and_log_events_reach_state_and_conditions():
-    container = ContainerReading(
-        "inference", "chat-0", "vllm", restarts=0, ready=True, memory_working_set_bytes=95, memory_limit_bytes=100
-    )
-    died = dataclasses.replace(container, restarts=1, last_termination=Termination("OOMKilled", 137, 1003.0))
-    oom = log_line(
-        "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
-    )
-    pipeline = Pipeline()
-    for i in range(4):
-        state = pipeline.observe(
-            Snapshot(
-                1000.0 + i,
-                containers=(died if i == 3 else container,),
-                pages=(busy(1000.0 + i),),
-                logs=(oom,) if i == 2 else (),
-            )
-        )
-    conditions = state.engines[0].diagnosis.conditions
-    assert conditions["host_memory_near_limit"] is True
-    assert conditions["host_oom_killed"] is True
-    assert conditions["gpu_out_of_memory"] is True
-    assert conditions["crash_loop"] is False
-    assert state.containers[0].log_events == {"cuda_oom": 1}
-
-
 def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
     def gpu(**more):
         return GpuReading("GPU-1", 0, "nvidia", **more)
@@ -371,13 +345,6 @@ def test_churn_of_thousands_of_pods_leaves_nothing_behind():
     gc.collect()
     assert len(gc.get_objects()) < before * 1.02 + 2000
     assert len(pipeline.observe(Snapshot(1420.0)).engines) == 20
-
-
-def test_expected_devices_pass_through_so_that_a_lost_one_is_missed():
-    gpu = GpuReading("GPU-1", 0, "nvidia", error="gpu_lost")
-    state = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), expected_gpus={"nvidia": 2}))
-    assert state.expected_gpus == {"nvidia": 2}
-    assert state.gpus[0].reading.error == "gpu_lost"
 
 
 @pytest.mark.slow

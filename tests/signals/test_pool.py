@@ -20,18 +20,9 @@ def from_configuration(args, config, engines_on_page):
 CONFIG = {"num_gpu_blocks": "5646", "block_size": "16", "cache_dtype": "auto"}
 
 
-def test_blocks_times_the_models_bytes():
-    assert from_configuration(read(["--model", "llama-2-7b"]).args, CONFIG, 1) == 5646 * 16 * 524_288
-
-
 def test_tensor_parallel_splits_and_data_parallel_shares_the_count():
     args = read(["--model", "llama-2-7b", "--tensor-parallel-size", "2"]).args
     assert from_configuration(args, CONFIG, 2) == 2823 * 16 * 262_144
-
-
-def test_fp8_halves():
-    found = from_configuration(read(["--model", "llama-2-7b"]).args, CONFIG | {"cache_dtype": "fp8"}, 1)
-    assert found == 5646 * 16 * 262_144
 
 
 def test_an_explicit_pool_is_the_pool_unless_blocks_are_overridden():
@@ -60,7 +51,3 @@ def test_how_a_model_is_split_over_gpus_that_may_be_elsewhere_is_not_guessed():
     sizes = pools.PoolSizes()
     assert sizes.of(hidden, pool(hidden, reading, 1)) == 5646 * 16 * 524_288
     assert sizes.of(hidden, pool(hidden, reading, 1), several_gpus=True) is None
-
-
-def test_an_unknown_model_is_absent():
-    assert from_configuration(read(["--model", "my-own"]).args, CONFIG, 1) is None

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
-from kvpressure.model.readings import AllocatorReading, ContainerReading, GpuReading
+from kvpressure.model.readings import AllocatorReading, GpuReading
 from kvpressure.model.signals import KvSignals, LoadSignals
 from kvpressure.settings.thresholds import builtin
 from kvpressure.signals import batch, kv, progress, requests
 from kvpressure.signals import hardware as score
 from kvpressure.signals.batch import SequenceLimit
-from kvpressure.signals.hardware import ContainerWindow, EngineContext, GpuWindow
+from kvpressure.signals.hardware import EngineContext, GpuWindow
 from kvpressure.signals.kv import DeviceMemory
 from kvpressure.signals.progress import Contact, Progress, Trend
 from kvpressure.signals.requests import Baseline, LongestContext, Shape
@@ -33,14 +33,6 @@ def kv_of(rows, config=None, ever=True, shape=None, seqs=None, engines=1, logged
 
 
 # --- KV cache ----------------------------------------------------------------------------------------------
-
-
-def test_kv_level_maximum_and_tokens():
-    rows = every(1, [{r.KV_USAGE: v, r.RUNNING: 1} for v in (0.2, 0.9, 0.5)])
-    found = kv_of(rows, {"kv_cache_size_tokens": "8192"})
-    assert (found.kv_used_ratio, found.kv_used_ratio_max) == (0.5, 0.9)
-    assert found.kv_capacity_tokens == 8192
-    assert found.kv_used_tokens == pytest.approx(4096)
 
 
 def test_the_maximum_forgets_after_a_minute():
@@ -79,13 +71,6 @@ def test_zero_is_believed_when_the_gauge_has_moved_before_or_nothing_runs():
     assert kv_of(idle, ever=False).kv_used_ratio == 0.0
 
 
-def test_seconds_to_full_follow_the_slope():
-    rows = every(1, [{r.KV_USAGE: 0.5 + 0.02 * i} for i in range(11)])  # 0.70 now, 2 % a second
-    found = kv_of(rows)
-    assert found.kv_slope_per_second == pytest.approx(0.02)
-    assert found.kv_seconds_to_full == pytest.approx(15.0)
-
-
 def test_the_slope_is_that_of_the_last_fifteen_seconds():
     rows = every(1, [{r.KV_USAGE: 0.9} for _ in range(15)] + [{r.KV_USAGE: 0.5 + 0.02 * i} for i in range(16)])
     assert kv_of(rows).kv_slope_per_second == pytest.approx(0.02)
@@ -112,21 +97,6 @@ def test_no_forecast_when_not_rising_nor_beyond_an_hour_nor_below_half_beyond_a_
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-def test_silent_preemptions_are_seen_at_once():
-    """Scenario d of the live captures: running 19 -> 8 while waiting 29 -> 40, nothing finished, counter still 0."""
-    rows = every(
-        1,
-        [
-            {r.RUNNING: 19, r.WAITING: 29, FINISHED: 5, r.PREEMPTIONS: 0},
-            {r.RUNNING: 8, r.WAITING: 40, FINISHED: 5, r.PREEMPTIONS: 0},
-        ],
-    )
-    found = kv_of(rows)
-    assert found.preemptions_counted == 0
-    assert found.preemptions_inferred == 11
-    assert found.preemption_rate == pytest.approx(11.0)
-
-
 @pytest.mark.parametrize(
     ("seconds", "counted", "believed"), [(20, 0, 10), (24, 0, 10), (40, 0, 0), (40, 4, 4), (40, 30, 10), (40, None, 10)]
 )
@@ -139,15 +109,6 @@ def test_the_counter_bears_out_what_looked_like_preemptions(seconds, counted, be
     if counted is not None:
         rows = [row | {r.PREEMPTIONS: counted if i > 22 else 0} for i, row in enumerate(rows)]
     assert kv_of(every(1, rows)).preemptions_inferred == believed
-
-
-def test_signs_are_believed_while_the_preempted_still_wait():
-    """A preemption is counted with the next output of that request."""
-    rows = [
-        {r.RUNNING: 20, r.WAITING: 0, FINISHED: 5, r.PREEMPTIONS: 0},
-        *({r.RUNNING: 10, r.WAITING: 10, FINISHED: 5, r.PREEMPTIONS: 0} for _ in range(50)),
-    ]
-    assert kv_of(every(1, rows)).preemptions_inferred == 10
 
 
 def test_signs_that_were_not_borne_out_make_newer_ones_worth_nothing():
@@ -182,13 +143,6 @@ def test_silent_preemptions_are_unknown_without_their_inputs():
     assert kv_of(every(1, [{r.RUNNING: 3}, {r.RUNNING: 1}])).preemptions_inferred is None
 
 
-def test_preemptions_per_running_request_and_minute():
-    rows = every(10, [{r.RUNNING: 100, r.PREEMPTIONS: 60 * i} for i in range(7)])  # 6/s with 100 running
-    found = kv_of(rows)
-    assert found.preemption_rate == pytest.approx(6.0)
-    assert found.preemptions_per_running_minute == pytest.approx(3.6)
-
-
 def test_overcommit_uses_the_load_that_is_there_never_the_bare_cap():
     shape = Shape(prompt=300, output=200)
     rows = every(1, [{r.RUNNING: 10, r.WAITING: 30} for _ in range(3)])
@@ -209,16 +163,6 @@ def test_prefix_hit_ratio_needs_queries():
 
 def batch_of(w, limit=None):
     return batch.batch_signals(w, limit, T)
-
-
-def test_mean_batch_by_littles_law():
-    bounds = (0.1, INF)
-    w = window(
-        every(10, [{}, {}]), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (800, 800), 74.0)]}
-    )
-    found = batch_of(w)
-    assert found.batch_mean == pytest.approx(7.4)  # 74 request-seconds of decoding in 10 s
-    assert found.step_seconds == pytest.approx(74 / 800)
 
 
 def test_the_mean_batch_over_no_step_is_unknown():
@@ -251,12 +195,6 @@ def test_a_step_is_compared_with_the_fastest_of_a_batch_nearly_as_large():
     assert steps.ratio(41.0, 0.06, 10.0) == pytest.approx(1.5), "twice the batch may take twice as long"
     assert steps.ratio(42.0, 0.06, 11.0) is None, "nothing like it was seen"
     assert steps.ratio(43.0, 0.06, 1.0) == pytest.approx(3.0)
-
-
-def test_batch_quantiles_are_nearest_rank_over_a_minute():
-    w = window(every(1, [{r.RUNNING: v} for v in range(1, 61)]))
-    found = batch_of(w)
-    assert (found.batch_p50, found.batch_p95, found.batch_p99) == (30, 57, 60)
 
 
 def test_two_samples_are_too_few_for_quantiles():
@@ -294,19 +232,6 @@ def load_of(rows, configured=None, source=None, capacity=None, mean=None):
     )
 
 
-def test_the_smaller_limit_binds():
-    rows = every(1, [{r.RUNNING: 30, r.WAITING: 10}] * 3)
-    found = load_of(rows, 256, "args", capacity=20_000, mean=500)
-    assert found.limits == {"args": 256, "kv_capacity": 40}
-    assert found.concurrency_ratio == pytest.approx(1.0)
-
-
-def test_no_limit_no_ratio():
-    found = load_of(every(1, [{r.RUNNING: 30, r.WAITING: 10}] * 3))
-    assert found.concurrency_ratio is None
-    assert found.running_at_limit is None
-
-
 @pytest.mark.parametrize(
     ("running", "expected"),
     [
@@ -332,10 +257,6 @@ def test_a_level_that_stands_still_under_a_queue_is_an_observed_limit():
 @pytest.mark.parametrize("row", [{r.WAITING: 0, r.KV_USAGE: 0.3}, {r.WAITING: 9, r.KV_USAGE: 0.85}])
 def test_no_observed_limit_without_a_queue_or_with_a_cache_near_full(row):
     assert load_of(every(2, [{r.RUNNING: 48, **row}] * 12)).limits == {}
-
-
-def test_swapped_groups_wait_too():
-    assert load_of(every(1, [{r.RUNNING: 2, r.WAITING: 3, r.SWAPPED: 4}] * 2)).waiting == 7
 
 
 def test_burst_ratio_compares_the_busiest_ten_seconds_with_the_mean():
@@ -387,22 +308,6 @@ def test_the_longest_context_forgets_after_five_minutes():
     assert longest.maximum() == 100
 
 
-def test_spike_is_longest_over_mean():
-    prompts = [
-        histogram(BOUNDS, (0, 0, 0, 0), 0),
-        histogram(BOUNDS, (4, 4, 4, 4), 200),
-        histogram(BOUNDS, (4, 4, 5, 5), 1450),
-    ]
-    w = window(every(1, [{}, {}, {}]), **{r.REQUEST_PROMPT: prompts})
-    longest = LongestContext(300)
-    for sample in w.history:
-        longest.observe(sample)
-    found = requests.context_signals(w, longest, requests.shape(w, T), 4096.0, T)
-    assert found.context_mean == pytest.approx(290)
-    assert found.context_max_5m == 1250
-    assert found.context_spike_ratio == pytest.approx(1250 / 290)
-
-
 @pytest.mark.parametrize(
     ("increments", "expected"),
     [
@@ -418,12 +323,6 @@ def test_bimodal_prompts(increments, expected):
     increase = HistogramIncrease((100.0, 500.0, 1000.0, 5000.0, INF), rising, 1.0, rising[-1])
     assert increase.increments == increments
     assert requests.bimodal_prompts(increase, T) is expected
-
-
-def test_counters_alone_give_mean_lengths_on_old_servers():
-    rows = every(10, [{r.PROMPT_TOKENS: 3000 * i, r.GENERATION_TOKENS: 1000 * i, FINISHED: 10 * i} for i in range(4)])
-    found = requests.shape(window(rows), T)
-    assert (found.prompt, found.output, found.mean_context) == (300, 100, 400)
 
 
 # --- latency ------------------------------------------------------------------------------------------------
@@ -446,21 +345,6 @@ def test_baseline_takes_one_value_every_half_minute():
     for i in range(25):
         base.learn(1000 + i, True, {"ttft": 0.2})
     assert base.value("ttft") is None
-
-
-def test_latency_against_its_baseline():
-    base = Baseline(T)
-    for i in range(6):
-        base.learn(30 * i, True, {"inter_token": 0.04})
-    bounds = (0.05, 0.1, 0.2, INF)
-    w = window(
-        every(30, [{FINISHED: 0.0}, {FINISHED: 100.0}], start=500),
-        **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]},
-    )
-    found = requests.latency_signals(w, base, False, {}, T)
-    assert found.inter_token["0.95"] == pytest.approx(0.195)
-    assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
-    assert found.usual == {"inter_token": pytest.approx(0.04)}
 
 
 def answers(seconds: float, tokens: float):
@@ -498,16 +382,6 @@ def test_what_can_raise_an_alert_is_never_learned_as_usual(phase: str, usual: fl
     for i in range(300):
         base.learn(30 * i, True, {phase: usual if i < 6 else harmful})
     assert base.value(phase) == pytest.approx(usual)
-
-
-def test_outside_engine_time_is_what_the_engine_did_not_take():
-    one = {r.E2E: (0.0, 50.0), r.QUEUE: (0.0, 10.0), r.INFERENCE: (0.0, 30.0)}
-    columns = {
-        name: [histogram((1.0, INF), (0, 0), a), histogram((1.0, INF), (0, 5), b)] for name, (a, b) in one.items()
-    }
-    seconds, share = requests.outside_engine(window(every(30, [{}, {}]), **columns))
-    assert seconds == pytest.approx(2.0)
-    assert share == pytest.approx(0.2)
 
 
 # --- throughput ---------------------------------------------------------------------------------------------
@@ -551,14 +425,6 @@ def followed(rows, **histograms):
     return w, p
 
 
-def test_nothing_moves_while_requests_run():
-    w, p = followed(every(5, [{r.RUNNING: 40, r.WAITING: 0, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 10}] * 6))
-    found = progress.progress_signals(w, p, Contact(), T)
-    assert found.seconds_without_progress == 25
-    assert found.seconds_still == 25
-    assert found.progressing is False
-
-
 def test_a_filling_cache_moves_without_useful_progress():
     w, p = followed(
         every(5, [{r.RUNNING: 1, r.WAITING: 9, r.KV_USAGE: 0.1 * i, r.GENERATION_TOKENS: 10} for i in range(6)])
@@ -566,11 +432,6 @@ def test_a_filling_cache_moves_without_useful_progress():
     found = progress.progress_signals(w, p, Contact(), T)
     assert found.seconds_without_progress == 25
     assert found.seconds_still == 0
-
-
-def test_a_livelock_preempts_without_end_and_makes_no_progress():
-    rows = every(5, [{r.RUNNING: 0, r.WAITING: 27, r.PREEMPTIONS: 250 * i, r.GENERATION_TOKENS: 10} for i in range(6)])
-    assert progress.progress_signals(*followed(rows), Contact(), T).seconds_without_progress == 25
 
 
 def test_a_gap_in_the_samples_is_not_counted_as_stall():
@@ -606,13 +467,6 @@ def test_demand_is_used_memory_without_the_empty_part_of_the_pool():
     assert kv.demand_ratio(gpu(None), [1.0]) is None
 
 
-def test_components_name_the_rest_only_when_weights_and_pool_are_known():
-    facts = {"weights_bytes": 14.0 * GIB, "pool_bytes": 50.0 * GIB, "graphs_bytes": 1.0 * GIB}
-    found = kv.components(facts, None, 70.0 * GIB)
-    assert found["other"] == pytest.approx(5 * GIB)
-    assert "other" not in kv.components({"pool_bytes": 50.0 * GIB}, None, 70.0 * GIB)
-
-
 def test_idle_growth_needs_ten_minutes_and_ends_with_work():
     device = DeviceMemory(T)
     for i in range(25):
@@ -626,30 +480,6 @@ def test_fragmentation_figures_come_from_the_worst_rank():
     ranks = [AllocatorReading("n", "p", 0, 10, 12, 1), AllocatorReading("n", "p", 1, 10, 20, 5)]
     found = kv.memory_signals(KvSignals(), EngineContext(0.0, allocator=ranks), DeviceMemory(T))
     assert (found.allocator_reserved_bytes, found.allocator_allocated_bytes) == (20, 10)
-
-
-def test_container_ratios_over_a_minute():
-    track = ContainerWindow()
-    for i in range(4):
-        track.observe(
-            20.0 * i,
-            ContainerReading(
-                "n",
-                "p",
-                "c",
-                restarts=i // 2,
-                cpu_usage_seconds=30.0 * i,
-                cpu_limit_cores=2.0,
-                cpu_periods=200 * i,
-                cpu_throttled_periods=50 * i,
-                memory_working_set_bytes=95,
-                memory_limit_bytes=100,
-            ),
-        )
-    assert track.cpu_used_ratio() == pytest.approx(0.75)
-    assert track.throttled_ratio() == pytest.approx(0.25)
-    assert track.memory_used_ratio() == pytest.approx(0.95)
-    assert track.restarts_since(0.0) == 1
 
 
 # --- score --------------------------------------------------------------------------------------------------
@@ -668,20 +498,6 @@ def score_of(kv_max=0.95, waiting=5.0, **gpu_fields):
         ),
         T,
     )
-
-
-def test_profiling_is_the_best_evidence_and_decode_at_a_full_cache_scores_high():
-    found = score_of(
-        tensor_activity_ratio=0.08,
-        dram_activity_ratio=0.8,
-        sm_activity_ratio=0.9,
-        utilization_ratio=0.95,
-        power_watts=400,
-        power_limit_watts=700,
-    )
-    assert found.activity_level == "profiling"
-    assert found.score_compute_factor == pytest.approx(0.9)
-    assert found.memory_high_compute_low_score == pytest.approx(0.9)
 
 
 def test_a_starved_gpu_is_the_hosts_doing_not_the_memorys():
@@ -775,12 +591,6 @@ def test_load_that_is_not_known_is_absent():
     load = batch.load_signals(window(rows), SequenceLimit(64, "args"), KvSignals(), None, T)
     assert (load.running, load.waiting, load.in_flight, load.concurrency_ratio) == (30, None, None, None)
     assert batch.batch_signals(window(rows), 64, T).batch_collapse_ratio is None
-
-
-def test_context_is_what_processes_hold_outside_torch():
-    facts = {"weights_bytes": 14.0 * GIB, "pool_bytes": 50.0 * GIB}
-    found = kv.components(facts, 0.5 * GIB, 70.0 * GIB)
-    assert found == {"weights": 14 * GIB, "kv_pool": 50 * GIB, "context": 0.5 * GIB, "other": 5.5 * GIB}
 
 
 @pytest.mark.parametrize(

@@ -25,20 +25,9 @@ from tests.signals.build import every, histogram, window
 INF = float("inf")
 
 
-def test_increase_spans_the_window_and_says_how_long_it_is():
-    w = window(every(10, [{r.GENERATION_TOKENS: v} for v in (0, 100, 250, 400)]))
-    assert w.increase(r.GENERATION_TOKENS, 20) == (300.0, 20.0)
-    assert w.rate(r.GENERATION_TOKENS, 30) == pytest.approx(400 / 30)
-
-
 def test_a_counter_that_falls_began_anew_and_loses_nothing():
     w = window(every(1, [{r.PREEMPTIONS: v} for v in (90, 100, 3, 8)]))
     assert w.increase(r.PREEMPTIONS, 60) == (18.0, 3.0)  # 10 + (restart at 0) 3 + 5
-
-
-def test_a_single_sample_has_no_increase():
-    w = window([(0.0, {r.PREEMPTIONS: 5})])
-    assert w.increase(r.PREEMPTIONS, 60) is None
 
 
 def test_a_counter_that_appears_later_counts_from_where_it_appeared():

@@ -41,12 +41,6 @@ def test_what_is_no_component(name: str) -> None:
     assert files.below(Path("/root"), "fine", name) is None
 
 
-@pytest.mark.parametrize("name", ["a", "a" * 255, "..a", "a..", "ns_pod_uid", "é", "-", " ", "a\nb"])
-def test_what_is_a_component(name: str) -> None:
-    assert files.component(name) == name
-    assert files.below(Path("/root"), name, name) == Path("/root") / name / name
-
-
 PARTS = (
     "file",
     "packed",

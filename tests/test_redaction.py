@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import string
-import time
 from pathlib import Path
 
-import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -92,32 +90,3 @@ def test_a_secret_in_an_event_hides_nothing_else(line, secret):
     kept = redaction.text(f"{line} api_key='{secret}'")
     assert secret not in kept
     assert kept.startswith(line)
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        "a" * 16384,
-        "token" * 3276,
-        "-" * 16384,
-        "api_key='" + "\\" * 16384,
-        "[" * 16384,
-        "token=[" + "'a' " * 4096,
-        "://" * 5461,
-        "bearer " * 2340,
-        "prompt:" * 2340,
-        "-----BEGIN PRIVATE KEY-----" * 606,
-        "eyJ" * 5461,
-        "\"'" * 8192,
-        "token='a" * 2048,
-        "a=" * 8192,
-        "a:[" * 5461,
-        "'a':" * 4096,
-        '\\"' * 8192,
-    ],
-    ids=lambda text: text[:12],
-)
-def test_the_time_grows_with_the_length_only(hostile):
-    start = time.process_time()
-    redaction.text(hostile)
-    assert time.process_time() - start < 0.5

@@ -133,16 +133,6 @@ class TestBuilding:
         steps.FRONTEND.report()
         assert {name: told.sizes for name, told in engines().items()} == {"0": {2: 3}, "1": {5: 1}}
 
-    def test_without_the_directory_of_prometheus_it_says_once_that_nothing_is_reported(
-        self, frontend, monkeypatch, caplog
-    ) -> None:
-        monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
-        frontend(None).record(*step(3))
-        for _ in range(3):
-            steps.FRONTEND.report()
-        assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert engines() == {}
-
     def test_no_thread_to_be_had_is_no_reason_to_fail(self, frontend, monkeypatch, caplog) -> None:
         def refuse(_: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")

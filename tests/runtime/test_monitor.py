@@ -224,20 +224,6 @@ class TestWorker:
             "ValueError",
         ]
 
-    def test_a_source_that_returns_nothing_is_a_fault_of_it(self) -> None:
-        clock = Clock()
-        one = worker(Scripted(lambda: None), clock)
-        one.read_once()
-        assert one.health(clock.now).reason == "internal"
-
-    def test_partial_failures_are_counted_and_the_rest_counts(self) -> None:
-        clock = Clock()
-        one = worker(Scripted(lambda: replace(GPUS, errors={"lost": 2})), clock)
-        one.read_once()
-        one.read_once()
-        assert one.health(clock.now).up is True
-        assert one.health(clock.now).errors == {"lost": 4}
-
     def test_reasons_are_bounded(self) -> None:
         clock = Clock()
         one = worker(Scripted(*(raising(SourceError(f"r{number}")) for number in range(3 * REASONS))), clock)

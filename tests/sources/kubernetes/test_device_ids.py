@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, Termination
-from kvpressure.pipeline.joins import join_containers, join_owners
+from kvpressure.pipeline.joins import join_containers
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin
 from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.kubernetes.podresources import of_engines, running
@@ -145,25 +145,6 @@ def test_a_shared_gpu_keeps_every_pod_that_has_not_ended() -> None:
 def test_owners() -> None:
     claims = [held("d", container="y"), held("d", container="x"), held("c", "GPU-2", True), held("c", "GPU-2", True)]
     assert of_engines(claims, []) == [claims[1], claims[0], claims[2]]
-
-
-def test_owners_of_several_sources_are_joined() -> None:
-    joined = join_owners(
-        [
-            GpuOwner("GPU-0", "ns", "a", "vllm"),
-            GpuOwner("GPU-0", "ns", "a", "vllm"),
-            GpuOwner("GPU-0", "ns", "a", ""),
-            GpuOwner("GPU-1", "ns", "b", "vllm"),
-            GpuOwner("GPU-1", "ns", "c", ""),
-            GpuOwner("GPU-2", "ns", "d", "x", True),
-        ]
-    )
-    assert [(o.uuid, o.pod, o.container, o.shared) for o in joined] == [
-        ("GPU-0", "a", "vllm", False),
-        ("GPU-1", "b", "vllm", True),
-        ("GPU-1", "c", "", True),
-        ("GPU-2", "d", "x", True),
-    ]
 
 
 def test_readings_of_several_sources_are_joined() -> None:

@@ -74,39 +74,6 @@ def test_any_bytes_are_read_as_protobuf_does_or_refused(data: bytes) -> None:
     agrees(data)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x0a",  # no length
-        b"\x0a\x05",  # shorter than its length
-        b"\x0a" + b"\xff" * 9 + b"\x7f",  # a length beyond any answer
-        b"\xff" * 11,  # a number without an end
-        b"\x00\x00",  # field 0
-        b"\x0e",  # wire type 6
-        b"\x13",  # a group that is not closed
-        b"\x14",  # the end of a group that was not opened
-        b"\x13\x1c",  # the end of another group
-        b"\x15\x00\x00\x00",  # three bytes of four
-        b"\x0a\x06\x0a\x02\xff\xfe\x0a\x00",  # the same, before the name that counts
-    ],
-)
-def test_both_refuse(data: bytes) -> None:
-    with pytest.raises(DecodeError):
-        api_pb2.ListPodResourcesResponse.FromString(data)
-    with pytest.raises(SourceError):
-        list(read_containers(data))
-
-
-def test_unknown_fields_are_skipped() -> None:
-    pod = api_pb2.PodResources(
-        name="a", namespace="b", containers=[api_pb2.ContainerResources(name="c")]
-    ).SerializeToString()
-    unknown = b"\x78\x01" + b"\x79" + bytes(8) + b"\x7d" + bytes(4)  # field 15
-    data = b"\x0a" + bytes([len(pod + unknown)]) + unknown + pod
-    agrees(data)
-    assert list(read_containers(data)) == [ContainerResources("b", "a", "c", (), ())]
-
-
 def test_an_answer_of_too_many_fields_is_given_up() -> None:
     with pytest.raises(SourceError, match="too_large"):
         list(read_containers(b"\x0a\x00" * (podresources_message.MAX_FIELDS + 1)))

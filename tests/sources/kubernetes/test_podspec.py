@@ -77,17 +77,12 @@ IMAGE = "vllm/vllm-openai:v0.32.0"
         {"command": ["vllm", "$(MODE)"]},
         {"command": None, "args": []},
         {"command": ["vllm", "launch", "render"]},
-        {"command": ["sleep", "infinity"]},
-        {"command": ["vllm", "bench", "serve", "--port", "8000"]},
         {"command": ["bash", "-c", "pip install x && tail -f /dev/null"]},
         *(
             {"command": words.split()}
             for words in (
                 "/start.sh",
                 "ray start --head",
-                "/opt/corp/inference --model m",
-                "poetry run python x.py",
-                "/init",
                 "catatonit -- /app/x",
                 "python3 -m my.router_engine",
                 "bash -c --",
@@ -95,7 +90,6 @@ IMAGE = "vllm/vllm-openai:v0.32.0"
             )
         ),
         {"command": ["bash", "-c", "set -e; pip install x; exec /app/llm"]},
-        {"command": ["bash", "-c", "exec; sleep 1"]},
         {"command": ["bash", "-c", 'sleep 1; eval "$RUN"']},
         {"command": ["bash", "-c", "curl x | sh"]},
     ],
@@ -330,12 +324,9 @@ def test_the_host_is_the_pods_address(ip: str | None, host: str | None) -> None:
         ("vllm/vllm-openai:v0.32.0", "0.32.0"),
         ("vllm/vllm-openai:v0.9.1@sha256:ab", "0.9.1"),
         ("registry:5000/own/vllm-openai:0.6.3.post1", "0.6.3.post1"),
-        ("vllm/vllm-openai:v0.11.0-x86_64", "0.11.0"),
         ("vllm/vllm-openai:latest", None),
-        ("vllm/vllm-openai", None),
         ("own:v1.2.3", None),
         ("rocm/vllm:rocm6.4_v1.2.3", None),
-        ("vllm:1.2.3.4", None),
     ],
 )
 def test_the_version_by_the_image(image: str, version: str | None) -> None:
@@ -589,18 +580,13 @@ def test_secrets_stay_out_of_targets() -> None:
     ("text", "value"),
     [
         ("500m", 0.5),
-        ("4", 4.0),
         (4, 4.0),
         ("1.5", 1.5),
         ("64Gi", 64 * 2.0**30),
-        ("128974848", 128974848.0),
-        ("129e6", 129e6),
         ("100n", 1e-7),
-        ("1E", 1e18),
         ("-1", None),
         ("", None),
         (True, None),
-        ({}, None),
         ("1" * 60, None),
         ("1KB", None),
     ],

@@ -18,7 +18,6 @@ from kvpressure.sources.scrape.fetch import GROWING, MAX_BODY_BYTES, Fetcher
 from kvpressure.sources.scrape.layout import (
     LARGE_PAGES_BYTES,
     REMEMBERED_BYTES,
-    SMALL_PAGE_BYTES,
     FairShare,
     MemoryPool,
     ScrapeLimits,
@@ -77,13 +76,6 @@ def test_the_first_leaves_what_is_kept_for_each_of_the_others():
     assert alone.allowed("one") == 1000
 
 
-def test_what_has_left_uses_nothing():
-    share = FairShare(10)
-    share.use("gone", 7)
-    share.join("a")
-    assert share.allowed("a") == 10
-
-
 @given(
     total=st.integers(1, 1000),
     each=st.integers(1, 20),
@@ -133,15 +125,6 @@ def test_room_that_comes_free_is_taken_at_once():
         time.sleep(0.1)
     thread.join(5)
     assert 0.05 < took[0] < 5
-
-
-def test_a_small_page_needs_no_room():
-    pool = MemoryPool(0)
-    with answering(response(b"x" * (SMALL_PAGE_BYTES - 1))) as server, pool.lease() as lease:
-        fetcher = Fetcher(parse_target(server.url), 5)
-        assert len(fetcher.fetch(lease)) == SMALL_PAGE_BYTES - 1
-        assert lease.taken == 0
-        fetcher.close()
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

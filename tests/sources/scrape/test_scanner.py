@@ -8,7 +8,6 @@ import pytest
 
 import tests.helpers.vllm_pages as pages
 from kvpressure.model.readings import EngineReading, Histogram
-from kvpressure.printable import visible
 from kvpressure.sources.scrape import layout
 from kvpressure.sources.scrape import scanner as scanner_module
 from kvpressure.sources.scrape.layout import MAX_BUCKETS, MAX_ENGINES, MAX_VALUES, SMALL_PAGE_BYTES, ScrapeLimits
@@ -156,11 +155,6 @@ def test_a_pid_label_is_dropped_and_the_largest_value_counts():
     assert result.multi_process is True
 
 
-def test_the_largest_of_several_processes_of_the_new_name_beats_the_old_name():
-    new = series("kv_cache_usage_perc", "0.1", pid="1") + series("kv_cache_usage_perc", "0.3", pid="2")
-    assert engine_of(new + series("gpu_cache_usage_perc", "0.9")).gauges["kv_usage"] == 0.3
-
-
 def test_replicas_on_a_page_of_ray_are_engines_of_their_own():
     text = "".join(series("num_requests_running", n, ReplicaId=replica) for n, replica in (("1", "a"), ("2", "b")))
     result = scan(text.replace("vllm:", "ray_vllm_"))
@@ -267,33 +261,6 @@ def test_a_wanted_line_that_cannot_be_read_is_counted_and_costs_nothing_else(lin
     assert result.bad_lines == 2
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        'vllm:num_requests_waiting{engine="0",model_name="m"} 4',
-        'vllm:num_requests_waiting{model_name="m",engine="0",} 4',
-        '  vllm:num_requests_waiting { engine = "0" , model_name = "m" }\t4 ',
-        'vllm:num_requests_waiting{engine="0",model_name="m"}\t4\t1700000000',
-        'vllm:num_requests_waiting{engine="0",model_name="m"} 4 1700000000.123 # {a="b"} 1',
-        'vllm:num_requests_waiting{"engine"="0","model_name"="m"} 4',
-        '{ "vllm:num_requests_waiting" , engine="0", model_name="m" } 4',
-        'vllm:num_requests_waiting{lora="a b} c",engine="0",model_name="m"} 4.0e0',
-    ],
-)
-def test_ways_to_write_one_line(line):
-    for text in (f"{RUNNING}{line}\n", f"{RUNNING}{line}"):
-        assert engine_of(text).gauges == {"running": 3, "waiting": 4}
-
-
-@pytest.mark.parametrize("model", ["a b", "a} 5 {b", 'quote"d', "back\\slash", "new\nline", "Überraschung/模型", "#"])
-def test_model_names_with_anything_in_them(model):
-    escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    scanner = Scanner()
-    for _ in range(2):
-        (engine,) = scanner.scan(series("num_requests_running", "5", model_name=escaped)).engines
-        assert (engine.model_name, engine.gauges["running"]) == (visible(model), 5)
-
-
 def test_half_a_surrogate_pair_is_no_text_that_a_server_sent():
     scanner = Scanner()
     for _ in range(2):
@@ -336,13 +303,6 @@ def test_a_bad_bucket_costs_only_itself():
     result = scan(ttft(("0.1", "1"), ("0.5", "x"), ("+Inf", "7")))
     assert result.engines[0].histograms["ttft"] == Histogram((0.1, math.inf), (1, 7), 1.5, 7)
     assert result.bad_lines == 1
-
-
-def test_sum_count_and_buckets_are_independent():
-    assert engine_of(ttft(count=None)).histograms["ttft"] == Histogram((), (), 1.5, None)
-    assert engine_of(ttft(total=None)).histograms["ttft"] == Histogram((), (), None, 7)
-    only_buckets = engine_of(ttft(("1", "2"), ("+Inf", "9"), count=None, total=None)).histograms["ttft"]
-    assert only_buckets == Histogram((1, math.inf), (2, 9), None, 9)
 
 
 # --- not a vLLM page -------------------------------------------------------------------------------------

@@ -132,12 +132,6 @@ class TestPace:
         pace.observe(page(running=4, tokens=102), 100.0)
         assert pace.interval(100.0) == 1.0
 
-    def test_an_engine_that_has_finished_its_work_is_no_falling_batch(self) -> None:
-        pace = ScrapeInterval(1.0)
-        fetches(pace, 100, lambda t: page(running=8, tokens=t))
-        pace.observe(page(running=0, tokens=101), 100.0)
-        assert pace.interval(100.0) == CALM_INTERVAL
-
     def test_every_engine_of_a_page_counts(self) -> None:
         pace = calm_pace()
         both = Scrape("t", 0.0, engines=(*page(kv=0.1).engines, *page(kv=0.9, engine="1").engines))
@@ -149,13 +143,6 @@ class TestPace:
         assert pace.interval(0.0) == 10.0
         fetches(pace, 200, lambda t: page(running=2, tokens=t))
         assert pace.interval(200.0) == 10.0
-
-    def test_one_slow_answer_is_no_expensive_page(self) -> None:
-        pace = ScrapeInterval(1.0)
-        pace.due(0.0)
-        for cost in (0.005, 2.0, 0.5, 0.3, 1.0):
-            pace.observe(page(cost=cost), 1.0)
-        assert pace.interval(2.0) == 1.0
 
     def test_a_page_that_is_cheap_to_get_and_dear_to_read_is_read_seldom(self) -> None:
         pace = ScrapeInterval(1.0)

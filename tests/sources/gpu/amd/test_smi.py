@@ -232,13 +232,6 @@ def test_which_wrapper_belongs_to_which_library(wrapper: str, library: dict[str,
     assert caught.value.reason == smi.MISMATCH
 
 
-@pytest.mark.parametrize(
-    "value", ["N/A", "", None, True, float("nan"), float("inf"), -1, 0xFFFF, 0xFFFFFFFF, 2**64 - 1]
-)
-def test_what_is_no_number(value: object) -> None:
-    assert smi.number(value) is None
-
-
 def test_a_failed_library_is_tried_again_only_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[float] = []
     clock = Clock()

@@ -93,16 +93,6 @@ def test_samples_too_close_are_not_compared(start: StartChild) -> None:
     assert activity(child) == (0.8, 0.125, 0.64)
 
 
-def test_gpu_without_gpm_is_asked_once(start: StartChild) -> None:
-    child = start(gpm(gpm=0), nvidia_gpm=True)
-    for _ in range(20):
-        assert activity(child) == (None, None, None)
-        child.advance(1)
-    calls = child.calls()
-    assert calls["nvmlGpmQueryDeviceSupport"] == 1
-    assert "nvmlGpmSampleGet" not in calls
-
-
 def test_permission_lost_and_regained(start: StartChild) -> None:
     child = start(gpm(), nvidia_gpm=True)
     activity(child)

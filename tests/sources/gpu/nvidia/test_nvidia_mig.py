@@ -96,14 +96,6 @@ def test_reconfigured_under_way(start: StartChild) -> None:
     assert all(gpu["error"] is None for gpu in got.values())
 
 
-def test_a_new_instance_is_found_in_ten_seconds(start: StartChild) -> None:
-    child = start(World(gpus=[mig_gpu(Mig("MIG-a"))]))
-    child.gpus()
-    child.set(World(gpus=[mig_gpu(Mig("MIG-a"), Mig("MIG-b"))]))
-    child.advance(10)
-    assert set(by_uuid(child)) == {gpu_uuid(0), "MIG-a", "MIG-b"}
-
-
 @pytest.mark.fault(
     "sources", "MIG switched on or off", "instances in place of the GPU, or the other way", "`gpu_info`", "next reading"
 )
@@ -141,20 +133,6 @@ def test_instances_go_with_their_gpu(start: StartChild) -> None:
     }
     assert got["MIG-a"]["memory_total_bytes"] is None
     assert got["MIG-a"]["parent_uuid"] == gpu_uuid(0)
-
-
-def test_one_instance_that_says_nothing_leaves_the_others_alone(start: StartChild) -> None:
-    broken = Mig(
-        "MIG-a",
-        codes={
-            "nvmlDeviceGetMemoryInfo_v2": 999,
-            "nvmlDeviceGetMemoryInfo": 999,
-            "nvmlDeviceGetComputeRunningProcesses_v3": 999,
-            "nvmlDeviceGetComputeRunningProcesses_v2": 999,
-        },
-    )
-    got = by_uuid(start(World(gpus=[mig_gpu(broken, Mig("MIG-b"))])))
-    assert {uuid: gpu["error"] for uuid, gpu in got.items()} == {gpu_uuid(0): None, "MIG-a": "unknown", "MIG-b": None}
 
 
 def test_nothing_is_kept_of_an_instance_that_is_gone(start: StartChild) -> None:

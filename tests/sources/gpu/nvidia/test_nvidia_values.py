@@ -173,14 +173,6 @@ def test_what_was_not_there_is_asked_again_after_a_while(start: StartChild) -> N
     assert child.gpus()[0]["power_watts"] == 350.0
 
 
-def test_processes_follow_within_ten_seconds(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu(processes=[(1, GIB)])]))
-    assert len(child.gpus()[0]["processes"]) == 1
-    child.set(World(gpus=[Gpu(processes=[(1, GIB), (2, GIB)])]))
-    child.advance(10)
-    assert len(child.gpus()[0]["processes"]) == 2
-
-
 def test_node_without_gpus(start: StartChild) -> None:
     got = start(World()).read()
     assert got["gpus"] == []

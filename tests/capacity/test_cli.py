@@ -134,48 +134,28 @@ def test_a_models_directory(capsys: Capsys, tmp_path: Path) -> None:
     assert found["kv_bytes_per_token_per_gpu"] == 33 * 4096
 
 
-def test_the_worksheet_of_the_guide(capsys: Capsys) -> None:
-    asked = "--worksheet --gpu-memory 80GB --tp 4"
-    found = as_json(capsys, f"llama_70b {asked} --context 1024")
-    assert found["memory_audit"]["available_for_kv_cache"] == 41.5
-    assert found["worksheet"]["available_per_gpu"] == 41.0
-    status, out, _ = run(capsys, f"capacity llama_70b {asked} --context 8192 --concurrency 10")
-    assert status == 1
-    for number in ("51.20", "-10.20", "41.5 GB are left for KV"):
-        assert number in out
-    assert as_json(capsys, f"llama-2-70b {asked} --context 1024") == found
-    assert "not in the guide" in run(capsys, "capacity mine --worksheet --gpu-memory 80GB")[1]
-
-
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
         ("nonsense", "'nonsense' is neither a file nor a known model; allowed:"),
-        ("", "MODEL"),
         ("llama-3-8b --tp 0", "-size: '0' is not allowed; allowed: a whole number from 1 to 1000000000"),
         ("llama-3-8b --dcp 2", "decode-context parallel 2 is not allowed; allowed: a divisor"),
         ("llama-3-8b --pp 64", "pipeline parallel 64 is not allowed; allowed: up to the 32 layers"),
         ("llama-3-8b --gpu-memory '80 bananas'", "'80 bananas' is not allowed; allowed: a size with its unit"),
-        ("llama-3-8b --gpu-memory 80", "'80' is not allowed; allowed: a size with its unit, e.g. 80GiB or 80GB"),
         ("llama-3-8b --gpu-memory 80GB --concurrency 5", "also needs the lengths of the requests; give --context"),
         ("llama-3-8b --gpu-memory-utilization 1.5", "allowed: above 0 and up to 1"),
-        ("llama-3-8b --concurrency 5", "--concurrency: needs --gpu-memory"),
         ("llama-3-8b --prompt 5", "--prompt and --output: only one was given"),
         ("llama-3-8b --prompt 5 --output x --gpu-memory 80GB", "--output: 'x' is not allowed; allowed"),
-        ("llama-3-8b --prompt 5 --output 5", "--prompt: needs --gpu-memory"),
         ("llama_70b --worksheet", "--worksheet: needs --gpu-memory"),
         ("llama-3-8b --thresholds /nonexistent --gpu-memory 80GB --prompt 5 --output 5", "/nonexistent"),
         ("llama_7b --worksheet --gpu-memory 80GB --prompt 5", "--prompt: not with --worksheet"),
-        ("llama_7b --worksheet --gpu-memory 80GB --context 5 --context 6", "--context: not with --worksheet"),
         ("llama_7b --worksheet --gpu-memory 80GB --enforce-eager", "--enforce-eager: not with --worksheet"),
         ("llama-3-8b --gpu-memory 80GB --prompt 0 --output 0", "--prompt and --output: no tokens in it"),
         ("llama-3-8b --draft-layers 1000000000", "draft layers 1000000000 is not allowed; allowed: up to 2048"),
-        ("llama-3-8b --enforce-eager", "--enforce-eager: needs --gpu-memory"),
         (
             "llama-3-8b --gpu-memory 80GB --max-num-seqs 200 --max-num-batched-tokens 100",
             "200 is above max_num_batched_tokens 100",
         ),
-        ("llama_70b --worksheet --gpu-memory 80GB --thresholds /nonexistent", "/nonexistent"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(capsys: Capsys, typed: str, said: str) -> None:

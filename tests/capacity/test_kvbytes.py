@@ -15,7 +15,6 @@ from kvpressure.capacity.kvbytes import (
     CACHE_DTYPES,
     CacheLayout,
     Parallel,
-    _stages,
     layer_bytes,
     layout,
 )
@@ -201,12 +200,6 @@ def test_gpt_oss(name: str, block: int, sizes: tuple[float, ...], as_full: float
     assert mib(layout(named(name), hybrid_manager=False), 8_192) == as_full
 
 
-def test_beyond_the_window_only_full_layers_grow() -> None:
-    found = layout(named("gpt-oss-120b"))
-    step = found.request_bytes(20_016) - found.request_bytes(20_000)
-    assert step == found.bytes_per_token * 16 == found.block_bytes
-
-
 def test_sliding_layers_only() -> None:
     config = {**CONFIGS["mistral-7b"], "sliding_window": 4096}
     found = layout(from_config(config, "mistral"))
@@ -242,12 +235,6 @@ def test_the_fullest_stage_decides() -> None:
     shape = named("deepseek-v3")  # 61 layers over 4: the remainder goes to the stage before the last
     assert kv_bytes_per_token(shape, Parallel(1, 4)) == 16 * 576 * 2
     assert kv_bytes_per_token(named("llama-2-70b"), Parallel(1, 4)) == 327_680 / 4
-
-
-def test_hybrid_groups_are_spread_over_the_stages() -> None:
-    whole, halves = layout(named("gemma-3-27b")), layout(named("gemma-3-27b"), Parallel(1, 2))
-    assert len(halves.groups) == 7
-    assert halves.block_bytes == whole.block_bytes // 2
 
 
 @given(pp=st.integers(1, 61), name=st.sampled_from(sorted(CONFIGS)))
@@ -363,11 +350,6 @@ def test_impossible_parallel_sizes_are_refused(bad: tuple[int, int, int]) -> Non
         Parallel(*bad)
 
 
-def test_a_block_holds_at_least_one_token() -> None:
-    with pytest.raises(InputError, match="block size 0"):
-        layout(named("llama-3-8b"), block_size=0)
-
-
 # --- layers of different size -------------------------------------------------------------------------------------
 
 
@@ -398,16 +380,6 @@ def test_full_layers_of_different_size_share_one_block() -> None:
     found = layout(mixed(Layer("full", 8, 128, 128), Layer("full", 4, 64, 64)))
     assert found.uniform
     assert found.bytes_per_token == 8 * 256 * 2 + 4 * 128 * 2
-
-
-@pytest.mark.parametrize(
-    ("layers", "stages", "sizes"),
-    [(61, 4, [15, 15, 16, 15]), (7, 4, [2, 2, 2, 1]), (8, 4, [2, 2, 2, 2]), (5, 5, [1] * 5), (3, 2, [2, 1])],
-)
-def test_the_last_stage_gets_no_remainder(layers: int, stages: int, sizes: list[int]) -> None:
-    found = _stages(layers, stages)
-    assert [len(stage) for stage in found] == sizes
-    assert [position for stage in found for position in stage] == list(range(layers))
 
 
 def test_groups_of_nearly_equal_counts_are_not_split() -> None:

@@ -44,26 +44,6 @@ def test_parameters_as_published(name: str, billions: float) -> None:
     assert sum(weights.parameters(CONFIGS[name])) / 1e9 == pytest.approx(billions, rel=0.001)
 
 
-def test_parameters_of_a_small_mixture_to_the_last() -> None:
-    config = {
-        "hidden_size": 10,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 4,
-        "vocab_size": 100,
-        "intermediate_size": 20,
-        "moe_intermediate_size": 5,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "shared_expert_intermediate_size": 7,
-    }
-    attention = 10 * 4 * (2 + 1 + 1 + 2)
-    sparse = 4 * 3 * 10 * 5 + 3 * 10 * 5 + 3 * 10 * 7 + 4 * 10
-    assert weights.parameters(config) == (3 * attention + 3 * 10 * 20 + 2 * sparse, 2 * 100 * 10)
-
-
 @pytest.mark.parametrize(
     ("quantization", "gigabytes"),
     [
@@ -200,18 +180,6 @@ def test_what_cannot_be_computed_is_refused_with_its_place(config: dict[str, Any
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("{", "no JSON object"), ("[]", "no JSON object"), ("[" * 100_000, "no JSON object"), (None, "No such file")],
-)
-def test_an_unreadable_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    file = tmp_path / "config.json"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(InputError, match=message):
-        load(file)
-
-
 def test_a_huge_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(" " * 4_000_001)
     with pytest.raises(InputError, match="larger than"):
@@ -254,17 +222,3 @@ def test_whatever_a_configuration_holds_it_is_computed_or_refused(changes: dict[
         return
     assert found.block_bytes > 0
     assert (weights.estimated(shape) or 1) > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("num_attention_heads", float("nan"), "num_attention_heads is nan"),
-        ("num_hidden_layers", float("inf"), "num_hidden_layers is inf"),
-        ("layer_types", [["full_attention"]] * 2, "unknown state"),
-    ],
-)
-def test_json_that_is_no_number_or_name_is_refused(name: str, value: object, said: str) -> None:
-    """json.loads reads NaN and Infinity."""
-    with pytest.raises(InputError, match=said):
-        from_config({"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 64, name: value}, "odd")

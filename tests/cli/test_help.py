@@ -29,27 +29,3 @@ def test_help_has_examples_that_can_be_given(command: str, capsys: Capsys) -> No
             parser.parse_args(shlex.split(own))
         except InputError as error:
             pytest.fail(f"{own.strip()}: {error}")
-
-
-@pytest.mark.parametrize("width", ["60", "100"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_keeps_options_whole_and_wraps_prose(
-    command: str, width: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", width)
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if re.search(r"(?:\w|(?<!\S)-)-$", line)] == [], "an option broken at its hyphen"
-    start = next(number for number, line in enumerate(lines) if "Exit status:" in line)
-    assert max(len(line) for line in lines[start:]) <= int(width)
-
-
-def test_the_help_of_serve_begins_with_what_most_need(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
-    first_screen = "\n".join(capsys.readouterr().out.splitlines()[:40])
-    assert first_screen.startswith("usage: kvpressure serve [setting ...]\n\nRun the exporter.")
-    for option in ("--config", "--engine.target", "--web.listen-address", "--thresholds", "--record.directory"):
-        assert f"\n  {option} " in first_screen

@@ -37,10 +37,6 @@ def test_a_wrong_value_is_refused_in_one_form(capsys: pytest.CaptureFixture[str]
     assert said.count("\n") == 1
 
 
-def test_there_are_such_options() -> None:
-    assert {"audit", "capacity", "diagnose", "mitigate", "probe", "record"} <= {name for name, _ in _checked()}
-
-
 @pytest.mark.parametrize(
     ("parse", "accepted", "refused"),
     [

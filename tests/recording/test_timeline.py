@@ -74,49 +74,5 @@ def test_what_is_no_number_in_json_is_null() -> None:
     assert line["signals"]["kv_slope_per_second"] is None
 
 
-def test_only_changes_are_shown_with_their_reasons() -> None:
-    timeline = Timeline()
-    first = list(timeline.lines(0.0, (engine("healthy", supporting=("tokens flow",)),)))
-    assert first == [
-        "1970-01-01 00:00:00Z  +0 s  ns/pod model engine 0  healthy, confidence 0.80",
-        "    for: tokens flow",
-    ]
-    assert list(timeline.lines(5.0, (engine("healthy"),))) == []
-    pressed = engine("kv_pressure", "saturated", supporting=("cache full",), opposing=("no preemption",))
-    assert list(timeline.lines(10.0, (pressed,))) == [
-        "1970-01-01 00:00:10Z  +10 s  ns/pod model engine 0  healthy -> kv_pressure (saturated), confidence 0.80",
-        "    for: cache full",
-        "    against: no preemption",
-    ]
-    worse = engine("kv_pressure", "thrashing", supporting=("preempting",))
-    assert next(timeline.lines(15.0, (worse,))).endswith(
-        "kv_pressure (saturated) -> kv_pressure (thrashing), confidence 0.80"
-    )
-
-
-def test_conditions_appear_and_disappear() -> None:
-    timeline = Timeline()
-    list(timeline.lines(0.0, (engine("idle", conditions={"crash_loop": False}),)))
-    assert list(timeline.lines(1.0, (engine("idle", conditions={"crash_loop": True}),)))[1:] == [
-        "    condition crash_loop: now true"
-    ]
-    assert list(timeline.lines(2.0, (engine("idle", conditions={"crash_loop": None}),)))[1:] == [
-        "    condition crash_loop: no longer true"
-    ]
-
-
-def test_unknown_says_what_is_missing() -> None:
-    lines = list(Timeline().lines(0.0, (engine("unknown", missing=("KV usage",)),)))
-    assert lines[1:] == ["    missing: KV usage"]
-
-
-def test_the_summary_adds_up() -> None:
-    timeline = Timeline()
-    for t in range(0, 100, 10):
-        shown = list(timeline.lines(float(t), (engine("idle" if t < 40 else "healthy"),)))
-        assert bool(shown) == (t in (0, 40))
-    assert list(timeline.summary()) == ["ns/pod model engine 0: healthy 50 s, idle 40 s"]
-
-
 def test_any_time_a_recording_claims_can_be_shown() -> None:
     assert list(Timeline().lines(1e300, (engine("idle"),)))

@@ -117,31 +117,6 @@ def test_documented_boundaries_of_memory(
     assert items["gpu_memory_utilization_demanding"]["result"] == second
 
 
-@pytest.mark.parametrize("args", ["", "--max-num-seqs 512"])
-def test_without_a_usual_request_no_concurrency_is_recommended(capsys: Capsys, args: str) -> None:
-    served, asked = (
-        f"--args=vllm serve meta-llama/Llama-3.1-8B {args}",
-        "audit --gpu H100:80 --vllm-version 0.11.2 --all",
-    )
-    _, text, _ = run(capsys, asked, served)
-    assert "give --context TOKENS (prompt plus output of a usual request) to compute a value" in text
-    assert not re.search(r"do:  --max-num-seqs \d", text)
-    _, text, _ = run(capsys, f"{asked} --context 3000", served)
-    assert re.search(r"do:  --max-num-seqs [1-9]\d+ \(fits at gpu-memory-utilization 0.7", text)
-
-
-def test_version_and_gpu_decide_the_defaults(capsys: Capsys, tmp_path: Path) -> None:
-    for more, seqs, share in (
-        ("--vllm-version 0.20.0 --gpu A100:80", "256", "0.92"),
-        ("--vllm-version 0.7.3", "256", "0.9"),
-        ("--gpu L40S:48", "256", "0.9"),
-        ("", "1024", "0.9"),
-    ):
-        _, items = audit(capsys, tmp_path, deployment(), more=more)
-        assert items["max_num_seqs_explicit"]["found"].startswith(f"{seqs} (")
-        assert items["gpu_memory_utilization"]["found"].startswith(f"{share} (")
-
-
 def test_what_is_not_seen_is_not_judged(capsys: Capsys, tmp_path: Path) -> None:
     hidden = deployment(image="registry.example/vllm:latest", command=["/start.sh"], args=["/start.sh"])
     status, items = audit(capsys, tmp_path, hidden)
@@ -198,13 +173,6 @@ def test_a_worker_that_only_joins_the_leader_is_not_judged(capsys: Capsys, tmp_p
         file = tmp_path / name
         file.write_text(yaml.safe_dump({"kind": kind, "metadata": {"name": "big"}, "spec": spec}))
         assert len(answer(capsys, "audit", file)[1]["servers"]) == 1
-
-
-def test_two_deployments_of_one_model_may_be_apart(capsys: Capsys, tmp_path: Path) -> None:
-    long = deployment([*GOOD[2:], "--max-model-len", "65536"])
-    long["metadata"]["name"] = "chat-long"
-    _, items = audit(capsys, tmp_path, deployment(GOOD), long)
-    assert items["separate_long_context"]["result"] == "pass"
 
 
 def template_of(document: dict[str, Any]) -> Any:
@@ -402,50 +370,12 @@ def sglang(capsys: Capsys, arguments: str, more: str = "") -> dict[str, Any]:
     return items_of(capsys, f"python3 -m sglang.launch_server {arguments}", more)
 
 
-@pytest.mark.parametrize(
-    ("share", "usual", "demanding"),
-    [("0.6", "pass", "pass"), ("0.65", "pass", "info"), ("0.7", "pass", "info"), ("0.85", "info", "info")],
-)
-def test_a_share_that_is_no_limit_of_sglang_is_judged_by_its_value(
-    capsys: Capsys, share: str, usual: str, demanding: str
-) -> None:
-    items = sglang(capsys, f"--model-path m --mem-fraction-static {share}", "--demanding")
-    assert items["gpu_memory_utilization"]["result"] == usual
-    assert items["gpu_memory_utilization"]["found"] == f"{float(share):g}, set"
-    assert items["gpu_memory_utilization_demanding"]["result"] == demanding
-    assert items["memory_targets_documented"]["result"] == "pass"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name", "found", "documented"),
-    [
-        ("", "gpu_memory_utilization", "not set; the default depends on version and GPU", "not set"),
-        ("", "max_num_batched_tokens_explicit", "not set; the default depends on version and GPU", "not set"),
-        ("--chunked-prefill-size -1", "max_num_batched_tokens_explicit", "set to '-1', which is no limit", "no limit"),
-    ],
-)
-def test_not_set_and_no_limit_are_two_things(
-    capsys: Capsys, arguments: str, name: str, found: str, documented: str
-) -> None:
-    items = sglang(capsys, f"--model-path m --max-running-requests 4 {arguments}")
-    said = {"not set": "not set", "no limit": "set to no limit"}
-    section = "memory_targets" if name.startswith("gpu") else "concurrency_limits"
-    assert items[name]["result"] == "fail"
-    assert items[name]["found"].startswith(found)
-    assert items[f"{section}_documented"]["found"].startswith(f"{said[documented]}: ")
-
-
 def test_a_share_that_sglang_refuses_fails(capsys: Capsys, tmp_path: Path) -> None:
     command = ["python3", "-m", "sglang.launch_server", "--model-path=m", "--mem-fraction-static=1.5"]
     _, items = audit(capsys, tmp_path, deployment(command=command, image="lmsysorg/sglang:v0.5.9"))
     assert items["gpu_memory_utilization"]["result"] == "fail"
     assert items["gpu_memory_utilization"]["found"].startswith("set to '1.5', which SGLang does not accept")
     assert items["memory_targets_documented"]["found"].startswith("SGLang does not accept its value: ")
-
-
-def test_a_length_that_is_left_to_vllm_is_not_said_to_be_refused(capsys: Capsys) -> None:
-    for length in ("auto", "-1"):
-        assert "does not accept" not in run(capsys, "audit", f"--args=vllm serve m --max-model-len {length}")[1]
 
 
 @pytest.mark.parametrize(

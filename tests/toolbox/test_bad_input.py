@@ -193,29 +193,6 @@ def test_a_name_that_can_be_no_file(capsys: Capsys, command: list[str], name: st
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["replay", "/no/such"],
-        ["replay", str(KV03), "--thresholds", "/no/such"],
-        ["replay", str(KV03), "--openmetrics", "/no/such/out"],
-        ["diagnose", "/no/such.gz"],
-        ["record", "--out", "/no/such/r.jsonl"],
-        ["bundle", "--values", "/no/such"],
-        ["bundle", "--out", "/proc/no/such/out"],
-        ["audit", "/no/such"],
-        ["probe", "http://127.0.0.1:1", "--api-key-file", "/no/such"],
-        ["serve", "--config", "/no/such"],
-        ["serve", "--thresholds", "/no/such"],
-    ],
-    ids=" ".join,
-)
-def test_a_file_that_the_system_refuses(capsys: Capsys, words: list[str]) -> None:
-    said = refused(capsys, "", *words)
-    file = "/proc/no" if "bundle" in words and "--out" in words else words[-1]  # the directory that cannot be made
-    assert f"{file}: No such file or directory; give a" in said
-
-
-@pytest.mark.parametrize(
     "arguments",
     [
         ["probe", "http://127.0.0.1:1", "--yes", "--api-key-file", "{}"],

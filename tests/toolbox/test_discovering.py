@@ -77,14 +77,6 @@ def test_an_exporter_adds_the_limits_in_force(capsys: Capsys, serve_json: ServeJ
     }
 
 
-def test_a_pod_that_does_not_run_has_no_address_yet(capsys: Capsys, tmp_path: Path) -> None:
-    container = {"name": "vllm", "image": "vllm/vllm-openai", "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    spec = {"template": {"spec": {"containers": [container]}}}
-    file = written(tmp_path, {"kind": "Deployment", "metadata": {"name": "chat"}, "spec": spec})
-    assert entries(capsys, "-f", file)["vllm"]["address"] == "http://<pod IP>:8000/metrics"
-    assert "  metrics: http://<pod IP>:8000/metrics\n" in run(capsys, "discover -f", file)[1]
-
-
 def test_the_text_says_why_and_the_status_whether_something_is_not_scraped(capsys: Capsys) -> None:
     status, said, _ = run(capsys, "discover -f", PODS / "aibrix/deployment.json")
     assert (status, "vllm-openai: engine (" in said) == (0, True)

@@ -98,21 +98,6 @@ def test_a_plan_has_the_values_of_the_whole_watch(clock: FakeClock, serve_pod: S
     assert clock.t - begin >= SECONDS
 
 
-def test_a_terminal_is_told_what_is_waited_for(
-    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, serve_pod: ServePod
-) -> None:
-    _, url = serve_pod(CHAT, 60)
-    monkeypatch.setattr("kvpressure.toolbox.terminal.sys.stderr.isatty", lambda: True, raising=False)
-    _, _, err = run(capsys, f"diagnose {url}")
-    first, *_, last = err.splitlines()
-    assert "a second scrape" in first
-    assert "healthy so far, waiting for short peaks" in last
-    assert len(err.splitlines()) < 8, "one line for each thing, not for each second"
-    _, more = serve_pod(CHAT, 60)
-    _, _, err = run(capsys, f"diagnose {url} {more}")
-    assert err.splitlines()[-1].endswith("waiting for short peaks; and 1 more ...")
-
-
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, clock: FakeClock, seconds: float) -> None:
     """Ctrl-C while the watch sleeps."""
     end, sleep = clock.t + seconds, clock.sleep

@@ -14,12 +14,9 @@ import yaml
 from kvpressure.advice.caps import Caps, PlanInput
 from kvpressure.advice.plan import pressure_plan
 from kvpressure.model.signals import ContextSignals
-from kvpressure.model.state import Found
 from kvpressure.settings.thresholds import builtin
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.live_pages import GivenGpu
-from kvpressure.toolbox.mitigation_check import Outcome
-from kvpressure.toolbox.mitigation_report import outcome_lines
 from tests.helpers.command import Capsys, answer, refused, run
 from tests.helpers.stated_engine import StatedEngine, engine_from, plan_of
 from tests.toolbox.conftest import FIXTURES, FakeClock, ServeJson, ServePod
@@ -326,21 +323,6 @@ def test_silence_proves_no_recovery(capsys: Capsys, serve_pod: ServePod) -> None
     text = text_of(capsys, f"--verify {url} --verify-seconds 60", 1)
     assert text.startswith("NOT PROVEN after")
     assert "no traffic" in text
-
-
-@pytest.mark.parametrize(
-    ("verdict", "queue", "headline"),
-    [
-        ("healthy", True, "NOT PROVEN"),
-        ("healthy", None, "NOT PROVEN"),
-        ("healthy", False, "NOT RECOVERED"),
-        ("kv_pressure", True, "NOT RECOVERED"),
-    ],
-)
-def test_well_at_the_end_only_is_no_failure(verdict: str, queue: bool | None, headline: str) -> None:
-    text = "\n".join(outcome_lines(Outcome(False, "chat-0", verdict, 40, (Found("queue", queue, "0"),))))
-    assert text.startswith(headline)
-    assert ("not for 30 s without a break" in text) is (headline == "NOT PROVEN")
 
 
 def test_a_server_that_stays_full_has_not(capsys: Capsys, serve_pod: ServePod) -> None:

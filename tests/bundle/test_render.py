@@ -47,15 +47,6 @@ def test_every_link_of_a_bundle_in_an_empty_directory_leads_somewhere(tmp_path: 
     assert "values (docs/operations.md)" in reasons.read_text(), "pages elsewhere are named"
 
 
-def test_the_readme_of_the_alerts_lists_the_files_beside_it(tmp_path: Path) -> None:
-    write(render(Options(builtin().override({"objective_ttft_ratio": 0.95}, "test"))), tmp_path)
-    beside = tmp_path / "alerts"
-    listed = set(re.findall(r"`([\w*/-]+\.(?:yaml|json))`(?=[^|]*\|[^|]*\|\n)", (beside / "README.md").read_text()))
-    found = {path for path in beside.rglob("*") if path.is_file() and path.name != "README.md"}
-    assert {path for pattern in listed for path in beside.glob(pattern)} == found
-    assert all(any(beside.glob(pattern)) for pattern in listed), listed
-
-
 def test_the_committed_bundle_is_what_would_be_generated(options: Options) -> None:
     found = differences(render(options), ROOT)
     assert not found, "run kvpressure bundle: " + "; ".join(found)

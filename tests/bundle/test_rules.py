@@ -68,15 +68,6 @@ def test_what_wakes_somebody_is_felt_by_users_and_never_a_documented_number(rule
             ), rule["alert"]
 
 
-def test_levels_of_one_alert_share_family_and_are_distinct(groups: tuple[RuleGroup, ...]) -> None:
-    names = [alert.name for group in groups for alert in group.alerts]
-    assert len(names) == len(set(names))
-    for group in groups:
-        for alert in group.alerts:
-            names = [level.name for level in alert.levels]
-            assert len(names) == len(set(names)), alert.name
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_parser_overlooks_no_metric(variant: str) -> None:
     """Or the tests that ask it would pass whatever stands there."""
@@ -154,12 +145,6 @@ def test_annotations_use_only_labels_that_the_expression_returns(variant: str) -
         for name, text in rule["annotations"].items():
             used = set(re.findall(r"\$labels\.(\w+)", text))
             assert used <= returned, f"{rule['alert']} {name}: {used - returned} not in {sorted(returned)}"
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_no_name_runs_into_the_word_before_it(variant: str) -> None:
-    texts = [text for rule in rules_of(variant) for text in rule.get("annotations", {}).values()]
-    assert [text for text in texts if re.search(r"\w\{\{ with [^}]*\}\}\{\{ \.", text)] == []
 
 
 def test_descriptions_say_value_and_documented_threshold(groups: tuple[RuleGroup, ...]) -> None:

@@ -15,32 +15,12 @@ from lab.alerts.replayed import alerts as full_alerts
 from lab.alerts.series import SCRAPE_SECONDS
 
 from kvpressure.bundle.dashboards.vllm_only import VARIABLES
-from kvpressure.bundle.render import HEADER, VLLM_ONLY, VLLM_ONLY_DASHBOARD, VLLM_ONLY_OPERATOR, render
-from kvpressure.bundle.rules import Options
-from kvpressure.bundle.values import BundleValues
-from kvpressure.settings.thresholds import builtin
+from kvpressure.bundle.render import VLLM_ONLY, VLLM_ONLY_DASHBOARD
 from tests.bundle.conftest import ROOT
 
 pytestmark = pytest.mark.live
 
 RULES = ROOT / VLLM_ONLY
-
-
-def test_the_file_says_how_it_is_used_and_what_a_site_changes_is_in_it() -> None:
-    values = BundleValues(
-        exclude=("InferenceOutOfMemory", "InferenceSlow", "pressure", "hardware"),
-        labels={"team": "a"},
-        alert_labels={"GpuLost": {"team": "b"}, "InferenceModelDown": {"team": "c"}},
-    )
-    files = render(Options(builtin(), values))
-    text, operator = files[VLLM_ONLY], yaml.safe_load(files[VLLM_ONLY_OPERATOR])
-    assert operator["spec"] == yaml.safe_load(text)
-    assert operator["metadata"]["name"] != "kvpressure", "kubectl apply would replace the exporter's rules"
-    rules = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"] if "alert" in rule]
-    assert text.startswith(f"# {HEADER}")
-    assert "not beside it" in text
-    assert {rule["labels"]["team"] for rule in rules} == {"a", "c"}
-    assert not {"InferenceSlow", "InferenceKVCachePressure"} & {rule["alert"] for rule in rules}
 
 
 def test_the_page_states_what_fires_on_the_recordings() -> None:

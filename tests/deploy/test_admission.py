@@ -220,11 +220,3 @@ def test_the_pods_are_not_evicted_first_and_a_quota_admits_their_class() -> None
 def test_the_quota_stands_as_the_server_writes_it(number: int, stored: str) -> None:
     documents = render({"priorityClassQuota": {"enabled": True, "pods": number}})
     assert only(documents, "ResourceQuota")["spec"]["hard"] == {"pods": stored}
-
-
-@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
-def test_every_relabeling_has_the_action_that_the_server_would_write(kind: str) -> None:
-    spec = only(render({"monitor": {"kind": kind, "cluster": "one"}}), kind)["spec"]
-    (endpoint,) = spec["podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"]
-    assert len(endpoint["relabelings"]) == 5
-    assert all("action" in rule for rule in endpoint["relabelings"])

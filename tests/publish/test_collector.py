@@ -17,13 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import MemorySignals
-from kvpressure.model.state import VERDICTS, GpuState, State
+from kvpressure.model.state import GpuState, State
 from kvpressure.publish.collector import LABEL_LIMIT, Families, clean, families
 from kvpressure.publish.exposition import Encoder, encode, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
-
-ENGINE_LABELS = ("prod", "chat-0", "org/model", "0")
 
 
 def samples(state: State) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -166,24 +164,6 @@ def test_mig_instances_count_as_the_one_gpu_they_are_part_of() -> None:
     assert named(State(time=NOW, gpus=(full_gpu(), *instances)), "gpus_seen") == {("nvidia",): 1}
 
 
-def test_a_state_set_has_one_series_for_each_name_and_one_is_set() -> None:
-    assert named(full_state(), "verdict") == {(one,): float(one == "kv_pressure") for one in VERDICTS}
-
-
-def test_values_stand_under_their_documented_labels() -> None:
-    state = full_state()
-    assert set(named(state, "requests_waiting_by_reason")) == {("capacity",), ("deferred",)}
-    assert set(named(state, "effective_batch_size")) == {("0.5",), ("0.95",), ("0.99",)}
-    assert set(named(state, "context_length_max_tokens")) == set(named(state, "context_length_mean_tokens")) == {()}
-    assert {kind for kind, _ in named(state, "request_tokens")} == {"prompt", "output", "max_tokens"}
-    assert {phase for phase, _ in named(state, "latency_seconds")} == {"ttft", "inter_token", "e2e", "queue"}
-    assert named(state, "requests_finished_total") == {("stop",): 40, ("length",): 3}
-    assert named(state, "requests_rejected_total") == {("queue_full",): 2, ("http_4xx",): 7, ("http_5xx",): 1}
-    assert named(state, "max_concurrent_requests") == {("args",): 256, ("kv",): 40}
-    assert named(state, "gpu_process_memory_bytes")[("GPU-1", "0", "nvidia", "", "")] == 2**30
-    assert named(state, "container_last_termination_info") == {("prod", "chat-0", "vllm", "OOMKilled", "137"): 1}
-
-
 def test_fragmentation_is_reserved_minus_allocated_in_every_scope() -> None:
     memory = MemorySignals(
         kv_pool_bytes=80.0,
@@ -194,13 +174,6 @@ def test_fragmentation_is_reserved_minus_allocated_in_every_scope() -> None:
     )
     assert memory.fragmentation() == {"allocator": 3.0, "kv_pool": 30.0, "kv_block": 4.0}
     assert MemorySignals(kv_pool_bytes=80.0).fragmentation() == {}
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_none_are_dropped(value: float) -> None:
-    out = Families()
-    out.add("tick_lag_seconds", (), value)
-    assert list(out.collect()) == []
 
 
 def test_a_second_sample_with_the_same_labels_is_dropped_because_it_would_void_the_page() -> None:

@@ -101,37 +101,6 @@ def test_page_and_json_show_each_with_its_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("progress", "value", "text"),
-    [
-        (ProgressSignals(work_present=True, progressing=True, tokens_flow=None, seconds_still=0.0), None, "unknown"),
-        (
-            ProgressSignals(work_present=True, progressing=False, tokens_flow=False, seconds_still=3.0),
-            False,
-            "last movement 3 s ago (threshold 8 s)",
-        ),
-        (
-            ProgressSignals(work_present=True, progressing=True, tokens_flow=True, seconds_still=0.0),
-            False,
-            "are moving",
-        ),
-        (
-            ProgressSignals(work_present=False),
-            False,
-            "no requests are in flight",
-        ),
-    ],
-)
-def test_gauges_are_said_to_move_only_where_that_was_seen(
-    progress: ProgressSignals, value: bool | None, text: str
-) -> None:
-    values = Values(View(Signals(time=NOW, progress=progress), Recent(()), T, 9))
-    values["page_fresh"] = True
-    found = Gathered(values, NAMES)["metrics_frozen"]
-    assert found.value is value
-    assert text in found.text
-
-
-@pytest.mark.parametrize(
     ("recording", "name", "value"),
     [
         ("incidents-fresh/FGPU1", "gpu_fault", True),  # the GPU failed, and the engine with it

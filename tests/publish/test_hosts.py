@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvpressure.publish.web.hosts import Hosts, host_name
+from kvpressure.publish.web.hosts import Hosts
 from tests.publish.clients import connect, receive
 from tests.publish.conftest import Start
 
@@ -77,7 +77,3 @@ def test_addresses_services_and_named_hosts_stay_open_to_browsers(host: str) -> 
 )
 def test_no_other_name_passes(host: str) -> None:
     assert Hosts(("kv.example.com", ".internal.example.com")).refuses({**BROWSER, "host": host}) is not None
-
-
-def test_the_name_is_what_stands_before_the_port() -> None:
-    assert [host_name(text) for text in ("A.b:80", "a", "[::1]:80", "a.b.")] == ["a.b", "a", "::1", "a.b"]

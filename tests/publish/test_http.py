@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvpressure.publish.web.http import HEADERS_LIMIT, BadRequest, Response, head_of, parse_head
+from kvpressure.publish.web.http import HEADERS_LIMIT, BadRequest, parse_head
 
 
 def head(*lines: str) -> bytes:
@@ -35,12 +35,6 @@ def test_header_names_ignore_case_and_lists_join() -> None:
     assert request.headers == {"host": "x", "accept": "a, b"}
 
 
-@pytest.mark.parametrize("line", ["Content-Length: 5", "Transfer-Encoding: chunked"])
-def test_a_body_is_noticed_and_ends_the_connection(line: str) -> None:
-    request = parse_head(head("POST / HTTP/1.1", "Host: x", line))
-    assert (request.has_body, request.keep_alive) == (True, False)
-
-
 @pytest.mark.attack(
     "malformed requests: smuggling, traversal, long URLs, HTTP/0.9, endless headers, line feeds alone",
     "4xx, 5xx or a closed connection",
@@ -50,13 +44,10 @@ def test_a_body_is_noticed_and_ends_the_connection(line: str) -> None:
     [
         (["GET /"], 400),
         (["GET  / HTTP/1.1"], 400),
-        (["GET / HTTP/1.1 "], 400),
-        (["GET / http/1.1"], 400),
         ([""], 400),
         (["G\x00T / HTTP/1.1", "Host: x"], 400),
         (["GET /\x7f HTTP/1.1", "Host: x"], 400),
         (["GET metrics HTTP/1.1", "Host: x"], 400),
-        (["GET ftp://x/ HTTP/1.1", "Host: x"], 400),
         (["CONNECT host:80 HTTP/1.1", "Host: x"], 400),
         (["PRI * HTTP/2.0"], 505),
         (["GET / HTTP/1.1"], 400),
@@ -64,7 +55,6 @@ def test_a_body_is_noticed_and_ends_the_connection(line: str) -> None:
         (["GET / HTTP/1.1", "Host: x", " folded"], 400),
         (["GET / HTTP/1.1", "Host : x"], 400),
         (["GET / HTTP/1.1", "Host: a\x00b"], 400),
-        (["GET / HTTP/1.1", "nonsense"], 400),
         (["GET / HTTP/1.1", "Host: x", "Authorization: a", "Authorization: b"], 400),
         (["GET / HTTP/1.1", "Host: x", *["X: y"] * HEADERS_LIMIT], 431),
     ],
@@ -73,11 +63,3 @@ def test_what_is_malformed_is_refused(lines: list[str], status: int) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_head(head(*lines))
     assert caught.value.status == status
-
-
-def test_the_headers_of_a_response_are_framed() -> None:
-    text = head_of(Response(200, b"abc", headers={"X-Frame-Options": "deny"}), keep_alive=True).decode()
-    assert text.startswith("HTTP/1.1 200 OK\r\n")
-    assert "Content-Length: 3\r\n" in text
-    assert "X-Frame-Options: deny\r\n" in text
-    assert text.endswith("Connection: keep-alive\r\n\r\n")

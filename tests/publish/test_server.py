@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import resource
 import socket
 import struct
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.publish.exposition import CLASSIC_TYPE, OPENMETRICS_TYPE
+from kvpressure.publish.exposition import CLASSIC_TYPE
 from kvpressure.publish.web import server as server_module
 from kvpressure.publish.web.http import HttpRequest, Response, text_response
 from kvpressure.publish.web.server import CONNECTIONS, ListenError, Server
@@ -70,13 +69,6 @@ class TestSite:
         assert len(got.body) == int(got.headers["content-length"])
         assert headed.body == b""
         assert headed.headers == got.headers
-
-    def test_metrics_come_in_the_dialect_that_is_asked_for(self, start: Start) -> None:
-        port = start()
-        answer = ask(port, headers="Accept: application/openmetrics-text;version=1.0.0\r\n")
-        assert answer.headers["content-type"] == OPENMETRICS_TYPE
-        assert answer.body.endswith(b"# EOF\n")
-        assert b"# EOF" not in ask(port).body
 
     @pytest.mark.parametrize(
         ("header", "packed"), [("deflate, gzip;q=0.5", True), ("*", True), ("gzip;q=0", False), ("", False)]
@@ -436,21 +428,6 @@ class TestLife:
         assert data.endswith(BIG)
         assert time.monotonic() - began < 2
         silent.close()
-
-
-def test_the_json_says_everything_and_is_valid(start: Start, published: Published) -> None:
-    broken = replace(published.state.engines[0].signals.kv, kv_seconds_to_full=float("inf"))
-    engine = replace(published.state.engines[0], signals=replace(published.state.engines[0].signals, kv=broken))
-    published.state = replace(published.state, engines=(engine,))
-    document = json.loads(ask(start(), "/api/v1/diagnosis").body, parse_constant=pytest.fail)
-    one = document["engines"][0]
-    assert (one["verdict"], one["stage"], one["confidence"]) == ("kv_pressure", "saturated", 0.9)
-    assert one["signals"]["kv_seconds_to_full"] is None
-    assert one["documented_signature"]["note"] == "The cache is preallocated."
-    assert one["limits"]["max_num_seqs"] == {"value": 256, "explicit": True, "source": "args", "recommended": 128}
-    assert [owner["pod"] for owner in document["gpus"][0]["owners"]] == ["chat-0", "other-0"]
-    assert document["sources"]["nvidia"]["reason"] == "library_missing"
-    assert document["node"] == "node-1"
 
 
 @pytest.mark.parametrize(

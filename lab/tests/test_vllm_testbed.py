@@ -74,21 +74,3 @@ class TestTruth:
         assert bed.truth_mean(steps, now, 30, by_time=False) == pytest.approx(2.5)
         assert bed.truth_mean(steps, now, 30, by_time=True) == pytest.approx((2 * 1.0 + 8 * 1.0) / 2)
         assert bed.truth_p95(steps, now) == 8.0
-
-
-class TestBook:
-    @pytest.mark.parametrize(("ours", "good"), [(10.2, True), (10.21, False), (None, False)])
-    def test_near_is_within_the_share(self, tools, ours: float | None, good: bool) -> None:
-        book = tools["testbed"].Book()
-        book.near("steady", "mean", ours, 10.0, ratio=0.02)
-        assert book.lines[0][2] is good
-
-    def test_the_report_says_what_was_run_and_what_failed(self, tools) -> None:
-        testbed = tools["testbed"]
-        book = testbed.Book()
-        book.check("idle", "is idle", True, "idle 100%")
-        book.check("steady", "is healthy", False, "stalled")
-        whole, part = (testbed.report(book, 600.0, names) for names in (testbed.PARTS, ["one"]))
-        assert "2 checks, 1 failed; all parts in one run, 10.0 minutes" in whole
-        assert "only the parts one" in part
-        assert "| steady | is healthy | **failed** | stalled |" in whole

@@ -37,9 +37,6 @@ def counter(node: SimulatedNode, name: str) -> float:
     return page.engines[0].counters[name]
 
 
-# --- traffic ----------------------------------------------------------------------------------------------------
-
-
 # --- pods -------------------------------------------------------------------------------------------------------
 
 
@@ -59,19 +56,6 @@ def test_a_rollout_takes_the_pod_away_and_starts_its_counters_anew(node: Simulat
     assert container(node).cpu_usage_seconds < 10
     page = parse_scrape(node.metrics(CHAT), target="t", time=clock.now)
     assert page.page["process_start_time_seconds"] == START + 36
-
-
-def test_throttling_is_in_the_cgroup_and_the_quota_is_used_up(node: SimulatedNode, clock: Clock) -> None:
-    clock.now += 10
-    calm = container(node)
-    assert calm.cpu_throttled_periods == 0
-    assert calm.cpu_periods == 100
-    assert calm.cpu_usage_seconds == pytest.approx(11, abs=1.2)
-    node.apply({CHAT: PodChange(cpu_limit_cores=0.5, throttled=0.8, host_factor=40.0)}, clock.now)
-    clock.now += 10
-    starved = container(node)
-    assert starved.cpu_throttled_periods == pytest.approx(80, abs=2)
-    assert starved.cpu_usage_seconds - calm.cpu_usage_seconds == pytest.approx(5, abs=0.1)
 
 
 def test_a_stall_freezes_the_page_but_not_the_api_server(node: SimulatedNode, clock: Clock) -> None:

@@ -6,12 +6,9 @@ import gzip
 import re
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.utils import floatToGoString
 
 from lab.demo.model import LLAMA_2_13B
-from lab.demo.number_format import number
 from lab.demo.page import Page
 from lab.demo.requests import EngineConfig, SimulatedRequest
 from lab.demo.simulator import SimulatedEngine
@@ -76,8 +73,3 @@ def test_values_are_those_of_the_engine() -> None:
     assert samples["vllm:inter_token_latency_seconds_bucket", "+Inf"] == 49
     assert samples["vllm:inter_token_latency_seconds_bucket", "0.01"] == 0
     assert samples["vllm:request_success_created", None] == START
-
-
-@pytest.mark.parametrize("value", [0, 1, 0.5, 1e-7, 123456.0, 1234567.0, 1.7e9, 1.23e15, float("inf"), float("-inf")])
-def test_numbers_are_written_as_the_client_library_does(value: float) -> None:
-    assert number(value) == floatToGoString(value)

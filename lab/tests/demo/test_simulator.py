@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from lab.demo.counters import Books, BucketCounts
 from lab.demo.model import LLAMA_2_13B
-from lab.demo.page import Page
 from lab.demo.requests import EngineConfig, SimulatedRequest, SimulationError
 from lab.demo.simulator import SimulatedEngine
 
@@ -199,75 +197,6 @@ def test_overcommitting_13b_costs_latency_and_not_throughput() -> None:
     assert 1000 < over.books.preemptions < 2500
     calm, pressed = (quantile_bound(e.books.per_output_token, 0.99) for e in (fits, over))
     assert 2 <= pressed / calm <= 5
-
-
-# --- when things are booked -------------------------------------------------------------------------------------
-
-
-def under_pressure(config: EngineConfig) -> SimulatedEngine:
-    """Eight requests that fit at first and outgrow the cache."""
-    engine = SimulatedEngine(replace(config, kv_pool_tokens=1296, max_num_seqs=16), START)
-    for _ in range(12):
-        engine.submit(SimulatedRequest(START, 90, 150, 150))
-    return engine
-
-
-def watch(engine: SimulatedEngine, seconds: float) -> list[tuple[float, int, int, int]]:
-    """``(seconds, running, waiting, counted preemptions)`` twenty times a second."""
-    rows = []
-    for tick in range(int(seconds * 20)):
-        engine.advance(START + tick / 20)
-        rows.append((tick / 20, engine.books.running, engine.books.waiting, engine.books.preemptions))
-    return rows
-
-
-@pytest.mark.parametrize("async_scheduling", [True, False])
-def test_the_preemption_counter_lags_without_async_scheduling(async_scheduling: bool) -> None:
-    engine = under_pressure(replace(SMALL, async_scheduling=async_scheduling, max_num_batched_tokens=2048))
-    rows = watch(engine, 8)
-    seen = next(time for (_, r0, w0, _), (time, r1, w1, _) in pairwise(rows) if r1 < r0 and w1 > w0)
-    counted = next(time for time, _, _, preemptions in rows if preemptions)
-    if async_scheduling:
-        assert counted == seen
-    else:
-        assert counted > seen + 0.5  # only when the victim gets its next token
-
-
-def test_the_whole_prompt_is_booked_at_the_first_token() -> None:
-    engine = SimulatedEngine(replace(SMALL, max_num_batched_tokens=64), START)
-    engine.submit(SimulatedRequest(START, 250, 4, 4))
-    lumps = set()
-    for tick in range(100):
-        engine.advance(START + tick / 100)
-        lumps.add(engine.books.prompt_tokens)
-        if engine.books.iteration.total == 0:
-            assert engine.books.prompt_tokens == 0  # four steps of prompt chunks have no output
-    assert lumps == {0, 250}
-    assert engine.books.iteration.counts[token_bucket(engine, 256)] == 1
-
-
-def token_bucket(engine: SimulatedEngine, bound: float) -> int:
-    return engine.books.iteration.bounds.index(bound)
-
-
-def test_gauges_freeze_between_steps_and_in_a_stall() -> None:
-    engine = SimulatedEngine(SMALL, START)
-    engine.submit(SimulatedRequest(START, 50, 100, 100))
-    engine.advance(START + 1)
-    page = Page(engine, START)
-    frozen = page.render()
-    engine.stall()
-    engine.submit(SimulatedRequest(START + 2, 50, 100, 100))
-    engine.advance(START + 60)
-    still = page.render()
-    assert [line for line in still.splitlines() if line.startswith("vllm:")] == [
-        line for line in frozen.splitlines() if line.startswith("vllm:")
-    ]
-    assert engine.in_flight == 2
-    engine.resume(START + 60)
-    engine.advance(START + 90)
-    assert engine.in_flight == 0
-    assert quantile_bound(engine.books.inter_token, 1.0) == 80  # the one gap of a minute
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------

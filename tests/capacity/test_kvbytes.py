@@ -15,6 +15,8 @@ from kvpressure.capacity.kvbytes import (
     CACHE_DTYPES,
     CacheLayout,
     Parallel,
+    _stages,
+    kv_bytes_per_token,
     layer_bytes,
     layout,
 )
@@ -380,6 +382,16 @@ def test_full_layers_of_different_size_share_one_block() -> None:
     found = layout(mixed(Layer("full", 8, 128, 128), Layer("full", 4, 64, 64)))
     assert found.uniform
     assert found.bytes_per_token == 8 * 256 * 2 + 4 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [(61, 4, [15, 15, 16, 15]), (7, 4, [2, 2, 2, 1]), (8, 4, [2, 2, 2, 2]), (5, 5, [1] * 5), (3, 2, [2, 1])],
+)
+def test_the_last_stage_gets_no_remainder(layers: int, stages: int, sizes: list[int]) -> None:
+    found = _stages(layers, stages)
+    assert [len(stage) for stage in found] == sizes
+    assert [position for stage in found for position in stage] == list(range(layers))
 
 
 def test_groups_of_nearly_equal_counts_are_not_split() -> None:

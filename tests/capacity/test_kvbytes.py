@@ -16,7 +16,6 @@ from kvpressure.capacity.kvbytes import (
     CacheLayout,
     Parallel,
     _stages,
-    kv_bytes_per_token,
     layer_bytes,
     layout,
 )

@@ -30,6 +30,12 @@ COUNTERS = {
     "prefix_queries": ["vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"],
     "cached:external_unspecified": ["vllm:external_prefix_cache_hits_total"],
     "prefix_hits": ["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"],
+    "transfers": ["vllm:nixl_xfer_time_seconds_count"],
+    "transfer_seconds": ["vllm:nixl_xfer_time_seconds_sum"],
+    "transfer_bytes": ["vllm:nixl_bytes_transferred_sum"],
+    "transfers_failed": ["vllm:nixl_num_failed_transfers_total"],
+    "leases_expired": ["vllm:nixl_num_kv_expired_reqs_total"],
+    "read_after_expiry": ["vllm:nixl_num_notifications_after_expiry_total"],
     "estimated_flops": ["vllm:estimated_flops_per_gpu_total"],
     "estimated_read_bytes": ["vllm:estimated_read_bytes_per_gpu_total"],
     "estimated_write_bytes": ["vllm:estimated_write_bytes_per_gpu_total"],
@@ -128,6 +134,10 @@ def independent_reading(text: str) -> tuple[dict, dict, dict]:
 def _split_families(samples, engine) -> None:
     for sample in samples["vllm:num_requests_waiting_by_reason"]:
         engine(sample)["gauges"]["waiting_" + sample.labels["reason"]] = sample.value
+    loads = {"in_progress": "loads", "waiting_to_start": "loads_to_start"}
+    for sample in samples["vllm:num_requests_kv_fetch_by_stage"]:
+        if sample.labels["stage"] in loads:
+            engine(sample)["gauges"][loads[sample.labels["stage"]]] = sample.value
     for sample in samples["vllm:engine_sleep_state"]:
         if sample.labels["sleep_state"] != "awake":
             gauges = engine(sample)["gauges"]

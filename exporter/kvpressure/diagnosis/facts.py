@@ -361,7 +361,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "KV blocks are wanted again long before they are evicted",
         when_known(lambda v, kept, wanted: wanted >= v.t["most_ratio"] * kept, "kept_seconds", "wanted_seconds"),
         "evicted after {kept_seconds}, wanted after {wanted_seconds}",
-        "needs KV events, or --kv-cache-metrics of vLLM",
+        "needs KV events, or the ages of evicted blocks",
     ),
     Finding(
         "few_cache_hits",

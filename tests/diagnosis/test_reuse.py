@@ -142,4 +142,6 @@ def test_reuse_is_measured_and_predicted():
     assert (kv.kv_working_set_tokens, kv.reuse_seconds) == (4 * 667_000, pytest.approx({"eviction": 40, "reuse": 100}))
     preempted = played(**{**AGENT, **LOST, "preemptions": 0.05}).states[-1].signals.kv
     assert preempted.prefill_repeated_ratio == pytest.approx((9_500 - 0.05 * 110_400) / 10_560, abs=0.01)
+    assert preempted.prefix_hit_ratio["4"] == pytest.approx(0.04 + (9_000 - 0.05 * 110_400) / 11_000, abs=0.01)
+    assert preempted.prefix_hit_ratio["2"] == pytest.approx(0.04, abs=0.001), "its blocks came back by preemption"
     assert played(**AGENT).states[-1].signals.kv.reuse_seconds_estimated == pytest.approx({"eviction": 42.2}, abs=0.5)

@@ -186,15 +186,15 @@ def reuse(window: EngineWindow, room: float | None, context: float | None, loads
     if window.last is None or again is None or now is None or loads:
         return Reuse(ratios, estimated=kept)
     asked = window.rate(r.PREFIX_QUERIES, FIVE_MINUTES)
+    preempted = (window.rate(r.PREEMPTIONS, FIVE_MINUTES) or 0.0) * (context or 0.0)  # stored again, and not asked for
     for name in _FACTORS.values():
         gain = window.rate(r.KV_GAIN_PREFIX + name, FIVE_MINUTES)
         if gain is not None and asked:
-            ratios[name] = min(1.0, now + gain / asked)
+            ratios[name] = min(1.0, now + max(0.0, gain - preempted) / asked)
     age, gap = (window.rate(name, FIVE_MINUTES) or 0.0 for name in (r.KV_AGAIN_AGE, r.KV_AGAIN_GAP))
     seconds = dict(zip(UNTIL, (age / again, (age + gap) / again), strict=True)) if again else {}
     computed = window.rate(r.PROMPT_TOKENS_COMPUTED, FIVE_MINUTES)
     computed = (1.0 - now) * (asked or 0.0) if computed is None else computed
-    preempted = (window.rate(r.PREEMPTIONS, FIVE_MINUTES) or 0.0) * (context or 0.0)
     share = min(1.0, max(0.0, again - preempted) / computed) if computed else None
     return Reuse(ratios, share, seconds, kept)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 
+import msgspec
 import pytest
 
 from kvpressure.kvevents.contents import FLOOD, GAP, LATE, SILENT
@@ -135,7 +137,7 @@ def test_a_lost_connection_to_the_same_process_loses_nothing(follow):
         one = follow(publisher)
         publisher.send(stored(1))
         until(one, lambda r: r.resident_tokens == 16 * 1)
-        one._live.close()
+        one._peers[0].close()
         publisher.send(stored(2), lost=True)
         until(one, lambda r: r.resident_tokens == 16 * 2 and r.reason == "")
 
@@ -164,6 +166,49 @@ def test_a_flood_is_cut_off(follow, monkeypatch):
             publisher.send(stored(*range(number * 1000, number * 1000 + 1000)))
         reading = until(one, lambda r: r.reason == FLOOD)
         assert reading.resident_tokens == 0
+
+
+@contextmanager
+def sending(data: bytes, pause: float) -> Iterator[int]:
+    """A port that greets and sends the same data again and again; closed sockets end it."""
+
+    def serve() -> None:
+        accepted, _ = server.accept()
+        with accepted, suppress(OSError):
+            accepted.sendall(GREETING)
+            while True:
+                accepted.sendall(data)
+                sleep(pause)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+BATCH = b"\x01\x00" + b"\x01\x08" + bytes(8) + b"\x00\x0c" + msgspec.msgpack.encode([1.0, [], 0])
+
+
+@pytest.mark.parametrize("data", [BATCH * 1000, b"\x04\x00" * 10_000], ids=["one number", "commands"])
+def test_whatever_is_sent_without_end_is_cut_off(monkeypatch, data):
+    monkeypatch.setattr(subscription, "_CPU_SECONDS", 0.1)
+    with sending(data, 0.0) as port:
+        one = Subscription(("t", "0"), (("127.0.0.1", port), None))
+        try:
+            until(one, lambda r: r.reason == FLOOD)
+        finally:
+            one.close()
+
+
+def test_a_replay_that_trickles_ends_with_the_subscription():
+    with Publisher() as publisher, sending(b"\x04\x00", 0.01) as port:
+        before = set(threading.enumerate())
+        one = Subscription(("t", "0"), (("127.0.0.1", publisher.port), ("127.0.0.1", port)))
+        (thread,) = [each for each in threading.enumerate() if each not in before and each.name == "kv-events"]
+        publisher.wait()
+        sleep(0.2)
+        one.close()
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from time import monotonic, thread_time, time
 from typing import Final
 
@@ -51,7 +52,7 @@ class Subscription:
         self._checked = False  # whether the process that sends is the one that sent the last batch
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._live: Peer | None = None
+        self._peers: list[Peer] = []  # connected now
         self._minute, self._used = 0.0, 0.0
         threading.Thread(target=self._run, name="kv-events", daemon=True).start()
 
@@ -80,8 +81,20 @@ class Subscription:
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
-        if self._live is not None:
-            self._live.close()
+        for peer in tuple(self._peers):
+            peer.close()
+
+    @contextmanager
+    def _connected(self, address: Address) -> Iterator[Peer]:
+        """A connection that ``close`` ends."""
+        with closing(Peer(address, self._pay)) as peer:
+            self._peers.append(peer)
+            try:
+                if self._closed.is_set():
+                    raise SourceError(RESET)
+                yield peer
+            finally:
+                self._peers.remove(peer)
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -98,8 +111,7 @@ class Subscription:
 
     def _follow(self) -> None:
         self._checked = False
-        with closing(Peer(self.addresses[0])) as live:
-            self._live = live
+        with self._connected(self.addresses[0]) as live:
             live.greet(b"SUB", None)
             live.send(SUBSCRIBE_ALL)
             self._catch_up()
@@ -133,7 +145,7 @@ class Subscription:
     def _replayed(self, replay: Address, start: int) -> bool:
         """Take what is sent again from a number on. False if that is not the last batch, as it must be above 0."""
         begun = start > 0
-        with closing(Peer(replay)) as peer:
+        with self._connected(replay) as peer:
             peer.greet(b"DEALER", _REPLAY_SECONDS)
             peer.send(b"", start.to_bytes(8))
             number, payload = peer.batch()
@@ -157,7 +169,6 @@ class Subscription:
             self._contents.begin(reason)
 
     def _apply(self, number: int, payload: bytes) -> None:
-        self._pay()
         self._last = number
         try:
             with _one_at_a_time:

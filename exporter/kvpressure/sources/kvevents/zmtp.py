@@ -7,6 +7,7 @@ bytes, but not a message by frames, so what it holds has no bound; here one mess
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -28,9 +29,12 @@ Address = tuple[str, int]
 
 
 class Peer:
-    """A connected socket. All methods but ``close`` raise ``SourceError`` or ``OSError``."""
+    """A connected socket. All methods but ``close`` raise ``SourceError`` or ``OSError``. ``pay`` is called before more
+    is read, whatever it is.
+    """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, pay: Callable[[], None]) -> None:
+        self._pay = pay
         self._socket = socket.create_connection(address, _CONNECT_SECONDS)
         self._buffer = bytearray()
 
@@ -79,6 +83,7 @@ class Peer:
 
     def _read(self, size: int) -> bytes:
         while len(self._buffer) < size:
+            self._pay()
             part = self._socket.recv(_PART_BYTES)
             if not part:
                 raise SourceError(RESET)

@@ -27,7 +27,8 @@ FLOOD: Final = "flood"
 SILENT: Final = "silent"  # blocks were filled, and nothing was sent
 HYBRID: Final = "hybrid_groups"
 NOT_INSTALLED: Final = "not_installed"
-REASONS: Final = (CONNECTING, LATE, GAP, BAD_EVENTS, FLOOD, SILENT, HYBRID, NOT_INSTALLED)
+SHARED: Final = "shared_endpoint"  # of two targets: whose cache it is, is unknown
+REASONS: Final = (CONNECTING, LATE, GAP, BAD_EVENTS, FLOOD, SILENT, HYBRID, NOT_INSTALLED, SHARED)
 
 
 class Event(NamedTuple):

@@ -280,6 +280,7 @@ _WEB: Final = (
 )
 _EVENTS: Final = (
     _meaning("connecting", "no batch has come yet", "wait"),
+    _meaning("shared_endpoint", "another target has the same endpoint", "give each engine its own in `kv-events`"),
     _meaning(
         "silent",
         "the engine has filled blocks for a minute, and no batch came",

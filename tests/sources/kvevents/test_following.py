@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tests.helpers.vllm_pages as pages
+from kvpressure.kvevents.contents import SHARED
 from kvpressure.model.readings import CacheReading
 from kvpressure.sources.kvevents import following
 from kvpressure.sources.kvevents.following import MAX_FOLLOWED, EventFollower
@@ -49,6 +50,20 @@ def test_each_rank_of_a_server_is_followed_at_its_own_ports(started):
     ]
     assert all(one.capacity_tokens and min(one.done) > 0 for one in started)
     assert [(one.target, one.engine) for one in follower.readings()] == [(TARGET.name, "0"), (TARGET.name, "1")]
+
+
+def test_an_endpoint_is_followed_once(started):
+    follower = EventFollower()
+    other = parse_target("http://10.0.0.6:8000;kv-events=tcp://10.0.0.5:5557")
+    one_engine = replace(PAGE, engines=PAGE.engines[:1])
+    follower.follow(TARGET, one_engine)
+    for _ in range(2):
+        follower.follow(other, replace(one_engine, target=other.name))
+    assert [reading.reason for reading in follower.readings()] == ["", SHARED]
+    follower.keep((other.name,))
+    follower.follow(other, replace(one_engine, target=other.name))
+    assert [(reading.target, reading.reason) for reading in follower.readings()] == [(other.name, "")]
+    assert len(started) == 2
 
 
 def test_what_is_gone_or_has_moved_is_followed_no_more(started):

@@ -7,7 +7,7 @@ from time import time
 from typing import TYPE_CHECKING, Final
 
 from kvpressure.engines.registry import dialect
-from kvpressure.kvevents.contents import NOT_INSTALLED
+from kvpressure.kvevents.contents import NOT_INSTALLED, SHARED
 from kvpressure.model.readings import (
     FINISHED_PREFIX,
     GENERATION_TOKENS,
@@ -32,7 +32,7 @@ class EventFollower:
     """A subscription for each engine of targets with an endpoint of KV events."""
 
     def __init__(self) -> None:
-        self._followed: dict[tuple[str, str], Subscription | None] = {}  # None: a library is missing
+        self._followed: dict[tuple[str, str], Subscription | str] = {}  # or why it is not followed
 
     def follow(self, target: Target, page: Scrape) -> None:
         """Follow the engines of a page. The name of an engine is its data-parallel rank, which gives its ports."""
@@ -47,10 +47,10 @@ class EventFollower:
             if addresses is None or (key not in self._followed and len(self._followed) >= MAX_FOLLOWED):
                 continue
             known = self._followed.get(key)
-            if known is None or known.addresses != addresses:
+            if known is None or isinstance(known, str) or known.addresses != addresses:
                 self._drop(key)
-                self._followed[key] = known = _subscribed(key, addresses)
-            if known is not None:
+                self._followed[key] = known = SHARED if self._follows(addresses[0]) else _subscribed(key, addresses)
+            if not isinstance(known, str):
                 known.capacity_tokens = dialect(engine.dialect).capacity_tokens(engine, page.engines_of_server(engine))
                 known.done = _done(engine.counters)
 
@@ -62,13 +62,16 @@ class EventFollower:
     def readings(self) -> tuple[CacheReading, ...]:
         """What is known of each engine's cache now."""
         return tuple(
-            CacheReading(*key, time(), NOT_INSTALLED) if one is None else one.reading()
+            CacheReading(*key, time(), one) if isinstance(one, str) else one.reading()
             for key, one in self._followed.items()
         )
 
+    def _follows(self, events: Address) -> bool:
+        return any(not isinstance(one, str) and one.addresses[0] == events for one in self._followed.values())
+
     def _drop(self, key: tuple[str, str]) -> None:
         known = self._followed.pop(key, None)
-        if known is not None:
+        if known is not None and not isinstance(known, str):
             known.close()
 
 
@@ -79,9 +82,9 @@ def _done(counters: Mapping[str, float]) -> tuple[float, float]:
     return queries - hits + generated, sum(finished)
 
 
-def _subscribed(key: tuple[str, str], addresses: tuple[Address, Address | None]) -> Subscription | None:
+def _subscribed(key: tuple[str, str], addresses: tuple[Address, Address | None]) -> Subscription | str:
     try:
         from kvpressure.sources.kvevents.subscription import Subscription
     except ImportError:
-        return None
+        return NOT_INSTALLED
     return Subscription(key, addresses)

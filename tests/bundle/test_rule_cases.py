@@ -76,31 +76,46 @@ def test_with_the_kept_series_alone_the_same_alerts_fire(tmp_path: Path, alert: 
     assert test["input_series"] == given or promtool(document, tmp_path) == ""
 
 
-def test_six_idle_prefill_servers_do_not_hide_two_full_decode_servers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pools", "spare"),
+    [
+        (
+            {
+                "decode": {"saturated": (1, 1), "spare_capacity": (0, 0)},
+                "prefill": {"saturated": (0,) * 6, "spare_capacity": (1,) * 6},
+            },
+            ',spare="prefill"',
+        ),
+        ({"decode": {"saturated": (1, 1, 1, 1), "spare_capacity": (0, 0, 0, 0), "slow": (1, 0, 0, 0)}}, ""),
+    ],
+    ids=["six idle prefill servers", "no prefill server is seen, and one decode server is slow"],
+)
+def test_full_decode_servers_are_told_of_another_side_only_where_it_has_room(
+    tmp_path: Path, pools: dict[str, dict[str, tuple[int, ...]]], spare: str
+) -> None:
     """The shares are by pool, and one alert names decode alone."""
-    pools = {
-        "decode": (2, {"saturated": 1, "spare_capacity": 0}),
-        "prefill": (6, {"saturated": 0, "spare_capacity": 1}),
-    }
     of_pool = {role: f'namespace="inf",model_name="m",pool="chat-{role}",role="{role}"' for role in pools}
-    found = [(role, name, value) for role, (_, findings) in pools.items() for name, value in findings.items()]
+    found = [(role, name, values) for role, findings in pools.items() for name, values in findings.items()]
     given = [
         {
             "series": f'kvpressure_finding{{{of_pool[role]},pod="{role}-{n}",engine="0",finding="{name}"}}',
             "values": f"{value}x40",
         }
-        for role, name, value in found
-        for n in range(pools[role][0])
+        for role, name, values in found
+        for n, value in enumerate(values)
     ]
     alert, recording = "InferencePoolImbalanced", "pool:kvpressure_finding:ratio"
-    shares = [{"labels": f'{recording}{{{of_pool[role]},finding="{name}"}}', "value": v} for role, name, v in found]
+    shares = [
+        {"labels": f'{recording}{{{of_pool[role]},finding="{name}"}}', "value": sum(values) / len(values)}
+        for role, name, values in found
+    ]
     firing = f'{{__name__="ALERTS",alertname="{alert}",alertstate="firing",severity="warning",{of_pool["decode"]}'
     expected = [
         {"expr": recording, "eval_time": "30m", "exp_samples": shares},
         {
             "expr": "ALERTS",
             "eval_time": "30m",
-            "exp_samples": [{"labels": f'{firing},kvpressure_family="pressure"}}', "value": 1}],
+            "exp_samples": [{"labels": f'{firing}{spare},kvpressure_family="pressure"}}', "value": 1}],
         },
     ]
     test = {"interval": "1m", "input_series": given, "promql_expr_test": expected}

@@ -99,8 +99,9 @@ def test_a_decode_server_whose_blocks_are_late_lacks_no_replica() -> None:
     assert "Add decode replicas" not in [action.title for action in plan(engine, T).actions]
 
 
-def test_a_pool_without_a_role_is_no_other_side() -> None:
-    found = play_pods(60, {"d-0": Pod(on("decode"), [FULL], BOTH), "x-0": Pod(EnginePool("x"), [PREFILLS])})
+@pytest.mark.parametrize("other", [EnginePool("x"), EnginePool("test-prefill", "prefill")])
+def test_a_pool_without_a_role_or_of_another_deployment_is_no_other_side(other: EnginePool) -> None:
+    found = play_pods(60, {"d-0": Pod(on("decode"), [FULL], BOTH), "x-0": Pod(other, [PREFILLS])})
     assert {engine.imbalance for engine in found.values()} == {None}
 
 

@@ -16,7 +16,7 @@ from kvpressure.diagnosis.findings import PUBLISHED, Gathered, Values
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.frozen import frozen
-from kvpressure.model.pools import OTHER_SIDE
+from kvpressure.model.pools import OTHER_SIDE, are_pair
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import (
     ACTIONABLE,
@@ -164,7 +164,7 @@ class VerdictHysteresis:
 
 def compared(engines: tuple[EngineState, ...], t: Thresholds) -> tuple[EngineState, ...]:
     """The engines, each with how it differs from those of its pool and of its pair's other side, as far as they are
-    seen here; a pair is of one model in one namespace. The comparison of the rule InferencePoolImbalanced, now.
+    seen here; a pair is of one model and one deployment. The comparison of the rule InferencePoolImbalanced, now.
     """
     if len(engines) == 1:
         return engines
@@ -179,7 +179,7 @@ def _imbalance(engine: EngineState, engines: Sequence[EngineState], t: Threshold
     key, most, side = engine.key, t["most_ratio"], OTHER_SIDE.get(engine.pool.role, "")
     of_model = [one for one in engines if (one.key.namespace, one.key.model_name) == (key.namespace, key.model_name)]
     pool = [one for one in of_model if (one.pool.name, one.pool.role) == (engine.pool.name, engine.pool.role)]
-    there = [one for one in of_model if side and one.pool.role == side]
+    there = [one for one in of_model if are_pair(engine.pool, one.pool)]
     alike, seen = _alike(pool, "saturated", True)
     for kind, counts, others, name, holds in (
         (OTHER_HAS_ROOM, full and alike > most * seen, there, "spare_capacity", True),

@@ -17,6 +17,8 @@ KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """The two sides of a pair of pools, and the role of each in the exchange of KV blocks."""
 
 OTHER_SIDE: Final = {"prefill": "decode", "decode": "prefill"}
+OF_PAIR: Final = "(.*?)(?:-?(?:prefill|decode)(.*))?"
+"""What the name of a pool is without its role: the same on both sides of a pair, another one beside it (RE2, too)."""
 _OF_TRANSFER: Final[Mapping[str | None, str]] = {kv_role: side for side, kv_role in KV_ROLES.items()}
 _WORD: Final = re.compile(r"[^a-z0-9]+")
 _REPLICA: Final = re.compile(r"(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?")
@@ -61,6 +63,12 @@ def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
     name = workload.name or _replicated(pod)
     name = f"{name}-{role}" if workload.mixed and role in KV_ROLES else name
     return EnginePool(name, role, source, workload.revision)
+
+
+def are_pair(here: EnginePool, there: EnginePool) -> bool:
+    """Whether they are the two sides of one deployment, by the roles and what the names are without them."""
+    rests = [re.sub(f"^{OF_PAIR}$", r"\1\2", pool.name) for pool in (here, there)]
+    return OTHER_SIDE.get(here.role) == there.role and rests[0] == rests[1]
 
 
 def _replicated(pod: str) -> str:

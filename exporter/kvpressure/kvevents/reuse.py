@@ -100,11 +100,6 @@ class ReuseEstimator:
         self._before = self.evictions
 
     @property
-    def resident(self) -> int:
-        """Blocks in the cache, as far as events were seen."""
-        return len(self._resident) * self.divisor
-
-    @property
     def gain(self) -> Mapping[float, int]:
         """Blocks that were computed again and would have been hits, by factor of the capacity.
 

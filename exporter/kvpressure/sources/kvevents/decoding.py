@@ -64,6 +64,7 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 _BATCH: Final = msgspec.msgpack.Decoder(_Batch)
+_TEXT_BYTES: Final = (*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB)  # with which MessagePack begins a text
 _TEXT: Final = msgspec.msgpack.Decoder(str)
 _EVENT: Final = msgspec.msgpack.Decoder(_WireEvent | Annotated[list[msgspec.Raw], msgspec.Meta(max_length=64)])
 _DECODERS: Final = {field.name: msgspec.msgpack.Decoder(field.type) for field in msgspec.structs.fields(_WireEvent)}
@@ -129,14 +130,9 @@ def _salt(given: _WireEvent) -> int | None:
     if given.cache_salt is None and given.parent_block_hash is not None:
         return None
     first = (given.extra_keys and given.extra_keys.first) or ()
-    texts = (_TEXT.decode(key) for key in first if _is_text(key))
+    texts = (_TEXT.decode(key) for key in first if memoryview(key)[0] in _TEXT_BYTES)
     salts = (given.cache_salt, *(text for text in texts if text != given.lora_name))
     return next((_keyed(salt) for salt in salts if salt is not None), 0)
-
-
-def _is_text(key: msgspec.Raw) -> bool:
-    kind = memoryview(key)[0]  # by MessagePack's format
-    return 0xA0 <= kind <= 0xBF or 0xD9 <= kind <= 0xDB
 
 
 def _keyed(salt: str) -> int:

@@ -49,7 +49,8 @@ class EventFollower:
             known = self._followed.get(key)
             if known is None or isinstance(known, str) or known.addresses != addresses:
                 self._drop(key)
-                self._followed[key] = known = SHARED if self._follows(addresses[0]) else _subscribed(key, addresses)
+                others = {one.addresses[0] for one in self._followed.values() if not isinstance(one, str)}
+                self._followed[key] = known = SHARED if addresses[0] in others else _subscribed(key, addresses)
             if not isinstance(known, str):
                 known.capacity_tokens = dialect(engine.dialect).capacity_tokens(engine, page.engines_of_server(engine))
                 known.done = _done(engine.counters)
@@ -65,9 +66,6 @@ class EventFollower:
             CacheReading(*key, time(), one) if isinstance(one, str) else one.reading()
             for key, one in self._followed.items()
         )
-
-    def _follows(self, events: Address) -> bool:
-        return any(not isinstance(one, str) and one.addresses[0] == events for one in self._followed.values())
 
     def _drop(self, key: tuple[str, str]) -> None:
         known = self._followed.pop(key, None)

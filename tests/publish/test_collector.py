@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +17,16 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
+from kvpressure.diagnosis import conditions
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import MemorySignals
-from kvpressure.model.state import GpuState, State
+from kvpressure.model.state import Found, GpuState, State
 from kvpressure.publish.collector import LABEL_LIMIT, Families, clean, families
 from kvpressure.publish.exposition import Encoder, encode, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
+
+ROOT = Path(__file__).parents[2]
 
 
 def samples(state: State) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -50,6 +55,23 @@ def test_a_full_state_emits_every_metric_of_the_table() -> None:
         for metric in METRICS
     }
     assert [name for full, name in wanted.items() if full not in emitted] == []
+
+
+def test_a_finding_that_a_rule_or_dashboard_reads_has_a_series() -> None:
+    every = {
+        row.name: Found(row.name, False, "") for row in conditions.CONDITIONS + conditions.ALERTED if row.published
+    }
+    engine = replace(full_engine(), diagnosis=replace(full_engine().diagnosis, published=every))
+    published = {key[-1] for key in named(State(time=NOW, engines=(engine,)), "finding")}
+    files = [path for folder in ("alerts", "dashboards") for path in (ROOT / folder).iterdir()]
+    text = "".join(path.read_text("utf-8") for path in files if path.suffix in (".yaml", ".json"))
+    read = {
+        name
+        for words in re.findall(r'kvpressure_finding\{[^}]*?finding=~?\\*"([^"\\]+)', text)
+        for name in words.split("|")
+    }
+    assert "slow" in read
+    assert read - published == set()
 
 
 def test_every_sample_carries_exactly_the_declared_labels() -> None:

@@ -170,8 +170,8 @@ HARMS: Final[dict[str, tuple[str, str, Callable[[EngineState], float | None]]]] 
     "losing_requests_badly": ("losing_requests", "critical", _lost_ratio),
     "stuck": ("stuck", "critical", lambda engine: engine.signals.progress.seconds_without_progress),
 }
-"""Findings that are published only while they hold, with the value that users feel: rules that look for rare harm then
-read few series. Finding -> harm, level, value.
+"""Findings that are published once more while they hold, with the value that users feel: rules that look for rare harm
+then read few series. Finding -> harm, level, value.
 """
 
 
@@ -198,7 +198,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
         out.add("engine_pool_info", (*in_pool, pool.source), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
     published = engine.diagnosis.published
-    out.each("finding", in_pool, {name: finding.value for name, finding in published.items() if name not in HARMS})
+    out.each("finding", in_pool, {name: finding.value for name, finding in published.items()})
     if engine.explain is not None:
         said, found = engine.explain(engine), engine.diagnosis
         words = (clean(said.cause), clean(said.action))

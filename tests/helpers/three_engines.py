@@ -171,7 +171,7 @@ class Shown:
 
 def assert_innocent(shown: Shown, undisturbed: Shown) -> None:
     for pod, (series, parts, entries) in shown.innocent.items():
-        assert len(series) > 60
+        assert len(series) > 50
         assert len(parts) == 4
         assert len(entries) == 5
         assert (series, parts, entries) == undisturbed.innocent[pod]

@@ -278,7 +278,8 @@ class EngineSource:
         pages = [page for _, page in collected]
         self._events.keep(feeds)
         for feed, page in collected:
-            self._events.follow(feed.target, page)
+            with isolated(f"KV events of target {feed.target.name}", self._errors):
+                self._events.follow(feed.target, page)
         errors, self._errors = self._errors, Counter()
         errors.update(page.error for page in pages if page.error is not None)
         left_out = self._left_out

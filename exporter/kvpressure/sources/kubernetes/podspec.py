@@ -310,7 +310,7 @@ def _starts_engine(found: _Candidate) -> bool:
     """Whether the container certainly starts an engine's server: by name, or by its arguments for the image's entry
     point.
     """
-    if found.command.certain:
+    if found.line.starts is not None and found.command.certain:
         return True
     if items(found.container.get("command")) or found.of_image is None:
         return False

@@ -437,19 +437,20 @@ class _Scan:
         """Keep track of what the keywords before a command open and close, then take the command itself. ``array``: the
         words that it assigns.
         """
-        negated = False
-        while words and words[0] in _KEYWORDS:
-            word, words = words[0], words[1:]
+        at, negated = 0, False
+        while at < len(words) and (word := words[at]) in _KEYWORDS:
+            at += 1
             negated ^= word == "!"
-            self._keyword(word, *words[:1])
+            self._keyword(word, *words[at : at + 1])
             if word == "case":
-                self._patterns = [*words[2:]]
+                self._patterns = [*words[at + 2 :]]
                 if separator == ")":
                     self._end_command(separator)
                 return
             if word in ("for", "select"):
-                self._variables.update(dict.fromkeys(words[:1], UNKNOWN))
+                self._variables.update(dict.fromkeys(words[at : at + 1], UNKNOWN))
                 return
+        words = words[at:]
         if words and (runs := self._runs()) is not False:
             result = _opposite(_result(words)) if negated else _result(words)
             reached = self._reached()
@@ -459,7 +460,9 @@ class _Scan:
 
     def _reached(self) -> bool | None:
         """Whether the operator before the command lets it run."""
-        return {"&&": self._passes, "||": _opposite(self._status)}.get(self._before, True)
+        if self._before == "&&":
+            return self._passes
+        return _opposite(self._status) if self._before == "||" else True
 
     def _runs(self) -> bool | None:
         return False if self._ended else _both(self._reached(), self._blocks[-1].runs if self._blocks else True)

@@ -375,7 +375,8 @@ def test_triton_has_metrics_unless_they_are_off(options: list[str], port: int) -
     assert (off.target, off.refusal) == (None, "metrics_off")
 
 
-LWS_WORKER = {"leaderworkerset.sigs.k8s.io/worker-index": "1"}
+LWS = "leaderworkerset.sigs.k8s.io/"
+LWS_WORKER = {LWS + "name": "chat", LWS + "group-index": "0", LWS + "worker-index": "1"}
 OF_TWO = ["vllm", "serve", "m", "--nnodes", "2", "--node-rank"]
 
 
@@ -387,7 +388,7 @@ OF_TWO = ["vllm", "serve", "m", "--nnodes", "2", "--node-rank"]
         ([*OF_TWO, "$(RANK)"], LWS_WORKER),
         (["ray", "start", "--address=x"], {}),
         (["bash", "-c", "/multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"], LWS_WORKER),
-        (None, {"ray.io/node-type": "worker"}),
+        (None, {"ray.io/node-type": "worker", "ray.io/cluster": "chat"}),
         (["python3", "-m", "sglang.launch_server", "--nnodes", "2", "--node-rank", "$(RANK)"], LWS_WORKER),
     ],
 )
@@ -401,16 +402,28 @@ def test_workers_have_a_reading_but_no_endpoint(command: list[str] | None, label
     [
         (
             ["bash", "-c", "/multi-node-serving.sh leader; vllm serve m"],
-            {"leaderworkerset.sigs.k8s.io/worker-index": "0"},
+            LWS_WORKER | {LWS + "worker-index": "0"},
         ),
         (["vllm", "serve", "m"], LWS_WORKER),
-        (["ray", "start", "--head"], {"ray.io/node-type": "head"}),
+        (["ray", "start", "--head"], {"ray.io/node-type": "head", "ray.io/cluster": "chat"}),
         ([*OF_TWO, "$(RANK)"], {}),
         ([*OF_TWO, "0"], LWS_WORKER),
     ],
 )
 def test_leaders_and_own_servers_have_one(command: list[str], labels: dict[str, str]) -> None:
     assert engine(pod(containers=[container(command=command)], labels=labels)).target is not None
+
+
+@pytest.mark.parametrize(
+    ("labels", "assumed"), [({}, True), (LWS_WORKER | {LWS + "worker-index": "0"}, False)], ids=["nothing", "leader"]
+)
+def test_a_server_whose_rank_is_hidden_is_assumed_unless_something_says_that_it_leads(
+    labels: dict[str, str], assumed: bool
+) -> None:
+    """All nodes of the engine have this command, and those that follow never answer."""
+    hidden = container(command=[*OF_TWO, "$(RANK)"], ports=[{"containerPort": 8000}])
+    document = pod(labels=labels, containers=[hidden])
+    assert target(document).assumed == assumed
 
 
 def test_only_running_pods_are_scraped_and_evictions_are_seen() -> None:

@@ -473,10 +473,11 @@ def _target(
 
 def _is_named(pod: _Raw, found: _Candidate) -> bool:
     """Whether more than an image or a text says that the container serves: an annotation, or words that were
-    understood.
+    understood, unless it may be the follower of another node whose command is the same.
     """
     explicit = _named(pod) or endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port")
-    return bool(explicit) or found.command.certain or _sign(pod, found) == OF_ARGUMENTS
+    leads = pod.group is not None or found.dialect.endpoints(found.args).serves is not None
+    return bool(explicit) or (leads and (found.command.certain or _sign(pod, found) == OF_ARGUMENTS))
 
 
 def _is_certain(pod: _Raw, found: _Candidate, port: int) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from kvpressure_vllm import register
 from kvpressure_vllm.allocator import KEYS
 
+COUNTS: Final = (("alloc_retries", "num_alloc_retries"), ("ooms", "num_ooms"))  # of allocations, which torch keeps
 GIB: Final = 2**30
 WEIGHTS_BYTES: Final = GIB
 PIECE_BYTES: Final = 5 * 2**20  # four share one of torch's 20 MiB segments, so that three of them cannot be given back
@@ -59,10 +60,10 @@ class Fragments:
         self._torch.cuda.empty_cache()
 
     def figures(self) -> dict[str, int]:
-        """Torch's figures by the plugin's names."""
+        """Torch's figures by the plugin's names, and its counts."""
         stats = self._torch.cuda.memory_stats()
         free, total = self._torch.cuda.mem_get_info()
-        return {**{name: int(stats[key]) for name, key in KEYS}, "device_used_bytes": total - free}
+        return {**{name: int(stats[key]) for name, key in (*KEYS, *COUNTS)}, "device_used_bytes": total - free}
 
     def _bytes(self, size: int) -> Any:
         return self._torch.empty(size, dtype=self._torch.uint8, device="cuda")

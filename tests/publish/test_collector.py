@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from kvpressure.diagnosis import conditions
+from kvpressure.diagnosis import findings
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import MemorySignals
 from kvpressure.model.state import Found, GpuState, State
@@ -58,9 +58,7 @@ def test_a_full_state_emits_every_metric_of_the_table() -> None:
 
 
 def test_a_finding_that_a_rule_or_dashboard_reads_has_a_series() -> None:
-    every = {
-        row.name: Found(row.name, False, "") for row in conditions.CONDITIONS + conditions.ALERTED if row.published
-    }
+    every = {row.name: Found(row.name, False, "") for row in findings.ROWS.values() if row.published}
     engine = replace(full_engine(), diagnosis=replace(full_engine().diagnosis, published=every))
     published = {key[-1] for key in named(State(time=NOW, engines=(engine,)), "finding")}
     files = [path for folder in ("alerts", "dashboards") for path in (ROOT / folder).iterdir()]

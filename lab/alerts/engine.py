@@ -2,8 +2,7 @@
 
 Every alert is expected not to fire; each deviation that promtool prints is an alert that fires at that moment. So
 ``for``, ``keep_firing_for``, recordings and their order are Prometheus's, not ours. promtool evaluates every group at
-one
-interval: that of what pages, because waits that are shares of time count evaluations. In production groups have 30 to
+one interval, the shortest. In production groups have 30 to
 240 s, by their pace.
 """
 

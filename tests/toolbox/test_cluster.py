@@ -210,6 +210,8 @@ def test_the_two_sides_of_a_pair_are_compared(capsys: Capsys, kubectl: FakeKubec
     pods = [pod("vllm-0"), pod("vllm-1")]
     for one, role in zip(pods, ("decode", "prefill"), strict=True):
         one["metadata"]["labels"]["llm-d.ai/role"] = role
+        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": f"vllm-{role}", "controller": True}
+        one["metadata"]["ownerReferences"] = [owner]
     prepare(kubectl, pods=pods)
     kubectl.answers.append((f"get --raw {PAGES.replace('vllm-0', 'vllm-1')}", pages("a_idle", 0)))
     kubectl.install()

@@ -59,7 +59,7 @@ FIRST_ACTIONS: Final = {
     "concurrency_limited": "Raise max_num_seqs (stage step tokens: max_num_batched_tokens)",
     "compute_bound": "Find the client that sends the most prompt tokens",
     "host_bound": "Give the container more CPU",
-    "transfer_bound": "Look at the other server of the pair, and at the transfers of KV blocks",
+    "transfer_bound": "Look at the transfers between this server and the other servers of its pair",
     "stalled": "Ask whether it was told to pause; else save the evidence and restart the pod",
     "unknown": "Change nothing yet: check the failed sources",
 }

@@ -44,13 +44,6 @@ _SAME_SHAPE: Final[Mapping[str, tuple[str, str]]] = {
 """Models that their publishers made from another one by further training, which keeps its shape: the key of that one,
 and where it is said.
 """
-SOURCES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        **{key: entry["source"] for key, entry in _ENTRIES.items()},
-        **{name: source for name, (_, source) in _SAME_SHAPE.items()},
-    }
-)
-"""Where the figures of each model were read, and what says that another one has its shape."""
 
 # Names that differ from those of another shape by a variant only.
 _OWN_SHAPE: Final = frozenset({"mistral-7b-v0.1", "mistral-7b-instruct-v0.1"})  # with a sliding window

@@ -5,7 +5,6 @@ who had not seen the rules (``tests/fixtures/kv-2026``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,13 @@ import yaml
 from kvpressure.advice.mitigation import plan
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
-from tests.diagnosis.test_transfers import STEP, played
+from tests.diagnosis.test_transfers import STEP, pages, played
 
 SITUATIONS = yaml.load(
     (Path(__file__).parents[1] / "fixtures" / "kv-2026" / "situations.yaml").read_text(encoding="utf-8"),
     getattr(yaml, "CSafeLoader", yaml.SafeLoader),
 )
-RISES = re.compile(r"\w+_(total|sum|count|bucket)\b")
 T = builtin()
-
-
-def pages(case: dict[str, Any]) -> Iterator[str]:
-    """The server's page, every few seconds."""
-    totals = dict.fromkeys(case["page"], 0.0)
-    labels = 'model_name="m"' + (',engine="0"' if case["server"] == "vllm" else "")
-    for phase, seconds in enumerate(case["phases"]):
-        for _ in range(0, seconds, STEP):
-            for name, value in case["page"].items():
-                now = value[phase] if isinstance(value, list) else value
-                totals[name] = totals[name] + now * STEP if RISES.match(name) else now
-            yield "".join(
-                f"{case['server']}:{name.rstrip('}')}{',' if '{' in name else '{'}{labels}}} {value}\n"
-                for name, value in totals.items()
-            )
 
 
 def complaints(case: dict[str, Any]) -> list[str]:
@@ -45,7 +28,7 @@ def complaints(case: dict[str, Any]) -> list[str]:
     states = played(
         (
             parse_scrape(text, target="http://a:8000/metrics", time=1000.0 + STEP * tick)
-            for tick, text in enumerate(pages(case))
+            for tick, text in enumerate(pages(case, of_sglang='model_name="m"'))
         ),
         case["args"],
     )

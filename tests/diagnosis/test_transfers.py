@@ -26,16 +26,16 @@ from kvpressure.sources.scrape.scanner import parse_scrape
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 THREADS = yaml.safe_load((FIXTURES / "transfers" / "threads.yaml").read_text(encoding="utf-8"))
 PAIRS = yaml.safe_load((FIXTURES / "transfers" / "pages.yaml").read_text(encoding="utf-8"))
-COUNTED = re.compile(r"\w+_(total|sum|count)\b")
+COUNTED = re.compile(r"\w+_(total|sum|count|bucket)\b")
 STEP = 5
 T = builtin()
 
 
-def pages(case: dict[str, Any]) -> Iterator[str]:
-    """The page of a thread's server, every few seconds."""
+def pages(case: dict[str, Any], of_sglang: str = 'model_name="m",tp_rank="0"') -> Iterator[str]:
+    """The page of a case's server, every few seconds. ``of_sglang``: labels that each sample of SGLang gets."""
     totals = dict.fromkeys(case["page"], 0.0)
     server = case["server"]
-    labels = 'model_name="m",engine="0"' if server == "vllm" else 'model_name="m",tp_rank="0"'
+    labels = 'model_name="m",engine="0"' if server == "vllm" else of_sglang
     for phase, seconds in enumerate(case["phases"]):
         for _ in range(0, seconds, STEP):
             for name, value in case["page"].items():

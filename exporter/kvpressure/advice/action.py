@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
+from kvpressure.advice.limits import side
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import GIB, parse_version, value_text
@@ -127,7 +128,7 @@ def added_tier(engine: EngineState) -> Action | None:
     half of a pair, whose blocks come and go over the network.
     """
     one, s = dialect(engine.dialect), engine.signals
-    pool, paired = s.memory.kv_pool_bytes, s.load.kv_role in ("kv_producer", "kv_consumer")
+    pool, paired = s.memory.kv_pool_bytes, side(s) != ""
     version, first = parse_version(engine.version), parse_version(one.flags_since.get("kv_offloading_size"))
     if s.tier.tier_configured or paired or not one.tier_flags or (version and first and version < first):
         return None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvpressure.advice.action import Action, container_limits, is_pod, of_pod, on_host, value_and_flag, workload
+from kvpressure.advice.limits import peer_of
 from kvpressure.advice.plan import roll_out
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS
@@ -53,7 +54,6 @@ def failures(engine: EngineState) -> Iterator[Action]:
         yield _probes(engine)
 
 
-_PEERS: Final = {"kv_consumer": "prefill", "kv_producer": "decode"}  # whose server is at the other end
 _OF_TRANSFERS: Final = {
     "answers_suspect": (
         "Raise kv_lease_duration, and relieve the decode servers",
@@ -83,11 +83,6 @@ _OF_TRANSFERS: Final = {
     ),
 }
 _NONE_SUCCEEDED: Final = "Check how transfers are set up and built: none has succeeded"
-
-
-def peer_of(engine: EngineState) -> str:
-    """What servers this one exchanges KV blocks with, in a word."""
-    return _PEERS.get(engine.signals.load.kv_role or "", "other")
 
 
 def of_transfers(engine: EngineState) -> Iterator[Action]:

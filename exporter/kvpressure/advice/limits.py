@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import floor
 
 from kvpressure.capacity.load import context_limit
-from kvpressure.model.pools import KV_ROLES
+from kvpressure.model.pools import KV_ROLES, OTHER_SIDE, SIDES
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import REUSE, STEP_TOKENS, Diagnosis, EngineState
 from kvpressure.settings.thresholds import Thresholds
@@ -37,7 +37,12 @@ def side(s: Signals) -> str:
     """The side of a pair that the engine is on: prefill or decode, "" = neither, or unknown. Lower limits on one side
     fill the other: what decode does not run is held by prefill, and prefill holds it whatever runs there.
     """
-    return next((side for side, kv_role in KV_ROLES.items() if kv_role == s.load.kv_role), "")
+    return SIDES.get(s.load.kv_role, "")
+
+
+def peer_of(engine: EngineState) -> str:
+    """What servers this one exchanges KV blocks with, in a word."""
+    return OTHER_SIDE.get(side(engine.signals), "other")
 
 
 def side_of(engine: EngineState) -> str:

@@ -19,8 +19,8 @@ from kvpressure.advice.action import (
     workload,
 )
 from kvpressure.advice.caps import PlanInput
-from kvpressure.advice.failures import failures, of_transfers, peer_of, start_failure
-from kvpressure.advice.limits import past_peak, requests_that_fit, side_of
+from kvpressure.advice.failures import failures, of_transfers, start_failure
+from kvpressure.advice.limits import past_peak, peer_of, requests_that_fit, side_of
 from kvpressure.advice.plan import MitigationStep, of_pools, pressure_plan, reuse_plan, roll_out
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect

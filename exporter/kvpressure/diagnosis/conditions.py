@@ -7,7 +7,7 @@ The signature is published because readers of the guide look for it. On recorded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -291,9 +291,14 @@ def _slow_badly(v: View) -> bool | None:
     return _slow(v) if slow is None else slow.badly
 
 
-def _losing(failed: str, more: str, v: View) -> bool | None:
-    found = [at_least("failed_share", failed)(v), at_least("abandoned_more", more)(v)]
+def _any(values: Iterable[bool | None]) -> bool | None:
+    """Whether one holds; ``None`` where none is known to and one is unknown."""
+    found = tuple(values)
     return any(found) or (None if None in found else False)
+
+
+def _losing(failed: str, more: str, v: View) -> bool | None:
+    return _any((at_least("failed_share", failed)(v), at_least("abandoned_more", more)(v)))
 
 
 def _stuck(v: View) -> bool | None:
@@ -364,13 +369,9 @@ def _loads_stuck(v: View) -> bool | None:
 
 def _prefill_wasted(v: View) -> bool | None:
     role = v.s.load.kv_role
-    return (
-        at_least("prompts_computed", "most_ratio")(v)
-        if role == "kv_consumer"
-        else None
-        if role != "kv_producer"
-        else False
-    )
+    if role == "kv_consumer":
+        return at_least("prompts_computed", "most_ratio")(v)
+    return False if role == "kv_producer" else None
 
 
 def _drafts_rejected(v: View) -> bool | None:
@@ -383,12 +384,8 @@ def _drafts_rejected(v: View) -> bool | None:
     return None if usual is None else usual >= v.t["latency_rising_ratio"] * accepted
 
 
-TRANSFER_FAULTS: Final = ("loads_stuck", "transfer_failing", "lease_expired", "prefill_wasted")
-
-
 def _transfers_fail(v: View) -> bool | None:
-    found = [row.find(v) for row in CONDITIONS if row.name in TRANSFER_FAULTS]
-    return any(found) or (None if None in found else False)
+    return _any(row.find(v) for row in TRANSFER_FAULTS)
 
 
 def _confident(v: View) -> bool:
@@ -727,6 +724,9 @@ CONDITIONS: Final = (
     ),
 )
 NAMES: Final = tuple(row.name for row in CONDITIONS)
+TRANSFER_FAULTS: Final = tuple(
+    row for row in CONDITIONS if row.name in ("loads_stuck", "transfer_failing", "lease_expired", "prefill_wasted")
+)
 
 
 _SLOW_SEEN: Final = "{slow_phase} {slow_seconds} at p95, usually {usual_seconds}"

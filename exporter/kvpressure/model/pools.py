@@ -19,7 +19,7 @@ KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 OTHER_SIDE: Final = {"prefill": "decode", "decode": "prefill"}
 OF_PAIR: Final = "(.*?)(?:-?(?:prefill|decode)(.*))?"
 """What the name of a pool is without its role: the same on both sides of a pair, another one beside it (RE2, too)."""
-_OF_TRANSFER: Final[Mapping[str | None, str]] = {kv_role: side for side, kv_role in KV_ROLES.items()}
+SIDES: Final[Mapping[str | None, str]] = {kv_role: side for side, kv_role in KV_ROLES.items()}
 _WORD: Final = re.compile(r"[^a-z0-9]+")
 _REPLICA: Final = re.compile(r"(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?")
 
@@ -55,7 +55,7 @@ def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
     """The pool of a pod's engine. ``kv_role``: by its arguments, as in ``Features``; kv_both is no role, because both
     sides of most pairs say it. A label and arguments that contradict each other leave the role unknown.
     """
-    words = {LABEL: workload.role, ARGS: _OF_TRANSFER.get(kv_role, ""), NAME: _named(pod)}
+    words = {LABEL: workload.role, ARGS: SIDES.get(kv_role, ""), NAME: _named(pod)}
     owner = OWNER if workload.name not in ("", pod) else NAME
     source = next((source for source, role in words.items() if role), owner)
     role = "" if {words[LABEL], words[ARGS]} == set(KV_ROLES) else words.get(source, "")

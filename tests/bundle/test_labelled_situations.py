@@ -164,7 +164,9 @@ def test_what_wakes_somebody_says_what_hurts_where_why_and_what_to_do(tmp_path: 
 
 
 def test_answers_that_may_be_wrong_ask_to_stop_whatever_the_verdict(tmp_path: Path) -> None:
-    suspect = {f'kvpressure_finding{{{ENGINE},pool="chat",role="prefill",finding="answers_suspect"}}': "1+0x30"}
+    suspect = {
+        f'kvpressure_harm{{{ENGINE},pool="chat",role="prefill",harm="answers_suspect",level="critical"}}': "1+0x30"
+    }
     text = rendered(tmp_path, {**of_engine(ENGINE, verdict="healthy"), **suspect}, "InferenceKVTransferCorrupt")
     assert "Answers of m may be wrong" in text
     assert "First action: take the pair out of service" in text

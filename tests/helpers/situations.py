@@ -297,6 +297,7 @@ def _tick(
         published["kvpressure_slow_seconds", slow.phase] = slow.seconds
         published["kvpressure_usual_seconds", slow.phase] = slow.usual
     felt = {"slow": slow and slow.seconds, "losing_requests": found.requests_lost_ratio, "stuck": stuck}
+    felt["answers_suspect"] = None  # no situation has transfers
     for finding in ALERTED:
         holds = finding.find(view)
         if finding.name in HARMS:

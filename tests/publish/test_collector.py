@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 
 from kvpressure.diagnosis import findings
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
-from kvpressure.model.signals import MemorySignals
+from kvpressure.model.signals import MemorySignals, ProgressSignals, TransferSignals
 from kvpressure.model.state import Found, GpuState, State
-from kvpressure.publish.collector import LABEL_LIMIT, Families, clean, families
+from kvpressure.publish.collector import HARMS, LABEL_LIMIT, Families, clean, families
 from kvpressure.publish.exposition import Encoder, encode, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
@@ -70,6 +70,22 @@ def test_a_finding_that_a_rule_or_dashboard_reads_has_a_series() -> None:
     }
     assert "slow" in read
     assert read - published == set()
+
+
+def test_a_harm_that_a_rule_reads_has_a_series_while_it_lasts() -> None:
+    text = (ROOT / "alerts" / "kvpressure-rules.yaml").read_text("utf-8")
+    read = set(re.findall(r'kvpressure_harm\{harm="(\w+)",level="(\w+)"\}', text))
+    assert read == {(harm, level) for harm, level, _ in HARMS.values()}
+    signals = replace(
+        full_engine().signals,
+        progress=ProgressSignals(seconds_without_progress=700.0),
+        transfers=TransferSignals(read_after_expiry=6.0),
+    )
+    for holds in (False, True):
+        every = {name: Found(name, holds, "") for name in HARMS}
+        diagnosis = replace(full_engine().diagnosis, published=every)
+        state = State(time=NOW, engines=(replace(full_engine(), diagnosis=diagnosis, signals=signals),))
+        assert {key[-2:] for key in named(state, "harm")} == (read if holds else set())
 
 
 def test_every_sample_carries_exactly_the_declared_labels() -> None:

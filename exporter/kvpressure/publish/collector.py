@@ -169,6 +169,7 @@ HARMS: Final[dict[str, tuple[str, str, Callable[[EngineState], float | None]]]] 
     "losing_requests": ("losing_requests", "warning", _lost_ratio),
     "losing_requests_badly": ("losing_requests", "critical", _lost_ratio),
     "stuck": ("stuck", "critical", lambda engine: engine.signals.progress.seconds_without_progress),
+    "answers_suspect": ("answers_suspect", "critical", lambda engine: engine.signals.transfers.read_after_expiry),
 }
 """Findings that are published once more while they hold, with the value that users feel: rules that look for rare harm
 then read few series. Finding -> harm, level, value.

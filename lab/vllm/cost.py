@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bed import Exporter, Server, exporter, loaded, ready, server
 
-NOBODY, SECOND, ADAPTIVE = "nobody", "every second", "adaptive"
+NOBODY, SECOND, ADAPTIVE, TEN = "nobody", "every second", "adaptive", "ten, adaptive"
 EVERY_SECOND = ("--engine.pace", "fixed")
 CALM = ("--engine.pace", "fixed", "--interval", "5")  # the adaptive pace of a calm engine, at once
 IDLE_SECONDS = 60.0
@@ -92,15 +92,16 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def idle_cost(workdir: Path, model: str, first: Server) -> Cost:
-    """Three fresh servers of the same kind side by side: ``first``, and two that start here."""
+    """Fresh servers of the same kind side by side: ``first``, and three that start here, one watched by ten."""
+    watched = {SECOND: [EVERY_SECOND], ADAPTIVE: [CALM], TEN: [CALM] * 10}
     with ExitStack() as stack:
-        others = [stack.enter_context(server(f"idle-{n}", workdir, model)) for n in (1, 2)]
-        ready(first, *others)
+        others = {way: stack.enter_context(server(f"idle-{n}", workdir, model)) for n, way in enumerate(watched)}
+        ready(first, *others.values())
         watchers = [
-            stack.enter_context(exporter(of, *flags)) for of, flags in zip(others, (EVERY_SECOND, CALM), strict=True)
+            stack.enter_context(exporter(others[way], *flags)) for way, each in watched.items() for flags in each
         ]
         time.sleep(5)
-        servers = dict(zip((NOBODY, SECOND, ADAPTIVE), (first, *others), strict=True))
+        servers = {NOBODY: first, **others}
         before = {way: (of.cpu_seconds(), of.pages_served()) for way, of in servers.items()}
         begin = time.monotonic()
         time.sleep(IDLE_SECONDS)
@@ -149,7 +150,7 @@ ABOUT = f"""
 
 CPU of the API server's process (`/proc/PID/stat`) as a share of one core, the most that its event loop can use. The budgets are
 shares of that core too ({BUDGETS["steady"]:.1%} calm, {BUDGETS["pressure"]:.1%} under pressure): an idle server uses next to none, of which any page is a
-large part. *idle*: three fresh servers of the same kind at the same time, {IDLE_SECONDS:.0f} s. *steady* (8 clients) and *pressure* (48 clients,
+large part. *idle*: four fresh servers of the same kind at the same time, {IDLE_SECONDS:.0f} s. *steady* (8 clients) and *pressure* (48 clients,
 full cache): one server in turns of {TURN_SECONDS:.0f} s, forth and back, {ROUNDS} turns each way, the other exporters stopped. Differences against
 "nobody" turn by turn, those of CPU at the same number of tokens, with their 95 % confidence interval. Under pressure the adaptive
 pace is one page a second. Server, clients and exporter share two cores, so the exporter's own CPU is in the change of tokens/s.

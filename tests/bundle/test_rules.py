@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import promql_parser as pp
 import pytest
 import yaml
 
@@ -204,11 +205,28 @@ def test_nothing_that_old_or_other_evaluators_lack(files: dict[str, str], rules:
     for word in ("query_offset", "fuzzy_compare", "limitk", "info("):
         assert word not in files["alerts/kvpressure-rules.yaml"]
     for rule in rules:
-        for node in walk(__import__("promql_parser").parse(rule["expr"])):
+        for node in walk(pp.parse(rule["expr"])):
             flaps = str(getattr(node, "op", "")) in ("topk", "bottomk")  # but among equal values the first stays
             assert not flaps or all(
                 name.endswith(("_gpu_info", "_pool_info", "kvpressure_finding")) for name in metrics(str(node.expr))
             ), "topk in an alert flaps"
+
+
+def _once_a_subject(node: pp.Expr) -> bool:
+    """Whether copies of its series (federation, a second exporter) are one in its result."""
+    if isinstance(node, pp.BinaryExpr):
+        sides = [node.lhs] if str(node.op) in ("and", "unless") else [node.lhs, node.rhs]
+        return all(map(_once_a_subject, sides))
+    inner = getattr(node, "expr", None)
+    return isinstance(node, (pp.AggregateExpr, pp.NumberLiteral)) or (inner is not None and _once_a_subject(inner))
+
+
+def test_a_copy_of_a_series_on_the_one_side_of_a_match_fails_no_rule(rules: list[dict[str, Any]]) -> None:
+    for rule in rules:
+        for node in walk(pp.parse(rule["expr"])):
+            match = getattr(node, "modifier", None)
+            if match is not None and "ManyToOne" in str(getattr(match, "card", "")):
+                assert _once_a_subject(node.rhs), (rule, str(node.rhs))
 
 
 def test_one_missed_evaluation_leaves_no_hole() -> None:

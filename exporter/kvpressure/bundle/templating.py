@@ -80,10 +80,8 @@ def owned(expr: str, *more: str) -> str:
     """``expr``, a series for each GPU (and ``more``), with the labels of an engine on it, if there is one."""
     series = per("gpu", expr, *more)
     labels = ", ".join(name for name in SUBJECTS["owner"] if name != "cluster")
-    return (
-        f"{series}\n* on (cluster, uuid) group_left ({labels})\ngpu:kvpressure_engine:info\n"
-        f"or on (cluster, uuid)\n{series}"
-    )
+    engine = f"max by (cluster, uuid, {labels}) (gpu:kvpressure_engine:info)"  # a federated copy counts once
+    return f"{series}\n* on (cluster, uuid) group_left ({labels})\n{engine}\nor on (cluster, uuid)\n{series}"
 
 
 def finding(name: str) -> str:

@@ -185,8 +185,8 @@ METRICS: Final[tuple[Metric, ...]] = (
         "harm",
         "gauge",
         "What users feel, while it lasts: slow (kvpressure_slow_seconds), losing_requests"
-        " (kvpressure_requests_lost_ratio), stuck (kvpressure_no_progress_seconds) or answers_suspect (reads of freed KV"
-        " blocks in 5 minutes), with that value.",
+        " (kvpressure_requests_lost_ratio), stuck (kvpressure_no_progress_seconds) or answers_suspect (reads of freed"
+        " KV blocks in 5 minutes), with that value.",
         (*IN_POOL, "harm", "level"),
         "there is no harm of this level, or it is unknown",
     ),

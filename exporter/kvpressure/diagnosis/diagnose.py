@@ -5,8 +5,9 @@ longest request as it counts during an incident; and how engines of a pool or a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from kvpressure.diagnosis.conditions import NAMES, PREFIX, Ahead, HeldCache, note
@@ -37,6 +38,7 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import HOUR, MINUTE
 
 Pair = Callable[[Answer, Answer], bool]
+_Pool = tuple[str, str, str, str]  # namespace, model, name and role
 
 
 @frozen
@@ -168,18 +170,37 @@ def compared(engines: tuple[EngineState, ...], t: Thresholds) -> tuple[EngineSta
     """
     if len(engines) == 1:
         return engines
-    found = ((engine, _imbalance(engine, engines, t)) for engine in engines)
-    return tuple(engine if differs is None else replace(engine, imbalance=differs) for engine, differs in found)
+    pools: dict[_Pool, list[EngineState]] = {}
+    for engine in engines:
+        pools.setdefault(_pool_of(engine), []).append(engine)
+
+    @cache
+    def differs(pool: _Pool, full: bool, slow: bool) -> Imbalance | None:
+        return _imbalance(pool, full, slow, pools, t)
+
+    found = (
+        differs(_pool_of(one), _alike([one], "saturated", True)[0] > 0, one.diagnosis.slow is not None)
+        for one in engines
+    )
+    return tuple(
+        engine if differing is None else replace(engine, imbalance=differing)
+        for engine, differing in zip(engines, found, strict=True)
+    )
 
 
-def _imbalance(engine: EngineState, engines: Sequence[EngineState], t: Thresholds) -> Imbalance | None:
-    full, slow = _alike([engine], "saturated", True)[0] > 0, engine.diagnosis.slow is not None
+def _pool_of(engine: EngineState) -> _Pool:
+    return engine.key.namespace, engine.key.model_name, engine.pool.name, engine.pool.role
+
+
+def _imbalance(
+    place: _Pool, full: bool, slow: bool, pools: Mapping[_Pool, list[EngineState]], t: Thresholds
+) -> Imbalance | None:
+    """How an engine of this pool that is full or slow differs."""
     if not full and not slow:
         return None
-    key, most, side = engine.key, t["most_ratio"], OTHER_SIDE.get(engine.pool.role, "")
-    of_model = [one for one in engines if (one.key.namespace, one.key.model_name) == (key.namespace, key.model_name)]
-    pool = [one for one in of_model if (one.pool.name, one.pool.role) == (engine.pool.name, engine.pool.role)]
-    there = [one for one in of_model if are_pair(engine.pool, one.pool)]
+    most, pool, side = t["most_ratio"], pools[place], OTHER_SIDE.get(place[-1], "")
+    pairs = (other for at, other in pools.items() if at[:2] == place[:2] and are_pair(pool[0].pool, other[0].pool))
+    there = [engine for other in pairs for engine in other]
     alike, seen = _alike(pool, "saturated", True)
     for kind, counts, others, name, holds in (
         (OTHER_HAS_ROOM, full and alike > most * seen, there, "spare_capacity", True),

@@ -67,8 +67,10 @@ def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
 
 def are_pair(here: EnginePool, there: EnginePool) -> bool:
     """Whether they are the two sides of one deployment, by the roles and what the names are without them."""
+    if OTHER_SIDE.get(here.role) != there.role:
+        return False
     rests = [re.sub(f"^{OF_PAIR}$", r"\1\2", pool.name) for pool in (here, there)]
-    return OTHER_SIDE.get(here.role) == there.role and rests[0] == rests[1]
+    return rests[0] == rests[1]
 
 
 def _replicated(pod: str) -> str:

@@ -83,16 +83,15 @@ def held_per_request(
     requests before they have grown; and half-grown requests of the mean lengths, without prompt tokens that the prefix
     cache had, which several requests may share. ``None`` where nothing runs, or usage and lengths are unknown.
     """
-    samples = [] if cache.kv_recorded is False else window.since(FIVE_MINUTES)
-    seen = [(s.gauges[r.KV_USAGE], s.gauges.get(r.RUNNING, 0.0)) for s in samples if r.KV_USAGE in s.gauges]
-    high = t["at_limit_ratio"] * max((used for used, _ in seen), default=0.0)
+    seen = [] if cache.kv_recorded is False else window.held(FIVE_MINUTES)
+    high = t["at_limit_ratio"] * max(seen, default=(0.0, 0.0))[0]
     known = (_per_request(seen), _by_length(window, cache, block_size))
     return max((share for share in known if share), default=None), _per_request([one for one in seen if one[0] >= high])
 
 
 def _per_request(seen: Sequence[tuple[float, float]]) -> float | None:
     """Usage of the cache by running requests."""
-    used, running = sum(used for used, _ in seen), sum(running for _, running in seen)
+    used, running = map(sum, zip(*seen, strict=True)) if seen else (0.0, 0.0)
     return used / running if used and running else None
 
 

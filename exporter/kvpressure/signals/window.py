@@ -20,6 +20,7 @@ from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import (
     FINISHED_PREFIX,
     HTTP_PREFIX,
+    KV_USAGE,
     PROCESS_CPU_SECONDS,
     PROCESS_OPEN_FDS,
     RUNNING,
@@ -351,6 +352,7 @@ class EngineWindow:
         "_columns",
         "_counters",
         "_falls",
+        "_held",
         "_histograms",
         "_increases",
         "_observed",
@@ -367,6 +369,7 @@ class EngineWindow:
     def __init__(self) -> None:
         self.history: History[Sample] = History()
         self._arrived: History[tuple[float, float]] = History()
+        self._held: History[tuple[float, float]] = History()
         self.last: Sample | None = None
         self.first_t: float | None = None
         self.samples_seen = 0
@@ -397,6 +400,7 @@ class EngineWindow:
                 return False
             self.history.clear()
             self._arrived.clear()
+            self._held.clear()
             self._columns.clear()
             self._falls = _Items()
             self.last = self.first_t = None
@@ -413,6 +417,8 @@ class EngineWindow:
         self.history.append(t, sample)
         if sample.arrived is not None:
             self._arrived.append(t, (t, sample.arrived))
+        if KV_USAGE in gauges:
+            self._held.append(t, (gauges[KV_USAGE], gauges.get(RUNNING, 0.0)))
         for column in self._columns.values():
             column.take(sample)
         if self.last is not None and (fall := _fall(self.last, sample)) is not None:
@@ -536,6 +542,10 @@ class EngineWindow:
         constant.
         """
         return [] if self.last is None else self._arrived.since(self.last.t - seconds)
+
+    def held(self, seconds: float) -> list[tuple[float, float]]:
+        """KV usage and requests running in each sample of the window that has the former, oldest first."""
+        return [] if self.last is None else self._held.since(self.last.t - seconds)
 
     def falls_of_minute(self) -> list[Fall]:
         """Where in the last minute requests stopped running without having finished, oldest first."""

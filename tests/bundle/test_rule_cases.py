@@ -104,6 +104,10 @@ def test_full_decode_servers_are_told_of_another_side_only_where_it_has_room(
         for role, name, values in found
         for n, value in enumerate(values)
     ]
+    given += [
+        {"series": f'kvpressure_engine_pool_info{{{labels},pod="{role}-0",engine="0",pair="chat"}}', "values": "1x40"}
+        for role, labels in of_pool.items()
+    ]
     alert, recording = "InferencePoolImbalanced", "pool:kvpressure_finding:ratio"
     shares = [
         {"labels": f'{recording}{{{of_pool[role]},finding="{name}"}}', "value": sum(values) / len(values)}

@@ -14,7 +14,6 @@ import jinja2
 from kvpressure.bundle.spec import EVALUATION_INTERVALS, POOL, SUBJECTS
 from kvpressure.bundle.text import duration, number, span, words
 from kvpressure.bundle.verdicts_page import because
-from kvpressure.model.pools import OF_PAIR
 from kvpressure.model.state import REMOVED, VANISHED
 from kvpressure.settings.thresholds import Thresholds
 
@@ -197,7 +196,6 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "grown": grown,
         "new_events": new_events,
         "per": per,
-        "pair": OF_PAIR,
         "ids": lambda subject: ", ".join(SUBJECTS[subject]),
         "recommend": recommend,
         "looked_up": looked_up,

@@ -17,8 +17,6 @@ KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """The two sides of a pair of pools, and the role of each in the exchange of KV blocks."""
 
 OTHER_SIDE: Final = {"prefill": "decode", "decode": "prefill"}
-OF_PAIR: Final = "(.*?)(?:-?(?:prefill|decode)(.*))?"
-"""What the name of a pool is without its role: the same on both sides of a pair, another one beside it (RE2, too)."""
 SIDES: Final[Mapping[str | None, str]] = {kv_role: side for side, kv_role in KV_ROLES.items()}
 _WORD: Final = re.compile(r"[^a-z0-9]+")
 _REPLICA: Final = re.compile(r"(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?")
@@ -28,13 +26,15 @@ _REPLICA: Final = re.compile(r"(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?")
 class Workload:
     """What the owner and the labels of a pod say. ``name``: of the workload that people deploy, "" = unknown.
     ``role``: by a label, "" = none says it. ``mixed``: its pods may have several roles. ``revision``: of the template
-    that the pod was made from, "" = unknown. ``counted``: kube-state-metrics counts its replicas.
+    that the pod was made from, "" = unknown. ``deployment``: the object whose controller made all roles, "" = none
+    names itself. ``counted``: kube-state-metrics counts its replicas.
     """
 
     name: str = ""
     role: str = ""
     mixed: bool = False
     revision: str = ""
+    deployment: str = ""
     counted: bool = False
 
 
@@ -42,13 +42,25 @@ class Workload:
 class EnginePool:
     """``name``: of the workload, with the role where its pods may have several. ``role``: prefill, decode or both; "" =
     none, or unknown. ``source``: what gave the role (label, args or name), else what gave the name (owner or name).
-    ``revision``: as in ``Workload``.
+    ``revision``, ``deployment``: as in ``Workload``.
     """
 
     name: str = ""
     role: str = ""
     source: str = NAME
     revision: str = ""
+    deployment: str = ""
+
+    @property
+    def pair(self) -> str:
+        """What the two sides of one deployment have in common: the object that both belong to, else the name without
+        the words that stand for the role (``qwen-p`` is prefill's ``qwen``); "" of a pool that is on no side.
+        """
+        if self.role not in OTHER_SIDE:
+            return ""
+        role, words = self.role, self.name.split("-")
+        others = (word for word in words if not word.startswith(role) and not role.startswith(word))
+        return self.deployment or "-".join(others).replace(role, "")
 
 
 def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
@@ -62,15 +74,12 @@ def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
     source = source if role else owner
     name = workload.name or _replicated(pod)
     name = f"{name}-{role}" if workload.mixed and role in KV_ROLES else name
-    return EnginePool(name, role, source, workload.revision)
+    return EnginePool(name, role, source, workload.revision, workload.deployment)
 
 
 def are_pair(here: EnginePool, there: EnginePool) -> bool:
-    """Whether they are the two sides of one deployment, by the roles and what the names are without them."""
-    if OTHER_SIDE.get(here.role) != there.role:
-        return False
-    rests = [re.sub(f"^{OF_PAIR}$", r"\1\2", pool.name) for pool in (here, there)]
-    return rests[0] == rests[1]
+    """Whether they are the two sides of one deployment."""
+    return OTHER_SIDE.get(here.role) == there.role and here.pair == there.pair
 
 
 def _replicated(pod: str) -> str:

@@ -196,7 +196,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
     if engine.group:
         out.add("engine_group_info", (*labels, clean(engine.group)), 1)
     if pool.name:
-        out.add("engine_pool_info", (*in_pool, pool.source), 1)
+        out.add("engine_pool_info", (*in_pool, clean(pool.pair), pool.source), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
     published = engine.diagnosis.published
     out.each("finding", in_pool, {name: finding.value for name, finding in published.items()})

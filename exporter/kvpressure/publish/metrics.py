@@ -137,9 +137,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "engine_pool_info",
         "info",
-        'Workload and role of the engine: prefill, decode, both; empty if none or unknown. "source" is what gave the'
-        " role, else the pool: label, args, name or owner.",
-        (*IN_POOL, "source"),
+        "Workload and role of the engine: prefill, decode, both; empty if none or unknown. pair: what prefill and"
+        " decode of one deployment have in common. source: of the role, else of the pool: label, args, name or owner.",
+        (*IN_POOL, "pair", "source"),
     ),
     _m("requests_finished_total", "counter", "Finished requests by reason.", (*ENGINE, "reason")),
     _m(

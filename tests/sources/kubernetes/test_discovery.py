@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from kvpressure.engines.registry import dialect
+from kvpressure.model.pools import are_pair, pool_of
 from kvpressure.model.readings import GpuOwner
 from kvpressure.sources.kubernetes.device_ids import is_accelerator
-from kvpressure.sources.kubernetes.discovery import NO_TARGET, REASONS, SIGNS
+from kvpressure.sources.kubernetes.discovery import NO_TARGET, REASONS, SIGNS, workload_of
 from kvpressure.sources.kubernetes.pod import Pod, discovered, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources import of_engines
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
@@ -569,3 +570,35 @@ def test_pool_by_owner_labels_arguments_and_name(
     found_pool = engine.target.pool
     assert found_pool is not None
     assert (found_pool.name, found_pool.role, found_pool.source) == pool
+
+
+OME = {"ome.io/inferenceservice": "chat"}
+OF_RBG = {"rbg.workloads.x-k8s.io/group-name": "chat"}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "of_one"),
+    [
+        ("chat-prefill", "chat-decode", True),
+        ("chat-kserve-prefill", "chat-kserve", True),
+        ("chat-p", "chat-d", True),
+        ("graph-vllmprefillworker", "graph-vllmdecodeworker", True),
+        ("chat-engine", "chat-decoder", False),
+        (("chat-engine", OME), ("chat-decoder", OME), True),
+        (("a", OF_RBG), ("b", OF_RBG), True),
+        (("chat-prefill", OF_RBG), ("chat-decode", {**OF_RBG, "rbg.workloads.x-k8s.io/group-name": "test"}), False),
+        ("chat-prefill", "test-decode", False),
+        ("chat-p", "test-d", False),
+    ],
+)
+def test_prefill_and_decode_are_a_pair_by_their_object_else_by_their_names(
+    prefill: str | tuple[str, dict[str, str]], decode: str | tuple[str, dict[str, str]], of_one: bool
+) -> None:
+    """The roles are those of the arguments."""
+    pools = []
+    for side, kv_role in ((prefill, "kv_producer"), (decode, "kv_consumer")):
+        name, labels = (side, {}) if isinstance(side, str) else side
+        owner = {"controller": True, "kind": "StatefulSet", "name": name}
+        pools.append(pool_of(f"{name}-0", workload_of({"labels": labels, "ownerReferences": [owner]}), kv_role))
+    assert are_pair(*pools) is are_pair(*reversed(pools)) is of_one
+    assert not are_pair(pools[0], pools[0])

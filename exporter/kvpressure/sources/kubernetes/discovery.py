@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvpressure.engines.command import Node
@@ -211,11 +211,14 @@ _ROLES: Final[Mapping[str, str]] = {
     "prefill-decode": "both",
     "encode-prefill-decode": "both",
 }
-_NAME_LABELS: Final = (  # of the object that people write, where a controller between it and the pod has another name
+_DEPLOYMENT_LABELS: Final = (  # of the object that people write, whose controller makes the pods of all roles
     "storm-service-name",
     "modelserving.volcano.sh/name",
     "nvidia.com/dynamo-graph-deployment-name",
     "ray.io/originated-from-cr-name",
+    _RBG + "group-name",
+    "disaggregatedset.x-k8s.io/name",
+    "ome.io/inferenceservice",
 )
 _HASHES: Final = ("pod-template-hash", "rollouts-pod-template-hash")
 _REVISIONS: Final = (_LWS + "template-revision-hash", *_HASHES, "controller-revision-hash")
@@ -230,13 +233,14 @@ def workload_of(metadata: Mapping[str, Any]) -> Workload:
     revision = next(filter(None, (text(labels.get(label)) for label in _REVISIONS)), "")
     owner = next((one for one in mappings(metadata.get("ownerReferences")) if one.get("controller") is True), {})
     kind, name = text(owner.get("kind")), text(owner.get("name"))
+    deployment = next(filter(None, (text(labels.get(label)) for label in _DEPLOYMENT_LABELS)), "")
     if kind in ("", "Node"):  # a static pod belongs to its node
-        return Workload(text(metadata.get("name")), role)
+        return Workload(text(metadata.get("name")), role, deployment=deployment)
+    made = Workload(deployment or name, role, True, revision, deployment)
     if group := text(labels.get(_LWS + "name")):
-        return Workload(group, role, revision=revision, counted=True)
+        return replace(made, name=group, mixed=False, counted=True)
     if kind in _ONE_TEMPLATE:
         for label in _HASHES:
             name = name.removesuffix("-" + text(labels.get(label)))
-        return Workload(name, role, revision=revision, counted=kind in _COUNTED)
-    name = next(filter(None, (text(labels.get(label)) for label in _NAME_LABELS)), name)
-    return Workload(name, role, mixed=True, revision=revision)
+        return replace(made, name=name, mixed=False, counted=kind in _COUNTED)
+    return made

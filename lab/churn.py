@@ -235,7 +235,6 @@ class Exporter:
             {"simulated": (spec, node)}, Pipeline(), node.step, clock=lambda: node.now, wall=lambda: node.now
         )
         around = ViewContext()
-        self._monitor.add_listener(around.history.observe)
         self._site = Site(
             lambda: self._monitor.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=around
         )

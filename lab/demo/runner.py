@@ -182,7 +182,6 @@ class _Demo:
         self._monitor = Monitor(self._sources(servers), Pipeline(), 1 / options.speed, wall=self._clock)
         self._monitor.add_listener(lambda _, state: self._story.observe(state))
         around = ViewContext()
-        self._monitor.add_listener(around.history.observe)
         site = Site(
             lambda: self._monitor.state,
             why_unhealthy=self._monitor.why_unhealthy,

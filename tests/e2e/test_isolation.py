@@ -32,7 +32,6 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish import collector, diagnosis_json
 from kvpressure.publish.page import render as page
 from kvpressure.publish.page import view
-from kvpressure.publish.page.history import PageHistory
 from kvpressure.recording.format import tick_from_json
 from kvpressure.signals.batch import StepWindow
 from kvpressure.signals.engine import EngineTracker
@@ -120,9 +119,8 @@ RENDER_PLACES = {
     "rank": (view, "rank", lambda one: one.key.pod == BAD, "engine"),
     "anchor": (view, "_anchor", lambda key: key.pod == BAD, "engine"),
     "headline": (view, "verdict_in_words", lambda one: one.key.pod == BAD, "engine"),
-    "page article": (page, "_charts", lambda one, *_: one.state.key.pod == BAD and one.state.failure is None, "engine"),
-    "page article twice": (page, "_charts", lambda one, *_: one.state.key.pod == BAD, "engine"),
-    "page history": (PageHistory, "_take", lambda _, __, one: one.key.pod == BAD, "engine"),
+    "page article": (page, "_load", lambda one: one.key.pod == BAD and one.failure is None, "engine"),
+    "page article twice": (page, "_load", lambda one: one.key.pod == BAD, "engine"),
     "json engine": (
         diagnosis_json,
         "_engine",
@@ -253,7 +251,7 @@ def test_an_engine_that_cannot_be_rendered_is_shown_without_values(
     assert ("kvpressure_requests_running" in names) is (place == "metrics engine")
     article = next(part for part in shown.parts if f"{BAD}, engine" in part)
     assert ("kvpressure itself failed" in article) is (place in ("view", "page article"))
-    assert ("Running <strong>4</strong>" in article) is (place not in ("view", "page article"))
+    assert ("<dt>Running</dt><dd>4</dd>" in article) is (place not in ("view", "page article"))
     entry = next(entry for entry in shown.document["engines"] if entry["pod"] == BAD)
     if place in ("view", "json engine"):
         assert entry["failure"] == {"stage": "render", "reason": "value"}

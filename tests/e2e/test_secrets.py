@@ -91,7 +91,6 @@ def shown(pod_document: dict[str, Any], argv: list[str]) -> Iterator[tuple[str, 
     snapshot = Snapshot(10.0, pages=(*pages, *raw), logs=logs, discovered=discovered([found]))
     pipeline, around = Pipeline(), ViewContext()
     state = pipeline.observe(snapshot)
-    around.history.observe(snapshot, state)
     site = Site(lambda: state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=around)
     for path in ("/", "/metrics", "/api/v1/diagnosis"):
         answer = site.answer(HttpRequest("GET", path, {}, keep_alive=True))

@@ -123,7 +123,6 @@ class Shown:
         for i in range(1, ticks + 1):
             given = change(snapshot(i))
             self.state: State = pipeline.observe(given)
-            self.around.history.observe(given, self.state)
         self.site = Site(lambda: self.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=self.around)
         self.html = self.get("/").decode()
         self.json = self.get("/api/v1/diagnosis").decode()

@@ -1,4 +1,4 @@
-"""What the page is made of: history, sparklines, triage steps, plans, links."""
+"""What the page is made of: triage steps, plans, links."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 from kvpressure.advice.mitigation import plan
 from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.diagnosis.conditions import CONDITIONS
-from kvpressure.model.readings import ContainerReading, Snapshot, Termination
+from kvpressure.model.readings import ContainerReading, Termination
 from kvpressure.model.signals import (
     BatchSignals,
     HostSignals,
-    KvSignals,
     LatencySignals,
     LoadSignals,
     ProgressSignals,
@@ -28,8 +27,6 @@ from kvpressure.model.state import (
     State,
 )
 from kvpressure.publish.links import DASHBOARDS, VERDICT_RUNBOOKS, Links
-from kvpressure.publish.page.history import SERIES, SLOT_SECONDS, SLOTS, PageHistory
-from kvpressure.publish.page.sparkline import HEIGHT, WIDTH, sparkline
 from kvpressure.settings.thresholds import builtin
 from tests.publish.states import NOW, full_engine, unknown_engine, with_findings
 
@@ -41,66 +38,6 @@ def engine_with(verdict: str = "kv_pressure", confidence: float = 0.9, **groups:
     signals = replace(Signals(time=NOW), **groups)
     engine = replace(full_engine(), signals=signals, diagnosis=Diagnosis(verdict, confidence, None, NOW))
     return with_findings(engine)
-
-
-class TestHistory:
-    def observe(
-        self, history: PageHistory, time: float, kv: float | None, pod: str = "chat-0", up: bool = True
-    ) -> None:
-        engine = replace(full_engine(pod), up=up, signals=Signals(time=time, kv=KvSignals(kv_used_ratio_max=kv)))
-        history.observe(Snapshot(time=time), State(time=time, engines=(engine,)))
-
-    def series(self, history: PageHistory) -> list[float | None]:
-        return list(history.of(full_engine().key)["kv_used_ratio_max"])
-
-    def test_a_slot_keeps_its_largest_value_and_the_newest_is_last(self) -> None:
-        history = PageHistory()
-        for offset, kv in ((0, 0.5), (4, 0.75), (8, 0.25), (10, 0.125)):
-            self.observe(history, NOW + offset, kv)
-        assert self.series(history)[-3:] == [None, 0.75, 0.125]
-
-    def test_slots_without_a_value_are_gaps(self) -> None:
-        history = PageHistory()
-        self.observe(history, NOW, 0.5)
-        self.observe(history, NOW + 3 * SLOT_SECONDS, None)
-        self.observe(history, NOW + 4 * SLOT_SECONDS, 0.9, up=False)
-        assert self.series(history)[-5:] == [0.5, None, None, None, None]
-
-    def test_old_values_fall_out_after_fifteen_minutes(self) -> None:
-        history = PageHistory()
-        self.observe(history, NOW, 1.0)
-        self.observe(history, NOW + (SLOTS - 1) * SLOT_SECONDS, 0.5)
-        assert (self.series(history)[0], len(self.series(history))) == (1.0, SLOTS)
-        self.observe(history, NOW + SLOTS * SLOT_SECONDS, 0.5)
-        assert 1.0 not in self.series(history)
-
-    @pytest.mark.parametrize("step", [-7200.0, 7 * 86400.0])
-    def test_a_step_of_the_clock_leaves_nothing_false(self, step: float) -> None:
-        history = PageHistory()
-        self.observe(history, NOW, 1.0)
-        self.observe(history, NOW + step, 0.25)
-        assert [value for value in self.series(history) if value is not None] == [0.25]
-
-    def test_an_engine_that_is_gone_is_forgotten(self) -> None:
-        history = PageHistory()
-        self.observe(history, NOW, 0.5, pod="old-0")
-        self.observe(history, NOW, 0.5)
-        assert history.of(full_engine("old-0").key) == {}
-        assert set(history.of(full_engine().key)) == set(SERIES)
-
-
-class TestSparkline:
-    def test_points_run_from_left_to_right_and_stay_inside(self) -> None:
-        found = sparkline([0.0, 0.5, 2.0], top=1.0, mark=0.97)
-        points = [tuple(map(float, point.split(","))) for point in found.lines[0].split()]
-        assert points == [(2.0, HEIGHT - 2.0), (WIDTH / 2, HEIGHT / 2), (WIDTH - 2.0, 2.0)]
-        assert found.mark == 3.1
-        assert (found.now, found.highest) == (2.0, 2.0)
-
-    def test_gaps_break_the_line_and_a_lonely_point_is_seen(self) -> None:
-        lines = sparkline([1.0, 1.0, None, 1.0, None]).lines
-        assert [len(line.split()) for line in lines] == [2, 2]
-        assert lines[1].split()[0] == lines[1].split()[1]
 
 
 class TestTriage:

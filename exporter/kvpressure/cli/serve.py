@@ -85,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
         monitor.add_listener(recorder)
         monitor.follow_recorder(recorder.health)
     around = ViewContext(chosen.thresholds, links=Links(chosen.runbook_url or "", chosen.dashboard_url or ""))
-    monitor.add_listener(around.history.observe)
     site = Site(
         lambda: monitor.state,
         why_unhealthy=monitor.why_unhealthy,

@@ -14,7 +14,6 @@ from kvpressure.model.isolation import CONTAINER, GPU, NODE, SOURCE, TARGET, Fai
 from kvpressure.model.readings import SourceHealth
 from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, PodState, State
 from kvpressure.publish.links import DASHBOARDS
-from kvpressure.publish.page.history import SLOT_SECONDS
 from kvpressure.publish.page.view import PageEngine, ViewContext, headline, rendered_engines
 
 
@@ -130,7 +129,6 @@ def _engine(view: PageEngine) -> dict[str, Any]:
         "limits": {name: _limit(limit) for name, limit in engine.limits.items()},
         "triage": [asdict(step) for step in view.triage],
         "mitigation": asdict(view.plan),
-        "history": {"slot_seconds": SLOT_SECONDS, "series": view.history},
         "dashboard": view.dashboard.url or None,
         "runbooks": {link.title: link.url or None for link in view.runbooks},
     }

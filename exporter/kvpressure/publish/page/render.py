@@ -1,6 +1,6 @@
 """The triage page: one node's state, readable with nothing but a browser.
 
-It works without scripts and loads nothing: style, script and charts are inline, and its Content-Security-Policy
+It works without scripts and loads nothing: style and script are inline, and its Content-Security-Policy
 allows exactly these by hash.
 """
 
@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from kvpressure import __version__
 from kvpressure.advice import wording
 from kvpressure.engines.registry import dialect
 from kvpressure.model.isolation import CONTAINER, GPU, SOURCE, container_name
-from kvpressure.model.state import GpuState, State
+from kvpressure.model.state import EngineState, GpuState, State
 from kvpressure.printable import duration, say, visible_lines
-from kvpressure.publish.page.sparkline import HEIGHT, MINUTES, WIDTH, Sparkline, sparkline
 from kvpressure.publish.page.view import PageEngine, ViewContext, dashboards, headline, rendered_engines
 
 if TYPE_CHECKING:
@@ -90,16 +88,6 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One sparkline with its texts."""
-
-    title: str
-    now: str
-    highest: str
-    line: Sparkline
-
-
 def render_page(state: State, node: str, around: ViewContext) -> str:
     """The page for ``state`` as HTML; every value is escaped."""
     from markupsafe import Markup
@@ -111,12 +99,9 @@ def render_page(state: State, node: str, around: ViewContext) -> str:
         return part(
             "engine.html.j2",
             view=view,
-            charts=_charts(view, around),
+            load=_load(view.state),
             findings=FINDINGS,
             confident=around.thresholds["confident"],
-            width=WIDTH,
-            height=HEIGHT,
-            minutes=MINUTES,
         )
 
     each = around.guard.each
@@ -154,31 +139,14 @@ def render_page(state: State, node: str, around: ViewContext) -> str:
     )
 
 
-def _charts(view: PageEngine, around: ViewContext) -> list[Chart]:
-    """The engine's charts; without history, of the current values."""
-    t, signals = around.thresholds, view.state.signals
-    limit, lost = signals.load.max_num_seqs, dialect(view.state.dialect).called("preemptions")
-    rows: tuple[tuple[str, str, float | None, dict[str, Any], str], ...] = (
-        (
-            "KV cache, maximum",
-            "kv_used_ratio_max",
-            signals.kv.kv_used_ratio_max,
-            {"top": 1.0, "mark": t["kv_full_ratio"]},
-            "ratio",
-        ),
-        (
-            "Running" if limit is None else f"Running (limit {say(limit)})",
-            "running",
-            signals.load.running,
-            {"mark": limit},
-            "",
-        ),
-        ("Waiting", "waiting", signals.load.waiting, {}, ""),
-        ("Batch, p95", "batch_p95", signals.batch.batch_p95, {}, ""),
-        (f"{lost.capitalize()} per second", "preemption_rate", signals.kv.preemption_rate, {}, ""),
-    )
-    found = []
-    for title, name, present, scale, unit in rows:
-        line = sparkline(view.history.get(name, (present,)), **scale)
-        found.append(Chart(title, say(present, unit), say(line.highest, unit), line))
-    return found
+def _load(engine: EngineState) -> dict[str, str]:
+    """The engine's load now, by what it is."""
+    signals = engine.signals
+    limit = signals.load.max_num_seqs
+    return {
+        "KV cache, maximum": say(signals.kv.kv_used_ratio_max, "ratio"),
+        "Running" if limit is None else f"Running (limit {say(limit)})": say(signals.load.running),
+        "Waiting": say(signals.load.waiting),
+        "Batch, p95": say(signals.batch.batch_p95),
+        f"{dialect(engine.dialect).called('preemptions').capitalize()} per second": say(signals.kv.preemption_rate),
+    }

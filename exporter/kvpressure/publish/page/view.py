@@ -1,6 +1,4 @@
-"""One state for people: engines in trouble first, each with triage, plan, history and links;
-shared by page and JSON.
-"""
+"""One state for people: engines in trouble first, each with triage, plan and links; shared by page and JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +11,12 @@ from typing import Final, TypeVar
 from kvpressure.advice.mitigation import MitigationPlan, cause, plan
 from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.advice.wording import scrape_error, words
-from kvpressure.model.isolation import ENGINE, Guard, engine_name
+from kvpressure.model.isolation import ENGINE, RENDER, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import CALM, EngineState, Found, State
 from kvpressure.printable import capital, say
 from kvpressure.publish.collector import RANKS, rank, worst_first
 from kvpressure.publish.links import DASHBOARDS, Link, Links
-from kvpressure.publish.page.history import PageHistory, Points
 from kvpressure.settings.thresholds import Thresholds, builtin
 
 UNKNOWN: Final = "unknown"
@@ -31,16 +28,13 @@ Said = tuple[int, str]  # rank of a verdict, the larger the worse, and its words
 
 @dataclass(frozen=True, slots=True)
 class ViewContext:
-    """Inputs of page and JSON beside the state: thresholds, history, and the links to dashboards and runbooks."""
+    """Inputs of page and JSON beside the state: thresholds, and the links to dashboards and runbooks. ``guard`` counts
+    the subjects that cannot be rendered.
+    """
 
     thresholds: Thresholds = field(default_factory=builtin)
-    history: PageHistory = field(default_factory=PageHistory)
     links: Links = field(default_factory=Links)
-
-    @property
-    def guard(self) -> Guard:
-        """Counts subjects that cannot be rendered; the history's own, so that both counts are one."""
-        return self.history.guard
+    guard: Guard = field(default_factory=lambda: Guard(RENDER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,6 @@ class PageEngine:
     said: Said
     triage: tuple[TriageStep, ...]
     plan: MitigationPlan
-    history: dict[str, Points]
     dashboard: Link
     runbooks: tuple[Link, ...]
     standings: tuple[Found, ...]
@@ -91,7 +84,6 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageE
         said=said(engine),
         triage=steps(engine, state, around.thresholds),
         plan=plan(engine, around.thresholds),
-        history=dict(around.history.of(engine.key)),
         dashboard=around.links.dashboard("kvpressure-incident", engine.key),
         runbooks=tuple(around.links.runbooks_for(_explained(engine), holding)),
         standings=beside,

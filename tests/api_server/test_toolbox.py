@@ -1,10 +1,8 @@
-"""``discover``, ``audit`` and ``mitigate`` through kubectl and a real API server; patches taken by it."""
+"""``discover``, and the workload of a pod, through kubectl and a real API server."""
 
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +10,8 @@ import pytest
 import yaml
 
 from kvpressure.cli import main
+from kvpressure.toolbox.kubectl import Kubectl
+from kvpressure.toolbox.workload import of_pod
 from tests.api_server.cluster import Cluster
 from tests.deploy.chart import ROOT, Json
 
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.live
 
 NAMESPACE: Final = "inference"
 PODS: Final = ROOT / "tests" / "fixtures" / "pods"
-PRESSURE: Final = Path(__file__).parents[1] / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 
 
 @pytest.fixture(autouse=True)
@@ -102,25 +101,15 @@ def test_discover_says_the_same_of_a_namespace_and_of_a_file(
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
-def test_a_patch_is_taken_and_changes_what_it_names(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
-) -> None:
-    """By the very command that is printed with it."""
+def test_the_workload_that_people_edit_is_found(cluster: Cluster, kind: str) -> None:
     cluster.namespace(NAMESPACE)
     apply(cluster, chat(kind))
-    manifest = tmp_path / "chat.yaml"
-    manifest.write_text(cluster.kubectl("get", kind, "chat", "-n", NAMESPACE, "-o", "yaml")[1])
-    status, text = read(capsys, "mitigate", str(PRESSURE), "--format", "patch", "--manifest", str(manifest))
-    assert status in (0, 1)
-    patch = tmp_path / "patch.yaml"
-    patch.write_text(text)
-    (command,) = re.findall(r"kubectl (patch .*)$", text, re.MULTILINE)
-    words = [str(patch) if word == "THIS_FILE" else word for word in shlex.split(command)]
-    status, out, problem = cluster.kubectl(*words, "--dry-run=server", "-o", "json")
-    assert status == 0, out + problem
-    proxy, vllm = json.loads(out)["spec"]["template"]["spec"]["containers"]
-    before = chat()["spec"]["template"]["spec"]["containers"]
-    assert proxy["image"] == "envoy:v1"
-    assert vllm["args"] != before[1]["args"]
-    assert vllm["args"][:2] == before[1]["args"][:2]
-    assert vllm["ports"][0]["containerPort"] == 8000
+    pod = sent({"metadata": {"name": "chat-x"}, "spec": chat(kind)["spec"]["template"]["spec"]}, NAMESPACE)
+    uid = cluster.kubectl("get", kind, "chat", "-n", NAMESPACE, "-o", "jsonpath={.metadata.uid}")[1]
+    owner = {"apiVersion": "apps/v1", "kind": kind, "name": "chat", "uid": uid, "controller": True}
+    pod["metadata"]["ownerReferences"] = [owner]
+    assert cluster.create(pod).status_code == 201
+    try:
+        assert of_pod(Kubectl(), NAMESPACE, "chat-x") == f"{kind.lower()}/chat"
+    finally:
+        cluster.delete_pod(NAMESPACE, "chat-x")

@@ -23,10 +23,7 @@ from kvpressure.cli import main
 from kvpressure.model.state import VERDICTS, EngineState, State
 from kvpressure.printable import BESIDE, INTO, OR, PIPE, command, visible
 from kvpressure.settings.thresholds import builtin
-from kvpressure.toolbox import patches
-from kvpressure.toolbox.manifests import servers_of
 from tests.publish.states import NOW, full_engine, full_state
-from tests.toolbox.test_audit import deployment
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "exporter" / "kvpressure"
@@ -108,16 +105,6 @@ def test_no_name_changes_a_command(name: str, host: bool) -> None:
     for words in made:
         options = {word for word in words if word.startswith("-")} - {visible(name)}
         assert not any(visible(name) in word for word in options), "a name is never part of an option"
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_no_name_changes_a_command_for_a_workload(name: str) -> None:
-    document = deployment(["--max-num-seqs", "8"])
-    document["metadata"] = {"name": name, "namespace": name}
-    (server,) = servers_of(document)
-    shown = visible(name)
-    assert words_of(patches.command(server, "strategic"))[:5] == ["kubectl", "patch", f"deploy/{shown}", "-n", shown]
-    assert words_of(patches.rollout(server))[3:] == [f"deploy/{shown}", "-n", shown]
 
 
 def recording_of_pressure(folder: Path, target: str) -> str:

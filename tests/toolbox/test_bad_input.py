@@ -77,7 +77,6 @@ READING: dict[str, list[str]] = {
     "diagnose": ["diagnose", "{}.jsonl"],
     "mitigate": ["mitigate", "{}.jsonl"],
     "replay": ["replay", "{}.jsonl"],
-    "manifest": ["mitigate", str(KV03), "--manifest", "{}"],
     "audit": ["audit", "{}"],
     "audit-model": ["audit", "--args=x", "--model-config", "{}"],
     "capacity": ["capacity", "{}"],

@@ -4,7 +4,6 @@ their controllers read: the engine with its arguments, or the kind by name and e
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import yaml
 
 from tests.helpers.command import Capsys, answer, refused, run
-from tests.recording.strategies import RECORDINGS
 
 GPUS = {"resources": {"reservations": {"devices": [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]}}}
 TWO = {
@@ -135,7 +133,7 @@ def test_a_value_that_is_not_in_the_file_is_not_called_visible(capsys: Capsys, t
     assert "max_num_seqs: not visible (args)\n" in out
 
 
-def test_every_engine_of_a_compose_file_is_audited_and_none_patched(capsys: Capsys, tmp_path: Path) -> None:
+def test_every_engine_of_a_compose_file_is_audited(capsys: Capsys, tmp_path: Path) -> None:
     image = "vllm/vllm-openai:v0.11.2"
     services = {
         "chat": {
@@ -300,13 +298,3 @@ def test_a_file_without_an_engine_is_no_pass(command: str, capsys: Capsys, tmp_p
     }
     assert "ConfigMap phi" in refused(capsys, command, written(tmp_path, config))
     assert "service web" in refused(capsys, command, written(tmp_path, {"services": {"web": {"image": "nginx"}}}))
-
-
-def test_where_no_patch_reaches_the_words_to_type_are_printed(capsys: Capsys, tmp_path: Path) -> None:
-    recording = RECORDINGS / "incidents" / "KV01.jsonl.gz"
-    service = {"image": "vllm/vllm-openai", "command": "--model m --max-num-seqs 64"}
-    for document in ({"services": {"llm": service}}, llmisvc(template=main("--max-num-seqs 64"))):
-        said = refused(capsys, "mitigate --format patch --manifest", written(tmp_path, document), recording)
-        assert re.search(
-            r"not patched; set --max-num-seqs \d+ in the (service's command|container's ADDITIONAL_ARGS)", said
-        )

@@ -1,9 +1,8 @@
-"""``kvpressure mitigate``: the plan and its values, the patch, and the watch for recovery."""
+"""``kvpressure mitigate``: the plan and its values, and the watch for recovery."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from kvpressure.toolbox.live_pages import GivenGpu
 from tests.helpers.command import Capsys, answer, refused, run
 from tests.helpers.stated_engine import StatedEngine, engine_from, plan_of
 from tests.toolbox.conftest import FIXTURES, FakeClock, ServeJson, ServePod
-from tests.toolbox.test_audit import deployment
 from tests.toolbox.test_diagnose import CHAT, document_of, heavy
 
 pytestmark = pytest.mark.live
@@ -226,72 +224,7 @@ def test_a_server_on_a_bare_host_has_no_deployment(capsys: Capsys) -> None:
     assert [word for word in ("systemctl", "kubectl", "<unit>") if word in text] == []  # only its address is known
 
 
-# --- patch, edge ------------------------------------------------------------------------------------
-
-
-def test_the_patch_keeps_everything_else(capsys: Capsys, tmp_path: Path) -> None:
-    file = tmp_path / "chat.yaml"
-    args = ["--max-num-seqs=100", "--api-key", "sesame"]
-    file.write_text(yaml.safe_dump(deployment(args)))
-    text = text_of(capsys, f"{PRESSURE} --format patch --manifest {file}")
-    assert "kubectl patch deploy/chat -n inference --type strategic --patch-file" in text
-    container = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]
-    args = ["--max-num-seqs=7", "--api-key", "sesame"]
-    assert container == {"name": "vllm", "args": args}
-
-
-def test_the_patch_needs_the_manifest_of_one_workload(capsys: Capsys, tmp_path: Path) -> None:
-    assert "give --manifest FILE" in refused(capsys, f"mitigate {PRESSURE} --format patch")
-    file = tmp_path / "two.yaml"
-    file.write_text(yaml.safe_dump_all([deployment(), deployment()]))
-    assert "2 server containers" in refused(capsys, f"mitigate {PRESSURE} --format patch --manifest {file}")
-
-
-@pytest.mark.parametrize(
-    ("name", "namespace", "args", "other"),
-    [
-        ("vllm-cpu", None, ["--model", "tiny"], False),
-        ("vllm-cpu", None, ["--model", "$(MODEL)"], False),
-        ("vllm-cpu", None, ["--model", "/models/x", "--served-model-name", "tiny"], False),
-        ("vllm", None, ["--model", "tiny"], False),
-        ("chat", None, ["--model", "tiny"], True),
-        ("vllm-cpu", None, ["--model", "meta-llama/Llama-3.1-8B"], True),
-        ("vllm-cpu", "other", ["--model", "tiny"], True),
-    ],
-)
-def test_a_manifest_of_another_server_is_noted(
-    capsys: Capsys, tmp_path: Path, name: str, namespace: str | None, args: list[str], other: bool
-) -> None:
-    document = deployment(["--max-num-seqs", "64", *args])
-    document["metadata"] = {"name": name, **({"namespace": namespace} if namespace else {})}
-    file = tmp_path / "workload.yaml"
-    file.write_text(yaml.safe_dump(document))
-    words = "note: the manifest may belong to another server: it has deployment/"
-    asked = f"{PRESSURE} --manifest {file}"
-    assert (words in text_of(capsys, asked)) is other
-    assert (f"# {words}" in text_of(capsys, f"{asked} --format patch")) is other
-    assert len(mitigate(capsys, asked)[1]["notes"]) == other
-
-
-def test_a_workload_with_two_servers_is_patched_where_container_says(capsys: Capsys, tmp_path: Path) -> None:
-    leader, worker = (deployment(args=["--max-num-seqs", seqs])["spec"]["template"] for seqs in ("100", "40"))
-    file = tmp_path / "set.yaml"
-    document = {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": "big"},
-        "spec": {"leaderWorkerTemplate": {"leaderTemplate": leader, "workerTemplate": worker}},
-    }
-    file.write_text(yaml.safe_dump(document))
-    patch = f"{PRESSURE} --manifest {file} --format patch"
-    name = leader["spec"]["containers"][0]["name"]
-    choice = f"choose one with --container: leaderTemplate/{name}, workerTemplate/{name}"
-    for more in ("", f" --container {name}", " --container absent"):
-        assert choice in refused(capsys, f"mitigate {patch}{more}")
-    for template in ("leaderTemplate", "workerTemplate"):
-        change = yaml.safe_load(text_of(capsys, f"{patch} --container {template}/{name}"))[-1]
-        assert change["path"] == f"/spec/leaderWorkerTemplate/{template}/spec/containers/0/args"
-        assert change["value"][:2] == ["--max-num-seqs", "7"]
+# --- edge -------------------------------------------------------------------------------------------
 
 
 def test_edge_configuration_holds_the_caps(capsys: Capsys) -> None:
@@ -366,7 +299,6 @@ def test_recovery_during_the_watch(
     ("typed", "said"),
     [
         ("--max-rejected 1.5", "above 0 and up to 1"),
-        (f"{PRESSURE} --container vllm", "--container: only together with --manifest FILE or -n NAMESPACE"),
         ("--verify http://a http://b", "not together"),
         ("--verify ftp://a", "--verify"),
         ("--verify http://a --verify-seconds -1", "above 0"),
@@ -374,11 +306,3 @@ def test_recovery_during_the_watch(
 )
 def test_bad_input_is_one_clear_line(capsys: Capsys, typed: str, said: str) -> None:
     assert said in refused(capsys, f"mitigate {typed}")
-
-
-def test_shell_words_are_quoted(capsys: Capsys, tmp_path: Path) -> None:
-    document = deployment(["--max-num-seqs", "100"])
-    document["metadata"]["namespace"] = "a; rm -rf /"
-    file = tmp_path / "odd.yaml"
-    file.write_text(yaml.safe_dump(document))
-    assert f"-n {shlex.quote('a; rm -rf /')}" in text_of(capsys, f"{PRESSURE} --manifest {file}")

@@ -92,7 +92,6 @@ class PressurePlan:
 
     steps: tuple[MitigationStep, ...]
     caps: Caps
-    dialect: str = ""
 
     @property
     def values(self) -> dict[str, float]:
@@ -121,7 +120,7 @@ def pressure_plan(
         _verify(engine),
     ]
     name = engine.engine.dialect
-    return PressurePlan(tuple(replace(step, dialect=name) for step in steps), caps, name)
+    return PressurePlan(tuple(replace(step, dialect=name) for step in steps), caps)
 
 
 # --- pools --------------------------------------------------------------------------------------------
@@ -617,7 +616,7 @@ def _roll_out(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
     return MitigationStep(
         "Apply and watch the rollout",
         "do",
-        "print the change with kvpressure mitigate --format patch, or edit the manifest or Helm values"
+        "set the arguments in the workload, and where Helm, Argo CD or Flux would set them back"
         if workload
         else "change the arguments where the server is started, then restart it",
         "every replica restarts and loses its prefix cache and running requests",
@@ -627,9 +626,17 @@ def _roll_out(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
 
 def roll_out(key: EngineKey, workload: tuple[str, ...]) -> tuple[str, ...]:
     """Commands that change the arguments of a workload and watch; ``workload`` as in ``pressure_plan``."""
-    if not workload:
-        return on_host(key, "restart")
-    return command("kubectl", "edit", *workload), command("kubectl", "rollout", "status", *workload)
+    return (command("kubectl", "edit", *workload), _watch(workload)) if workload else on_host(key, "restart")
+
+
+def _watch(workload: tuple[str, ...]) -> str:
+    if workload[-1].startswith(_ROLLED):
+        return command("kubectl", "rollout", "status", *workload)
+    return command("kubectl", "get", *workload, "-w")
+
+
+_ROLLED: Final = ("deploy", "statefulset", "daemonset")
+"""Workloads that kubectl rolls out; others are left to their controllers."""
 
 
 def _restart(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
@@ -656,10 +663,7 @@ def _restart(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
             else f"a restart is for crash loops, OOM kills and fragmented memory. {'. '.join(found)}"
         ),
         commands=(
-            (
-                command("kubectl", "rollout", "restart", *workload),
-                command("kubectl", "rollout", "status", *workload),
-            )
+            (command("kubectl", "rollout", "restart", *workload), _watch(workload))
             if workload
             else on_host(engine.engine.key, "restart")
         ),

@@ -7,7 +7,6 @@ counter's ``_total``; every prefix and both counter forms are accepted.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
@@ -371,8 +370,6 @@ class EngineDialect:
         return self.flag(name).removeprefix("--").replace("-", "_") or name
 
     # --- manifests and stored series
-    start_words: re.Pattern[str] | None = None
-    """The words in a script after which options of the server may be inserted."""
     misspelt: Callable[[Iterable[str]], Mapping[str, str]] = lambda _: {}
     """Argument names that no release has -> the argument probably meant."""
     series_pattern: str = ""

@@ -10,12 +10,12 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kvpressure.engines.mistakes import named_by
 from kvpressure.engines.registry import default, dialect, titles
-from kvpressure.errors import InputError, refused_file, shown
+from kvpressure.errors import InputError, refused_file
 from kvpressure.files import read_file
 from kvpressure.model.arguments import GIB, EngineArgs
 from kvpressure.model.state import LIMITS
@@ -35,60 +35,24 @@ _SIZE: Final = re.compile(r"(\d{2,3})GB", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ServerContainer:
-    """A vLLM container as it would run. ``argv``: its real command line, whose first ``command_length`` words are
-    ``command``; ``args``: parsed, without secrets. ``pointer``: path of the container in the document; ``env``:
-    literal variables; ``variables``: where the others come from, in words; ``owner``: what manages the document.
+    """A vLLM container as it would run. ``args``: parsed, without secrets. ``place``: pod template and container, as in
+    ``leaderTemplate/vllm``; the container alone where the object has one template.
     """
 
     kind: str
     namespace: str
     name: str
-    container: str
-    argv: tuple[str, ...]
-    command_length: int
+    place: str
     args: EngineArgs
-    image: str = ""
     version: str | None = None
     gpu: GivenGpu | None = None
     scrape_annotation: bool = False
-    pointer: tuple[str | int, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
-    owner: str = ""
     dialect: str = ""
 
     @property
     def title(self) -> str:
         """``deployment/inference/chat:vllm``."""
         return "/".join(part for part in (self.kind.lower(), self.namespace, self.name) if part) + f":{self.place}"
-
-    @property
-    def place(self) -> str:
-        """``leaderTemplate/vllm``: pod template and container; only the container's name where the
-        object has one template.
-        """
-        named = [part for part in self.pointer if isinstance(part, str) and part.endswith("Template")]
-        return "/".join((*named[-1:], self.container))
-
-
-def choose(servers: Sequence[ServerContainer], container: str | None, where: str) -> ServerContainer:
-    """The only one of ``servers``, or the one whose name, ``place`` or ``title`` is ``container``. Raises
-    ``InputError``, whose message begins with ``where``, when none or several match.
-    """
-    found = [one for one in servers if container is None or container in (one.container, one.place, one.title)]
-    if len(found) == 1:
-        return found[0]
-    names = [one.container for one in servers]
-    unique = len(set(names)) == len(names)
-    places = [one.place for one in servers]
-    listed = names if unique else places if len(set(places)) == len(places) else [one.title for one in servers]
-    problem = f"{len(found)} server containers" if found else f"no server container {shown(container)}"
-    raise InputError(f"{where}: {problem}; choose one with --container: {', '.join(listed[:8])}")
-
-
-def servers_of(document: Mapping[str, Any]) -> tuple[ServerContainer, ...]:
-    """The servers in one object, e.g. from the API server."""
-    return tuple(server for made in with_templates(document) for server in _servers(made))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +139,7 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def from_command_line(argv: tuple[str, ...]) -> ServerContainer:
     """A server of which only the command line is known."""
     one = named_by(argv)
-    return ServerContainer("args", "", one.name, one.name, argv, 0, one.read_command(argv).args, dialect=one.name)
+    return ServerContainer("args", "", one.name, one.name, one.read_command(argv).args, dialect=one.name)
 
 
 def _documents_in(paths: Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -260,32 +224,20 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
             if engine.target is None:
                 continue
             listed, index, raw = _container(spec, engine.container)
-            pointer = (*place.pointer[:-1], listed, index)
-            path = "/".join(map(str, pointer))
-            command, args = (
-                _words(
-                    raw.get(name),
-                    f"{where}{document.get('kind') or 'document'} {metadata.get('name') or ''}: {path}/{name}",
-                )
-                for name in ("command", "args")
-            )
-            env, variables = _environment(raw)
+            path = (*place.pointer[:-1], listed, index)
+            title = f"{where}{document.get('kind') or 'document'} {metadata.get('name') or ''}: "
+            for name in ("command", "args"):
+                _check_words(raw.get(name), title + "/".join(map(str, (*path, name))))
+            templates_above = [part for part in path if isinstance(part, str) and part.endswith("Template")]
             yield ServerContainer(
                 str(document.get("kind") or ""),
                 str(metadata.get("namespace") or ""),
                 str(metadata.get("name") or ""),
-                engine.container,
-                (*command, *args),
-                len(command),
+                "/".join((*templates_above[-1:], engine.container)),
                 dialect(engine.dialect).read_command(engine.target.args, engine.target.env).args,
-                str(raw.get("image") or ""),
                 engine.target.version,
                 _gpu(spec),
                 str(annotations.get("prometheus.io/scrape")).lower() == "true",
-                pointer,
-                env,
-                variables,
-                _owner(metadata),
                 engine.dialect,
             )
 
@@ -300,43 +252,8 @@ def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[st
     )
 
 
-def _environment(container: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """(literal variables, source of the others such as ``ConfigMap chat-args``)."""
-    literal: dict[str, str] = {}
-    elsewhere: dict[str, str] = {}
-    for item in map(mapping, items(container.get("env"))):
-        name, source = str(item.get("name") or ""), mapping(item.get("valueFrom"))
-        if isinstance(item.get("value"), str):
-            literal[name] = str(item["value"])
-        elif source:
-            kind, reference = next(iter(source.items()))
-            where = str(mapping(reference).get("name") or "")
-            elsewhere[name] = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}.get(str(kind), str(kind)) + (
-                f" {where}" if where else ""
-            )
-    for item in map(mapping, items(container.get("envFrom"))):
-        for kind, words in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
-            if item.get(kind):
-                elsewhere.setdefault(f"{item.get('prefix') or ''}*", f"{words} {mapping(item[kind]).get('name')}")
-    return literal, elsewhere
-
-
-def _owner(metadata: Mapping[str, Any]) -> str:
-    """What would overwrite the object: a controller, Helm, Argo CD, Flux; "" if nothing is visible."""
-    annotations, labels = mapping(metadata.get("annotations")), mapping(metadata.get("labels"))
-    for reference in map(mapping, items(metadata.get("ownerReferences"))):
-        if reference.get("controller") is True:
-            return f"{reference.get('kind')} {reference.get('name')}"
-    release = annotations.get("meta.helm.sh/release-name")
-    if release or labels.get("app.kubernetes.io/managed-by") == "Helm":
-        return f"Helm release {release}" if release else "Helm"
-    if any(str(name).startswith("argocd.argoproj.io/") for name in (*annotations, *labels)):
-        return "Argo CD"
-    return "Flux" if any("toolkit.fluxcd.io/" in str(name) for name in (*annotations, *labels)) else ""
-
-
-def _words(value: object, where: str) -> tuple[str, ...]:
-    """The words of a command line. Raises ``InputError`` for non-strings, which the API server refuses."""
+def _check_words(value: object, where: str) -> None:
+    """Raises ``InputError`` for words of a command line that are no strings, which the API server refuses."""
     for index, item in enumerate(items(value)):
         if not isinstance(item, str):
             found = (
@@ -346,7 +263,6 @@ def _words(value: object, where: str) -> tuple[str, ...]:
             raise InputError(
                 f"{where}/{index} is {found}, not a string; Kubernetes takes strings only; allowed: {quoted}"
             )
-    return tuple(items(value))
 
 
 def _gpu(spec: Mapping[str, Any]) -> GivenGpu | None:

@@ -1,4 +1,4 @@
-"""A mitigation plan as text, JSON and ``kubectl`` patch; and the outcome of a verification."""
+"""A mitigation plan as text and JSON; and the outcome of a verification."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from kvpressure.advice.action import Action
 from kvpressure.advice.mitigation import cause
 from kvpressure.advice.plan import PressurePlan
 from kvpressure.advice.wording import words
-from kvpressure.printable import visible
-from kvpressure.toolbox import changed_flags, patches
 from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.engine_view import EngineView
-from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.mitigation_check import Outcome
 from kvpressure.toolbox.report import action_lines, next_steps, verdict_words
 
@@ -76,15 +73,13 @@ def as_text(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan
         mark = {"do": "", "if it stays": " [if KV pressure persists]", "not here": " [not here]"}[step.advice]
         cost = f"cost: {step.cost}" if step.cost else ""
         lines += action_lines(number, Action(f"{step.title}{mark}", step.text, step.flags, step.commands), cost)
-    if plan.values:
-        lines += ["", "all together: " + " ".join(changed_flags.as_words(plan.values, plan.dialect))]
+    if flags := " ".join(flag for step in plan.steps for flag in step.flags):
+        lines += ["", f"all together: {flags}"]
     lines += ["ready configuration for Envoy Gateway and nginx: --edge; effects on a test server: --format json"]
     return "\n".join(lines)
 
 
-def as_json(
-    engine: EngineView, others: Sequence[EngineView], plan: PressurePlan, again: str, note: str = ""
-) -> dict[str, Any]:
+def as_json(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan, again: str) -> dict[str, Any]:
     """Plain JSON values."""
     applies = engine.verdict == PRESSURE
     return {
@@ -96,30 +91,12 @@ def as_json(
         "cause": cause(engine.engine),
         "applies": applies,
         "also_in_trouble": [{**other.identity, "verdict": other.verdict} for other in others],
-        "notes": [note] if note else [],
         "instead": [] if applies else [asdict(action) for action in next_steps(engine, again)],
         "steps": [asdict(step) for step in plan.steps],
         "set": plan.values,
         "caps": asdict(plan.caps),
         "edge": {"envoy_gateway": edge.envoy_gateway(plan.caps), "nginx": edge.nginx(plan.caps)},
     }
-
-
-def as_patch(
-    engine: EngineView, others: Sequence[EngineView], plan: PressurePlan, server: ServerContainer, note: str = ""
-) -> str:
-    """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when impossible."""
-    import yaml
-
-    kind, content = patches.as_patch(server, plan.values)
-    head = [
-        *_comments(engine, others),
-        f"# {patches.command(server, kind)}",
-        f"# then: {patches.rollout(server)}",
-        "# sets " + " ".join(changed_flags.as_words(plan.values, plan.dialect)),
-        *(f"# note: {one}" for one in filter(None, (note, *patches.notes(server, plan.values)))),
-    ]
-    return "\n".join(map(visible, head)) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
 
 
 def outcome_lines(outcome: Outcome) -> Iterator[str]:

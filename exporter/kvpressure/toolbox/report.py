@@ -73,9 +73,7 @@ def next_steps(engine: EngineView, again: str) -> Iterator[Action]:
         of = [words(name) for name in engine.true_conditions if findings.of(name).runbook == link.title]
         yield Action(f"{' and '.join(of)}: {link.url}", "")
     if engine.verdict == "kv_pressure":
-        yield Action(
-            "Print the full plan with costs, as text or kubectl patch", "", (), (f"kvpressure mitigate {again}",)
-        )
+        yield Action("Print the full plan with costs", "", (), (f"kvpressure mitigate {again}",))
         url = engine.plan_input.address or "URL"
         yield Action("Check the recovery afterwards", "", (), (command("kvpressure", "mitigate", "--verify", url),))
     elif engine.verdict in CALM:

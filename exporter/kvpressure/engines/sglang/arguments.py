@@ -68,8 +68,6 @@ _NUMBER: Final = re.compile(r"-?\d{1,15}(?:\.\d{1,12})?")
 _NAMED: Final = re.compile(
     r"\bdynamo\.sglang\b|\bsglang\.launch_server\b|\bsglang[ \t]++serve\b|\bsgl_jax\.launch_server\b"
 )
-START: Final = re.compile(r"(\bsglang\.launch_server\b|\bsglang[ \t]+serve\b|\bsgl_jax\.launch_server\b)")
-"""Words that start the server in a script."""
 _WRAPPER: Final = "dynamo.sglang"  # runs the server inside and sets some of its arguments
 _MODULES: Final = ("sglang.launch_server", "sgl_jax.launch_server", _WRAPPER)
 _OF_SGLANG: Final = frozenset({"model", "max_num_seqs", "gpu_memory_utilization", "max_num_batched_tokens"})

@@ -57,7 +57,6 @@ SGLANG: Final = EngineDialect(
     features=limits.features,
     flag=arguments.option,
     words={"preemption": "retraction", "preemptions": "retractions", "preempted": "retracted"},
-    start_words=arguments.START,
     series_pattern=aliases.SERIES_PATTERN,
     series_labels=aliases.SERIES_LABELS,
 )

@@ -75,8 +75,6 @@ _WRAPPER = re.compile(r"\S*/vllm/inference_api\.py|dynamo\.vllm|huggingfaceserve
 server.
 """
 _WRAPPER_NAMES: Final = {"model_id": "model", "model_name": "served_model_name"}  # KServe's Hugging Face server
-START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
-"""Words that start the server in a script, with its model."""
 _MODULE = re.compile(r"(?:\S*[/.])?api_server(?:\.py)?")
 
 

@@ -60,7 +60,6 @@ VLLM: Final = EngineDialect(
     flags_since={"watermark": "0.24", "kv_offloading_size": "0.14"},  # before 0.14 with a backend (pull request 32421)
     deferred_since="0.20",
     words={"broadcast_wait": "no free shared-memory broadcast block"},
-    start_words=command_line.START,
     misspelt=options.misspelt,
     series_pattern=page.SERIES_PATTERN,
     series_labels=page.SERIES_LABELS,

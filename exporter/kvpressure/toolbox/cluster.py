@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvpressure import redaction
+from kvpressure.advice.triage import Mark, gravest
 from kvpressure.engines.registry import public_line, recognise, titles
 from kvpressure.errors import InputError
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
-from kvpressure.model.readings import LogLine, Scrape, Snapshot
+from kvpressure.model.readings import OOM_EXIT_CODE, LogLine, Scrape, Snapshot
 from kvpressure.model.reasons import HTTP_404, REFUSED, UNAUTHORIZED, UNREACHABLE
 from kvpressure.parsed import json_of, mapping, moment
 from kvpressure.printable import command
@@ -31,7 +33,7 @@ from kvpressure.toolbox.history import FoundEngines
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.live_pages import Around
 from kvpressure.toolbox.terminal import waiting
-from kvpressure.toolbox.triage import PodFacts
+from kvpressure.toolbox.triage import PodFacts, Told
 
 MAX_PODS: Final = 32
 INTERVAL_SECONDS: Final = 2.0
@@ -39,6 +41,9 @@ LOG_SINCE: Final = "2h"  # as the guide does
 LOG_TAIL: Final = 20_000
 LOG_HEAD_BYTES: Final = 400_000  # start-up lines
 _CALLS_AT_ONCE: Final = 8
+_HARD: Final = ALLOCATION_EVENTS | {"host_oom", "engine_dead", "start_failed"}
+_PERIODIC: Final = frozenset({"stats", "iteration", "sleep"})
+_SHOWN: Final = 8
 _STAMP: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z ")
 _AMPLIFYING: Final = re.compile(
     r"Evict|OOM|InsufficientMemory|MemoryPressure|FailedScheduling|BackOff|Killing|Unhealthy|Preempt|NodeNotReady|FailedMount"
@@ -207,12 +212,7 @@ def _count(lines: Sequence[str] | None, dialect: str) -> tuple[dict[str, int] | 
         if found is not None:
             text, event = found
             counts[event.event] = counts.get(event.event, 0) + 1
-            if event.event in ALLOCATION_EVENTS or event.event in (
-                "engine_dead",
-                "start_failed",
-                "preemption",
-                "host_oom",
-            ):
+            if event.event in _HARD or event.event == "preemption":
                 shown.append(text)
     return counts, [public_line(text)[:160] for text in shown[-3:]]
 
@@ -243,26 +243,45 @@ def _events(kubectl: Kubectl, namespace: str) -> list[tuple[str, str, str]] | No
 
 
 def _facts(member: _Member, log: _Log, events: list[tuple[str, str, str]] | None, page_error: str) -> PodFacts:
-    mine = (
-        None
-        if events is None
-        else tuple(
-            text for kind, name, text in events if name == member.pod.name or (kind == "Node" and name == member.node)
-        )
-    )
-    target = member.target
+    container, target = member.engine.reading, member.target
+    ended = container.last_termination
+    killed = ended is not None and (ended.reason == "OOMKilled" or ended.exit_code == OOM_EXIT_CODE)
+    where = f"Port {target.port} of the pod." if target else "The pod declares no metrics port."
     refused = f"{member.engine.refusal}".replace("_", " ") if member.engine.refusal else ""
-    return PodFacts(
-        phase=member.phase,
-        node=member.node,
-        running_log=log.running,
-        previous_log=log.previous,
-        log_lines=log.shown,
-        log_errors=log.errors,
-        events=mine,
-        port=target.port if target else None,
-        page_error=page_error or refused,
-    )
+    steps: dict[int, Told] = {
+        1: ("unknown" if member.phase == "Running" else "bad", (_place(member),)),
+        2: ("unknown" if not container.restarts else "bad" if killed else "look", ()),  # however long ago
+        4: _told(log),
+        7: ("unknown", tuple(filter(None, (where, page_error or refused)))),
+    }
+    if events is not None:
+        here = {("Node", member.node), ("Pod", member.pod.name)}
+        steps[6] = _amplified([text for kind, name, text in events if (kind, name) in here])
+    counts = [counted for counted in (log.running, log.previous) if counted is not None]
+    return PodFacts(steps, dict(sum(map(Counter, counts), Counter())) if counts else None)
+
+
+def _place(member: _Member) -> str:
+    return f"Phase {member.phase or 'unknown'}{f' on node {member.node}' if member.node else ''}."
+
+
+def _told(log: _Log) -> Told:
+    """What the logs of both containers say."""
+    sentences, marks = list(log.errors), set[Mark]()
+    for title, counts in (("Running container, last two hours", log.running), ("Previous container", log.previous)):
+        if counts is not None:
+            found = {name: count for name, count in counts.items() if name not in FACT_EVENTS | _PERIODIC}
+            marks.add("bad" if _HARD & found.keys() else "look" if found else "fine")
+            said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(found.items()))
+            sentences.append(f"{title}: {said or 'no failed allocation'}.")
+    return gravest(*marks), (*sentences, *log.shown)
+
+
+def _amplified(events: Sequence[str]) -> Told:
+    if not events:
+        return "fine", ("No memory pressure, eviction, scheduling delay or restart.",)
+    worse = f"{len(events)} events that make memory pressure worse (not its cause):"
+    return "look", (worse, *events[-_SHOWN:])
 
 
 # --- pages ------------------------------------------------------------------------------------------------
@@ -303,6 +322,7 @@ class _EnginePages:
         if target is None:
             error = UNREACHABLE
         else:
+            self.errors.pop(member.key, None)
             try:
                 text = self._get(member, target, target.path)
             except KubectlError as failure:

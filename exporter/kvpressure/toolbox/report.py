@@ -23,7 +23,7 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import PROBLEMS, common_problems, log_events
 from kvpressure.toolbox.engine_view import EngineView, name_of
 from kvpressure.toolbox.history import Case, FoundEngines
-from kvpressure.toolbox.triage import PodFacts, triage
+from kvpressure.toolbox.triage import triage
 
 _MARKS: Final = {"fine": "ok", "look": "look", "bad": "BAD", "unknown": "?"}
 _MAX_CHANGES_SHOWN: Final = 12
@@ -53,10 +53,11 @@ def answers(found: FoundEngines, thresholds: Thresholds) -> list[EngineAnswer]:
 def _answer(case: Case, found: FoundEngines, thresholds: Thresholds) -> EngineAnswer:
     view = case.view
     pod = found.facts.get((view.engine.key.namespace, view.engine.key.pod))
+    events = log_events(view) if pod is None or pod.log_events is None else pod.log_events
     return EngineAnswer(
         case,
         tuple(triage(view, pod)),
-        tuple(common_problems(view, _events(case, pod), thresholds)),
+        tuple(common_problems(view, events, thresholds)),
         tuple(next_steps(view, found.again)),
     )
 
@@ -92,15 +93,6 @@ def action_lines(number: int, action: Action, *more: str, text: bool = True) -> 
     yield from (f"     {line}" for line in (action.text, *more) if line and text)
     yield from (f"     set:  {flag}" for flag in action.flags)
     yield from (f"     $ {one}" for one in action.commands)
-
-
-def _events(case: Case, pod: PodFacts | None) -> dict[str, int] | None:
-    if pod is None or (pod.running_log is None and pod.previous_log is None):
-        return log_events(case.view)
-    merged = dict(pod.running_log or {})
-    for name, count in (pod.previous_log or {}).items():
-        merged[name] = merged.get(name, 0) + count
-    return merged
 
 
 # --- JSON -------------------------------------------------------------------------------------------------

@@ -68,9 +68,9 @@ def scraped(page: Scrape, names: frozenset[str]) -> Mapping[str, str]:
     return found
 
 
-def scrapes(name: str, names: frozenset[str] | None = None) -> Series:
-    """What is scraped of the servers of one recording, every ``SCRAPE_SECONDS``: what rules read, or ``names``."""
-    series, names = Series(), wanted() if names is None else names
+def scrapes(name: str) -> Series:
+    """What rules read of the servers of one recording, scraped every ``SCRAPE_SECONDS``."""
+    series, names = Series(), wanted()
     last: Mapping[str, str] | None = None
     due: float | None = None
     with Reader(data.RECORDINGS / name, keep_exposition=True) as reader:
@@ -179,9 +179,8 @@ spec:
 kubectl apply -n inference -f podmonitor.yaml -f alerts/kvpressure-vllm-only-prometheusrule.yaml
 ```
 
-Elsewhere: `rule_files: [kvpressure-vllm-only-rules.yaml]`, and both as `labels` of the target.
-[kvpressure-vllm-only-dashboard.json](../alerts/kvpressure-vllm-only-dashboard.json) is a dashboard for Grafana. Thresholds of your own: the files
-that `kvpressure bundle --values site.yaml --out DIR` writes.
+Elsewhere: `rule_files: [kvpressure-vllm-only-rules.yaml]`, and both as `labels` of the target. Thresholds of your own: the files that
+`kvpressure bundle --values site.yaml --out DIR` writes. Dashboards for these metrics come with vLLM (`examples/` in its repository).
 
 ## Alerts
 

@@ -18,7 +18,6 @@ PACKAGE = Path(__file__).parents[2] / "exporter" / "kvpressure"
 EXEMPT = {
     "engines/vllm": "is where they belong",
     "engines/other_software.py": "names pages of routers and other servers by their beginnings",
-    "bundle/dashboards/vllm_only.py": "the dashboard over vLLM's own metrics, without the exporter",
 }
 FLAGS_TOO = {"cli", "toolbox/inputs.py"}  # their own options and examples are called like the engine's flags
 

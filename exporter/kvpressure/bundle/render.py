@@ -13,7 +13,7 @@ from typing import Any, Final
 import yaml
 
 from kvpressure.bundle import documents, engine_labels
-from kvpressure.bundle.dashboards import render_dashboards, vllm_only
+from kvpressure.bundle.dashboards import render_dashboards
 from kvpressure.bundle.dashboards.builder import DashboardContext
 from kvpressure.bundle.rules import (
     Options,
@@ -37,7 +37,6 @@ ALERTS_ONLY_NOTE: Final = (
 )
 VLLM_ONLY: Final = "alerts/kvpressure-vllm-only-rules.yaml"
 VLLM_ONLY_OPERATOR: Final = "alerts/kvpressure-vllm-only-prometheusrule.yaml"
-VLLM_ONLY_DASHBOARD: Final = "alerts/kvpressure-vllm-only-dashboard.json"  # not among those that the chart installs
 VLLM_ONLY_NOTE: Final = (
     "Over vLLM's own metrics alone, without the exporter; in place of kvpressure-rules.yaml, not beside it.\n"
     "What it cannot tell: docs/vllm-only.md."
@@ -70,7 +69,6 @@ def render(options: Options) -> dict[str, str]:
         ALERTS_ONLY: to_yaml(_kept(rules), f"{HEADER}\n{ALERTS_ONLY_NOTE}"),
         VLLM_ONLY: to_yaml(vllm_rules, f"{HEADER}\n{VLLM_ONLY_NOTE}"),
         VLLM_ONLY_OPERATOR: to_yaml(prometheus_rule(vllm_rules, "kvpressure-vllm-only"), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
-        VLLM_ONLY_DASHBOARD: _json(vllm_only.build(site).model(vllm_only.UID)),
         **{
             f"dashboards/{uid}.json": _json(engine_labels.dashboard(model) if prefixed else model)
             for uid, model in render_dashboards(site).items()

@@ -75,8 +75,8 @@ def _label(variable: str) -> str:
     return _LABELS.get(variable, variable)
 
 
-def variables(names: Sequence[str], engines: str) -> list[Json]:
-    """Data source, then ``names``, each filtered by those before it; ``engines``: the metric with their labels."""
+def variables(names: Sequence[str]) -> list[Json]:
+    """Data source, then ``names``, each filtered by those before it."""
     source: Json = {
         "name": "datasource",
         "label": "Data source",
@@ -91,12 +91,12 @@ def variables(names: Sequence[str], engines: str) -> list[Json]:
         "refresh": 1,
         "skipUrlSync": False,
     }
-    return [source, *(_query_variable(name, names[: names.index(name)], engines) for name in names)]
+    return [source, *(_query_variable(name, names[: names.index(name)]) for name in names)]
 
 
-def _query_variable(name: str, before: Sequence[str], engines: str) -> Json:
+def _query_variable(name: str, before: Sequence[str]) -> Json:
     where = ",".join(f'{_label(one)}=~"${one}"' for one in before if one != "pool")  # not a label of every metric
-    query = f"label_values({_SOURCES.get(name, engines)}{{{where}}}, {_label(name)})".replace("{}", "")
+    query = f"label_values({_SOURCES.get(name, 'kvpressure_engine_info')}{{{where}}}, {_label(name)})".replace("{}", "")
     # .* and not .+ for All: a series without a cluster (or, for a static target, a pod) label has to match too.
     return {
         "name": name,
@@ -195,15 +195,14 @@ def fixed(pattern: str, color: str) -> Json:
 
 @dataclass(slots=True)
 class Dashboard:
-    """A dashboard under construction, whose panels follow one another from left to right. ``variables``: names of
-    them; ``source``: the metric whose labels they choose among.
+    """A dashboard under construction, whose panels follow one another from left to right. ``variables``: their
+    names.
     """
 
     title: str
     description: str
     site: DashboardContext
     variables: tuple[str, ...]
-    source: str = "kvpressure_engine_info"
     panels: list[Json] = field(default_factory=list)
     layout: PanelGrid = field(default_factory=PanelGrid)
     optional: dict[tuple[str, str], str] = field(default_factory=dict)  # (panel title, refId) -> why it may be empty
@@ -242,7 +241,7 @@ class Dashboard:
                 _link("kvpressure dashboards", "dashboards", **others),
                 *(_link(icon="doc", kind="link", **link) for link in self.site.runbook_links("Runbooks", "README")),
             ],
-            "templating": {"list": variables(self.variables, self.source)},
+            "templating": {"list": variables(self.variables)},
             "panels": self.panels,
         }
 

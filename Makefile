@@ -54,7 +54,7 @@ generate:        ## write the generated files: rules, dashboards, runbooks, refe
 	$(PYTHON) deploy/generate.py
 	$(PYTHON) -m docs.generate
 
-fuzz:            ## cases for every parser and for whole snapshots (hours; ARGS="--minutes 30")
+fuzz:            ## cases for every parser and for whole snapshots (ARGS="--minutes 30")
 	@.ci/setup.sh test
 	$(PYTHON) -m tests.fuzz $(ARGS)
 

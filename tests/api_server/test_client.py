@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.kubernetes.api import Gone, KubeApi, Watcher
+from kvpressure.sources.kubernetes.api import Gone, KubeApi
 from tests.api_server.cluster import Cluster
-from tests.deploy.chart import Json, only, render
+from tests.deploy.chart import only, render
 from tests.helpers.waiting import until
 from tests.sources.kubernetes import objects
+from tests.sources.kubernetes.test_api import watching
 
 pytestmark = pytest.mark.live
 
@@ -37,38 +37,9 @@ def account(cluster: Cluster) -> str:
 
 @pytest.fixture
 def api(cluster: Cluster, account: str, tmp_path: Path) -> KubeApi:
-    """The exporter's client with the token of its account."""
     token = tmp_path / "token"
     token.write_text(cluster.token("kvpressure", account))
     return KubeApi(cluster.url, token, cluster.ca)
-
-
-class Seen:
-    """What a watcher reports."""
-
-    def __init__(self, api: KubeApi, node: str = objects.NODE) -> None:
-        self.pods: set[str] = set()
-        self.lists = 0
-        self.watcher = Watcher(
-            api, PODS, {"fieldSelector": f"spec.nodeName={node}"}, self._replace, self._change, (0.1, 2.0)
-        )
-
-    def __enter__(self) -> Seen:
-        self.watcher.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.watcher.close()
-
-    def _replace(self, items: Iterator[Json]) -> None:
-        self.pods = {item["metadata"]["name"] for item in items}
-        self.lists += 1
-
-    def _change(self, kind: str, item: Json) -> None:
-        if kind == "DELETED":
-            self.pods.discard(item["metadata"]["name"])
-        else:
-            self.pods.add(item["metadata"]["name"])
 
 
 def fill(cluster: Cluster, node: str, count: int, **fields: Any) -> set[str]:
@@ -103,13 +74,13 @@ def test_a_node_of_many_pods_is_listed_in_full(cluster: Cluster, api: KubeApi) -
 def test_changes_arrive_and_the_audit_log_shows_one_list(cluster: Cluster, api: KubeApi, account: str) -> None:
     user = f"system:serviceaccount:kvpressure:{account}"
     before = len(cluster.audited(user))
-    with Seen(api, "changing") as seen:
+    with watching(api, fieldSelector="spec.nodeName=changing") as seen:
         until(lambda: seen.lists)
         cluster.pod(objects.pod("a", node="changing"))
         cluster.pod(objects.pod("b", node="changing"))
-        until(lambda: seen.pods == {"a", "b"})
+        until(lambda: seen.have("a", "b"))
         cluster.delete_pod("inference", "a")
-        until(lambda: seen.pods == {"b"})
+        until(lambda: seen.have("b"))
         assert seen.watcher.error is None
         assert seen.watcher.errors == {}
     asked = [event["requestURI"] for event in cluster.audited(user)[before:]]
@@ -129,11 +100,11 @@ def test_bookmarks_come_and_carry_a_version(api: KubeApi) -> None:
 
 def test_a_compacted_version_is_gone_and_the_view_recovers(cluster: Cluster, api: KubeApi) -> None:
     """The API server restarts over a compacted etcd, so that its cache does not know the old version either."""
-    with Seen(api, "compacted") as seen:
+    with watching(api, fieldSelector="spec.nodeName=compacted") as seen:
         cluster.pod(objects.pod("c-1", node="compacted"))
-        until(lambda: seen.pods == {"c-1"})
+        until(lambda: seen.have("c-1"))
         old = str(cluster.pod(objects.pod("c-2", node="compacted"))["metadata"]["resourceVersion"])
-        until(lambda: seen.pods == {"c-1", "c-2"})
+        until(lambda: seen.have("c-1", "c-2"))
         cluster.stop("kube-apiserver")
         until(lambda: seen.watcher.error == "api_unreachable")
         cluster.start_api_server()
@@ -141,7 +112,7 @@ def test_a_compacted_version_is_gone_and_the_view_recovers(cluster: Cluster, api
         cluster.delete_pod("inference", "c-1")
         cluster.pod(objects.pod("c-3", node="compacted"))
         cluster.compact()
-        until(lambda: seen.pods == {"c-2", "c-3"} and seen.watcher.error is None, 60)
+        until(lambda: seen.have("c-2", "c-3") and seen.watcher.error is None, 60)
         print("lists", seen.lists, "errors", seen.watcher.errors)
     parameters = {**ON_NODE, "resourceVersion": old, "timeoutSeconds": "5"}
     with pytest.raises(Gone):

@@ -554,7 +554,6 @@ def make_resources(rng: Random) -> bytes:
 
 
 def check_resources(data: bytes) -> None:
-    """What protobuf reads is read alike."""
     try:
         expected = by_protobuf(api_pb2.ListPodResourcesResponse.FromString(data))
     except DecodeError:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -27,7 +28,6 @@ class Count:
     """How far the fuzzing of one subject has come. ``failed``: cases by where and how they failed."""
 
     cases: int = 0
-    seconds: float = 0.0
     failed: dict[str, int] = field(default_factory=dict)
 
 
@@ -42,25 +42,26 @@ def quiet() -> Iterator[None]:
 
 
 def run(
-    subject: Subject, seed: int, first: int, cases: int, seconds: float = 1e9, keep: Callable[[Any], None] | None = None
-) -> Count:
-    """Cases ``first`` ... of a seed, as many as asked for or as fit into ``seconds`` of CPU. Each can be
-    made again alone.
+    subject: Subject,
+    seed: int,
+    count: Count,
+    cases: float = inf,
+    seconds: float = inf,
+    keep: Callable[[Any], object] | None = None,
+) -> None:
+    """Count on with the next cases of a seed, as many as asked for or as fit into ``seconds`` of CPU. Each can be made
+    again alone.
     """
-    count, began = Count(), time.thread_time()
+    began, last = time.thread_time(), count.cases + cases
     with quiet():
-        for number in range(first, first + cases):
-            case = subject.make(Random(f"{seed}:{number}"))
+        while count.cases < last and time.thread_time() - began < seconds:
+            case = subject.make(Random(f"{seed}:{count.cases}"))
             place = failure(subject, case)
             count.cases += 1
             if place is not None:
                 count.failed[place] = count.failed.get(place, 0) + 1
                 if keep is not None and count.failed[place] <= MOST_KEPT:
                     keep(case)
-            if time.thread_time() - began > seconds:
-                break
-    count.seconds = time.thread_time() - began
-    return count
 
 
 def failure(subject: Subject, case: Any) -> str | None:
@@ -91,7 +92,6 @@ def kept() -> list[Path]:
 
 
 def load(path: Path) -> tuple[Subject, Any]:
-    """A case of the corpus."""
     document: Mapping[str, Any] = json.loads(path.read_text())
     return SUBJECTS[document["subject"]], decoded(document["case"])
 
@@ -102,5 +102,4 @@ def encoded(case: Any) -> Any:
 
 
 def decoded(case: Any) -> Any:
-    """The way back."""
     return case["bytes"].encode("latin-1") if isinstance(case, dict) and set(case) == {"bytes"} else case

@@ -8,7 +8,6 @@ import base64
 import json
 import os
 import re
-import socket
 import subprocess
 import time
 import urllib.request
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 import requests
 
+from tests.helpers.ports import free_port
 from tests.helpers.waiting import until
 
 Json = dict[str, Any]
@@ -40,14 +40,6 @@ def missing() -> str:
     """Why there is no API server; empty when there is one."""
     absent = [name for name in (API_SERVER, ETCD) if not os.access(os.environ.get(name, ""), os.X_OK)]
     return f"set {' and '.join(absent)} to the paths of the programs" if absent else ""
-
-
-def free_port() -> int:
-    """A port that nothing listened on a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
 
 
 class Cluster:
@@ -76,7 +68,6 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Where the API server listens."""
         return f"https://127.0.0.1:{self._port}"
 
     def _write_files(self) -> None:
@@ -116,7 +107,6 @@ class Cluster:
         until(lambda: self._etcd("maintenance/status", {}), 60)
 
     def start_api_server(self) -> None:
-        """Start it and wait until it is ready."""
         key = self.where / "service-accounts.key"
         self._run(
             "kube-apiserver",
@@ -184,7 +174,6 @@ class Cluster:
     def ask(
         self, method: str, path: str, token: str = ADMIN, body: Any = None, content: str = "application/json"
     ) -> requests.Response:
-        """One request with a bearer token."""
         headers = {"Authorization": f"Bearer {token}", "Content-Type": content}
         data = None if body is None else json.dumps(body)
         return self._session.request(
@@ -192,7 +181,6 @@ class Cluster:
         )
 
     def create(self, document: Json, dry_run: bool = False) -> requests.Response:
-        """Create an object of ``v1``."""
         metadata = document["metadata"]
         plural = f"{document['kind'].lower()}s"
         where = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""
@@ -230,7 +218,6 @@ class Cluster:
         assert answer.status_code == 200, answer.text
 
     def kubectl(self, *arguments: str, text: str | None = None, token: str | None = None) -> tuple[int, str, str]:
-        """Exit status, standard output and error."""
         identity = ["--token", token] if token else []
         done = subprocess.run(
             ["kubectl", "--kubeconfig", str(self.kubeconfig), *identity, *arguments],

@@ -30,6 +30,5 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def custom_kinds(cluster: Cluster) -> set[str]:
-    """Kinds of the custom resources that the API server knows."""
     folder = os.environ.get(programs.DEFINITIONS, "")
     return cluster.define(Path(folder)) if folder else set()

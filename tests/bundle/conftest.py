@@ -40,6 +40,5 @@ def tree(tmp_path_factory: pytest.TempPathFactory, files: dict[str, str]) -> Pat
 
 @pytest.fixture(scope="session")
 def rules(files: dict[str, str]) -> list[dict[str, Any]]:
-    """Every rule of the plain file, with its group."""
     document = yaml.safe_load(files["alerts/kvpressure-rules.yaml"])
     return [{**rule, "group": group} for group in document["groups"] for rule in group["rules"]]

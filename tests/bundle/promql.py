@@ -82,17 +82,14 @@ def walk(node: pp.Expr) -> Iterator[pp.Expr]:
 
 
 def selectors(text: str) -> Iterator[pp.VectorSelector]:
-    """All vector selectors in the expression."""
     return (node for node in walk(pp.parse(text)) if isinstance(node, pp.VectorSelector))
 
 
 def metrics(text: str) -> set[str]:
-    """All metric names the expression reads."""
     return {str(selector.name) for selector in selectors(text)}
 
 
 def result_labels(text: str, recordings: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Labels that a result of the expression may carry."""
     return _labels(pp.parse(text), recordings)
 
 

@@ -16,8 +16,6 @@ START = 1_700_000_000.0
 
 
 class Clock:
-    """Time that a test sets."""
-
     def __init__(self, now: float = START) -> None:
         self.now = now
 
@@ -50,7 +48,6 @@ def play(scenario: Scenario, seconds: int = 180) -> Iterator[tuple[int, State]]:
 
 
 def engine(state: State, pod: str) -> EngineState:
-    """The pod's engine."""
     return next(engine for engine in state.engines if engine.key.pod == pod)
 
 

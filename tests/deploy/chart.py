@@ -50,13 +50,11 @@ def load_script(path: Path) -> ModuleType:
 
 @lru_cache(maxsize=1)
 def generator() -> ModuleType:
-    """``deploy/generate.py``."""
     return load_script(DEPLOY / "generate.py")
 
 
 @lru_cache(maxsize=1)
 def chart() -> Any:
-    """The chart, loaded by Helm."""
     return generator().load_chart()
 
 
@@ -67,12 +65,10 @@ def _rendered(values: str, release: str) -> list[Json]:
 
 
 def render(values: Json | None = None, **release: Any) -> list[Json]:
-    """Every object the chart renders."""
     return copy.deepcopy(_rendered(json.dumps(values or {}, sort_keys=True), json.dumps(release)))
 
 
 def helm_test_objects(values: Json | None = None) -> list[Json]:
-    """The objects of ``helm test``."""
     chosen = {"image": {"repository": "kvpressure"}, **(values or {})}
     rendered = chart().render(values=chosen, name="kvpressure", namespace="kvpressure")
     texts = [text for name, text in rendered.items() if "/tests/" in name]
@@ -80,18 +76,15 @@ def helm_test_objects(values: Json | None = None) -> list[Json]:
 
 
 def of_kind(documents: list[Json], kind: str) -> list[Json]:
-    """Those of one kind."""
     return [item for item in documents if item["kind"] == kind]
 
 
 def only(documents: list[Json], kind: str) -> Json:
-    """The one of a kind."""
     (found,) = of_kind(documents, kind)
     return found
 
 
 def name_of(document: Json) -> str:
-    """Kind and name."""
     return f"{document['kind']}/{document['metadata']['name']}"
 
 

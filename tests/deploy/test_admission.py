@@ -145,13 +145,11 @@ def labelled(text: str) -> dict[str, str]:
 
 
 def matches(expression: Json, labels: dict[str, str]) -> bool:
-    """A node selector's requirement."""
     value = labels.get(expression["key"])
     return value is not None if expression["operator"] == "Exists" else value in expression["values"]
 
 
 def selected(pod: Json, labels: dict[str, str]) -> bool:
-    """Whether the pod may run on a node with these labels."""
     required: Any = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     return pod["nodeSelector"].items() <= labels.items() and any(
         all(matches(one, labels) for one in term["matchExpressions"]) for term in required["nodeSelectorTerms"]

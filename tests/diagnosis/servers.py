@@ -56,7 +56,6 @@ Value = float | None | Callable[[int], float | None]
 
 
 def cycle(*values: float) -> Callable[[int], float]:
-    """One value after the other, again and again."""
     return lambda second: values[second % len(values)]
 
 
@@ -88,7 +87,6 @@ class Played:
         return {s.diagnosis.verdict for s in self.states[since:] if s.diagnosis.confidence >= CONFIDENT}
 
     def said(self, since: int = 0) -> set[str]:
-        """All verdicts from a second on."""
         return {s.diagnosis.verdict for s in self.states[since:]}
 
 

@@ -51,7 +51,6 @@ def recorded_pages(name: str) -> list[str]:
 
 
 def scenario(name: str) -> list[str]:
-    """The recorded pages of a scenario, in order."""
     recording, first = SCENARIOS[name]
     pages = recorded_pages(recording)[first : first + PAGES]
     return [to_openmetrics(page) for page in pages] if name == "openmetrics" else pages

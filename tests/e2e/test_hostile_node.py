@@ -144,7 +144,6 @@ def test_a_pod_that_lies_about_itself_takes_nothing_from_another(
 
 
 def pipe(path: Path) -> None:
-    """Put a pipe without a writer in the place of a file."""
     path.unlink(missing_ok=True)
     os.mkfifo(path)
 

@@ -59,7 +59,6 @@ class Cgroup:
         (self.path / "cgroup.procs").write_text(str(os.getpid()))
 
     def kills(self) -> int:
-        """Processes that the kernel has ended for memory."""
         text = self._file("memory.oom_control", "memory.events").read_text()
         return int(dict(line.split() for line in text.splitlines())["oom_kill"])
 
@@ -116,7 +115,6 @@ def survives(process: Process, targets: int) -> None:
 
 
 def hostile_and_honest(hostile: Serve) -> list[str]:
-    """One target of every hostile kind, and the honest one."""
     return [f"bad/p{n}={hostile(kind)}/{n}" for n, kind in enumerate(KINDS)] + [honest(hostile)]
 
 

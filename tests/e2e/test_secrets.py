@@ -134,7 +134,6 @@ def test_a_secret_of_a_pod_is_in_nothing_that_is_said_of_it(
 
 
 def deployment(document: dict[str, Any]) -> dict[str, Any]:
-    """The workload of a pod."""
     spec = copy.deepcopy(document["spec"])
     labels = {"app": "chat"}
     return {

@@ -75,7 +75,6 @@ def pci(sysfs: Path, vendor: str, kind: str) -> None:
 
 
 def h100(**changes: object) -> Gpu:
-    """An H100 under load."""
     return Gpu(event_types=XID, **{"processes": ((4711, 48 * GIB),), **changes})
 
 
@@ -140,7 +139,6 @@ def smi_mi300x() -> SmiDevice:
 
 
 def one_mi300x(root: Path) -> object:
-    """A node with a single MI300X."""
     return trees.mi300x(root, 1)
 
 

@@ -23,12 +23,10 @@ def exporter(sysfs: Path, environ: Mapping[str, str], *arguments: str) -> Abstra
 
 
 def without_gpu_libraries() -> dict[str, str]:
-    """The environment of the tests with no way to AMD's library."""
     return {name: value for name, value in os.environ.items() if name not in ("ROCM_PATH", "ROCM_HOME")}
 
 
 def scrape(address: str) -> str:
-    """The page now."""
     with urllib.request.urlopen(address + "/metrics", timeout=5) as answer:
         return str(answer.read().decode())
 

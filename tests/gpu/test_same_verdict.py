@@ -91,8 +91,6 @@ def shown(snapshot: Snapshot, show: Show) -> Snapshot:
 
 @dataclass(frozen=True)
 class Tick:
-    """What is said of the engine at one moment."""
-
     verdict: str
     confidence: float
     stage: str | None
@@ -103,7 +101,6 @@ class Tick:
 
 @cache
 def replay(name: str, node: str) -> tuple[Tick, ...]:
-    """The engine after every tick."""
     pipeline = Pipeline()
     with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
         engines = [engine for snapshot in reader for engine in pipeline.observe(shown(snapshot, NODES[node])).engines]
@@ -128,7 +125,6 @@ def differing(name: str, one: str, other: str) -> list[tuple[Tick, Tick]]:
 
 
 def most(name: str, node: str) -> str:
-    """The most frequent verdict."""
     return Counter(tick.verdict for tick in replay(name, node)).most_common(1)[0][0]
 
 

@@ -39,7 +39,6 @@ class Publisher(AbstractContextManager["Publisher"]):
         self.send_raw(msgspec.msgpack.encode([time, events, 0]), kept, lost)
 
     def send_raw(self, payload: bytes, kept: bool = True, lost: bool = False) -> None:
-        """Publish a payload."""
         if kept:
             self.kept[self.number] = payload
         if not lost:

@@ -62,8 +62,6 @@ _FIRED = re.compile(r'\{alertname="(\w+)", severity="(\w+)", situation="([^"]+)"
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """One alert that fired."""
-
     name: str
     severity: str
 
@@ -101,7 +99,6 @@ class Situation:
 
 
 def load() -> list[Situation]:
-    """Every situation of the file."""
     document = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return [_situation(item, document["labels"], document["packs"]) for item in document["situations"]]
 

@@ -61,7 +61,6 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """The newest screen."""
         return "\n".join(self.screen)
 
     @property
@@ -70,7 +69,6 @@ class Terminal:
         return termios.tcgetattr(self._theirs) == self.before
 
     def press(self, keys: bytes) -> None:
-        """Type."""
         os.write(self._ours, keys)
 
     def resize(self, columns: int, rows: int) -> None:
@@ -78,5 +76,4 @@ class Terminal:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def ends(self) -> int:
-        """The exit status."""
         return self.child.wait(20)

@@ -116,8 +116,6 @@ def _no_number(text: str) -> None:
 
 
 class Shown:
-    """What a node shows after some ticks: metrics, page and JSON."""
-
     def __init__(self, change: Callable[[Snapshot], Snapshot] = lambda one: one, ticks: int = TICKS) -> None:
         pipeline, self.around = Pipeline(), ViewContext()
         for i in range(1, ticks + 1):

@@ -17,13 +17,11 @@ class Answer:
 
 
 def connect(port: int, tls: ssl.SSLContext | None = None, timeout: float = 5.0) -> socket.socket:
-    """A connection to loopback."""
     raw = socket.create_connection(("127.0.0.1", port), timeout=timeout)
     return raw if tls is None else tls.wrap_socket(raw, server_hostname="localhost")
 
 
 def receive(client: socket.socket, *, head: bool = False) -> Answer:
-    """One response."""
     data = b""
     while b"\r\n\r\n" not in data:
         part = client.recv(65536)

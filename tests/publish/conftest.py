@@ -29,7 +29,6 @@ class Published:
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """What the server refused."""
         assert self.server is not None
         assert set(self.server.refused) <= set(REASONS)
         return self.server.refused

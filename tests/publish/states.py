@@ -176,7 +176,6 @@ def full_gpu(index: int = 0, uuid: str = "GPU-1") -> GpuState:
 
 
 def full_state() -> State:
-    """Everything known."""
     container = ContainerReading(
         "prod",
         "chat-0",

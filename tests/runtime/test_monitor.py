@@ -27,8 +27,6 @@ WALL = 1_700_000_000.0
 
 
 class Clock:
-    """A monotonic clock that moves when told to."""
-
     def __init__(self) -> None:
         self.now = START
 
@@ -83,8 +81,6 @@ class Hanging(Scripted):
 
 
 class Recorder:
-    """A pipeline that keeps what it was given."""
-
     def __init__(self, error: Exception | None = None) -> None:
         self.snapshots: list[Snapshot] = []
         self.error = error

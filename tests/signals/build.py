@@ -40,7 +40,6 @@ FINISHED = r.FINISHED_PREFIX + "stop"
 def every(
     step: float, values: Iterable[Mapping[str, float]], start: float = 1000.0
 ) -> list[tuple[float, Mapping[str, float]]]:
-    """Rows at a fixed step."""
     return [(start + index * step, row) for index, row in enumerate(values)]
 
 

@@ -168,7 +168,6 @@ class Node:
         return lambda: pods
 
     def source(self, name: str) -> Source:
-        """A fresh source."""
         self.settings.shared.__init__()  # as of a new process
         (self.root / "positions").unlink(missing_ok=True)
         return MAKERS[name](self)

@@ -141,7 +141,6 @@ def prometheus_in_the_incident(process: subprocess.Popen[str]) -> str:
 
 
 def not_understood(answers: Answers) -> list[str]:
-    """Queries that Prometheus refuses."""
     return [f"{expr}: {why}" for expr, why in answers.refused.items()]
 
 

@@ -31,7 +31,6 @@ class PodLog:
                 file.write(f"{stamp} {stream} {tag} {message}\n")
 
     def append(self, data: bytes) -> None:
-        """Append bytes as they are."""
         with self.path.open("ab") as file:
             file.write(data)
 

@@ -86,7 +86,6 @@ class FakeApi:
         self._server.server_close()
 
     def apply(self, found: Json) -> None:
-        """Create or change an object."""
         with self.lock:
             self.version += 1
             key = f"{found['kind']}/{found['metadata'].get('namespace', '')}/{found['metadata']['name']}"
@@ -97,7 +96,6 @@ class FakeApi:
             self.lock.notify_all()
 
     def delete(self, found: Json) -> None:
-        """Delete an object."""
         with self.lock:
             self.version += 1
             key = f"{found['kind']}/{found['metadata'].get('namespace', '')}/{found['metadata']['name']}"
@@ -121,7 +119,6 @@ class FakeApi:
                 self.oldest = self.events[0][0] - 1
 
     def cut(self) -> None:
-        """End every watch that is open."""
         with self.lock:
             self._generation += 1
             self.lock.notify_all()
@@ -131,7 +128,6 @@ class FakeApi:
         return sum(1 for p, q in self.requests if p == path and parameters.items() <= q.items())
 
     def answer(self, handler: _Handler) -> None:
-        """One request."""
         generation = self._generation
         parts = urlsplit(handler.path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
@@ -224,7 +220,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """All that this server does."""
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             self.server.api.answer(self)
 

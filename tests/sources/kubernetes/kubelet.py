@@ -81,7 +81,6 @@ class FakeKubelet:
         self._server.start()
 
     def stop(self) -> None:
-        """Stop and remove the socket."""
         self._server.stop(0).wait()
         self.socket.unlink(missing_ok=True)
 

@@ -113,11 +113,9 @@ class Node:
     # --- the node -----------------------------------------------------------------------------------------------
 
     def write_world(self) -> None:
-        """Let the driver tell what ``gpus`` say."""
         write(self.world_path, World(gpus=list(self.gpus)))
 
     def server(self, name: str) -> PodServer:
-        """The server behind a pod."""
         return self.servers[sum(name.encode()) % len(self.servers)]
 
     def document(self, name: str, address_of: str = "", uid: str = "", **fields: Any) -> dict[str, Any]:
@@ -138,7 +136,6 @@ class Node:
         return document
 
     def add(self, name: str, devices: list[str] | None = None, pids: tuple[int, ...] = (), **fields: Any) -> None:
-        """Create a pod with everything that a node has for it."""
         document = self.document(name, **fields)
         pod = read_pod(document, Policy())
         assert pod is not None
@@ -162,7 +159,6 @@ class Node:
         self.api.apply(document)
 
     def remove(self, name: str) -> None:
-        """Delete a pod and what the node had for it."""
         pod = self.pod(name)
         document = self.pods.pop(name)
         directory = self.container_cgroup(pod)
@@ -178,7 +174,6 @@ class Node:
         self.api.delete(document)
 
     def pod(self, name: str) -> Pod:
-        """What the exporter reads out of a pod's object."""
         found = read_pod(self.pods[name], Policy())
         assert found is not None
         return found
@@ -203,7 +198,6 @@ class Node:
     # --- the exporter -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the exporter and wait until it listens."""
         options = {
             "interval": TICK,
             "web.listen-address": "127.0.0.1:0",
@@ -229,7 +223,6 @@ class Node:
         until(lambda: self._port, self.patience_seconds)
 
     def stop(self) -> None:
-        """Stop the exporter as the kubelet would."""
         if self._exporter is not None:
             self._exporter.terminate()
             self._exporter.wait(self.patience_seconds)
@@ -245,25 +238,20 @@ class Node:
 
     @property
     def exporter_pid(self) -> int:
-        """Process id of the exporter."""
         assert self._exporter is not None
         return self._exporter.pid
 
     @property
     def exporter_port(self) -> int:
-        """Where the exporter listens."""
         return self._port
 
     def lists(self) -> int:
-        """How often the pods were listed."""
         return self.api.count("/api/v1/pods") - self.api.count("/api/v1/pods", watch="1")
 
     def memory_bytes(self) -> int:
-        """Resident memory of the exporter."""
         return self._memory("VmRSS")
 
     def peak_bytes(self) -> int:
-        """The most that it ever was."""
         return self._memory("VmHWM")
 
     def _memory(self, name: str) -> int:
@@ -272,7 +260,6 @@ class Node:
         return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
 
     def scrape(self) -> str:
-        """The metrics page now."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=60) as answer:
             text: str = answer.read().decode()
         return text
@@ -293,10 +280,8 @@ class Node:
         return next(iter(found.values()), None)
 
     def labels(self, name: str, label: str, **labels: str) -> set[str]:
-        """The values of one label of a family."""
         return {dict(own)[label] for own in self.samples(name, **labels)}
 
 
 def uuid(index: int) -> str:
-    """UUID of a GPU of the node."""
     return gpu_uuid(index)

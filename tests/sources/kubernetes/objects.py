@@ -10,7 +10,6 @@ NODE = "node-1"
 
 
 def uid_of(namespace: str, name: str) -> str:
-    """A stable pod uid."""
     h = hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:32]}"
 
@@ -86,7 +85,6 @@ def pod(
 
 
 def node(**conditions: str) -> Json:
-    """The node object, with conditions by type."""
     return {
         "kind": "Node",
         "metadata": {"name": NODE},

@@ -32,8 +32,6 @@ class Given:
 
 
 class Clock:
-    """Monotonic seconds that a test moves."""
-
     def __init__(self) -> None:
         self.now = 1000.0
 

@@ -38,8 +38,6 @@ class Card:
 
 @dataclass
 class Tree:
-    """A sysfs root under construction."""
-
     root: Path
     xcp_name: str = "amdgpu_xcp_{}"
     kfd: bool = True
@@ -61,7 +59,6 @@ class Tree:
             self.nodes = 1
 
     def write(self, path: str, text: str) -> Path:
-        """A file under the root; sysfs ends each with a line end."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text + "\n")
@@ -160,7 +157,6 @@ def gpu_id(render: int) -> int:
 
 
 def mi300x(root: Path, gpus: int = 8, **changes: object) -> Tree:
-    """A node of MI300X in SPX mode."""
     tree = Tree(root)
     for number, bus in enumerate(("05", "27", "47", "65", "85", "a7", "c7", "e5")[:gpus]):
         tree.add(Card(f"0000:{bus}:00.0", unique_id=f"8f6c2a1d4e3b5a{number:02x}", **changes))

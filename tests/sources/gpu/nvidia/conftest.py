@@ -15,7 +15,6 @@ from tests.sources.gpu.nvml_stub.driver import Child, StartChild
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete stub library."""
     return build(tmp_path_factory.mktemp("nvml"))
 
 

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.live
 
 
 def utilization(child: Child) -> float | None:
-    """Utilization of the only GPU."""
     (gpu,) = child.gpus()
     value: float | None = gpu["utilization_ratio"]
     return value
@@ -70,7 +69,6 @@ def test_samples_that_cannot_be_true_do_not_count(start: StartChild) -> None:
 
 
 def gpm(**changes: Any) -> World:
-    """A Hopper GPU."""
     return World(gpus=[Gpu(**{"gpm": 1, "sm": 80.0, "tensor": 12.5, "dram": 64.0, **changes})])
 
 

@@ -27,7 +27,6 @@ def start(start: StartChild) -> StartChild:
 
 
 def node(*gpus: Gpu, **changes: Any) -> World:
-    """GPUs that support all events."""
     for gpu in gpus:
         gpu.event_types = SINGLE_BIT | XID
     return World(gpus=list(gpus), **changes)

@@ -26,7 +26,6 @@ def reading(child: Child, check: Callable[[dict[str, Any]], bool]) -> dict[str, 
 
 
 def errors(got: dict[str, Any]) -> list[str | None]:
-    """``error`` of each GPU."""
     return [gpu["error"] for gpu in got["gpus"]]
 
 

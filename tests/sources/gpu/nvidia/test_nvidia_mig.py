@@ -19,7 +19,6 @@ def mig_gpu(*migs: Mig | None, **changes: Any) -> Gpu:
 
 
 def by_uuid(child: Child) -> dict[str, dict[str, Any]]:
-    """The GPUs of a reading."""
     return {gpu["uuid"]: gpu for gpu in child.gpus()}
 
 

@@ -121,7 +121,6 @@ def kept(path: Path) -> World:
 
 
 def gpu_uuid(index: int) -> str:
-    """The UUID a ``Gpu`` without one gets."""
     return f"GPU-{index:08x}-0000-4000-8000-000000000000"
 
 

@@ -71,8 +71,6 @@ def calls() -> dict[str, int]:
 
 
 class Runner:
-    """Holds the source between commands."""
-
     def __init__(self) -> None:
         self.clock = Clock()
         self.source: NvidiaSource | None = None
@@ -91,7 +89,6 @@ class Runner:
         return self.source
 
     def do(self, command: dict[str, Any]) -> Any:
-        """Carry one command out."""
         match command["op"]:
             case "new":
                 self.new(command["settings"])
@@ -126,7 +123,6 @@ class Runner:
 
 
 def main(commands: TextIO, answers: TextIO) -> None:
-    """Answer commands until the input ends."""
     runner = Runner()
     for line in commands:
         try:

@@ -49,7 +49,6 @@ class Child:
         self._tell({"op": "new", "settings": settings})
 
     def set(self, world: World) -> None:
-        """Change the world under the running process."""
         write(self.world_path, world)
 
     def read(self) -> dict[str, Any]:
@@ -58,7 +57,6 @@ class Child:
         return got
 
     def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs of a reading that must succeed."""
         got = self.read()
         assert "gpus" in got, got
         gpus: list[dict[str, Any]] = got["gpus"]
@@ -69,7 +67,6 @@ class Child:
         self._tell({"op": "advance", "seconds": seconds, "drift": drift})
 
     def calls(self) -> dict[str, int]:
-        """Calls made to the driver so far, by function."""
         got: dict[str, int] = self._tell({"op": "calls"})
         return got
 
@@ -82,7 +79,6 @@ class Child:
         return result
 
     def close_source(self) -> None:
-        """Close the source; the next ``read`` makes a new one."""
         self._tell({"op": "close"})
 
     def _tell(self, command: dict[str, Any]) -> Any:

@@ -61,7 +61,6 @@ class SmiDevice:
     cap: object = "-"
 
     def line(self) -> str:
-        """The stub's line for it."""
         return " ".join(["device", self.bus, *(str(getattr(self, name)) for name in list(self.__dict__)[1:])])
 
 

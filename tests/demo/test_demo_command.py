@@ -119,24 +119,6 @@ def test_the_incident_is_seen_from_first_token_to_cleared_alert(
     assert using(tmp_path) == {}
 
 
-def test_a_run_whose_prometheus_missed_its_beats_says_so(
-    running: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    process = running("--for", "60", "--speed", "10")
-    lines_until(process, "== healthy")
-    prometheus = next(number for number, command in using(tmp_path).items() if "--config.file=prometheus" in command)
-    os.kill(prometheus, signal.SIGSTOP)
-    lines_until(process, "what was seen:")
-    os.kill(prometheus, signal.SIGCONT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 4, output
-    scrapes = re.search(r"this machine is too slow for --speed 10: .*?(\d+) of (\d+) scrapes missed", output)
-    assert scrapes, output
-    assert 15 <= int(scrapes[1]) <= int(scrapes[2])  # four a second, for nearly six seconds
-    assert "MISSING: InferenceKVCachePressure did not fire for chat-13b-0" in output
-    assert "try --speed 5" in output
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything_cleanly(
     number: signal.Signals, running: Callable[..., subprocess.Popen[str]], tmp_path: Path

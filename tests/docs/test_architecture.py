@@ -33,7 +33,3 @@ def test_the_rooms_stand_in_the_order_of_the_layers() -> None:
 @pytest.mark.parametrize(("file", "name"), [step[1:] for step in WALK], ids=lambda value: value)
 def test_a_step_of_the_walk_is_there(file: str, name: str) -> None:
     assert re.search(rf"\b{name}\b", (PACKAGE / file).read_text())
-
-
-def test_the_walk_names_fourteen_files_in_order() -> None:
-    assert [int(step) for step, _, _ in WALK] == list(range(1, 15))

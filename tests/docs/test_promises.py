@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -25,14 +24,6 @@ def functions_of(file: Path) -> frozenset[str]:
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-def rows(document: Path) -> list[list[str]]:
-    """Cells of every table row but heads and rules."""
-    lines = document.read_text(encoding="utf-8").splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    heads = [index for index, row in enumerate(cells) if set("".join(row)) <= set("-: ")]
-    return [row for index, row in enumerate(cells) if index not in heads and index + 1 not in heads]
-
-
 NAMED = [match for document in DOCUMENTS for match in _TEST.findall(document.read_text(encoding="utf-8"))]
 
 
@@ -40,27 +31,6 @@ NAMED = [match for document in DOCUMENTS for match in _TEST.findall(document.rea
 def test_every_test_that_is_named_exists(file: str, name: str) -> None:
     assert (ROOT / file).is_file()
     assert not name or name in functions_of(ROOT / file)
-
-
-def test_every_row_names_its_test_or_its_limit() -> None:
-    without = [row for row in rows(GUARANTEES) if not (_TEST.search(row[-1]) or is_limit(row))]
-    assert without == []
-    assert len(NAMED) > 50
-
-
-def is_limit(row: list[str]) -> bool:
-    return len(row) == 5 and re.fullmatch(r"`[a-z_.]+\.[A-Z_]+`", row[2]) is not None
-
-
-LIMITS = [row for row in rows(GUARANTEES) if is_limit(row)]
-
-
-@pytest.mark.parametrize("row", LIMITS, ids=lambda row: row[2].strip("`"))
-def test_a_limit_is_what_the_code_says(row: list[str]) -> None:
-    module, _, name = row[2].strip("`").rpartition(".")
-    value = getattr(importlib.import_module(f"kvpressure.{module}"), name)
-    number, _, unit = row[1].partition(" ")
-    assert value == int(number) * {"": 1, "KiB": 2**10, "MiB": 2**20}[unit]
 
 
 def test_every_metric_that_is_named_exists() -> None:

@@ -16,7 +16,6 @@ from kvpressure.errors import InputError
 from kvpressure.publish.web import server as server_module
 from kvpressure.publish.web import webconfig
 from kvpressure.publish.web.auth import WRONG_REMEMBERED, Authenticator
-from kvpressure.publish.web.server import CONNECTIONS
 from kvpressure.publish.web.webconfig import WebConfig, parse
 from tests.helpers.waiting import until
 from tests.publish.certificates import Certificates
@@ -50,10 +49,6 @@ class TestTls:
         with pytest.raises(OSError):  # noqa: PT011 (plain HTTP gets no answer)
             ask(port)
 
-    def test_file_names_are_relative_to_the_configuration(self, start: Start, certificates: Certificates) -> None:
-        web = write(certificates.directory, "tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
-        assert ask(start(web=web), tls=certificates.client_context()).status == 200
-
     def test_old_versions_are_refused(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
         port = start(web=write(tmp_path, TLS.format(certificates.directory)))
         old = certificates.client_context()
@@ -76,28 +71,6 @@ class TestTls:
         assert ask(port, tls=certificates.client_context("client")).status == 200
         with pytest.raises(OSError):  # noqa: PT011
             ask(port, tls=certificates.client_context("stranger"))
-
-    def test_silent_tls_clients_delay_no_scrape(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
-        port = start(web=write(tmp_path, TLS.format(certificates.directory)))
-        context = certificates.client_context()
-        clients = [connect(port) for _ in range(CONNECTIONS + 50)]
-        try:
-            for client in clients[::2]:
-                client.sendall(b"\x16\x03\x01\x02\x00\x01")  # the start of a handshake
-            began = time.monotonic()
-            assert ask(port, tls=context).status == 200
-            assert time.monotonic() - began < server_module.HANDSHAKE_SECONDS, "waited for a silent client"
-        finally:
-            for client in clients:
-                client.close()
-
-    def test_a_handshake_that_does_not_come_is_closed(
-        self, start: Start, tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.2)
-        port = start(web=write(tmp_path, TLS.format(certificates.directory)))
-        with connect(port) as client:
-            assert closed_within(client, 3)
 
 
 class TestReload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -466,6 +467,30 @@ def test_a_page_emptied_by_series_that_collide_says_so() -> None:
     found = Scanner().scan("\n".join(["# stages", *stages]) + "\n")
     assert (found.error, found.rival_label) == ("series_collide", "stage")
     assert Scanner().scan(stages[0] + "\n").error is None
+
+
+@pytest.mark.slow
+@pytest.mark.attack("adversarial lines, 99 000 series, any bytes as a scrape", "linear time, no exception")
+def test_time_is_bounded_on_the_worst_pages():
+    """Each of these is as large as a page may be. No form of line may cost more than its length."""
+    size = 4_000_000
+    worst = [
+        "vllm:num_requests_running{" * (size // 26),
+        'vllm:num_requests_running{a="' + "\\" * size,
+        ('vllm:num_requests_running{a="' + "\\" * 15_000 + "\n") * (size // 15_000),
+        ("vllm:num_requests_running{" + 'a="b",' * 2_000 + "\n") * (size // 12_000),
+        (" \t" * 8_000 + "\n") * (size // 16_000),
+        ("vllm:num_requests_running" + " " * 15_000 + "x\n") * (size // 15_000),
+        '{"' * (size // 2),
+        "vllm:num_requests_running 1\n" * 90_000,
+        "".join(f'vllm:request_success_total{{finished_reason="{n}"}} 1\n' for n in range(70_000)),
+        "".join(f'vllm:e2e_request_latency_seconds_bucket{{le="{n}"}} 1\n' for n in range(70_000)),
+        "".join(f'vllm:num_requests_running{{engine="{n}"}} 1\n' for n in range(70_000)),
+    ]
+    for text in worst:
+        started = time.thread_time()
+        Scanner().scan(text)
+        assert time.thread_time() - started < 3, text[:60]
 
 
 # --- another dialect -------------------------------------------------------------------------------------

@@ -198,9 +198,14 @@ def _imbalance(
     """How an engine of this pool that is full or slow differs."""
     if not full and not slow:
         return None
-    most, pool, side = t["most_ratio"], pools[place], OTHER_SIDE.get(place[-1], "")
-    pairs = (other for at, other in pools.items() if at[:2] == place[:2] and are_pair(pool[0].pool, other[0].pool))
-    there = [engine for other in pairs for engine in other]
+    namespace, model, _, role = place
+    most, pool, side = t["most_ratio"], pools[place], OTHER_SIDE.get(role, "")
+    there = [
+        engine
+        for (other_namespace, other_model, *_), other in pools.items()
+        if (other_namespace, other_model) == (namespace, model) and are_pair(pool[0].pool, other[0].pool)
+        for engine in other
+    ]
     alike, seen = _alike(pool, "saturated", True)
     for kind, counts, others, name, holds in (
         (OTHER_HAS_ROOM, full and alike > most * seen, there, "spare_capacity", True),

@@ -117,10 +117,12 @@ class ProcessesSource:
 
     def read(self) -> Reading:
         """All servers. Raises ``SourceError`` without a table of sockets."""
-        if not (own := self._listening("net")) and not self._root.joinpath("net", "tcp").is_file():
+        if not self._root.joinpath("net", "tcp").is_file() and not self._listening("net"):
             raise SourceError("no_proc", f"{self._root} has no table of sockets")
         errors: Counter[str] = Counter()
-        processes = self._processes(own, errors)
+        named = self._named(errors)
+        own = self._listening("net") if named else []  # walking the table costs the kernel milliseconds
+        processes = self._processes(named, own, errors)
         mark = [(pid, one.line and one.line.argv, one.listening) for pid, one in processes.items()]
         before = self._servers
         if mark != self._mark:
@@ -178,8 +180,8 @@ class ProcessesSource:
 
     # --- which processes serve
 
-    def _processes(self, own: Sequence[_Socket], errors: Counter[str]) -> dict[int, _Process]:
-        """Those that are part of a server, by pid. ``own``: the sockets of this host's network."""
+    def _named(self, errors: Counter[str]) -> dict[int, _Process]:
+        """Those whose command line or title says that they are part of a server, by pid."""
         with os.scandir(self._root) as entries:
             names = {entry.name for entry in islice(entries, MAX_PROCESSES) if entry.name.isdecimal()}
         named: dict[int, _Process] = {}
@@ -189,12 +191,18 @@ class ProcessesSource:
                 argv = tuple(self._text(f"{pid}/cmdline", MAX_CHARACTERS).rstrip("\0").split("\0"))
                 if (found := self._serves(argv, lines)) is not None:
                     named[pid] = _Process(*found, (self._root / str(pid)).stat().st_uid)
+        return named
+
+    def _processes(
+        self, named: Mapping[int, _Process], own: Sequence[_Socket], errors: Counter[str]
+    ) -> dict[int, _Process]:
+        """As many of them as are looked at, each with the sockets of its network. ``own``: those of this host's."""
         kept, _ = admitted(named, MAX_SERVERS, lambda _: Precedence.SERVES, lambda pid: (str(named[pid].uid), ""))
         tables, read = {self._network("self"): own, None: own}, {}
         for pid in sorted(kept):
             with isolated(f"process {pid}", errors, FILE_REASONS), suppress(*_ENDED):
                 network = self._network(str(pid))
-                if network not in tables:  # of a container; a table costs the kernel milliseconds
+                if network not in tables:  # of a container
                     tables[network] = self._listening(f"{pid}/net")
                 read[pid] = replace(named[pid], listening=tables[network])
         return read

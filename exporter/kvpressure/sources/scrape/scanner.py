@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, count
+from itertools import accumulate, compress, count
 from operator import ne
 from sys import getsizeof
 from typing import Final
@@ -95,7 +95,8 @@ MAX_AGE_SECONDS: Final = 120.0
 """A sample with a timestamp of its own that is further than this from the scrape describes another moment: two
 scrapes of the server behind a federated page, at Prometheus' default interval of a minute.
 """
-LINE_BYTES: Final = 110  # of a kept line beside its text: the object and its value
+LINE_BYTES: Final = 48  # of a kept line beside its text: its series and its value
+_FAMILY: Final = b"\n# TYPE "  # what parts a page's families, whose first lines are comments
 SERIES_BYTES: Final = 300  # of a series: what it is, and its place in a layout
 OWNER_BYTES: Final = 1_024  # of an engine or a model, beside its name
 _ENTRY_BYTES: Final = 96  # of a remembered line beside its text: an entry of a dictionary that has just grown
@@ -110,7 +111,7 @@ class _PageLines:
     bad_lines: int = 0
     untimely: int = 0  # with a timestamp far from the scrape
     refused: int = 0  # for want of room
-    stamped: bool = False  # some have a timestamp of their own
+    plain: bool = True  # what follows the last space of a wanted one is its value: no timestamp, no exemplar
 
 
 class Scanner:
@@ -143,7 +144,8 @@ class Scanner:
         self._forget_page()
 
     def _forget_page(self) -> None:
-        self._lines: list[str] = []
+        self._families: Sequence[PageText] = ()  # of the last page, as sent
+        self._starts: tuple[int, ...] = ()  # the place of each one's first line
         self._samples = _PageLines()
         self._page_bytes = 0
 
@@ -216,37 +218,46 @@ class Scanner:
 
     def _scan_page(self, raw: PageText, now: float | None) -> _PageLines:
         """A small page by its changed lines, a large one in parts: all its lines at once take twice its memory."""
-        samples, small, start = _PageLines(), len(raw) <= SMALL_PAGE_BYTES, 0
+        small = len(raw) <= SMALL_PAGE_BYTES
+        families = raw.split(_FAMILY) if small else ()
+        if small and self._only_values_differ(families):
+            return self._samples
+        self._forget_page()
+        samples, start = _PageLines(), 0
         while start < len(raw):
             end = raw.find(b"\n", start + SMALL_PAGE_BYTES)
             end = len(raw) if end < 0 else end
-            text = raw[start:end].decode()
-            lines = text.split("\n")
-            if small and self._only_values_differ(lines):
-                samples = self._samples
-            else:
-                self._forget_page()
-                self._scan_lines(lines, now, samples)
+            self._scan_lines(raw[start:end].decode().split("\n"), now, samples)
             start = end + 1
-            if small and not (samples.bad_lines or samples.untimely or samples.refused or samples.stamped):
-                self._lines, self._samples = lines, samples
-                self._page_bytes = getsizeof(text) + LINE_BYTES * len(lines)
+        if small and raw and samples.plain and not (samples.bad_lines or samples.untimely or samples.refused):
+            lines = (family.count(b"\n") + 1 for family in families)
+            self._families, self._starts, self._samples = families, tuple(accumulate(lines, initial=0)), samples
+            self._page_bytes = getsizeof(raw) + LINE_BYTES * len(samples.series)
         return samples
 
-    def _only_values_differ(self, lines: list[str]) -> bool:
-        """Whether these are the lines of the last page with other sound values, which are then taken."""
+    def _only_values_differ(self, families: Sequence[PageText]) -> bool:
+        """Whether these have the lines of the last page with other sound values, which are then taken. Most families
+        are as they were, and are not taken apart.
+        """
+        before, self._families = self._families, ()  # of a page that fails half way nothing may stay
         series, values = self._samples.series, self._samples.values
-        if len(lines) != len(self._lines):
+        if len(families) != len(before):
             return False
-        for place in compress(count(), map(ne, lines, self._lines)):
-            key, _, number = lines[place].rpartition(" ")
-            known = self._known.get(key, NO_SERIES)
-            if known is not series[place]:
+        for changed in compress(count(), map(ne, families, before)):
+            lines, known_lines = families[changed].split(b"\n"), before[changed].split(b"\n")
+            if len(lines) != len(known_lines):
                 return False
-            if known is not None:
-                value = values[place] = number_in(number, known.ceiling)
-                if value is None:
+            for place in compress(count(), map(ne, lines, known_lines)):
+                key, _, number = lines[place].rpartition(b" ")
+                if key != known_lines[place].rpartition(b" ")[0]:
                     return False
+                at = self._starts[changed] + place
+                known = series[at]
+                if known is not None:
+                    value = values[at] = number_in(number.decode(), known.ceiling)
+                    if value is None:
+                        return False
+        self._families = families
         return True
 
     def _scan_lines(self, lines: list[str], now: float | None, samples: _PageLines) -> None:
@@ -287,7 +298,7 @@ class Scanner:
                 series = self._new_series(head, sample)
             if series is None:
                 return None, None
-            samples.stamped |= time is not None
+            samples.plain &= line == f"{head} {number}"
             if time is None or now is None or abs(now - time) <= MAX_AGE_SECONDS:
                 value = number_in(number, series.ceiling)
                 if value is None:

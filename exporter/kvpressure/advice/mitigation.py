@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from math import floor
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from kvpressure.advice.action import (
@@ -21,7 +21,7 @@ from kvpressure.advice.action import (
 from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.failures import failures, of_transfers, start_failure
 from kvpressure.advice.limits import past_peak, peer_of, requests_that_fit, side_of
-from kvpressure.advice.plan import MitigationStep, of_pools, pressure_plan, reuse_plan, roll_out
+from kvpressure.advice.plan import MitigationStep, of_pools, pressure_steps, reuse_plan, roll_out
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -63,10 +63,10 @@ STEP_BUDGET: Final = "steps use up {max_num_batched_tokens}; the KV cache is not
 _NO_USE: Final = "Nothing to do for requests, but for the KV tier."
 REUSE_LOST: Final = "prompts are computed again after their KV blocks were evicted; the KV cache has room for what runs"
 _NO_CAUSE: Final = ("Undecided", "No fresh metrics")  # tables whose rows name what is missing
+_Planned = tuple[str, Iterable[Action]]  # summary and actions of a plan whose actions are made when they are asked for
 
 
-@dataclass(frozen=True, slots=True)
-class MitigationPlan:
+class MitigationPlan(NamedTuple):
     """What to do about one engine; ``actions`` in order, empty when nothing is to be done."""
 
     summary: str
@@ -82,32 +82,36 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     """The plan for the current verdict; without confidence, its summary says to check first, and what mends a fault
     that was found comes before what searches for a cause. So does what sends a decode server its prompts' work.
     """
+    summary, actions = _planned(engine, thresholds)
+    return MitigationPlan(summary, tuple(actions))
+
+
+def _planned(engine: EngineState, thresholds: Thresholds) -> _Planned:
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
     found, tiers = _PLANS.get(verdict), tuple(filter(None, (mended_tier(engine, thresholds),)))
     of_pool = tuple(map(_action, of_pools(engine, workload(engine)))) if engine.imbalance else ()
     if found is None:
         peer = tuple(of_transfers(engine))
         summary = "This server is well, its pair is not." if peer else _NO_USE if tiers else "Nothing to do."
-        return MitigationPlan(of_pool[0].title + "." if of_pool else summary, (*of_pool, *peer, *tiers))
-    made = found(engine, thresholds)
+        return of_pool[0].title + "." if of_pool else summary, (*of_pool, *peer, *tiers)
+    summary, actions = found(engine, thresholds)
     beside = () if verdict == "transfer_bound" else tuple(of_transfers(engine))
     if verdict != "kv_pressure":  # its plan has its own steps for failed allocations, tiers and pools
         beside = (*failures(engine), *beside, *tiers)
     unsettled = not engine.up or confidence < thresholds["confident"] or engine.diagnosis.holds("prefill_wasted")
-    actions = (*beside, *made.actions) if unsettled else (*made.actions, *beside)
-    made = MitigationPlan(made.summary, actions if verdict == "kv_pressure" else (*of_pool, *actions))
+    actions = chain(beside, actions) if unsettled else chain(actions, beside)
+    actions = actions if verdict == "kv_pressure" else chain(of_pool, actions)
     if engine.diagnosis.holds("clients_give_up"):
-        made = _with_fewer_retries(engine, made)
+        summary, actions = _with_fewer_retries(engine, summary, actions)
     if verdict != "unknown" and confidence < thresholds["confident"]:
-        return MitigationPlan(
+        summary = (
             f"Low confidence ({say(confidence, 'ratio')}; confident at {say(thresholds['confident'], 'ratio')}). "
-            "Check the triage steps first, and change nothing unless they confirm the verdict. " + made.summary,
-            made.actions,
+            f"Check the triage steps first, and change nothing unless they confirm the verdict. {summary}"
         )
-    return made
+    return summary, actions
 
 
-def _with_fewer_retries(engine: EngineState, made: MitigationPlan) -> MitigationPlan:
+def _with_fewer_retries(engine: EngineState, summary: str, actions: Iterator[Action]) -> tuple[str, Iterator[Action]]:
     """The plan where clients do not wait for their answers: each retry takes capacity from a request that could end."""
     share = say(engine.signals.requests.given_up_ratio, "ratio")
     retries = Action(
@@ -115,20 +119,19 @@ def _with_fewer_retries(engine: EngineState, made: MitigationPlan) -> Mitigation
         f"Clients gave up {share} of the answers in the last minute: what was computed for them is thrown away, and a"
         " retry computes it again. Refuse early (HTTP 429) instead of letting requests time out.",
     )
-    return MitigationPlan(
-        f"{made.summary} Work is thrown away: clients give up {share} of the answers.",
-        (*made.actions[:1], retries, *made.actions[1:]),
+    return (
+        f"{summary} Work is thrown away: clients give up {share} of the answers.",
+        chain(islice(actions, 1), (retries,), actions),
     )
 
 
-def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
+def _kv_pressure(engine: EngineState, t: Thresholds) -> _Planned:
     if engine.diagnosis.stage == REUSE:
         return MitigationPlan(
             "Keep more of what was computed: the KV cache has room for what runs. Lower limits do not help.",
             (*filter(None, (mended_tier(engine, t),)), *map(_action, reuse_plan(PlanInput(engine), t))),
         )
-    made = pressure_plan(PlanInput(engine), t, workload(engine))
-    return MitigationPlan(_FIRST[side_of(engine)], tuple(_action(step) for step in made.steps))
+    return _FIRST[side_of(engine)], map(_action, pressure_steps(PlanInput(engine), t, workload(engine)))
 
 
 _FIRST: Final = {
@@ -593,7 +596,8 @@ def explained(engine: EngineState, thresholds: Thresholds) -> Cause:
         why = _SLOW if found.slow or degraded(engine) else _unknown_row(engine)
     else:
         why = cause(engine)
-    action = next(iter(plan(engine, thresholds).actions_now), None)
+    _, actions = _planned(engine, thresholds)  # a scrape needs the first that helps, and nothing made of the others
+    action = next((one for one in actions if one.now), None)
     if action is None:
         return Cause(why)
     return Cause(why, action.title + (f" ({action.flags[0]})" if action.flags else ""))
@@ -609,7 +613,7 @@ def _until_known(engine: EngineState, t: Thresholds) -> str:
     return "Check the triage steps"
 
 
-_PLANS: Final[dict[str, Callable[[EngineState, Thresholds], MitigationPlan]]] = {
+_PLANS: Final[dict[str, Callable[[EngineState, Thresholds], _Planned]]] = {
     "kv_pressure": _kv_pressure,
     "concurrency_limited": _concurrency_limited,
     "compute_bound": _compute_bound,

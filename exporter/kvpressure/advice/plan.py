@@ -106,21 +106,33 @@ def pressure_plan(
     outside Kubernetes. ``max_rejected``: largest share of requests that caps may reject or cut short.
     """
     caps = caps_for(engine, max_rejected)
-    limits = [_sequences(engine, t), _batched_tokens(engine, t)]
-    steps = [
-        *of_pools(engine.engine, workload),
-        _edge(engine, caps),
-        *([] if side_of(engine.engine) else limits),
-        _memory_share(engine, t),
-        *_beyond(engine, t),
-    ]
-    steps += [
-        *([_roll_out(engine, workload)] if any(step.advice == "do" and step.values for step in steps) else []),
-        _restart(engine, workload),
-        _verify(engine),
-    ]
-    name = engine.engine.dialect
-    return PressurePlan(tuple(replace(step, dialect=name) for step in steps), caps)
+    return PressurePlan(tuple(pressure_steps(engine, t, workload, caps)), caps)
+
+
+def pressure_steps(
+    engine: PlanInput, t: Thresholds, workload: tuple[str, ...], caps: Caps | None = None
+) -> Iterator[MitigationStep]:
+    """The steps of the plan, each made when it is asked for."""
+    changes = False
+    for step in _changes(engine, t, workload, caps):
+        changes = changes or (step.advice == "do" and bool(step.values))
+        yield replace(step, dialect=engine.engine.dialect)
+    if changes:
+        yield _roll_out(engine, workload)
+    yield _restart(engine, workload)
+    yield _verify(engine)
+
+
+def _changes(
+    engine: PlanInput, t: Thresholds, workload: tuple[str, ...], caps: Caps | None
+) -> Iterator[MitigationStep]:
+    yield from of_pools(engine.engine, workload)
+    yield _edge(engine, caps or caps_for(engine))
+    if not side_of(engine.engine):
+        yield _sequences(engine, t)
+        yield _batched_tokens(engine, t)
+    yield _memory_share(engine, t)
+    yield from _beyond(engine, t)
 
 
 # --- pools --------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def _engine(view: PageEngine) -> dict[str, Any]:
         "counters": engine.counters if engine.up else {},
         "limits": {name: _limit(limit) for name, limit in engine.limits.items()},
         "triage": [asdict(step) for step in view.triage],
-        "mitigation": asdict(view.plan),
+        "mitigation": {"summary": view.plan.summary, "actions": [asdict(action) for action in view.plan.actions]},
         "dashboard": view.dashboard.url or None,
         "runbooks": {link.title: link.url or None for link in view.runbooks},
     }

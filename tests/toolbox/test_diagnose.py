@@ -172,6 +172,7 @@ ODD_ENGINES = [
     {"verdict": 7},
     {"verdict": "nonsense", "signals": [], "limits": {"max_num_seqs": 3}},
     {"verdict": "kv_pressure", "triage": [{"number": "x"}, 3], "mitigation": [], "conditions": {"crash_loop": "yes"}},
+    {"verdict": "compute_bound", "conditions": {"of_a_newer_release": True}},
 ]
 
 

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from kvpressure.cli import main
 from kvpressure.recording.reader import Reader
+from kvpressure.settings.thresholds import builtin
+from kvpressure.toolbox.history import judge
 from tests.helpers.command import Capsys, answer, refused
-from tests.helpers.prometheus import backfilled
+from tests.helpers.prometheus import accepted, backfilled
 from tests.toolbox.conftest import FIXTURES, ServeJson
 
 pytestmark = pytest.mark.live
@@ -45,10 +48,24 @@ def write_history(path: Path, servers: dict[str, tuple[str, float]], end: float)
         out.write("# EOF\n")
 
 
+OWN = f"{FIXTURES}/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
+INCIDENT = 1795238161.242
+"""A moment of ``OWN``, 39 s after its verdict became KV pressure."""
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prometheus with ten minutes of two servers."""
+    """A Prometheus with ten minutes of servers; and of an earlier incident with what kvpressure published of one, and
+    the series of another alone.
+    """
     history = tmp_path_factory.mktemp("prometheus") / "history.om"
+    for name in ("own", "raw"):
+        earlier = history.with_name(f"{name}.om")
+        if name == "own":
+            assert main(["replay", OWN, "--openmetrics", str(earlier)]) == 0
+        else:
+            write_history(earlier, {"vllm-9": ("d_kv_pressure", 5.0)}, INCIDENT + 20)
+        accepted("promtool", "tsdb", "create-blocks-from", "openmetrics", earlier, history.parent / "data")
     servers = {"vllm-0": ("d_kv_pressure", 5.0), "vllm-1": ("b_light", 5.0)}
     servers |= {"vllm-2": ("d_kv_pressure", 15.0), "vllm-3": ("d_kv_pressure", 30.0)}
     write_history(history, servers, time.time() - 20)
@@ -102,6 +119,42 @@ def test_what_is_not_in_this_prometheus_is_said(capsys: Capsys, prometheus: str)
     _, document = diagnose(capsys, prometheus, "--pod vllm-1")
     missing = document["engines"][0]["engine"]["missing"]
     assert "GPU, restarts, CPU of the container, log: not in the server's own metrics" in missing
+
+
+def test_a_past_moment_is_as_kvpressure_judged_it_else_judged_again(capsys: Capsys, prometheus: str) -> None:
+    with Reader(OWN) as reader:
+        then = judge((tick for tick in reader if tick.time <= INCIDENT), builtin(), at_the_end=True)
+    (told,) = (case.view.engine.diagnosis for case in then)
+    status, document = answer(capsys, f"diagnose --prometheus {prometheus} --at 2026-11-21T05:16:01.5Z")
+    by_pod = {engine["pod"]: engine for engine in document["engines"]}
+    assert (status, set(by_pod)) == (1, {"vllm-cpu-0", "vllm-9"})
+    own, raw = by_pod["vllm-cpu-0"], by_pod["vllm-9"]
+    assert (own["verdict"], own["stage"], own["confidence"]) == (told.verdict, told.stage, told.confidence)
+    assert own["at"] == pytest.approx(INCIDENT, abs=0.01)
+    assert own["engine"]["since"] == pytest.approx(told.since, abs=0.01)
+    assert own["cause"] == "requests are queueing for KV cache blocks or being preempted"
+    assert own["next_steps"][0]["title"] == "Cap input and output tokens at the edge"
+    assert "users: slow, 36.1 s" in own["engine"]["supporting"]
+    assert "39 waiting requests" in own["engine"]["supporting"]
+    assert "signals" not in own["engine"]
+    assert raw["verdict"] == raw["final_verdict"] == "kv_pressure"
+    assert raw["engine"]["signals"]["kv_capacity_tokens"] == 8192
+    assert INCIDENT - 5 < raw["at"] <= INCIDENT + 0.5
+    findings = own["engine"]["conditions"]
+    assert findings["saturated"] is True
+    assert {name: told.conditions.get(name, value) for name, value in findings.items()} == findings
+
+
+def test_a_plan_for_a_past_moment_is_computed_from_the_servers_own_series(capsys: Capsys, prometheus: str) -> None:
+    status, plan = answer(capsys, f"mitigate --prometheus {prometheus} --at {INCIDENT}")
+    assert (status, plan["pod"]) == (0, "vllm-9")
+
+
+def test_a_moment_without_series_of_kvpressure_or_a_server_is_no_answer(capsys: Capsys, prometheus: str) -> None:
+    for moment in (f"{INCIDENT + 400}", "2020-01-01"):
+        assert "no series like" in refused(capsys, f"diagnose --prometheus {prometheus} --at {moment}")
+    assert "allowed: a time like" in refused(capsys, f"diagnose --prometheus {prometheus} --at yesterday")
+    assert "--at: only with --prometheus" in refused(capsys, f"diagnose --exporter {prometheus} --at {INCIDENT}")
 
 
 def test_nothing_matches(capsys: Capsys, prometheus: str) -> None:

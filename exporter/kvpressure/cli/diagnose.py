@@ -19,6 +19,7 @@ examples:
   kvpressure diagnose incident.jsonl.gz
   kvpressure diagnose --exporter http://node-1:9846
   kvpressure diagnose --prometheus http://prometheus:9090 --since 2h --pod vllm-0 --format json
+  kvpressure diagnose --prometheus http://prometheus:9090 --at 2026-11-27T03:12:00Z
 
 Without an input it asks the exporter on this machine. Exit status: 0 healthy or idle, 1 a problem or an unknown verdict,
 2 the input cannot be used, 130 interrupted: the answer is what was known by then.

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     thresholds = load(options.thresholds)
     if options.verify is not None:
         return _verify(options, thresholds)
-    found = inputs.open_inputs(options, thresholds, to_the_end=True)
+    found = inputs.open_inputs(options, thresholds, for_plan=True)
     chosen, *others = sorted((case.view for case in found.cases), key=lambda view: worst_first(view.engine))
     _print(chosen, [view for view in others if not fine(view.engine)], options, thresholds, found.again)
     return 0 if chosen.verdict == mitigation_report.PRESSURE else 1

@@ -25,7 +25,7 @@ from kvpressure.toolbox.since_start import since_start
 @dataclass(frozen=True, slots=True)
 class EngineView:
     """One engine. ``gpus`` and ``containers``: its own; ``usual``: its request lengths since the server started;
-    ``entry`` makes its JSON output.
+    ``entry`` makes its JSON output; ``published_cause``: as a past scrape has it, "" = to be said of the engine.
     """
 
     engine: EngineState
@@ -35,6 +35,7 @@ class EngineView:
     plan: mitigation.MitigationPlan = field(default_factory=lambda: mitigation.MitigationPlan(""))
     usual: ContextSignals = field(default_factory=ContextSignals)
     entry: Callable[[], Mapping[str, Any]] = dict
+    published_cause: str = ""
 
     @property
     def name(self) -> str:
@@ -56,6 +57,11 @@ class EngineView:
     def verdict(self) -> str:
         """One of ``VERDICTS``."""
         return self.engine.diagnosis.verdict
+
+    @property
+    def cause(self) -> str:
+        """What is known, in one sentence."""
+        return self.published_cause or mitigation.cause(self.engine)
 
     @property
     def signals(self) -> Signals:

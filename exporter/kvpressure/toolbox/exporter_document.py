@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 from kvpressure.advice.action import Action
 from kvpressure.advice.mitigation import MitigationPlan
 from kvpressure.advice.triage import Mark, TriageStep
+from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
 from kvpressure.model.signals import Signals
@@ -50,6 +51,7 @@ def _view(entry: Mapping[str, Any], document: Mapping[str, Any], time: float) ->
         tuple(_step(item) for item in mappings(entry.get("triage"))),
         MitigationPlan(text(plan.get("summary")), tuple(actions)),
         entry=lambda: entry,
+        published_cause=text(entry.get("cause")),
     )
 
 
@@ -84,7 +86,8 @@ def _imbalance(found: Mapping[str, Any]) -> Imbalance | None:
 def _diagnosis(entry: Mapping[str, Any]) -> Diagnosis:
     verdict, signature = text(entry.get("verdict")), mapping(entry.get("documented_signature"))
     evidence = {name: mapping(found) for name, found in mapping(entry.get("evidence")).items()}
-    conditions, texts = _flags(entry.get("conditions")), mapping(entry.get("condition_texts"))
+    given, texts = _flags(entry.get("conditions")), mapping(entry.get("condition_texts"))
+    conditions = {name: value for name, value in given.items() if name in NAMES}  # a newer release has more
     return Diagnosis(
         verdict=verdict if verdict in VERDICTS else "unknown",
         confidence=number(entry.get("confidence")) or 0.0,

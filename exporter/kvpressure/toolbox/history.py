@@ -111,12 +111,12 @@ class JudgedPeriod:
         return [track.case(track.worst(), self._around) for track in self._tracks.values()]
 
 
-def judge(snapshots: Iterable[Snapshot], thresholds: Thresholds) -> list[Case]:
-    """Run a past period through a pipeline, and report each engine at its worst moment."""
+def judge(snapshots: Iterable[Snapshot], thresholds: Thresholds, *, at_the_end: bool = False) -> list[Case]:
+    """Run a past period through a pipeline, and report each engine at its worst moment, or ``at_the_end``."""
     period = JudgedPeriod(thresholds)
     for snapshot in snapshots:
         period.observe(snapshot)
-    return period.worst()
+    return period.now() if at_the_end else period.worst()
 
 
 @dataclass(frozen=True, slots=True)

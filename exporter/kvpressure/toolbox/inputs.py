@@ -23,13 +23,15 @@ from kvpressure.printable import command
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.kinds import LOOK_BACK
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.window import FIVE_MINUTES
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
 from kvpressure.toolbox import fetch, following, prometheus
 from kvpressure.toolbox import live_pages as live
+from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.history import Case, FoundEngines, judge
 from kvpressure.toolbox.live_pages import GivenGpu
-from kvpressure.toolbox.option_values import number, of_kind, refused
+from kvpressure.toolbox.option_values import moment, number, of_kind, refused
 from kvpressure.toolbox.terminal import waiting
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
@@ -57,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--exporter", metavar="URL", help="address of a running exporter (default port 9846)")
     group.add_argument(
         "--prometheus", metavar="URL", help="address of a Prometheus that scrapes vLLM, to diagnose a past incident"
+    )
+    group.add_argument(
+        "--at",
+        type=moment,
+        metavar="TIME",
+        help="with --prometheus: report this moment, as kvpressure judged it then, where that Prometheus scrapes"
+        " exporters; e.g. 2026-11-27T03:12:00Z (default: the worst moment)",
     )
     group.add_argument(
         "--since",
@@ -145,22 +154,23 @@ def given(options: argparse.Namespace) -> bool:
     return bool(options.inputs or options.exporter or options.prometheus or options.namespace)
 
 
-def open_inputs(options: argparse.Namespace, thresholds: Thresholds, *, to_the_end: bool = False) -> FoundEngines:
-    """Read the input; live servers ``to_the_end`` of the watch, else until the answer is certain. Raises
-    ``InputError`` when it is unusable or does not answer.
+def open_inputs(options: argparse.Namespace, thresholds: Thresholds, *, for_plan: bool = False) -> FoundEngines:
+    """Read the input. ``for_plan``: the numbers that a plan needs, of live servers to the end of the watch and of the
+    past from the servers' own series; else until the answer is certain. Raises ``InputError`` when it is unusable or
+    does not answer.
     """
     _check_combination(options)
     if options.prometheus:
-        return _prometheus(options, thresholds)
+        return _prometheus(options, thresholds, for_plan)
     if options.namespace:
         from kvpressure.toolbox.cluster import open_cluster
 
-        return open_cluster(options, thresholds, to_the_end)
+        return open_cluster(options, thresholds, for_plan)
     if not options.inputs:
         return _exporter(options)
     recordings = [text for text in options.inputs if _is_file(text)]
     if not recordings:
-        return watched(options, thresholds, to_the_end=to_the_end)
+        return watched(options, thresholds, to_the_end=for_plan)
     if len(options.inputs) > 1:
         raise InputError(
             f"{recordings[0]}: a recording cannot be combined with other inputs; allowed: one recording, or several"
@@ -184,6 +194,8 @@ def _check_combination(options: argparse.Namespace) -> None:
         kinds.append("-n NAMESPACE")
     if len(kinds) > 1:
         raise InputError(f"{' and '.join(kinds)} cannot be combined; give one kind of input at a time")
+    if options.at and not options.prometheus:
+        raise InputError("--at: only with --prometheus")
     if options.selector and not options.namespace:
         raise InputError("-l: needs -n NAMESPACE")
     if options.workload and (not options.namespace or options.prometheus or options.selector):
@@ -267,9 +279,10 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
     return FoundEngines(_filtered(cases, options), command(path), {}, tuple(shown))
 
 
-def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
+def _prometheus(options: argparse.Namespace, thresholds: Thresholds, for_plan: bool) -> FoundEngines:
     query = prometheus.Query(
         options.prometheus,
+        options.at or prometheus.wall(),
         options.since,
         options.namespace,
         options.pod,
@@ -277,22 +290,26 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
         secret.read(options.prometheus_token_file, "--prometheus-token-file"),
         options.args,
     )
-    api, now = prometheus.Prometheus(query), prometheus.wall()
-    cases: list[Case] = []
+    api = prometheus.Prometheus(query)
+    published = prometheus.published(api, query, thresholds) if options.at and not for_plan else ()
+    cases = [Case(engine_views({"time": t, "engines": [entry]})[0], t) for t, entry in published]
+    pods = [(case.view.engine.key.namespace, case.view.engine.key.pod) for case in cases]
     warnings: list[str] = []
-    for server in prometheus.servers(api, query, now):
-        name = server.get("pod") or server.get("instance", "")
+    for server in prometheus.servers(api, query, FIVE_MINUTES if options.at else options.since, pods):
+        name = prometheus.pod_of(server)[1]
         waiting(f"reading {name}")
-        ticks = prometheus.snapshots(api, query, server, now, options.gpu)
+        ticks = prometheus.snapshots(api, query, server, options.gpu)
         first = list(islice(ticks, _FIRST_TICKS))
         gap = _usual_gap(first)
         sparse = gap > thresholds["kv_recent_seconds"]  # the shortest window of the signals
         unseen = [_NOT_IN_PROMETHEUS, *([_BETWEEN_SAMPLES.format(gap)] if sparse else ())]
-        found = judge(chain(first, ticks), thresholds)
+        found = judge(chain(first, ticks), thresholds, at_the_end=bool(options.at))
         cases += [case.without(unseen) for case in found]
         if sparse:
             warnings.append(f"{name}: {_APART.format(gap)}")
-    return FoundEngines(tuple(cases), command("--prometheus", redaction.value(options.prometheus)), {}, tuple(warnings))
+    moment = ("--at", f"{options.at:.0f}") if options.at else ()
+    again = command("--prometheus", redaction.value(options.prometheus), *moment)
+    return FoundEngines(_filtered(cases, options), again, {}, tuple(warnings))
 
 
 def _usual_gap(ticks: Sequence[Snapshot]) -> float:

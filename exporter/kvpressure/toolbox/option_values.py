@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from kvpressure import parsed
 from kvpressure.errors import shown
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import human_int
@@ -44,6 +45,13 @@ def number(least: float, most: float | None = None) -> Callable[[str], float]:
 def above_zero(most: int = _MOST) -> Callable[[str], float]:
     """A parser of numbers above 0 and up to ``most``."""
     return _parser(lambda text: ceilings.number_in(text, most) or None, f"above 0 and up to {most}")
+
+
+moment: Final = _parser(
+    lambda text: ceilings.number_in(text, 10 * _MOST, _MOST) or parsed.moment(text),
+    "a time like 2026-11-27T03:12:00Z, or Unix seconds",
+)
+"""A parser of a time in the past, in Unix seconds; without a zone it is UTC."""
 
 
 def of_kind(kind: Kind) -> Callable[[str], Any]:

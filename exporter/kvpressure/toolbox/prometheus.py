@@ -1,4 +1,5 @@
-"""Judges the past from a Prometheus that scrapes vLLM: raw samples become expositions, and these snapshots.
+"""Reads the past from a Prometheus that scrapes vLLM: raw samples become expositions, and these snapshots; or that
+scrapes exporters: the series of one scrape become the entry that an exporter's document has of an engine.
 
 Samples are queried as range vectors, which have the time of their scrape. Each scraped server is judged apart, in
 periods of ``CHUNK_SECONDS``, which bounds memory.
@@ -8,17 +9,24 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kvpressure import redaction
+from kvpressure.advice.wording import words
+from kvpressure.diagnosis.findings import reasons
 from kvpressure.engines.registry import dialect, dialects, samples
 from kvpressure.errors import InputError, shown
 from kvpressure.model import ceilings
-from kvpressure.model.readings import RUNNING, Scrape, Snapshot
+from kvpressure.model.readings import RUNNING, Snapshot
 from kvpressure.parsed import items, json_of, mapping
+from kvpressure.printable import say
+from kvpressure.publish.metrics import ENGINE, PREFIXED
+from kvpressure.recording.timeline import clock
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.window import FIVE_MINUTES
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.toolbox.live_pages import Around, GivenGpu, snapshot
 
@@ -30,18 +38,21 @@ MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # ten minutes of 64 engines at one s
 """An answer of Prometheus to a command. Beyond: one error line."""
 _PART_BYTES: Final = 256 * 1024
 
+Pod = tuple[str, str]  # namespace and name
 _SERVER: Final = ("instance", "job", "namespace", "pod", "container")
 _OF_PAGE: Final = "process_(cpu_seconds_total|start_time_seconds|resident_memory_bytes)|http_requests_total"
 _CLIENT_LABELS: Final = frozenset({"model_name", "le", "status", "method", "handler", "quantile"})
+_OF_PAGE_ALONE: Final = "evidence in sentences, triage, limits: on the exporter's page, not in its series"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which servers, and how far back. ``model``: only engines of this name; ``args``: their
-    command line, if stated.
+    """Which servers, the moment to report, and how far back from there. ``model``: only engines of this name;
+    ``args``: their command line, if stated.
     """
 
     url: str
+    at: float
     since_seconds: float
     namespace: str | None = None
     pod: str | None = None
@@ -113,18 +124,21 @@ def _bounded(raw: Any, until: float) -> bytes | None:
     return b"".join(parts)
 
 
-def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[str, str]]:
-    """Identifying labels of every matching vLLM server. Raises ``InputError`` for none or too many."""
+def servers(prometheus: Prometheus, query: Query, within: float, but: Collection[Pod]) -> list[Mapping[str, str]]:
+    """Identifying labels of every matching vLLM server that was scraped ``within`` these seconds, without those of
+    ``but``. Raises ``InputError`` for none at all or too many.
+    """
     wanted = (("namespace", query.namespace), ("pod", query.pod), ("model_name", query.model))
     labels = {name: value for name, value in wanted if value}
     selector = _selector(_running_names(), labels)
     found = prometheus.query(
-        f"group by ({','.join(_SERVER)}) (last_over_time({selector}[{_seconds(query.since_seconds)}]))", now
+        f"group by ({','.join(_SERVER)}) (last_over_time({selector}[{_seconds(within)}]))", query.at
     )
     result = [{name: str(value) for name, value in mapping(item.get("metric")).items()} for item in found]
-    if not result:
+    result = [server for server in result if pod_of(server) not in but]
+    if not result and not but:
         raise InputError(
-            f"--prometheus: {query.url}: no series like {selector} in the last {query.since_seconds:.0f} s"
+            f"--prometheus: {query.url}: no series like {selector} in the {within:.0f} s before {clock(query.at)}"
         )
     if len(result) > MAX_SERVERS:
         raise InputError(
@@ -134,50 +148,110 @@ def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[st
     return sorted(result, key=lambda item: sorted(item.items()))
 
 
+def pod_of(server: Mapping[str, str]) -> Pod:
+    """Namespace and pod of a server, as far as its labels say."""
+    return server.get("namespace", ""), server.get("pod") or server.get("instance", "")
+
+
 def snapshots(
-    prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, gpu: GivenGpu | None
+    prometheus: Prometheus, query: Query, server: Mapping[str, str], gpu: GivenGpu | None
 ) -> Iterator[Snapshot]:
     """Scrapes of one server in order of time."""
     around = Around(gpu=gpu)
     scanner = Scanner()
-    begin = now - query.since_seconds
-    while begin < now:
-        end = min(now, begin + CHUNK_SECONDS)
+    begin = query.at - query.since_seconds
+    while begin < query.at:
+        end = min(query.at, begin + CHUNK_SECONDS)
         rows = prometheus.query(f"{_selector(_names(), server)}[{_seconds(end - begin)}]", end)
         for t, text in _pages(rows, begin, end):
             page = parse_scrape(
                 text,
                 target=server.get("instance", ""),
                 time=t,
-                namespace=server.get("namespace", ""),
-                pod=server.get("pod") or server.get("instance", ""),
+                namespace=pod_of(server)[0],
+                pod=pod_of(server)[1],
                 container=server.get("container", ""),
                 args=query.args,
                 scanner=scanner,
             )
-            yield snapshot(t, (_only(page, query.model),), around, first=False)
+            yield snapshot(t, (page,), around, first=False)
         begin = end
 
 
-def _only(page: Scrape, model: str | None) -> Scrape:
-    if model is None:
-        return page
-    return replace(page, engines=tuple(engine for engine in page.engines if engine.model_name == model))
-
-
 def _pages(rows: Sequence[Mapping[str, Any]], begin: float, end: float) -> Iterator[tuple[float, str]]:
-    """The samples of each scrape as an exposition. A range includes its ends, so the first moment belongs to the
-    chunk before.
-    """
+    """The samples of each scrape as an exposition."""
     scrapes: dict[float, list[str]] = {}
-    for row in rows:
-        name = _series(mapping(row.get("metric")))
-        for pair in items(row.get("values")):
-            t = ceilings.number(pair[0], end) if len(items(pair)) == 2 else None
-            if t is not None and t > begin:
-                scrapes.setdefault(t, []).append(f"{name} {pair[1]}")
+    for metric, samples_of in _sampled(rows, begin, end):
+        name = _series(metric)
+        for t, value in samples_of:
+            scrapes.setdefault(t, []).append(f"{name} {value}")
     for t in sorted(scrapes):
         yield t, "\n".join(scrapes[t]) + "\n"
+
+
+def _sampled(
+    rows: Sequence[Mapping[str, Any]], begin: float, end: float
+) -> Iterator[tuple[Mapping[str, Any], list[tuple[float, str]]]]:
+    """The labels of each series with its samples. A range includes its ends, so the first moment belongs to the range
+    before.
+    """
+    for row in rows:
+        pairs = [pair for pair in items(row.get("values")) if len(items(pair)) == 2]
+        times = [(ceilings.number(pair[0], end), str(pair[1])) for pair in pairs]
+        yield mapping(row.get("metric")), [(t, value) for t, value in times if t is not None and t > begin]
+
+
+def published(prometheus: Prometheus, query: Query, t: Thresholds) -> list[tuple[float, dict[str, Any]]]:
+    """What exporters published of each engine last, up to five minutes before the moment: the time of that scrape, and
+    an entry like those of an exporter's document, with ``cause``.
+    """
+    selector = _selector(f"kvpressure_({'|'.join(_OWN)})", {"model_name": query.model} if query.model else {})
+    rows = prometheus.query(f"{selector}[{_seconds(FIVE_MINUTES)}]", query.at)
+    engines: dict[tuple[str, ...], dict[float, list[_OwnSample]]] = {}
+    for metric, samples_of in _sampled(rows, query.at - FIVE_MINUTES, query.at):
+        labels = {name: str(metric.get(PREFIXED.get(name, name)) or value) for name, value in metric.items()}
+        name = labels.get("__name__", "").removeprefix("kvpressure_")
+        place = tuple(labels.get(label, "") for label in ("cluster", *ENGINE))
+        value = ceilings.number_in(samples_of[-1][1], ceilings.FINITE) if samples_of else None
+        if value is not None and name in _OWN and query.namespace in (None, place[1]):
+            engines.setdefault(place, {}).setdefault(samples_of[-1][0], []).append((name, labels, value))
+    newest = (max(scrapes.items()) for scrapes in engines.values())
+    entries = [(moment, _entry(scrape, reasons(t))) for moment, scrape in newest]
+    return [(moment, entry) for moment, entry in entries if {"verdict", "since"} <= entry.keys()]
+
+
+_OwnSample = tuple[str, Mapping[str, str], float]  # name without prefix, labels, value
+_OWN: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "engine_up": ("", (*ENGINE, "pool", "role")),
+    "engine_info": ("", ("version", "flavour", "container", "target")),
+    "cause_info": ("confidence", ("verdict", "stage", "cause")),
+    "verdict_since_timestamp_seconds": ("since", ()),
+    "verdict_reason": ("", ()),
+    "finding": ("", ()),
+    "harm": ("", ()),
+}
+"""Series that say what kvpressure found -> what their value and their labels are called in a document."""
+_HARM_UNITS: Final = {"slow": "seconds", "losing_requests": "ratio", "stuck": "seconds"}
+
+
+def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, Any]:
+    named = [(*_OWN[name], labels, value) for name, labels, value in scrape]
+    conditions = {labels["finding"]: value == 1 for _, labels, value in scrape if "finding" in labels}
+    harms = {labels["harm"]: value for _, labels, value in scrape if labels.get("harm") in _HARM_UNITS}
+    behind = {said[labels["reason"]]: value for _, labels, value in scrape if labels.get("reason") in said}
+    return {
+        **{called: value for called, _, _, value in named if called},
+        **{label: labels.get(label) for _, shown, labels, _ in named for label in shown},
+        "up": any(name == "engine_up" and value == 1 for name, _, value in scrape),
+        "mitigation": {"actions": [{"title": labels["action"]} for _, labels, _ in scrape if labels.get("action")]},
+        "supporting": [
+            *(f"users: {words(name)}, {say(value, _HARM_UNITS[name])}" for name, value in harms.items()),
+            *(f"{value:.3g} {name}" for name, value in behind.items()),
+        ],
+        "missing": [_OF_PAGE_ALONE],
+        "conditions": conditions,
+        "condition_texts": dict.fromkeys(conditions, "as the exporter found it"),
+    }
 
 
 def _series(metric: Mapping[str, Any]) -> str:

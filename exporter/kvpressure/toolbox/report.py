@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from kvpressure import __version__
 from kvpressure.advice.action import Action
-from kvpressure.advice.mitigation import cause
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import findings
@@ -111,7 +110,7 @@ def as_json(found: FoundEngines, answered: list[EngineAnswer]) -> dict[str, Any]
                 "verdict": answer.case.view.verdict,
                 "stage": answer.case.view.diagnosis.stage,
                 "confidence": answer.case.view.diagnosis.confidence,
-                "cause": cause(answer.case.view.engine),
+                "cause": answer.case.view.cause,
                 "fine": answer.fine,
                 "at": answer.case.at,
                 "final_verdict": answer.case.final or answer.case.view.verdict,
@@ -158,7 +157,7 @@ def headline(engines: Sequence[EngineState]) -> str:
 
 def _headline(view: EngineView, stage: str | None) -> str:
     confidence = view.diagnosis.confidence
-    return f"VERDICT  {verdict_words(view.verdict, stage)}, confidence {confidence:.2f}: {cause(view.engine)}"
+    return f"VERDICT  {verdict_words(view.verdict, stage)}, confidence {confidence:.2f}: {view.cause}"
 
 
 def _brief(answer: EngineAnswer) -> Iterator[str]:
@@ -176,8 +175,7 @@ def _rule(view: EngineView) -> Iterator[str]:
 
 def _engine(answer: EngineAnswer) -> Iterator[str]:
     yield from evidence_lines(answer)
-    yield ""
-    yield "triage"
+    yield from ("", "triage") if answer.steps else ()
     for step in answer.steps:
         yield f"  {step.number} {_MARKS[step.finding]:4} {step.question}"
         unknown = step.finding == "unknown"
@@ -223,7 +221,9 @@ def next_lines(answer: EngineAnswer) -> Iterator[str]:
 
 
 def _time(case: Case) -> Iterator[str]:
-    """The reported moment within the judged period; "" for a single moment."""
+    """The reported moment within the judged period; nothing of a period with one verdict, or of now."""
+    if case.at is not None and not case.changes:
+        yield f"  at        {clock(case.at)}; since {clock(case.view.diagnosis.since)}"
     if len(case.changes) < 2 or case.at is None:
         return
     shares = ", ".join(

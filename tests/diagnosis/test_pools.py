@@ -45,7 +45,7 @@ LIGHT: Final[dict[str, Any]] = {"running": cycle(2, 3), "waiting": 0, "kv": 0.03
 
 
 def on(side: str, source: str = LABEL) -> EnginePool:
-    return EnginePool(f"chat-{side}", side, source)
+    return EnginePool(f"chat-{side}", side, source, pair="chat")
 
 
 @pytest.mark.parametrize("source", [LABEL, ARGS])
@@ -99,7 +99,7 @@ def test_a_decode_server_whose_blocks_are_late_lacks_no_replica() -> None:
     assert "Add decode replicas" not in [action.title for action in plan(engine, T).actions]
 
 
-@pytest.mark.parametrize("other", [EnginePool("x"), EnginePool("test-prefill", "prefill")])
+@pytest.mark.parametrize("other", [EnginePool("x"), EnginePool("test-prefill", "prefill", pair="test")])
 def test_a_pool_without_a_role_or_of_another_deployment_is_no_other_side(other: EnginePool) -> None:
     found = play_pods(60, {"d-0": Pod(on("decode"), [FULL], BOTH), "x-0": Pod(other, [PREFILLS])})
     assert {engine.imbalance for engine in found.values()} == {None}

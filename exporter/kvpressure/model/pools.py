@@ -42,25 +42,14 @@ class Workload:
 class EnginePool:
     """``name``: of the workload, with the role where its pods may have several. ``role``: prefill, decode or both; "" =
     none, or unknown. ``source``: what gave the role (label, args or name), else what gave the name (owner or name).
-    ``revision``, ``deployment``: as in ``Workload``.
+    ``revision``: as in ``Workload``. ``pair``: what prefill and decode of one deployment have in common, "" = neither.
     """
 
     name: str = ""
     role: str = ""
     source: str = NAME
     revision: str = ""
-    deployment: str = ""
-
-    @property
-    def pair(self) -> str:
-        """What the two sides of one deployment have in common: the object that both belong to, else the name without
-        the words that stand for the role (``qwen-p`` is prefill's ``qwen``); "" of a pool that is on no side.
-        """
-        if self.role not in OTHER_SIDE:
-            return ""
-        role, words = self.role, self.name.split("-")
-        others = (word for word in words if not word.startswith(role) and not role.startswith(word))
-        return self.deployment or "-".join(others).replace(role, "")
+    pair: str = ""
 
 
 def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
@@ -74,12 +63,19 @@ def pool_of(pod: str, workload: Workload, kv_role: str | None) -> EnginePool:
     source = source if role else owner
     name = workload.name or _replicated(pod)
     name = f"{name}-{role}" if workload.mixed and role in KV_ROLES else name
-    return EnginePool(name, role, source, workload.revision, workload.deployment)
+    pair = (workload.deployment or _without(role, name)) if role in KV_ROLES else ""
+    return EnginePool(name, role, source, workload.revision, pair)
 
 
 def are_pair(here: EnginePool, there: EnginePool) -> bool:
     """Whether they are the two sides of one deployment."""
     return OTHER_SIDE.get(here.role) == there.role and here.pair == there.pair
+
+
+def _without(role: str, name: str) -> str:
+    """The name of a pool without the words that stand for its role: ``qwen-p`` is prefill's ``qwen``."""
+    others = (word for word in name.split("-") if not word.startswith(role) and not role.startswith(word))
+    return "-".join(others).replace(role, "")
 
 
 def _replicated(pod: str) -> str:

@@ -128,7 +128,7 @@ def _read_line(value: object) -> str:
 
 _POOL: Final = (
     *fields(read_name, "name", "role", "source", required=True),
-    *fields(read_name, "revision", "deployment", default=""),
+    *fields(read_name, "revision", "pair", default=""),
 )
 _RUN: Final = (
     *fields(read_moment, "since", "answered"),

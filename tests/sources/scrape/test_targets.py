@@ -57,7 +57,7 @@ def test_everything_at_once():
         ("prod/chat-d-5d8b7c6f9-q7r8s=h", EnginePool("chat-d")),
         ("prod/decode-1=h", EnginePool("decode", "decode", "name")),
         ("prod/whisper-encoder-decoder-0=h", EnginePool("whisper-encoder-decoder")),
-        ("h:81;args=--disaggregation-mode decode", EnginePool("h:81", "decode", "args")),
+        ("h:81;args=--disaggregation-mode decode", EnginePool("h:81", "decode", "args", pair="h:81")),
     ],
 )
 def test_the_pool_of_an_engine_named_by_hand_is_what_its_name_and_arguments_tell(text, pool):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvpressure.cli import main
 from kvpressure.toolbox import probing
 from kvpressure.toolbox.kv_block_meter import Cache
-from kvpressure.toolbox.probing import Budget, stages
+from kvpressure.toolbox.probing import stages
 from tests.helpers.command import Capsys, refused, run
 from tests.toolbox.fake_vllm import FakeVllm
 
@@ -133,7 +133,7 @@ def test_a_busy_server_is_left_alone(capsys: Capsys) -> None:
 def test_no_plan_exceeds_its_budget(
     blocks: int, size: int, length: int | None, output: int, requests: int, tokens: int
 ) -> None:
-    plan = stages(Cache(blocks, size, 1, None), length, output, Budget(requests, tokens))
+    plan = stages(Cache(blocks, size, 1), length, output, requests, tokens)
     asks = [ask for stage in plan for ask in stage.asks]
     assert len(plan) == 3
     assert len(asks) <= requests

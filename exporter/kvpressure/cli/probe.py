@@ -23,7 +23,7 @@ from kvpressure.toolbox.completions import Api
 from kvpressure.toolbox.inputs import model_shape
 from kvpressure.toolbox.kv_block_meter import Meter
 from kvpressure.toolbox.option_values import whole_number
-from kvpressure.toolbox.probing import Budget, Probe, ProbeReport, Result, Stage
+from kvpressure.toolbox.probing import Probe, ProbeReport, Result, Stage
 from kvpressure.toolbox.terminal import waiting
 
 _EXAMPLES = """\
@@ -109,7 +109,7 @@ def _probe(
     thresholds: Thresholds,
 ) -> ProbeReport:
     model, length = _model(target, options.model, key)
-    plan = probing.stages(meter.cache, length, options.output, Budget(options.max_requests, options.max_tokens))
+    plan = probing.stages(meter.cache, length, options.output, options.max_requests, options.max_tokens)
     _consent(options, target, plan)
     probe = Probe(meter, Api(target, model, key), layout, thresholds, forced=options.force)
     busy = probe.busy()

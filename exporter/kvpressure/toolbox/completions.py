@@ -59,11 +59,6 @@ class Completion(threading.Thread):
         """Whether it has its first token but not its last."""
         return self.is_alive() and 0 < self.answered < self.ask.output_tokens
 
-    @property
-    def waiting(self) -> bool:
-        """Whether it runs and has no token yet."""
-        return self.is_alive() and self.answered == 0
-
     def run(self) -> None:
         """Send the request and count the streamed tokens."""
         end = monotonic() + self._api.timeout_seconds

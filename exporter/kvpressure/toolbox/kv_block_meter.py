@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from kvpressure.errors import InputError
-from kvpressure.model import ceilings, readings
+from kvpressure.model import readings
 from kvpressure.model.readings import EngineReading, Scrape
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape.fetch import Fetcher
@@ -28,14 +28,11 @@ class BlockReading:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The cache by the server's metrics. ``blocks``: usable ones of all engines (vLLM keeps one for itself);
-    ``utilization``: gpu_memory_utilization.
-    """
+    """The cache by the server's metrics. ``blocks``: usable ones of all engines (vLLM keeps one for itself)."""
 
     blocks: int
     block_size: int
     engines: int
-    utilization: float | None
 
     @property
     def tokens(self) -> int:
@@ -103,8 +100,7 @@ def _cache(page: Scrape, where: str) -> Cache:
             f"{where}: the metrics do not contain the size of the KV cache (cache_config_info); update to vLLM"
             " 0.5.5 or later"
         )
-    utilization = ceilings.number_in(config.get("gpu_memory_utilization"), ceilings.RATIO)
-    return Cache(count - len(page.engines), size, len(page.engines), utilization)
+    return Cache(count - len(page.engines), size, len(page.engines))
 
 
 def _whole(text: str | None) -> int | None:

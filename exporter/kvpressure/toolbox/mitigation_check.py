@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvpressure.advice.wording import reason_text
 from kvpressure.errors import InputError
@@ -35,9 +35,9 @@ class Outcome:
     trouble: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _WatchedTick:
-    """Values of one tick, and those they are compared with."""
+    """Values of one tick."""
 
     kv: float | None = None
     waiting: float | None = None
@@ -48,50 +48,34 @@ class _WatchedTick:
     engine: str = ""
 
 
-@dataclass(slots=True)
-class _Watch:
-    first: _WatchedTick | None = None
-    last: _WatchedTick = field(default_factory=_WatchedTick)
-    well_since: float | None = None
-    started: float = 0.0
-    trouble: bool = False
-
-
 def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
     """Watch ``target`` until it has been well for half a minute, or for ``seconds``. Raises ``InputError`` when it
     never answers.
     """
-    pipeline, watch = Pipeline(thresholds), _Watch()
-    checks: tuple[Found, ...] = ()
-    gone = 0.0
-    failed: str | None = None
+    pipeline, failed, trouble = Pipeline(thresholds), None, False
+    first: _WatchedTick | None = None
+    last, checks = _WatchedTick(), tuple[Found, ...]()
+    started: float | None = None
+    well_since: float | None = None
+    recovered, now = False, 0.0
     waiting(f"watching {target.name} for up to {seconds:.0f} s")
     for snapshot in live.watch([target], seconds, 1.0, Around(versions=live.versions([target]))):
-        state = pipeline.observe(snapshot)
-        engines = [engine for engine in state.engines if engine.up]
-        failed = next((engine.error for engine in state.engines if engine.error is not None), failed)
-        if watch.first is None:
-            watch.started = snapshot.time
-        gone = snapshot.time - watch.started
-        seen = _read(engines) if engines else _WatchedTick()
-        if watch.first is None and engines:
-            watch.first = seen
-        checks = _observe(watch, seen, snapshot.time, thresholds)
-        if watch.well_since is not None and snapshot.time - watch.well_since >= HALF_MINUTE:
-            return Outcome(True, seen.engine, seen.verdict, gone, checks, watch.trouble)
-    if watch.first is None:
+        engines = pipeline.observe(snapshot).engines
+        answering = [engine for engine in engines if engine.up]
+        failed = next((engine.error for engine in engines if engine.error is not None), failed)
+        seen = _read(answering) if answering else _WatchedTick()
+        first, now = first or (seen if answering else None), snapshot.time
+        started = now if started is None else started
+        checks = tuple(_checks(first or seen, last, seen, thresholds))
+        ill, busy = any(check.value is False for check in checks), seen.verdict not in ("unknown", "idle")
+        trouble = trouble or (ill and busy)
+        well_since = None if ill or not busy else now if well_since is None else well_since
+        last, recovered = seen, well_since is not None and now - well_since >= HALF_MINUTE
+        if recovered:
+            break
+    if first is None:
         raise InputError(f"--verify: {target.name}: {reason_text(failed)}; is a vLLM server running there?")
-    return Outcome(False, watch.last.engine or target.name, watch.last.verdict, gone, checks, watch.trouble)
-
-
-def _observe(watch: _Watch, seen: _WatchedTick, now: float, t: Thresholds) -> tuple[Found, ...]:
-    checks = tuple(_checks(watch, seen, t))
-    well = all(check.value is not False for check in checks)
-    watch.trouble = watch.trouble or (not well and seen.verdict not in ("unknown", "idle"))
-    well = well and seen.verdict not in ("unknown", "idle")
-    watch.well_since = (watch.well_since if watch.well_since is not None else now) if well else None
-    watch.last = seen
-    return checks
+    return Outcome(recovered, last.engine or target.name, last.verdict, now - (started or now), checks, trouble)
 
 
 def _read(engines: list[EngineState]) -> _WatchedTick:
@@ -121,9 +105,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _checks(watch: _Watch, seen: _WatchedTick, t: Thresholds) -> Iterator[Found]:
+def _checks(first: _WatchedTick, before: _WatchedTick, seen: _WatchedTick, t: Thresholds) -> Iterator[Found]:
     """The signs of recovery, with their values at first and at the end."""
-    first, before = watch.first or seen, watch.last
 
     def found(name: str, value: bool | None, at_first: str, at_last: str) -> Found:
         return Found(name, value, f"{at_first} at first, {at_last} at the end")

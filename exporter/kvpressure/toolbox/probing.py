@@ -42,14 +42,6 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """The user's limits: requests and tokens (prompts and outputs) in all."""
-
-    requests: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """One measured step. Blocks are means over moments when every request was decoding; ``slots_per_token`` is blocks
     × block size / tokens, ``bytes_per_token`` the same in bytes where the model is known.
@@ -70,11 +62,13 @@ class Result:
     samples: int = 0
 
 
-def stages(cache: Cache, max_model_len: int | None, output: int, budget: Budget) -> list[Stage]:
-    """Steps 2 to 4, as far as server and budget allow."""
+def stages(cache: Cache, max_model_len: int | None, output: int, max_requests: int, max_tokens: int) -> list[Stage]:
+    """Steps 2 to 4, as far as the server and the user's limits allow: requests, and tokens of prompts and outputs, in
+    all.
+    """
     longest = min(max_model_len or cache.tokens, int(FILL * cache.tokens)) - output - 1
-    many = min(CONCURRENT, budget.requests - 2)
-    left, requests = budget.tokens, budget.requests
+    many = min(CONCURRENT, max_requests - 2)
+    left, requests = max_tokens, max_requests
     plan: list[Stage] = []
     for name, count, wanted, share in (
         ("one request", 1, SHORT_TOKENS, 1),
@@ -82,7 +76,7 @@ def stages(cache: Cache, max_model_len: int | None, output: int, budget: Budget)
         ("one long request", 1, LONG_TOKENS, 1),
     ):
         if count > requests or count < (2 if wanted == CONCURRENT_TOKENS else 1):
-            plan.append(Stage(name, (), f"--max-requests {budget.requests} leaves too few"))
+            plan.append(Stage(name, (), f"--max-requests {max_requests} leaves too few"))
             continue
         room = int(FILL * cache.tokens) // count - output - 1
         affordable = left // share // count - output  # the last step gets what the third leaves: at least half
@@ -175,24 +169,15 @@ class Probe:
     # --- measuring ----------------------------------------------------------------------------------------
 
     def _measure(self, number: int, stage: Stage, short: float | None) -> Result:
-        base = self.baseline
-        samples, disturbed, failure = self._send(stage)
-        returned = self._settle(base)
-        note = f" ({stage.note})" if stage.note else ""
-        if failure is not None:
-            return Result(
-                number, stage.name, "not measured", f"the server refused: {failure}{note}", baseline_blocks=base
-            )
-        if disturbed and not self._forced:
-            return Result(
-                number, stage.name, "not measured", f"other requests arrived meanwhile{note}", baseline_blocks=base
-            )
-        found = self._result(number, stage, samples, base, returned)
+        samples, problem = self._send(stage)
+        found = self._result(number, stage, samples, self._settle(self.baseline))
         verdict, text = self._judge(found, len(stage.asks), short)
-        return replace(found, verdict=verdict, text=text + note)
+        if problem:
+            verdict, text = "not measured", problem
+        return replace(found, verdict=verdict, text=text + (f" ({stage.note})" if stage.note else ""))
 
-    def _send(self, stage: Stage) -> tuple[list[_Steady], bool, str | None]:
-        """Send the requests and sample until the last has ended."""
+    def _send(self, stage: Stage) -> tuple[list[_Steady], str]:
+        """Send the requests and sample until the last has ended: the samples, or why there are none that count."""
         running = [Completion(self._api, ask, self._seed + number) for number, ask in enumerate(stage.asks)]
         self._seed += len(running)
         for completion in running:
@@ -209,9 +194,12 @@ class Probe:
                 if steady and len(steady) == len(before) and level.running == len(steady):
                     samples.append(_Steady(level, sum(tokens.values()), sum(self._blocks(n) for n in tokens.values())))
             time.sleep(SAMPLE_SECONDS)
+        if refused := next((completion.error for completion in running if completion.error), None):
+            return [], f"the server refused: {refused}"
+        if disturbed and not self._forced:
+            return [], "other requests arrived meanwhile"
         most = max((sample.tokens for sample in samples), default=0)
-        samples = [sample for sample in samples if sample.tokens >= most / 2]  # not the first or last few of many
-        return samples, disturbed, next((completion.error for completion in running if completion.error), None)
+        return [sample for sample in samples if sample.tokens >= most / 2], ""  # not the first or last few of many
 
     def _settle(self, base: float) -> float:
         """The blocks after the step, once they are back at ``base`` or ``RETURN_SECONDS`` have passed."""
@@ -227,7 +215,8 @@ class Probe:
             return self._layout.blocks(tokens)
         return -(-tokens // self._meter.cache.block_size)
 
-    def _result(self, number: int, stage: Stage, samples: list[_Steady], base: float, returned: float) -> Result:
+    def _result(self, number: int, stage: Stage, samples: list[_Steady], returned: float) -> Result:
+        base = self.baseline
         if not samples:
             return Result(number, stage.name, "not measured", "", baseline_blocks=base, returned_blocks=returned)
         grown = statistics.mean(sample.level.blocks - base for sample in samples)

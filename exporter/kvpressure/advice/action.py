@@ -4,13 +4,15 @@ tier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import ceil
-from typing import Final
+from types import MappingProxyType
+from typing import Final, Literal
 
 from kvpressure.advice.limits import side
 from kvpressure.diagnosis.finding import limit_source
-from kvpressure.engines.registry import dialect
+from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import GIB, parse_version, value_text
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState
@@ -21,8 +23,8 @@ from kvpressure.signals.window import TWICE
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step. ``flags``: arguments of the engine as to be set; ``commands``: for a shell; ``now`` False: it is named,
-    and does not help at present.
+    """One step. ``flags``: arguments of the engine as to be set, ``values`` the same by their names; ``commands``: for
+    a shell; ``now`` False: it is named, and does not help at present.
     """
 
     title: str
@@ -30,6 +32,38 @@ class Action:
     flags: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     now: bool = True
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+Advice = Literal["do", "if it stays", "not here"]
+
+
+def advised(
+    engine: EngineState,
+    title: str,
+    advice: Advice,
+    text: str,
+    cost: str = "",
+    measured: str = "",
+    values: Mapping[str, float] = MappingProxyType({}),
+    commands: tuple[str, ...] = (),
+) -> Action:
+    """A step of a plan for KV pressure. ``values``: arguments to set and ``commands``, both only for what to ``do``;
+    ``cost``: what is lost; ``measured``: its effect on the overload of ``docs/reports/mitigations.md``.
+    """
+    titles: Mapping[Advice, str] = {
+        "do": title,
+        "if it stays": f"If KV pressure persists: {title[:1].lower()}{title[1:]}",
+        "not here": f'Skip for now: "{title}"',
+    }
+    told = capital(text) + ("" if text.endswith(".") else ".") + (f" Cost: {cost}." if cost else "")
+    if measured:
+        told += f" Measured on a {default().title} test server: {measured}."
+    if advice != "do":
+        return Action(titles[advice], told, now=advice != "not here")
+    flag = dialect(engine.dialect).flag
+    flags = tuple(f"{flag(name)} {value_text(value)}" for name, value in values.items() if flag(name))
+    return Action(title, told, flags, commands, values=dict(values))
 
 
 def value_and_flag(engine: EngineState, name: str) -> tuple[str, str]:

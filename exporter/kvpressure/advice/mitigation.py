@@ -21,7 +21,7 @@ from kvpressure.advice.action import (
 from kvpressure.advice.caps import PlanInput
 from kvpressure.advice.failures import failures, of_transfers, start_failure
 from kvpressure.advice.limits import past_peak, peer_of, requests_that_fit, side_of
-from kvpressure.advice.plan import MitigationStep, of_pools, pressure_steps, reuse_plan, roll_out
+from kvpressure.advice.plan import of_pools, pressure_steps, reuse_plan, roll_out
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -40,9 +40,6 @@ from kvpressure.model.state import (
 )
 from kvpressure.printable import INTO, PIPE, capital, command, named, say
 from kvpressure.settings.thresholds import Thresholds
-
-NOT_NOW: Final = "Skip for now: "  # begins the title of an action that does not help at present
-IF_IT_STAYS: Final = "If KV pressure persists: "
 
 CAUSES: Final = {
     "kv_pressure": "requests are queueing for KV cache blocks or being {preempted}",
@@ -89,7 +86,7 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
 def _planned(engine: EngineState, thresholds: Thresholds) -> _Planned:
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
     found, tiers = _PLANS.get(verdict), tuple(filter(None, (mended_tier(engine, thresholds),)))
-    of_pool = tuple(map(_action, of_pools(engine, workload(engine)))) if engine.imbalance else ()
+    of_pool = tuple(of_pools(engine, workload(engine))) if engine.imbalance else ()
     if found is None:
         peer = tuple(of_transfers(engine))
         summary = "This server is well, its pair is not." if peer else _NO_USE if tiers else "Nothing to do."
@@ -129,9 +126,9 @@ def _kv_pressure(engine: EngineState, t: Thresholds) -> _Planned:
     if engine.diagnosis.stage == REUSE:
         return MitigationPlan(
             "Keep more of what was computed: the KV cache has room for what runs. Lower limits do not help.",
-            (*filter(None, (mended_tier(engine, t),)), *map(_action, reuse_plan(PlanInput(engine), t))),
+            (*filter(None, (mended_tier(engine, t),)), *reuse_plan(PlanInput(engine), t)),
         )
-    return _FIRST[side_of(engine)], map(_action, pressure_steps(PlanInput(engine), t, workload(engine)))
+    return _FIRST[side_of(engine)], pressure_steps(PlanInput(engine), t, workload(engine))
 
 
 _FIRST: Final = {
@@ -140,24 +137,6 @@ _FIRST: Final = {
     "prefill": "See that decode fetches what prefill has computed, and reduce KV cache demand at the gateway.",
 }
 """Summary of the plan for KV pressure, by the side of a pair."""
-
-
-def _action(step: MitigationStep) -> Action:
-    title = {
-        "do": step.title,
-        "if it stays": f"{IF_IT_STAYS}{step.title[:1].lower()}{step.title[1:]}",
-        "not here": f'{NOT_NOW}"{step.title}"',
-    }[step.advice]
-    text = capital(step.text) + ("" if step.text.endswith(".") else ".")
-    return Action(
-        title,
-        text
-        + (f" Cost: {step.cost}." if step.cost else "")
-        + (f" Measured{step.measured_where}: {step.measured}." if step.measured else ""),
-        step.flags,
-        step.commands if step.advice == "do" else (),
-        step.advice != "not here",
-    )
 
 
 def _roll_out(engine: EngineState) -> Action:

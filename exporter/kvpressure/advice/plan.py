@@ -6,12 +6,12 @@ Shared by triage page, JSON and command line. Pure; nothing is applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import floor
-from typing import Final, Literal
+from typing import Final
 
-from kvpressure.advice.action import added_tier, mended_tier, on_host
+from kvpressure.advice.action import Action, added_tier, advised, mended_tier, on_host
 from kvpressure.advice.caps import (
     MAX_REJECTED,
     ROUNDING,
@@ -26,7 +26,7 @@ from kvpressure.advice.caps import (
 )
 from kvpressure.advice.limits import requests_that_fit, side_of
 from kvpressure.diagnosis.finding import limit_source
-from kvpressure.engines.registry import default, dialect
+from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.pools import OTHER_SIDE
 from kvpressure.model.readings import EngineKey
@@ -34,8 +34,6 @@ from kvpressure.model.state import ALONE_FULL, ALONE_SLOW, OTHER_HAS_ROOM, OTHER
 from kvpressure.printable import command, named, say
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import MEASURED as NOW
-
-Advice = Literal["do", "if it stays", "not here"]
 
 _BEYOND_GUIDE: Final = '(this step is not in the guide "Emergency Mitigation")'
 
@@ -58,45 +56,16 @@ compares the figures.
 
 
 @dataclass(frozen=True, slots=True)
-class MitigationStep:
-    """One step. ``values``: arguments of the engine to set; ``cost``: what is lost; ``measured``: effect on the
-    overload of ``docs/reports/mitigations.md``; ``commands``: for a shell.
-    """
-
-    title: str
-    advice: Advice
-    text: str
-    cost: str = ""
-    measured: str = ""
-    values: Mapping[str, float] = field(default_factory=dict)
-    commands: tuple[str, ...] = ()
-    dialect: str = ""
-
-    @property
-    def measured_where(self) -> str:
-        """On which server the step was measured; not on this engine."""
-        return f" on a {default().title} test server"
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """What to set now, as command-line arguments; empty unless the advice is "do"."""
-        if self.advice != "do":
-            return ()
-        flags = {name: dialect(self.dialect).flag(name) for name in self.values}
-        return tuple(f"{flag} {value_text(self.values[name])}" for name, flag in flags.items() if flag)
-
-
-@dataclass(frozen=True, slots=True)
 class PressurePlan:
     """Steps in order, and the caps for the gateway."""
 
-    steps: tuple[MitigationStep, ...]
+    steps: tuple[Action, ...]
     caps: Caps
 
     @property
     def values(self) -> dict[str, float]:
         """All arguments to set now."""
-        return {name: value for step in self.steps if step.advice == "do" for name, value in step.values.items()}
+        return {name: value for step in self.steps for name, value in step.values.items()}
 
 
 def pressure_plan(
@@ -111,21 +80,19 @@ def pressure_plan(
 
 def pressure_steps(
     engine: PlanInput, t: Thresholds, workload: tuple[str, ...], caps: Caps | None = None
-) -> Iterator[MitigationStep]:
+) -> Iterator[Action]:
     """The steps of the plan, each made when it is asked for."""
     changes = False
     for step in _changes(engine, t, workload, caps):
-        changes = changes or (step.advice == "do" and bool(step.values))
-        yield replace(step, dialect=engine.engine.dialect)
+        changes = changes or bool(step.values)
+        yield step
     if changes:
         yield _roll_out(engine, workload)
     yield _restart(engine, workload)
     yield _verify(engine)
 
 
-def _changes(
-    engine: PlanInput, t: Thresholds, workload: tuple[str, ...], caps: Caps | None
-) -> Iterator[MitigationStep]:
+def _changes(engine: PlanInput, t: Thresholds, workload: tuple[str, ...], caps: Caps | None) -> Iterator[Action]:
     yield from of_pools(engine.engine, workload)
     yield _edge(engine, caps or caps_for(engine))
     if not side_of(engine.engine):
@@ -138,7 +105,7 @@ def _changes(
 # --- pools --------------------------------------------------------------------------------------------
 
 
-def of_pools(engine: EngineState, workload: tuple[str, ...]) -> Iterator[MitigationStep]:
+def of_pools(engine: EngineState, workload: tuple[str, ...]) -> Iterator[Action]:
     """The step before all others where the remedy is another server: of the pool, or of the other side of its pair."""
     found, on, load = engine.imbalance, side_of(engine), engine.signals.load
     late = on == "decode" and (load.waiting_deferred or 0.0) > (load.running or 0.0)
@@ -151,7 +118,8 @@ def of_pools(engine: EngineState, workload: tuple[str, ...]) -> Iterator[Mitigat
     )
     names = {"here": here, "on": on, "other": OTHER_SIDE.get(on, "")}
     scales = workload and title == _ADD
-    yield MitigationStep(
+    yield advised(
+        engine,
         title.format_map(names),
         "do",
         f"{text.format_map(names)} {_BEYOND_GUIDE}",
@@ -231,9 +199,10 @@ def _cut_short(engine: PlanInput, caps: Caps) -> str:
     )
 
 
-def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
+def _edge(engine: PlanInput, caps: Caps) -> Action:
     if caps.frees_nothing:
-        return MitigationStep(
+        return advised(
+            engine.engine,
             CAP,
             "not here",
             f"caps of {caps.input_tokens} prompt and {caps.output_tokens} output tokens would free nothing: at most"
@@ -282,7 +251,8 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
             f". In the engine, {flag} {length:.0f} caps prompt and output together, after a restart (longest request of"
             " the last hour plus a margin)"
         )
-    return MitigationStep(
+    return advised(
+        engine.engine,
         CAP,
         "do",
         f"{said}. Token caps at the gateway take effect at once, need no restart, and shorten the queue for all other"
@@ -312,7 +282,7 @@ def _now(engine: PlanInput, name: str) -> str:
     return f"current {called}: {value_text(limit.known)} ({limit_source(limit.source)})"
 
 
-def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
+def _sequences(engine: PlanInput, t: Thresholds) -> Action:
     limit = engine.engine.limit("max_num_seqs")
     measured = measured_at_once(engine)
     fits = engine.signals.load.limits.get("kv_capacity")
@@ -323,7 +293,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if limit.recommended is None and base is not None and 0 < base <= 1:
         small = measured is None and fits is not None and fits <= 1
         why = "the KV cache holds only one request of this length" if small else "only one request is running"
-        return MitigationStep(
+        return advised(
+            engine.engine,
             title,
             "not here",
             f"{now}. {called} cannot be lowered further, because {why}. Shorten requests or add KV memory",
@@ -335,7 +306,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
             why = "Too little is known to compute a value: give the limit with --args"
         else:
             why = "The value to set is computed only if the verdict is kv_pressure with high confidence"
-        return MitigationStep(
+        return advised(
+            engine.engine,
             title,
             "if it stays",
             f"{now}. Set {called} {say(low, 'ratio')} to {say(high, 'ratio')} below the number of"
@@ -359,7 +331,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if limit.known is not None and limit.known * (1 - high) > base:
         said += f". Halving {called} from {value_text(limit.known)} would have no effect"
         result = f"{MEASURED['limit']}. On the test server, {result}"
-    return MitigationStep(
+    return advised(
+        engine.engine,
         title,
         "if it stays" if _pool_grows(engine) else "do",
         said,
@@ -370,7 +343,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     )
 
 
-def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
+def _batched_tokens(engine: PlanInput, t: Thresholds) -> Action:
     limit, least = engine.engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_usual"]
     title, now = f"Lower {_option(engine, 'max_num_batched_tokens')}", _now(engine, "max_num_batched_tokens")
     cost = "long prompts take more steps, so time to first token rises"
@@ -378,7 +351,8 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if value is None or (limit.known is not None and value > limit.known):  # a raise, for another verdict
         small = limit.known is not None and limit.known <= least
         look_up = "look it up in the start-up log, then " if limit.known is None else ""
-        return MitigationStep(
+        return advised(
+            engine.engine,
             title,
             "not here" if small else "if it stays",
             f"{now}; "
@@ -392,7 +366,8 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
         )
     now_set = limit.known or 2 * value
     much = "half" if 2 * value <= now_set + 1 else f"{now_set - value:.0f} less (not below that)"
-    return MitigationStep(
+    return advised(
+        engine.engine,
         title,
         "do",
         f"{now}; set {value:.0f}, {much}. Fewer prompt tokens are computed at once, which lowers peak activation"
@@ -408,14 +383,15 @@ def _pool_grows(engine: PlanInput) -> bool:
     return limit.recommended is not None and limit.known is not None and limit.recommended > limit.known
 
 
-def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
+def _memory_share(engine: PlanInput, t: Thresholds) -> Action:
     limit = engine.engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     title = f"Lower {_option(engine, 'gpu_memory_utilization')} to {usual:g}, then {lower:g}"
     cost = _pool_cost(engine, limit.known, usual, lower)
     now = _now(engine, "gpu_memory_utilization")
     if _pool_grows(engine):
-        return MitigationStep(
+        return advised(
+            engine.engine,
             f"Raise {_option(engine, 'gpu_memory_utilization')}",
             "do",
             f"{now}; set {limit.recommended:g}: only {say(engine.signals.memory.device_used_ratio, 'ratio')} of GPU"
@@ -424,7 +400,8 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
             values={"gpu_memory_utilization": limit.recommended or 0.0},
         )
     if limit.recommended is not None:
-        return MitigationStep(
+        return advised(
+            engine.engine,
             title,
             "do",
             f"{now}; set {limit.recommended:g}: allocations fail on the GPU, which needs free memory outside the KV"
@@ -436,7 +413,8 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if engine.condition("gpu_out_of_memory"):
         chunk = _called(engine, "max_num_batched_tokens")
         if limit.known is None:
-            return MitigationStep(
+            return advised(
+                engine.engine,
                 title,
                 "if it stays",
                 f"{now}. Allocations fail on the GPU, which needs free memory outside the KV pool. Lower {chunk} first,"
@@ -445,14 +423,16 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
                 MEASURED["pool"],
             )
         low = "Allocations fail although it is low already."
-        return MitigationStep(
+        return advised(
+            engine.engine,
             title,
             "not here",
             f"{now}. {low} Check what else uses the GPU, and lower {chunk}, which lowers peak activation memory",
             cost,
             MEASURED["pool"],
         )
-    return MitigationStep(
+    return advised(
+        engine.engine,
         title,
         "not here",
         f"{now}. A lower {_called(engine, 'gpu_memory_utilization')} helps only if GPU memory allocations fail"
@@ -494,17 +474,18 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
 # --- beyond the guides --------------------------------------------------------------------------
 
 
-def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
+def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[Action]:
     if engine.engine.diagnosis.holds("preempting") or engine.engine.diagnosis.stage == "thrashing":
         yield _watermark(engine)
     if not engine.condition("gpu_out_of_memory"):
         yield _more_memory(engine, t)
     if (tier := mended_tier(engine.engine, t) or added_tier(engine.engine)) is not None:
-        yield MitigationStep(f"{tier.title} {_BEYOND_GUIDE}", "if it stays", tier.text)
+        yield advised(engine.engine, f"{tier.title} {_BEYOND_GUIDE}", "if it stays", tier.text)
     spike = engine.signals.context.context_spike_ratio
     mixed = engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"])
     if mixed and not side_of(engine.engine):
-        yield MitigationStep(
+        yield advised(
+            engine.engine,
             f"Split long-context traffic off {_BEYOND_GUIDE}",
             "if it stays",
             "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a"
@@ -513,7 +494,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
         )
 
 
-def _watermark(engine: PlanInput) -> MitigationStep:
+def _watermark(engine: PlanInput) -> Action:
     one = dialect(engine.engine.dialect)
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
@@ -525,23 +506,28 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     measured = MEASURED["watermark"]
     cost = f"new requests leave the last {say(WATERMARK, 'ratio')} of the KV cache free, so fewer requests run at once"
     if not flag:
-        return MitigationStep(title, "not here", f"{one.title} has no such setting", cost)
+        return advised(engine.engine, title, "not here", f"{one.title} has no such setting", cost)
     if version is not None and version < (parse_version(first) or version):
-        return MitigationStep(
-            title, "not here", f"not supported by {one.title} {engine.engine.version} (added in {first})", cost
+        return advised(
+            engine.engine,
+            title,
+            "not here",
+            f"not supported by {one.title} {engine.engine.version} (added in {first})",
+            cost,
         )
     if version is None:
-        return MitigationStep(
+        return advised(
+            engine.engine,
             title,
             "if it stays",
             f"{lost}. {flag} needs {one.title} {first} or later",
             cost,
             measured,
         )
-    return MitigationStep(title, "do", lost, cost, measured, {"watermark": WATERMARK})
+    return advised(engine.engine, title, "do", lost, cost, measured, {"watermark": WATERMARK})
 
 
-def _more_memory(engine: PlanInput, t: Thresholds) -> MitigationStep:
+def _more_memory(engine: PlanInput, t: Thresholds) -> Action:
     share, flag = engine.engine.limit("gpu_memory_utilization").known, dialect(engine.engine.dialect).flag
     cost = "fp8 needs an accuracy test; tensor parallelism and replicas need more GPUs"
     raised = "Use "
@@ -555,7 +541,8 @@ def _more_memory(engine: PlanInput, t: Thresholds) -> MitigationStep:
         failed = "failed allocations: unknown" if unknown else "no failed allocation was found"
         raised = f"Raise {flag('gpu_memory_utilization')} (now {share:g}; {failed}). Or use "
         cost += "; a higher share takes memory that allocation peaks may need"
-    return MitigationStep(
+    return advised(
+        engine.engine,
         f"Add KV memory {_BEYOND_GUIDE}",
         "if it stays",
         f"KV memory is the bottleneck. {raised}" + ", ".join(ways),
@@ -566,19 +553,21 @@ def _more_memory(engine: PlanInput, t: Thresholds) -> MitigationStep:
 # --- where the cache has room, and what was computed does not stay in it ----------------------------------
 
 
-def reuse_plan(engine: PlanInput, t: Thresholds) -> tuple[MitigationStep, ...]:
+def reuse_plan(engine: PlanInput, t: Thresholds) -> tuple[Action, ...]:
     """What to do where prompts are computed again after their KV blocks were evicted."""
     first = say(engine.signals.latency.ttft.get("0.95"), "seconds")
     return (
-        replace(_keep_more(engine, t), dialect=engine.engine.dialect),
-        MitigationStep(
+        _keep_more(engine, t),
+        advised(
+            engine.engine,
             "Send all requests of a session to one replica",
             "do",
             "a session that changes replicas is computed again on each. With routing by session or prefix, each further"
             " replica adds its whole KV cache",
             "load is spread less evenly",
         ),
-        MitigationStep(
+        advised(
+            engine.engine,
             "Verify",
             "do",
             "the prefix cache hit ratio reaches the predicted value, and users wait less for the first token"
@@ -587,7 +576,7 @@ def reuse_plan(engine: PlanInput, t: Thresholds) -> tuple[MitigationStep, ...]:
     )
 
 
-def _keep_more(engine: PlanInput, t: Thresholds) -> MitigationStep:
+def _keep_more(engine: PlanInput, t: Thresholds) -> Action:
     kv, memory, flag = engine.signals.kv, engine.signals.memory, dialect(engine.engine.dialect).flag
     share, ratios, wanted, capacity = (
         engine.engine.limit("gpu_memory_utilization"),
@@ -612,7 +601,8 @@ def _keep_more(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if share.value is not None and (_pool_grows(engine) or share.value < t["memory_critical_ratio"]):
         values = {"gpu_memory_utilization": share.recommended} if _pool_grows(engine) and share.recommended else {}
         ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share.value:g})")
-    return MitigationStep(
+    return advised(
+        engine.engine,
         "Add KV memory",
         "do",
         f"{said}. Ways: {', '.join(ways)}",
@@ -624,8 +614,9 @@ def _keep_more(engine: PlanInput, t: Thresholds) -> MitigationStep:
 # --- after the values -------------------------------------------------------------------------------------
 
 
-def _roll_out(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
-    return MitigationStep(
+def _roll_out(engine: PlanInput, workload: tuple[str, ...]) -> Action:
+    return advised(
+        engine.engine,
         "Apply and watch the rollout",
         "do",
         "set the arguments in the workload, and where Helm, Argo CD or Flux would set them back"
@@ -651,7 +642,7 @@ _ROLLED: Final = ("deploy", "statefulset", "daemonset")
 """Workloads that kubectl rolls out; others are left to their controllers."""
 
 
-def _restart(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
+def _restart(engine: PlanInput, workload: tuple[str, ...]) -> Action:
     reasons = {
         "crash_loop": "crash loop",
         "host_oom_killed": "OOM kill",
@@ -665,7 +656,8 @@ def _restart(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
         for said, words in (("Not found", absent), ("Could not be checked", unseen))
         if words
     ]
-    return MitigationStep(
+    return advised(
+        engine.engine,
         "Controlled restart after the limits are lowered",
         "do" if needed else "not here",
         (
@@ -682,7 +674,7 @@ def _restart(engine: PlanInput, workload: tuple[str, ...]) -> MitigationStep:
     )
 
 
-def _verify(engine: PlanInput) -> MitigationStep:
+def _verify(engine: PlanInput) -> Action:
     token = engine.signals.latency.inter_token.get("0.95")
     now = (
         f"Now: {named('KV cache peak', say(engine.signals.kv.kv_used_ratio_max, 'ratio'))},"
@@ -690,7 +682,8 @@ def _verify(engine: PlanInput) -> MitigationStep:
         f" {named('batch size p95', say(engine.signals.batch.batch_p95))},"
         f" {named('time per output token p95', say(token, 'seconds'))}"
     )
-    return MitigationStep(
+    return advised(
+        engine.engine,
         "Verify",
         "do",
         "the engine has recovered when the KV cache has headroom, latency is stable, batch size grows, and timeouts"

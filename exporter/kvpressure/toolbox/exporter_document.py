@@ -41,6 +41,7 @@ def _view(entry: Mapping[str, Any], document: Mapping[str, Any], time: float) ->
             _texts(item, "flags"),
             _texts(item, "commands"),
             item.get("now") is not False,
+            _numbers(item.get("values")),
         )
         for item in mappings(plan.get("actions"))
     ]

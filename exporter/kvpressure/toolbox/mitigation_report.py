@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.advice.action import Action
 from kvpressure.advice.mitigation import cause
 from kvpressure.advice.plan import PressurePlan
 from kvpressure.advice.wording import words
@@ -69,13 +68,11 @@ def as_text(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan
         "",
         "Mitigation, in this order (nothing is applied automatically):",
     ]
-    for number, step in enumerate(plan.steps, 1):
-        mark = {"do": "", "if it stays": " [if KV pressure persists]", "not here": " [not here]"}[step.advice]
-        cost = f"cost: {step.cost}" if step.cost else ""
-        lines += action_lines(number, Action(f"{step.title}{mark}", step.text, step.flags, step.commands), cost)
+    for number, action in enumerate(plan.steps, 1):
+        lines += action_lines(number, action)
     if flags := " ".join(flag for step in plan.steps for flag in step.flags):
         lines += ["", f"all together: {flags}"]
-    lines += ["ready configuration for Envoy Gateway and nginx: --edge; effects on a test server: --format json"]
+    lines += ["ready configuration for Envoy Gateway and nginx: --edge"]
     return "\n".join(lines)
 
 

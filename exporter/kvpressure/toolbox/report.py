@@ -84,12 +84,11 @@ def next_steps(engine: EngineView, again: str) -> Iterator[Action]:
         yield Action("Run the exporter on the node, which also reads GPU, pod and log", "")
 
 
-def action_lines(number: int, action: Action, *more: str, text: bool = True) -> Iterator[str]:
-    """An action as every command prints it; ``more``: lines before its commands. ``text`` False leaves the reason to
-    the plan.
-    """
+def action_lines(number: int, action: Action, text: bool = True) -> Iterator[str]:
+    """An action as every command prints it; ``text`` False leaves the reason to the plan."""
     yield f"{number}. {action.title}"
-    yield from (f"     {line}" for line in (action.text, *more) if line and text)
+    if text and action.text:
+        yield f"     {action.text}"
     yield from (f"     set:  {flag}" for flag in action.flags)
     yield from (f"     $ {one}" for one in action.commands)
 

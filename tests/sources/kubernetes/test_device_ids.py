@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, Termination
 from kvpressure.pipeline.joins import join_containers
@@ -106,18 +104,6 @@ def test_mig_instances_of_one_profile_are_told_apart_by_their_first_slice() -> N
 
 def test_the_only_mig_instance_of_a_gpu_is_meant_by_a_dra_name() -> None:
     assert from_dra("gpu.nvidia.com", "gpu-0-mig-7g.80gb-0-0", (GPU0, MIG3)) == OwnedDevice("MIG-3")
-
-
-@pytest.mark.slow
-@given(st.text(max_size=60) | st.from_regex(r"(GPU|MIG)-[0-9a-f-]{1,9}(::\d)?", fullmatch=True), st.text(max_size=60))
-def test_any_text_is_an_id_or_not(device_id: str, driver: str) -> None:
-    known = {gpu.uuid for gpu in ALL}
-    for device in (
-        from_plugin(device_id, ALL),
-        from_dra("gpu.nvidia.com", device_id, ALL),
-        from_dra(driver, device_id, ALL),
-    ):
-        assert device is None or device.uuid in known
 
 
 def pod(name: str, phase: str) -> Pod:

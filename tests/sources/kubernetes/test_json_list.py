@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvpressure.sources.kubernetes.json_list import CHUNK, ListError, read_list
 
@@ -29,24 +27,6 @@ def read(data: bytes, size: int = CHUNK, most: int = 1 << 20) -> tuple[list[dict
             found.append(next(reader))
         except StopIteration as end:
             return found, end.value
-
-
-@given(st.data())
-def test_what_is_cut_off_or_damaged_is_refused_or_read_as_json_reads_it(data: st.DataObject) -> None:
-    whole = b'{"kind":"PodList","metadata":{"resourceVersion":"1"},"items":[{"a":[1,"\\u00e4{"]},{"b":-12}]}'
-    at = data.draw(st.integers(0, len(whole)))
-    damaged = whole[:at] + data.draw(st.binary(max_size=2)) + whole[at + data.draw(st.integers(0, 2)) :]
-    try:
-        expected = json.loads(damaged)
-        listed, metadata = expected["items"], expected["metadata"]
-        good = all(isinstance(item, dict) for item in listed) and isinstance(metadata, dict)
-    except (ValueError, KeyError, TypeError):
-        good = False
-    if good:
-        assert read(damaged, 3) == (listed, metadata)
-    else:
-        with pytest.raises(ListError):
-            read(damaged, 3)
 
 
 @pytest.mark.parametrize(

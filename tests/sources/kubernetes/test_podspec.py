@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvpressure.engines.command import Command
 from kvpressure.engines.vllm import command_line
@@ -606,31 +604,6 @@ def test_secrets_stay_out_of_targets() -> None:
 )
 def test_quantities(text: object, value: float | None) -> None:
     assert quantity(text) == (None if value is None else pytest.approx(value))
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@pytest.mark.attack("pod documents with fields of any type", "that pod alone is left out")
-@settings(max_examples=120, deadline=None)
-@given(st.data())
-def test_any_field_may_have_any_type(data: st.DataObject) -> None:
-    document = copy.deepcopy(pod(last={"reason": "Error", "exitCode": 1}, annotations={"prometheus.io/port": "8000"}))
-    here: Any = document
-    while isinstance(here, dict | list) and here:
-        key = data.draw(st.sampled_from(sorted(here) if isinstance(here, dict) else range(len(here))))
-        if data.draw(st.booleans()) or not isinstance(here[key], dict | list):
-            here[key] = data.draw(JSON)
-            break
-        here = here[key]
-    for policy in (ALL, SELECTED):
-        found = read_pod(document, policy)
-        for one in found.engines if found else ():
-            assert one.target is None or one.target.host == "10.0.0.5" or one.target.host == document["status"]["podIP"]
 
 
 PROBE = {"httpGet": {"path": "/health", "port": 8000}}

@@ -5,7 +5,6 @@ the secret.
 from __future__ import annotations
 
 import copy
-import gzip
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,22 +99,11 @@ def shown(pod_document: dict[str, Any], argv: list[str]) -> Iterator[tuple[str, 
     yield "recording", f"{Header(1.0).to_json()}\n{tick_to_json(snapshot)}\n"
 
 
-@pytest.fixture(scope="module")
-def pressure(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty ticks of a full cache."""
-    recording = Path(__file__).parents[1] / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
-    header, *ticks = gzip.decompress(recording.read_bytes()).splitlines(keepends=True)
-    path = tmp_path_factory.mktemp("recordings") / "pressure.jsonl"
-    path.write_bytes(b"".join([header, *ticks[30:50]]))
-    return path
-
-
 @pytest.mark.parametrize(("command", "name", "quote"), PLACES, ids=range(len(PLACES)))
 def test_a_secret_of_a_pod_is_in_nothing_that_is_said_of_it(
     command: list[str],
     name: str,
     quote: str,
-    pressure: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,

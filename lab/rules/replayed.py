@@ -26,7 +26,7 @@ DIFFERENCE: Final = (
     "rates are not extrapolated to the edges of their window, so an alert may fire some evaluations later"
     " (for incident KV03, after the end of its recording)"
 )
-_SAMPLE: Final = re.compile(r"\{([^{}]*)\} 1E\+00")
+_SAMPLE: Final = re.compile(r"\{([^{}]*)\} [\d.]+E\+\d\d")
 _EXPONENT: Final = re.compile(r"-?[\d.]+e[+-]\d+")
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 

@@ -22,6 +22,9 @@ DIFFERENCES = {
         r"|pool:kvpressure_(?:answered:last_timestamp_seconds|pods_missing:count|replicas_\w+:max|rollout:present)"
         r"|InferenceModelUnobserved|InferenceCapacityLost"
     ),
+    "ALERTS of the same group are seen one evaluation later, so a ticket may accompany its page (Alertmanager's inhibition drops it)": re.compile(  # noqa: E501
+        r"InferenceRequestsFailing"
+    ),
 }
 _ROUNDED = re.compile(r"round\((\w[\w:]*)\{.*\}, 0\.0001\)")
 

@@ -151,7 +151,7 @@ def _called(rule: Mapping[str, str]) -> str:
 
 
 def alert_test(rules: Path, alert: str, pack: str, groups: Sequence[RuleGroup]) -> dict[str, Any]:
-    """The document for ``promtool test rules``: silent a minute before its time, firing then, the others silent; and
+    """The document for ``promtool test rules``: silent two minutes before its time, firing then, the others silent; and
     what is over is so after the time that the rule keeps it.
     """
     found = levels(alert, pack, groups)
@@ -163,7 +163,7 @@ def alert_test(rules: Path, alert: str, pack: str, groups: Sequence[RuleGroup]) 
 def _checks(level: Level) -> Iterator[dict[str, Any]]:
     firing = [case for case in level.cases if case.fires]
     if level.after:
-        yield _check(level, level.after - 1, [])
+        yield _check(level, max(level.after - 2, 0), [])
     yield _check(level, level.after, firing)
     if level.recovering:
         yield _check(level, level.after + level.kept, firing)

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from threading import Thread
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from prometheus_client.metrics_core import Metric as Family
 
 from kvpressure.cli import serve
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.publish import routes
+from kvpressure.publish.web.http import HttpRequest
 from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.monitor import Monitor
 from kvpressure.runtime.signal_flag import SignalFlag
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
+from kvpressure.sources.scrape.source import EngineSource
+from kvpressure.sources.scrape.targets import parse_target
+from tests.helpers.three_engines import Shown, snapshot
+from tests.sources.scrape.test_source import PAGE, Settings, answering
 
 
 def run(code: str) -> list[str]:
@@ -92,3 +103,31 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
     serve._wait(cast(Monitor, monitor), stopping, SignalFlag(), lambda: True)
     assert len(tidied) == 3
     assert monitor.rounds == 9, "not on every turn"
+
+
+def test_sources_and_tick_wait_while_a_page_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, shown, done = SharedDiscovery(), Shown(ticks=1), list[object]()
+    pipeline = Pipeline(give_way=shared.way.give)
+    site = routes.Site(
+        lambda: shown.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, rendering=shared.way
+    )
+    with answering(PAGE) as server:
+        source = EngineSource(Settings((parse_target(server.address),), shared=shared))
+        others = [
+            Thread(target=lambda: done.append(pipeline.observe(snapshot(1)))),
+            Thread(target=lambda: done.append(source.read())),
+        ]
+
+        def rendered(*_: object) -> Iterator[Family]:
+            for thread in others:
+                thread.start()
+                thread.join(0.08)
+            assert done == []
+            yield from ()
+
+        monkeypatch.setattr(routes, "collect", rendered)
+        assert site.answer(HttpRequest("GET", "/metrics", {}, keep_alive=True)).status == 200
+        for thread in others:
+            thread.join(10)
+        source.close()
+    assert len(done) == 2

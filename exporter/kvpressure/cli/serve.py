@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
         chosen = replace(chosen, keep_exposition=True)
     models = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
     shapes = own_models.read(chosen.engine_model_configs, models)
-    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds, shapes), chosen.interval_seconds)
+    pipeline = Pipeline(chosen.thresholds, shapes, chosen.shared.way.give)
+    monitor = Monitor(build_sources(chosen), pipeline, chosen.interval_seconds)
     monitor.add_listener(chosen.shared.observe)
     if recorder is not None:
         monitor.add_listener(recorder)
@@ -93,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         around=around,
         hosts=Hosts((*chosen.allowed_hosts, chosen.node_name, socket.gethostname())),
         renamed=PREFIXED if chosen.engine_labels == "prefixed" else None,
+        rendering=chosen.shared.way,
     )
     server = _server(chosen, site)
     monitor.follow_web(lambda: server.refused)

@@ -109,10 +109,18 @@ class _GpuDemand:
 
 
 class Pipeline:
-    """Keeps the windows of every engine and turns each snapshot into a state."""
+    """Keeps the windows of every engine and turns each snapshot into a state. ``give_way``: called before the work on
+    each subject; may wait for what is more urgent.
+    """
 
-    def __init__(self, thresholds: Thresholds | None = None, shapes: ModelShapes | None = None) -> None:
+    def __init__(
+        self,
+        thresholds: Thresholds | None = None,
+        shapes: ModelShapes | None = None,
+        give_way: Callable[[], object] = int,
+    ) -> None:
         self._thresholds = thresholds or builtin()
+        self._give_way = give_way
         self._pools = PoolSizes(shapes)
         self._pods = Pods(self._thresholds)
         self._guard = Guard(TICK)
@@ -170,6 +178,7 @@ class Pipeline:
             track.begin_anew(now, failure)
             return without(failure)
 
+        self._give_way()
         if track.failure is not None:
             return without(track.failure)
         return self._guard.run(track.kind, lambda: track.name, work, failed)

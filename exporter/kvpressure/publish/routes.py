@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from kvpressure.model.state import State
@@ -24,7 +25,7 @@ GZIP_FROM: Final = 1024
 
 
 class Site:
-    """Answers requests. Not thread-safe: only the server's loop calls it."""
+    """Answers requests. Not thread-safe: only the server's loop calls it. ``rendering``: held meanwhile."""
 
     def __init__(
         self,
@@ -36,8 +37,10 @@ class Site:
         around: ViewContext | None = None,
         hosts: Hosts | None = None,
         renamed: Mapping[str, str] | None = None,
+        rendering: AbstractContextManager[object] | None = None,
     ) -> None:
         self._state = state
+        self._rendering = rendering or nullcontext()
         self._why_unhealthy = why_unhealthy
         self._why_not_ready = why_not_ready
         self._node_name = node_name
@@ -107,7 +110,8 @@ class Site:
             self._rendered_of, self._rendered = state, {}
         plain = self._rendered.get((content_type, False))
         if plain is None:
-            plain = self._rendered[content_type, False] = render()
+            with self._rendering:
+                plain = self._rendered[content_type, False] = render()
         if len(plain) < GZIP_FROM or not _accepts_gzip(request.headers.get("accept-encoding", "")):
             return Response(200, plain, content_type, headers)
         packed = self._rendered.get((content_type, True))

@@ -8,8 +8,9 @@ with the API server.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvpressure.sources.places import Place, Precedence
 
@@ -17,6 +18,29 @@ if TYPE_CHECKING:
     from kvpressure.model.readings import GpuOwner, GpuReading, Snapshot
     from kvpressure.sources.kubernetes.pod import Pod
     from kvpressure.sources.scrape.targets import Target
+
+
+WAY_SECONDS: Final = 0.2  # a page of 64 engines takes a tenth of it
+
+
+class Way:
+    """Python runs one thread at a time, and gives each waiting one its turn. What somebody waits for holds the way
+    (``with``), so that it need not wait for the turns of sources and of the tick.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def give(self) -> None:
+        """Wait while it is held, at most ``WAY_SECONDS``; called between two pieces of work."""
+        if self._lock.acquire(timeout=WAY_SECONDS):
+            self._lock.release()
 
 
 class SharedDiscovery:
@@ -29,6 +53,7 @@ class SharedDiscovery:
         self.gpus: tuple[GpuReading, ...] = ()  # written by ``observe``, read by ``podresources`` and ``procfs``
         self.owners: tuple[GpuOwner, ...] = ()  # written by ``observe``
         self.scraped: frozenset[Place] = frozenset()  # pods with an engine's page; written by ``observe``
+        self.way = Way()  # held by whoever renders a page
         self.unread: Mapping[str, tuple[str, str]] = {}  # target -> reason, detail; from ``engines`` to ``pods``
 
     def observe(self, snapshot: Snapshot, _state: object) -> None:

@@ -150,10 +150,11 @@ class MemoryPool:
 
 class ScrapeLimits:
     """Limits that all targets of one source share. ``scanning`` is held while a large page is parsed, ``scans`` for
-    any.
+    any. ``give_way``: called before that; may wait for what is more urgent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, give_way: Callable[[], object] = int) -> None:
+        self.give_way = give_way
         self.memory = MemoryPool()
         self.scanning = threading.Lock()
         self.scans = threading.Semaphore(SCANS)

@@ -65,6 +65,7 @@ class _Feed:
             text, error = self._fetched(lease)
             duration, fetching = monotonic() - started, thread_time() - fetching
             with self._bounds.scanning if lease.taken else nullcontext(), self._bounds.scans:
+                self._bounds.give_way()
                 before = thread_time()
                 page = self._page(text, error, duration, keep_text, errors)
                 self.scan_seconds = thread_time() - before + (fetching if error is not None else 0.0)
@@ -205,7 +206,7 @@ class EngineSource:
         self._results: SimpleQueue[tuple[_Feed, Scrape | None, Counter[str]]] = SimpleQueue()  # None: internal error
         self._errors: Counter[str] = Counter()  # since the last read
         self._pool = _FetchThreads(self._max_targets, self._work)
-        self._bounds = ScrapeLimits()
+        self._bounds = ScrapeLimits(settings.shared.way.give)
         self._events = EventFollower()
         self._lock = threading.Lock()
         self._feeds: dict[str, _Feed] = {}

@@ -42,9 +42,9 @@ def replay(
             estimator.clock = at
         for block in reversed(blocks[:capacity]):  # the first block of a prompt is used last, so it stays longest
             if block not in cache:
-                stored(block)
+                stored([block])
             cache[block] = None
             cache.move_to_end(block)
         while len(cache) > capacity:
-            removed(cache.popitem(last=False)[0])
+            removed([cache.popitem(last=False)[0]])
         yield asked, found

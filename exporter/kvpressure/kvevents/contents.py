@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from kvpressure.kvevents.holders import NONE, UNKNOWN, Holders, Salts
 from kvpressure.kvevents.reuse import ReuseEstimator
-from kvpressure.model.readings import KV_AGAIN, KV_AGAIN_AGE, KV_AGAIN_GAP, KV_EVICTED, KV_GAIN_PREFIX
+from kvpressure.model.readings import KV_AGAIN, KV_AGAIN_AGE, KV_AGAIN_GAP, KV_GAIN_PREFIX
 
 GPU: Final = "GPU"
 STORED: Final = "BlockStored"
@@ -51,7 +51,8 @@ class Contents:
     """The prefix cache on the GPU of one engine; of a hybrid model, one group with full attention."""
 
     def __init__(self) -> None:
-        self.holders, self.reuse, self._salts = Holders(), ReuseEstimator(divisor=1), Salts()
+        self.reuse, self._salts = ReuseEstimator(), Salts()
+        self.holders = Holders(self.reuse)
         self._clock = 0.0
         self.begin(LATE)
 
@@ -83,9 +84,13 @@ class Contents:
         if size is None or self._tiers:
             return {}
         gain = {f"{KV_GAIN_PREFIX}{factor:g}": blocks for factor, blocks in reuse.gain.items()}
-        sums = (reuse.evictions, reuse.again, reuse.evicted_age_seconds, reuse.again_gap_seconds)
-        named = dict(zip((KV_EVICTED, KV_AGAIN, KV_AGAIN_AGE, KV_AGAIN_GAP), sums, strict=True))
-        return {name: float(blocks * size) for name, blocks in {**named, **gain}.items()}
+        named = {
+            KV_AGAIN: reuse.again,
+            KV_AGAIN_AGE: reuse.evicted_age_seconds,
+            KV_AGAIN_GAP: reuse.again_gap_seconds,
+            **gain,
+        }
+        return {name: float(blocks * size) for name, blocks in named.items()}
 
     def take(self, time: float, events: Iterable[Event]) -> None:
         """Take the events of one step. ``time``: in Unix seconds; one before the last counts as the last."""
@@ -110,26 +115,10 @@ class Contents:
         salt = event.salt if event.salt is not None or event.parent is None else self._salts.of(event.parent)
         if salt is not None:
             self._salts.put(event.blocks, salt)
-        blocks, held = self._sampled(event.blocks)
-        self.holders.stored(held, (event.adapter, UNKNOWN if salt is None else f"{salt:05x}" if salt else NONE))
-        for block in blocks:
-            self.reuse.stored(block)
+        self.reuse.stored(event.blocks, (event.adapter, UNKNOWN if salt is None else f"{salt:05x}" if salt else NONE))
 
     def _remove(self, event: Event) -> None:
-        blocks, held = self._sampled(event.blocks)
-        if held:
-            kept = 0.5 ** (len(held) / _LAST)
-            self._known_share = kept * self._known_share + (1 - kept) * self.holders.removed(held) / len(held)
-        for block in blocks:
-            self.reuse.removed(block)
-
-    def _sampled(self, blocks: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """The blocks that are tracked at all, and those of them that are for the holders."""
-        finer = min(self.holders.divisor, self.reuse.divisor)
-        tracked = _multiples(blocks, finer)
-        return tracked, tracked if self.holders.divisor == finer else _multiples(tracked, self.holders.divisor)
-
-
-def _multiples(blocks: Sequence[int], divisor: int) -> Sequence[int]:
-    rest = divisor - 1  # a power of two less one
-    return [block for block in blocks if not block & rest] if rest else blocks
+        tracked, seen = self.reuse.removed(event.blocks)
+        if tracked:
+            kept = 0.5 ** (tracked / _LAST)
+            self._known_share = kept * self._known_share + (1 - kept) * seen / tracked

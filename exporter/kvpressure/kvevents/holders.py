@@ -1,22 +1,20 @@
-"""Who holds the prefix cache: blocks by adapter and by cache salt, from the hashes of KV events.
-
-Only hashes that are multiples of ``divisor`` are tracked and stand for all, so that memory is bounded.
-"""
+"""Who holds the prefix cache: blocks by adapter and by cache salt."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp
 from typing import Final
+
+from kvpressure.kvevents.reuse import Owner, ReuseEstimator
 
 TOP: Final = 5
 """Holders that are named; the rest is ``OTHER``."""
 OTHER: Final = "(other)"
 NONE: Final = "(none)"
 UNKNOWN: Final = "(unknown)"
-_TRACKED: Final = 4096  # hashes: 1 MiB, and shares within 2 points. Above it half of them are dropped
 _SECONDS: Final = 60.0  # over which the blocks of a holder are averaged
 _EVERY_SECONDS: Final = 5.0  # the count takes milliseconds
 _AVERAGED: Final = 64  # holders whose mean is kept; one that grows has its true mean a minute later
@@ -53,58 +51,37 @@ class Salts:
 
 
 class Holders:
-    """Blocks in the cache of one engine on one medium and cache group, by who had them stored first. An owner is an
-    adapter and a salt, as published.
-    """
+    """Who has most of the blocks, by adapter and by salt: means of a minute."""
 
-    def __init__(self) -> None:
-        self.divisor = 1
-        self._mean_at = 0.0
+    def __init__(self, blocks: ReuseEstimator) -> None:
+        self._blocks = blocks
         self.reset()
 
     def reset(self) -> None:
-        """Forget all blocks."""
-        self._owners: dict[int, tuple[str, str]] = {}
-        self._means: tuple[Mapping[str, float], Mapping[str, float]] | None = None  # by adapter, by salt
+        """Forget who had blocks."""
+        self._mean_at = 0.0
+        self._means: tuple[Mapping[str, float], ...] = ()  # blocks by adapter, and by salt
 
-    @property
-    def resident(self) -> int:
-        """Blocks in the cache, as far as events were seen."""
-        return len(self._owners) * self.divisor
-
-    def stored(self, blocks: Iterable[int], owner: tuple[str, str]) -> None:
-        """Blocks were stored, multiples of ``divisor``. One that is resident keeps its owner: it is a copy, or a report
-        of its reuse.
-        """
-        for block in blocks:
-            self._owners.setdefault(block, owner)
-        while len(self._owners) > _TRACKED:
-            self.divisor *= 2
-            self._owners = {block: owner for block, owner in self._owners.items() if not block % self.divisor}
-
-    def removed(self, blocks: Iterable[int]) -> int:
-        """Blocks were evicted; how many of them were seen being stored."""
-        return sum(self._owners.pop(block, None) is not None for block in blocks)
-
-    def shares(self, now: float) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    def shares(self, now: float) -> Sequence[Mapping[str, float]]:
         """Shares (0-1) of the blocks by adapter and by salt: the largest, ``NONE``, ``UNKNOWN`` and ``OTHER``; means of
         the last minute, every few seconds. Empty where no request had an adapter, or a salt.
         """
         if not self._means or abs(now - self._mean_at) >= _EVERY_SECONDS:
             kept = exp(min(0.0, self._mean_at - now) / _SECONDS) if self._means else 0.0
-            before, self._mean_at = self._means or ({}, {}), now
-            self._means = self._averaged(0, before[0], kept), self._averaged(1, before[1], kept)
-        return _largest(self._means[0]), _largest(self._means[1])
+            before, self._mean_at, owners = self._means or ({}, {}), now, self._blocks.owners()
+            self._means = tuple(_averaged(owners, part, before[part], kept) for part in (0, 1))
+        return tuple(map(_largest, self._means))
 
-    def _averaged(self, part: int, before: Mapping[str, float], kept: float) -> dict[str, float]:
-        """Mean blocks of the holders that have most; those of all others count for ``OTHER``."""
-        counts = Counter(owner[part] for owner in self._owners.values())
-        means = {
-            name: kept * before.get(name, 0.0) + (1 - kept) * counts[name] * self.divisor for name in {*before, *counts}
-        }
-        by_size = sorted(means.keys() - {NONE, UNKNOWN, OTHER}, key=lambda name: (-means[name], name))
-        small = sum(means.pop(name) for name in by_size[_AVERAGED:])
-        return {**means, OTHER: means.get(OTHER, 0.0) + small}
+
+def _averaged(owners: Mapping[Owner, int], part: int, before: Mapping[str, float], kept: float) -> Mapping[str, float]:
+    """Mean blocks of the holders that have most; those of all others count for ``OTHER``."""
+    counts = Counter[str]()
+    for owner, count in owners.items():
+        counts[owner[part]] += count
+    means = {name: kept * before.get(name, 0.0) + (1 - kept) * counts[name] for name in {*before, *counts}}
+    by_size = sorted(means.keys() - {NONE, UNKNOWN, OTHER}, key=lambda name: (-means[name], name))
+    small = sum(means.pop(name) for name in by_size[_AVERAGED:])
+    return {**means, OTHER: means.get(OTHER, 0.0) + small}
 
 
 def _largest(means: Mapping[str, float]) -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""What would more KV memory keep? A list of evicted blocks ("ghosts"), fed with the hashes of KV events.
+"""What would more KV memory keep? Blocks in the cache and evicted ones ("ghosts"), fed with the hashes of KV events.
 
 An LRU cache of f times the capacity C holds what the one of size C holds, and the (f - 1) x C most recently evicted
 blocks that were not stored again. So a block that is stored again would have been a hit if fewer ghosts than that were
@@ -7,97 +7,61 @@ evicted after it. Only hashes divisible by ``divisor`` are tracked and stand for
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping
-from math import nan
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import ceil, nan
 from typing import Final
 
 FACTORS: Final = (1.5, 2.0, 4.0, 8.0)
-_TRACKED: Final = 16_384  # hashes, resident and evicted: 4 MiB. Above it half of them are dropped
+_TRACKED: Final = 8192  # hashes, resident and evicted: 2 MiB. Above it half of them are dropped
 _HASH_BITS: Final = 2**64 - 1
 
-
-class _Ghosts:
-    """Evicted hashes in the order of their eviction, with a Fenwick tree that counts those evicted later."""
-
-    def __init__(self) -> None:
-        self._slots: dict[int, int] = {}
-        self._fill([])
-
-    def _fill(self, rows: list[tuple[int, float, float]]) -> None:
-        size = 2 * _TRACKED
-        self._hashes, self._evicted, self._age = array("Q", bytes(8 * size)), array("d"), array("d")
-        self._count, self._oldest = array("i", bytes(4 * (size + 1))), 0
-        self._slots.clear()
-        for ghost, evicted, age in rows:
-            self.append(ghost, evicted, age)
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __contains__(self, ghost: int) -> bool:
-        return ghost in self._slots
-
-    def _add(self, slot: int, change: int) -> None:
-        slot += 1
-        while slot < len(self._count):
-            self._count[slot] += change
-            slot += slot & -slot
-
-    def append(self, ghost: int, evicted: float, age: float) -> None:
-        """Add a hash as the one that was evicted last."""
-        if len(self._evicted) == len(self._hashes):
-            self.keep(1)
-        slot = len(self._evicted)
-        self._evicted.append(evicted)
-        self._age.append(age)
-        self._hashes[slot], self._slots[ghost] = ghost, slot
-        self._add(slot, 1)
-
-    def pop(self, ghost: int) -> tuple[int, float, float]:
-        """Take a hash out: how many were evicted later, and the times that :meth:`append` got."""
-        slot = self._slots.pop(ghost)
-        self._add(slot, -1)
-        earlier, below = 0, slot
-        while below:
-            earlier += self._count[below]
-            below &= below - 1
-        return len(self._slots) - earlier, self._evicted[slot], self._age[slot]
-
-    def drop_oldest(self) -> None:
-        """Forget the hash that was evicted first."""
-        while self._slots.get(self._hashes[self._oldest]) != self._oldest:
-            self._oldest += 1
-        self.pop(self._hashes[self._oldest])
-
-    def keep(self, divisor: int) -> None:
-        """Forget hashes that ``divisor`` does not divide, and close the gaps."""
-        rows = ((ghost, slot) for ghost, slot in self._slots.items() if ghost % divisor == 0)
-        self._fill([(ghost, self._evicted[slot], self._age[slot]) for ghost, slot in rows])
+Owner = tuple[str, str]
+"""Adapter and salt of who had a block stored first, as published."""
+_Times = tuple[float, float]  # of a ghost: when it was stored and when it was evicted
 
 
 class ReuseEstimator:
-    """Counters of what was evicted and stored again on one medium and cache group of one engine.
+    """Blocks on one medium and cache group of one engine, and counts of what was evicted and stored again.
 
     ``capacity``: blocks that the cache holds, ``None`` until it is known: no factor is counted before. ``clock``: time
-    of the events that follow, in seconds. ``divisor``: one hash in so many is tracked; it doubles where memory would
-    not do. All counts are of blocks since the start, over :meth:`reset` too, and never fall.
+    of the events that follow, in seconds. ``divisor``: one hash in so many is tracked, a power of two; it doubles where
+    memory would not do. ``counting``: whether what is stored again counts. All counts are of blocks since the start,
+    over :meth:`reset` too, and never fall.
     """
 
-    def __init__(self, capacity: int | None = None, divisor: int = 16) -> None:
-        self.capacity, self.divisor, self.clock = capacity, divisor, nan
+    def __init__(self, capacity: int | None = None, divisor: int = 1) -> None:
+        self.divisor, self.clock, self.counting = divisor, nan, True
         self.again = 0  # stored again after an eviction
-        self.evictions = 0
         self.evicted_age_seconds = 0.0  # sum from the first store to the eviction, of `again`'s blocks
         self.again_gap_seconds = 0.0  # sum from the eviction to the next store, of `again`'s blocks
+        self._evictions = 0
         self._gain = dict.fromkeys(FACTORS, 0)
+        self._capacity = capacity
         self.reset()
 
     def reset(self) -> None:
         """Forget all blocks: the cache was cleared, the engine restarted, or events were lost."""
-        self._resident: dict[int, float] = {}  # hash -> when it was stored
-        self._ghosts = _Ghosts()
-        self._before = self.evictions
+        self._resident: dict[int, tuple[float, Owner | None]] = {}  # when it was stored, and by whom
+        self._before = self._evictions
+        self._order(())
+
+    @property
+    def capacity(self) -> int | None:
+        """Blocks that the cache holds."""
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, blocks: int) -> None:
+        if blocks != self._capacity:
+            self._capacity = blocks
+            self._order(self._ghosts())
+
+    @property
+    def resident(self) -> int:
+        """Blocks in the cache, as far as events were seen."""
+        return len(self._resident) * self.divisor
 
     @property
     def gain(self) -> Mapping[float, int]:
@@ -108,45 +72,91 @@ class ReuseEstimator:
         """
         return {factor: blocks for factor, blocks in self._gain.items() if self._long_enough(factor)}
 
-    def _long_enough(self, factor: float) -> bool:
-        return self.capacity is not None and self.evictions - self._before >= (factor - 1) * self.capacity
+    def owners(self) -> Counter[Owner]:
+        """Blocks in the cache by owner."""
+        tracked = Counter(owner for _, owner in self._resident.values() if owner is not None)
+        return Counter({owner: count * self.divisor for owner, count in tracked.items()})
 
-    def stored(self, block: int) -> None:
-        """A block was stored. One that is resident already is a copy or a report of its reuse."""
-        if block % self.divisor:
-            return
-        block &= _HASH_BITS
-        if block in self._resident:
-            return
-        if block in self._ghosts:
-            later, evicted, age = self._ghosts.pop(block)
-            self.again += self.divisor
-            if evicted == evicted and age == age:  # known times
-                self.again_gap_seconds += (self.clock - evicted) * self.divisor
-                self.evicted_age_seconds += age * self.divisor
-            for factor in FACTORS:
-                if self._long_enough(factor) and later * self.divisor < (factor - 1) * (self.capacity or 0):
-                    self._gain[factor] += self.divisor
-        self._resident[block] = self.clock
-        self._bound()
+    def stored(self, blocks: Iterable[int], owner: Owner | None = None) -> None:
+        """Blocks were stored. One that is resident is a copy, or a report of its reuse."""
+        first_store = self.clock, owner
+        for block in self._tracked(blocks):
+            if block in self._resident:
+                continue
+            ghost = self._taken_out(block)
+            if ghost is not None and self.counting:
+                self._count(*ghost)
+            self._resident[block] = first_store
 
-    def removed(self, block: int) -> None:
-        """A block was evicted. One that was not seen before was stored before the events began."""
-        if block % self.divisor:
-            return
-        block &= _HASH_BITS
-        age = self.clock - self._resident.pop(block, nan)
-        if block in self._ghosts:  # the last of several copies
-            age = self._ghosts.pop(block)[2]
-        else:
-            self.evictions += self.divisor
-        self._ghosts.append(block, self.clock, age)
-        if self.capacity is not None and len(self._ghosts) * self.divisor > (FACTORS[-1] - 1) * self.capacity:
-            self._ghosts.drop_oldest()
-        self._bound()
+    def removed(self, blocks: Iterable[int]) -> tuple[int, int]:
+        """Blocks were evicted: how many are tracked, and how many of these were seen being stored."""
+        tracked, seen = self._tracked(blocks), 0
+        evicted: dict[int, _Times] = {}
+        for block in tracked:
+            stored = self._resident.pop(block, None)
+            copy = None if stored else self._taken_out(block)  # the last of several
+            seen += stored is not None
+            self._evictions += self.divisor if copy is None else 0
+            since = stored[0] if stored else copy[1][0] if copy else nan
+            evicted[block] = since, self.clock
+        self._add(evicted.items())
+        return len(tracked), seen
 
-    def _bound(self) -> None:
-        while len(self._resident) + len(self._ghosts) > _TRACKED:
+    def _tracked(self, blocks: Iterable[int]) -> Collection[int]:
+        """Those of the blocks that are tracked, each once, after memory was made for them."""
+        while True:
+            rest = self.divisor - 1
+            tracked = {block & _HASH_BITS: None for block in blocks if not block & rest}
+            if len(self._resident) + sum(map(len, self._parts)) + len(tracked) <= _TRACKED:
+                return tracked
             self.divisor *= 2
-            self._resident = {block: at for block, at in self._resident.items() if block % self.divisor == 0}
-            self._ghosts.keep(self.divisor)
+            self._resident = {block: of for block, of in self._resident.items() if not block % self.divisor}
+            self._order(self._ghosts())
+
+    def _long_enough(self, factor: float) -> bool:
+        return self._capacity is not None and self._evictions - self._before >= (factor - 1) * self._capacity
+
+    def _count(self, evicted_later: int, times: _Times) -> None:
+        self.again += self.divisor
+        stored, evicted = times
+        if evicted == evicted and stored == stored:  # known times
+            self.again_gap_seconds += (self.clock - evicted) * self.divisor
+            self.evicted_age_seconds += (evicted - stored) * self.divisor
+        for factor in FACTORS:
+            if self._long_enough(factor) and evicted_later * self.divisor < (factor - 1) * (self._capacity or 0):
+                self._gain[factor] += self.divisor
+
+    # --- ghosts, in parts that begin and end at the ranks up to which a factor counts: no rank has to be counted ------
+
+    def _ghosts(self) -> Sequence[tuple[int, _Times]]:
+        """Ghosts, evicted first first."""
+        return [item for part in reversed(self._parts) for item in part.items() if not item[0] % self.divisor]
+
+    def _order(self, ghosts: Iterable[tuple[int, _Times]]) -> None:
+        blocks = [] if self._capacity is None else [(factor - 1) * self._capacity for factor in FACTORS]
+        self._ranks = [0, *sorted({ceil(most / self.divisor) for most in blocks} or {_TRACKED})]
+        self._sizes = [last - first for first, last in pairwise(self._ranks)]
+        self._parts: list[OrderedDict[int, _Times]] = [OrderedDict() for _ in self._sizes]
+        self._add(ghosts)
+
+    def _add(self, ghosts: Iterable[tuple[int, _Times]]) -> None:
+        """Add ghosts as those that were evicted last; each part gives those that are too many to the next one."""
+        for part, size in zip(self._parts, self._sizes, strict=True):
+            part.update(ghosts)
+            ghosts = [part.popitem(last=False) for _ in range(len(part) - size)]
+
+    def _taken_out(self, block: int) -> tuple[int, _Times] | None:
+        """Take a ghost out: the first rank of its part, and its times; each part after it gives its last to the one
+        before.
+        """
+        for index, part in enumerate(self._parts):
+            if block in part:
+                times = part.pop(block)
+                for newer, older in pairwise(self._parts[index:]):
+                    if not older:
+                        break
+                    moved, of_moved = older.popitem()
+                    newer[moved] = of_moved
+                    newer.move_to_end(moved, last=False)
+                return self._ranks[index], times
+        return None

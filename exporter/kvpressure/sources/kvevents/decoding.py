@@ -17,7 +17,6 @@ from kvpressure.kvevents.contents import BAD_EVENTS, CLEARED, GPU, REMOVED, STOR
 from kvpressure.kvevents.holders import NONE
 from kvpressure.sources.base import SourceError
 
-_MOST: Final = 2**64 - 1
 _NAME_CHARS: Final = 256
 _BOUND: Final = msgspec.Meta(
     max_length=32_768
@@ -58,15 +57,25 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = {
 """Fields of events that are arrays, in their order."""
 
 
+_Row = _WireEvent | Annotated[list[msgspec.Raw], msgspec.Meta(max_length=64)]
+
+
 class _Batch(msgspec.Struct, array_like=True):
+    time: float
+    events: Annotated[list[_Row], _BOUND]
+
+
+class _RawBatch(msgspec.Struct, array_like=True):
     time: float
     events: Annotated[list[msgspec.Raw], _BOUND]
 
 
+_AT_ONCE_BYTES: Final = 96 * 1024  # a step of 16 384 tokens; what a larger batch contains is decoded event by event
 _BATCH: Final = msgspec.msgpack.Decoder(_Batch)
+_RAW_BATCH: Final = msgspec.msgpack.Decoder(_RawBatch)
+_EVENT: Final[msgspec.msgpack.Decoder[_Row]] = msgspec.msgpack.Decoder(_Row)
 _TEXT_BYTES: Final = (*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB)  # with which MessagePack begins a text
 _TEXT: Final = msgspec.msgpack.Decoder(str)
-_EVENT: Final = msgspec.msgpack.Decoder(_WireEvent | Annotated[list[msgspec.Raw], msgspec.Meta(max_length=64)])
 _DECODERS: Final = {field.name: msgspec.msgpack.Decoder(field.type) for field in msgspec.structs.fields(_WireEvent)}
 
 
@@ -75,16 +84,16 @@ def decode(payload: bytes) -> tuple[float, Iterator[Event]]:
     ``SourceError``, without what the payload contains.
     """
     try:
-        batch = _BATCH.decode(payload)
+        batch = (_BATCH if len(payload) <= _AT_ONCE_BYTES else _RAW_BATCH).decode(payload)
     except (msgspec.MsgspecError, RecursionError):
         raise SourceError(BAD_EVENTS) from None
     return batch.time, _events(batch.events)
 
 
-def _events(rows: Sequence[msgspec.Raw]) -> Iterator[Event]:
+def _events(rows: Sequence[_Row | msgspec.Raw]) -> Iterator[Event]:
     try:
         for row in rows:
-            event = _event(_EVENT.decode(row))
+            event = _event(_EVENT.decode(row) if isinstance(row, msgspec.Raw) else row)
             if event is not None:
                 yield event
     except (msgspec.MsgspecError, LookupError, RecursionError):
@@ -117,10 +126,10 @@ def _of_array(row: list[msgspec.Raw]) -> _WireEvent:
 
 
 def _numbers(hashes: Sequence[Any]) -> Sequence[int]:
-    """Hashes as numbers of 64 bits: the last of longer ones, as the engines shorten them."""
-    if bytes not in map(type, hashes) and min(hashes, default=0) >= 0:
+    """Hashes as numbers: the last 64 bits of longer ones, as the engines shorten them."""
+    if bytes not in map(type, hashes):
         return hashes
-    return [(int.from_bytes(one[-8:]) if isinstance(one, bytes) else one) & _MOST for one in hashes]
+    return [int.from_bytes(one[-8:]) if isinstance(one, bytes) else one for one in hashes]
 
 
 def _salt(given: _WireEvent) -> int | None:

@@ -65,7 +65,7 @@ class Subscription:
             reason = self._trouble or contents.reason or (SILENT if silent else "")
             adapters, salts = ({}, {}) if reason else contents.holders.shares(now)
             counters = {} if reason else contents.counters()
-            resident = contents.holders.resident * (contents.block_size or 0)
+            resident = contents.reuse.resident * (contents.block_size or 0)
         return CacheReading(*self._of, now, reason, adapters, salts, resident, counters)
 
     def _silent(self) -> bool:

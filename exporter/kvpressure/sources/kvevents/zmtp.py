@@ -19,7 +19,7 @@ MAX_FRAME_BYTES: Final = 3 * 1024 * 1024  # a step of 600 000 tokens, or of 16 3
 `kv_events_complete{reason="bad_events"}`.
 """
 _MAX_FRAMES: Final = 8
-_PART_BYTES: Final = 64 * 1024
+_PART_BYTES: Final = 4096
 _CONNECT_SECONDS: Final = 5.0
 _GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -84,7 +84,8 @@ class Peer:
     def _read(self, size: int) -> bytes:
         while len(self._buffer) < size:
             self._pay()
-            part = self._socket.recv(_PART_BYTES)
+            missing = size - len(self._buffer)  # of a batch: wake up once
+            part = self._socket.recv(max(missing, _PART_BYTES), socket.MSG_WAITALL if missing > _PART_BYTES else 0)
             if not part:
                 raise SourceError(RESET)
             self._buffer += part

@@ -5,11 +5,13 @@ One test, because one replay of everything (half a minute) serves all of it.
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 
 import pytest
-from lab.accuracy import data, digests, report, show
-from lab.accuracy.run import replay_all
+from lab.accuracy import ablation, data, digests, report, rows, show
+from lab.accuracy.run import replay, replay_all
 from lab.accuracy.score import Rates, Result, score
 
 pytestmark = pytest.mark.slow
@@ -26,7 +28,7 @@ STRETCHES = {
 }  # leniently, strictly
 DETECTED_WITHIN_SECONDS = 10.0
 AHEAD_SECONDS, NEARLY = 30.0, 0.95  # a slow ramp is announced so early; what is announced comes at least so near
-SCORED_IN_SECONDS_OF_CPU = 90.0
+LIMITED, NAMED_WITHOUT_ARGUMENTS = "concurrency_limited", 0.85  # of the ticks that say so with the arguments
 
 
 def missed(result: Result) -> list[str]:
@@ -108,3 +110,23 @@ def test_the_verdict_reaches_every_bar_and_the_page_says_so() -> None:
     if os.environ.get("UPDATE_DIGESTS"):
         digests.write(now)
     assert digests.moved(now) == {}, "UPDATE_DIGESTS=1 rewrites lab/accuracy/digests.txt; the commit says why"
+
+
+def test_a_limit_of_the_scheduler_is_named_without_arguments() -> None:
+    """It shows in running requests that come back to one maximum; a busy GPU is not taken for the reason instead."""
+    shown = json.loads(rows.SHOWN_FILE.read_text(encoding="utf-8"))
+    limited = {
+        name for row in shown if row.startswith("Concurrency limited:") for name in shown[row].get(rows.REAL, ())
+    }
+    answers = Counter(
+        (seen.stage == blind.stage, blind.verdict)
+        for name in sorted(limited)
+        for engine, ticks in replay(f"{name}.jsonl.gz", taken=lambda _place, snapshot: snapshot).said.items()
+        for seen, blind in zip(
+            ticks, replay(f"{name}.jsonl.gz", taken=ablation.ABLATIONS["no arguments"]).said[engine], strict=True
+        )
+        if seen.verdict == LIMITED
+    )
+    assert len(limited) > 25
+    assert not [verdict for _, verdict in answers if verdict == "compute_bound"]
+    assert answers[True, LIMITED] >= NAMED_WITHOUT_ARGUMENTS * answers.total()

@@ -166,25 +166,22 @@ def test_another_engine_raises_its_own_limit() -> None:
 # --- a limit that nobody tells ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama-2-7b-017", "llama-2-7b-016", "opt-1.3b-054"])
-def test_running_requests_that_come_back_to_one_maximum_are_at_a_limit(name: str) -> None:
-    """Limits of 8, 64 and 16 on an H100; without arguments the GPU's utilization was taken for the reason."""
-    said = [s.diagnosis for s in replayed(ALL / "h100" / f"{name}.jsonl.gz", args=False) if s.signals.load.waiting]
-    assert "compute_bound" not in {found.verdict for found in said}
-    limited = [found for found in said if found.verdict == "concurrency_limited"]
-    assert len(limited) >= 0.8 * len(said)
-    assert all(found.confidence >= CONFIDENT for found in limited)
-
-
 HIDDEN = {"kv": 0.004, "generated": 25.0, "prompt": 20.0, "finished": 0.2, "queue": 300.0}
 
 
 @pytest.mark.parametrize(
     ("running", "waiting", "limit"),
-    [(1.0, 1470.0, 1.0), (cycle(2, 2, 1), 90.0, 2.0), (1.0, 3.0, None), (cycle(9, 12, 15), 90.0, None)],
-    ids=["one of hundreds", "few of many", "few of few", "no maximum"],
+    [
+        (1.0, 1470.0, 1.0),
+        (cycle(2, 2, 1), 90.0, 2.0),
+        (1.0, 3.0, None),
+        (cycle(9, 12, 15), 90.0, None),
+        (2.0, lambda second: 200.0 - 3.2 * second, 2.0),
+        (cycle(256, 254, 249, 246), 400.0, 256.0),
+    ],
+    ids=["one of hundreds", "few of many", "few of few", "no maximum", "a queue that drains", "many finish in a step"],
 )
-def test_a_small_maximum_is_a_limit_only_where_many_wait(running, waiting, limit) -> None:
+def test_a_maximum_that_comes_back_is_a_limit_and_a_small_one_only_where_many_wait(running, waiting, limit) -> None:
     said = play(60, args=(), running=running, waiting=waiting, **HIDDEN)
     assert said.states[-1].signals.load.max_num_seqs == limit
     assert (said.verdict == "concurrency_limited") is (limit is not None)

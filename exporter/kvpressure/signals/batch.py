@@ -47,14 +47,14 @@ def queued(window: EngineWindow) -> list[Sample]:
 
 def maximum(samples: Sequence[Sample], full: float, t: Thresholds) -> float | None:
     """Running requests at their highest, where their number came back to it in most samples while requests waited and
-    KV cache was free: some limit binds. A small number may do so by chance, but not while many times as many wait.
-    ``None`` if it moved, or KV usage reached ``full``.
+    KV cache was free: some limit binds. A small number may do so by chance, but not while many times as many wait (in
+    the mean: a queue that drains does not move the limit). ``None`` if it moved, or KV usage reached ``full``.
     """
     if max(s.gauges.get(r.KV_USAGE, 0.0) for s in samples) >= full:
         return None
-    top, queue = max(s.gauges[r.RUNNING] for s in samples), min(s.waiting or 0.0 for s in samples)
+    top, queue = max(s.gauges[r.RUNNING] for s in samples), sum(s.waiting or 0.0 for s in samples) / len(samples)
     enough = top >= t["plateau_min_requests"] or queue * t["calm_queue_ratio"] >= top > 0
-    level = top - 1 if top > t["at_limit_small_requests"] else top  # one may have finished in the last step
+    level = reaching(top, t)
     reached = sum(1 for s in samples if s.gauges[r.RUNNING] >= level)
     return top if enough and reached >= t["most_ratio"] * len(samples) else None
 

@@ -12,11 +12,9 @@ from typing import Final
 
 from kvpressure import __version__
 from kvpressure.advice.wording import reason_text
-from kvpressure.capacity import own_models
 from kvpressure.errors import InputError, refused_file, shown
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
-from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.format import Header
 from kvpressure.recording.recorder import (
     DEFAULT_KEEP,
@@ -26,7 +24,7 @@ from kvpressure.recording.recorder import (
     RecordingFull,
 )
 from kvpressure.runtime.logging import configure
-from kvpressure.runtime.monitor import Monitor, build_sources
+from kvpressure.runtime.monitor import Monitor, monitor_of
 from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings import settings
 from kvpressure.settings.kinds import COUNT, SECONDS, SIZE
@@ -102,11 +100,8 @@ def run(options: argparse.Namespace) -> int:
         give = "a new file in an existing directory that can be written, or a directory for rotated files"
         raise InputError(refused_file(f"--out: {options.out}", error, give)) from error
     background = BackgroundRecorder(recorder)
-    models = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
-    shapes = own_models.read(chosen.engine_model_configs, models)
-    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds, shapes), chosen.interval_seconds)
-    progress = _ReadCount()
-    for listener in (chosen.shared.observe, background, progress):
+    monitor, progress = monitor_of(chosen), _ReadCount()
+    for listener in (background, progress):
         monitor.add_listener(listener)
     print(f"recording to {options.out}", file=sys.stderr)
     _wait(monitor, background, seconds)

@@ -15,9 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
-from kvpressure.capacity import own_models
 from kvpressure.errors import InputError, refused_file, shown
-from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.links import Links
 from kvpressure.publish.metrics import PREFIXED
 from kvpressure.publish.page.view import ViewContext
@@ -27,7 +25,7 @@ from kvpressure.publish.web.server import ListenError, Server
 from kvpressure.publish.web.webconfig import WebConfigFile
 from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.logging import configure, with_fields
-from kvpressure.runtime.monitor import Monitor, build_sources
+from kvpressure.runtime.monitor import Monitor, monitor_of
 from kvpressure.runtime.signal_flag import SignalFlag
 from kvpressure.settings import settings
 from kvpressure.sources.catalog import registry
@@ -77,11 +75,7 @@ def run(args: argparse.Namespace) -> int:
     recorder = _recorder(chosen)
     if recorder is not None:
         chosen = replace(chosen, keep_exposition=True)
-    models = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
-    shapes = own_models.read(chosen.engine_model_configs, models)
-    pipeline = Pipeline(chosen.thresholds, shapes, chosen.shared.way.give)
-    monitor = Monitor(build_sources(chosen), pipeline, chosen.interval_seconds)
-    monitor.add_listener(chosen.shared.observe)
+    monitor = monitor_of(chosen)
     if recorder is not None:
         monitor.add_listener(recorder)
         monitor.follow_recorder(recorder.health)

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvpressure.diagnosis.findings import PUBLISHED, of
 from kvpressure.model.log_events import EVENTS
-from kvpressure.printable import Asked
+from kvpressure.printable import Asked, capital
 from kvpressure.publish.metrics import METRICS, Metric
 from kvpressure.settings.groups import grouped
 from kvpressure.settings.options import Option
@@ -95,12 +95,12 @@ def render_settings_reference() -> str:
         "In the file a name may be dotted (`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). To give a",
         "setting several values, repeat the flag, or write a list in the file.",
     ]
-    for group, members in grouped(options().values()).items():
+    for title, text, members in grouped(options().values()):
         lines += [
             "",
-            f"## {group.title[0].upper()}{group.title[1:]}",
+            f"## {capital(title)}",
             "",
-            f"{group.text[0].upper()}{group.text[1:]}.",
+            f"{capital(text)}.",
             "",
             *_settings(members),
         ]

@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+from kvpressure.capacity import own_models
 from kvpressure.model.isolation import TICK, FailureLog
 from kvpressure.model.readings import Snapshot, SourceHealth
 from kvpressure.model.state import RecorderHealth, State
 from kvpressure.pipeline.joins import join_containers, join_owners
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.runtime.worker import Worker, next_due
 from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError
 from kvpressure.sources.catalog import SourceSpec, registry
@@ -37,14 +39,6 @@ STOP_SECONDS: Final = 0.8  # bound of a clean stop, whatever hangs
 Listener = Callable[[Snapshot, State], None]
 
 
-class Observer(Protocol):
-    """The pipeline, as the monitor uses it: ``kvpressure.pipeline.pipeline.Pipeline``."""
-
-    def observe(self, snapshot: Snapshot) -> State:
-        """Take one snapshot; return the state."""
-        ...
-
-
 class Monitor:
     """Drives sources and pipeline. ``state``: the newest state, swapped as a whole. ``fatal``: set when only a new
     process can help; ``wait`` then returns.
@@ -56,7 +50,7 @@ class Monitor:
     def __init__(
         self,
         sources: Mapping[str, tuple[SourceSpec, Source]],
-        pipeline: Observer,
+        pipeline: Pipeline,
         interval: float = 1.0,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -318,3 +312,13 @@ def build_sources(settings: Settings) -> dict[str, tuple[SourceSpec, Source]]:
 
         sources[name] = (tuned, DeferredSource(name, build))
     return sources
+
+
+def monitor_of(settings: Settings) -> Monitor:
+    """The monitor that the settings ask for: their sources, thresholds and models. Raises ``InputError``."""
+    models = {target.name: target.model_config for target in settings.engine_targets if target.model_config}
+    shapes = own_models.read(settings.engine_model_configs, models)
+    pipeline = Pipeline(settings.thresholds, shapes, settings.shared.way.give)
+    monitor = Monitor(build_sources(settings), pipeline, settings.interval_seconds)
+    monitor.add_listener(settings.shared.observe)
+    return monitor

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kvpressure.engines.registry import dialects
 from kvpressure.settings.options import Option
 
-
-@dataclass(frozen=True, slots=True)
-class SettingsGroup:
-    """Settings of one purpose. ``names``: full names, or prefixes that end with a dot."""
-
-    title: str
-    text: str
-    names: tuple[str, ...]
-
-    def place(self, name: str) -> int | None:
-        """Index of the setting ``name`` among ``names``; None if it is not in the group."""
-        return next(
-            (
-                place
-                for place, entry in enumerate(self.names)
-                if name == entry or (entry.endswith(".") and name.startswith(entry))
-            ),
-            None,
-        )
-
-
-ENGINES: Final = SettingsGroup("engines", "scraping of inference servers", ("engine.",))
-GROUPS: Final = (
-    SettingsGroup(
-        "common",
+COMMON: Final = "common"
+_GROUPS: Final = {
+    COMMON: (
         "settings that most installations need",
         (
             "engine.target",
@@ -45,35 +22,30 @@ GROUPS: Final = (
             "log.level",
         ),
     ),
-    SettingsGroup("sources", "inputs; --no-collector.NAME turns one off", ("collector.",)),
-    ENGINES,
-    SettingsGroup("GPUs", "how GPUs are read", ("nvidia.", "gpu.amd.", "host.sys")),
-    SettingsGroup(
-        "Kubernetes",
+    "sources": ("inputs; --no-collector.NAME turns one off", ("collector.",)),
+    "engines": ("scraping of inference servers: {engines}", ("engine.",)),
+    "GPUs": ("how GPUs are read", ("nvidia.", "gpu.amd.", "host.sys")),
+    "Kubernetes": (
         "how this node's pods are found, with their GPUs, logs and cgroups",
         ("kube.", "kubelet.", "host."),
     ),
-    SettingsGroup("web server", "addresses, TLS and links", ("web.",)),
-    SettingsGroup("recordings", "the flight recorder", ("record.",)),
-    SettingsGroup("running", "ticks and log lines", ("interval", "log.")),
-)
+    "web server": ("addresses, TLS and links", ("web.",)),
+    "recordings": ("the flight recorder", ("record.",)),
+    "running": ("ticks and log lines", ("interval", "log.")),
+}
+"""Title -> what it is about, and its settings: full names, or prefixes that end with a dot. The first that fits counts."""
 
 
-def group_of(name: str) -> SettingsGroup:
-    """The group of the setting ``name``."""
-    return next(group for group in GROUPS if group.place(name) is not None)
-
-
-def grouped(options: Iterable[Option]) -> Mapping[SettingsGroup, list[Option]]:
-    """Settings by group, both in their order; groups without a setting are omitted."""
-    found: dict[SettingsGroup, list[Option]] = {group: [] for group in GROUPS}
-    for option in sorted(options, key=lambda option: group_of(option.name).place(option.name) or 0):
-        found[group_of(option.name)].append(option)
-    return {_described(group): members for group, members in found.items() if members}
-
-
-def _described(group: SettingsGroup) -> SettingsGroup:
-    """The group of engines names those that this process knows."""
-    if group is not ENGINES:
-        return group
-    return replace(group, text=f"{group.text}: {', '.join(one.title for one in dialects())}")
+def grouped(options: Iterable[Option]) -> Iterator[tuple[str, str, list[Option]]]:
+    """(title, text, settings) of each group that has a setting."""
+    left, engines = list(options), ", ".join(one.title for one in dialects())
+    for title, (text, names) in _GROUPS.items():
+        members = [
+            option
+            for name in names
+            for option in left
+            if option.name == name or (name.endswith(".") and option.name.startswith(name))
+        ]
+        left = [option for option in left if option not in members]
+        if members:
+            yield title, text.format(engines=engines), members

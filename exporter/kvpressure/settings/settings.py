@@ -16,11 +16,11 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvpressure.settings import thresholds as thresholds_model
 from kvpressure.settings.checks import check_together, runs
-from kvpressure.settings.groups import grouped
+from kvpressure.settings.groups import COMMON, grouped
 from kvpressure.settings.kinds import (
     ANY_PATH,
     API_URL,
@@ -262,33 +262,22 @@ def options() -> dict[str, Option]:
 def add_arguments(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
     """Add the flags to ``parser`` by groups: all of them, or those whose names are in ``only``, and ``--config``."""
     wanted = [entry for entry in options().values() if only is None or entry.name in only]
-    first = True
-    for group, members in grouped(wanted).items():
-        section = parser.add_argument_group(group.title, group.text)
-        if first:
-            section.add_argument(
-                "--config",
-                metavar="FILE",
-                default=None,
-                help="YAML file of settings",
-            )
+    for title, text, members in grouped(wanted):
+        section = parser.add_argument_group(title, text)
+        if title == COMMON:
+            section.add_argument("--config", metavar="FILE", default=None, help="YAML file of settings")
         for entry in members:
             _add_flag(section, entry)
-        first = False
 
 
 def _add_flag(section: argparse._ArgumentGroup, entry: Option) -> None:
     default = f"default {entry.default}" if entry.default else "no default"
     allowed = "" if entry.kind is BOOL else f"; allowed: {entry.kind.allowed}"
     text = f"{entry.help} ({default}{allowed})".replace("%", "%%")
+    how: dict[str, Any] = {"action": "append", "metavar": entry.kind.metavar}
     if entry.kind is BOOL:
-        section.add_argument(
-            f"--{entry.name}", dest=entry.name, action=argparse.BooleanOptionalAction, default=None, help=text
-        )
-    else:
-        section.add_argument(
-            f"--{entry.name}", dest=entry.name, action="append", default=None, metavar=entry.kind.metavar, help=text
-        )
+        how = {"action": argparse.BooleanOptionalAction}
+    section.add_argument(f"--{entry.name}", dest=entry.name, default=None, help=text, **how)
 
 
 def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:

@@ -411,7 +411,7 @@ def test_sglang_publishes_metrics_only_where_they_are_switched_on(capsys: Capsys
     document = deployment(["--model-path", "m", "--enable-metrics"], **container)
     document["spec"]["template"]["metadata"] |= SCRAPED
     _, found = audit(capsys, tmp_path, document)
-    assert found["prompt_lengths"]["found"] == "SGLang's histograms, prometheus.io/scrape annotation"
+    assert found["prompt_lengths"]["found"] == "prometheus.io/scrape annotation"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ _GROUPS: Final = {
     "recordings": ("the flight recorder", ("record.",)),
     "running": ("ticks and log lines", ("interval", "log.")),
 }
-"""Title -> what it is about, and its settings: full names, or prefixes that end with a dot. The first that fits counts."""
+"""Title -> what it is about, and its settings: full names, or prefixes that end with a dot. A setting is in the first
+group that names it.
+"""
 
 
 def grouped(options: Iterable[Option]) -> Iterator[tuple[str, str, list[Option]]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -308,56 +307,43 @@ def _tier(s: Subject) -> Iterator[Item]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Metrics:
-    """Whether the server's metrics are scraped, by what, and what else to do. ``off``: the switch that is missing or
-    too much, "" = on.
-    """
-
-    result: bool | None
-    found: str
-    fix: str
-    off: str
-
-
-def _metrics(s: Subject) -> _Metrics:
-    if s.dialect.silent(s.args):
-        how, _, switch = s.dialect.metrics_switch.partition(" ")
-        off, fix = (f"no {switch}", f"add {switch}") if how == "with" else (switch, f"remove {switch}")
-        return _Metrics(False, f"{off}: {s.dialect.title} publishes no metrics", fix, off)
-    if s.server.scrape_annotation:
-        return _Metrics(True, "prometheus.io/scrape annotation", "", "")
-    return _Metrics(
+def _scraped(s: Subject, *items: tuple[str, str], why: str) -> Iterator[Item]:
+    """Items, by name and text, that hold where the server's metrics are scraped."""
+    result, found, fix = (
         None,
         "no scrape configuration seen",
         "a PodMonitor, a ServiceMonitor or the kvpressure exporter",
-        "",
     )
+    if s.dialect.silent(s.args):
+        how, _, switch = s.dialect.metrics_switch.partition(" ")
+        off, fix = (f"no {switch}", f"add {switch}") if how == "with" else (switch, f"remove {switch}")
+        result, found = False, f"{off}: {s.dialect.title} publishes no metrics"
+    elif s.server.scrape_annotation:
+        result, found, fix = True, "prometheus.io/scrape annotation", ""
+    return (Item(Found(name, result, found), text, why, fix) for name, text in items)
 
 
 def _signals(s: Subject) -> Iterator[Item]:
     why = "under KV cache pressure, memory is high and compute is low; GPU utilization alone is misleading"
-    engine = _metrics(s)
     exporter = "the kvpressure exporter (or DCGM's) on the node"
     yield _unseen("observe_gpu_memory", "GPU memory utilization", why, exporter)
-    for name, text in (
+    yield from _scraped(
+        s,
         ("observe_batch", "effective batch size (p95)"),
         ("observe_latency", "p95 / p99 request latency"),
         ("observe_active", "active sequences, requests in flight"),
-    ):
-        yield Item(Found(name, engine.result, engine.found), text, why, engine.fix)
+        why=why,
+    )
 
 
 def _traffic(s: Subject) -> Iterator[Item]:
     why = "the shape of traffic matters more than requests per second"
-    metrics, title = _metrics(s), s.dialect.title
-    found = f"{title}'s histograms, {metrics.found}" if metrics.result else metrics.off or metrics.found
-    fix = metrics.fix if metrics.off else f"scrape {title}, or deploy the exporter (kvpressure_request_tokens)"
-    for name, text in (
+    yield from _scraped(
+        s,
         ("prompt_lengths", "prompt length distribution is tracked"),
         ("max_tokens", "max_tokens distribution is tracked"),
-    ):
-        yield Item(Found(name, metrics.result, found), text, why, fix)
+        why=why,
+    )
     yield _unseen(
         "bursts",
         "bursty traffic patterns are identified",

@@ -34,7 +34,6 @@ def test_bytes_per_token_of_a_known_model(capsys: Capsys) -> None:
 @pytest.mark.parametrize(
     ("typed", "size"),
     [
-        ("deepseek-v3 --draft-layers 1", 71_424),
         ("deepseek-v3.2 --tp 8 --kv-cache-dtype fp8_ds_mla", 48_068),
         ("deepseek-v3 --tp 8 --dcp 8", 8_784),
         ("llama-2-70b --tp 2 --pp 4", 40_960),
@@ -128,10 +127,10 @@ def test_too_little_beside_the_request_is_a_warning(capsys: Capsys) -> None:
 def test_a_models_directory(capsys: Capsys, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(dict(CONFIGS["llama-3-8b"])))
     (tmp_path / "model.safetensors").write_bytes(b"x" * 4096)
-    found = as_json(capsys, "--gpu-memory 80GiB --draft-layers 1", tmp_path)
+    found = as_json(capsys, "--gpu-memory 80GiB", tmp_path)
     assert found["model"] == tmp_path.name
     assert found["memory"]["weights"] == {"bytes": 4096, "origin": "measured"}
-    assert found["kv_bytes_per_token_per_gpu"] == 33 * 4096
+    assert found["kv_bytes_per_token_per_gpu"] == 32 * 4096
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,6 @@ def test_a_models_directory(capsys: Capsys, tmp_path: Path) -> None:
         ("llama_7b --worksheet --gpu-memory 80GB --prompt 5", "--prompt: not with --worksheet"),
         ("llama_7b --worksheet --gpu-memory 80GB --enforce-eager", "--enforce-eager: not with --worksheet"),
         ("llama-3-8b --gpu-memory 80GB --prompt 0 --output 0", "--prompt and --output: no tokens in it"),
-        ("llama-3-8b --draft-layers 1000000000", "draft layers 1000000000 is not allowed; allowed: up to 2048"),
         (
             "llama-3-8b --gpu-memory 80GB --max-num-seqs 200 --max-num-batched-tokens 100",
             "200 is above max_num_batched_tokens 100",

@@ -92,7 +92,7 @@ def known(name: str) -> str | None:
     return None
 
 
-def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
+def find(text: str) -> tuple[ModelShape, Path | None]:
     """The model of a command line: a ``config.json``, a model's directory (then with its path), or a known name.
     Raises ``InputError``.
     """
@@ -102,11 +102,11 @@ def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
     except OSError:  # too long for a name, or in a directory that may not be looked into
         there = known(text) is None and "/" in text
     if not there:
-        return named(text, draft_layers), None
-    return shapes.load(path, draft_layers), path
+        return named(text), None
+    return shapes.load(path), path
 
 
-def named(name: str, draft_layers: int = 0) -> ModelShape:
+def named(name: str) -> ModelShape:
     """The shape of a model by its published name, ignoring case. Raises ``InputError``."""
     key = known(name)
     if key is None:
@@ -116,7 +116,7 @@ def named(name: str, draft_layers: int = 0) -> ModelShape:
             f"name that kvpressure capacity --help lists{f', such as {near}' if near else ''}"
         )
     config = {**CONFIGS[key], "quantization_config": _quantization(name, key)}
-    return from_config(config, key, draft_layers=draft_layers)
+    return from_config(config, key)
 
 
 def _quantization(name: str, key: str) -> Mapping[str, Any] | None:

@@ -73,9 +73,9 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A model's shape, as far as memory depends on it. ``layers``: in order; an MLA model with an indexer has two
-    entries per layer. ``positions``: transformer layer of each entry (draft layers: the last one, on whose stage they
-    are). ``max_model_len``: context of the configuration; ``attention_heads``: query heads (None = unknown).
-    ``recurrent_layers``: layers with a fixed-size state per request, which are not in ``layers``.
+    entries per layer. ``positions``: transformer layer of each entry. ``max_model_len``: context of the configuration;
+    ``attention_heads``: query heads (None = unknown). ``recurrent_layers``: layers with a fixed-size state per request,
+    which are not in ``layers``.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ModelShape:
     recurrent_layers: int = 0
 
 
-def load(path: Path, draft_layers: int = 0) -> ModelShape:
+def load(path: Path) -> ModelShape:
     """The shape from a ``config.json`` or a directory that holds one. Raises ``InputError``."""
     file = path
     try:
@@ -103,19 +103,18 @@ def load(path: Path, draft_layers: int = 0) -> ModelShape:
     if not isinstance(config, dict):
         raise InputError(f"{file}: no JSON object; allowed: a model's config.json")
     folder = file.resolve().parent.name
-    return from_config(config, folder if file.name == "config.json" else file.stem, str(file), draft_layers)
+    return from_config(config, folder if file.name == "config.json" else file.stem, str(file))
 
 
-def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_layers: int = 0) -> ModelShape:
-    """The shape that a Hugging Face configuration describes. ``draft_layers`` are added as further full layers
-    (MTP, EAGLE). Raises ``InputError`` for what vLLM stores in a form that is not computed here.
+def from_config(config: Mapping[str, Any], name: str, where: str = "") -> ModelShape:
+    """The shape that a Hugging Face configuration describes. Raises ``InputError`` for what vLLM stores in a form that
+    is not computed here.
     """
     fields = _Fields(text_config(config), where or name)
     fields.refuse_unsupported()
     count = fields.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    for what, number in (("num_hidden_layers", count), ("draft layers", draft_layers)):
-        if number > MAX_LAYERS:
-            raise InputError(f"{fields.where}: {what} {number} is not allowed; allowed: up to {MAX_LAYERS}")
+    if count > MAX_LAYERS:
+        raise InputError(f"{fields.where}: num_hidden_layers {count} is not allowed; allowed: up to {MAX_LAYERS}")
     per_layer = _mla_layers(fields) if fields.has("kv_lora_rank") and fields.has("qk_rope_head_dim") else None
     attending, recurrent = _attending(fields, count)
     kinds: Sequence[_KindWindow] = _kinds(fields, count) if attending is None else [("full", None)] * count
@@ -127,13 +126,13 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
         )
     layers: list[Layer] = []
     positions: list[int] = []
-    for position in range(count - shared + draft_layers):
-        if attending is not None and position < count and position not in attending:
+    for position in range(count - shared):
+        if attending is not None and position not in attending:
             continue
-        kind, window = kinds[position] if position < count else ("full", None)
+        kind, window = kinds[position]
         entries = per_layer or (Layer(kind, *(plain or (1, 1, 1)), window),)
         layers += entries
-        positions += [min(position, count - 1)] * len(entries)
+        positions += [position] * len(entries)
     length = fields.optional("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
     return ModelShape(
         name,

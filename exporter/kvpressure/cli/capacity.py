@@ -67,13 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spread.add_argument("--dcp", "--decode-context-parallel-size", dest="dcp", type=whole, default=1, metavar="N")
     spread.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help=", ".join(kvbytes.CACHE_DTYPES))
     spread.add_argument("--block-size", type=whole, default=kvbytes.DEFAULT_BLOCK_SIZE, metavar="N")
-    spread.add_argument(
-        "--draft-layers",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="layers that speculative decoding (MTP, EAGLE) adds",
-    )
     spread.add_argument("--disable-hybrid-kv-cache-manager", action="store_true")
     spread.add_argument("--enforce-eager", action="store_true", help="compute without CUDA graphs")
     for name in ("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"):
@@ -134,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnswer:
-    shape, path = models.find(options.model, options.draft_layers)
+    shape, path = models.find(options.model)
     parallel = Parallel(options.tp, options.pp, options.dcp)
     layout = kvbytes.layout(
         shape,

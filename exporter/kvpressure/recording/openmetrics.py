@@ -22,7 +22,6 @@ from kvpressure.model.state import State
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
 
-_BATCH: Final = 5_000
 _CACHE_KIB: Final = 8192
 
 
@@ -57,7 +56,6 @@ class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
         self._database.execute("BEGIN")
         self._heads: dict[str, int] = {}  # HELP and TYPE of a family -> its number
         self._metrics: dict[tuple[int, tuple[tuple[str, str], ...]], int] = {}
-        self._batch: list[tuple[int, int, str]] = []
         self._last_ms: int | None = None
 
     def __exit__(
@@ -66,7 +64,6 @@ class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
         with self._writing():
             try:
                 if kind is None:
-                    self._store()
                     with os.fdopen(open_to_write(self._part), "w", encoding="utf-8") as out:
                         out.truncate()
                         self._write(out)
@@ -94,36 +91,29 @@ class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
             return
         self._last_ms = ms
         stamp = f"{ms / 1000:.3f}"
+        rows: list[tuple[int, int, str]] = []
         for family in families(state).collect():
             help, kind, *lines = encode((family,), openmetrics=True).decode().removesuffix("# EOF\n").splitlines()
             number = self._heads.setdefault(f"{help}\n{kind}\n", len(self._heads))
             within = "quantile" if family.type == "summary" else None  # tells samples of one metric apart
             for sample, line in zip(family.samples, lines, strict=True):
-                metric = self._metric(number, sample.labels, within)
-                self._batch.append((number, metric, f"{line} {stamp}\n"))
-        if len(self._batch) >= _BATCH:
-            with self._writing():
-                self._store()
+                rows.append((number, self._metric(number, sample.labels, within), f"{line} {stamp}\n"))
+        with self._writing():
+            self._database.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
+        self.samples += len(rows)
 
     def _metric(self, family: int, labels: Mapping[str, str], within: str | None) -> int:
         """The number of a label set; the quantiles of a summary belong together."""
         key = (family, tuple(pair for pair in labels.items() if pair[0] != within))
         return self._metrics.setdefault(key, len(self._metrics))
 
-    def _store(self) -> None:
-        self._database.executemany("INSERT INTO samples VALUES (?, ?, ?)", self._batch)
-        self.samples += len(self._batch)
-        self._batch.clear()
-
     def _write(self, out: IO[str]) -> None:
         heads = {number: head for head, number in self._heads.items()}
         current = -1
-        for family, line in self._ordered():
+        query = "SELECT family, line FROM samples ORDER BY family, metric, rowid"
+        for family, line in self._database.execute(query):
             if family != current:
                 out.write(heads[family])
                 current = family
             out.write(line)
         out.write("# EOF\n")
-
-    def _ordered(self) -> Iterator[tuple[int, str]]:
-        yield from self._database.execute("SELECT family, line FROM samples ORDER BY family, metric, rowid")

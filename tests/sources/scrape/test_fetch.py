@@ -135,6 +135,13 @@ def test_a_server_that_never_answers_on_a_kept_connection_is_asked_once_more_onl
     assert (server.connections, len(server.requests)) == (2, 3)
 
 
+@pytest.mark.fault(
+    "engines",
+    "connection breaks",
+    "as above",
+    '`target_errors_total{reason="reset"}`',
+    "new connection at the next scrape",
+)
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_an_answer_that_breaks_off_is_not_asked_for_again(how):
     def script(server, connection):
@@ -154,22 +161,6 @@ def test_an_answer_that_breaks_off_is_not_asked_for_again(how):
         assert fetcher.fetch() == PAGE  # a new connection
         fetcher.close()
     assert server.connections == 2
-
-
-@pytest.mark.fault(
-    "engines",
-    "connection breaks",
-    "as above",
-    '`target_errors_total{reason="reset"}`',
-    "new connection at the next scrape",
-)
-def test_after_any_failure_the_next_fetch_works():
-    with answering(b"garbage\r\n\r\n") as server:
-        fetcher = fetcher_for(server)
-        assert reason_of(fetcher) == "protocol"
-        server.script = answering(response(PAGE)).script
-        assert fetcher.fetch() == PAGE
-        fetcher.close()
 
 
 # --- answers that are no page ----------------------------------------------------------------------------

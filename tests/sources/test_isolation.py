@@ -1,20 +1,18 @@
 """What one pod, container, GPU, file, target or process makes a source raise costs that one alone and is counted.
 
-Every source reads one innocent subject and one evil one. Then every call to the file system, every call to a driver,
-every field of what is read, and every function that works for the evil one alone fails, one at a time.
+Every source reads one innocent subject and one evil one. Then every call to a driver, every field of what is read, and
+every function that works for the evil one alone fails, one at a time.
 """
 
 from __future__ import annotations
 
-import builtins
-import io
 import logging
 import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -426,106 +424,6 @@ def assert_isolated(shown: Reading, undisturbed: Reading, failed: str) -> None:
     """The innocent subject is read as without the failure, which is counted or has cost a value that may be missing."""
     assert innocent(shown) == innocent(undisturbed), failed
     assert sum(shown.errors.values()) or len(items(shown, EVIL)) == len(items(undisturbed, EVIL)), failed
-
-
-# --- files --------------------------------------------------------------------------------------------------------
-
-
-class FileFaults:
-    """Makes one call to the file system fail that is about the evil subject."""
-
-    def __init__(self, at: int = 0, error: Exception | None = None) -> None:
-        self.calls: list[str] = []
-        self._at = at
-        self._error = error
-        self._paths: dict[int, str] = {}
-
-    def _note(self, call: str, path: object) -> None:
-        text = self._paths.get(path, "") if isinstance(path, int) else str(path)
-        if any(mark in text for mark in EVIL):
-            self.calls.append(f"{call} {text}")
-            if len(self.calls) == self._at and self._error is not None:
-                raise self._error
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("stat", "lstat", "listdir", "access", "readlink", "read", "pread", "fstat"):
-                patch.setattr(os, name, partial(self._call, name, getattr(os, name)))
-            patch.setattr(os, "open", partial(self._opened, os.open))
-            patch.setattr(os, "scandir", partial(self._scanned, os.scandir))
-            for module in (io, builtins):
-                patch.setattr(module, "open", partial(self._file, module.open))
-            yield
-
-    def _call(self, name: str, real: Callable[..., Any], path: Any, *more: Any, **named: Any) -> Any:
-        self._note(name, path)
-        return real(path, *more, **named)
-
-    def _opened(self, real: Callable[..., int], path: Any, *more: Any, **named: Any) -> int:
-        self._note("open", path)
-        descriptor = real(path, *more, **named)
-        self._paths[descriptor] = str(path)
-        return descriptor
-
-    def _file(self, real: Callable[..., Any], path: Any, *more: Any, **named: Any) -> Any:
-        self._note("open", path)
-        file = real(path, *more, **named)
-        text = self._paths.get(path, "") if isinstance(path, int) else str(path)
-        return _Noted(file, lambda name: self._note(name, text), "read", "write")
-
-    def _scanned(self, real: Callable[..., Any], path: Any) -> Any:
-        self._note("scandir", path)
-        with real(path) as entries:
-            found = [_Noted(entry, partial(self._of_entry, entry.path), "is_dir", "stat") for entry in entries]
-        return nullcontext(found)
-
-    def _of_entry(self, path: str, name: str) -> None:
-        self._note(name, path)
-
-
-class _Noted:
-    """An open file or an entry of a directory, some of whose methods are noted."""
-
-    def __init__(self, real: Any, note: Callable[[str], None], *noted: str) -> None:
-        self._real, self._note, self._noted = real, note, noted
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._real, name)
-        if name not in self._noted:
-            return value
-
-        def call(*given: Any, **named: Any) -> Any:
-            self._note(name)
-            return value(*given, **named)
-
-        return call
-
-    def __enter__(self) -> _Noted:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._real.close()
-
-
-@pytest.mark.parametrize("begun", [False, True], ids=["first reading", "later reading"])
-@pytest.mark.parametrize("name", ["amd", "procfs", "processes", "cgroup", "logs"])
-def test_a_file_call_that_fails_costs_its_subject_alone(node: Node, name: str, begun: bool) -> None:
-    def shown(faults: FileFaults) -> Reading:
-        source = node.source(name)
-        if begun:
-            source.read()
-        with faults.active():
-            return read(source)
-
-    undisturbed = shown(seen := FileFaults())
-    assert len(seen.calls) > 1
-    for at, call in enumerate(seen.calls, start=1):
-        if "class/drm" not in call or begun:  # else nobody knows yet that it is a GPU
-            error = ERRORS[at % len(ERRORS)]
-            found = shown(FileFaults(at, error))
-            assert_isolated(found, undisturbed, f"{type(error).__name__} at {call}")
-            assert len(found.gpus or ()) == len(undisturbed.gpus or ()), call
 
 
 # --- drivers ------------------------------------------------------------------------------------------------------

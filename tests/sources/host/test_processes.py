@@ -286,12 +286,13 @@ def test_a_server_that_ends_is_scraped_on_so_that_it_is_down(host: Host) -> None
     assert settings.shared.targets == ()
 
 
-def test_what_failed_is_tried_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["_inodes", "_leader"])
+def test_what_failed_is_tried_again(host: Host, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host.network((ANY, 8000, 11))
     host.process(50, VLLM, 11)
     source, settings = host.source()
     with monkeypatch.context() as patch:
-        patch.setattr(ProcessesSource, "_inodes", lambda *_: 1 / 0)
+        patch.setattr(ProcessesSource, what, lambda *_: 1 / 0)
         assert source.read().errors == {"internal": 1}
     source.read()
     assert [target.port for target in settings.shared.targets] == [8000]

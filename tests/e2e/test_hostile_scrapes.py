@@ -22,6 +22,7 @@ MORE_MIB = 16.0  # what 64 hostile targets may cost beyond 64 honest ones; measu
 LIMIT_MIB = 144.0  # three quarters of the chart's limit
 HONEST = gzip.decompress((Path(__file__).parents[1] / "fixtures/vllm/d_kv_pressure.prom.gz").read_bytes())
 LARGEST = 4 * 1024 * 1024 - 1
+SECONDS = 6.0
 HISTOGRAMS = (
     *("time_to_first_token_seconds", "e2e_request_latency_seconds", "inter_token_latency_seconds"),
     *("request_queue_time_seconds",),
@@ -132,13 +133,12 @@ def largest_mib(targets: list[str], *more: str, shown: Collection[str] = ()) -> 
     process = Process(*QUIET, *LISTEN, "--engine.pace", "fixed", *more, *arguments)
     try:
         process.scrape()
-        largest, end = 0.0, time.monotonic() + 12
+        end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             time.sleep(0.5)
             process.scrape()
-            largest = max(largest, process.memory_mib())
         seen = until(settled)
-        return max(largest, process.memory_mib("VmHWM")), seen
+        return process.memory_mib("VmHWM"), seen
     finally:
         process.child.kill()
         process.child.wait(10)

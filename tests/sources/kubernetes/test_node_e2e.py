@@ -111,20 +111,20 @@ def test_cpu_and_log_events_of_a_container(node: Node) -> None:
     until(working, 30)
 
 
-def test_two_hundred_pods_come_and_go(node: Node) -> None:
+def test_pods_come_and_go(node: Node) -> None:
     """Afterwards the page tells of the pods that are left and of no other, and memory has not grown with the dead."""
     draw = random.Random(3)
     sizes = []
-    for i in range(200):
+    for i in range(120):
         node.add(f"churn-{i}", [uuid(i % 2) + f"::{i}"])
         while len(node.pods) > 15:
             node.remove(draw.choice([name for name in node.pods if name.startswith("churn")]))
-        if i % 25 == 24:
+        if i % 10 == 9:
             node.api.cut()
-        if i == 110:
+        if i == 44:
             node.api.compact()
             node.api.cut()
-        if i % 50 == 49:
+        if i % 30 == 29:
             until(lambda: node.labels("engine_up", "pod") == set(node.pods), 40)
             sizes.append(node.memory_bytes())
     until(lambda: node.labels("gpu_pod_info", "pod") == set(node.pods), 20)

@@ -282,7 +282,7 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
 def _prometheus(options: argparse.Namespace, thresholds: Thresholds, for_plan: bool) -> FoundEngines:
     query = prometheus.Query(
         options.prometheus,
-        options.at or prometheus.wall(),
+        options.at or live.CLOCK.now(),
         options.since,
         options.namespace,
         options.pod,

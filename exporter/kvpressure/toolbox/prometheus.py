@@ -299,8 +299,3 @@ def _reason(error: Exception) -> str:
     """The innermost cause of an error."""
     words = ("Connection refused", "Name or service not known", "timed out", "certificate verify failed")
     return next((word.lower() for word in words if word in str(error)), type(error).__name__)
-
-
-def wall() -> float:
-    """Unix time now."""
-    return time.time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
@@ -10,40 +11,35 @@ from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.model.signals import ContextSignals
 from kvpressure.signals.window import HistogramIncrease
 
-_RANKS: Final = (("0.5", 0.5), ("0.95", 0.95))
+_LENGTHS: Final = (readings.REQUEST_PROMPT, readings.REQUEST_OUTPUT, readings.REQUEST_MAX_TOKENS)
+_RANKS: Final = {"0.5": 0.5, "0.95": 0.95}
 
 
 def since_start(reading: EngineReading | None) -> ContextSignals:
     """Quantiles and means; unpublished ones are missing."""
-    if reading is None:
-        return ContextSignals()
-    prompt, output = _mean(reading, readings.REQUEST_PROMPT), _mean(reading, readings.REQUEST_OUTPUT)
+    histograms = reading.histograms if reading else {}
+    lengths = [_total(histograms.get(name, Histogram())) for name in _LENGTHS]
+    prompt, output, _ = (length.mean() for length in lengths)
+    quantiles = [
+        dict(zip(_RANKS, replace(one, sum=None).quantiles([*_RANKS.values()]), strict=False)) for one in lengths
+    ]
     return ContextSignals(
         context_mean=None if prompt is None or output is None else prompt + output,
         prompt_mean=prompt,
         output_mean=output,
-        prompt_quantiles=_quantiles(reading, readings.REQUEST_PROMPT),
-        output_quantiles=_quantiles(reading, readings.REQUEST_OUTPUT),
-        max_tokens_quantiles=_quantiles(reading, readings.REQUEST_MAX_TOKENS),
+        prompt_quantiles=quantiles[0],
+        output_quantiles=quantiles[1],
+        max_tokens_quantiles=quantiles[2],
     )
 
 
-def _mean(reading: EngineReading, name: str) -> float | None:
-    histogram = reading.histograms.get(name)
-    if histogram is None or not histogram.count or histogram.sum is None:
-        return None
-    return histogram.sum / histogram.count
+def _quantiles(lengths: HistogramIncrease) -> dict[str, float]:
+    """As Prometheus computes them: by the buckets alone."""
+    return dict(zip(_RANKS, replace(lengths, sum=None).quantiles([*_RANKS.values()]), strict=False))
 
 
-def _quantiles(reading: EngineReading, name: str) -> dict[str, float]:
-    histogram = reading.histograms.get(name)
-    if histogram is None or not histogram.count:
-        return {}
-    return {text: value for text, rank in _RANKS if (value := _quantile(histogram, rank)) is not None}
-
-
-def _quantile(histogram: Histogram, rank: float) -> float | None:
-    if not histogram.bounds or len(histogram.bounds) != len(histogram.counts):
-        return None
-    rising = tuple(accumulate(histogram.counts, max))
-    return HistogramIncrease(histogram.bounds, rising, sum=None, count=histogram.count or 0.0).quantile(rank)
+def _total(histogram: Histogram) -> HistogramIncrease:
+    """All that was ever observed; without quantiles where the buckets are unsound."""
+    sound = histogram.count and len(histogram.bounds) == len(histogram.counts)
+    rising = tuple(accumulate(histogram.counts, max)) if sound else ()
+    return HistogramIncrease(histogram.bounds, rising, histogram.sum, histogram.count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from kvpressure.cli import main
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
+from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.history import judge
+from kvpressure.toolbox.prometheus import Prometheus, Query, published
 from tests.helpers.command import Capsys, answer, refused
 from tests.helpers.prometheus import accepted, backfilled
 from tests.toolbox.conftest import FIXTURES, ServeJson
@@ -143,6 +146,33 @@ def test_a_past_moment_is_as_kvpressure_judged_it_else_judged_again(capsys: Caps
     findings = own["engine"]["conditions"]
     assert findings["saturated"] is True
     assert {name: told.conditions.get(name, value) for name, value in findings.items()} == findings
+
+
+def test_an_engine_is_what_one_scrape_says_of_it_under_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the scraper owns namespace and pod; an exporter that has gone does not mix with the one that took over."""
+    place = {"namespace": "monitoring", "pod": "kvpressure-1", "engine_namespace": "inf", "engine_pod": "chat-0"}
+    engine = {**place, "model_name": "m", "engine": "0"}
+
+    def row(name: str, t: float, value: str = "1", **labels: str) -> dict[str, Any]:
+        return {"metric": {"__name__": f"kvpressure_{name}", **engine, **labels}, "values": [[t, value]]}
+
+    rows = [
+        row("cause_info", 100.0, "0.95", verdict="kv_pressure", stage="saturated", cause="full", action="Wait"),
+        row("finding", 100.0, finding="host_oom_killed"),
+        row("cause_info", 110.0, "0.6", verdict="idle", stage="", cause="nothing to do", action=""),
+        row("verdict_since_timestamp_seconds", 110.0, "105"),
+        row("verdict_since_timestamp_seconds", 110.0, "NaN", cluster="east"),
+        row("of_a_newer_release", 110.0),
+    ]
+    monkeypatch.setattr(Prometheus, "query", lambda *_: rows)
+    query = Query("http://p", at=120.0, since_seconds=60.0, namespace="inf")
+    ((t, entry),) = published(Prometheus(query), query, builtin())
+    (view,) = engine_views({"engines": [entry]})
+    found = view.diagnosis
+    assert (t, view.name, view.cause) == (110.0, "inf/chat-0 m engine 0", "nothing to do")
+    assert (found.verdict, found.confidence, found.since, view.true_conditions) == ("idle", 0.6, 105.0, [])
+    assert view.plan.actions == ()
+    assert published(Prometheus(query), replace(query, namespace="monitoring"), builtin()) == []
 
 
 def test_a_plan_for_a_past_moment_is_computed_from_the_servers_own_series(capsys: Capsys, prometheus: str) -> None:

@@ -222,9 +222,9 @@ def published(prometheus: Prometheus, query: Query, t: Thresholds) -> list[tuple
 
 _OwnSample = tuple[str, Mapping[str, str], float]  # name without prefix, labels, value
 _OWN: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "engine_up": ("", (*ENGINE, "pool", "role")),
+    "engine_up": ("", ("pool", "role")),
     "engine_info": ("", ("version", "flavour", "container", "target")),
-    "cause_info": ("confidence", ("verdict", "stage", "cause")),
+    "cause_info": ("confidence", (*ENGINE, "verdict", "stage", "cause")),
     "verdict_since_timestamp_seconds": ("since", ()),
     "verdict_reason": ("", ()),
     "finding": ("", ()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -82,8 +81,15 @@ class Gathered(Mapping[str, Found]):
         self.facts, self._names = values, names
 
     def __getitem__(self, name: str) -> Found:
-        value, row = self.facts[name], ROWS[name]
-        return Found(name, value, partial(_sentence, row, value, self.facts.of(row)))
+        return Found(name, self.facts[name], self._sentence)
+
+    def _sentence(self, name: str) -> str:
+        row, value = ROWS[name], self.facts[name]
+        view = self.facts.of(row)
+        words = _words(view)
+        needs = (NUMBERS[name] for name in row.needs if value is None)
+        absent = dict.fromkeys(number.words.format_map(words) for number in needs if number.read(view) is None)
+        return row.sentence(value, words, f"missing: {listed(list(absent))}" if absent else "")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -124,13 +130,6 @@ def reasons(t: Thresholds) -> dict[str, str]:
     rows = {name for table in tables for condition in table.supports for name in condition.names()} | {"kv_full"}
     numbers = (NUMBERS[number] for name in sorted(rows) for number in _LEADING[name])
     return {one.name: f"{_SIGNS.get(one.unit, '')}{one.words.format_map(levels(t))}" for one in numbers}
-
-
-def _sentence(row: Finding, value: bool | None, view: View) -> str:
-    words = _words(view)
-    needs = (NUMBERS[name] for name in row.needs if value is None)
-    absent = dict.fromkeys(number.words.format_map(words) for number in needs if number.read(view) is None)
-    return row.sentence(value, words, f"missing: {listed(list(absent))}" if absent else "")
 
 
 def of(name: str) -> Finding:

@@ -63,12 +63,12 @@ class Found:
 
     name: str
     value: bool | None
-    sentence: str | Callable[[], str]
+    sentence: str | Callable[[str], str]  # or what writes it, by the name
 
     @property
     def text(self) -> str:
         """The sentence."""
-        return self.sentence if isinstance(self.sentence, str) else self.sentence()
+        return self.sentence if isinstance(self.sentence, str) else self.sentence(self.name)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Found):

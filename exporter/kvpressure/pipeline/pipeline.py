@@ -17,7 +17,7 @@ from kvpressure.advice.mitigation import explained
 from kvpressure.capacity.own_models import ModelShapes
 from kvpressure.diagnosis.diagnose import compared
 from kvpressure.diagnosis.finding import Recent
-from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known
+from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known, Tier
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.frozen import frozen
@@ -369,7 +369,7 @@ class Pipeline:
             None if limit is None or limit.assumed else limit
             for limit in map(limits.get, ("max_num_seqs", "max_num_batched_tokens", "max_model_len"))
         )
-        pod = track.pod
+        pod, reading = track.pod, track.tracker.reading
         allocator = [rank for rank in snapshot.allocator if (rank.namespace, rank.pod) == pod]
         return EngineContext(
             now=now,
@@ -382,6 +382,7 @@ class Pipeline:
                 length.value if length else None,
                 args,
                 features,
+                engine.tier(args, reading) if reading else Tier(),
             ),
             container=container.window if container and self._fresh(container.window.last_t, now) else None,
             allocator=allocator,
@@ -503,9 +504,9 @@ class Pipeline:
             "max_model_len": advice.max_model_len(longest, known["max_model_len"], demand, t),
         }
         return {
-            name: replace(limits.get(name, Limit(name)), recommended=recommended[name])
-            for name in LIMITS
-            if name in limits or recommended[name] is not None
+            name: limits[name] if value is None else replace(limits.get(name, Limit(name)), recommended=value)
+            for name, value in recommended.items()
+            if name in limits or value is not None
         }
 
     def _gpu_state(self, snapshot: Snapshot, gpu: GpuReading, demand: _GpuDemand) -> GpuState:

@@ -215,7 +215,9 @@ class FastestStep:
         self._present = ((t, step, batch),)
         smallest = self._thresholds["most_ratio"] * batch
         expected = [
-            fast * max(1.0, batch / size) for at, fast, size in points if t - at >= QUARTER_MINUTE and size >= smallest
+            fast if size >= batch else fast * (batch / size)
+            for at, fast, size in points
+            if size >= smallest and t - at >= QUARTER_MINUTE
         ]
         if not points or t - points[-1][0] >= QUARTER_MINUTE:
             points.append((t, step, batch))

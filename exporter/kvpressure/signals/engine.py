@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvpressure.engines.base import Tier
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
 from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.readings import CacheReading, EngineReading, Scrape
-from kvpressure.model.signals import CacheSignals, KvSignals, LoadSignals, Signals, ThroughputSignals, TierSignals
+from kvpressure.model.signals import CacheSignals, KvSignals, LoadSignals, Signals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals import batch, hardware, kv, progress, requests
 from kvpressure.signals import hardware as score
@@ -142,7 +141,7 @@ class EngineTracker:
             around.limits.max_num_seqs,
             self._hits,
             self._thresholds,
-            around.limits.features.kv_role not in (None, "kv_producer") or self._tier_of(around).configured is True,
+            around.limits.features.kv_role not in (None, "kv_producer") or around.limits.tier.configured is True,
         )
         if around.limits.args.watermark is not None:
             found = replace(found, kv_watermark_ratio=around.limits.args.watermark)
@@ -187,7 +186,9 @@ class EngineTracker:
             time=around.now,
             dialect=self.reading.dialect if self.reading else "",
             kv=cache.kv,
-            tier=self._tier(around, cache.kv.kv_capacity_tokens),
+            tier=kv.tier_signals(
+                window, around.limits.tier, cache.kv.kv_capacity_tokens, around.limits.args.engine_gpus, t
+            ),
             cache=self._contents(around.now),
             load=load,
             batch=batch.batch_signals(
@@ -236,13 +237,6 @@ class EngineTracker:
             gpu_faults=around.gpus.faults,
             kernel_faults=around.gpus.kernel_faults,
         )
-
-    def _tier(self, around: EngineContext, capacity: float | None) -> TierSignals:
-        tier, gpus = self._tier_of(around), around.limits.args.engine_gpus
-        return kv.tier_signals(self.window, tier, capacity, gpus, self._thresholds)
-
-    def _tier_of(self, around: EngineContext) -> Tier:
-        return dialect(self.reading.dialect).tier(around.limits.args, self.reading) if self.reading else Tier()
 
     def _fresh_cache(self, now: float) -> CacheReading | None:
         cache = self._cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Final
 
-from kvpressure.engines.base import Features
+from kvpressure.engines.base import Features, Tier
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import EngineArgs
@@ -69,7 +69,7 @@ class LogContext:
 
 @frozen
 class LimitContext:
-    """Limits in force, the arguments they come from, and the server features these switch on."""
+    """Limits in force, the arguments they come from, and the server features and the KV tier these switch on."""
 
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None
@@ -77,6 +77,7 @@ class LimitContext:
     max_model_len: float | None = None
     args: EngineArgs = field(default_factory=EngineArgs)
     features: Features = field(default_factory=Features)
+    tier: Tier = Tier()
 
 
 @frozen

@@ -97,14 +97,17 @@ def _to_be_counted(
     signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds
 ) -> list[tuple[Sample, float]]:
     """Inferences that the counter must contain by now: the queue became shorter since, and the counter had its time."""
+    if not signs:
+        return []
     times = [sample.t for sample in samples]
     due = bisect_right(times, samples[-1].t - t["preemption_counter_lag_seconds"])
-    waiting = [inf if sample.waiting is None else sample.waiting for sample in samples[:due]]
+    first = bisect_right(times, signs[0][0].t, 0, due)
+    waiting = [inf if sample.waiting is None else sample.waiting for sample in samples[first:due]]
     shortest = [*accumulate(reversed(waiting), min, initial=inf)][::-1]  # the shortest queue from each sample on
     return [
         (before, amount)
         for before, amount in signs
-        if shortest[bisect_right(times, before.t, 0, due)] < (before.waiting or 0.0) + amount
+        if shortest[bisect_right(times, before.t, first, due) - first] < (before.waiting or 0.0) + amount
     ]
 
 

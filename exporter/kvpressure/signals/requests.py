@@ -330,7 +330,7 @@ def ended(window: EngineWindow, lost: Lost) -> Ended | None:
         max(0.0, (last.answered or 0.0) - (first.answered or 0.0)),
         readings.count_failed(rises) + lost.aborted(first, last),
         aborted + (lost.given_up(first, last) or (0.0,))[0],
-        any(window.waiting(FIVE_MINUTES)),
+        any(sample.waiting for sample in reversed(window.since(FIVE_MINUTES))),
     )
 
 

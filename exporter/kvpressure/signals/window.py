@@ -206,7 +206,7 @@ class _HistogramCorrection:
         kept = {}
         for name, value in values.items():
             before = self._last.get(name)
-            if value is before or value == before:  # the former spares a call for most of them
+            if value is before:
                 kept[name] = self._kept[name]
                 continue
             if before is not None and _began_anew(before, value):

@@ -27,15 +27,15 @@ AGENT: Mapping[str, Value] = {
 }  # fmt: skip
 
 
-def events(evicted: float, again: float = 0.0, *gain: float) -> Mapping[str, Value]:
-    """Tokens per second of blocks evicted and stored again, and what 1.5, 2, 4 and 8 times the memory would keep."""
+def events(again: float = 0.0, *gain: float) -> Mapping[str, Value]:
+    """Tokens per second of blocks stored again, and what 1.5, 2, 4 and 8 times the memory would keep."""
     kept = zip(("1.5", "2", "4", "8"), gain or (0.0,) * 4, strict=True)
     ages = {"kv_again_age": again * 40, "kv_again_gap": again * 60}
-    return {"kv_evicted": evicted, "kv_again": again, **ages, **{f"kv_gain:{factor}": value for factor, value in kept}}
+    return {"kv_seen": 1.0, "kv_again": again, **ages, **{f"kv_gain:{factor}": value for factor, value in kept}}
 
 
 # Of blocks that were stored, nearly all had been there before; four times the memory would have kept them
-LOST = events(10_560.0, 9_500.0, 300.0, 2_200.0, 9_000.0, 9_400.0)
+LOST = events(9_500.0, 300.0, 2_200.0, 9_000.0, 9_400.0)
 RESIDENCY: Mapping[str, Value] = {"idle": 40.0, "gap": 39.0}  # reused up to the age at which blocks are evicted
 
 CALM: Mapping[str, Value] = {
@@ -66,7 +66,7 @@ def played(minutes: int = MINUTES, **values: Value) -> Played:
 
 
 @pytest.mark.parametrize("name", NEVER_REPEATED)
-@pytest.mark.parametrize("seen", [events(5_000.0), {}], ids=["with events", "without"])
+@pytest.mark.parametrize("seen", [events(), {}], ids=["with events", "without"])
 def test_a_workload_that_never_repeats_a_prompt_is_healthy(name, seen):
     said = played(**{**CALM, **NEVER_REPEATED[name], **seen})
     assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
@@ -82,14 +82,14 @@ SITUATIONS: Mapping[str, tuple[Mapping[str, Value], str, str | None]] = {
     "reuse up to the age of eviction": (RESIDENCY, "kv_pressure", "reuse"),
     "nothing says whether prompts repeat": ({}, "unknown", None),
     "long documents, nothing in common": ({"hits": 0.0, "computed": 11_000.0}, "healthy", None),
-    "long documents, by events": (events(10_560.0), "healthy", None),
-    "sessions that fit": ({**events(550.0), "hits": 0.95, "computed": 550.0, "prefill": 0.4}, "healthy", None),
+    "long documents, by events": (events(), "healthy", None),
+    "sessions that fit": ({**events(), "hits": 0.95, "computed": 550.0, "prefill": 0.4}, "healthy", None),
     "lost, and nobody is harmed": (
-        {**CALM, "computed": 500.0, **events(500.0, 400.0, 50.0, 300.0, 390.0, 400.0)},
+        {**CALM, "computed": 500.0, **events(400.0, 50.0, 300.0, 390.0, 400.0)},
         "healthy",
         None,
     ),
-    "a tenth is computed again": (events(10_560.0, 1_000.0, 100.0, 500.0, 900.0, 1_000.0), "healthy", None),
+    "a tenth is computed again": (events(1_000.0, 100.0, 500.0, 900.0, 1_000.0), "healthy", None),
     "prefill saturates the GPU": (
         {**LOST, "running": 4.0, "waiting": 6.0, "kv": 0.6, "queue": 20.0, "prefill": 12.0},
         "kv_pressure",
@@ -133,6 +133,13 @@ def test_what_may_have_been_loaded_was_not_lost(args):
     said = played(**{**AGENT, **LOST}, args=args).states[-1]
     assert said.diagnosis.holds("prefill_repeated") is None
     assert said.signals.kv.prefix_hit_ratio.keys() == {"1"}
+
+
+def test_seconds_without_events_do_not_count():
+    quiet = {name: lambda i, rate=rate: 0.0 if 9 * 60 <= i * STEP < 10 * 60 else rate for name, rate in LOST.items()}
+    kv = played(**{**AGENT, **quiet}).states[-1].signals.kv
+    assert kv.prefill_repeated_ratio == pytest.approx(0.9, abs=0.001)
+    assert kv.prefix_hit_ratio["4"] == pytest.approx(0.858, abs=0.001)
 
 
 def test_reuse_is_measured_and_predicted():

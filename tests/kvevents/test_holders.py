@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvpressure.kvevents.contents import CLEARED, GPU, HYBRID, LATE, REMOVED, STORED, Contents, Event
 from kvpressure.kvevents.holders import NONE, OTHER, TOP, UNKNOWN, Holders
 from kvpressure.kvevents.reuse import ReuseEstimator
+from kvpressure.model.readings import KV_AGAIN, KV_SEEN
 
 BLOCK = 0x9E3779B97F4A7C15  # odd: multiples of it are spread over all numbers of 64 bits
 
@@ -96,6 +97,22 @@ def test_who_came_late_knows_the_contents_after_they_turned_over():
     assert contents.reason == "gap"
     contents.take(1002.0, [Event(CLEARED)])
     assert contents.reason == ""
+
+
+def test_what_is_stored_again_counts_while_the_contents_are_known_and_so_does_the_time():
+    contents = full(stored(1, 64), Event(REMOVED, blocks(1, 64)), stored(1, 64))
+    contents.take(1010.0, [])
+    assert (contents.counters()[KV_AGAIN], contents.counters()[KV_SEEN]) == (64 * 16, 10)
+    contents.take(1200.0, [])
+    assert contents.counters()[KV_SEEN] == 10, "blocks were filled, and nothing came"
+    contents.begin("gap")
+    contents.take(1210.0, [stored(1, 64), Event(REMOVED, blocks(1, 64)), stored(1, 64)])
+    contents.take(1220.0, [Event(REMOVED, blocks(1, 64)), Event(REMOVED, blocks(1, 64))])
+    assert contents.reason == "gap"
+    contents.take(1230.0, [Event(CLEARED)])
+    contents.take(1240.0, [])
+    contents.take(1245.0, [stored(1, 1)])
+    assert (contents.counters()[KV_AGAIN], contents.counters()[KV_SEEN]) == (64 * 16, 15)
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=300), st.integers(1, 60))

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from kvpressure.kvevents.holders import NONE, UNKNOWN, Holders, Salts
 from kvpressure.kvevents.reuse import ReuseEstimator
-from kvpressure.model.readings import KV_AGAIN, KV_AGAIN_AGE, KV_AGAIN_GAP, KV_GAIN_PREFIX
+from kvpressure.model.readings import KV_AGAIN, KV_AGAIN_AGE, KV_AGAIN_GAP, KV_GAIN_PREFIX, KV_SEEN
 
 GPU: Final = "GPU"
 STORED: Final = "BlockStored"
@@ -24,6 +24,7 @@ LATE: Final = "late"  # not everything in it was seen being stored
 GAP: Final = "gap"
 BAD_EVENTS: Final = "bad_events"
 FLOOD: Final = "flood"
+SILENT_SECONDS: Final = 60.0
 SILENT: Final = "silent"  # blocks were filled, and nothing was sent
 HYBRID: Final = "hybrid_groups"
 NOT_INSTALLED: Final = "not_installed"
@@ -53,7 +54,7 @@ class Contents:
     def __init__(self) -> None:
         self.reuse, self._salts = ReuseEstimator(), Salts()
         self.holders = Holders(self.reuse)
-        self._clock = 0.0
+        self._seen_seconds = 0.0
         self.begin(LATE)
 
     @property
@@ -71,7 +72,7 @@ class Contents:
     def _forget_blocks(self, reason: str) -> None:
         self.holders.reset()
         self.reuse.reset()
-        self._lost, self._known_share = reason or LATE, float(not reason)
+        self._lost, self._known_share, self._clock = reason or LATE, float(not reason), 0.0
 
     def set_capacity(self, tokens: float | None) -> None:
         """The size of the cache, ``None`` = unknown."""
@@ -79,7 +80,9 @@ class Contents:
             self.reuse.capacity = int(tokens // self.block_size)
 
     def counters(self) -> Mapping[str, float]:
-        """Tokens evicted and stored again since the start, by name; none where they may have been loaded instead."""
+        """Tokens evicted and stored again while the contents were known, since the start, by name; none where they may
+        have been loaded instead.
+        """
         size, reuse = self.block_size, self.reuse
         if size is None or self._tiers:
             return {}
@@ -90,10 +93,15 @@ class Contents:
             KV_AGAIN_GAP: reuse.again_gap_seconds,
             **gain,
         }
-        return {name: float(blocks * size) for name, blocks in named.items()}
+        return {KV_SEEN: self._seen_seconds, **{name: float(blocks * size) for name, blocks in named.items()}}
 
     def take(self, time: float, events: Iterable[Event]) -> None:
-        """Take the events of one step. ``time``: in Unix seconds; one before the last counts as the last."""
+        """Take the events of one step, none where nothing was to be stored since the last one. ``time``: in Unix
+        seconds; one before the last counts as the last.
+        """
+        passed, self.reuse.counting = time - self._clock, not self.reason
+        if self.reuse.counting and 0 < passed <= SILENT_SECONDS:
+            self._seen_seconds += passed
         self._clock = self.reuse.clock = max(self._clock, time)
         for event in events:
             if event.kind == CLEARED:

@@ -56,6 +56,7 @@ PREFIX_QUERIES: Final = "prefix_queries"
 PREFIX_HITS: Final = "prefix_hits"
 # By KV events, in tokens: of blocks evicted; of those stored again later, and those that a cache of so many times
 # the capacity would have kept; token-seconds from store to eviction, and from there to the next store
+KV_SEEN: Final = "kv_seen"  # seconds in which the counters that follow could rise
 KV_AGAIN: Final = "kv_again"
 KV_GAIN_PREFIX: Final = "kv_gain:"  # + factor: "kv_gain:2"
 KV_AGAIN_AGE: Final = "kv_again_age"
@@ -346,7 +347,7 @@ class CacheReading:
     """What the KV events of one engine add up to: sums and shares, never a hash, a token or a salt. ``target``: as of
     ``Scrape``; ``engine``: as the page calls it. ``reason``: why the contents of its prefix cache are unknown, "" =
     they are known. ``adapters``, ``salts``: shares (0-1) of the blocks by holder, means of a minute; salts are numbers
-    that mean nothing outside this process. ``counters``: ``KV_AGAIN`` and those that follow it, which its reading
+    that mean nothing outside this process. ``counters``: ``KV_SEEN`` and those that follow it, which its reading
     gets; none where blocks were stored outside the GPU too, so that what is stored again may have been loaded.
     """
 

@@ -295,7 +295,8 @@ _EVENTS: Final = (
     _meaning("bad_events", "a batch could not be decoded, or was larger than 3 MiB", "report the engine's version"),
     _meaning(
         "flood",
-        "the events took more than a tenth of a core; they are left alone for a minute, then followed anew",
+        "the events of all engines took more than a tenth of a core, and this engine's most of it; it is followed anew"
+        " after a minute",
         "report the rate",
     ),
     _meaning("hybrid_groups", "a hybrid model whose events name no kinds of cache groups", "use vLLM 0.23 or later"),

@@ -185,16 +185,16 @@ def reuse(window: EngineWindow, room: float | None, context: float | None, loads
     """
     now = _hit_ratio(window, FIVE_MINUTES)
     ratios, kept = {} if now is None else {MEASURED: now}, _residence(window, room)
-    again = window.rate(r.KV_AGAIN, FIVE_MINUTES)
+    again = window.rate(r.KV_AGAIN, FIVE_MINUTES, r.KV_SEEN)
     if window.last is None or again is None or now is None or loads:
         return Reuse(ratios, estimated=kept)
     asked = window.rate(r.PREFIX_QUERIES, FIVE_MINUTES)
     preempted = (window.rate(r.PREEMPTIONS, FIVE_MINUTES) or 0.0) * (context or 0.0)  # stored again, and not asked for
     for name in _FACTORS.values():
-        gain = window.rate(r.KV_GAIN_PREFIX + name, FIVE_MINUTES)
+        gain = window.rate(r.KV_GAIN_PREFIX + name, FIVE_MINUTES, r.KV_SEEN)
         if gain is not None and asked:
             ratios[name] = min(1.0, now + max(0.0, gain - preempted) / asked)
-    age, gap = (window.rate(name, FIVE_MINUTES) or 0.0 for name in (r.KV_AGAIN_AGE, r.KV_AGAIN_GAP))
+    age, gap = (window.rate(name, FIVE_MINUTES, r.KV_SEEN) or 0.0 for name in (r.KV_AGAIN_AGE, r.KV_AGAIN_GAP))
     seconds = dict(zip(UNTIL, (age / again, (age + gap) / again), strict=True)) if again else {}
     computed = window.rate(r.PROMPT_TOKENS_COMPUTED, FIVE_MINUTES)
     computed = (1.0 - now) * (asked or 0.0) if computed is None else computed

@@ -462,9 +462,9 @@ class EngineWindow:
         first, last = _first(samples, value), _first(reversed(samples), value)
         return (first, last) if first and last and first[0] < last[0] else None
 
-    def increase(self, name: str, seconds: float) -> tuple[float, float] | None:
+    def increase(self, name: str, seconds: float, clock: str | None = None) -> tuple[float, float] | None:
         """Increase of a counter over the window, and the seconds it really spans; ``None`` with fewer than two
-        samples that have it.
+        samples that have it. ``clock``: a counter of the seconds in which it could rise; ``None`` = in all.
         """
         pair = self.pair(seconds)
         if pair is None:
@@ -479,7 +479,8 @@ class EngineWindow:
             if first is last:
                 return None
             begin = first.counters[name]
-        return max(0.0, end - begin), last.t - first.t
+        spanned = last.t - first.t if clock is None else last.counters.get(clock, 0.0) - first.counters.get(clock, 0.0)
+        return max(0.0, end - begin), spanned
 
     def increase_within(self, name: str, seconds: float) -> tuple[float, float] | None:
         """The same, but ``None`` where it would span more than the window, so that a gap's counts are not taken for
@@ -487,10 +488,10 @@ class EngineWindow:
         """
         return self.increase(name, seconds) if len(self.since(seconds)) > 1 else None
 
-    def rate(self, name: str, seconds: float) -> float | None:
-        """Increase of a counter per second over the window; ``None`` as in ``increase``."""
-        found = self.increase(name, seconds)
-        return found[0] / found[1] if found else None
+    def rate(self, name: str, seconds: float, clock: str | None = None) -> float | None:
+        """Increase of a counter per second over the window; ``None`` as in ``increase``, and where no second counts."""
+        found = self.increase(name, seconds, clock)
+        return found[0] / found[1] if found and found[1] > 0 else None
 
     def observed(self, name: str, seconds: float) -> tuple[HistogramIncrease, float] | None:
         """What a histogram observed over the window, and the seconds spanned; ``None`` when it is not in both

@@ -39,6 +39,8 @@ def removed(*blocks: int) -> dict[str, object]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(subscription, "_minute", subscription.CpuMinute())
+    monkeypatch.setattr(subscription, "_BEGIN_CPU_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_from_the_first_batch_on_the_contents_are_known(follow, replay):
 
 
 def test_blocks_that_are_filled_without_an_event_are_unknown(follow, monkeypatch):
-    monkeypatch.setattr(subscription, "_MINUTE", 0.3)
+    monkeypatch.setattr(subscription, "SILENT_SECONDS", 0.3)
     with Publisher() as publisher:
         one = follow(publisher)
         publisher.send(stored(1))
@@ -156,7 +158,7 @@ def test_what_is_no_batch_resets_and_the_next_ones_count(follow):
 
 @pytest.mark.attack(
     "a publisher of KV events that sends without end",
-    "after six seconds of CPU in a minute it is left alone for a minute; nothing else waits for it",
+    "all publishers may take six seconds of CPU in a minute; the one that took most is then left alone for a minute",
 )
 def test_a_flood_is_cut_off(follow, monkeypatch):
     monkeypatch.setattr(subscription, "_CPU_SECONDS", 0.02)
@@ -166,6 +168,20 @@ def test_a_flood_is_cut_off(follow, monkeypatch):
             publisher.send(stored(*range(number * 1000, number * 1000 + 1000)))
         reading = until(one, lambda r: r.reason == FLOOD)
         assert reading.resident_tokens == 0
+
+
+@pytest.mark.parametrize("floods", [1, 2, 64])
+def test_all_publishers_have_one_bound(floods):
+    minute, taken, ended = subscription.CpuMinute(), 0.0, set()
+    for _ in range(1000):
+        for engine in range(64):
+            if engine not in ended:
+                seconds = 0.05 if engine < floods else 0.00005
+                taken += seconds
+                if not minute.allows(engine, seconds):
+                    ended.add(engine)
+    assert taken <= 2 * subscription._CPU_SECONDS + floods * 0.05
+    assert ended == set(range(floods)), "the others go on"
 
 
 @contextmanager

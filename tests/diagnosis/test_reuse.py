@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 
 from kvpressure.advice.mitigation import explained, plan
-from kvpressure.model.signals import MemorySignals
+from kvpressure.advice.triage import steps
+from kvpressure.model.signals import CacheSignals, MemorySignals
+from kvpressure.model.state import State
 from kvpressure.settings.thresholds import builtin
 from tests.diagnosis.servers import CONFIDENT, Played, Value, play
 
@@ -133,6 +135,22 @@ def test_what_may_have_been_loaded_was_not_lost(args):
     said = played(**{**AGENT, **LOST}, args=args).states[-1]
     assert said.diagnosis.holds("prefill_repeated") is None
     assert said.signals.kv.prefix_hit_ratio.keys() == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("complete", "why"),
+    [
+        ({}, "no KV events are read"),
+        ({"gap": 0.0}, "KV events are incomplete (gap)"),
+        ({"": 1.0}, "too few blocks were evicted so far, or some come from a tier"),
+    ],
+)
+def test_what_more_memory_gives_is_unknown_for_a_reason(complete, why):
+    said = played(**{**AGENT, **RESIDENCY}, args=("--max-num-seqs", "256")).states[-1]
+    said = replace(said, signals=replace(said.signals, cache=CacheSignals(events_complete=complete)))
+    assert f"with more KV memory unknown, because {why}" in plan(said, builtin()).actions[0].text
+    answers = [answer for step in steps(said, State(1.0, engines=(said,)), builtin()) for answer in step.answers]
+    assert any(why in answer for answer in answers) == ("gap" in complete)
 
 
 def test_seconds_without_events_do_not_count():

@@ -76,6 +76,13 @@ def test_other_media_and_groups_are_not_the_cache(more):
     assert (not contents.counters()) == ("medium" in more)
 
 
+def test_a_model_without_full_attention_is_refused():
+    contents = full(stored(1, 10, group=0, spec="sliding_window"), stored(1, 10, group=1, spec="mamba"))
+    assert contents.reason == HYBRID
+    contents.take(1001.0, [stored(1, 10, group=2, spec="full_attention")])
+    assert contents.reason == ""
+
+
 def test_groups_without_their_kinds_are_refused():
     assert full(stored(1, 10, group=0), stored(1, 10, group=1)).reason == HYBRID
 

@@ -39,7 +39,7 @@ _EVENTS = st.lists(st.tuples(st.sampled_from(("stored", "removed")), st.integers
 
 @given(_EVENTS, st.integers(1, 4))
 def test_the_rank_of_a_block_is_that_of_a_plain_list(events, capacity):
-    estimator, resident, ghosts, evictions = ReuseEstimator(capacity, divisor=1), set(), [], 0
+    estimator, resident, ghosts, evictions = ReuseEstimator(capacity), set(), [], 0
     gain, again = dict.fromkeys(FACTORS, 0), 0
     for event, block in events:
         getattr(estimator, event)([block])
@@ -68,7 +68,7 @@ def test_one_block_many_times_is_one_block():
 @pytest.mark.parametrize(("removes", "capacity"), [(False, 500), (True, 3_000)])
 def test_memory_is_bounded_whatever_a_publisher_sends(removes, capacity):
     tracemalloc.start()
-    estimator, blocks = ReuseEstimator(capacity, divisor=1), random.Random(1)
+    estimator, blocks = ReuseEstimator(capacity), random.Random(1)
     for size in [1] * 20_000 + [32_768] * 10:
         some = [blocks.getrandbits(64) for _ in range(size)]
         estimator.stored(some)
@@ -81,7 +81,7 @@ def test_memory_is_bounded_whatever_a_publisher_sends(removes, capacity):
 
 
 def test_ages_are_of_blocks_that_came_back_and_a_reset_forgets_them():
-    estimator = ReuseEstimator(1, divisor=1)
+    estimator = ReuseEstimator(1)
     for at, event, block in ((0, "removed", 8), (5, "stored", 8), (10, "stored", 9), (30, "removed", 9)):
         estimator.clock = at
         getattr(estimator, event)([block])

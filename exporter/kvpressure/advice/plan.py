@@ -25,6 +25,7 @@ from kvpressure.advice.caps import (
     running_at_once,
 )
 from kvpressure.advice.limits import requests_that_fit, side_of
+from kvpressure.advice.wording import no_events
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import parse_version, value_text
@@ -586,7 +587,8 @@ def _keep_more(engine: PlanInput, t: Thresholds) -> Action:
     )
     said = f"{named('Hit ratio now', say(ratios.get(NOW), 'ratio'))}, with more KV memory "
     more = [f"{factor} ×: {say(ratio, 'ratio')}" for factor, ratio in sorted(ratios.items()) if factor != NOW]
-    said += f"(predicted) {', '.join(more)}" if more else "unknown, because KV events are not read"
+    missing = no_events(engine.signals.cache) or "too few blocks were evicted so far, or some come from a tier"
+    said += f"(predicted) {', '.join(more)}" if more else f"unknown, because {missing}"
     tier = "a KV tier in host memory"
     if wanted and capacity:
         said += f". {say(wanted)} tokens ({say(wanted / capacity)} ×) give nearly all that 8 × would"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvpressure.advice.action import in_namespace, is_pod, of_pod, on_host
-from kvpressure.advice.wording import clock_text, scrape_error, words
+from kvpressure.advice.wording import clock_text, no_events, scrape_error, words
 from kvpressure.diagnosis import findings
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
@@ -201,7 +201,9 @@ def _requests(case: _TriagedEngine) -> _Answer:
 
 
 def _holders(cache: CacheSignals) -> Iterator[str]:
-    """Who holds the prefix cache, the largest holder with a name first."""
+    """Who holds the prefix cache, the largest holder with a name first, or why that is unknown."""
+    if cache.events_complete and (missing := no_events(cache)):
+        yield f"Who holds the prefix cache: unknown, because {missing}."
     for what, shares in (("Adapter", cache.held_by_adapter), ("Cache salt", cache.held_by_salt)):
         for name, share in list(shares.items())[:1]:
             rest = "".join(f"; {other} {say(held, 'ratio')}" for other, held in shares.items() if other != name)

@@ -8,6 +8,7 @@ from typing import Final
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
 from kvpressure.model.reasons import NOT_METRICS, in_words
+from kvpressure.model.signals import CacheSignals
 from kvpressure.model.state import EngineState
 from kvpressure.printable import UNKNOWN
 
@@ -22,6 +23,14 @@ def words(name: str | None) -> str:
     if name is None:
         return UNKNOWN
     return " ".join(_CAPITAL.get(word, word) for word in name.split("_"))
+
+
+def no_events(cache: CacheSignals) -> str:
+    """Why KV events do not show what is in the prefix cache, "" = they do."""
+    if not cache.events_complete:
+        return "no KV events are read"
+    (reason,) = cache.events_complete
+    return reason and f"KV events are incomplete ({in_words(reason)})"
 
 
 def reason_text(reason: str | None, engine: str = "") -> str:

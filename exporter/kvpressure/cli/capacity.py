@@ -91,7 +91,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, in place of the computed one"
     )
     tier = parser.add_argument_group("KV tier in host memory, for all GPUs together")
-    tier.add_argument("--tier", type=_size, metavar="SIZE", help="its size, e.g. of vLLM's --kv-offloading-size")
+    tier.add_argument(
+        "--tier",
+        type=_size,
+        metavar="SIZE",
+        help="its size, e.g. of vLLM's --kv-offloading-size; kvpressure mitigate predicts its hit ratio from KV events",
+    )
     tier.add_argument("--tier-speed", type=_size, metavar="SIZE", help="bytes loaded per second")
     tier.add_argument("--prefill-speed", type=whole, metavar="TOKENS", help="prompt tokens computed per second")
     sent = parser.add_argument_group("what is sent")

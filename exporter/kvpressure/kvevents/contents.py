@@ -77,7 +77,7 @@ class Contents:
     def set_capacity(self, tokens: float | None) -> None:
         """The size of the cache, ``None`` = unknown."""
         if tokens is not None and self.block_size:
-            self.reuse.capacity = int(tokens // self.block_size)
+            self.reuse.set_capacity(int(tokens // self.block_size))
 
     def counters(self) -> Mapping[str, float]:
         """Tokens evicted and stored again while the contents were known, since the start, by name; none where they may
@@ -108,13 +108,15 @@ class Contents:
                 self._forget_blocks("")
             elif event.medium != GPU:
                 self._tiers = self._tiers or event.kind == STORED
-            elif event.kind == STORED and event.spec in _FULL:
+            elif event.kind == STORED and event.spec not in _FULL:
+                self._hybrid = self._hybrid or self.block_size is None  # until a group with full attention comes
+            elif event.kind == STORED:
                 self._store(event)
             elif event.kind == REMOVED and event.group == self._group:
                 self._remove(event)
 
     def _store(self, event: Event) -> None:
-        self._hybrid = self._hybrid or (event.spec is None and bool(event.group))
+        self._hybrid = event.spec is None and (self._hybrid or bool(event.group))
         if self.block_size is None:
             self._group = event.group
         if event.group != self._group:

@@ -8,7 +8,7 @@ evicted after it. Only hashes divisible by ``divisor`` are tracked and stand for
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from math import ceil, nan
 from typing import Final
@@ -26,13 +26,13 @@ class ReuseEstimator:
     """Blocks on one medium and cache group of one engine, and counts of what was evicted and stored again.
 
     ``capacity``: blocks that the cache holds, ``None`` until it is known: no factor is counted before. ``clock``: time
-    of the events that follow, in seconds. ``divisor``: one hash in so many is tracked, a power of two; it doubles where
-    memory would not do. ``counting``: whether what is stored again counts. All counts are of blocks since the start,
-    over :meth:`reset` too, and never fall.
+    of the events that follow, in seconds. ``divisor``: one hash in so many is tracked; it doubles where memory would
+    not do. ``counting``: whether what is stored again counts. All counts are of blocks since the start, over
+    :meth:`reset` too, and never fall.
     """
 
-    def __init__(self, capacity: int | None = None, divisor: int = 1) -> None:
-        self.divisor, self.clock, self.counting = divisor, nan, True
+    def __init__(self, capacity: int | None = None) -> None:
+        self.divisor, self.clock, self.counting = 1, nan, True
         self.again = 0  # stored again after an eviction
         self.evicted_age_seconds = 0.0  # sum from the first store to the eviction, of `again`'s blocks
         self.again_gap_seconds = 0.0  # sum from the eviction to the next store, of `again`'s blocks
@@ -45,18 +45,14 @@ class ReuseEstimator:
         """Forget all blocks: the cache was cleared, the engine restarted, or events were lost."""
         self._resident: dict[int, tuple[float, Owner | None]] = {}  # when it was stored, and by whom
         self._before = self._evictions
-        self._order(())
+        self._parts: list[OrderedDict[int, _Times]] = []
+        self._order()
 
-    @property
-    def capacity(self) -> int | None:
-        """Blocks that the cache holds."""
-        return self._capacity
-
-    @capacity.setter
-    def capacity(self, blocks: int) -> None:
+    def set_capacity(self, blocks: int) -> None:
+        """Take how many blocks the cache holds."""
         if blocks != self._capacity:
             self._capacity = blocks
-            self._order(self._ghosts())
+            self._order()
 
     @property
     def resident(self) -> int:
@@ -111,7 +107,7 @@ class ReuseEstimator:
                 return tracked
             self.divisor *= 2
             self._resident = {block: of for block, of in self._resident.items() if not block % self.divisor}
-            self._order(self._ghosts())
+            self._order()
 
     def _long_enough(self, factor: float) -> bool:
         return self._capacity is not None and self._evictions - self._before >= (factor - 1) * self._capacity
@@ -128,15 +124,13 @@ class ReuseEstimator:
 
     # --- ghosts, in parts that begin and end at the ranks up to which a factor counts: no rank has to be counted ------
 
-    def _ghosts(self) -> Sequence[tuple[int, _Times]]:
-        """Ghosts, evicted first first."""
-        return [item for part in reversed(self._parts) for item in part.items() if not item[0] % self.divisor]
-
-    def _order(self, ghosts: Iterable[tuple[int, _Times]]) -> None:
+    def _order(self) -> None:
+        """Make the parts for the capacity and the divisor."""
+        ghosts = [ghost for part in reversed(self._parts) for ghost in part.items() if not ghost[0] % self.divisor]
         blocks = [] if self._capacity is None else [(factor - 1) * self._capacity for factor in FACTORS]
         self._ranks = [0, *sorted({ceil(most / self.divisor) for most in blocks} or {_TRACKED})]
         self._sizes = [last - first for first, last in pairwise(self._ranks)]
-        self._parts: list[OrderedDict[int, _Times]] = [OrderedDict() for _ in self._sizes]
+        self._parts = [OrderedDict() for _ in self._sizes]
         self._add(ghosts)
 
     def _add(self, ghosts: Iterable[tuple[int, _Times]]) -> None:

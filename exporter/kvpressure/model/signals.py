@@ -247,7 +247,8 @@ class KvSignals:
             "Prefix-cache hits divided by lookups over the last 5 minutes. Capacity 1: measured; others: predicted from"
             " KV events for so many times the KV memory (same requests, same routing, LRU).",
             "capacity",
-            absent="nothing was looked up; predicted: no KV events, or fewer blocks were evicted than the factor adds",
+            absent="nothing was looked up; predicted: no KV events, fewer blocks were evicted than the factor adds, or"
+            " blocks come from other servers or tiers",
         ),
         default=dict,
     )

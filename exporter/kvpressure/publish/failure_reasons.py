@@ -299,7 +299,11 @@ _EVENTS: Final = (
         " after a minute",
         "report the rate",
     ),
-    _meaning("hybrid_groups", "a hybrid model whose events name no kinds of cache groups", "use vLLM 0.23 or later"),
+    _meaning(
+        "hybrid_groups",
+        "a hybrid model whose events name no kinds of cache groups, or no group with full attention",
+        "use vLLM 0.23 or later",
+    ),
     _meaning("not_installed", "the library for KV events is missing", "install `kvpressure[events]`"),
 )
 SCRAPES: Final = Section("Scrapes of engines", (), _SCRAPES)

@@ -14,8 +14,9 @@ from kvpressure.model.isolation import FailureLog
 from kvpressure.model.readings import CacheReading
 from kvpressure.model.reasons import DNS, INTERNAL, REFUSED, RESET, TIMEOUT, UNREACHABLE
 from kvpressure.sources.base import SourceError, reason_of
+from kvpressure.sources.kvevents.addresses import Address
 from kvpressure.sources.kvevents.decoding import decode
-from kvpressure.sources.kvevents.zmtp import SUBSCRIBE_ALL, Address, Peer
+from kvpressure.sources.kvevents.zmtp import SUBSCRIBE_ALL, Peer
 
 _RETRY_SECONDS: Final = 5.0
 _MINUTE: Final = 60.0
@@ -40,25 +41,20 @@ class CpuMinute:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._began, self._ended = 0.0, 0.0
+        self._began = 0.0
         self._used: dict[object, float] = {}
 
     def allows(self, subscription: object, seconds: float) -> bool:
-        """Whether a subscription that took so many seconds more may go on: not the one that took most where all take
-        too much, and none where those that were ended took as much before.
+        """Whether a subscription that took so many seconds more may go on: not the one that took most where all took
+        too much, and none where they took twice that.
         """
         with self._lock:
             if monotonic() - self._began > _MINUTE:
-                self._began, self._ended, self._used = monotonic(), 0.0, {}
-            used = self._used
-            used[subscription] = used.get(subscription, 0.0) + seconds
-            going_on = sum(used.values())
-            if (
-                going_on <= _CPU_SECONDS or used[subscription] < max(used.values())
-            ) and going_on + self._ended <= 2 * _CPU_SECONDS:
-                return True
-            self._ended += used.pop(subscription)
-            return False
+                self._began, self._used = monotonic(), {}
+            self._used[subscription] = mine = self._used.get(subscription, 0.0) + seconds
+            taken = sum(self._used.values())
+            most = _CPU_SECONDS if mine == max(self._used.values()) else 2 * _CPU_SECONDS
+            return taken <= most
 
 
 _minute: Final = CpuMinute()
@@ -83,7 +79,7 @@ class Subscription:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._peers: list[Peer] = []  # connected now
-        self._used, self._free = 0.0, _BEGIN_CPU_SECONDS  # CPU seconds of the thread; of them not counted any more
+        self._used = _BEGIN_CPU_SECONDS  # of the thread, so far
         threading.Thread(target=self._run, name="kv-events", daemon=True).start()
 
     def reading(self) -> CacheReading:
@@ -213,11 +209,8 @@ class Subscription:
 
     def _pay(self) -> None:
         """Bound the CPU that the events may take. A subscriber that only reads slower makes the engine keep them."""
-        used = thread_time()
-        taken, self._used = used - self._used, used
-        free = min(taken, self._free)
-        self._free -= free
-        if not _minute.allows(self, taken - free):
+        before, self._used = self._used, max(self._used, thread_time())
+        if not _minute.allows(self, self._used - before):
             self._last = None
             self._begin(FLOOD)
             raise SourceError(FLOOD)

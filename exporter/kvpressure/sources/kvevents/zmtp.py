@@ -13,6 +13,7 @@ from typing import Final
 
 from kvpressure.model.reasons import PROTOCOL, RESET
 from kvpressure.sources.base import SourceError
+from kvpressure.sources.kvevents.addresses import Address
 
 MAX_FRAME_BYTES: Final = 3 * 1024 * 1024  # a step of 600 000 tokens, or of 16 384 SGLang pages of one token
 """One batch of KV events. Beyond: it is skipped, and the contents of the cache are unknown. Shown as:
@@ -24,8 +25,6 @@ _CONNECT_SECONDS: Final = 5.0
 _GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _MORE, _LONG, _COMMAND = 1, 2, 4
 SUBSCRIBE_ALL: Final = b"\x01"
-
-Address = tuple[str, int]
 
 
 class Peer:

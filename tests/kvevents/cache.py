@@ -33,7 +33,6 @@ def replay(
 ) -> Iterator[tuple[int, int]]:
     """Blocks asked for and found so far, after each request; ``estimator`` gets the events."""
     cache: OrderedDict[int, None] = OrderedDict()
-    stored, removed = (estimator.stored, estimator.removed) if estimator else (lambda _: None, lambda _: None)
     asked = found = 0
     for at, blocks in requests:
         asked += len(blocks)
@@ -41,10 +40,12 @@ def replay(
         if estimator:
             estimator.clock = at
         for block in reversed(blocks[:capacity]):  # the first block of a prompt is used last, so it stays longest
-            if block not in cache:
-                stored([block])
+            if estimator and block not in cache:
+                estimator.stored([block], ("", ""))
             cache[block] = None
             cache.move_to_end(block)
         while len(cache) > capacity:
-            removed([cache.popitem(last=False)[0]])
+            evicted, _ = cache.popitem(last=False)
+            if estimator:
+                estimator.removed([evicted])
         yield asked, found

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvpressure.kvevents.reuse import FACTORS, ReuseEstimator
 from tests.kvevents.cache import replay, trace
 
+OWNER = ("", "")
 CAPACITIES = (1_500, 3_000, 6_000, 12_000)
 
 
@@ -42,7 +43,7 @@ def test_the_rank_of_a_block_is_that_of_a_plain_list(events, capacity):
     estimator, resident, ghosts, evictions = ReuseEstimator(capacity), set(), [], 0
     gain, again = dict.fromkeys(FACTORS, 0), 0
     for event, block in events:
-        getattr(estimator, event)([block])
+        estimator.stored([block], OWNER) if event == "stored" else estimator.removed([block])
         if event == "removed":
             evictions += block not in ghosts
             resident.discard(block)
@@ -61,7 +62,7 @@ def test_the_rank_of_a_block_is_that_of_a_plain_list(events, capacity):
 
 def test_one_block_many_times_is_one_block():
     estimator = ReuseEstimator(1)
-    estimator.stored([0] * 32_768)
+    estimator.stored([0] * 32_768, OWNER)
     assert (estimator.resident, estimator.divisor) == (1, 1)
 
 
@@ -71,7 +72,7 @@ def test_memory_is_bounded_whatever_a_publisher_sends(removes, capacity):
     estimator, blocks = ReuseEstimator(capacity), random.Random(1)
     for size in [1] * 20_000 + [32_768] * 10:
         some = [blocks.getrandbits(64) for _ in range(size)]
-        estimator.stored(some)
+        estimator.stored(some, OWNER)
         if removes:
             estimator.removed(some)
     used = tracemalloc.get_traced_memory()[1]
@@ -84,14 +85,14 @@ def test_ages_are_of_blocks_that_came_back_and_a_reset_forgets_them():
     estimator = ReuseEstimator(1)
     for at, event, block in ((0, "removed", 8), (5, "stored", 8), (10, "stored", 9), (30, "removed", 9)):
         estimator.clock = at
-        getattr(estimator, event)([block])
+        estimator.stored([block], OWNER) if event == "stored" else estimator.removed([block])
     estimator.clock = 90
-    estimator.stored([9])
+    estimator.stored([9], OWNER)
     assert (estimator.again, estimator.evicted_age_seconds, estimator.again_gap_seconds) == (2, 20, 60), (
         "8: age unknown"
     )
     assert estimator.gain[2.0] == 2
     estimator.removed([9])
     estimator.reset()
-    estimator.stored([9])
+    estimator.stored([9], OWNER)
     assert (estimator.again, estimator.gain) == (2, {}), "a ghost of before proves nothing"

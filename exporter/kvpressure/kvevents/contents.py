@@ -52,9 +52,7 @@ class Contents:
     """The prefix cache on the GPU of one engine; of a hybrid model, one group with full attention."""
 
     def __init__(self) -> None:
-        self.reuse, self._salts = ReuseEstimator(), Salts()
-        self.holders = Holders(self.reuse)
-        self._seen_seconds = 0.0
+        self.reuse, self._salts, self._seen_seconds = ReuseEstimator(), Salts(), 0.0
         self.begin(LATE)
 
     @property
@@ -70,7 +68,7 @@ class Contents:
         self._forget_blocks(reason)
 
     def _forget_blocks(self, reason: str) -> None:
-        self.holders.reset()
+        self.holders = Holders(self.reuse)
         self.reuse.reset()
         self._lost, self._known_share, self._clock = reason or LATE, float(not reason), 0.0
 

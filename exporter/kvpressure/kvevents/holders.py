@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import exp
 from typing import Final
 
-from kvpressure.kvevents.reuse import Owner, ReuseEstimator
+from kvpressure.kvevents.reuse import ReuseEstimator
 
 TOP: Final = 5
 """Holders that are named; the rest is ``OTHER``."""
@@ -55,10 +55,6 @@ class Holders:
 
     def __init__(self, blocks: ReuseEstimator) -> None:
         self._blocks = blocks
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget who had blocks."""
         self._mean_at = 0.0
         self._means: tuple[Mapping[str, float], ...] = ()  # blocks by adapter, and by salt
 
@@ -68,16 +64,13 @@ class Holders:
         """
         if not self._means or abs(now - self._mean_at) >= _EVERY_SECONDS:
             kept = exp(min(0.0, self._mean_at - now) / _SECONDS) if self._means else 0.0
-            before, self._mean_at, owners = self._means or ({}, {}), now, self._blocks.owners()
-            self._means = tuple(_averaged(owners, part, before[part], kept) for part in (0, 1))
+            before, self._mean_at = self._means or ({}, {}), now
+            self._means = tuple(_averaged(self._blocks.owners(part), before[part], kept) for part in (0, 1))
         return tuple(map(_largest, self._means))
 
 
-def _averaged(owners: Mapping[Owner, int], part: int, before: Mapping[str, float], kept: float) -> Mapping[str, float]:
+def _averaged(counts: Counter[str], before: Mapping[str, float], kept: float) -> Mapping[str, float]:
     """Mean blocks of the holders that have most; those of all others count for ``OTHER``."""
-    counts = Counter[str]()
-    for owner, count in owners.items():
-        counts[owner[part]] += count
     means = {name: kept * before.get(name, 0.0) + (1 - kept) * counts[name] for name in {*before, *counts}}
     by_size = sorted(means.keys() - {NONE, UNKNOWN, OTHER}, key=lambda name: (-means[name], name))
     small = sum(means.pop(name) for name in by_size[_AVERAGED:])

@@ -43,7 +43,7 @@ class ReuseEstimator:
 
     def reset(self) -> None:
         """Forget all blocks: the cache was cleared, the engine restarted, or events were lost."""
-        self._resident: dict[int, tuple[float, Owner | None]] = {}  # when it was stored, and by whom
+        self._resident: dict[int, tuple[float, Owner]] = {}  # when it was stored, and by whom
         self._before = self._evictions
         self._parts: list[OrderedDict[int, _Times]] = []
         self._order()
@@ -68,12 +68,11 @@ class ReuseEstimator:
         """
         return {factor: blocks for factor, blocks in self._gain.items() if self._long_enough(factor)}
 
-    def owners(self) -> Counter[Owner]:
-        """Blocks in the cache by owner."""
-        tracked = Counter(owner for _, owner in self._resident.values() if owner is not None)
-        return Counter({owner: count * self.divisor for owner, count in tracked.items()})
+    def owners(self, part: int) -> Counter[str]:
+        """Tracked blocks in the cache by adapter (part 0) or salt (1)."""
+        return Counter(owner[part] for _, owner in self._resident.values())
 
-    def stored(self, blocks: Iterable[int], owner: Owner | None = None) -> None:
+    def stored(self, blocks: Iterable[int], owner: Owner) -> None:
         """Blocks were stored. One that is resident is a copy, or a report of its reuse."""
         first_store = self.clock, owner
         for block in self._tracked(blocks):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any, Final
 
 SEVERITIES: Final = ("critical", "warning", "info", "none")
@@ -91,7 +92,7 @@ class AlertLevel:
         parts = [self.expr]
         parts += [f"{item.kind} on ({', '.join(item.on)})\n{item.expr}" for item in self.conditions]
         if len(parts) > 1 and re.search(r"\bor\b", self.expr):
-            parts[0] = f"(\n{_indent(self.expr)}\n)"
+            parts[0] = f"(\n{indent(self.expr, '  ')}\n)"
         return "\n".join(parts)
 
 
@@ -134,10 +135,6 @@ class RuleGroup:
     def limit(self) -> int:
         """Maximum results of a rule."""
         return MOST_SERIES if self.family == "recordings" else MOST_ALERTS
-
-
-def _indent(text: str) -> str:
-    return "\n".join("  " + line for line in text.splitlines())
 
 
 def _clean(expr: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from kvpressure.diagnosis import diagnose, findings, rules
-from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, Grade, decide
+from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, Grade
 from kvpressure.settings.thresholds import Thresholds
 
 _INTRO: Final = """\
@@ -31,62 +31,6 @@ The first question with the answer yes gives the verdict.
 |---|---|---|---|
 """  # noqa: E501
 
-_NONE: Final = dict.fromkeys(findings.EVIDENCE, False)
-WORKING: Final = {
-    **_NONE,
-    **dict.fromkeys(
-        (
-            "page_fresh",
-            "work_present",
-            "tokens_flow",
-            "something_runs",
-            "several_run",
-            "ever_produced",
-            "any_prompt_fits",
-        ),
-        True,
-    ),
-    "limit_is_stated": True,
-    "finishing": True,
-}
-_QUEUE: Final = dict.fromkeys(
-    (
-        "queue_present",
-        "waiting_now",
-        "waited_recently",
-        "many_wait_now",
-        "queue_for_capacity",
-        "queue_for_capacity_now",
-    ),
-    True,
-)
-_FULL: Final = dict.fromkeys(("kv_full", "kv_near_full", "kv_near_full_now", "kv_warm"), True)
-_AT_LIMIT: Final = {"running_at_limit": True, "running_at_limit_now": True}
-_STUCK: Final = {"tokens_flow": False, "finishing": False, "no_progress": True, "no_progress_long": True}
-EXAMPLES: Final[tuple[tuple[str, Mapping[str, bool | None]], ...]] = (
-    ("KV usage 99 %; 40 requests run of `max_num_seqs` 256, 12 wait", {**_FULL, **_QUEUE}),
-    ("KV usage 60 %; 64 requests run of `max_num_seqs` 64, 30 wait", {**_QUEUE, **_AT_LIMIT, "kv_warm": True}),
-    (
-        "KV usage 98 %; 64 requests run of `max_num_seqs` 64, 30 wait, none is preempted",
-        {**_FULL, **_QUEUE, **_AT_LIMIT},
-    ),
-    (
-        "KV usage 40 %; 10 run of 256, 30 wait; nearly all tokens are prompts; GPU activity: unknown",
-        {**_QUEUE, "prefill_dominates": True, "gpu_saturated": None},
-    ),
-    ("Tokens flow, nobody waits, latency is 4 × its baseline", {"latency_multiplied": True}),
-    ("8 run, no progress for half a minute, the GPU is at 100 %", {**_STUCK, "gpu_saturated": True}),
-    (
-        "100 run, 20 wait, no gauge has moved for half a minute; nothing is known of GPU and clients",
-        {**_STUCK, **_QUEUE, "gauges_still": True, "gpu_idle": None, "clients_gone": None, "clients_came": None},
-    ),
-    (
-        "CPU throttled most of the time, steps and latency three times as long, KV usage 30 %",
-        {"cpu_throttled": True, "cpu_throttled_mostly": True, "steps_slower": True, "latency_multiplied": True},
-    ),
-)
-"""Situations in words, as facts on top of a busy server; the page gives the answers of the rules."""
-
 
 def because(verdict: str, t: Thresholds) -> str:
     """When this verdict is given: the first sentence of its table that can be confident."""
@@ -95,7 +39,7 @@ def because(verdict: str, t: Thresholds) -> str:
 
 
 def render_verdicts(t: Thresholds) -> str:
-    """The page for people: questions in order, examples, and how verdicts change."""
+    """The page for people: questions in order, and how verdicts change."""
     lines = [
         _INTRO.format(
             grades=", ".join(
@@ -110,10 +54,6 @@ def render_verdicts(t: Thresholds) -> str:
     for place, table in enumerate(asked, start=1):
         confident = table.confident.format_map(levels) or "never"
         lines.append(f"| {place} | {table.when.format_map(levels)} | `{table.name}` | {confident} |")
-    lines += ["", "## Examples", "", "| situation | verdict | grade | row |", "|---|---|---|---|"]
-    for situation, known in EXAMPLES:
-        found = decide(rules.TABLES, {**WORKING, **known})
-        lines.append(f"| {situation} | `{found.verdict}` | {found.grade.name.lower()} | {found.row} |")
     lines += _changes(t)
     lines += _reasons(t)
     return "\n".join(lines).rstrip() + "\n"

@@ -69,12 +69,7 @@ def _seen(name: str, problem: Problem, known: Callable[[str], Found]) -> Found:
     return Found(name, shown.value, "; ".join((shown.text, *(note.text for note in notes if note.value))))
 
 
-def log_events(engine: EngineView) -> dict[str, int] | None:
-    """Log events of the engine's container; None when its log was not read."""
-    counted = [container.log_events for container in engine.containers]
-    merged: dict[str, int] = {}
-    for source in (*counted, engine.signals.events if engine.engine.up else {}):
-        for name, count in source.items():
-            merged[name] = max(merged.get(name, 0), count)
-    known = bool(merged) or engine.diagnosis.holds("allocation_failure_logged") is not None
-    return merged if known else None
+def log_events(engine: EngineView) -> Mapping[str, int] | None:
+    """What an exporter read in the engine's log of late; None when it did not."""
+    known = engine.signals.events_known or engine.diagnosis.holds("allocation_failure_logged") is not None
+    return engine.signals.events if known else None

@@ -15,7 +15,7 @@ from kvpressure.advice.caps import PlanInput
 from kvpressure.model import ceilings
 from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.signals import ContextSignals, Signals
-from kvpressure.model.state import ContainerState, Diagnosis, EngineState, State
+from kvpressure.model.state import Diagnosis, EngineState, State
 from kvpressure.printable import visible
 from kvpressure.publish.diagnosis_json import engine_entry
 from kvpressure.publish.page.view import ViewContext
@@ -24,13 +24,12 @@ from kvpressure.toolbox.since_start import since_start
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine. ``gpus`` and ``containers``: its own; ``usual``: its request lengths since the server started;
-    ``entry`` makes its JSON output; ``published_cause``: as a past scrape has it, "" = to be said of the engine.
+    """One engine. ``gpus``: its own; ``usual``: its request lengths since the server started; ``entry`` makes its JSON
+    output; ``published_cause``: as a past scrape has it, "" = to be said of the engine.
     """
 
     engine: EngineState
     gpus: tuple[GpuReading, ...] = ()
-    containers: tuple[ContainerState, ...] = ()
     triage: tuple[triage.TriageStep, ...] = ()
     plan: mitigation.MitigationPlan = field(default_factory=lambda: mitigation.MitigationPlan(""))
     usual: ContextSignals = field(default_factory=ContextSignals)
@@ -102,13 +101,9 @@ def name_of(key: EngineKey) -> str:
 
 def engine_view(engine: EngineState, state: State, around: ViewContext) -> EngineView:
     """The view of an engine of ``state``."""
-    key = engine.key
-    in_pod = [one for one in state.containers if (one.reading.namespace, one.reading.pod) == (key.namespace, key.pod)]
-    named = [one for one in in_pod if one.reading.container == engine.container]
     return EngineView(
         engine,
         tuple(gpu.reading for gpu in state.gpus if gpu.reading.uuid in engine.gpus),
-        tuple(named or in_pod),
         triage.steps(engine, state, around.thresholds),
         mitigation.plan(engine, around.thresholds),
         since_start(engine.reading),

@@ -15,9 +15,9 @@ from kvpressure.advice.mitigation import MitigationPlan
 from kvpressure.advice.triage import Mark, TriageStep
 from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.model.pools import EnginePool
-from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
+from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import IMBALANCES, VERDICTS, ContainerState, Diagnosis, EngineState, Found, Imbalance, Limit
+from kvpressure.model.state import IMBALANCES, VERDICTS, Diagnosis, EngineState, Found, Imbalance, Limit
 from kvpressure.parsed import items, mapping, mappings, text
 from kvpressure.toolbox.engine_view import EngineView, flag, number
 
@@ -48,7 +48,6 @@ def _view(entry: Mapping[str, Any], document: Mapping[str, Any], time: float) ->
     return EngineView(
         engine,
         tuple(_gpu(item) for item in mappings(document.get("gpus")) if item.get("uuid") in engine.gpus),
-        tuple(_containers(engine, document)),
         tuple(_step(item) for item in mappings(entry.get("triage"))),
         MitigationPlan(text(plan.get("summary")), tuple(actions)),
         entry=lambda: entry,
@@ -136,38 +135,6 @@ def _gpu(found: Mapping[str, Any]) -> GpuReading:
         text(found.get("vendor")),
         name=text(found.get("name")) or None,
         memory_total_bytes=None if size is None else int(size),
-    )
-
-
-def _containers(engine: EngineState, document: Mapping[str, Any]) -> list[ContainerState]:
-    """The engine's own container, or all of its pod if that is unknown."""
-    key = engine.key
-    in_pod = [
-        _container(item)
-        for item in mappings(document.get("containers"))
-        if (item.get("namespace"), item.get("pod")) == (key.namespace, key.pod)
-    ]
-    return [one for one in in_pod if one.reading.container == engine.container] or in_pod
-
-
-def _container(found: Mapping[str, Any]) -> ContainerState:
-    ended, restarts = found.get("last_termination"), number(found.get("restarts"))
-    reading = ContainerReading(
-        text(found.get("namespace")),
-        text(found.get("pod")),
-        text(found.get("container")),
-        restarts=None if restarts is None else int(restarts),
-        ready=flag(found.get("ready")),
-        last_termination=_termination(ended) if isinstance(ended, Mapping) else None,
-    )
-    events = {name: int(count) for name, count in _numbers(found.get("log_events")).items()}
-    return ContainerState(reading, log_events=events)
-
-
-def _termination(found: Mapping[str, Any]) -> Termination:
-    code = number(found.get("exit_code"))
-    return Termination(
-        text(found.get("reason")) or None, None if code is None else int(code), number(found.get("finished_at"))
     )
 
 

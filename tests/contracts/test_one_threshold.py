@@ -106,7 +106,7 @@ def serving(file: Path) -> Thresholds:
     """The thresholds that ``kvpressure serve --thresholds file`` judges by."""
     parser = argparse.ArgumentParser()
     settings.add_arguments(parser)
-    return settings.from_args(parser.parse_args(["--thresholds", str(file)]), {}).thresholds
+    return settings.from_args(parser.parse_args(["--thresholds", str(file)])).thresholds
 
 
 def page(case: Case, thresholds: Thresholds) -> tuple[str, str]:

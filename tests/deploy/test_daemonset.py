@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -61,7 +62,8 @@ def load(documents: list[Json], vendor: str, directory: Path) -> Settings:
     (directory / "web-config.yaml").touch()
     parser = argparse.ArgumentParser()
     settings.add_arguments(parser)
-    return settings.from_args(parser.parse_args(["--config", str(directory / "config.yaml")]), {"NODE_NAME": "node-1"})
+    with patch.dict("os.environ", NODE_NAME="node-1"):
+        return settings.from_args(parser.parse_args(["--config", str(directory / "config.yaml")]))
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -29,7 +29,7 @@ UNIT: Final = DEPLOY / "systemd" / "kvpressure.service"
 def settings_of(path: Path) -> settings.Settings:
     parser = argparse.ArgumentParser()
     settings.add_arguments(parser)
-    return settings.from_args(parser.parse_args(["--config", str(path)]), {"NODE_NAME": "host"})
+    return settings.from_args(parser.parse_args(["--config", str(path)]))
 
 
 # --- systemd

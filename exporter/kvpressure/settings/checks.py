@@ -12,7 +12,7 @@ from kvpressure.sources.scrape.scrape_interval import SLOWEST_INTERVAL
 
 def check_together(given: Mapping[str, GivenValue]) -> None:
     """Raises ``InputError`` for the first contradiction."""
-    for check in (_web, _sources, _thresholds, _targets):
+    for check in (_sources, _thresholds, _targets):
         check(given)
 
 
@@ -20,15 +20,6 @@ def runs(source: str, given: Mapping[str, GivenValue]) -> bool:
     """Whether a source runs: as somebody switched it, else by its default."""
     spec, switch = registry()[source], given.get(f"collector.{source}")
     return bool(switch.value) if switch else spec.default and not any(runs(other, given) for other in spec.unless)
-
-
-def _web(given: Mapping[str, GivenValue]) -> None:
-    fixed: list[object] = []
-    for name in ("web.listen-address", "web.health-listen-address"):
-        addresses = given.get(name)
-        fixed += [item for item in addresses.value if item.port] if addresses else []
-        if addresses and len(set(fixed)) < len(fixed):
-            raise _clash(addresses, "the same address twice", "each once")
 
 
 def _sources(given: Mapping[str, GivenValue]) -> None:

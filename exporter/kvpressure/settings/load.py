@@ -15,21 +15,13 @@ from kvpressure.settings.yaml_lines import YamlNode
 
 @dataclass(frozen=True, slots=True)
 class GivenValue:
-    """A checked value and where it was written (``--flag``, ``NODE_NAME`` or ``file:line: key``)."""
+    """A checked value and where it was written (``--flag`` or ``file:line: key``)."""
 
     value: Any
     where: str
 
 
 Found = Iterable[tuple[str, GivenValue]]
-
-
-def from_fallbacks(environ: Mapping[str, str], table: Mapping[str, Option]) -> Found:
-    """Settings from the variables that a pod's manifest sets, e.g. ``NODE_NAME``."""
-    for name, entry in table.items():
-        raw = environ.get(entry.fallback_env)
-        if raw:
-            yield name, GivenValue(entry.check(raw, entry.fallback_env), entry.fallback_env)
 
 
 def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:

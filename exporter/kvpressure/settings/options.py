@@ -12,16 +12,13 @@ from kvpressure.sources.catalog import registry
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting. ``name``: the flag without dashes, and the key in the file; ``fallback_env``: a
-    variable that applies when nothing else is given.
-    """
+    """One setting. ``name``: the flag without dashes, and the key in the file."""
 
     name: str
     kind: Kind
     help: str
     default: str
     repeat: bool = False
-    fallback_env: str = ""
 
     def check(self, raw: object, where: str) -> Any:
         """The checked value of ``raw``, written at ``where``. Raises ``InputError``."""
@@ -47,11 +44,10 @@ def option(
     *,
     shown: str | None = None,
     repeat: bool = False,
-    fallback_env: str = "",
 ) -> Any:
     """A field of ``Settings`` with its option. ``default`` may be a function; ``shown`` is how help prints it."""
     text = _default_text(default) if shown is None else shown
-    metadata = {"option": Option(name, kind, help, text, repeat, fallback_env)}
+    metadata = {"option": Option(name, kind, help, text, repeat)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)

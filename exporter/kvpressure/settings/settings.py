@@ -41,7 +41,7 @@ from kvpressure.settings.kinds import (
     ListenAddress,
     one_of,
 )
-from kvpressure.settings.load import GivenValue, from_fallbacks, from_file, from_flags
+from kvpressure.settings.load import GivenValue, from_file, from_flags
 from kvpressure.settings.options import Option, collector_options, option
 from kvpressure.sources.catalog import USUAL_TICK, CollectorSettings, registry
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
@@ -230,10 +230,9 @@ class Settings:
     node_name: str = option(
         "node-name",
         TEXT,
-        lambda: os.uname().nodename,
+        lambda: os.environ.get("NODE_NAME") or os.uname().nodename,  # as a pod's manifest sets it
         "Name of this node.",
         shown="$NODE_NAME or the host name",
-        fallback_env="NODE_NAME",
     )
     log_level: str = option(
         "log.level", one_of("debug", "info", "warning", "error"), "info", "Lowest severity that is logged."
@@ -280,19 +279,14 @@ def _add_flag(section: argparse._ArgumentGroup, entry: Option) -> None:
     section.add_argument(f"--{entry.name}", dest=entry.name, default=None, help=text, **how)
 
 
-def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
+def from_args(args: argparse.Namespace) -> Settings:
     """Settings from parsed flags and the file they name.
 
     Raises ``InputError`` with one line for anything unknown, of a wrong type or contradictory.
     """
-    environ = os.environ if environ is None else environ
     table = options()
     config = getattr(args, "config", None)
-    given = {
-        **dict(from_fallbacks(environ, table)),
-        **dict(from_file(config, table) if config else ()),
-        **dict(from_flags(args, table)),
-    }
+    given = {**dict(from_file(config, table) if config else ()), **dict(from_flags(args, table))}
     check_together(given)
     return _build(given)
 

@@ -93,7 +93,7 @@ def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Tr
     )
     case = _TriagedEngine(engine, container, state, thresholds)
     return tuple(
-        TriageStep(number, question(case), *answer(case), by_hand(case))
+        TriageStep(number, question, *answer(case), by_hand(case))
         for number, (question, answer, by_hand) in enumerate(_STEPS, 1)
     )
 
@@ -266,18 +266,14 @@ def _slow(case: _TriagedEngine) -> Mark:
     return "unknown" if rising is None and (batch is None or long is None) else "fine"
 
 
-def _asked(question: str) -> Callable[[_TriagedEngine], str]:
-    return lambda _: question
-
-
 _STEPS: Final[
     tuple[
-        tuple[Callable[[_TriagedEngine], str], Callable[[_TriagedEngine], _Answer], Callable[[_TriagedEngine], str]],
+        tuple[str, Callable[[_TriagedEngine], _Answer], Callable[[_TriagedEngine], str]],
         ...,
     ]
 ] = (
     (
-        _asked("Which pod serves the model?"),
+        "Which pod serves the model?",
         _pods,
         lambda case: case.by_hand(
             command("kubectl", "get", *in_namespace(case.engine.key), "pods", "-o", "wide"),
@@ -285,7 +281,7 @@ _STEPS: Final[
         ),
     ),
     (
-        _asked("Restarts or OOMKills?"),
+        "Restarts or OOMKills?",
         _restarts,
         lambda case: case.by_hand(
             command("kubectl", "describe", *case.pod),
@@ -293,14 +289,14 @@ _STEPS: Final[
         ),
     ),
     (
-        _asked("GPU memory high and GPU utilization low?"),
+        "GPU memory high and GPU utilization low?",
         _signature,
         lambda case: case.by_hand(
             command("kubectl", "exec", *case.pod, "--", "nvidia-smi"), command("nvidia-smi", OR, "rocm-smi")
         ),
     ),
     (
-        _asked("Allocation failures in the log?"),
+        "Allocation failures in the log?",
         _log,
         lambda case: case.by_hand(
             command(
@@ -309,9 +305,9 @@ _STEPS: Final[
             "".join(on_host(case.engine.key, "log")),
         ),
     ),
-    (_asked("What is being sent?"), _requests, _asked("")),  # only the gateway's or the application's log has more
+    ("What is being sent?", _requests, lambda _: ""),  # only the gateway's or the application's log has more
     (
-        lambda case: case.by_hand("What does Kubernetes report about the node?", "What does the host report?"),
+        "What is reported about the node?",
         _events,
         lambda case: case.by_hand(
             command("kubectl", "get", "events", *in_namespace(case.engine.key), "--sort-by=.lastTimestamp"),
@@ -319,7 +315,7 @@ _STEPS: Final[
         ),
     ),
     (
-        _asked("Can the metrics be scraped?"),
+        "Can the metrics be scraped?",
         _endpoint,
         lambda case: case.by_hand(
             command(
@@ -330,7 +326,7 @@ _STEPS: Final[
         ),
     ),
     (
-        _asked("Are batch size, latency and time per output token normal?"),
+        "Are batch size, latency and time per output token normal?",
         _metrics,
         lambda case: command(
             *("curl", "-s", _FORWARDED if case.has_pod else case.metrics_url, PIPE),

@@ -15,13 +15,12 @@ from kvpressure.toolbox.engine_view import EngineView
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``rows``: the findings that it shows in, the first that holds before the others; ``notes``: what else to say."""
+    """``rows``: the findings that it shows in, the first that holds before the others."""
 
     title: str
     rows: tuple[str, ...]
     cause: str
     action: str
-    notes: tuple[str, ...] = ()
 
 
 PROBLEMS: Final = {
@@ -43,7 +42,6 @@ PROBLEMS: Final = {
         ("allocator_fragmentation",),
         "fragmentation",
         "restart the worker; PYTORCH_ALLOC_CONF=expandable_segments:True if it comes back",
-        ("gpu_out_of_memory",),
     ),
     "baseline_too_high": Problem(
         "GPU memory is higher than expected after a start",
@@ -65,8 +63,7 @@ def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thr
 def _seen(name: str, problem: Problem, known: Callable[[str], Found]) -> Found:
     rows = [known(row) for row in problem.rows]
     shown = next((row for row in rows if row.value), rows[0])
-    notes = (known(row) for row in problem.notes)
-    return Found(name, shown.value, "; ".join((shown.text, *(note.text for note in notes if note.value))))
+    return Found(name, shown.value, shown.text)
 
 
 def log_events(engine: EngineView) -> Mapping[str, int] | None:

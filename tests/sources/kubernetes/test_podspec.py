@@ -122,34 +122,6 @@ def test_a_script_after_the_end_of_the_shells_options(command: list[str], args: 
     assert command_line.read(found.target.args).args.max_num_seqs == (8 if args else None)
 
 
-@pytest.mark.parametrize(
-    "engine_fields",
-    [
-        {},
-        {"command": None, "args": ["--model", "x"]},
-        {"command": ["/start.sh"], "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
-        {"command": ["/start.sh"], "resources": {"claims": [{"name": "gpu"}]}},
-    ],
-)
-@pytest.mark.parametrize(
-    "sidecar",
-    [
-        {"image": "ghcr.io/acme/vllm-lora-syncer:1", "command": ["/sync.sh"]},
-        {"image": "ghcr.io/acme/vllm-lora-syncer:1"},
-        {"image": "ghcr.io/acme/vllm-lora-syncer:1", "args": ["--interval", "5"]},
-        {"image": IMAGE, "command": ["bash", "/probe.sh"]},
-    ],
-)
-@pytest.mark.parametrize("last", [True, False])
-def test_a_sidecar_named_after_vllm_takes_nothing_from_the_engine(
-    engine_fields: dict[str, Any], sidecar: dict[str, Any], last: bool
-) -> None:
-    both = [container(**engine_fields), {"name": "side", **sidecar}]
-    found = engine(pod(containers=both if last else both[::-1], annotations={"prometheus.io/port": "8000"}))
-    assert found.container == "vllm"
-    assert found.target is not None
-
-
 @pytest.mark.parametrize("declared", [(8001,), (8001, 8000), ()])
 def test_the_port_annotation_is_of_one_engine(declared: tuple[int, ...]) -> None:
     both = [
@@ -161,15 +133,6 @@ def test_the_port_annotation_is_of_one_engine(declared: tuple[int, ...]) -> None
         ("b", 8001, None),
         ("a", 8000, None),
     ]
-
-
-def test_of_two_engines_behind_one_page_the_first_has_it_and_the_other_says_why() -> None:
-    document = pod(containers=[container("a"), container("b", command=["vllm", "serve", "other"])])
-    assert [(e.container, e.target is not None, e.refusal) for e in read(document).engines] == [
-        ("a", True, None),
-        ("b", False, "same_address"),
-    ]
-    assert all(e.target is not None for e in read(document, Policy(template=True)).engines)
 
 
 MULTI = ["vllm", "serve", "m", "--data-parallel-multi-port-external-lb", "--port", "8200"]
@@ -376,40 +339,6 @@ def test_triton_has_metrics_unless_they_are_off(options: list[str], port: int) -
 LWS = "leaderworkerset.sigs.k8s.io/"
 LWS_WORKER = {LWS + "name": "chat", LWS + "group-index": "0", LWS + "worker-index": "1"}
 OF_TWO = ["vllm", "serve", "m", "--nnodes", "2", "--node-rank"]
-
-
-@pytest.mark.parametrize(
-    ("command", "labels"),
-    [
-        (["vllm", "serve", "m", "--headless", "--data-parallel-start-rank", "1"], {}),
-        ([*OF_TWO, "1"], {}),
-        ([*OF_TWO, "$(RANK)"], LWS_WORKER),
-        (["ray", "start", "--address=x"], {}),
-        (["bash", "-c", "/multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"], LWS_WORKER),
-        (None, {"ray.io/node-type": "worker", "ray.io/cluster": "chat"}),
-        (["python3", "-m", "sglang.launch_server", "--nnodes", "2", "--node-rank", "$(RANK)"], LWS_WORKER),
-    ],
-)
-def test_workers_have_a_reading_but_no_endpoint(command: list[str] | None, labels: dict[str, str]) -> None:
-    found = engine(pod(containers=[container(command=command)], labels=labels))
-    assert (found.target, found.refusal, found.reading.restarts) == (None, "no_endpoint", 0)
-
-
-@pytest.mark.parametrize(
-    ("command", "labels"),
-    [
-        (
-            ["bash", "-c", "/multi-node-serving.sh leader; vllm serve m"],
-            LWS_WORKER | {LWS + "worker-index": "0"},
-        ),
-        (["vllm", "serve", "m"], LWS_WORKER),
-        (["ray", "start", "--head"], {"ray.io/node-type": "head", "ray.io/cluster": "chat"}),
-        ([*OF_TWO, "$(RANK)"], {}),
-        ([*OF_TWO, "0"], LWS_WORKER),
-    ],
-)
-def test_leaders_and_own_servers_have_one(command: list[str], labels: dict[str, str]) -> None:
-    assert engine(pod(containers=[container(command=command)], labels=labels)).target is not None
 
 
 @pytest.mark.parametrize(
@@ -657,12 +586,6 @@ def test_the_run_of_a_pod_that_does_not_run_or_shall_end() -> None:
     document["metadata"]["deletionTimestamp"] = f"{DAY}03:00:00Z"
     assert engine(document).reading.run == Run(ended="deleted")
     assert engine(pod(phase="Failed")).reading.run == Run(ended="Failed")
-
-
-def test_a_worker_whose_metrics_another_pod_serves_has_no_run_of_its_own() -> None:
-    worker = pod(labels={"ray.io/node-type": "worker", "ray.io/cluster": "c"})
-    worker["spec"]["containers"][0]["command"] = ["ray", "start", "--address=head:6379"]
-    assert [one.reading.run for one in read(worker).engines] in ([], [None])
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,13 @@ PADDING_BYTES: Final = 50_000  # the size of the page as served; the recording h
 
 
 def pages() -> list[bytes]:
-    """The captured pages, padded with comment lines to their real size."""
+    """The captured pages, each padded with as many comment lines as give the first its real size."""
     with gzip.open(PAGES, "rt", encoding="utf-8") as lines:
         next(lines)
         bodies = [json.loads(line)["engines"][0]["exposition"] for line in lines]
     filler = "# HELP vllm:padding Comment lines as a real page has them.\n"
-    return [(body + filler * max(0, (PADDING_BYTES - len(body)) // len(filler))).encode() for body in bodies]
+    padding = filler * max(0, (PADDING_BYTES - len(bodies[0])) // len(filler))
+    return [(body + padding).encode() for body in bodies]
 
 
 def serve(bodies: list[bytes]) -> int:

@@ -107,9 +107,9 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
 
 def test_sources_and_tick_wait_while_a_page_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     shared, shown, done = SharedDiscovery(), Shown(ticks=1), list[object]()
-    pipeline = Pipeline(give_way=shared.way.give)
+    pipeline = Pipeline(give_way=shared.give_way)
     site = routes.Site(
-        lambda: shown.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, rendering=shared.way
+        lambda: shown.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, rendering=shared.rendering
     )
     with answering(PAGE) as server:
         source = EngineSource(Settings((parse_target(server.address),), shared=shared))

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         around=around,
         hosts=Hosts((*chosen.allowed_hosts, chosen.node_name, socket.gethostname())),
         renamed=PREFIXED if chosen.engine_labels == "prefixed" else None,
-        rendering=chosen.shared.way,
+        rendering=chosen.shared.rendering,
     )
     server = _server(chosen, site)
     monitor.follow_web(lambda: server.refused)

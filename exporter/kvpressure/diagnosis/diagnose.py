@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 from typing import Final
 
 from kvpressure.diagnosis.conditions import NAMES, PREFIX, Ahead, HeldCache, note
@@ -39,6 +40,9 @@ from kvpressure.signals.window import HOUR, MINUTE
 
 Pair = Callable[[Answer, Answer], bool]
 _Pool = tuple[str, str, str, str]  # namespace, model, name and role
+_pool_of: Final[Callable[[EngineState], _Pool]] = attrgetter(
+    "key.namespace", "key.model_name", "pool.name", "pool.role"
+)
 
 
 @frozen
@@ -186,10 +190,6 @@ def compared(engines: tuple[EngineState, ...], t: Thresholds) -> tuple[EngineSta
         engine if differing is None else replace(engine, imbalance=differing)
         for engine, differing in zip(engines, found, strict=True)
     )
-
-
-def _pool_of(engine: EngineState) -> _Pool:
-    return engine.key.namespace, engine.key.model_name, engine.pool.name, engine.pool.role
 
 
 def _imbalance(

@@ -109,9 +109,7 @@ class _GpuDemand:
 
 
 class Pipeline:
-    """Keeps the windows of every engine and turns each snapshot into a state. ``give_way``: called before the work on
-    each subject; may wait for what is more urgent.
-    """
+    """Turns snapshots into states, with windows of every engine. ``give_way``, called between subjects, may wait."""
 
     def __init__(
         self,

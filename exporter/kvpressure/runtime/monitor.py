@@ -318,7 +318,7 @@ def monitor_of(settings: Settings) -> Monitor:
     """The monitor that the settings ask for: their sources, thresholds and models. Raises ``InputError``."""
     models = {target.name: target.model_config for target in settings.engine_targets if target.model_config}
     shapes = own_models.read(settings.engine_model_configs, models)
-    pipeline = Pipeline(settings.thresholds, shapes, settings.shared.way.give)
+    pipeline = Pipeline(settings.thresholds, shapes, settings.shared.give_way)
     monitor = Monitor(build_sources(settings), pipeline, settings.interval_seconds)
     monitor.add_listener(settings.shared.observe)
     return monitor

@@ -83,7 +83,7 @@ def held_per_request(
     requests before they have grown; and half-grown requests of the mean lengths, without prompt tokens that the prefix
     cache had, which several requests may share. ``None`` where nothing runs, or usage and lengths are unknown.
     """
-    seen = [] if cache.kv_recorded is False else window.held(FIVE_MINUTES)
+    seen = [] if cache.kv_recorded is False else [s.held for s in window.since(FIVE_MINUTES) if s.held is not None]
     high = t["at_limit_ratio"] * max(seen, default=(0.0, 0.0))[0]
     known = (_per_request(seen), _by_length(window, cache, block_size))
     return max((share for share in known if share), default=None), _per_request([one for one in seen if one[0] >= high])

@@ -101,13 +101,12 @@ def _to_be_counted(
         return []
     times = [sample.t for sample in samples]
     due = bisect_right(times, samples[-1].t - t["preemption_counter_lag_seconds"])
-    first = bisect_right(times, signs[0][0].t, 0, due)
-    waiting = [inf if sample.waiting is None else sample.waiting for sample in samples[first:due]]
+    waiting = [inf if sample.waiting is None else sample.waiting for sample in samples[:due]]
     shortest = [*accumulate(reversed(waiting), min, initial=inf)][::-1]  # the shortest queue from each sample on
     return [
         (before, amount)
         for before, amount in signs
-        if shortest[bisect_right(times, before.t, first, due) - first] < (before.waiting or 0.0) + amount
+        if shortest[bisect_right(times, before.t, 0, due)] < (before.waiting or 0.0) + amount
     ]
 
 

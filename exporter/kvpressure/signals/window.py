@@ -76,6 +76,8 @@ class Sample:
     """Requests running, waiting and finished; ``None`` if one of them is not published."""
     arrived: float | None = field(init=False)
     """Requests that have arrived, up to a constant: the sum of ``requests``. vLLM does not count aborted ones."""
+    held: tuple[float, float] | None = field(init=False)
+    """KV usage and requests running; ``None`` if the former is not published."""
 
     def __post_init__(self) -> None:
         """Compute once what every tick reads from every sample."""
@@ -85,6 +87,8 @@ class Sample:
         if running is not None and waiting is not None:
             present = running + waiting
             requests = None if self.finished is None else (running, waiting, self.finished)
+        used = self.gauges.get(KV_USAGE)
+        object.__setattr__(self, "held", None if used is None else (used, running or 0.0))
         object.__setattr__(self, "waiting", waiting)
         object.__setattr__(self, "in_flight", present)
         object.__setattr__(self, "requests", requests)
@@ -272,9 +276,6 @@ class History(Generic[_T]):
     def __init__(self) -> None:
         self.clear()
 
-    def __len__(self) -> int:
-        return sum(len(part.times) for part in (self._long, self._mid, self._fine))
-
     def clear(self) -> None:
         """Forget everything."""
         self._fine: _Items[_T] = _Items()
@@ -302,10 +303,6 @@ class History(Generic[_T]):
         if not self._fine.times or start >= self._fine.times[0]:
             return self._fine.since(start)
         return [*self._long.since(start), *self._mid.since(start), *self._fine.items]
-
-    def last(self) -> _T | None:
-        """The newest item."""
-        return self._fine.items[-1] if self._fine.items else None
 
     def __iter__(self) -> Iterator[_T]:
         return chain(self._long.items, self._mid.items, self._fine.items)
@@ -352,7 +349,6 @@ class EngineWindow:
         "_columns",
         "_counters",
         "_falls",
-        "_held",
         "_histograms",
         "_increases",
         "_observed",
@@ -369,7 +365,6 @@ class EngineWindow:
     def __init__(self) -> None:
         self.history: History[Sample] = History()
         self._arrived: History[tuple[float, float]] = History()
-        self._held: History[tuple[float, float]] = History()
         self.last: Sample | None = None
         self.first_t: float | None = None
         self.samples_seen = 0
@@ -400,7 +395,6 @@ class EngineWindow:
                 return False
             self.history.clear()
             self._arrived.clear()
-            self._held.clear()
             self._columns.clear()
             self._falls = _Items()
             self.last = self.first_t = None
@@ -417,8 +411,6 @@ class EngineWindow:
         self.history.append(t, sample)
         if sample.arrived is not None:
             self._arrived.append(t, (t, sample.arrived))
-        if KV_USAGE in gauges:
-            self._held.append(t, (gauges[KV_USAGE], gauges.get(RUNNING, 0.0)))
         for column in self._columns.values():
             column.take(sample)
         if self.last is not None and (fall := _fall(self.last, sample)) is not None:
@@ -543,10 +535,6 @@ class EngineWindow:
         constant.
         """
         return [] if self.last is None else self._arrived.since(self.last.t - seconds)
-
-    def held(self, seconds: float) -> list[tuple[float, float]]:
-        """KV usage and requests running in each sample of the window that has the former, oldest first."""
-        return [] if self.last is None else self._held.since(self.last.t - seconds)
 
     def falls_of_minute(self) -> list[Fall]:
         """Where in the last minute requests stopped running without having finished, oldest first."""

@@ -105,8 +105,7 @@ def _connectors(args: EngineArgs) -> list[Mapping[str, Any]]:
     """The connectors of ``--kv-transfer-config``, which is given as JSON or by field: those that a MultiConnector
     holds, else the one. Empty without the option.
     """
-    given = [name for name in args.values if name.startswith(KV_TRANSFER)]  # rarely any, and asked at every sample
-    options = tuple((name, args.values[name] or "") for name in given if name.partition(".")[0] == KV_TRANSFER)
+    options = tuple((name, value or "") for name, value in args.values.items() if name.partition(".")[0] == KV_TRANSFER)
     if not options:
         return []
     config = _transfer_config(options)

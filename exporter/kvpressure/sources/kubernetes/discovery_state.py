@@ -23,26 +23,6 @@ if TYPE_CHECKING:
 WAY_SECONDS: Final = 0.2  # a page of 64 engines takes a tenth of it
 
 
-class Way:
-    """Python runs one thread at a time, and gives each waiting one its turn. What somebody waits for holds the way
-    (``with``), so that it need not wait for the turns of sources and of the tick.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def give(self) -> None:
-        """Wait while it is held, at most ``WAY_SECONDS``; called between two pieces of work."""
-        if self._lock.acquire(timeout=WAY_SECONDS):
-            self._lock.release()
-
-
 class SharedDiscovery:
     """Part of ``Settings``, from which every source is built."""
 
@@ -53,8 +33,15 @@ class SharedDiscovery:
         self.gpus: tuple[GpuReading, ...] = ()  # written by ``observe``, read by ``podresources`` and ``procfs``
         self.owners: tuple[GpuOwner, ...] = ()  # written by ``observe``
         self.scraped: frozenset[Place] = frozenset()  # pods with an engine's page; written by ``observe``
-        self.way = Way()  # held by whoever renders a page
+        self.rendering = threading.Lock()  # held while a page is rendered
         self.unread: Mapping[str, tuple[str, str]] = {}  # target -> reason, detail; from ``engines`` to ``pods``
+
+    def give_way(self) -> None:
+        """Wait while a page is rendered, because somebody waits for it: Python runs one thread at a time, and would
+        give each its turn. Called between two pieces of work; waits for ``WAY_SECONDS`` at most.
+        """
+        if self.rendering.acquire(timeout=WAY_SECONDS):
+            self.rendering.release()
 
     def observe(self, snapshot: Snapshot, _state: object) -> None:
         """Listener of the monitor: keep the newest known GPUs and owners, and the pods with engines."""

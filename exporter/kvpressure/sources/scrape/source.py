@@ -206,7 +206,7 @@ class EngineSource:
         self._results: SimpleQueue[tuple[_Feed, Scrape | None, Counter[str]]] = SimpleQueue()  # None: internal error
         self._errors: Counter[str] = Counter()  # since the last read
         self._pool = _FetchThreads(self._max_targets, self._work)
-        self._bounds = ScrapeLimits(settings.shared.way.give)
+        self._bounds = ScrapeLimits(settings.shared.give_way)
         self._events = EventFollower()
         self._lock = threading.Lock()
         self._feeds: dict[str, _Feed] = {}

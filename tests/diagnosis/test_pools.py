@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import pytest
 
 from kvpressure.advice.mitigation import cause, explained, plan
 from kvpressure.advice.plan import pressure_plan
+from kvpressure.diagnosis import diagnose
+from kvpressure.diagnosis.diagnose import compared
 from kvpressure.model.pools import ARGS, LABEL, EnginePool
 from kvpressure.model.state import ALONE_FULL, ALONE_SLOW, OTHER_HAS_ROOM, OTHER_IS_FULL, Imbalance, State
 from kvpressure.publish.diagnosis_json import engine_entry
@@ -149,3 +151,13 @@ def test_one_replica_that_is_ten_times_slower_than_the_others_is_named() -> None
         "r-2": Imbalance(ALONE_SLOW, "", 3, 4)
     }
     assert plan(found["r-2", "0"], T).actions[0].title == "Send the requests to the other engines"
+
+
+def test_a_pool_is_compared_once_for_all_its_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = play_pods(90, {"d-0": Pod(on("decode"), [FULL], BOTH)})["d-0", "0"]
+    looked: list[int] = []
+    alike = diagnose._alike
+    monkeypatch.setattr(diagnose, "_alike", lambda engines, *what: looked.append(len(engines)) or alike(engines, *what))
+    pool = tuple(replace(full, key=replace(full.key, pod=f"d-{number}")) for number in range(64))
+    assert {engine.imbalance for engine in compared(pool, T)} == {None}
+    assert sum(looked) <= 6 * len(pool)

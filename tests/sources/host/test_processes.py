@@ -330,6 +330,24 @@ def test_files_are_looked_through_only_when_processes_or_sockets_changed(
     assert [target.port for target in settings.shared.targets] == [8000, 8001]
 
 
+def test_the_table_of_sockets_is_walked_only_where_a_process_serves(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[str] = []
+    listening = ProcessesSource._listening
+    monkeypatch.setattr(
+        ProcessesSource, "_listening", lambda self, folder: walked.append(folder) or listening(self, folder)
+    )
+    host.network((ANY, 8000, 11))
+    host.process(60, ["sleep", "9"], 11)
+    source, _ = host.source()
+    source.read()
+    assert walked == []
+    host.process(50, VLLM, 11)
+    source.read()
+    assert walked == ["net"]
+
+
 class TestHostile:
     def test_another_users_process_costs_the_others_nothing(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         host.network((ANY, 8000, 11), (ANY, 8001, 12))

@@ -431,6 +431,23 @@ def test_what_one_target_leaves_is_there_for_the_others():
     assert len(second.scan(page).engines) == MAX_ENGINES, "and takes nothing"
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param(RUNNING.replace("3.0", "9.0") + "# TYPE x \udcff\n", id="fails half way"),
+        pytest.param(RUNNING.replace("3.0", "9.0") + "# TYPE x counter\n", id="another comment"),
+        pytest.param(RUNNING.replace("3.0", '9.0 # {trace="a"} 7.0') + "# TYPE x gauge\n", id="an exemplar"),
+        pytest.param(RUNNING.replace("3.0", "9.0") + "\n# TYPE x gauge\n", id="another line"),
+        pytest.param("# TYPE x gauge\n" + RUNNING.replace("3.0", "9.0"), id="another order"),
+    ],
+)
+def test_what_is_remembered_of_a_page_changes_none_after_it(between):
+    scanner, page = Scanner(), RUNNING + "# TYPE x gauge\n"
+    for text in (page, between, page, between, between.replace("7.0", "8.0"), page):
+        raw = text.encode(errors="surrogateescape")
+        assert scanner.scan(raw) == Scanner().scan(raw)
+
+
 def test_as_many_lines_as_allowed():
     assert scan(RUNNING + "\n" * (MAX_LINES - 1)).error is None
     assert scan(RUNNING + "\n" * MAX_LINES).error == "too_large"

@@ -248,13 +248,13 @@ class Scanner:
             if len(lines) != len(known_lines):
                 return False
             for place in compress(count(), map(ne, lines, known_lines)):
-                key, _, number = lines[place].rpartition(b" ")
-                if key != known_lines[place].rpartition(b" ")[0]:
+                key, _, number = lines[place].decode().rpartition(" ")
+                if key != known_lines[place].decode().rpartition(" ")[0]:
                     return False
                 at = self._starts[changed] + place
                 known = series[at]
                 if known is not None:
-                    value = values[at] = number_in(number.decode(), known.ceiling)
+                    value = values[at] = number_in(number, known.ceiling)
                     if value is None:
                         return False
         self._families = families

@@ -97,6 +97,14 @@ def test_the_levels_are_those_that_the_documentation_names() -> None:
     assert {level(pod) for pod in pods(CI_VALUES["minimal-values"] | {"runAsUser": 65532})} == {"restricted"}
 
 
+def test_autopilot_gets_no_right_and_no_directory_of_the_node_but_its_logs() -> None:
+    for pod in pods(CI_VALUES["gke-autopilot-values"]):
+        paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+        assert paths == {"/var/log/pods"}
+        assert not any(one["securityContext"].get("privileged") for one in pod["containers"])
+        assert not any(pod.get(name) for name in ("hostNetwork", "hostPID", "hostIPC"))
+
+
 def test_the_pod_of_helm_test_is_restricted_and_has_no_token() -> None:
     (pod,) = (item["spec"] | {"volumes": []} for item in helm_test_objects())
     assert level(pod) == "baseline" if pod["securityContext"].get("runAsUser") == 0 else "restricted"

@@ -46,7 +46,7 @@ compiled:        ## the tests as bytecode, once for all processes that will impo
 	@$(PYTEST) --collect-only -q >/dev/null || $(PYTEST) --collect-only -q
 
 unit:            ## all tests, in parallel; those in real time first, with no more processes than cores
-	$(PYTEST) -n $(CORES) --dist loadfile -q -m real_time
+	$(PYTEST) -n $(CORES) --dist loadfile -q -m real_time $(shell grep -rl --include='test_*.py' mark.real_time tests)
 	$(PYTEST) $(PARALLEL) -q -m "not real_time"
 
 generate:        ## write the generated files: rules, dashboards, runbooks, references, chart, manifests

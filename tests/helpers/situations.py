@@ -14,6 +14,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil, isfinite, log2
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,14 @@ class Fired:
         return self.severity == "critical"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Situation:
     """One situation: its series as value runs, and what is expected. Minutes from its beginning."""
 
     name: str
     what: str
     expect: str
-    series: Mapping[str, str]
+    given: Mapping[str, str]
     minutes: float = MINUTES
     by: tuple[str, ...] = ()
     ticket_by: tuple[str, ...] = ()
@@ -93,13 +94,23 @@ class Situation:
     copied_recordings: bool = False
     excluded_at: Mapping[float, str] = field(default_factory=dict)
 
+    @property
+    def series(self) -> Mapping[str, str]:
+        """What is given, and what the exporter derives from it."""
+        return _all_series(self)
+
     def why_excluded(self, scrape: float) -> str:
         """Why it is not expected to do what it should at this scrape interval; empty where it is."""
         return self.excluded or self.excluded_at.get(self.scrape or scrape, "")
 
 
+@cache
+def _all_series(situation: Situation) -> Mapping[str, str]:
+    return with_derived(situation.given, situation.minutes)
+
+
 def load() -> list[Situation]:
-    document = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    document = yaml.load(FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
     return [_situation(item, document["labels"], document["packs"]) for item in document["situations"]]
 
 
@@ -115,7 +126,7 @@ def _situation(item: Mapping[str, Any], labels: Mapping[str, str], packs: Mappin
         item["id"],
         item["what"],
         item["expect"],
-        with_derived(series, minutes),
+        series,
         minutes,
         tuple(item.get("by", ())),
         tuple(item.get("ticket_by", ())),

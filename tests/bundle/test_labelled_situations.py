@@ -10,7 +10,9 @@ import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,6 +21,7 @@ from kvpressure.bundle.render import RULES, render
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.values import BundleValues
 from kvpressure.settings.thresholds import builtin
+from tests.helpers.rule_cases import needed_by
 from tests.helpers.situations import Fired, Situation, complaints, judge, load
 
 SITUATIONS = load()
@@ -76,12 +79,20 @@ BARE = 'namespace="",pod="10.0.0.9:8000",model_name="m",engine="0"'
 CAUSE = ',verdict="{}",stage="",cause="{}",action="{}"'
 
 
-SITE = Options(builtin(), BundleValues(dashboard_base_url="https://grafana.internal"))
+SITE = "https://grafana.internal"
 
 
-def rendered(folder: Path, series: Mapping[str, str], alert: str, options: Options = SITE) -> str:
+@cache
+def groups_linking(dashboards: str) -> list[dict[str, Any]]:
+    options = Options(builtin(), BundleValues(dashboard_base_url=dashboards))
+    found: list[dict[str, Any]] = yaml.load(render(options)[RULES], yaml.CSafeLoader)["groups"]
+    return found
+
+
+def rendered(folder: Path, series: Mapping[str, str], alert: str, dashboards: str = SITE) -> str:
     """What promtool says of the alert's texts after twenty minutes of the series."""
-    (folder / "rules.yaml").write_text(render(options)[RULES])
+    groups = needed_by(alert, groups_linking(dashboards))
+    (folder / "rules.yaml").write_text(yaml.dump({"groups": groups}, Dumper=yaml.CSafeDumper))
     case = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -271,5 +282,5 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
 @pytest.mark.parametrize("alert", SPOKEN)
 def test_the_text_says_what_is_down_why_and_what_to_type(tmp_path: Path, alert: str) -> None:
     series, said = SPOKEN[alert]
-    output = rendered(tmp_path, series, alert, Options(builtin()))
+    output = rendered(tmp_path, series, alert, "")
     assert [text for text in said if text not in output] == [], output

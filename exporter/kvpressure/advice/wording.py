@@ -29,7 +29,7 @@ def no_events(cache: CacheSignals) -> str:
     """Why KV events do not show what is in the prefix cache, "" = they do."""
     if not cache.events_complete:
         return "no KV events are read"
-    (reason,) = cache.events_complete
+    reason = next(iter(cache.events_complete))
     return reason and f"KV events are incomplete ({in_words(reason)})"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvpressure.advice.caps import MAX_REJECTED, PlanInput, caps_for
+from kvpressure.advice.limits import MAX_REJECTED, PlanInput, caps_for
 from kvpressure.advice.mitigation import explained
 from kvpressure.model import readings as r
 from kvpressure.model.readings import Histogram

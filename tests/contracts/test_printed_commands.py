@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvpressure.advice import triage
-from kvpressure.advice.caps import PlanInput
+from kvpressure.advice.limits import PlanInput
 from kvpressure.advice.mitigation import plan
 from kvpressure.advice.plan import pressure_plan
 from kvpressure.cli import main

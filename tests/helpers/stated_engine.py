@@ -7,7 +7,7 @@ from typing import Any
 
 from kvpressure.advice import limits as advice
 from kvpressure.advice import mitigation
-from kvpressure.advice.caps import MAX_REJECTED
+from kvpressure.advice.limits import MAX_REJECTED
 from kvpressure.advice.plan import pressure_plan
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.signals import BatchSignals, ContextSignals, KvSignals, LoadSignals, MemorySignals, Signals

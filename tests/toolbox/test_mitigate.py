@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvpressure.advice.caps import Caps, PlanInput
+from kvpressure.advice.limits import Caps, PlanInput
 from kvpressure.advice.plan import pressure_plan
 from kvpressure.model.signals import ContextSignals
 from kvpressure.settings.thresholds import builtin

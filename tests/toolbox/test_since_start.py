@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvpressure.advice.caps import PlanInput, caps_for
+from kvpressure.advice.limits import PlanInput, caps_for
 from kvpressure.advice.plan import pressure_plan
 from kvpressure.advice.triage import TriageStep
 from kvpressure.model.readings import EngineReading, Histogram

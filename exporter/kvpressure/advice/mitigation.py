@@ -11,17 +11,19 @@ from urllib.parse import urlsplit
 from kvpressure.advice.action import (
     Action,
     container_limits,
+    failures,
     is_pod,
     mended_tier,
     of_pod,
+    of_transfers,
     on_host,
+    roll_out,
+    start_failure,
     value_and_flag,
     workload,
 )
-from kvpressure.advice.caps import PlanInput
-from kvpressure.advice.failures import failures, of_transfers, start_failure
-from kvpressure.advice.limits import past_peak, peer_of, requests_that_fit, side_of
-from kvpressure.advice.plan import of_pools, pressure_steps, reuse_plan, roll_out
+from kvpressure.advice.limits import PlanInput, past_peak, peer_of, requests_that_fit, side_of
+from kvpressure.advice.plan import of_pools, pressure_steps, reuse_plan
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import floor
 from typing import Final
 
-from kvpressure.advice.action import Action, added_tier, advised, mended_tier, on_host
-from kvpressure.advice.caps import (
+from kvpressure.advice.action import Action, added_tier, advised, mended_tier, on_host, roll_out, rolled_out
+from kvpressure.advice.limits import (
     MAX_REJECTED,
     ROUNDING,
     UNSEEN,
@@ -22,15 +22,15 @@ from kvpressure.advice.caps import (
     caps_for,
     measured_at_once,
     must_fit_together,
+    requests_that_fit,
     running_at_once,
+    side_of,
 )
-from kvpressure.advice.limits import requests_that_fit, side_of
 from kvpressure.advice.wording import no_events
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.pools import OTHER_SIDE
-from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import ALONE_FULL, ALONE_SLOW, OTHER_HAS_ROOM, OTHER_IS_FULL, EngineState
 from kvpressure.printable import command, named, say
 from kvpressure.settings.thresholds import Thresholds
@@ -629,21 +629,6 @@ def _roll_out(engine: PlanInput, workload: tuple[str, ...]) -> Action:
     )
 
 
-def roll_out(key: EngineKey, workload: tuple[str, ...]) -> tuple[str, ...]:
-    """Commands that change the arguments of a workload and watch; ``workload`` as in ``pressure_plan``."""
-    return (command("kubectl", "edit", *workload), _watch(workload)) if workload else on_host(key, "restart")
-
-
-def _watch(workload: tuple[str, ...]) -> str:
-    if workload[-1].startswith(_ROLLED):
-        return command("kubectl", "rollout", "status", *workload)
-    return command("kubectl", "get", *workload, "-w")
-
-
-_ROLLED: Final = ("deploy", "statefulset", "daemonset")
-"""Workloads that kubectl rolls out; others are left to their controllers."""
-
-
 def _restart(engine: PlanInput, workload: tuple[str, ...]) -> Action:
     reasons = {
         "crash_loop": "crash loop",
@@ -669,7 +654,7 @@ def _restart(engine: PlanInput, workload: tuple[str, ...]) -> Action:
             else f"a restart is for crash loops, OOM kills and fragmented memory. {'. '.join(found)}"
         ),
         commands=(
-            (command("kubectl", "rollout", "restart", *workload), _watch(workload))
+            (command("kubectl", "rollout", "restart", *workload), rolled_out(workload))
             if workload
             else on_host(engine.engine.key, "restart")
         ),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from kvpressure.advice.action import in_namespace, workload
-from kvpressure.advice.caps import MAX_REJECTED
+from kvpressure.advice.limits import MAX_REJECTED
 from kvpressure.advice.plan import pressure_plan
 from kvpressure.errors import InputError
 from kvpressure.model.state import EngineState

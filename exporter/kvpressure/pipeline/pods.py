@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvpressure.advice.failures import start_failure
+from kvpressure.advice.action import start_failure
 from kvpressure.model.log_events import EVENTS, OUT_OF_MEMORY
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import OOM_EXIT_CODE, ContainerReading, Run, Snapshot

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kvpressure.advice import mitigation, triage
-from kvpressure.advice.caps import PlanInput
+from kvpressure.advice.limits import PlanInput
 from kvpressure.model import ceilings
 from kvpressure.model.readings import EngineKey, GpuReading
 from kvpressure.model.signals import ContextSignals, Signals

@@ -9,7 +9,7 @@ from __future__ import annotations
 from string import Template
 from typing import Final
 
-from kvpressure.advice.caps import Caps
+from kvpressure.advice.limits import Caps
 
 BYTES_PER_TOKEN: Final = 6
 _ENVELOPE_BYTES: Final = 2048  # JSON around the prompt

@@ -13,6 +13,7 @@ OPENING = {"open", "fdopen", "read_text", "read_bytes", "write_text", "write_byt
 BY_NAME = {"load_cert_chain", "load_verify_locations", "create_default_context"}  # of libraries that open by name
 OPENED_ELSEWHERE = {
     ("capacity/models.py", "FILE.read_text"): "a file of this package",
+    ("engines/options.py", "path.read_text"): "a file of this package",
     ("publish/page/render.py", "(_FOLDER / name).read_text"): "a file of this package",
     ("settings/thresholds.py", "_CONSTANTS.read_text"): "a file of this package",
     ("settings/thresholds.py", "_FILE.read_text"): "a file of this package",

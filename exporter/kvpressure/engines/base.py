@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
 from kvpressure.engines.command import Command, Endpoints, Host
+from kvpressure.engines.options import Options
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import EngineArgs
@@ -370,8 +371,8 @@ class EngineDialect:
         return self.flag(name).removeprefix("--").replace("-", "_") or name
 
     # --- manifests and stored series
-    misspelt: Callable[[Iterable[str]], Mapping[str, str]] = lambda _: {}
-    """Argument names that no release has -> the argument probably meant."""
+    options: Options = field(default_factory=lambda: Options({}, frozenset()))
+    """Its options, by which a command line is read and misspelt names are found."""
     series_pattern: str = ""
     """Regular expression of its series' names, for queries to Prometheus."""
     series_labels: frozenset[str] = frozenset()

@@ -35,7 +35,7 @@ def mistake(argv: Sequence[str]) -> Mistake | None:
     """The first mistake; None without any. A name that resembles no known option is none: a release may have it."""
     server = named_by(argv)
     args = server.read_command(argv, {}).args
-    for name, meant in server.misspelt(args.explicit).items():
+    for name, meant in server.options.misspelt(args.explicit).items():
         what = f"{server.flag(name)} is not an option of {server.title}"
         return Mistake(what, f"options of {server.title}", server.flag(meant))
     for name in WITH_VALUE:

@@ -359,7 +359,7 @@ def _traffic(s: Subject) -> Iterator[Item]:
 
 
 def _reviewable(s: Subject) -> Iterator[Item]:
-    misspelt = s.dialect.misspelt(s.args.explicit)
+    misspelt = s.dialect.options.misspelt(s.args.explicit)
     if misspelt:
         yield Item(
             Found(

@@ -70,7 +70,7 @@ def test_mem_fraction_static_is_read_and_bounds_no_device_memory() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("--tp", "4", "--dp", "2", "--pp", "2"),
+        ("--tp", "4", "--dp", "2", "--pp-size", "2"),
         ("--tp-size", "4", "--dp-size", "2", "--pp-size", "2"),
         ("--tensor-parallel-size=4", "--data-parallel-size=2", "--pipeline-parallel-size=2"),
     ],

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from kvpressure.engines import shell
 from kvpressure.engines.command import CUT, Command, Endpoints, Host, dynamo, on_first_node
+from kvpressure.engines.options import read_options
 from kvpressure.engines.public import PublicNames
 from kvpressure.engines.shell import REFERENCE, UNKNOWN, base
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.redaction import REDACTED
 
 OPTIONS: Final[Mapping[str, str]] = {  # common name -> SGLang's name
     "model": "model_path",
@@ -24,12 +25,8 @@ OPTIONS: Final[Mapping[str, str]] = {  # common name -> SGLang's name
     "pipeline_parallel_size": "pp_size",
     "data_parallel_size": "dp_size",
 }
-_NORMAL: Final[Mapping[str, str]] = {
-    **{own: name for name, own in OPTIONS.items()},
-    "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size",
-    "dp": "data_parallel_size",
-}
+COMMON: Final[Mapping[str, str]] = {own: name for name, own in OPTIONS.items()}
+KNOWN_OPTIONS: Final = read_options(Path(__file__).with_name("options.json"), COMMON)
 VARIABLES: Final = ("SGLANG_", "SGL_")
 """Prefixes of the variables that the server reads."""
 NO_FLAG: Final = frozenset(
@@ -62,9 +59,6 @@ _TEXTS: Final = frozenset(  # options whose values are names, types or modes
         "tool_call_parser",
     ]
 )
-_FLAG: Final = re.compile(r"(?:enable|disable|allow|skip|trust|show|is|log)_\w+")
-_VALUED: Final = re.compile(r"log_level(?:_http)?|log_requests_level|log_requests_format")
-_NUMBER: Final = re.compile(r"-?\d{1,15}(?:\.\d{1,12})?")
 _NAMED: Final = re.compile(
     r"\bdynamo\.sglang\b|\bsglang\.launch_server\b|\bsglang[ \t]++serve\b|\bsgl_jax\.launch_server\b"
 )
@@ -105,11 +99,13 @@ def read(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
 
 
 def _after_start(command: Sequence[str]) -> Sequence[str] | None:
-    """The words after those that start the server; ``None`` if nothing starts it."""
+    """The words after those that start the server, a model in front as an option; ``None`` if nothing starts it."""
     for index, word in enumerate(command):
         following = command[index + 1] if index + 1 < len(command) else ""
         if base(word) == "sglang" and following == "serve":
-            return command[index + 2 :]
+            rest = command[index + 2 :]
+            named = rest and not rest[0].startswith("-") and UNKNOWN not in rest[0] and rest[0] != CUT
+            return ["--model-path", *rest] if named else rest
         if word in _MODULES or word.endswith("sglang/launch_server.py"):
             return command[index + 1 :]
     return None
@@ -120,42 +116,13 @@ def _bare(tokens: Sequence[str]) -> bool:
 
 
 def _arguments(words: Sequence[str], understood: bool, env: Mapping[str, str]) -> EngineArgs:
-    options = list(_options(words))
+    options = list(KNOWN_OPTIONS.read(words))
     values = {name: value for name, value in options if name}
-    hidden = any(UNKNOWN in name for name in values) or any(
-        UNKNOWN in (word or "") for name, word in options if not name
-    )
-    complete = understood and not hidden and "config" not in values and CUT not in words
+    complete = understood and KNOWN_OPTIONS.explain(options) and "config" not in values and CUT not in words
     complete = complete and not any(REFERENCE.search(word) for word in words if not word.startswith("--"))
     shown = {name: value for name, value in values.items() if UNKNOWN not in name}
     own = {name: value for name, value in env.items() if name.startswith(VARIABLES)}
     return EngineArgs(shown, frozenset(shown), complete, own)
-
-
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """(common name, value) of every option; a flag is ``True``. Other words have the name ""."""
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if not word.startswith("--") or len(word) < 3:
-            yield "", word
-            continue
-        head, equals, value = word[2:].partition("=")
-        name = head.replace("-", "_")
-        name = _NORMAL.get(name, name)
-        given: str | None = value if equals else None
-        flag = _FLAG.fullmatch(name) and not _VALUED.fullmatch(name)
-        if given is None and not flag and index < len(words) and _is_value(words[index]):
-            given = words[index]
-            index += 1
-            while name == "lora_paths" and index < len(words) and _is_value(words[index]):
-                index += 1
-        yield name, "True" if given is None else None if UNKNOWN in given or given == REDACTED else given
-
-
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or _NUMBER.fullmatch(word) is not None
 
 
 # --- Kubernetes ----------------------------------------------------------------------------------------------------

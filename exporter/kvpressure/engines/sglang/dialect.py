@@ -57,6 +57,7 @@ SGLANG: Final = EngineDialect(
     features=limits.features,
     flag=arguments.option,
     words={"preemption": "retraction", "preemptions": "retractions", "preempted": "retracted"},
+    options=arguments.KNOWN_OPTIONS,
     series_pattern=aliases.SERIES_PATTERN,
     series_labels=aliases.SERIES_LABELS,
 )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from kvpressure.engines import shell
 from kvpressure.engines.command import CUT, Command, Endpoints, on_first_node
-from kvpressure.engines.shell import REFERENCE, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
-from kvpressure.engines.vllm.options import full
+from kvpressure.engines.options import read_options
+from kvpressure.engines.shell import SHELLS, UNKNOWN, UNKNOWN_WORDS, base
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.redaction import REDACTED
 
 _NOT_MODELS: Final = frozenset(
     {
@@ -32,28 +32,7 @@ _NOT_MODELS: Final = frozenset(
         "exec",
     }
 )
-_SHORT: Final = {
-    "-tp": "tensor_parallel_size",
-    "-pp": "pipeline_parallel_size",
-    "-dp": "data_parallel_size",
-    "-dcp": "decode_context_parallel_size",
-    "-q": "quantization",
-    "-asc": "api_server_count",
-    "-n": "nnodes",
-    "-r": "node_rank",
-    "-dpl": "data_parallel_size_local",
-    "-dpr": "data_parallel_start_rank",
-    "-dpm": "data_parallel_multi_port_external_lb",
-    "-ep": "enable_expert_parallel",
-    "-O": "optimization_level",
-}
-_FLAG = re.compile(
-    r"(?:enable|disable|allow|skip|use|show|log|return|trust)_\w+|enforce_eager|headless|async_scheduling|"
-    r"data_parallel_\w+_lb|calculate_kv_scales|language_model_only|fully_sharded_loras|h2c|aggregate_engine_logging"
-)
-_VALUED: Final = frozenset(
-    {"log_config_file", "show_hidden_metrics_for_version"}
-)  # named like a flag, yet with a value
+OPTIONS: Final = read_options(Path(__file__).with_name("options.json"), {})
 OF_VLLM: Final = frozenset(
     {
         "model",
@@ -68,7 +47,6 @@ OF_VLLM: Final = frozenset(
     }
 )
 """Arguments that identify words as vLLM's, whatever program they go to."""
-_NUMBER = re.compile(r"-\d+(?:\.\d+)?")
 _SERVER = re.compile(r"vllm(?<!\wvllm)(?:\s++serve\b|\.entrypoints\b)")
 _WRAPPER = re.compile(r"\S*/vllm/inference_api\.py|dynamo\.vllm|huggingfaceserver")
 """Programs that run vLLM inside and set some of its arguments: KAITO, NVIDIA Dynamo's worker, KServe's Hugging Face
@@ -113,7 +91,7 @@ def names_server(argv: Sequence[str]) -> bool:
 def _arguments(tokens: Sequence[str], env: Mapping[str, str], understood: bool) -> EngineArgs:
     """``tokens``: of a server or an image's entry point."""
     rest, model, complete = _engine_part(tokens)
-    options = list(_options(rest))
+    options = list(OPTIONS.read(rest))
     values = {name: value for name, value in options if name}
     if model is not None:
         values.setdefault("model", None if UNKNOWN in model else model)
@@ -130,15 +108,12 @@ def _arguments(tokens: Sequence[str], env: Mapping[str, str], understood: bool) 
 
 
 def _hides_options(options: Iterable[tuple[str, str | None]], rest: Sequence[str], model: str | None) -> bool:
-    """Whether a variable may contain further options; in place of a value it is taken for one word."""
-    if any(token == CUT or (token and not token.strip(UNKNOWN)) for token in rest):
-        return True
-    if model is not None and not model.strip(UNKNOWN) and (not rest or model == UNKNOWN_WORDS):
-        return True
-    return any(
-        UNKNOWN in name or (not name and word is not None and (UNKNOWN in word or REFERENCE.search(word) is not None))
-        for name, word in options
-    )
+    """Whether a variable or an unknown word may bring further options; in place of a value a variable is taken for one
+    word.
+    """
+    of_model = model is not None and not model.strip(UNKNOWN) and (not rest or model == UNKNOWN_WORDS)
+    in_rest = any(token == CUT or (token and not token.strip(UNKNOWN)) for token in rest)
+    return of_model or in_rest or not OPTIONS.explain(options)
 
 
 def endpoints(args: EngineArgs) -> Endpoints:
@@ -181,39 +156,3 @@ def _engine_part(tokens: Sequence[str]) -> tuple[Sequence[str], str | None, bool
         and (len(tokens) == 1 or tokens[1].startswith("-"))
     )
     return (tokens[1:], first, True) if entry_point_model else (tokens, None, False)
-
-
-def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """(name, value) of every option; a flag is ``True``, ``--no-x`` makes x ``False``. Other words have the name ""."""
-    index = 0
-    while index < len(tokens):
-        token = tokens[index]
-        index += 1
-        name, value = _name(token)
-        if not name:
-            yield "", token
-            continue
-        if value is None and index < len(tokens) and _takes(name, tokens[index]):
-            value = tokens[index]
-            index += 1
-        if value is None and name.startswith("no_"):
-            yield name[3:], "False"
-        else:
-            yield name, "True" if value is None else None if UNKNOWN in value or value == REDACTED else value
-
-
-def _name(token: str) -> tuple[str, str | None]:
-    """(option name, value after ``=`` or None); name "" for other words."""
-    head, equals, value = token.partition("=")
-    if head in _SHORT:
-        return _SHORT[head], value if equals else None
-    if not head.startswith("--") or len(head) < 3:
-        return "", None
-    return full(head[2:].replace("-", "_")), value if equals else None
-
-
-def _takes(name: str, following: str) -> bool:
-    """Whether ``following`` is the value of option ``name``."""
-    if name.startswith("no_") or (_FLAG.fullmatch(name) and name not in _VALUED):
-        return following.lower() in ("true", "false", "0", "1")
-    return not following.startswith("-") or _NUMBER.fullmatch(following) is not None

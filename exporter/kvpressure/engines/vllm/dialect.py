@@ -7,7 +7,7 @@ from typing import Final
 
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.command import mentions, version_in_tag
-from kvpressure.engines.vllm import command_line, limits, log_lines, options, page, pods, public
+from kvpressure.engines.vllm import command_line, limits, log_lines, page, pods, public
 
 VLLM: Final = EngineDialect(
     name="vllm",
@@ -60,7 +60,7 @@ VLLM: Final = EngineDialect(
     flags_since={"watermark": "0.24", "kv_offloading_size": "0.14"},  # before 0.14 with a backend (pull request 32421)
     deferred_since="0.20",
     words={"broadcast_wait": "no free shared-memory broadcast block"},
-    misspelt=options.misspelt,
+    options=command_line.OPTIONS,
     series_pattern=page.SERIES_PATTERN,
     series_labels=page.SERIES_LABELS,
 )

@@ -88,8 +88,8 @@ class Options:
 
     def _shortened(self, head: str) -> tuple[str, str] | None:
         """The only option that begins so: servers accept a beginning that no two options share."""
-        first = bisect_left(self.ordered, head)
-        begun = takewhile(lambda spelling: spelling.startswith(head), self.ordered[first:])
+        following = self.ordered[bisect_left(self.ordered, head) :]
+        begun = takewhile(lambda spelling: spelling.startswith(head), following)
         option = self.spellings.get(next(begun, ""))
         return option if all(self.spellings[other] == option for other in begun) else None
 
@@ -97,8 +97,7 @@ class Options:
         """Unknown names -> the deciding option that is one or two letters away."""
         deciding = [*filter(self.knows, _DECIDING)]
         unknown = sorted(name for name in set(names) if not self.knows(name))
-        near = {name: difflib.get_close_matches(name, deciding, 1, _CLOSE) for name in unknown}
-        return {name: found[0] for name, found in near.items() if found}
+        return {name: near[0] for name in unknown if (near := difflib.get_close_matches(name, deciding, 1, _CLOSE))}
 
 
 def _takes(kind: str, following: str) -> bool:

@@ -118,8 +118,8 @@ def _bare(tokens: Sequence[str]) -> bool:
 def _arguments(words: Sequence[str], understood: bool, env: Mapping[str, str]) -> EngineArgs:
     options = list(KNOWN_OPTIONS.read(words))
     values = {name: value for name, value in options if name}
-    complete = understood and KNOWN_OPTIONS.explain(options) and "config" not in values and CUT not in words
-    complete = complete and not any(REFERENCE.search(word) for word in words if not word.startswith("--"))
+    hidden = CUT in words or any(REFERENCE.search(word) for word in words if not word.startswith("--"))
+    complete = understood and not hidden and KNOWN_OPTIONS.explain(options) and "config" not in values
     shown = {name: value for name, value in values.items() if UNKNOWN not in name}
     own = {name: value for name, value in env.items() if name.startswith(VARIABLES)}
     return EngineArgs(shown, frozenset(shown), complete, own)

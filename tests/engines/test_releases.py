@@ -66,7 +66,7 @@ def test_what_no_release_has_may_set_anything(engine: str, words: tuple[str, ...
     [
         (("--device-memory-utilization", "0.8"), "gpu_memory_utilization", "0.8"),
         (("--disable-prefix-caching",), "enable_prefix_caching", "False"),
-        (("--no-enable-prefix-caching",), "enable_prefix_caching", "False"),
+        (("--enable-chunked-prefill", "False"), "enable_chunked_prefill", "False"),
         (("--served-model-name", "a", "b", "--port", "1"), "served_model_name", "a"),
         (("-O3",), "compilation_config", "3"),
         (("-cc.cudagraph_mode", "NONE"), "compilation_config.cudagraph_mode", "NONE"),

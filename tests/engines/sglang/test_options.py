@@ -67,19 +67,6 @@ def test_mem_fraction_static_is_read_and_bounds_no_device_memory() -> None:
 # --- parallel sizes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--tp", "4", "--dp", "2", "--pp-size", "2"),
-        ("--tp-size", "4", "--dp-size", "2", "--pp-size", "2"),
-        ("--tensor-parallel-size=4", "--data-parallel-size=2", "--pipeline-parallel-size=2"),
-    ],
-)
-def test_parallel_sizes_have_two_spellings(words: tuple[str, ...]) -> None:
-    args = started(*words)
-    assert (args.tensor_parallel_size, args.data_parallel_size, args.pipeline_parallel_size) == (4, 2, 2)
-
-
 def test_ranks_of_data_parallel_attention_share_the_limits_and_others_have_their_own() -> None:
     words = ("--dp-size", "4", "--max-running-requests", "128", "--chunked-prefill-size", "8192")
     shared = limits(*words, "--enable-dp-attention")

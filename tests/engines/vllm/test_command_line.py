@@ -146,17 +146,6 @@ def test_an_unseen_command_line_leaves_open_what_was_set(argv: list[str]) -> Non
     assert found.is_explicit("max_num_batched_tokens") is None
 
 
-def test_flags_take_no_value_and_no_turns_off() -> None:
-    words = "--enforce-eager --no-enable-prefix-caching --enable-chunked-prefill False --trust-remote-code"
-    assert read(shlex.split(f"vllm serve {words} --max-num-seqs 4")).args.values == {
-        "enforce_eager": "True",
-        "enable_prefix_caching": "False",
-        "enable_chunked_prefill": "False",
-        "trust_remote_code": "True",
-        "max_num_seqs": "4",
-    }
-
-
 def test_short_names_lists_and_json() -> None:
     found = read(
         shlex.split(

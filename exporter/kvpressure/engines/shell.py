@@ -3,7 +3,8 @@
 Discovery needs it where only a manifest is seen: a pod that has not started has neither a process nor a log, and which
 of two branches a pod takes, or where its server listens, stands nowhere else. Anybody may have written the script. The
 text is read once, except for the scripts of ``eval`` and nested shells, to a fixed depth; the length of expanded
-variables is bounded. A here-document is read as commands: it may be a script. Pure; never raises.
+variables is bounded. A here-document is read as commands: it may be a script. Which branch a ``case`` takes stays
+unknown. Pure; never raises.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kvpressure.model.frozen import frozen
 
 UNKNOWN: Final = "\x00"  # stands for the unknown text of a variable or substitution
 UNKNOWN_WORDS: Final = UNKNOWN * 2  # for any number of unknown words, however quoted: an array
+_ITEM: Final = "\x01"  # before each word of an array, in the value of its variable
 
 SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 SET: Final = re.compile(r"([A-Za-z_]\w*+)(\+?)=")
@@ -185,11 +187,11 @@ def _opposite(result: bool | None) -> bool | None:
 
 class _Block:
     """An open condition, loop or group. ``runs``: whether its present branch does; ``later``: whether another one may
-    still be taken; ``subject``: of a ``case``.
+    still be taken.
     """
 
-    def __init__(self, word: str, runs: bool | None, subject: str = "") -> None:
-        self.word, self.subject = word, subject
+    def __init__(self, word: str, runs: bool | None) -> None:
+        self.word = word
         self.runs = self.later = runs
 
     def decide(self, result: bool | None) -> None:
@@ -205,14 +207,14 @@ class _Scan:
         self,
         text: str,
         parameters: Sequence[str],
-        variables: MutableMapping[str, str | Sequence[str]],
+        variables: MutableMapping[str, str],
         budget: WorkBudget,
         nested: int,
         certain: bool = True,
     ) -> None:
         self.commands: list[SimpleCommand] = []
         self._text, self._at = text, 0
-        self._variables = variables  # a text, or the words of an array
+        self._variables = variables
         self._parameters = parameters
         self._budget = budget
         self._nested = nested
@@ -223,9 +225,8 @@ class _Scan:
         self._splits = True  # blanks that a variable brings end the word: not in an assignment
         self._redirection = ""
         self._depth = 0
-        self._array: tuple[str, list[str]] | None = None  # what is assigned, and the command before it
+        self._outer: tuple[str, list[str]] | None = None  # an array's name with "=", and the command before it
         self._blocks: list[_Block] = []
-        self._patterns: list[str] | None = None  # of the branch of a ``case`` that is about to begin
         self._before = ""  # the operator before the command
         self._status: bool | None = None  # whether the last command succeeded
         self._passes: bool | None = None  # the same, where a program that is no test is taken to succeed
@@ -267,13 +268,12 @@ class _Scan:
 
     def _operate(self, sign: str) -> None:
         if sign == "(" and self._word is not None and SET.fullmatch("".join(self._word)):
-            self._array, self._word, self._command = ("".join(self._word), self._command), None, []
-        elif self._array is not None and sign in ")\n":
+            self._outer, self._word, self._command = ("".join(self._word), self._command), None, []
+        elif self._outer is not None and sign in ")\n":
             self._end_word()
             if sign == ")":
-                (name, before), self._array = self._array, None
-                words, self._command = self._command, before
-                self._follow([name], "", words)
+                (name, before), self._outer = self._outer, None
+                self._word, self._command = [name, *(_ITEM + word for word in self._command)], before
         else:
             self._end_command(sign)
 
@@ -372,13 +372,12 @@ class _Scan:
         return self._value(found[1], quoted) if value is not None and (value or ":" not in found[3]) else otherwise
 
     def _value(self, name: str, quoted: bool, many: bool = False) -> list[_Piece]:
-        """What a variable or all positional parameters bring."""
-        value = self._parameters if name in ("@", "*") else self._variables.get(name)
-        if value is None:
-            return [(UNKNOWN_WORDS if many else UNKNOWN, not quoted)]
-        if isinstance(value, str):
-            return [(value if self._budget.takes(value) else UNKNOWN, not quoted)]
-        words = value if many or name in ("@", "*") else value[:1]
+        """What a variable, a whole array (``many``) or all positional parameters bring."""
+        value, words = self._variables.get(name), self._parameters
+        if name not in ("@", "*"):
+            if value is None:
+                return [(UNKNOWN_WORDS if many else UNKNOWN, not quoted)]
+            words = [*filter(None, value.split(_ITEM))] if many else [value.removeprefix(_ITEM).partition(_ITEM)[0]]
         if not all(map(self._budget.takes, words)):
             return [(UNKNOWN_WORDS, not quoted)]
         pieces: list[_Piece] = [piece for word in words for piece in ((None, False), (word, not quoted))]
@@ -418,43 +417,30 @@ class _Scan:
         self._end_word()
         self._redirection = ""
         words, self._command = self._command, []
-        if self._patterns is not None and words[:1] != ["esac"]:
-            self._patterns += words
-            if separator == ")":
-                self._blocks[-1].decide(_matches(self._blocks[-1].subject, self._patterns))
-                self._patterns = None
-            return
+        if separator == ")" and self._blocks and self._blocks[-1].word == "case":
+            return  # the pattern of a branch
         if words:
             self._follow(words, separator)
         if separator in "()":
             self._keyword("{" if separator == "(" else "}")
         if words or separator != "\n":
             self._before = separator
-        if separator == ";;" and self._blocks and self._blocks[-1].word == "case":
-            self._patterns = []
 
-    def _follow(self, words: Sequence[str], separator: str, array: Sequence[str] | None = None) -> None:
-        """Keep track of what the keywords before a command open and close, then take the command itself. ``array``: the
-        words that it assigns.
-        """
+    def _follow(self, words: Sequence[str], separator: str) -> None:
+        """Keep track of what the keywords before a command open and close, then take the command itself."""
         at, negated = 0, False
         while at < len(words) and (word := words[at]) in _KEYWORDS:
             at += 1
             negated ^= word == "!"
-            self._keyword(word, *words[at : at + 1])
-            if word == "case":
-                self._patterns = [*words[at + 2 :]]
-                if separator == ")":
-                    self._end_command(separator)
-                return
-            if word in ("for", "select"):
+            self._keyword(word)
+            if word in ("for", "select", "case"):
                 self._variables.update(dict.fromkeys(words[at : at + 1], UNKNOWN))
                 return
         words = words[at:]
         if words and (runs := self._runs()) is not False:
             result = _opposite(_result(words)) if negated else _result(words)
             reached = self._reached()
-            self._take(words, self._certain and runs is True, separator, array)
+            self._take(words, self._certain and runs is True, separator)
             self._status = result if reached or result is (self._before == "||") else None
             self._passes = True if self._status is None and runs and words[0] not in _TESTS else self._status
 
@@ -467,27 +453,26 @@ class _Scan:
     def _runs(self) -> bool | None:
         return False if self._ended else _both(self._reached(), self._blocks[-1].runs if self._blocks else True)
 
-    def _keyword(self, word: str, subject: str = "") -> None:
+    def _keyword(self, word: str) -> None:
         if word in _OPENS:
-            self._blocks.append(_Block(word, self._runs(), subject))
+            self._blocks.append(_Block(word, _both(self._runs(), None) if word == "case" else self._runs()))
         elif not self._blocks:
             return
         elif word in _CLOSES or (word == "}" and self._blocks[-1].word == "{"):
             self._blocks.pop()
-            self._patterns = None
         elif word in ("elif", "else"):
             self._blocks[-1].runs = self._blocks[-1].later
         elif word in ("then", "do"):
             results = {"for": None, "select": None, "until": _opposite(self._status)}
             self._blocks[-1].decide(results.get(self._blocks[-1].word, self._status))
 
-    def _take(self, words: Sequence[str], certain: bool, separator: str, array: Sequence[str] | None) -> None:
+    def _take(self, words: Sequence[str], certain: bool, separator: str) -> None:
         """Record a command's assignments, and parse the script that it runs."""
         program = words[0]
         if program in _NAMES_VARIABLES:
             self._variables.update(dict.fromkeys(words[1:], UNKNOWN))
         elif program in _DECLARES or SET.match(program):
-            self._assign(words, certain, array)
+            self._assign(words, certain)
         if (
             certain
             and separator not in ("&", "|", ")")
@@ -499,45 +484,25 @@ class _Scan:
             self._look_into(" ".join(words[1:]), self._parameters, certain)
         elif shelled is not None:
             self._look_into(*shelled, certain)
-        elif array is None:
+        else:
             self.commands.append(SimpleCommand(words, certain))
 
-    def _assign(self, words: Sequence[str], certain: bool, array: Sequence[str] | None) -> None:
+    def _assign(self, words: Sequence[str], certain: bool) -> None:
         for word in words:
             found = SET.match(word)
             if found is None:
                 if word in _DECLARES or word.startswith("-"):
                     continue
                 return
-            name, before = found[1], self._variables.get(found[1])
-            value: str | Sequence[str] = word[found.end() :] if array is None else array
-            if found[2]:
-                value = _added(before, value, self._budget)
-            self._variables[name] = (
-                value if certain or value == before else UNKNOWN if array is None else [UNKNOWN_WORDS]
-            )
+            before, value = self._variables.get(found[1]), word[found.end() :]
+            if found[2]:  # +=
+                value = (UNKNOWN if before is None or not self._budget.takes(before) else before) + value
+            self._variables[found[1]] = value if certain or value == before else UNKNOWN
 
     def _look_into(self, text: str, parameters: Sequence[str], certain: bool) -> None:
         scan = _Scan(text, parameters, self._variables, self._budget, self._nested + 1, certain)
         self._understood = scan.run() and self._understood
         self.commands += scan.commands
-
-
-def _added(before: str | Sequence[str] | None, value: str | Sequence[str], budget: WorkBudget) -> str | Sequence[str]:
-    """What ``+=`` makes of a variable."""
-    if isinstance(value, str):
-        head = before if isinstance(before, str) and budget.takes(before) else UNKNOWN
-        return head + value
-    words = [UNKNOWN_WORDS] if before is None else [before] if isinstance(before, str) else before
-    fits = all(map(budget.takes, words))
-    return [*(words if fits else [UNKNOWN_WORDS]), *value]
-
-
-def _matches(subject: str, patterns: Sequence[str]) -> bool | None:
-    """Whether a branch of ``case`` is taken."""
-    if subject in patterns or "*" in patterns:
-        return None if UNKNOWN in subject and "*" not in patterns else True
-    return None if UNKNOWN in subject or any(set(one) & set("*?[" + UNKNOWN) for one in patterns) else False
 
 
 _RESULTS: Final = {":": True, "true": True, "false": False}

@@ -265,8 +265,8 @@ SPOKEN = {  # series and what its text has to say: where, for how long or how mu
         {f'kvpressure_out_of_memory_timestamp_seconds{{what="host",level="lost",{CONTAINER}}}': "1200+0x40"},
         (
             "inf/chat-0 is out of memory: host (m)",
-            "No pod of the pool answers. The kernel killed it at its host memory limit (OOMKilled).",
-            "kubectl -n inf logs chat-0 -c vllm --previous",
+            "No pod of the pool answers. Container vllm: the kernel killed it at its host memory limit (OOMKilled).",
+            "Run: kvpressure mitigate -n inf --pod chat-0",
         ),
     ),
     "InferenceCrashLoop": (

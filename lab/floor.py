@@ -18,7 +18,7 @@ CALLS = (
     pynvml.nvmlDeviceGetMemoryInfo,
     pynvml.nvmlDeviceGetUtilizationRates,
     pynvml.nvmlDeviceGetPowerUsage,
-    pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+    pynvml.nvmlDeviceGetCurrentClocksEventReasons,
     pynvml.nvmlDeviceGetComputeRunningProcesses,
     lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
 )

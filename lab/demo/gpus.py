@@ -16,7 +16,6 @@ from lab.demo.model import GPU_MEMORY_BYTES, GPU_NAME, GPU_POWER_LIMIT_WATTS, OU
 from lab.demo.simulator import SimulatedEngine
 
 _EMPTY_GPU_BYTES: Final = 530_000_000
-_RESERVED_BYTES: Final = 520_000_000
 _SM_WHILE_RESIDENT: Final = 0.9  # share of SMs with a warp while a kernel runs
 _TENSOR_PER_FLOP: Final = 1.3  # tensor pipes are busy longer than peak rate needs for the same FLOPs
 _MINIMUM_WINDOW: Final = 0.2  # seconds; NVML averages over 1/6 to 1 s
@@ -49,7 +48,6 @@ class SimulatedGpu:
             driver="580.95.05",
             memory_total_bytes=GPU_MEMORY_BYTES,
             memory_used_bytes=used,
-            memory_reserved_bytes=_RESERVED_BYTES,
             utilization_ratio=_share(shares.kernel_seconds),
             sm_activity_ratio=_share(shares.kernel_seconds * _SM_WHILE_RESIDENT),
             tensor_activity_ratio=_share(shares.tensor_seconds * _TENSOR_PER_FLOP),

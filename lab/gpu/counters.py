@@ -36,23 +36,15 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _allocated(gpu: GpuReading) -> float | None:
-    """Without what the driver reserves, as ``nvidia-smi`` counts."""
-    if gpu.memory_used_bytes is None:
+def _free(gpu: GpuReading) -> float | None:
+    if gpu.memory_used_bytes is None or gpu.memory_total_bytes is None:
         return None
-    return (gpu.memory_used_bytes - (gpu.memory_reserved_bytes or 0)) / MIB
+    return (gpu.memory_total_bytes - gpu.memory_used_bytes) / MIB
 
 
 QUANTITIES: Final = (
     Quantity("utilization", "%", 10.0, lambda gpu: _percent(gpu.utilization_ratio), "utilization.gpu", "sm"),
-    Quantity("memory used without reserved", "MiB", 16.0, _allocated, "memory.used"),
-    Quantity(
-        "memory reserved",
-        "MiB",
-        1.0,
-        lambda gpu: None if gpu.memory_reserved_bytes is None else gpu.memory_reserved_bytes / MIB,
-        "memory.reserved",
-    ),
+    Quantity("memory free", "MiB", 16.0, _free, "memory.free"),
     Quantity("power", "W", 15.0, lambda gpu: gpu.power_watts, "power.draw"),
     Quantity("power limit", "W", 0.5, lambda gpu: gpu.power_limit_watts, "enforced.power.limit"),
     Quantity("SM activity", "%", 10.0, lambda gpu: _percent(gpu.sm_activity_ratio), dmon="gpm sm"),

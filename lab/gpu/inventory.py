@@ -14,12 +14,10 @@ from typing import Any, Final, TypeVar
 
 import pynvml
 
-from kvpressure.sources.gpu.nvidia.samples import value_of
-
 T = TypeVar("T")
 
 NOT_SUPPORTED: Final = 3
-SAMPLES_KEPT: Final = 100
+MEMORY: Final = ("memory_total", "memory_free")
 GPM_PAUSE_SECONDS: Final = 0.5
 GPM: Final = {
     "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
@@ -54,29 +52,6 @@ def world() -> dict[str, Any]:
         pynvml.nvmlShutdown()
 
 
-def structures() -> list[dict[str, dict[str, int] | None]]:
-    """Both memory structures of each GPU as they are: whether the second counts what is reserved as used."""
-    pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-    found: list[dict[str, dict[str, int] | None]] = []
-    try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle, ask = pynvml.nvmlDeviceGetHandleByIndex(index), Answers()
-            first = ask("", pynvml.nvmlDeviceGetMemoryInfo, handle)
-            second = ask("", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-            found.append(
-                {
-                    name: None if info is None else {word: int(getattr(info, word)) for word in words}
-                    for name, info, words in (
-                        ("first", first, ("total", "free", "used")),
-                        ("second", second, ("total", "reserved", "free", "used")),
-                    )
-                }
-            )
-    finally:
-        pynvml.nvmlShutdown()
-    return found
-
-
 def gpu(handle: Any) -> dict[str, Any]:
     """One GPU and its instances."""
     ask = Answers()
@@ -94,7 +69,6 @@ def gpu(handle: Any) -> dict[str, Any]:
             "nvmlDeviceGetCurrentClocksEventReasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle
         ),
         **_processes(ask, handle),
-        **_samples(ask, handle),
         "mig": None if mode is None else int(mode[0]),
         "gpm": None if support is None else int(support.isSupportedDevice),
         "event_types": ask("nvmlDeviceGetSupportedEventTypes", pynvml.nvmlDeviceGetSupportedEventTypes, handle),
@@ -129,15 +103,8 @@ def _instance(of: Answers, handle: Any, slot: int, gpm: bool) -> dict[str, Any] 
 
 
 def _memory(ask: Answers, handle: Any) -> dict[str, Any]:
-    """Both structures; the second one's ``used`` leaves out what is reserved, unless this driver does otherwise."""
-    second = ask("nvmlDeviceGetMemoryInfo_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    first = ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlDeviceGetMemoryInfo, handle)
-    either = second or first
-    return {
-        "memory_total": None if either is None else int(either.total),
-        "memory_free": None if either is None else int(either.free),
-        "memory_reserved": None if second is None else int(second.reserved),
-    }
+    info = ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return {name: None if info is None else int(getattr(info, name.partition("_")[2])) for name in MEMORY}
 
 
 def _processes(ask: Answers, handle: Any) -> dict[str, Any]:
@@ -153,15 +120,6 @@ def _processes(ask: Answers, handle: Any) -> dict[str, Any]:
             "nvmlDeviceGetMPSComputeRunningProcesses_v3", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, 501
         ),
     }
-
-
-def _samples(ask: Answers, handle: Any) -> dict[str, Any]:
-    answer = ask("nvmlDeviceGetSamples", pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
-    if answer is None:
-        return {}
-    kind, samples = answer
-    ring = [f"{sample.timeStamp}:{value_of(kind, sample):g}" for sample in samples[-SAMPLES_KEPT:]]
-    return {"samples": ",".join(ring) or None, "sample_type": kind}
 
 
 def _activity(ask: Answers, symbol: str, take: Callable[[Any], Any]) -> dict[str, Any]:
@@ -193,4 +151,4 @@ def _slowly(take: Callable[[Any], Any], sample: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"gpu": world(), "memory": structures()}), flush=True)
+    print(json.dumps({"gpu": world()}), flush=True)

@@ -132,15 +132,6 @@ def _calls(data: Mapping[str, Any]) -> Iterable[str]:
     ]
     if cells:
         yield _table(("microseconds: median / p99 / most (n, codes)", *identities), cells)
-    for index, memory in enumerate(data.get("memory", ())):
-        if memory["second"]:
-            second = memory["second"]
-            left = second["total"] - second["free"] - second["used"]
-            counted = "leaves out" if left == second["reserved"] else "contains"
-            yield (
-                f"GPU {index}: the second memory structure's `used` {counted} the {second['reserved'] / 2**20:.0f} MiB "
-                "reserved.\n"
-            )
 
 
 def _counters(data: Mapping[str, Any]) -> Iterable[str]:

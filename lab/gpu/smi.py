@@ -13,7 +13,7 @@ from lab.gpu.children import Child, ChildError
 
 PROGRAM: Final = "nvidia-smi"
 SECONDS: Final = 30.0
-QUERY: Final = ("timestamp", "utilization.gpu", "memory.used", "memory.reserved", "power.draw", "enforced.power.limit")
+QUERY: Final = ("timestamp", "utilization.gpu", "memory.free", "power.draw", "enforced.power.limit")
 GPM_METRICS: Final = {"2": "sm", "5": "tensor", "10": "dram"}
 Row = dict[str, float | None]
 """Numbers by column; ``t``, where there is one, is Unix seconds."""

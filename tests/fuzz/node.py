@@ -30,7 +30,7 @@ NAMES: Final = (
 )
 VALUES: Final = (None, 0, 1, -1, 5, 0.5, 1.0, -0.5, 2**30, 80 * GIB, 2**60, 1e308, 10**400, float("inf"), float("nan"))
 GPU_FIELDS: Final = (
-    *("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "utilization_ratio", "sm_activity_ratio"),
+    *("memory_total_bytes", "memory_used_bytes", "utilization_ratio", "sm_activity_ratio"),
     *("tensor_activity_ratio", "dram_activity_ratio", "power_watts", "power_limit_watts"),
 )
 CONTAINER_FIELDS: Final = (

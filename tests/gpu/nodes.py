@@ -15,8 +15,7 @@ from tests.sources.gpu.amd import smi_stub, trees
 from tests.sources.gpu.amd.smi_stub import SmiDevice
 from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, environment, kept, write
 
-V2_V3 = (
-    "nvmlDeviceGetMemoryInfo_v2",
+NEWER = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
     "nvmlDeviceGetCurrentClocksEventReasons",
@@ -93,7 +92,6 @@ def mig_h100() -> Gpu:
                 gi=1,
                 memory_total=40 * GIB,
                 memory_free=4 * GIB,
-                memory_reserved=GIB // 4,
                 processes=((11, 35 * GIB),),
                 sm=80,
                 tensor=12,
@@ -103,7 +101,6 @@ def mig_h100() -> Gpu:
                 "MIG-22222222-0000-4000-8000-000000000002",
                 gi=7,
                 memory_free=6 * GIB,
-                memory_reserved=GIB // 16,
                 processes=((12, 3 * GIB),),
                 sm=30,
                 tensor=5,
@@ -114,7 +111,6 @@ def mig_h100() -> Gpu:
                 "MIG-33333333-0000-4000-8000-000000000003",
                 gi=9,
                 memory_free=6 * GIB,
-                memory_reserved=GIB // 16,
                 processes=(),
             ),
         ],
@@ -156,10 +152,12 @@ NODES = {
         world=World(gpus=[mig_h100()]),
     ),
     "gb10_unified_memory": Node(
-        world=World(gpus=[Gpu(name="NVIDIA GB10", memory_total=None, power_limit_mw=None, power_mw=38_000)])
+        world=World(
+            gpus=[Gpu(name="NVIDIA GB10", memory_total=None, power_limit_mw=None, power_mw=38_000, clocks_reasons=4)]
+        )
     ),
     "old_driver": Node(
-        missing=V2_V3,
+        missing=NEWER,
         world=World(
             driver_version="450.248.02",
             gpus=[

@@ -42,7 +42,6 @@ def amd(gpu: GpuReading) -> GpuReading:
         uuid="GPU-8f6c2a1d4e3b5a70",
         vendor="amd",
         name="AMD Instinct MI210",
-        memory_reserved_bytes=None,
         power_limit_watts=300.0,
         power_watts=None if busy is None else 300.0 * (IDLE_POWER + BUSY_POWER * busy),
         sm_activity_ratio=None,

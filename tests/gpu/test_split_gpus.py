@@ -26,9 +26,7 @@ def page(gpus: tuple[GpuReading, ...]) -> Page:
 
 def split_gpu(vendor: str, *parts: Mapping[str, int | None]) -> tuple[GpuReading, ...]:
     """A GPU of 80 GiB, 60 of them used, and its parts."""
-    gpu = GpuReading(
-        "GPU-1", 0, vendor, memory_total_bytes=80, memory_used_bytes=60, memory_reserved_bytes=2, power_watts=350.0
-    )
+    gpu = GpuReading("GPU-1", 0, vendor, memory_total_bytes=80, memory_used_bytes=60, power_watts=350.0)
     return (
         gpu,
         *(GpuReading(f"part-{n}", 0, vendor, parent_uuid="GPU-1", **fields) for n, fields in enumerate(parts)),

@@ -158,7 +158,6 @@ def full_gpu(index: int = 0, uuid: str = "GPU-1") -> GpuState:
         driver="570.1",
         memory_total_bytes=80 * 2**30,
         memory_used_bytes=72 * 2**30,
-        memory_reserved_bytes=2**29,
         utilization_ratio=0.97,
         sm_activity_ratio=0.6,
         tensor_activity_ratio=0.3,

@@ -120,12 +120,12 @@ class GpuProcess:
 class GpuReading:
     """One GPU, MIG instance or AMD partition as read at one moment.
 
-    ``memory_used_bytes`` is total minus free, which means the same under both NVML memory structures.
-    ``utilization_ratio`` is a duty cycle (some kernel was running). ``error`` is why the device could not be read
-    (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None. A MIG instance has
-    ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU; ``gpu_instance_start`` is its first
-    memory slice. ``unseen_parts``: partitions of this GPU exist that cannot be read. ``xid_errors`` (by XID, 0 = any
-    other) counts driver events since start; ``xid_last_times`` is when each XID came last.
+    ``memory_used_bytes`` is total minus free. ``utilization_ratio`` is a duty cycle (some kernel was running).
+    ``error`` is why the device could not be read (``lost``, ``reset_required``, ``no_permission``, ...); other fields
+    are then None. A MIG instance has ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU;
+    ``gpu_instance_start`` is its first memory slice. ``unseen_parts``: partitions of this GPU exist that cannot be
+    read. ``xid_errors`` (by XID, 0 = any other) counts driver events since start; ``xid_last_times`` is when each XID
+    came last.
     """
 
     uuid: str
@@ -141,7 +141,6 @@ class GpuReading:
     unseen_parts: bool = False
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
-    memory_reserved_bytes: int | None = None
     utilization_ratio: float | None = None
     sm_activity_ratio: float | None = None
     tensor_activity_ratio: float | None = None

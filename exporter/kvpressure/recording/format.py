@@ -148,7 +148,7 @@ _GPU: Final = (
     *fields(read_name, "name", "driver", "pci_bus_id", "parent_uuid", "error"),
     *fields(read_amount, "minor", "gpu_instance_id", "gpu_instance_start"),
     Field("unseen_parts", read_flag, default=False),
-    *fields(read_amount, "memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"),
+    *fields(read_amount, "memory_total_bytes", "memory_used_bytes"),
     *fields(read_ratio, "utilization_ratio", "sm_activity_ratio", "tensor_activity_ratio", "dram_activity_ratio"),
     *fields(read_level, "power_watts", "power_limit_watts"),
     Field("throttle_reasons", read_names, list),

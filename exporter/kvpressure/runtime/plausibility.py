@@ -20,7 +20,6 @@ _Fields = tuple[tuple[str, float], ...]
 _GPU: Final[_Fields] = (
     ("memory_total_bytes", ceilings.BYTES),
     ("memory_used_bytes", ceilings.BYTES),
-    ("memory_reserved_bytes", ceilings.BYTES),
     ("utilization_ratio", ceilings.ACTIVITY),
     ("sm_activity_ratio", ceilings.ACTIVITY),
     ("tensor_activity_ratio", ceilings.ACTIVITY),

@@ -30,12 +30,9 @@ ALL = (GPU0, MIG3, MIG4, GPU1, AMD0, AMD1, PART0, PART1)
     [
         ("GPU-1", OwnedDevice("GPU-1")),
         ("MIG-4", OwnedDevice("MIG-4")),
-        ("MIG-GPU-0/4/0", OwnedDevice("MIG-4")),
         ("GPU-8a3b1c2d-0000-1111-2222-333344445555::0", None),
         ("GPU-0-3", None),  # some plugins number parts of a GPU so, and give the container another one
         ("MIG-8a3b1c2d-0000-1111-2222-333344445555", None),
-        ("MIG-GPU-0/9/0", None),
-        ("MIG-GPU-1/4/0", None),
         ("amd-0", OwnedDevice("amd-0")),
         ("GPU-0::3", OwnedDevice("GPU-0", True)),
         ("MIG-3::0", OwnedDevice("MIG-3", True)),

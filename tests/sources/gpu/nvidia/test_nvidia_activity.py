@@ -1,4 +1,4 @@
-"""Activity: utilization as the mean of the driver's samples, and GPM."""
+"""Activity of SMs, tensor cores and DRAM, by GPM."""
 
 from __future__ import annotations
 
@@ -12,60 +12,10 @@ from tests.sources.gpu.nvml_stub.driver import Child, StartChild
 pytestmark = pytest.mark.live
 
 
-def utilization(child: Child) -> float | None:
-    (gpu,) = child.gpus()
-    value: float | None = gpu["utilization_ratio"]
-    return value
-
-
 def activity(child: Child) -> tuple[float | None, float | None, float | None]:
     """SM, tensor and DRAM activity of the only GPU."""
     (gpu,) = child.gpus()
     return gpu["sm_activity_ratio"], gpu["tensor_activity_ratio"], gpu["dram_activity_ratio"]
-
-
-# --- samples ----------------------------------------------------------------------------------------------------
-
-
-def ring(samples: str | None, **changes: Any) -> World:
-    """A GPU whose point read says 99 % and whose ring holds ``samples``."""
-    return World(gpus=[Gpu(utilization=99, samples=samples, **changes)])
-
-
-def test_mean_of_the_samples_since_the_last_reading(start: StartChild) -> None:
-    child = start(ring("1000:0,2000:100"))
-    assert utilization(child) == 0.99  # what the ring holds at first may be old: the point read
-    child.set(ring("1000:0,2000:100,3000:10,4000:20,5000:60"))
-    assert utilization(child) == 0.3
-    child.set(ring("3000:10,4000:20,5000:60,6000:0"))
-    assert utilization(child) == 0.0
-
-
-@pytest.mark.parametrize("kind", range(7))
-def test_samples_of_every_type(start: StartChild, kind: int) -> None:
-    child = start(ring("1000:1", sample_type=kind))
-    utilization(child)
-    child.set(ring("2000:25,3000:75", sample_type=kind))
-    assert utilization(child) == 0.5
-
-
-def test_samples_of_a_type_not_known(start: StartChild) -> None:
-    child = start(ring("1000:1", sample_type=42))
-    utilization(child)
-    child.set(ring("2000:25", sample_type=42))
-    assert utilization(child) == 0.99
-
-
-def test_samples_that_cannot_be_true_do_not_count(start: StartChild) -> None:
-    child = start(ring("1000:1", sample_type=0))
-    utilization(child)
-    child.set(ring("2000:40,3000:400,4000:-5,5000:nan", sample_type=0))
-    got = child.read()
-    assert got["gpus"][0]["utilization_ratio"] == 0.4
-    assert got["errors"] == {"invalid_data": 3}
-
-
-# --- GPM ----------------------------------------------------------------------------------------------------------
 
 
 def gpm(**changes: Any) -> World:

@@ -13,14 +13,13 @@ from tests.sources.gpu.nvml_stub.driver import Child, StartChild
 pytestmark = pytest.mark.live
 
 READ_EACH_TIME = """
-    MemoryInfo_v2 MemoryInfo UtilizationRates Samples PowerUsage EnforcedPowerLimit CurrentClocksEventReasons
-    CurrentClocksThrottleReasons ComputeRunningProcesses_v3 ComputeRunningProcesses_v2 MPSComputeRunningProcesses_v3
+    MemoryInfo UtilizationRates PowerUsage EnforcedPowerLimit CurrentClocksEventReasons ComputeRunningProcesses_v3
+    MPSComputeRunningProcesses_v3
 """
 SILENT = {f"nvmlDeviceGet{name}": 999 for name in READ_EACH_TIME.split()}
 READINGS = (
     "memory_total_bytes",
     "memory_used_bytes",
-    "memory_reserved_bytes",
     "utilization_ratio",
     "power_watts",
     "power_limit_watts",
@@ -68,7 +67,7 @@ def test_a_lost_gpu_leaves_the_others_alone_and_comes_back(start: StartChild, co
 
 
 def test_attempts_to_repair_become_seldom(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu(), Gpu(codes={"nvmlDeviceGetMemoryInfo_v2": 15})]))
+    child = start(World(gpus=[Gpu(), Gpu(codes={"nvmlDeviceGetMemoryInfo": 15})]))
     for _ in range(3600):
         child.advance(1)
         if _ % 10 == 0:

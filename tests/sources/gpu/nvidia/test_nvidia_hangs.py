@@ -52,7 +52,7 @@ def test_a_hanging_gpu_is_given_up_and_the_rest_goes_on(start: StartChild) -> No
 
 
 def test_all_gpus_hanging_is_a_failed_source(start: StartChild) -> None:
-    hanging = {"nvmlDeviceGetMemoryInfo_v2": 60.0}
+    hanging = {"nvmlDeviceGetMemoryInfo": 60.0}
     child = start(World(gpus=[Gpu() for _ in range(4)]), own_process=True, budget_seconds=BUDGET)
     child.read()
     child.set(World(gpus=[Gpu(hangs=hanging) for _ in range(4)]))
@@ -69,7 +69,7 @@ def test_all_gpus_hanging_is_a_failed_source(start: StartChild) -> None:
 
 
 def test_gpus_that_no_time_is_left_for_are_not_given_up(start: StartChild) -> None:
-    hanging = Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})
+    hanging = Gpu(hangs={"nvmlDeviceGetMemoryInfo": 60})
     child = start(World(gpus=[Gpu(), Gpu(), Gpu(), Gpu()]), own_process=True, budget_seconds=BUDGET)
     child.read()
     child.set(World(gpus=[hanging, hanging, hanging, Gpu()]))
@@ -80,7 +80,7 @@ def test_gpus_that_no_time_is_left_for_are_not_given_up(start: StartChild) -> No
 def test_a_failed_source_is_counted_once(start: StartChild) -> None:
     child = start(World(gpus=[Gpu()]), own_process=True, budget_seconds=0.2)
     child.read()
-    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})]))
+    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo": 60})]))
     assert child.read()["reason"] == "timeout"
     child.set(World(gpus=[Gpu()]))
     assert reading(child, lambda got: "gpus" in got)["errors"] == {}
@@ -100,9 +100,9 @@ def test_opening_that_takes_long_is_waited_for_once(start: StartChild) -> None:
 def test_library_that_fails_after_a_hang_is_opened_anew(start: StartChild) -> None:
     child = start(World(gpus=[Gpu(), Gpu()]), own_process=True, budget_seconds=BUDGET)
     child.read()
-    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60}), Gpu()]))
+    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo": 60}), Gpu()]))
     assert errors(child.read()) == ["timeout", None]
-    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60}), Gpu()], epoch=2))
+    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo": 60}), Gpu()], epoch=2))
     assert child.read()["reason"] == "uninitialized"
     assert "nvmlShutdown" not in child.calls()  # not under a call that is still inside
     child.set(World(gpus=[Gpu(), Gpu()], epoch=2))
@@ -112,7 +112,7 @@ def test_library_that_fails_after_a_hang_is_opened_anew(start: StartChild) -> No
 
 
 def test_a_repair_that_hangs_is_not_begun_twice(start: StartChild) -> None:
-    lost = Gpu(codes={"nvmlDeviceGetMemoryInfo_v2": 15})
+    lost = Gpu(codes={"nvmlDeviceGetMemoryInfo": 15})
     child = start(World(gpus=[Gpu(), lost]), own_process=True, budget_seconds=0.2)
     assert errors(child.read()) == [None, "lost"]
     child.set(World(gpus=[Gpu(), lost], hangs={"nvmlInitWithFlags": 60}))
@@ -128,7 +128,7 @@ def test_a_repair_that_hangs_is_not_begun_twice(start: StartChild) -> None:
 @pytest.mark.parametrize(
     "world",
     [
-        World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})]),
+        World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo": 60})]),
         World(gpus=[Gpu()], hangs={"nvmlInitWithFlags": 60}),
         World(gpus=[Gpu(event_types=8)], hangs={"nvmlShutdown": 60}),
         World(gpus=[Gpu(event_types=8)], hangs={"nvmlEventSetWait_v2": 60}),

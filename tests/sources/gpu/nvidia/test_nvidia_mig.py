@@ -13,7 +13,7 @@ pytestmark = pytest.mark.live
 
 
 def mig_gpu(*migs: Mig | None, **changes: Any) -> Gpu:
-    """A GPU in MIG mode: no utilization, no samples."""
+    """A GPU in MIG mode: no utilization."""
     values: dict[str, Any] = {"mig": 1, "migs": list(migs), "utilization": None, "gpm": 1, **changes}
     return Gpu(**values)
 
@@ -60,18 +60,15 @@ def test_instances_beside_their_gpu(start: StartChild) -> None:
 def test_figures_of_the_whole_gpu_only_where_permitted(start: StartChild) -> None:
     denied = dict.fromkeys(
         (
-            "nvmlDeviceGetMemoryInfo_v2",
             "nvmlDeviceGetMemoryInfo",
             "nvmlDeviceGetPowerUsage",
             "nvmlDeviceGetEnforcedPowerLimit",
             "nvmlDeviceGetCurrentClocksEventReasons",
-            "nvmlDeviceGetCurrentClocksThrottleReasons",
             "nvmlDeviceGetUtilizationRates",
-            "nvmlDeviceGetSamples",
         ),
         4,
     )
-    mig = Mig("MIG-a", codes={"nvmlDeviceGetMemoryInfo_v2": 0})
+    mig = Mig("MIG-a", codes={"nvmlDeviceGetMemoryInfo": 0})
     child = start(World(gpus=[mig_gpu(mig, codes=denied)]))
     parent, instance = child.gpus()
     assert parent["memory_used_bytes"] is None
@@ -135,7 +132,7 @@ def test_instances_go_with_their_gpu(start: StartChild) -> None:
 
 
 def test_nothing_is_kept_of_an_instance_that_is_gone(start: StartChild) -> None:
-    denied = dict.fromkeys(("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"), 4)
+    denied = {"nvmlDeviceGetMemoryInfo": 4}
     child = start(World(gpus=[mig_gpu(Mig("MIG-a", codes=denied, sm=1))]), nvidia_gpm=True)
     for _ in range(2):
         assert by_uuid(child)["MIG-a"]["memory_total_bytes"] is None

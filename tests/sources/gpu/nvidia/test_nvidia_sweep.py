@@ -17,10 +17,9 @@ pytestmark = pytest.mark.live
 CODES = [1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 15, 16, 17, 18, 28, 999]  # one of each reason that is handled apart
 
 OF_DEVICE = """
-    HandleByIndex_v2 UUID Name MinorNumber PciInfo_v3 MemoryInfo MemoryInfo_v2 UtilizationRates Samples PowerUsage
-    EnforcedPowerLimit CurrentClocksEventReasons CurrentClocksThrottleReasons ComputeRunningProcesses_v2
-    ComputeRunningProcesses_v3 MPSComputeRunningProcesses_v3 MigMode MaxMigDeviceCount MigDeviceHandleByIndex
-    GpuInstanceId SupportedEventTypes
+    HandleByIndex_v2 UUID Name MinorNumber PciInfo_v3 MemoryInfo UtilizationRates PowerUsage EnforcedPowerLimit
+    CurrentClocksEventReasons ComputeRunningProcesses_v3 MPSComputeRunningProcesses_v3 MigMode MaxMigDeviceCount
+    MigDeviceHandleByIndex GpuInstanceId SupportedEventTypes
 """
 PER_GPU = [
     *(f"nvmlDeviceGet{name}" for name in OF_DEVICE.split()),
@@ -36,7 +35,6 @@ LIBRARY_DOWN = {1, 9, 18}  # no GPU can be read then
 TRUTH: dict[str, Any] = {
     "memory_total_bytes": 80 * GIB,
     "memory_used_bytes": 50 * GIB,
-    "memory_reserved_bytes": GIB // 2,
     "utilization_ratio": 0.7,
     "sm_activity_ratio": 0.5,
     "tensor_activity_ratio": 0.25,
@@ -50,7 +48,6 @@ TRUTH: dict[str, Any] = {
 MIG_TRUTH: dict[str, Any] = {
     "memory_total_bytes": 10 * GIB,
     "memory_used_bytes": 6 * GIB,
-    "memory_reserved_bytes": GIB // 4,
     "sm_activity_ratio": 0.5,
     "tensor_activity_ratio": 0.25,
     "dram_activity_ratio": 0.75,
@@ -65,12 +62,12 @@ MIG_TRUTH: dict[str, Any] = {
 def world(call: str, code: int, gpu: bool, mig: bool) -> World:
     """Two GPUs that can do everything; ``call`` fails with ``code`` on the first, or for all."""
     activity = {"sm": 50, "tensor": 25, "dram": 75}
-    full: dict[str, Any] = {"samples": "1000:70", "gpm": 1, "processes": [(1, GIB)], "mps_processes": [(3, GIB)]}
+    full: dict[str, Any] = {"gpm": 1, "processes": [(1, GIB)], "mps_processes": [(3, GIB)]}
     first = Gpu(
         **full | activity,
         clocks_reasons=4,
         mig=int(mig),
-        migs=[Mig("MIG-a", memory_reserved=GIB // 4, processes=[(2, GIB)], **activity)] if mig else [],
+        migs=[Mig("MIG-a", processes=[(2, GIB)], **activity)] if mig else [],
         codes={call: code} if gpu else {},
         event_types=8 if call in EVENT_CALLS else None,
     )

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.live
 ALL_FIELDS = {
     "memory_total_bytes",
     "memory_used_bytes",
-    "memory_reserved_bytes",
     "utilization_ratio",
     "power_watts",
     "power_limit_watts",
@@ -37,7 +36,6 @@ def test_every_value_in_base_units(start: StartChild) -> None:
                 Gpu(
                     memory_total=80 * GIB,
                     memory_free=20 * GIB,
-                    memory_reserved=GIB,
                     utilization=37,
                     power_mw=412_345,
                     power_limit_mw=700_000,
@@ -55,8 +53,7 @@ def test_every_value_in_base_units(start: StartChild) -> None:
     assert (gpu["index"], gpu["vendor"], gpu["driver"]) == (0, "nvidia", "580.65.06")
     assert (gpu["name"], gpu["minor"], gpu["pci_bus_id"]) == ("NVIDIA H100 80GB HBM3", 3, "0000:3b:00.0")
     assert gpu["memory_total_bytes"] == 80 * GIB
-    assert gpu["memory_used_bytes"] == 60 * GIB  # total - free, the reservation included
-    assert gpu["memory_reserved_bytes"] == GIB
+    assert gpu["memory_used_bytes"] == 60 * GIB  # total - free
     assert gpu["utilization_ratio"] == 0.37
     assert gpu["power_watts"] == 412.345
     assert gpu["power_limit_watts"] == 700.0
@@ -76,13 +73,6 @@ def test_zero_is_a_value_where_it_can_be_true(start: StartChild) -> None:
     assert gpu["throttle_reasons"] == []
 
 
-@pytest.mark.parametrize("code", [3, 13, 25])
-def test_first_memory_structure_where_the_second_is_unknown(start: StartChild, code: int) -> None:
-    (gpu,) = start(World(gpus=[Gpu(memory_free=20 * GIB, codes={"nvmlDeviceGetMemoryInfo_v2": code})])).gpus()
-    assert gpu["memory_used_bytes"] == 60 * GIB
-    assert gpu["memory_reserved_bytes"] is None
-
-
 def test_mps_clients_are_added_once(start: StartChild) -> None:
     (gpu,) = start(World(gpus=[Gpu(processes=[(1, None), (2, GIB)], mps_processes=[(1, GIB), (3, 2 * GIB)])])).gpus()
     assert {(p["pid"], p["used_bytes"]) for p in gpu["processes"]} == {(1, GIB), (2, GIB), (3, 2 * GIB)}
@@ -91,11 +81,11 @@ def test_mps_clients_are_added_once(start: StartChild) -> None:
 @pytest.mark.parametrize(
     ("fields", "call"),
     [
-        ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, "nvmlDeviceGetMemoryInfo"),
+        ({"memory_total_bytes", "memory_used_bytes"}, "nvmlDeviceGetMemoryInfo"),
         ({"utilization_ratio"}, "nvmlDeviceGetUtilizationRates"),
         ({"power_watts"}, "nvmlDeviceGetPowerUsage"),
         ({"power_limit_watts"}, "nvmlDeviceGetEnforcedPowerLimit"),
-        ({"throttle_reasons"}, "nvmlDeviceGetCurrentClocks"),
+        ({"throttle_reasons"}, "nvmlDeviceGetCurrentClocksEventReasons"),
         ({"name"}, "nvmlDeviceGetName"),
         ({"minor"}, "nvmlDeviceGetMinorNumber"),
         ({"pci_bus_id"}, "nvmlDeviceGetPciInfo_v3"),
@@ -103,33 +93,24 @@ def test_mps_clients_are_added_once(start: StartChild) -> None:
 )
 @pytest.mark.parametrize("code", [3, 4])
 def test_each_value_is_absent_by_itself(start: StartChild, fields: set[str], call: str, code: int) -> None:
-    names = {
-        "nvmlDeviceGetMemoryInfo": ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"],
-        "nvmlDeviceGetCurrentClocks": [
-            "nvmlDeviceGetCurrentClocksEventReasons",
-            "nvmlDeviceGetCurrentClocksThrottleReasons",
-        ],
-    }.get(call, [call])
-    got = start(World(gpus=[Gpu(codes=dict.fromkeys(names, code)), Gpu()])).read()
+    got = start(World(gpus=[Gpu(codes={call: code}), Gpu()])).read()
     lacking, whole = got["gpus"]
     assert known(lacking) == ALL_FIELDS - fields
     assert lacking["error"] is None
     assert known(whole) == ALL_FIELDS
-    assert got["errors"] == ({"no_permission": len(names)} if code == 4 else {})
+    assert got["errors"] == ({"no_permission": 1} if code == 4 else {})
 
 
 @pytest.mark.parametrize(
     ("fields", "gpu"),
     [
-        ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_free=81 * GIB)),
-        ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_reserved=81 * GIB)),
-        ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_total=0, memory_free=0)),
+        ({"memory_total_bytes", "memory_used_bytes"}, Gpu(memory_free=81 * GIB)),
+        ({"memory_total_bytes", "memory_used_bytes"}, Gpu(memory_total=0, memory_free=0)),
         ({"utilization_ratio"}, Gpu(utilization=101)),
         ({"utilization_ratio"}, Gpu(utilization=0xFFFFFFFF)),
         ({"power_watts"}, Gpu(power_mw=0)),
         ({"power_watts"}, Gpu(power_mw=0xFFFFFFFF)),
         ({"power_limit_watts"}, Gpu(power_limit_mw=0)),
-        ({"memory_reserved_bytes"}, Gpu(memory_reserved=0)),
     ],
 )
 def test_what_cannot_be_true_is_absent(start: StartChild, fields: set[str], gpu: Gpu) -> None:
@@ -149,14 +130,14 @@ def test_text_that_is_no_text_is_absent(start: StartChild) -> None:
 
 def test_what_does_not_change_or_is_not_there_is_not_asked_each_second(start: StartChild) -> None:
     gpu = Gpu(power_mw=None, clocks_reasons=None, codes={"nvmlDeviceGetUtilizationRates": 4})
-    child = start(World(gpus=[gpu]), missing=("nvmlDeviceGetMemoryInfo_v2",))
+    child = start(World(gpus=[gpu]), missing=("nvmlDeviceGetMPSComputeRunningProcesses_v3",))
     for _ in range(100):
         child.gpus()
         child.advance(1.0)
     calls = child.calls()
     assert calls["nvmlDeviceGetMemoryInfo"] == 100
     asked = "Count_v2 HandleByIndex_v2 UUID Name MinorNumber PciInfo_v3 PowerUsage UtilizationRates"
-    asked += " CurrentClocksEventReasons CurrentClocksThrottleReasons"
+    asked += " CurrentClocksEventReasons"
     once = ("nvmlInitWithFlags", *(f"nvmlDeviceGet{name}" for name in asked.split()))
     assert {name: calls[name] for name in once} == dict.fromkeys(once, 1)
     assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 10

@@ -4,7 +4,7 @@ The binding under test is the real ``pynvml``; it loads its library by the linke
 in a child process with ``environment(...)``. The file may change while the child runs. Typical use::
 
     library = build(tmp_path)                       # session fixture ``nvml_library`` does this once
-    world = World(gpus=[Gpu(), Gpu(codes={"nvmlDeviceGetMemoryInfo_v2": 15})])
+    world = World(gpus=[Gpu(), Gpu(codes={"nvmlDeviceGetMemoryInfo": 15})])
     write(tmp_path / "world", world)
     subprocess.Popen([...], env=environment(library, tmp_path / "world"))
 
@@ -38,7 +38,6 @@ class Mig:
     start: int | None = 0
     memory_total: int | None = 10 * GIB
     memory_free: int | None = 4 * GIB
-    memory_reserved: int | None = None
     processes: Processes | None = ()
     sm: float | None = None
     tensor: float | None = None
@@ -60,7 +59,6 @@ class Gpu:
     bus: str | None = None
     memory_total: int | None = 80 * GIB
     memory_free: int | None = 30 * GIB
-    memory_reserved: int | None = GIB // 2
     utilization: int | None = 70
     memory_utilization: int | None = 40
     power_mw: int | None = 350_000
@@ -68,8 +66,6 @@ class Gpu:
     clocks_reasons: int | None = 0
     processes: Processes | None = ()
     mps_processes: Processes | None = None
-    samples: str | None = None
-    sample_type: int | None = None
     mig: int | None = 0
     max_mig: int | None = None
     migs: list[Mig | None] = field(default_factory=list)

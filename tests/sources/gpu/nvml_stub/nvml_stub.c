@@ -8,11 +8,9 @@
  *   gpu.G.<function>, gpu.G.all                  the same for one GPU (its MIG instances included)
  *   gpu.G.mig.M.<function>                       the same for one MIG instance
  *   hang.<function>, gpu.G.hang.<function>       seconds that the call blocks (ends early when the key goes)
- *   gpu.G.uuid .name .minor .bus .memory_total .memory_free .memory_reserved .utilization
+ *   gpu.G.uuid .name .minor .bus .memory_total .memory_free .utilization
  *         .memory_utilization .power_mw .power_limit_mw .clocks_reasons (bits) .mig (0/1) .max_mig
  *         .processes .mps_processes              "pid:bytes,pid:na"
- *         .samples                               "microseconds:percent,..." ring buffer of utilization
- *         .sample_type                           nvmlValueType_t of the samples, 1 (unsigned int) if not given
  *         .gpm (0/1) .sm .tensor .dram           percent; .gpm_status = nvmlReturn of each single metric
  *         .event_types                           bits of nvmlDeviceGetSupportedEventTypes
  *   gpu.G.mig.M.uuid .name .gi .ci .memory_... .processes .sm .tensor .dram
@@ -40,11 +38,8 @@ enum {
 };
 
 typedef struct { unsigned long long total, free, used; } Memory;
-typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } Process;
-typedef union { double d; unsigned u; unsigned long ul; unsigned long long ull; long long sll; int i; unsigned short us; } Value;
-typedef struct { unsigned long long time; Value value; } Sample;
 typedef struct {
     char bus_legacy[16]; unsigned domain, bus, device, pci_device, pci_subsystem; char bus_id[32];
 } Pci;
@@ -393,19 +388,6 @@ Return nvmlDeviceGetMemoryInfo(Device *device, Memory *out)
     return code;
 }
 
-Return nvmlDeviceGetMemoryInfo_v2(Device *device, MemoryV2 *out)
-{
-    double reserved = 0;
-    if (out->version != (sizeof *out | 2u << 24)) return VERSION_MISMATCH;
-    ENTER(device);
-    Return code = memory_figures(device, &out->total, &out->free);
-    if (code) return code;
-    field_number(device, "memory_reserved", &reserved);
-    out->reserved = (unsigned long long)reserved;
-    out->used = out->total - out->free - out->reserved;
-    return SUCCESS;
-}
-
 Return nvmlDeviceGetUtilizationRates(Device *device, Utilization *out)
 {
     unsigned memory = 0;
@@ -413,47 +395,6 @@ Return nvmlDeviceGetUtilizationRates(Device *device, Utilization *out)
     number_field(device, "memory_utilization", &memory);
     out->memory = memory;
     return number_field(device, "utilization", &out->gpu);
-}
-
-static void set_value(Value *value, int type, double number)
-{
-    memset(value, 0, sizeof *value);
-    switch (type) {
-    case 0: value->d = number; break;
-    case 1: value->u = (unsigned)number; break;
-    case 2: value->ul = (unsigned long)number; break;
-    case 3: value->ull = (unsigned long long)number; break;
-    case 4: value->sll = (long long)number; break;
-    case 5: value->i = (int)number; break;
-    default: value->us = (unsigned short)number; break;
-    }
-}
-
-Return nvmlDeviceGetSamples(Device *device, int kind, unsigned long long since, int *type, unsigned *count, Sample *out)
-{
-    char ring[8192];
-    double value_type = 1;
-    unsigned found = 0;
-    ENTER(device);
-    if (kind != 1) return INVALID_ARGUMENT;
-    if (!field_text(device, "samples", ring, sizeof ring)) return NOT_SUPPORTED;
-    field_number(device, "sample_type", &value_type);
-    *type = (int)value_type;
-    char *rest = ring, *item;
-    while ((item = strsep(&rest, ","))) {
-        unsigned long long time = strtoull(item, NULL, 10);
-        char *colon = strchr(item, ':');
-        if (!colon || time <= since) continue;
-        if (out && found < *count) {
-            out[found].time = time;
-            set_value(&out[found].value, *type, strtod(colon + 1, NULL));
-        }
-        found++;
-    }
-    if (!found) return NOT_FOUND;
-    if (out && found > *count) return INSUFFICIENT_SIZE;
-    *count = found;
-    return SUCCESS;
 }
 
 Return nvmlDeviceGetPowerUsage(Device *device, unsigned *out)
@@ -468,24 +409,13 @@ Return nvmlDeviceGetEnforcedPowerLimit(Device *device, unsigned *out)
     return number_field(device, "power_limit_mw", out);
 }
 
-static Return clocks(const Device *device, unsigned long long *out)
+Return nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *out)
 {
     double bits;
+    ENTER(device);
     if (!field_number(device, "clocks_reasons", &bits)) return NOT_SUPPORTED;
     *out = (unsigned long long)bits;
     return SUCCESS;
-}
-
-Return nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *out)
-{
-    ENTER(device);
-    return clocks(device, out);
-}
-
-Return nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *out)
-{
-    ENTER(device);
-    return clocks(device, out);
 }
 
 /* --- processes ------------------------------------------------------------------------------------------------ */
@@ -521,9 +451,7 @@ static Return processes(const Device *device, const char *field, unsigned *count
         return processes(device, field, count, out); \
     }
 
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, "processes")
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, "processes")
-PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps_processes")
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps_processes")
 
 /* --- MIG ------------------------------------------------------------------------------------------------------- */

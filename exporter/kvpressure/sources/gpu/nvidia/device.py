@@ -14,7 +14,6 @@ from kvpressure.sources.gpu.nvidia.gpm import Activity, Gpm
 from kvpressure.sources.gpu.nvidia.mig import Mig
 from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from kvpressure.sources.gpu.nvidia.query import DeviceQuery, Queries
-from kvpressure.sources.gpu.nvidia.samples import UtilizationSamples
 
 SLOW_SECONDS: Final = 10.0
 """Interval of rarely changing or expensive values: process lists, the power limit, MIG, missing identity."""
@@ -32,7 +31,6 @@ class NvmlDevice:
         self._options = options
         self._handle = handle
         self._slow_due = 0.0
-        self._samples = UtilizationSamples()
         self._gpm = Gpm(queries, clock) if options.gpm else None
         self._mig: Mig | None = None
         self._power_limit: float | None = None
@@ -84,10 +82,8 @@ class NvmlDevice:
         """The GPU itself, and why nothing could be read."""
         ask = DeviceQuery(self._queries, self.identity.uuid)
         handle = self._handle
-        memory = fields.memory(ask, handle)
-        utilization = self._samples.mean(ask, handle)
-        if utilization is None:
-            utilization = fields.utilization(ask, handle)
+        total, used = fields.memory(ask, handle)
+        utilization = fields.utilization(ask, handle)
         power = fields.power(ask, handle)
         throttle = fields.throttle_reasons(ask, handle)
         activity = Activity()
@@ -98,9 +94,8 @@ class NvmlDevice:
             self._processes = () if self._mig is not None else fields.processes(ask, handle)
         reading = replace(
             self.identity,
-            memory_total_bytes=memory.total,
-            memory_used_bytes=memory.used,
-            memory_reserved_bytes=memory.reserved,
+            memory_total_bytes=total,
+            memory_used_bytes=used,
             utilization_ratio=utilization,
             sm_activity_ratio=activity.sm,
             tensor_activity_ratio=activity.tensor,

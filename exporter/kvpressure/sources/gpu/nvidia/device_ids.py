@@ -1,8 +1,7 @@
 """Ids of NVIDIA's device plugin, of GKE's and of NVIDIA's DRA driver. Pure.
 
-Forms: ``GPU-<uuid>``, ``MIG-<uuid>`` and, with drivers before 470, ``MIG-GPU-<uuid>/gi/ci`` (NVIDIA's plugin);
-``nvidia<minor>[/gi<instance>]`` (GKE); DRA names ``gpu-<minor>`` and
-``gpu-<minor>-mig-<profile>-<profile id>-<first slice>``.
+Forms: ``GPU-<uuid>``, ``MIG-<uuid>`` (NVIDIA's plugin); ``nvidia<minor>[/gi<instance>]`` (GKE); DRA names
+``gpu-<minor>`` and ``gpu-<minor>-mig-<profile>-<profile id>-<first slice>``.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from kvpressure.model.readings import GpuReading
 from kvpressure.sources.vendors import OwnedDevice
 
 VENDOR: Final = "nvidia"
-_UUID: Final = re.compile(r"(?:GPU|MIG)-[\w./-]{1,120}")
-_OLD_MIG: Final = re.compile(r"MIG-(GPU-[\w-]{1,80})/(\d{1,4})/\d{1,4}")
+_UUID: Final = re.compile(r"(?:GPU|MIG)-[\w.-]{1,120}")
 _GKE: Final = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?")
 _DRA: Final = re.compile(r"gpu-(\d{1,4})(?:-mig-[\w.+-]{1,80}-(\d{1,4}))?")
 
@@ -45,11 +43,7 @@ def _named(uuid: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """
     instance = uuid.startswith("MIG-")
     read = [gpu for gpu in gpus if gpu.vendor == VENDOR and (gpu.parent_uuid is not None) == instance]
-    old = _OLD_MIG.fullmatch(uuid)
-    for gpu in read:
-        if gpu.uuid == uuid or (old and (gpu.parent_uuid, gpu.gpu_instance_id) == (old[1], int(old[2]))):
-            return OwnedDevice(gpu.uuid)
-    return None if read else OwnedDevice(uuid)
+    return OwnedDevice(uuid) if not read or uuid in {gpu.uuid for gpu in read} else None
 
 
 def _at(minor: int, instance: int | None, gpus: Sequence[GpuReading]) -> OwnedDevice | None:

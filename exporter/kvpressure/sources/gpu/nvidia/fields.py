@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pynvml
 
@@ -21,27 +21,16 @@ THROTTLE_REASONS: Final = {
 """Clock-event bits that mean "slower than wanted"; idle, application clocks, sync boost and display are no fault."""
 
 
-class Memory(NamedTuple):
-    """Bytes. ``used`` is total minus free, the same under both NVML structures; ``reserved`` is only in the second."""
-
-    total: int | None = None
-    used: int | None = None
-    reserved: int | None = None
-
-
-def memory(ask: DeviceQuery, handle: Any) -> Memory:
-    """Device memory from NVML's second structure, else from the first."""
-    info = ask("memory_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    reserved = None if info is None else int(info.reserved) or None  # 0: not told (instances, virtual GPUs)
-    if info is None:
-        info = ask("memory_v1", pynvml.nvmlDeviceGetMemoryInfo, handle)
+def memory(ask: DeviceQuery, handle: Any) -> tuple[int, int] | tuple[None, None]:
+    """(total, used) bytes of device memory, what the driver reserves included."""
+    info = ask("memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
     if info is None or info.total == 0:  # unified-memory GPUs have none of their own
-        return Memory()
+        return None, None
     total, free = int(info.total), int(info.free)
-    if free > total or (reserved is not None and reserved > total):
+    if free > total:
         ask.invalid()
-        return Memory()
-    return Memory(total, total - free, reserved)
+        return None, None
+    return total, total - free
 
 
 def utilization(ask: DeviceQuery, handle: Any) -> float | None:
@@ -78,8 +67,6 @@ def _watts(milliwatts: int | None) -> float | None:
 def throttle_reasons(ask: DeviceQuery, handle: Any) -> tuple[str, ...] | None:
     """Why clocks are reduced, as in ``THROTTLE_REASONS``; empty = they are not."""
     bits = ask("clocks_event", pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if bits is None:  # the name before driver 535
-        bits = ask("clocks_throttle", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     return None if bits is None else tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
 
 
@@ -91,9 +78,7 @@ def processes(ask: DeviceQuery, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def _processes(ask: DeviceQuery, handle: Any) -> tuple[GpuProcess, ...]:
-    found = ask("processes_v3", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
-    if found is None:
-        found = ask("processes_v2", pynvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
+    found = ask("processes", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     clients = ask("mps_processes", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
     # Both lists may contain a process, and a pid may occur once per instance; memory is per instance.
     by_instance = {}

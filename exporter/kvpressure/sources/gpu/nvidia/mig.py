@@ -110,7 +110,7 @@ class Mig:
 
     def _read_one(self, instance: _Instance, slow: bool, activity: ReadActivity | None) -> GpuReading:
         ask = DeviceQuery(self._queries, instance.identity.uuid)
-        memory = fields.memory(ask, instance.handle)
+        total, used = fields.memory(ask, instance.handle)
         if slow:
             instance.processes = fields.processes(ask, instance.handle)
         active = Activity()
@@ -121,9 +121,8 @@ class Mig:
             return replace(instance.identity, error=error)
         return replace(
             instance.identity,
-            memory_total_bytes=memory.total,
-            memory_used_bytes=memory.used,
-            memory_reserved_bytes=memory.reserved,
+            memory_total_bytes=total,
+            memory_used_bytes=used,
             sm_activity_ratio=active.sm,
             tensor_activity_ratio=active.tensor,
             dram_activity_ratio=active.dram,

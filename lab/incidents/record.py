@@ -104,6 +104,7 @@ class _Gpus:
             "name": self._gpu.get("name", "not stated"),
             "memory_total_bytes": None if total is None else round(total * _GIB),
             "memory_used_bytes": None if used is None else round(used),
+            "memory_reserved_bytes": None,  # of recordings before it went
             "utilization_ratio": None if dark else self._ratio("utilization", t),
             "sm_activity_ratio": None if dark else self._ratio("sm_activity", t),
             "tensor_activity_ratio": None,

@@ -269,7 +269,6 @@ class Node:
             draw.randrange(10**6),
             draw.randrange(10**6),
             draw.random() < 0.5,
-            self._whole(),
             self._maybe(self._level()),
             {draw.randrange(64): draw.randrange(10**6) for _ in range(draw.randrange(4))},
         )

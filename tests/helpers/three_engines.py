@@ -87,9 +87,7 @@ def container(pod: str, i: int) -> ContainerReading:
 
 
 def steps(pod: str, i: int) -> StepStats:
-    return StepStats(
-        "n", pod, "0", T - 100, T + i, 10 * i, 40 * i, exact=True, preemptions=0, kv_max=0.6, sizes={4: 10 * i}
-    )
+    return StepStats("n", pod, "0", T - 100, T + i, 10 * i, 40 * i, exact=True, kv_max=0.6, sizes={4: 10 * i})
 
 
 def discovered(pod: str) -> Discovered:

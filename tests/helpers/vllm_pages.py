@@ -46,7 +46,6 @@ HISTOGRAMS = {
     "e2e": ["vllm:e2e_request_latency_seconds"],
     "queue": ["vllm:request_queue_time_seconds"],
     "prefill": ["vllm:request_prefill_time_seconds"],
-    "decode": ["vllm:request_decode_time_seconds"],
     "inference": ["vllm:request_inference_time_seconds"],
     "iteration_tokens": ["vllm:iteration_tokens_total"],
     "request_prompt_tokens": ["vllm:request_prompt_tokens"],
@@ -165,7 +164,6 @@ def _histogram(samples, name, count) -> Histogram:
 def _page(samples) -> dict[str, float]:
     names = {
         "process_cpu_seconds": "process_cpu_seconds_total",
-        "process_resident_memory_bytes": "process_resident_memory_bytes",
         "process_start_time_seconds": "process_start_time_seconds",
         "process_open_fds": "process_open_fds",
     }

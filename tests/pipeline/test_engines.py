@@ -121,9 +121,7 @@ class TestTwoServersThatCallThemselvesAlike:
         pipeline = Pipeline()
         for count in (10, 20):
             pages = (page(1000.0 + count), page(1000.0 + count, SECOND))
-            steps = (
-                StepStats("inference", "chat-0", "0", 900.0, 1000.0 + count, count, count, True, 0, 0.9, {5: count}),
-            )
+            steps = (StepStats("inference", "chat-0", "0", 900.0, 1000.0 + count, count, count, True, 0.9, {5: count}),)
             state = pipeline.observe(Snapshot(1000.0 + count, pages=pages, targets=(FIRST, SECOND), steps=steps))
         assert [engine.signals.kv.kv_used_ratio_max for engine in state.engines] == [0.5, 0.5]
 

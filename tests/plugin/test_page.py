@@ -70,12 +70,11 @@ class TestPage:
             (a.pod, a.rank, a.allocated_bytes, a.reserved_bytes, a.inactive_split_bytes) for a in inside.allocator
         ) == [("p", rank, 10, 30, 5) for rank in (0, 1)]
         [stats] = inside.steps
-        assert (stats.exact, stats.sizes, stats.steps, stats.decoded, stats.preemptions, stats.kv_max) == (
+        assert (stats.exact, stats.sizes, stats.steps, stats.decoded, stats.kv_max) == (
             True,
             {4: 20, 8: 60},
             80,
             560,
-            2,
             0.8,
         )
 

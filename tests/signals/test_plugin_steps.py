@@ -161,6 +161,6 @@ def test_a_step_window_of_new_sizes_every_second_is_bounded() -> None:
     window = StepWindow(builtin())
     for second in range(120):
         sizes = dict.fromkeys(range(1, 4001), 1 + second)
-        window.observe(StepStats("ns", "p", "0", 1.0, 1000.0 + second, 4000 * second, 1, True, 0, None, sizes))
+        window.observe(StepStats("ns", "p", "0", 1.0, 1000.0 + second, 4000 * second, 1, True, None, sizes))
     assert sum(len(increase.sizes) for increase in window._increases) <= MAX_ENTRIES
     assert window.quantiles(1119.0, 0.5) is not None

@@ -106,7 +106,6 @@ def _http_name(labels: Mapping[str, str]) -> str | None:
 
 PAGE_FAMILIES: Final = (
     Family("page", ("process_cpu_seconds_total",), r.PROCESS_CPU_SECONDS, ceiling=ceilings.SECONDS),
-    Family("page", ("process_resident_memory_bytes",), r.PROCESS_RSS_BYTES, ceiling=ceilings.BYTES),
     Family("page", ("process_start_time_seconds",), r.PROCESS_START, ceiling=ceilings.MOMENT),
     Family("page", ("process_open_fds",), r.PROCESS_OPEN_FDS),
     Family("page", ("http_requests_total",), label="status", named=_http_name),
@@ -205,16 +204,6 @@ class Tier:
 
 
 @frozen
-class PageKind:
-    """Kind of server behind a metrics endpoint, where it shows: ``flavour`` in the dialect's words, and whether
-    several API servers share it.
-    """
-
-    flavour: str | None = None
-    multi_process: bool | None = None
-
-
-@frozen
 class Known:
     """Inputs of one engine's limits: ``args`` of the command line, ``logged`` of the start-up log, ``facts`` of
     start-up lines (``model.log_events.FACTS``), and the latest readings.
@@ -294,8 +283,8 @@ class EngineDialect:
     """Flavours of which it was tried that clients that hang up do not count as aborted, so that aborts are the server's
     doing.
     """
-    page_kind: Callable[[PageText, Sequence[EngineReading], Mapping[str, float]], PageKind] = lambda *_: PageKind()
-    """Kind of server, from the text, its engines of this dialect, and its page values."""
+    flavour: Callable[[PageText, Sequence[EngineReading]], str | None] = lambda *_: None
+    """Kind of server in the dialect's words, from the text and its engines of this dialect; None = unknown."""
 
     pauses: Mapping[str, str] = field(default_factory=dict)
     """Path that tells whether the server was told to stand still -> path that ends it."""

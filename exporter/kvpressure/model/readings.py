@@ -88,7 +88,6 @@ INTER_TOKEN: Final = "inter_token"  # one observation per decoding request and o
 E2E: Final = "e2e"
 QUEUE: Final = "queue"  # first queued -> first scheduled
 PREFILL: Final = "prefill"
-DECODE: Final = "decode"
 INFERENCE: Final = "inference"
 ITERATION_TOKENS: Final = "iteration_tokens"
 REQUEST_PROMPT: Final = "request_prompt_tokens"
@@ -99,7 +98,6 @@ KV_REUSE_GAP: Final = "kv_reuse_gap"  # of the same blocks: from use to use befo
 
 # Page values (one API server process; absent with several API servers)
 PROCESS_CPU_SECONDS: Final = "process_cpu_seconds"
-PROCESS_RSS_BYTES: Final = "process_resident_memory_bytes"
 PROCESS_START: Final = "process_start_time_seconds"
 LORA_MOMENT: Final = "lora_seconds"  # Unix time of the last look at adapters, where any are served
 OPERATIONS_PREFIX: Final = "operations:"  # + kind: sleep and weight-update operations in flight
@@ -201,11 +199,10 @@ class Scrape:
     which its series collide, where that is the reason; "" = another reason, or unknown. ``exposition``: the
     raw text, kept only while recording. ``bad_lines``: wanted lines that could not be read. ``cut``: what was left
     out, by reason: engines, series and plugin beyond limits; collisions where several series have one name.
-    ``group``: the pods that may form the engine, of which this one serves; "" = it alone. ``multi_process``: several
-    API servers (no process_* series). ``flavour``: a word of the dialect ("v0", "v1", "rust"), None = unknown.
-    ``dialect``: of its engines, else what discovery took the server for; "" = unknown. ``pool``: None = unknown.
-    ``args_source``: as ``source`` of ``EngineArgs``. ``assumed``: nothing but an image or a text says that an engine is
-    there, so that it is one from its first answer on.
+    ``group``: the pods that may form the engine, of which this one serves; "" = it alone. ``flavour``: a word of
+    the dialect ("v0", "v1", "rust"), None = unknown. ``dialect``: of its engines, else what discovery took the server
+    for; "" = unknown. ``pool``: None = unknown. ``args_source``: as ``source`` of ``EngineArgs``. ``assumed``: nothing
+    but an image or a text says that an engine is there, so that it is one from its first answer on.
     """
 
     target: str
@@ -220,7 +217,6 @@ class Scrape:
     page: Mapping[str, float] = field(default_factory=dict)
     version: str | None = None
     flavour: str | None = None
-    multi_process: bool | None = None
     bad_lines: int = 0
     cut: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
@@ -336,7 +332,6 @@ class StepStats:
     steps: int
     decoded: int
     exact: bool = False
-    preemptions: int | None = None
     kv_max: float | None = None
     sizes: Mapping[int, int] = field(default_factory=dict)
 

@@ -202,7 +202,6 @@ _STEPS: Final = (
     *fields(read_moment, "started", "written", required=True),
     *fields(read_amount, "steps", "decoded", required=True),
     Field("exact", read_flag, default=False),
-    Field("preemptions", read_amount),
     Field("kv_max", read_ratio),
     by_number("sizes", read_amount),
 )

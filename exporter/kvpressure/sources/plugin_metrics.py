@@ -98,7 +98,6 @@ def _steps(known: StepStats, engine: _Engine) -> StepStats:
         known,
         steps=sum(sizes.values()) if known.exact else engine.sums.get("steps", 0),
         decoded=engine.sums.get("decoded", 0),
-        preemptions=engine.sums.get("preemptions"),
         kv_max=engine.kv_max,
         sizes=sizes,
     )

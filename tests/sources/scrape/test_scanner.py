@@ -14,8 +14,6 @@ from kvpressure.sources.scrape import scanner as scanner_module
 from kvpressure.sources.scrape.layout import MAX_BUCKETS, MAX_ENGINES, MAX_VALUES, SMALL_PAGE_BYTES, ScrapeLimits
 from kvpressure.sources.scrape.scanner import MAX_LINES, Scanner, parse_scrape
 
-MULTI_PROCESS = {"k_api_server_count2", "l_dp2"}
-
 
 def scan(text):
     return Scanner().scan(text)
@@ -55,8 +53,6 @@ def test_every_number_of_a_real_page_is_what_an_independent_parser_reads(capture
         assert dict(engine.cache_config) == configs.get(engine.engine, configs.get(None))
     assert dict(result.page) == page
     assert (result.bad_lines, result.error, result.flavour) == (0, None, "v1")
-    made = capture.startswith("pairs/")  # without the series of a process
-    assert result.multi_process is (made or capture in MULTI_PROCESS)
 
 
 @pytest.mark.slow
@@ -154,7 +150,6 @@ def test_a_pid_label_is_dropped_and_the_largest_value_counts():
     )
     result = scan(RUNNING + text)
     assert result.engines[0].gauges["kv_usage"] == 0.8
-    assert result.multi_process is True
 
 
 def test_replicas_on_a_page_of_ray_are_engines_of_their_own():
@@ -179,24 +174,6 @@ def test_replicas_on_a_page_of_ray_are_engines_of_their_own():
 )
 def test_flavour_is_named_only_on_evidence(text, flavour):
     assert scan(text).flavour == flavour
-
-
-@pytest.mark.parametrize(
-    ("text", "multi_process"),
-    [
-        (RUNNING, None),  # rebuilt or thinned out by a recorder
-        ("# HELP vllm:num_requests_running Requests.\n" + RUNNING, True),
-        ("# HELP vllm:num_requests_running Requests.\n" + RUNNING + "process_cpu_seconds_total 4.5\n", False),
-        (RUNNING + "process_start_time_seconds 1.7e9\n", False),
-        ("# HELP vllm:num_requests_running Requests.\n" + RUNNING + "# EOF\n", None),  # Rust: never has process_*
-        (
-            "# HELP vllm:num_requests_running Requests.\n" + series("num_requests_swapped", engine=None),
-            None,
-        ),  # V0 neither
-    ],
-)
-def test_several_api_servers_are_claimed_only_on_evidence(text, multi_process):
-    assert scan(text).multi_process is multi_process
 
 
 def test_a_rust_page_with_types_that_do_not_fit_its_samples():

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvpressure.engines.base import Family, PageKind, SampleName, counter, gauge, table
+from kvpressure.engines.base import Family, SampleName, counter, gauge, table
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.readings import EngineReading, PageText
@@ -168,7 +168,7 @@ def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
     ) if named else None
 
 
-def page_kind(text: PageText, _engines: Sequence[EngineReading], _page: Mapping[str, float]) -> PageKind:
+def flavour(text: PageText, _engines: Sequence[EngineReading]) -> str | None:
     """The half of a prefill/decode pair by the label ``engine_type``: unified, prefill or decode (0.4.6 and later)."""
     halves = ("prefill", "decode", "unified")
-    return PageKind(next((half for half in halves if b'engine_type="%b"' % half.encode() in text), None))
+    return next((half for half in halves if b'engine_type="%b"' % half.encode() in text), None)

@@ -11,16 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvpressure.engines.base import Family, PageKind, SampleName, counter, gauge, histogram, table
+from kvpressure.engines.base import Family, SampleName, counter, gauge, histogram, table
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.readings import (
     GENERATION_RATE,
     PREEMPTIONS,
     PREFIX_QUERIES,
-    PROCESS_CPU_SECONDS,
-    PROCESS_RSS_BYTES,
-    PROCESS_START,
     PROMPT_RATE,
     SWAPPED,
     EngineReading,
@@ -213,7 +210,6 @@ ENGINE_FAMILIES: Final = (
     histogram(r.E2E, "e2e_request_latency_seconds"),
     histogram(r.QUEUE, "request_queue_time_seconds", "time_in_queue_requests"),  # the old one V0 0.6.6 to 0.8
     histogram(r.PREFILL, "request_prefill_time_seconds"),
-    histogram(r.DECODE, "request_decode_time_seconds"),
     histogram(r.INFERENCE, "request_inference_time_seconds"),
     histogram(r.ITERATION_TOKENS, "iteration_tokens_total"),  # a histogram in spite of its name
     histogram(r.REQUEST_PROMPT, "request_prompt_tokens"),
@@ -241,12 +237,6 @@ def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
     return model, labels.get("engine")
 
 
-def kind(text: PageText, engines: Sequence[EngineReading], page: Mapping[str, float]) -> PageKind:
-    """The flavour (v0, v1, rust) and whether several API servers share the endpoint, as far as it shows."""
-    flavour = _flavour(text, engines)
-    return PageKind(flavour, _multi_process(text, page, flavour))
-
-
 def _has_label(text: PageText, name: bytes) -> bool:
     return b'{%b="' % name in text or b',%b="' % name in text
 
@@ -255,8 +245,8 @@ def _is_openmetrics(text: PageText) -> bool:
     return text[-16:].rstrip().endswith(b"# EOF")
 
 
-def _flavour(text: PageText, engines: Sequence[EngineReading]) -> str | None:
-    """Which vLLM wrote the text; ``None`` = unknown.
+def flavour(text: PageText, engines: Sequence[EngineReading]) -> str | None:
+    """Which vLLM wrote the text (v0, v1, rust); ``None`` = unknown.
 
     Only V0 had swapping and throughput gauges. Of the rest, only the Rust frontend answers OpenMetrics under names
     with a colon, and it has no ``cache_config_info``. Only V1 has an engine label (0.8 and later), prefix cache
@@ -272,20 +262,4 @@ def _flavour(text: PageText, engines: Sequence[EngineReading]) -> str | None:
         return "v1"
     if PREEMPTIONS in counters and b"ray_vllm" not in text:
         return "v0"
-    return None
-
-
-def _multi_process(text: PageText, page: Mapping[str, float], flavour: str | None) -> bool | None:
-    """Whether several API servers share the endpoint; ``None`` = unknown.
-
-    Python's client publishes ``process_*`` only with one process, so these decide, as do ``pid`` labels. Their
-    absence alone proves nothing: the Rust frontend, V0 and Ray never had them, and recorders strip lines. It counts
-    in a classic V1 text that still has its HELP lines.
-    """
-    if page.keys() & {PROCESS_CPU_SECONDS, PROCESS_RSS_BYTES, PROCESS_START}:
-        return False
-    if _has_label(text, b"pid"):
-        return True
-    if flavour == "v1" and b"# HELP vllm:" in text and not _is_openmetrics(text):
-        return True
     return None

@@ -194,14 +194,12 @@ class Scanner:
             return replace(_failed(error), page=page, bad_lines=bad_lines, cut=cut, rival_label=rivals)
         whose = engines[0].dialect
         of_dialect = [engine for engine in engines if engine.dialect == whose]
-        kind = registry.dialect(whose).page_kind(raw, of_dialect, page)
         return Scrape(
             "",
             0.0,
             engines=engines,
             page=page,
-            flavour=kind.flavour,
-            multi_process=kind.multi_process,
+            flavour=registry.dialect(whose).flavour(raw, of_dialect),
             dialect=whose,
             bad_lines=bad_lines,
             cut=cut,

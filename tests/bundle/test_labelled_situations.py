@@ -208,7 +208,7 @@ def test_an_objective_says_how_many_miss_it_and_the_worst_engine(tmp_path: Path)
     }
     text = rendered(tmp_path, series, "InferenceObjectiveBurn")
     assert "m in inf: 15% of the requests miss the objective ttft within 2s (allowed: 1%)" in text
-    tail = "cause: the cause. First action: Cap output tokens. Run: kvpressure diagnose"
+    tail = "cause: the cause. First action: Cap output tokens. Run: kvpressure mitigate -n inf --pod chat-0"
     assert f"In most trouble: chat-0, {tail}" in text
 
 

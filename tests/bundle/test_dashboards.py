@@ -16,17 +16,14 @@ import promql_parser as pp
 import pytest
 import yaml
 
-from kvpressure.advice.mitigation import plan
 from kvpressure.bundle.dashboards import render_dashboards
 from kvpressure.bundle.dashboards.builder import OF_ENGINES, OF_FLEET, BundleValues, DashboardContext
-from kvpressure.bundle.dashboards.harm import VERDICTS
-from kvpressure.bundle.dashboards.incident import DOUBTED, FIRST_ACTIONS
 from kvpressure.bundle.rules import Options, load_groups, rule_file
 from kvpressure.diagnosis.finding import Recent, View
 from kvpressure.diagnosis.findings import Gathered, Values
 from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import EngineKey
-from kvpressure.model.state import CALM, Diagnosis, EngineState, State
+from kvpressure.model.state import EngineState, State
 from kvpressure.publish.collector import collect
 from kvpressure.publish.exposition import encode
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
@@ -175,19 +172,6 @@ def test_the_heartbeat_which_always_fires_is_in_no_list_of_firing_alerts(uid: st
     for selector in re.findall(r"ALERTS\{[^}]*\}", "\n".join(expr for _, expr in expressions(uid))):
         operator, pattern = re.search(r'severity(=~|!~|=|!=)"([^"]*)"', selector).groups()  # type: ignore[union-attr]  # each has one
         assert bool(re.fullmatch(pattern, "none")) == operator.startswith("!"), selector
-
-
-def test_the_first_action_is_the_pages_first_action_also_where_the_verdict_is_not_certain() -> None:
-    assert set(FIRST_ACTIONS) == set(VERDICTS) - set(CALM)
-    for verdict, text in FIRST_ACTIONS.items():
-        engine = replace(full_engine(), diagnosis=Diagnosis(verdict, 1.0, None, 0.0))
-        if verdict != "unknown":  # what is missing differs
-            assert text.startswith(plan(engine, builtin()).actions_now[0].title), verdict
-    cells = panel("incident", "Engines")["fieldConfig"]["overrides"]
-    column = next(item for item in cells if item["matcher"]["options"] == "First action")
-    mapped = next(item["value"] for item in column["properties"] if item["id"] == "mappings")[0]["options"]
-    assert {verdict: mapped[verdict]["text"] for verdict in FIRST_ACTIONS} == FIRST_ACTIONS
-    assert all(text in mapped[f"{verdict}{DOUBTED}"]["text"] for verdict, text in FIRST_ACTIONS.items())
 
 
 @every_dashboard
@@ -359,12 +343,13 @@ def test_a_fleet_shows_every_pool_and_those_that_are_down_or_page_first(tmp_path
     alerts = [{**pages, "alertname": "Slow", "namespace": "a", "pod": "fine7-0", "model_name": "m", "engine": "0"}]
     alerts.append({**pages, "alertname": "Down", "namespace": "a", "pool": "gone", "model_name": "m"})
     order, number_of_pages = (target["expr"] for target in panel("fleet", "Pools, worst first")["targets"][:2])
-    incident, verdicts = (target["expr"] for target in panel("incident", "Engines")["targets"][:2])
+    incident, causes = (target["expr"] for target in panel("incident", "Engines")["targets"][:2])
     silent = panel("fleet", "Pools that do not answer")["targets"][0]["expr"]
     series = series_of(replace(full_state(), engines=tuple(engines)), *alerts)
-    found = answers(series, (order, number_of_pages, incident, verdicts, silent), tmp_path)
+    found = answers(series, (order, number_of_pages, incident, causes, silent), tmp_path)
     assert found[silent] == [({}, 1.0)]
-    assert {labels["pod"]: labels["action"] for labels, _ in found[verdicts]}["pressed-0"] == f"kv_pressure{DOUBTED}"
+    actions = {labels["pod"]: labels["action"] for labels, _ in found[causes]}
+    assert (actions["pressed-0"], actions["fine0-0"]) == ("Not certain: Lower max_num_seqs", "Lower max_num_seqs")
     pools = {labels["pool"]: value for labels, value in found[order]}
     assert len(pools) == len(engines) + 1
     assert sorted(pools, key=lambda name: -pools[name])[:3] == ["down", "fine7", "gone"]

@@ -53,17 +53,6 @@ STAGES: Final = texts(
     failing=("failing", WINE),
     step_tokens=("step tokens", YELLOW),
 )
-# They begin with the title of the first action on the exporter's page.
-FIRST_ACTIONS: Final = {
-    "kv_pressure": "Lower max_num_seqs, or cap input and output tokens at the edge",
-    "concurrency_limited": "Raise max_num_seqs (stage step tokens: max_num_batched_tokens)",
-    "compute_bound": "Find the client that sends the most prompt tokens",
-    "host_bound": "Give the container more CPU",
-    "transfer_bound": "Look at the transfers between this server and the other servers of its pair",
-    "stalled": "Ask whether it was told to pause; else save the evidence and restart the pod",
-    "unknown": "Change nothing yet: check the failed sources",
-}
-DOUBTED: Final = "?"
 MITIGATION_ORDER: Final = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 _CONTAINER: Final = ("cluster", "namespace", "pod", "container")
 
@@ -92,14 +81,11 @@ def build(site: DashboardContext) -> Dashboard:
     return board
 
 
-def _verdicts(site: DashboardContext) -> str:
-    """Confidence of each engine's verdict, with the label ``action``: the verdict, marked if it is not confident."""
-    confidence, confident = engine("verdict_confidence", by="verdict, stage"), site.thresholds["confident"]
-    sure, doubted = (
-        f'label_replace({confidence} {compared} {confident:g}, "action", "$1{end}", "verdict", "(.*)")'
-        for compared, end in ((">=", ""), ("<", DOUBTED))
-    )
-    return f"({sure} or {doubted})"
+def _causes(site: DashboardContext) -> str:
+    """Certainty of each engine's cause, with its first action, marked if the cause is not certain."""
+    cause, confident = engine("cause_info", by="stage, action"), site.thresholds["confident"]
+    doubted = f'label_replace({cause} < {confident:g}, "action", "Not certain: $1", "action", "(.+)")'
+    return f"({cause} >= {confident:g} or {doubted})"
 
 
 def _engines(board: Dashboard) -> None:
@@ -108,7 +94,7 @@ def _engines(board: Dashboard) -> None:
     p95 = 'quantile="0.95"'
     queries = [
         PanelQuery(f"topk({TOP}, {order_of_engines()})"),
-        PanelQuery(worst(_verdicts(board.site))),
+        PanelQuery(worst(_causes(board.site))),
         PanelQuery(worst(f"time() - {engine('verdict_since_timestamp_seconds')}")),
         PanelQuery(worst(engine("latency_seconds", f'phase="ttft",{p95}'))),
         PanelQuery(worst(engine("latency_seconds", f'phase="inter_token",{p95}'))),
@@ -153,9 +139,6 @@ def _engines(board: Dashboard) -> None:
         "Waiting": 70,
         "Running": 74,
     }  # the pod's name gets the rest
-    actions = {verdict: (text, "text") for verdict, text in FIRST_ACTIONS.items()}
-    actions |= {f"{verdict}{DOUBTED}": (f"Not certain: {text}", "text") for verdict, text in FIRST_ACTIONS.items()}
-    actions |= {f"{calm}{end}": ("-", "text") for calm in ("healthy", "idle") for end in ("", DOUBTED)}
     row = {"namespace": "${__data.fields.Namespace}", "pod": "${__data.fields.Pod}"}
     detail = board.drill("kvpressure-detail", "Detail of this pod", **row)
     shown = {
@@ -164,7 +147,6 @@ def _engines(board: Dashboard) -> None:
         "Stage": [("mappings", STAGES), COLORED],
         "For": [("unit", "s"), ("decimals", 0)],
         "Certain": SHARE,
-        "First action": [("mappings", texts(**actions))],
         "First token": [("unit", "s"), *board.marked((ORANGE, "ttft_floor_seconds"))],
         "Token": [("unit", "s"), *board.marked((ORANGE, "inter_token_floor_seconds"))],
         "Failed": [*SHARE, *board.marked((ORANGE, "rejected_warning_ratio"), (RED, "rejected_critical_ratio"))],

@@ -55,6 +55,12 @@ def test_a_failed_start_has_the_engines_own_numbers_and_the_flag(
     assert all(number in first.text for number in numbers)
 
 
+def test_what_ends_a_failure_is_said_also_while_the_engine_serves_again() -> None:
+    failed = down("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    serving = replace(failed, up=True, error=None, diagnosis=replace(failed.diagnosis, verdict="healthy"))
+    assert plan(serving, builtin()).actions_now[0] == plan(failed, builtin()).actions_now[0]
+
+
 def test_series_that_collide_are_named_by_their_label() -> None:
     stages = [f'vllm:num_requests_running{{engine="0",model_name="q",stage="{stage}"}} 1' for stage in ("a", "b")]
     page = parse_scrape("\n".join(stages) + "\n", target="http://omni:8000/metrics", time=1_700_000_000.0)

@@ -58,7 +58,9 @@ def test_a_failed_start_has_the_engines_own_numbers_and_the_flag(
 def test_what_ends_a_failure_is_said_also_while_the_engine_serves_again() -> None:
     failed = down("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
     serving = replace(failed, up=True, error=None, diagnosis=replace(failed.diagnosis, verdict="healthy"))
-    assert plan(serving, builtin()).actions_now[0] == plan(failed, builtin()).actions_now[0]
+    found = plan(serving, builtin())
+    assert found.summary.startswith("Nothing to do for requests, but")
+    assert found.actions_now[0] == plan(failed, builtin()).actions_now[0]
 
 
 def test_series_that_collide_are_named_by_their_label() -> None:

@@ -59,7 +59,7 @@ TWO_LIMITS: Final = (
 )
 _SLOW: Final = "slow, cause not found"
 STEP_BUDGET: Final = "steps use up {max_num_batched_tokens}; the KV cache is not full"
-_BESIDE: Final = "Nothing to do for requests, but for what else was found."
+_ELSE: Final = "Nothing to do for requests, but for what else was found."
 REUSE_LOST: Final = "prompts are computed again after their KV blocks were evicted; the KV cache has room for what runs"
 _NO_CAUSE: Final = ("Undecided", "No fresh metrics")  # tables whose rows name what is missing
 _Planned = tuple[str, Iterable[Action]]  # summary and actions of a plan whose actions are made when they are asked for
@@ -91,7 +91,7 @@ def _planned(engine: EngineState, thresholds: Thresholds) -> _Planned:
     of_pool = tuple(of_pools(engine, workload(engine))) if engine.imbalance else ()
     if found is None:
         failed, peer = tuple(failures(engine)), tuple(of_transfers(engine))
-        summary = "This server is well, its pair is not." if peer else _BESIDE if failed or tiers else "Nothing to do."
+        summary = "This server is well, its pair is not." if peer else _ELSE if failed or tiers else "Nothing to do."
         return of_pool[0].title + "." if of_pool else summary, (*of_pool, *failed, *peer, *tiers)
     summary, actions = found(engine, thresholds)
     beside = () if verdict == "transfer_bound" else tuple(of_transfers(engine))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import html
 import json
 import logging
-import re
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,15 +14,8 @@ import pytest
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.model.isolation import MAX_COUNTED, STAGES, Failure, Guard
 from kvpressure.model.readings import (
-    AllocatorReading,
-    ContainerReading,
     Discovered,
-    GpuReading,
-    Histogram,
-    Scrape,
     Snapshot,
-    StepStats,
-    Termination,
 )
 from kvpressure.model.state import TargetState
 from kvpressure.pipeline import pipeline as pipeline_module
@@ -32,11 +24,9 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish import collector, diagnosis_json
 from kvpressure.publish.page import render as page
 from kvpressure.publish.page import view
-from kvpressure.recording.format import tick_from_json
 from kvpressure.signals.batch import StepWindow
 from kvpressure.signals.engine import EngineTracker
 from kvpressure.signals.hardware import ContainerWindow
-from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.helpers.three_engines import (
     BAD,
     PODS,
@@ -48,8 +38,6 @@ from tests.helpers.three_engines import (
 )
 
 pytestmark = pytest.mark.slow
-
-ABSURD = (0, -1, float("nan"), float("inf"), -float("inf"), 1e308, 10**400)
 
 
 @pytest.fixture(scope="module")
@@ -289,105 +277,6 @@ def test_a_failed_engine_whose_scrapes_stop_is_not_called_up(monkeypatch: pytest
         pipeline.observe(snapshot(1))
     assert [engine.up for engine in pipeline.observe(Snapshot(T + 3)).engines] == [True] * 3
     assert [engine.up for engine in pipeline.observe(Snapshot(T + 60)).engines] == [False] * 3
-
-
-def absurd_readings(value: Any) -> dict[str, Callable[[Snapshot], Snapshot]]:
-    """Each puts ``value`` into every number of one kind of reading of the bad pod, as if nothing had checked it."""
-
-    def of(kind: str, pod: Callable[[Any], str], names: tuple[str, ...]) -> Callable[[Snapshot], Snapshot]:
-        def change(given: Snapshot) -> Snapshot:
-            return replace(
-                given,
-                **{
-                    kind: tuple(
-                        replace(one, **dict.fromkeys(names, value)) if BAD in pod(one) else one
-                        for one in getattr(given, kind)
-                    )
-                },
-            )
-
-        return change
-
-    def pages(given: Snapshot) -> Snapshot:
-        def bad(one: Scrape) -> Scrape:
-            reading = one.engines[0]
-            histogram = Histogram((0.1, 1.0, float("inf")), (value,) * 3, value, value)
-            worse = replace(
-                reading,
-                gauges=dict.fromkeys(reading.gauges, value),
-                counters=dict.fromkeys(reading.counters, value),
-                histograms=dict.fromkeys(reading.histograms, histogram),
-                cache_config=dict.fromkeys(reading.cache_config, str(value)),
-            )
-            return replace(one, engines=(worse,), page=dict.fromkeys(one.page, value), duration_seconds=value)
-
-        return replace(given, pages=tuple(bad(one) if one.pod == BAD else one for one in given.pages))
-
-    def sizes(given: Snapshot) -> Snapshot:
-        return replace(
-            given,
-            steps=tuple(
-                replace(one, sizes={4: value, 7: value}) if one.pod == BAD and given.time > T + 1 else one
-                for one in given.steps
-            ),
-        )
-
-    def terminations(given: Snapshot) -> Snapshot:
-        return replace(
-            given,
-            containers=tuple(
-                replace(one, last_termination=Termination("Error", value, value)) if one.pod == BAD else one
-                for one in given.containers
-            ),
-        )
-
-    return {
-        "pages": pages,
-        "sizes": sizes,
-        "terminations": terminations,
-        "gpus": of("gpus", lambda one: one.uuid, numbers_of(GpuReading)),
-        "containers": of("containers", lambda one: one.pod, numbers_of(ContainerReading)),
-        "allocator": of("allocator", lambda one: one.pod, numbers_of(AllocatorReading)),
-        "steps": of("steps", lambda one: one.pod, numbers_of(StepStats)),
-    }
-
-
-def numbers_of(kind: Any) -> tuple[str, ...]:
-    """Fields that hold a number of what was read, not of what it was read from."""
-    own = ("index", "minor", "gpu_instance_id", "rank", "started", "written")
-    return tuple(field.name for field in fields(kind) if re.match("int|float", field.type) and field.name not in own)
-
-
-@pytest.mark.attack("step counts that rise to 1.7e308 on one scrape", "that engine alone is `unknown`")
-@pytest.mark.fault("engines", "impossible values", "the value is absent", "`page_bad_lines`", "next good value")
-@pytest.mark.parametrize("value", ABSURD, ids=lambda value: "10**400" if value == 10**400 else str(value))
-@pytest.mark.parametrize("kind", absurd_readings(0))
-def test_absurd_values_behind_every_check_cost_their_subject_alone(kind: str, value: Any, undisturbed: Shown) -> None:
-    assert_innocent(Shown(absurd_readings(value)[kind]), undisturbed)
-
-
-@pytest.mark.parametrize("kind", ["pages", "sizes", "gpus", "containers"])
-def test_a_value_that_nothing_can_compute_with_is_a_counted_failure(kind: str) -> None:
-    assert any(BAD in name for _, name, _ in Shown(absurd_readings(10**400)[kind]).failures())
-
-
-@pytest.mark.attack("absurd running and waiting requests", "the values are absent; page and JSON answer 200")
-@pytest.mark.parametrize("value", [0, -1, 1e308, 10**400, None])
-def test_absurd_values_in_a_recording_never_reach_the_pipeline(value: Any) -> None:
-    from kvpressure.recording.fields import MalformedTick
-
-    tick = {
-        "t": T,
-        "gpus": [{"uuid": "G", "power_watts": value, "memory_used_bytes": value}],
-        "containers": [{"namespace": "n", "pod": "p", "container": "c", "restarts": value, "cpu_usage_seconds": value}],
-    }
-    try:
-        given = tick_from_json(json.dumps(tick).encode(), parse_scrape)
-    except MalformedTick:
-        assert value not in (0, None)
-    else:
-        assert value in (0, None)
-        assert Pipeline().observe(given).failures == {}
 
 
 def test_failures_are_counted_and_logged_within_bounds(caplog: pytest.LogCaptureFixture) -> None:

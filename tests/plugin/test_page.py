@@ -127,3 +127,27 @@ class TestPage:
         for reading in (first, second):
             assert sorted((a.pod, a.rank) for a in reading.allocator or ()) == [("p", 0), ("p", 1)]
             assert [s.exact for s in reading.steps or ()] == [True]
+
+
+@pytest.mark.attack("step counts that rise to 1.7e308 on one scrape", "the values are absent and counted")
+@pytest.mark.parametrize(
+    "line",
+    [
+        'engine_steps_total{engine="0",count="batch",size="-5"} 3',
+        'engine_steps_total{engine="0",count="batch",size="9000000"} 3',
+        'engine_steps_total{engine="0",count="batch",size="5"} -3',
+        'engine_steps_total{engine="0",count="batch",size="5"} 1.7e308',
+        'engine_kv_max{engine="0"} 77.0',
+        'engine_sums_total{engine="0",sum="decoded"} 1e300',
+        'allocator{rank="0",figure="reserved_bytes"} 1e300',
+        'allocator{rank="-1",figure="reserved_bytes"} 10',
+        'written_seconds{rank="0"} 1e300',
+    ],
+)
+def test_figures_that_cannot_be_are_absent_and_counted(line: str) -> None:
+    page = f"vllm:x 1\nkvpressure:frontends 1.0\nkvpressure:{line}\n"
+    inside = read_plugin_metrics(page.encode(), "n", "p", 1_700_000_000.0)
+    assert inside is not None
+    assert inside.bad_lines == 1
+    assert inside.allocator == ()
+    assert all((stats.sizes, stats.decoded, stats.kv_max) == ({}, 0, None) for stats in inside.steps)

@@ -98,6 +98,12 @@ def engine(**more: object) -> dict[str, object]:
         (gpu(xid_errors={"9" * 5000: 1}), "expected whole numbers as keys, found '999"),
         (gpu(processes=[{"pid": 1}, {}]), "gpus[0].processes[1]: 'pid' is missing"),
         (box(last_termination={"finished_at": "?"}), "containers[0].last_termination.finished_at: expected seconds"),
+        (gpu(power_watts=10**400), "gpus[0].power_watts: expected a number from 0 to"),
+        (box(restarts=10**400), "containers[0].restarts: expected a whole number from 0, found 1e400"),
+        (
+            {"t": 1, "steps": [{"namespace": "n", "pod": "p", "engine": "0", "started": 1, "written": 2, "steps": -1}]},
+            "steps[0].steps: expected a whole number from 0, found -1",
+        ),
         (
             {"t": 1, "allocator": [{"namespace": "n", "pod": "p", "rank": 0, "reserved_bytes": -7}]},
             "allocator[0].reserved_bytes: expected a whole number from 0, found -7",

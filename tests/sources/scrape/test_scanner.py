@@ -194,7 +194,11 @@ def test_a_rust_page_with_types_that_do_not_fit_its_samples():
 # --- values ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e400", "abc", "", "0x10", "1_0", "1 2 3", "--1"])
+@pytest.mark.attack("absurd running and waiting requests", "the values are absent and counted")
+@pytest.mark.fault("engines", "impossible values", "the value is absent", "`page_bad_lines`", "next good value")
+@pytest.mark.parametrize(
+    "value", ["NaN", "+Inf", "-Inf", "-1", "1e308", "1e400", "abc", "", "0x10", "1_0", "1 2 3", "--1"]
+)
 def test_a_value_that_cannot_be_costs_its_line_and_is_counted(value):
     text = RUNNING + series("num_requests_waiting", value)
     scanner = Scanner()
@@ -232,6 +236,8 @@ def test_usage_is_a_ratio(value, kept):
         'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m"} 1',
         'vllm:time_to_first_token_seconds_bucket{engine="0",le="x",model_name="m"} 1',
         'vllm:time_to_first_token_seconds_bucket{engine="0",le="NaN",model_name="m"} 1',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="-1",model_name="m"} 1',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="1e308",model_name="m"} 1',
     ],
 )
 def test_a_wanted_line_that_cannot_be_read_is_counted_and_costs_nothing_else(line):

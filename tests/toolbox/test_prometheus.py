@@ -161,6 +161,7 @@ def test_an_engine_is_what_one_scrape_says_of_it_under_its_own_names(monkeypatch
         row("finding", 100.0, finding="host_oom_killed"),
         row("cause_info", 110.0, "0.6", verdict="idle", stage="", cause="nothing to do", action=""),
         row("verdict_since_timestamp_seconds", 110.0, "105"),
+        row("harm", 110.0, "3", harm="answers_suspect", level="critical"),
         row("verdict_since_timestamp_seconds", 110.0, "NaN", cluster="east"),
         row("of_a_newer_release", 110.0),
     ]
@@ -171,6 +172,7 @@ def test_an_engine_is_what_one_scrape_says_of_it_under_its_own_names(monkeypatch
     found = view.diagnosis
     assert (t, view.name, view.cause) == (110.0, "inf/chat-0 m engine 0", "nothing to do")
     assert (found.verdict, found.confidence, found.since, view.true_conditions) == ("idle", 0.6, 105.0, [])
+    assert found.supporting == ("users: answers suspect, 3",)
     assert view.plan.actions == ()
     assert published(Prometheus(query), replace(query, namespace="monitoring"), builtin()) == []
 
@@ -183,7 +185,9 @@ def test_a_plan_for_a_past_moment_is_computed_from_the_servers_own_series(capsys
 def test_a_moment_without_series_of_kvpressure_or_a_server_is_no_answer(capsys: Capsys, prometheus: str) -> None:
     for moment in (f"{INCIDENT + 400}", "2020-01-01"):
         assert "no series like" in refused(capsys, f"diagnose --prometheus {prometheus} --at {moment}")
-    assert "allowed: a time like" in refused(capsys, f"diagnose --prometheus {prometheus} --at yesterday")
+    assert "in the 60 s" in refused(capsys, f"mitigate --prometheus {prometheus} --at {INCIDENT + 250} --since 1m")
+    for moment in ("yesterday", "1970-01-01"):  # the latter is what a script writes that has no time
+        assert "allowed: a time like" in refused(capsys, f"diagnose --prometheus {prometheus} --at {moment}")
     assert "--at: only with --prometheus" in refused(capsys, f"diagnose --exporter {prometheus} --at {INCIDENT}")
 
 

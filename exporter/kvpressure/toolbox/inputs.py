@@ -295,7 +295,8 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds, for_plan: b
     cases = [Case(engine_views({"time": t, "engines": [entry]})[0], t) for t, entry in published]
     pods = [(case.view.engine.key.namespace, case.view.engine.key.pod) for case in cases]
     warnings: list[str] = []
-    for server in prometheus.servers(api, query, FIVE_MINUTES if options.at else options.since, pods):
+    within = min(options.since, FIVE_MINUTES) if options.at else options.since
+    for server in prometheus.servers(api, query, within, pods):
         name = prometheus.pod_of(server)[1]
         waiting(f"reading {name}")
         ticks = prometheus.snapshots(api, query, server, options.gpu)

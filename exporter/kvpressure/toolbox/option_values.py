@@ -48,7 +48,7 @@ def above_zero(most: int = _MOST) -> Callable[[str], float]:
 
 
 moment: Final = _parser(
-    lambda text: ceilings.number_in(text, 10 * _MOST, _MOST) or parsed.moment(text),
+    lambda text: ceilings.number_in(text, 10 * _MOST, _MOST) or ceilings.number(parsed.moment(text), 10 * _MOST, _MOST),
     "a time like 2026-11-27T03:12:00Z, or Unix seconds",
 )
 """A parser of a time in the past, in Unix seconds; without a zone it is UTC."""

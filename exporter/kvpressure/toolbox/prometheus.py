@@ -231,13 +231,13 @@ _OWN: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "harm": ("", ()),
 }
 """Series that say what kvpressure found -> what their value and their labels are called in a document."""
-_HARM_UNITS: Final = {"slow": "seconds", "losing_requests": "ratio", "stuck": "seconds"}
+_HARM_UNITS: Final = {"slow": "seconds", "losing_requests": "ratio", "stuck": "seconds"}  # of others: a count
 
 
 def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, Any]:
     named = [(*_OWN[name], labels, value) for name, labels, value in scrape]
     conditions = {labels["finding"]: value == 1 for _, labels, value in scrape if "finding" in labels}
-    harms = {labels["harm"]: value for _, labels, value in scrape if labels.get("harm") in _HARM_UNITS}
+    harms = {labels["harm"]: value for _, labels, value in scrape if "harm" in labels}
     behind = {said[labels["reason"]]: value for _, labels, value in scrape if labels.get("reason") in said}
     return {
         **{called: value for called, _, _, value in named if called},
@@ -245,7 +245,7 @@ def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, A
         "up": any(name == "engine_up" and value == 1 for name, _, value in scrape),
         "mitigation": {"actions": [{"title": labels["action"]} for _, labels, _ in scrape if labels.get("action")]},
         "supporting": [
-            *(f"users: {words(name)}, {say(value, _HARM_UNITS[name])}" for name, value in harms.items()),
+            *(f"users: {words(name)}, {say(value, _HARM_UNITS.get(name, ''))}" for name, value in harms.items()),
             *(f"{value:.3g} {name}" for name, value in behind.items()),
         ],
         "missing": [_OF_PAGE_ALONE],

@@ -33,11 +33,6 @@ def since_start(reading: EngineReading | None) -> ContextSignals:
     )
 
 
-def _quantiles(lengths: HistogramIncrease) -> dict[str, float]:
-    """As Prometheus computes them: by the buckets alone."""
-    return dict(zip(_RANKS, replace(lengths, sum=None).quantiles([*_RANKS.values()]), strict=False))
-
-
 def _total(histogram: Histogram) -> HistogramIncrease:
     """All that was ever observed; without quantiles where the buckets are unsound."""
     sound = histogram.count and len(histogram.bounds) == len(histogram.counts)

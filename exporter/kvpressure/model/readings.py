@@ -171,6 +171,10 @@ class Histogram:
     sum: float | None = None
     count: float | None = None
 
+    def mean(self) -> float | None:
+        """Mean of the observations; ``None`` without any."""
+        return self.sum / self.count if self.sum is not None and self.count and self.count > 0 else None
+
 
 @frozen
 class EngineReading:

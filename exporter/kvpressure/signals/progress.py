@@ -12,7 +12,6 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB
 from kvpressure.model.frozen import frozen
-from kvpressure.model.readings import Histogram
 from kvpressure.model.signals import KvSignals, LoadSignals, ProgressSignals, ThroughputSignals, TransferSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import (
@@ -544,15 +543,10 @@ def usual_seconds(sample: Sample | None) -> float | None:
     """
     if sample is None:
         return None
-    prefill, first, queue = (_mean(sample.histograms.get(name)) for name in (r.PREFILL, r.TTFT, r.QUEUE))
+    known = (sample.histograms.get(name) for name in (r.PREFILL, r.TTFT, r.QUEUE))
+    prefill, first, queue = (None if one is None else one.mean() for one in known)
     if prefill is not None or first is None:
         return prefill
     if queue is None:
         return None if sample.waiting else first
     return max(0.0, first - queue)
-
-
-def _mean(histogram: Histogram | None) -> float | None:
-    if histogram is None or not histogram.count or histogram.sum is None:
-        return None
-    return histogram.sum / histogram.count

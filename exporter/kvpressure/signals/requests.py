@@ -194,7 +194,7 @@ def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
     """Whether short- and long-prompt requests share the server: two groups of buckets, far apart, each with a real
     share and with a valley between. ``None`` with too few requests.
     """
-    total = increase.cumulative[-1] if increase.cumulative else 0.0
+    total = increase.counts[-1] if increase.counts else 0.0
     if total < t["hump_min_requests"] or not increase.bounds:
         return None
     shares = [amount / total for amount in increase.increments]

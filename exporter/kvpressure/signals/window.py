@@ -96,18 +96,13 @@ class Sample:
 
 
 @frozen
-class HistogramIncrease:
-    """Observations between two samples: cumulative number by bound, their sum and number."""
-
-    bounds: tuple[float, ...]
-    cumulative: tuple[float, ...]
-    sum: float | None
-    count: float | None
+class HistogramIncrease(Histogram):
+    """Observations between two samples."""
 
     @property
     def increments(self) -> tuple[float, ...]:
         """Observations in each bucket alone."""
-        return tuple(map(sub, self.cumulative, (0.0, *self.cumulative[:-1])))
+        return tuple(map(sub, self.counts, (0.0, *self.counts[:-1])))
 
     def quantile(self, q: float) -> float | None:
         """The q-quantile (0 < q <= 1), computed as in ``quantiles``; ``None`` without observations."""
@@ -120,14 +115,14 @@ class HistogramIncrease:
         Prometheus spreads observations over the whole bucket. Here they take the part of it that agrees with the
         counted sum, and no value exceeds what that sum allows.
         """
-        counts = self.cumulative
+        counts = self.counts
         if not counts or counts[-1] <= 0:
             return []
         used = self._used_of_a_bucket()
         return [self._at(q * counts[-1], used) for q in ranks]
 
     def _at(self, rank: float, used: float) -> float:
-        counts = self.cumulative
+        counts = self.counts
         index = bisect_left(counts, rank)
         seen, lower = (counts[index - 1], self.bounds[index - 1]) if index else (0.0, 0.0)
         bound = self.bounds[index]
@@ -144,7 +139,7 @@ class HistogramIncrease:
         """Twice the mean position of observations in their buckets, 0 to 2; 1 = evenly spread, also where the sum is
         unusable.
         """
-        counts, bounds = self.cumulative, self.bounds
+        counts, bounds = self.counts, self.bounds
         if not self.sum or self.sum < 0 or (bounds[-1] == inf and counts[:-1][-1:] != counts[-1:]):
             return 1.0
         finite = len(bounds) - (bounds[-1] == inf)  # nothing fell into the one without an end
@@ -156,16 +151,10 @@ class HistogramIncrease:
     def _least(self, amount: float) -> float:
         """Smallest possible sum of the ``amount`` smallest observations."""
         least = lower = before = 0.0
-        for bound, count in zip(self.bounds, self.cumulative, strict=True):
+        for bound, count in zip(self.bounds, self.counts, strict=True):
             least += (min(count, amount) - min(before, amount)) * lower
             lower, before = bound, count
         return least
-
-    def mean(self) -> float | None:
-        """Mean of the observations; ``None`` without any."""
-        if not self.count or self.sum is None or self.count <= 0:
-            return None
-        return self.sum / self.count
 
 
 class _Correction:
@@ -579,12 +568,7 @@ def histogram_increase(begin: Histogram, end: Histogram) -> HistogramIncrease:
 
 def quantile(ordered: Sequence[float], q: float) -> float:
     """Nearest-rank quantile of an ordered, non-empty sequence."""
-    return ordered[min(len(ordered) - 1, max(0, _ceil(q * len(ordered)) - 1))]
-
-
-def _ceil(value: float) -> int:
-    whole = int(value)
-    return whole if whole == value else whole + 1
+    return ordered[min(len(ordered) - 1, max(0, ceil(q * len(ordered)) - 1))]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:

@@ -20,7 +20,7 @@ def since_start(reading: EngineReading | None) -> ContextSignals:
     histograms = reading.histograms if reading else {}
     lengths = [_total(histograms.get(name, Histogram())) for name in _LENGTHS]
     prompt, output, _ = (length.mean() for length in lengths)
-    quantiles = [
+    quantiles = [  # as Prometheus computes them: by the buckets alone
         dict(zip(_RANKS, replace(one, sum=None).quantiles([*_RANKS.values()]), strict=False)) for one in lengths
     ]
     return ContextSignals(

@@ -36,8 +36,7 @@ def test_a_missing_library_is_a_failure_only_where_a_gpu_may_be(
         (device / "vendor").write_text(f"{vendor}\n")
     if module:
         (tmp_path / "module/nvidia").mkdir(parents=True)
-    source = NvidiaSource()
-    source._options = SimpleNamespace(host_sys=tmp_path)
+    source = NvidiaSource(SimpleNamespace(host_sys=tmp_path))
     with caplog.at_level(logging.DEBUG, logger="kvpressure.sources.gpu.nvidia.source"):
         down = source._went_down("library_missing")
     assert (down.reason, isinstance(down, NothingHere)) == (reason, reason == "no_devices")

@@ -21,8 +21,7 @@ from typing import Any, TextIO
 import pynvml
 
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, SourceError
-from kvpressure.sources.gpu.nvidia.options import SHARE_OF_DEADLINE
-from kvpressure.sources.gpu.nvidia.source import NvidiaSource
+from kvpressure.sources.gpu.nvidia.source import SHARE_OF_DEADLINE, NvidiaSource
 from tests.sources.gpu.nvml_stub import write
 
 

@@ -12,7 +12,6 @@ from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.gpu.nvidia import codes, fields
 from kvpressure.sources.gpu.nvidia.gpm import Activity, Gpm
 from kvpressure.sources.gpu.nvidia.mig import Mig
-from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from kvpressure.sources.gpu.nvidia.query import DeviceQuery, Queries
 
 SLOW_SECONDS: Final = 10.0
@@ -23,15 +22,14 @@ class NvmlDevice:
     """A GPU with a known UUID. Not thread-safe."""
 
     def __init__(
-        self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, identity: GpuReading, handle: Any
+        self, queries: Queries, clock: Callable[[], float], gpm: bool, identity: GpuReading, handle: Any
     ) -> None:
         self.identity = identity
         self._queries = queries
         self._clock = clock
-        self._options = options
         self._handle = handle
         self._slow_due = 0.0
-        self._gpm = Gpm(queries, clock) if options.gpm else None
+        self._gpm = Gpm(queries, clock) if gpm else None
         self._mig: Mig | None = None
         self._power_limit: float | None = None
         self._processes: tuple[GpuProcess, ...] = ()

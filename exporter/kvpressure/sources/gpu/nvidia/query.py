@@ -60,7 +60,6 @@ class Queries(CountedFailures):
         self._clock = clock
         self._silent: dict[str, dict[str, tuple[float, str]]] = {}
         self._refused: dict[str, Counter[str]] = {}  # refusals in a row by device and metric
-        self._asking: dict[str, str] = {}
 
     def ask(self, device: str, metric: str, function: Callable[..., T], *arguments: Any) -> NvmlAnswer[T]:
         """Call ``function(*arguments)``; ``device`` and ``metric`` are the key under which a lasting failure is
@@ -74,7 +73,6 @@ class Queries(CountedFailures):
             until, reason = silent[metric]
             if self._clock() < until:
                 return NvmlAnswer(None, reason)
-        self._asking[device] = metric
         with self.isolated(f"GPU {device}, {metric}"):
             try:
                 answer = NvmlAnswer(function(*arguments))
@@ -91,20 +89,14 @@ class Queries(CountedFailures):
         """Count a failure that was not raised by a call."""
         self._errors[reason] += 1
 
-    def last_asked(self, device: str) -> str:
-        """The metric asked last; when a device hangs, the one that hangs."""
-        return self._asking.get(device, "nothing")
-
     def forget(self, device: str | None = None) -> None:
         """Forget lasting failures of a device, or of all devices."""
         if device is None:
             self._silent.clear()
             self._refused.clear()
-            self._asking.clear()
         else:
             self._silent.pop(device, None)
             self._refused.pop(device, None)
-            self._asking.pop(device, None)
 
     def _failed(self, device: str, metric: str, reason: str) -> NvmlAnswer[Any]:
         if reason not in codes.NORMAL:

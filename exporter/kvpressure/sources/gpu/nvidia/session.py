@@ -17,7 +17,6 @@ from kvpressure.sources.gpu.nvidia import codes
 from kvpressure.sources.gpu.nvidia.device import NvmlDevice
 from kvpressure.sources.gpu.nvidia.device_ids import VENDOR
 from kvpressure.sources.gpu.nvidia.events import EventLog, EventWatch
-from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from kvpressure.sources.gpu.nvidia.query import DeviceDown, LibraryDown, Queries
 
 MOST_DEVICES: Final = 256
@@ -36,15 +35,15 @@ class OpenedGpus:
 
 class Session:
     """NVML's state in this process. The shared object is loaded once and stays loaded when closed, so a driver
-    upgrade needs a new process.
+    upgrade needs a new process. ``gpm``: read SM, tensor and DRAM activity.
     """
 
-    def __init__(self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, events: EventLog) -> None:
+    def __init__(self, queries: Queries, clock: Callable[[], float], gpm: bool, events: EventLog) -> None:
         self.is_open = False
         self._initialised = 0  # calls of nvmlInit without nvmlShutdown; the driver is released by the last shutdown
         self._queries = queries
         self._clock = clock
-        self._options = options
+        self._gpm = gpm
         self._watch = EventWatch(events, count=queries.count)
         self._driver: str | None = None
 
@@ -116,7 +115,7 @@ class Session:
         device = before.get(uuid)
         if device is None:
             return NvmlDevice(
-                self._queries, self._clock, self._options, GpuReading(uuid, index, VENDOR, driver=self._driver), handle
+                self._queries, self._clock, self._gpm, GpuReading(uuid, index, VENDOR, driver=self._driver), handle
             )
         device.attach(index, self._driver, handle)
         return device

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.model.readings import GpuReading
@@ -24,7 +25,6 @@ from kvpressure.sources.gpu.nvidia.call_guard import HangGuard, Hung, result_of
 from kvpressure.sources.gpu.nvidia.device import NvmlDevice
 from kvpressure.sources.gpu.nvidia.device_ids import VENDOR
 from kvpressure.sources.gpu.nvidia.events import EventLog
-from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from kvpressure.sources.gpu.nvidia.query import DeviceDown, LibraryDown, NvmlDown, Queries
 from kvpressure.sources.gpu.nvidia.session import NODE, OpenedGpus, Session
 
@@ -46,6 +46,11 @@ HOPELESS_SECONDS_FROM_START: Final = 1800.0
 waits this long first: its container is new, and ending it stops everything else it watches.
 """
 
+SHARE_OF_DEADLINE: Final = 0.8
+"""A reading abandons hanging calls at this share of the source's deadline, so that the other GPUs' readings arrive in
+time.
+"""
+
 SHARE_OF_ONE_GPU: Final = 0.5
 """Share of a reading's time that one hanging GPU may use, so that the others get theirs."""
 
@@ -61,13 +66,15 @@ class NvidiaSource:
     name = VENDOR
 
     def __init__(self, settings: Any = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._options = NvidiaOptions.of(settings)
+        collector = getattr(settings, "collectors", {}).get(VENDOR)
+        self._budget_seconds = SHARE_OF_DEADLINE * (collector.deadline_seconds if collector else 5.0)
+        self._host_sys = Path(getattr(settings, "host_sys", "/sys"))
         self._clock = clock
         self._lock = threading.Lock()  # close() may be called while read() runs
         self._lanes = HangGuard("nvml")
         self._queries = Queries(clock)
         self._events = EventLog()
-        self._session = Session(self._queries, clock, self._options, self._events)
+        self._session = Session(self._queries, clock, getattr(settings, "nvidia_gpm", False), self._events)
         self._opening: Future[OpenedGpus] | None = None
         self._open_again = Backoff(OPEN_FIRST_SECONDS, OPEN_LONGEST_SECONDS)
         self._repair_again = Backoff(REPAIR_FIRST_SECONDS, REPAIR_LONGEST_SECONDS)
@@ -136,7 +143,7 @@ class NvidiaSource:
         """Take the result of opening; if this reading cannot wait so long, a later one does."""
         assert self._opening is not None
         try:
-            found = result_of(self._opening, self._options.budget_seconds)
+            found = result_of(self._opening, self._budget_seconds)
         except Hung:
             raise SourceError(codes.TIMEOUT, "opening the library does not return") from None
         except NvmlDown:
@@ -166,8 +173,8 @@ class NvidiaSource:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def _read_devices(self) -> tuple[GpuReading, ...]:
-        end = time.monotonic() + self._options.budget_seconds
-        most = SHARE_OF_ONE_GPU * self._options.budget_seconds
+        end = time.monotonic() + self._budget_seconds
+        most = SHARE_OF_ONE_GPU * self._budget_seconds
         readings: list[GpuReading] = []
         for uuid, device in list(self._devices.items()):
             left = end - time.monotonic()
@@ -182,7 +189,6 @@ class NvidiaSource:
                 del self._devices[uuid]
             except Hung:
                 self._queries.count(codes.TIMEOUT)
-                log.debug("GPU %s hangs when asked for %s", uuid, self._queries.last_asked(uuid))
                 readings += self._unreadable(uuid, codes.TIMEOUT)
         for uuid, reason in self._broken.items():
             readings += self._unreadable(uuid, reason)
@@ -230,7 +236,7 @@ class NvidiaSource:
         self._queries.forget()
         self._queries.take_errors()  # the reason is counted by whoever gets the error
         self._open_again.failed(self._clock())
-        if reason in codes.NO_DRIVER and not self._worked and hardware.none_here(self._options.host_sys):
+        if reason in codes.NO_DRIVER and not self._worked and hardware.none_here(self._host_sys):
             reason = codes.NO_DEVICES
         elif reason != self._down_reason:
             log.warning("NVML is down: %s", reason)

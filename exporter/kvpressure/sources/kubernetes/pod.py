@@ -90,10 +90,6 @@ class Pod:
                 )
         return replace(self, rows=tuple(rows.values()))
 
-    def left_out(self, reason: str) -> Pod:
-        """The pod with no target of its engines, because of ``reason``."""
-        return replace(self, rows=tuple(replace(row, target=None, reason=reason) for row in self.rows if row.sign))
-
 
 def with_uids_of_their_own(pods: Sequence[Pod]) -> tuple[Pod, ...]:
     """The pods, each without the second uids that another pod has or claims as well."""

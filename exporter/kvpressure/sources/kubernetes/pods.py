@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kvpressure.sources.base import Reading, SourceError, SourceSettings, isolated
@@ -30,10 +30,9 @@ from kvpressure.sources.places import admitted
 from kvpressure.sources.scrape.targets import Target
 
 MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
-"""Pods of the node. Beyond: those without a GPU and ended ones are left out first; up to 64 with engines are listed.
+"""Pods of the node. Beyond: those without a GPU and ended ones are left out first, and counted.
 Shown as: `source_errors_total{source="pods",reason="too_many_pods"}`.
 """
-MAX_LISTED: Final = 64  # pods with engines beyond MAX_PODS that are told by name
 
 COMMAND_CUT: Final = "command_cut"
 REASONS: Final = (
@@ -53,14 +52,11 @@ def api_of(settings: SourceSettings) -> KubeApi:
 
 
 class _PodTable:
-    """Pods by uid. Beyond ``MAX_PODS`` those with the weakest claims are ``left_out``, which counts them, and the
-    strongest of these with engines are ``listed``.
-    """
+    """Pods by uid. Beyond ``MAX_PODS`` those with the weakest claims are ``left_out``, which counts them."""
 
     def __init__(self, shared: SharedDiscovery) -> None:
         self._shared = shared
         self.pods: dict[str, Pod] = {}
-        self.listed: list[Pod] = []
         self.left_out = 0
 
     def put(self, pod: Pod) -> None:
@@ -73,21 +69,17 @@ class _PodTable:
         """Remove a pod; one that is not there was left out."""
         if self.pods.pop(uid, None) is None:
             self.left_out = max(0, self.left_out - 1)
-            self.listed = [pod for pod in self.listed if pod.uid != uid]
 
     def shrink(self) -> None:
         """Leave out what is too much."""
         if len(self.pods) <= MAX_PODS:
             return
         owning = self._shared.owning
-
-        def admit(pods: Iterable[Pod], room: int) -> tuple[list[Pod], list[Pod]]:
-            return admitted(pods, room, lambda pod: pod.precedence(owning), lambda pod: (pod.namespace, pod.name))
-
-        kept, left_out = admit(self.pods.values(), MAX_PODS)
+        kept, left_out = admitted(
+            self.pods.values(), MAX_PODS, lambda pod: pod.precedence(owning), lambda pod: (pod.namespace, pod.name)
+        )
         self.pods = {pod.uid: pod for pod in kept}
         self.left_out += len(left_out)
-        self.listed, _ = admit([*self.listed, *(pod for pod in left_out if pod.engines)], MAX_LISTED)
 
 
 class _WatchedPods:
@@ -114,10 +106,10 @@ class _WatchedPods:
             self._table.shrink()
             return list(self._table.pods.values())
 
-    def left_out(self) -> tuple[int, list[Pod]]:
-        """How many pods are left out, and those of them that are listed."""
+    def left_out(self) -> int:
+        """How many pods are left out."""
         with self._lock:
-            return self._table.left_out, self._table.listed
+            return self._table.left_out
 
     def _replace(self, items: Iterator[dict[str, Any]]) -> None:
         table = _PodTable(self._shared)
@@ -190,7 +182,6 @@ class PodsSource:
             key=lambda reading: (reading.namespace, reading.pod, reading.container),
         )
         rows = [pod.without(self._shared.unread) for pod in current]
-        rows += [pod.left_out(TOO_MANY_PODS) for view in self._views for pod in view.left_out()[1]]
         uids = {(pod.namespace, pod.name): pod.uid for pod in self._shared.pods or () if pod.engines}
         return Reading(containers=tuple(readings), discovered=discovered(rows), pods=uids, errors=errors)
 
@@ -220,7 +211,7 @@ class PodsSource:
         new: Counter[str] = Counter()
         for view in self._views:
             new += view.watcher.new_errors()
-        new[TOO_MANY_PODS] = sum(view.left_out()[0] for view in self._views)  # at every read, while it is so
+        new[TOO_MANY_PODS] = sum(view.left_out() for view in self._views)  # at every read, while it is so
         refused = {
             (row.reason, pod.uid, row.container)
             for pod in self._shared.pods or ()

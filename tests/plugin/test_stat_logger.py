@@ -108,9 +108,9 @@ class TestRecorded:
         batches = Counter(len(one["inter_token_latencies_iter"]) for one in outputs)
         assert (told.exact, told.sizes) == (True, {size: n for size, n in batches.items() if size})
         assert told.decoded == sum(size * n for size, n in batches.items())
-        tokens = REGISTRY.get_sample_value("kvpressure:engine_sums_total", {"engine": "0", "sum": "tokens"})
-        assert tokens == sum(one["num_generation_tokens"] for one in outputs)
-        assert told.preemptions == sum(one["num_preempted_reqs"] for one in outputs)
+        for name, counted in (("tokens", "num_generation_tokens"), ("preemptions", "num_preempted_reqs")):
+            summed = REGISTRY.get_sample_value("kvpressure:engine_sums_total", {"engine": "0", "sum": name})
+            assert summed == sum(one[counted] for one in outputs)
         assert told.kv_max == max(
             call["scheduler_stats"]["kv_cache_usage"] for call in calls if call["scheduler_stats"]
         )

@@ -41,11 +41,6 @@ REMEMBERED_BYTES: Final = (
 """Lines and series remembered for fast parsing, all targets. Beyond: forgotten and parsed again; results stay the same.
 Shown as: process CPU.
 """
-PLUGIN_LINES: Final = 16 * 1024  # of the plugin inside vLLM
-"""Lines of the plugin on all scrapes. Beyond: the target's plugin lines are left out.
-Shown as: `page_cut{reason="plugin"}`.
-"""
-PLUGIN_LINES_EACH: Final = 512  # an engine has two for each size of a batch that it has seen
 SCANS: Final = 2  # pages taken apart at the same time: one thread runs at a time, each holds what it has begun
 """Scrapes parsed at once. Beyond: the scrape waits. Shown as: `target_scrape_seconds`."""
 LAYOUT_BYTES: Final = (
@@ -160,7 +155,6 @@ class ScrapeLimits:
         self.scans = threading.Semaphore(SCANS)
         self.engines = FairShare(MAX_ENGINES)
         self.remembered = FairShare(REMEMBERED_BYTES, REMEMBERED_EACH, REMEMBERED_EACH)
-        self.plugin_lines = FairShare(PLUGIN_LINES, PLUGIN_LINES_EACH)
 
 
 MAX_LINE_CHARS: Final = 16_384  # cache_config_info, the longest wanted line, has about 1 300

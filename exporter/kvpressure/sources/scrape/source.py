@@ -27,6 +27,8 @@ from kvpressure.sources.scrape.targets import Target
 
 CUT_PLUGIN: Final = "plugin"  # too many lines of the plugin
 CUT_NEW_ENGINES: Final = "new_engines"  # too many new engine names
+PLUGIN_LINES: Final = 4096  # an engine has two for each size of a batch that it has seen
+"""Lines of the plugin on one scrape. Beyond: they are left out. Shown as: `page_cut{reason="plugin"}`."""
 WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for scrapes
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,6 @@ class _Feed:
         self._bounds = bounds
         self._scanner = Scanner(bounds)
         self._new_engines = NewEngines()
-        bounds.plugin_lines.join(self)
         self.scan_seconds = 0.0  # of our own CPU for its last page
         self.inside: PluginMetrics | None = None  # the plugin's reports, if any
         self.in_flight = False
@@ -78,13 +79,11 @@ class _Feed:
     def take_precedence(self, precedence: Precedence) -> None:
         """Share limits according to the target's claim."""
         self._bounds.engines.join(self._scanner, precedence)
-        self._bounds.plugin_lines.join(self, precedence)
 
     def close(self) -> None:
         """Close the connection and release shared limits."""
         self.fetcher.close()
         self._scanner.close()
-        self._bounds.plugin_lines.leave(self)
 
     def _fetched(self, lease: Reservation) -> tuple[PageText | None, str | None]:
         try:
@@ -97,8 +96,7 @@ class _Feed:
     ) -> Scrape:
         target = self.target
         lines = 0 if text is None else text.count(b"\nkvpressure:")
-        crowded = lines > 0 and lines > self._bounds.plugin_lines.allowed(self)
-        self._bounds.plugin_lines.use(self, 0 if crowded else lines)
+        crowded = lines > PLUGIN_LINES
         self.inside = None
         if text and lines and not crowded:
             with isolated(f"plugin of target {target.name}", errors):

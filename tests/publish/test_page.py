@@ -138,7 +138,7 @@ def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:
         ("kv_pressure", 0.9, "First: Lower max_num_seqs"),
         ("concurrency_limited", 0.9, "First: Cap input and output tokens"),
         ("concurrency_limited with room", 0.9, "First: Raise max_num_seqs --max-num-seqs 128"),
-        ("stalled", 0.9, "First: Ask whether it was told to pause kubectl exec -n prod pod/chat-0 -- curl -s"),
+        ("stalled", 0.9, "if not, save the evidence and restart it kubectl exec -n prod pod/chat-0 -- curl -s"),
         ("compute_bound", 0.5, "First: check the triage steps below; confidence in the verdict is low."),
         ("unknown", 0.3, "First: Provide the missing inputs"),
         ("healthy", 0.9, ""),

@@ -391,15 +391,17 @@ def _stacks(engine: EngineState) -> str:
     )
 
 
-def _ask_for_a_pause(engine: EngineState) -> Action:
-    """What to ask before anything is killed: an engine that was told to stand still looks like one that has stopped."""
+def _ask_for_a_pause(engine: EngineState, otherwise: str = "") -> Action:
+    """What to ask before anything is killed: an engine that was told to stand still looks like one that has stopped.
+    ``otherwise``: what follows where it was not told.
+    """
     one, server, key = dialect(engine.dialect), urlsplit(engine.target), engine.key
     outside = engine.target.removesuffix("/metrics")
     ends = " or ".join(f"POST {path}" for path in one.pauses.values())
     within = ("kubectl", "exec", *of_pod(key), "--") if is_pod(key) else ()
     place = f"http://localhost:{server.port or one.default_port}" if is_pod(key) else outside
     return Action(
-        "Ask whether it was told to pause",
+        f"Ask whether it was told to pause{otherwise}",
         "A pause, sleep mode, a weight update and a drain stop an engine in the same way, and a restart would lose the"
         " update and every request. Ask whoever operates it"
         + (
@@ -434,7 +436,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     return MitigationPlan(
         "The engine makes no progress. If it was not told to pause, save the evidence, then restart it.",
         (
-            _ask_for_a_pause(engine),
+            _ask_for_a_pause(engine, "; if not, save the evidence and restart it"),
             Action(
                 "Save the evidence",
                 f"A restart destroys it; saving it takes a minute. Python stacks need py-spy and {right};"

@@ -228,6 +228,17 @@ def test_start_up_lines_give_the_pool_and_so_the_real_demand():
     assert engine.signals.memory.device_demand_ratio == state.gpus[0].demand_ratio
 
 
+def test_a_new_start_begins_with_no_fact_of_the_one_before_it():
+    texts = ("non-default args: {'max_num_seqs': 17}", "Available KV cache memory: 40.00 GiB")
+    first, pool = (log_line("inference", "chat-0", "vllm", text) for text in texts)
+    pipeline = Pipeline()
+    pools = [
+        pipeline.observe(Snapshot(t, pages=(busy(t),), logs=lines)).engines[0].signals.memory.kv_pool_bytes
+        for t, lines in ((1000.0, (first, pool)), (1001.0, (first,)))
+    ]
+    assert pools == [40 * GIB, None]
+
+
 def test_two_engines_on_one_gpu_share_its_demand_only_when_both_pools_are_known():
     gpu = GpuReading("GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB)
     owners = tuple(GpuOwner("GPU-1", "inference", pod, "vllm", True) for pod in ("chat-0", "code-0"))

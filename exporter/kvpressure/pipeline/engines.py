@@ -107,6 +107,8 @@ class ContainerTrack(SubjectTrack):
             self.paused, self.paused_at = PAUSING[event.event], t
         self.logged = event.arguments or self.logged
         self.version = event.version or self.version
+        if event.event == "args":
+            self.facts = {}  # of an earlier start
         self.facts.update(event.facts)
         if event.allocator:
             self._oom = t, event.allocator

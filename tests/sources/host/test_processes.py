@@ -15,7 +15,7 @@ from kvpressure.cli import discover, main
 from kvpressure.model.readings import Discovered, GpuOwner, GpuProcess, GpuReading
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.host import processes
+from kvpressure.sources.host import container_logs, processes
 from kvpressure.sources.host.processes import KEPT_SECONDS, ProcessesSource
 from kvpressure.sources.scrape.targets import Target, parse_target
 from tests.helpers.waiting import until
@@ -348,6 +348,108 @@ def test_the_table_of_sockets_is_walked_only_where_a_process_serves(
     assert walked == ["net"]
 
 
+ARGS = "INFO 11-27 08:00:00 [utils.py:233] non-default args: {'max_num_seqs': 17}"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB."
+
+
+class TestLog:
+    """Where a server of a host logs, and what of it is true of its present run."""
+
+    def serving(
+        self, host: Host, *logs: Path | str, pid: int = 50, port: int = 8000, cgroup: str = "/system.slice/vllm.service"
+    ) -> None:
+        """A server whose outputs, from 1 on, are ``logs``."""
+        host.network(*((ANY, one, one) for one in (8000, 8001)))
+        host.process(pid, [*VLLM, "--port", str(port)], port, cgroup=cgroup)
+        host.put(f"{pid}/net/tcp", (host.root / "net/tcp").read_text())
+        for output, log in enumerate(logs, 1):
+            (host.root / f"{pid}/fd/{output}").symlink_to(log)
+
+    def events(self, source: ProcessesSource) -> list[str]:
+        reading = source.read()
+        assert reading.errors == {}
+        return [line.event.event for line in reading.logs or () if line.event]
+
+    @pytest.mark.parametrize(
+        ("cgroup", "path"),
+        [
+            ("/system.slice/vllm.service", "vllm.log"),
+            (f"/docker/{ID}", f"1/root/var/lib/docker/containers/{ID}/{ID}-json.log"),
+            (
+                f"/machine.slice/libpod-{ID}.scope/container",
+                f"1/root/var/lib/containers/storage/overlay-containers/{ID}/userdata/ctr.log",
+            ),
+        ],
+    )
+    def test_it_is_followed_and_what_is_of_an_unknown_age_is_no_news(self, host: Host, cgroup: str, path: str) -> None:
+        def line(text: str) -> str:
+            written = {"log": text + "\n", "stream": "stderr", "time": "2020-01-02T03:04:05.6Z"}
+            return json.dumps(written) + "\n" if "docker" in path else f"{text}\n"
+
+        host.put(path, line(ARGS) + line(OOM))
+        self.serving(host, "socket:[5]", host.root / path, cgroup=cgroup)
+        source, _ = host.source()
+        assert self.events(source) == ["args"]
+        with (host.root / path).open("a") as log:
+            log.write(line(OOM).replace("2020", "2999") + "not of interest\n")
+        assert self.events(source) == ["cuda_oom"]
+        (host.root / path).rename(host.root / "rotated")
+        host.put(path, "")
+        assert self.events(source) == []
+        with (host.root / path).open("a") as log:
+            log.write(line(OOM).replace("2020", "2999"))
+        assert self.events(source) == ["cuda_oom"]
+        os.truncate(host.root / path, 0)
+        assert self.events(source) == []
+        source.close()
+
+    def test_a_new_process_of_a_unit_goes_on_in_its_file(self, host: Host) -> None:
+        host.put("vllm.log", f"{ARGS}\n")
+        self.serving(host, host.root / "vllm.log", host.root / "vllm.log")
+        source, _ = host.source()
+        assert self.events(source) == ["args"]
+        host.end(50)
+        with (host.root / "vllm.log").open("a") as log:
+            log.write(f"{OOM}\n")
+        assert self.events(source) == ["cuda_oom"]
+        with (host.root / "vllm.log").open("a") as log:
+            log.write(f"{ARGS}\n")
+        self.serving(host, host.root / "vllm.log", pid=51)
+        assert self.events(source) == ["args"]
+
+    @pytest.mark.parametrize(("log", "other"), [("a.log", "a.log"), ("a.log", "b.log")])
+    def test_what_several_servers_may_have_written_is_nobodys(self, host: Host, log: str, other: str) -> None:
+        host.put("a.log", f"{ARGS}\n")
+        host.put("b.log", f"{ARGS}\n")
+        self.serving(host, host.root / log)
+        self.serving(
+            host,
+            host.root / other,
+            pid=60,
+            port=8001,
+            cgroup="/user.slice" if log == other else "/system.slice/vllm.service",
+        )
+        source, _ = host.source()
+        reading = source.read()
+        assert reading.logs == ()
+        assert all("its log is not read: another server" in row.explanation for row in reading.discovered or ())
+
+    def test_discover_says_that_it_is_not_read(
+        self, host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(discover, "Settings", lambda: Settings(host_proc=host.root, node_name="gpu-box"))
+        self.serving(host, "socket:[5]", "/dev/null")
+        assert main(["discover"]) == 0
+        assert "its log is not read: it logs to no regular file" in capsys.readouterr().out
+
+        def refused(_: Path) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(container_logs, "open_file", refused)
+        assert main(["discover"]) == 0
+        assert "its log is not read: permission denied" in capsys.readouterr().out
+
+
 class TestHostile:
     def test_another_users_process_costs_the_others_nothing(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         host.network((ANY, 8000, 11), (ANY, 8001, 12))
@@ -426,13 +528,13 @@ class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_error(404)
 server = http.server.HTTPServer(("127.0.0.1", 0), Page)
-print(server.server_port, flush=True)
+print(server.server_port, "non-default args: {'max_num_seqs': 17}", flush=True)
 server.serve_forever()
 """
 
 
 @pytest.mark.live
-def test_a_real_process_is_found_by_what_the_kernel_says(tmp_path: Path) -> None:
+def test_a_real_process_and_its_log_are_found_by_what_the_kernel_says(tmp_path: Path) -> None:
     script = tmp_path / "api_server.py"
     script.write_text(_SERVER)
     words = [
@@ -446,22 +548,25 @@ def test_a_real_process_is_found_by_what_the_kernel_says(tmp_path: Path) -> None
     (tmp_path / "vllm/entrypoints/openai").mkdir(parents=True)
     script.rename(tmp_path / "vllm/entrypoints/openai/api_server.py")
     script = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
-    wrapper = subprocess.Popen(
-        [sys.executable, "-c", script, *words, "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        wrapper = subprocess.Popen([sys.executable, "-c", script, *words, "--port", "0"], cwd=tmp_path, stdout=output)
     try:
-        assert wrapper.stdout is not None
-        port = int(wrapper.stdout.readline())
+        port = int(until(log.read_text).split()[0])
         settings = Settings()
         source = ProcessesSource(settings)
 
+        logged: list[str] = []
+
         def own() -> list[Target]:
-            source.read()
+            logged.extend(line.line for line in source.read().logs or ())
             return [target for target in settings.shared.targets if target.port == port]
 
         found: Callable[[], list[Target]] = own
         (target,) = until(found)
         assert "--max-num-seqs=17" in target.args
+        assert f"{port} non-default args: {{'max_num_seqs': 17}}" in logged
+        source.close()
     finally:
         subprocess.run(["pkill", "-P", str(wrapper.pid)], check=False)
         wrapper.kill()

@@ -1,4 +1,4 @@
-"""The source of log events: follows the logs of engine containers on this node.
+"""The source of log events: follows the logs of engine containers on this node, and of servers of a host.
 
 Only lines that the engine's dialect recognises leave this source, with their event. A line older than
 ``RECENT_SECONDS`` when first seen (this process has just started) counts only if it states a fact that still holds,
@@ -7,18 +7,20 @@ such as the arguments.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvpressure.engines import registry
-from kvpressure.files import below
+from kvpressure.files import below, open_file
 from kvpressure.model.log_events import FACT_EVENTS
 from kvpressure.model.readings import LogLine
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
-from kvpressure.sources.host.log_files import ContainerLog, Entry
+from kvpressure.sources.host.log_files import AppendedLog, ContainerLog, Entry
 from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.places import admitted
 
@@ -44,7 +46,13 @@ Shown as: `source_errors_total{source="logs"}`.
 RECENT_SECONDS: Final = 600.0
 MISSING_SECONDS: Final = 30.0
 
+NO_FILE: Final = "it logs to no regular file (StandardOutput=append:FILE of a unit, Docker's json-file)"
+TOO_MANY: Final = "the host has more servers than logs are followed"
+SHARED: Final = "another server has the same name or logs to the same file"
+
 Key = tuple[str, str, str, str]  # namespace, pod, uid, container
+EngineKey = tuple[str, str, str]  # namespace, pod, container
+FileId = tuple[int, int]  # device, inode
 
 
 class LogsSource:
@@ -151,23 +159,108 @@ class LogsSource:
         if log.skipped > skipped:
             errors["skipped"] += 1
         count = 0
-        for line in self._recognised(key, entries):
+        since = self._clock() - RECENT_SECONDS
+        for line in recognised((key[0], key[1], key[3]), self._dialects.get(key, ""), entries, since, since):
             count += 1
             if count <= MAX_LINES:
                 yield line
         if count > MAX_LINES:
             errors["too_many_lines"] += count - MAX_LINES
 
-    def _recognised(self, key: Key, entries: Sequence[Entry]) -> Iterator[LogLine]:
+
+@dataclass(frozen=True, slots=True)
+class ServerOutput:
+    """Where a server of a host may log. ``files``: empty once it has ended, and what is open is read on."""
+
+    engine: EngineKey
+    dialect: str
+    files: tuple[Path, ...] = ()
+
+
+class ServerLogs:
+    """Recognised lines of the files to which the servers of a host log."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._logs: dict[tuple[EngineKey, FileId], AppendedLog] = {}
+
+    def read(
+        self, outputs: Sequence[ServerOutput], errors: Counter[str]
+    ) -> tuple[tuple[LogLine, ...], Mapping[EngineKey, str]]:
+        """The lines logged since the last read, and what to say of an engine whose log is not read."""
+        files, unread = _files(outputs[:MAX_CONTAINERS], errors)
+        unread |= {output.engine: TOO_MANY for output in outputs[MAX_CONTAINERS:]}
+        dialects = {output.engine: output.dialect for output in outputs}
+        ended = {output.engine for output in outputs if not output.files}
+        for engine, own in files.items():
+            for file, path in own.items():
+                with isolated(f"log of {engine[1]}", errors, FILE_REASONS):
+                    if (engine, file) not in self._logs:
+                        self._logs[engine, file] = AppendedLog(path)
+        lines: list[LogLine] = []
         since = self._clock() - RECENT_SECONDS
-        engine = self._dialects.get(key, "")
-        for entry in entries:
-            found = registry.recognise(entry.text, engine)
-            if found is None:
-                continue
-            message, event = found
-            if event.event in FACT_EVENTS or (entry.time or since) >= since:
-                yield LogLine(key[0], key[1], key[3], message, event)
+        for (engine, file), log in list(self._logs.items()):
+            with isolated(f"log of {engine[1]}", errors, FILE_REASONS):
+                entries, old = log.read(READ_BYTES // len(self._logs))
+                known = recognised(engine, dialects.get(engine, ""), entries, since, 0.0 if old else since)
+                lines += list(known)[-MAX_LINES:]
+            if file not in files.get(engine, ()) and engine not in ended:
+                self._logs.pop((engine, file)).close()
+        return tuple(lines), {engine: f"; its log is not read: {why}" for engine, why in unread.items()}
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._logs:
+            self._logs.popitem()[1].close()
+
+
+def _files(
+    outputs: Sequence[ServerOutput], errors: Counter[str]
+) -> tuple[dict[EngineKey, Mapping[FileId, Path]], dict[EngineKey, str]]:
+    """The files of each engine, none that another logs to as well, and why there are none."""
+    files: dict[EngineKey, Mapping[FileId, Path]] = {}
+    unread: dict[EngineKey, str] = {}
+    for output in outputs:
+        with isolated(f"log of {output.engine[1]}", errors):
+            try:
+                files[output.engine] = _readable(output.files)
+                if output.files and not files[output.engine]:
+                    unread[output.engine] = NO_FILE
+            except PermissionError as error:
+                unread[output.engine] = f"{error.strerror}".lower()
+    engines = Counter(output.engine for output in outputs)
+    writers = Counter(file for own in files.values() for file in own)
+    for engine, own in files.items():
+        if engines[engine] > 1 or any(writers[file] > 1 for file in own):
+            files[engine], unread[engine] = {}, SHARED
+    return files, unread
+
+
+def _readable(paths: Sequence[Path]) -> Mapping[FileId, Path]:
+    """Those that are regular files. Raises ``PermissionError``."""
+    found = {}
+    for path in paths:
+        try:
+            with open_file(path) as file:
+                status = os.fstat(file.fileno())
+        except PermissionError:
+            raise
+        except OSError:
+            continue  # a pipe, a socket, a terminal
+        found[status.st_dev, status.st_ino] = path
+    return found
+
+
+def recognised(
+    engine: EngineKey, dialect: str, entries: Sequence[Entry], since: float, undated: float
+) -> Iterator[LogLine]:
+    """The lines that the dialect knows and that are not older than ``since``, or state a fact. ``undated``: time of
+    those without one.
+    """
+    for entry in entries:
+        found = registry.recognise(entry.text, dialect)
+        if found is not None and (found[1].event in FACT_EVENTS or (entry.time or undated) >= since):
+            yield LogLine(*engine, *found)
 
 
 def _subject(key: Key) -> str:

@@ -1,4 +1,5 @@
-"""One container's log on the node: ``/var/log/pods/<ns>_<pod>_<uid>/<container>/<restarts>.log`` and its rotations.
+"""One container's log on the node: ``/var/log/pods/<ns>_<pod>_<uid>/<container>/<restarts>.log`` and its rotations;
+and a file to which the runs of a server append.
 
 Bounded whatever the container writes: bytes per read, line length, memory. Only the first ``MAX_LINE`` bytes of a
 line are used. The runtime's format (CRI, or Docker's JSON) is removed, and lines that it split are joined.
@@ -114,15 +115,20 @@ class Tail:
             entries += self._entries(chunk)
         return entries, taken
 
-    def truncated(self) -> bool:
-        """Whether the file is shorter than what was read."""
-        return os.fstat(self._fd).st_size < self.offset
-
     def backlog(self) -> int:
-        """Unread bytes."""
+        """Unread bytes; below 0, the file is shorter than what was read."""
         return os.fstat(self._fd).st_size - self.offset
 
-    def restart(self, offset: int, cut: bool) -> None:
+    def catch_up(self) -> bool:
+        """Begin again after a truncation, and near the end of more than ``SKIP_BYTES``; whether bytes were skipped."""
+        backlog = self.backlog()
+        if backlog < 0:
+            self._restart(0, cut=False)
+        elif backlog > SKIP_BYTES:
+            self._restart(self.offset + backlog - TAIL_BYTES, cut=True)
+        return backlog > SKIP_BYTES
+
+    def _restart(self, offset: int, cut: bool) -> None:
         """Continue from ``offset`` and drop incomplete lines."""
         self.offset = offset
         self._carry = b""
@@ -225,7 +231,7 @@ class ContainerLog:
         while taken < budget and self._segments:
             tail = self._segments[0]
             if tail.end is None:
-                self._catch_up(tail)
+                self.skipped += tail.catch_up()
             found, size = tail.read(budget - taken)
             entries += found
             taken += size
@@ -270,13 +276,6 @@ class ContainerLog:
         self._segments.append(Tail(path, start, None if follow else size, cut=start > 0))
 
     # --- how to go on -------------------------------------------------------------------------------------------
-
-    def _catch_up(self, tail: Tail) -> None:
-        if tail.truncated():
-            tail.restart(0, cut=False)
-        elif tail.backlog() > SKIP_BYTES:
-            self.skipped += 1
-            tail.restart(tail.offset + tail.backlog() - TAIL_BYTES, cut=True)
 
     def _advance(self, tail: Tail) -> bool:
         """At the end of ``tail``: whether another file continues at once."""
@@ -325,3 +324,25 @@ class ContainerLog:
         except FileNotFoundError:
             pass  # between rename and reopen, or removed with its container
         return next((count for count in list_files(self.directory).live if count > self._current), None)
+
+
+class AppendedLog:
+    """Follows one file, to which several runs of a server may append."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path)
+        self._before = self._tail.backlog()  # bytes that were there when it was opened
+
+    def close(self) -> None:
+        """Close the file."""
+        self._tail.close()
+
+    def read(self, budget: int) -> tuple[list[Entry], bool]:
+        """Messages from at most ``budget`` bytes, and whether they were there before the file was opened, so that their
+        age is unknown where the writer gives no time.
+        """
+        if self._tail.backlog() < 0:
+            self._before = 0
+        self._tail.catch_up()
+        rest = self._before - self._tail.offset
+        return self._tail.read(min(budget, rest) if rest > 0 else budget)[0], rest > 0

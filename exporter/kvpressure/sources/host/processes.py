@@ -29,6 +29,7 @@ from kvpressure.model.pools import Workload, pool_of
 from kvpressure.model.readings import Discovered, GpuOwner
 from kvpressure.redaction import REDACTED
 from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
+from kvpressure.sources.host.container_logs import ServerLogs, ServerOutput
 from kvpressure.sources.kubernetes.command_lines import CommandLine
 from kvpressure.sources.kubernetes.discovery import OF_COMMAND, OF_TITLE, ContainerRow
 from kvpressure.sources.kubernetes.endpoint import METRICS_OFF, UNIX_SOCKET
@@ -49,10 +50,11 @@ REASONS: Final = ("no_proc", "permission_denied", "unreadable")
 
 # Below these only root makes cgroups; a user's own tree (user.slice) may hold any name.
 _UNIT: Final = re.compile(r"/system\.slice/(?:[^/]+\.slice/)*([\w:.\\@-]{1,200}\.service)(?:/.*)?", re.ASCII)
-_CONTAINER: Final = re.compile(
-    r"/(?:(?:system|machine)\.slice/)?(docker|libpod)[-/]([0-9a-f]{12})[0-9a-f]{52}(?:[./].*)?"
-)
-_RUNTIMES: Final = {"docker": "docker", "libpod": "podman"}  # by the word in the cgroup
+_CONTAINER: Final = re.compile(r"/(?:(?:system|machine)\.slice/)?(docker|libpod)[-/]([0-9a-f]{64})(?:[./].*)?")
+_RUNTIMES: Final = {  # by the word in the cgroup: its name, and where it keeps the log of a container
+    "docker": ("docker", "var/lib/docker/containers/{0}/{0}-json.log"),
+    "libpod": ("podman", "var/lib/containers/storage/overlay-containers/{0}/userdata/ctr.log"),
+}
 _ENDED: Final = (FileNotFoundError, ProcessLookupError)  # of a process that ended while it was read
 _LISTENS: Final = "0A"  # TCP_LISTEN in the kernel's tables
 _LOCAL: Final = re.compile(r"\|-- ([\d.]+)\s+/32 host LOCAL")
@@ -87,15 +89,20 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class _HostEngine:
-    """A server and its process. ``place``: namespace and pod of its series. ``rows``: as discovered; ``ended``: those
-    once the process has ended.
+    """A server and its process. ``place``: namespace and pod of its series. ``row``: as discovered; ``ended``: that
+    once the process has ended. ``output``: where it logs.
     """
 
     pid: int
     target: Target | None
     place: tuple[str, str]
-    rows: tuple[Discovered, ...]
-    ended: tuple[Discovered, ...]
+    row: Discovered
+    ended: Discovered
+    output: ServerOutput
+
+    def once_ended(self) -> _HostEngine:
+        """The same after its end."""
+        return replace(self, row=self.ended, output=replace(self.output, files=()))
 
 
 class ProcessesSource:
@@ -114,6 +121,7 @@ class ProcessesSource:
         self._mark: object = None  # of the processes from which ``_servers`` were found
         self._servers: list[_HostEngine] = []
         self._ended: dict[str, tuple[float, _HostEngine]] = {}  # by target, with the time
+        self._logs = ServerLogs()
 
     def read(self) -> Reading:
         """All servers. Raises ``SourceError`` without a table of sockets."""
@@ -136,16 +144,23 @@ class ProcessesSource:
             for server in (*self._servers, *ended)
             if (target := server.target) is not None
         )
+        scraped = [server.output for server in (*self._servers, *ended) if server.target is not None]
+        logs, unread = self._logs.read(scraped, errors)
         owned = [(server.place, uuid) for server in self._servers for uuid in gpus.get(server.pid, ())]
         return Reading(
             owners=tuple(GpuOwner(uuid, *place, "") for place, uuid in owned),
-            discovered=tuple(row for server in (*self._servers, *ended) for row in server.rows),
+            discovered=tuple(
+                replace(server.row, explanation=server.row.explanation + unread.get(server.output.engine, ""))
+                for server in (*self._servers, *ended)
+            ),
+            logs=logs,
             process_pods=pids,
             errors=dict(errors),
         )
 
     def close(self) -> None:
-        """Does nothing; no resource is held."""
+        """Close the logs."""
+        self._logs.close()
 
     def _keep_ended(self, before: Sequence[_HostEngine]) -> None:
         """Scrape the addresses of servers that are gone for a while, because one that ends unasked is down; but not of
@@ -156,7 +171,7 @@ class ProcessesSource:
         moved = {server.place for name, server in read.items() if name not in known}
         for server in before:
             if server.target is not None and server.target.name not in read:
-                self._ended[server.target.name] = now, replace(server, rows=server.ended)
+                self._ended[server.target.name] = now, server.once_ended()
         kept = [
             (name, (time, server))
             for name, (time, server) in self._ended.items()
@@ -275,7 +290,7 @@ class ProcessesSource:
         return (held[0], "") if held else (None, "not_listening")
 
     def _server(self, pid: int, process: _Process, chosen: _Socket | None, reason: str, local: bool) -> _HostEngine:
-        args, name = process.args, self._name(pid)
+        args, (name, log) = process.args, self._name(pid)
         public = process.engine.public_arguments(args.values)
         host = "" if chosen is None else chosen.host if local else self._container_address(pid, chosen.host)
         target = None
@@ -304,10 +319,10 @@ class ProcessesSource:
             role=pool.role,
             arguments={name: value for name, value in public.items() if value != REDACTED},  # which is visible, too
         )
-        rows, ended = (
-            discovered([Pod(*place, "", rows=(one,))]) for one in (row, replace(row, target=None, reason="ended"))
-        )
-        return _HostEngine(pid, target and replace(target, pool=pool), place, rows, ended)
+        live, ended = discovered([Pod(*place, "", rows=(row, replace(row, target=None, reason="ended")))])
+        files = (self._root / log,) if log else (self._root / f"{pid}/fd/1", self._root / f"{pid}/fd/2")
+        output = ServerOutput((*place, row.container), process.engine.name, files)
+        return _HostEngine(pid, target and replace(target, pool=pool), place, live, ended, output)
 
     def _joined(self, target: Target, everywhere: bool) -> Target:
         """The target, or the one given by hand for the same socket, with what only the process shows."""
@@ -326,15 +341,18 @@ class ProcessesSource:
         usual = (one for one in addresses if one.is_private and not one.is_loopback and not one.is_link_local)
         return str(next(usual, ""))
 
-    def _name(self, pid: int | str) -> str:
-        """The systemd unit, or runtime and id of the container, by the cgroup; "" = neither."""
+    def _name(self, pid: int | str) -> tuple[str, str]:
+        """The systemd unit, or runtime and id of the container, by the cgroup, and the log of the container, by the
+        first process' root; "" = none.
+        """
         for line in self._text(f"{pid}/cgroup").splitlines():
             path = line.split(":", 2)[-1]
             if found := _CONTAINER.fullmatch(path):
-                return f"{_RUNTIMES[found[1]]}:{found[2]}"
+                runtime, log = _RUNTIMES[found[1]]
+                return f"{runtime}:{found[2][:12]}", f"1/root/{log.format(found[2])}"
             if found := _UNIT.fullmatch(path):
-                return found[1]
-        return ""
+                return found[1], ""
+        return "", ""
 
     # --- files of /proc
 
@@ -346,8 +364,8 @@ class ProcessesSource:
         with suppress(OSError):
             return (self._root / f"{pid}/ns/net").stat().st_ino
         with suppress(OSError):
-            name = self._name(pid)
-            return name if ":" in name else None
+            name, log = self._name(pid)
+            return name if log else None
         return None
 
     def _inodes(self, pid: int) -> set[str]:

@@ -71,12 +71,15 @@ def test_an_engine_needs_an_unknown_share_if_one_of_its_gpus_is_unknown() -> Non
     page = replace(page, engines=tuple(replace(engine, cache_config=config) for engine in page.engines))
     facts = log_line("inference", "chat-0", "vllm", "Available KV cache memory: 40.0 GiB")
 
-    def shares(*gpus: GpuReading) -> float | None:
+    def shares(*gpus: GpuReading, page: Scrape = page) -> float | None:
         (engine,) = Pipeline().observe(Snapshot(1000.0, gpus=gpus, pages=(page,), logs=(facts,))).engines
         return engine.signals.memory.device_demand_ratio
 
     assert shares(FULL, second) is not None
     assert shares(FULL, replace(second, memory_used_bytes=None)) is None
+    assert shares(FULL, second, page=replace(page, args=("vllm", "serve", "m", "-tp", "2"))) is not None
+    elsewhere = replace(page, args=("vllm", "serve", "m", "-tp", "2", "-pp", "2"))
+    assert shares(FULL, second, page=elsewhere) is None, "another node has two more, which may require more"
 
 
 def test_what_is_in_use_outside_the_kv_pool_is_required_without_a_request() -> None:

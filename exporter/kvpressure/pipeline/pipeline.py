@@ -101,11 +101,13 @@ class _GpuDemand:
         window = self.windows.get(uuid)
         return None if window is None or window.last is None else kv.demand_ratio(window.last, sizes)
 
-    def largest(self, uuids: Sequence[str]) -> float | None:
-        """The largest of several; ``None`` if one is unknown."""
+    def largest(self, uuids: Sequence[str], least: int | None) -> float | None:
+        """The largest of several; ``None`` if one is unknown, or if there are fewer than ``least``: the others are on
+        other nodes.
+        """
         demands = [self.of(uuid) for uuid in uuids]
         known = [demand for demand in demands if demand is not None]
-        return max(known) if known and len(known) == len(demands) else None
+        return max(known) if len(known) >= max(len(demands), least or 1) else None
 
 
 class Pipeline:
@@ -282,7 +284,9 @@ class Pipeline:
         own_gpus = self._own_gpus(track, gpus, context.limits.args)
 
         def state(demand: _GpuDemand) -> EngineState:
-            signals = track.tracker.signals(context, cache, demand.largest(own_gpus or ()))
+            signals = track.tracker.signals(
+                context, cache, demand.largest(own_gpus or (), context.limits.args.engine_gpus)
+            )
             found = self._engine_state(track, signals, limits, gpus)
             track.failed_since = None
             return found

@@ -265,25 +265,6 @@ class TestHostileCrowds:
         for client in (*crowd, *others):
             client.close()
 
-    def test_without_descriptors_a_connection_makes_room(
-        self, start: Start, published: Published, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        port = start()
-        silent = connect(port)
-        until(lambda: bool(published.server._connections))
-        admit = Server._admit
-        failures = iter([OSError(24, "Too many open files")])
-
-        def none_left(*given: object) -> None:
-            for error in failures:
-                raise error
-            admit(*given)
-
-        monkeypatch.setattr(Server, "_admit", none_left)
-        with connect(port):
-            assert closed_within(silent, 2)
-        assert published.refused == {"descriptors": 1}
-
     def test_clients_that_vanish_leave_no_descriptor(self, start: Start) -> None:
         port = start()
         self.scrape_seconds(port)

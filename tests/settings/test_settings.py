@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvpressure.errors import InputError
 from kvpressure.settings import settings
@@ -202,18 +200,6 @@ class TestMistakes:
 
 
 class TestKinds:
-    @given(st.text() | st.floats() | st.integers() | st.booleans() | st.none() | st.lists(st.integers()))
-    def test_any_value_is_taken_or_refused_with_the_setting_named(self, raw: Any) -> None:
-        messages = []
-        for name, option in settings.options().items():
-            if name in ("thresholds", "engine.target"):
-                continue  # they open files
-            try:
-                option.check(raw, "here")
-            except InputError as error:
-                messages.append(str(error))
-        assert all(text.startswith("here: ") and "\n" not in text for text in messages)
-
     @pytest.mark.parametrize(
         ("text", "seconds"),
         [

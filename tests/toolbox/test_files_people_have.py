@@ -226,6 +226,12 @@ UNREAD: list[dict[str, Any]] = [
         "metadata": {"name": "disagg"},
         "spec": {"services": {"Worker": {"extraPodSpec": {"mainContainer": {"args": ["python3 -m dynamo.vllm"]}}}}},
     },
+    {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "llama"},
+        "spec": {"predictor": {"model": {"modelFormat": {"name": "huggingface"}, "args": ["--model_name=llama"]}}},
+    },
     {"apiVersion": "kubeai.org/v1", "kind": "Model", "metadata": {"name": "l"}, "spec": {"engine": "VLLM", "args": []}},
 ]
 CHAT: dict[str, Any] = {
@@ -297,4 +303,6 @@ def test_a_file_without_an_engine_is_no_pass(command: str, capsys: Capsys, tmp_p
         "data": {"inference_config.yaml": "vllm:"},
     }
     assert "ConfigMap phi" in refused(capsys, command, written(tmp_path, config))
+    beside = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in BESIDE)
+    assert beside in refused(capsys, command, written(tmp_path, *BESIDE))
     assert "service web" in refused(capsys, command, written(tmp_path, {"services": {"web": {"image": "nginx"}}}))

@@ -72,18 +72,6 @@ def test_no_number_of_an_exporter_ends_a_command(
         answers_in_order(capsys, command, address)
 
 
-def test_no_single_number_of_an_exporter_ends_mitigate(published: bytes, capsys: Capsys, serve_json: ServeJson) -> None:
-    answers: dict[str, bytes] = {}
-    address = serve_json(answers)
-    document = json.loads(published)
-    document["engines"], document["gpus"] = document["engines"][:1], document["gpus"][:1]
-    for container, key in list(places(document)):
-        container[key], before = "@", container[key]
-        answers[PATH] = with_text(document, HUGE)
-        container[key] = before
-        answers_in_order(capsys, COMMANDS[0], address)
-
-
 def test_a_quantile_that_is_no_rank_is_left_out(published: bytes, capsys: Capsys, serve_json: ServeJson) -> None:
     document = json.loads(published)
     for engine in document["engines"]:

@@ -103,8 +103,10 @@ def test_dashboards(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
 
 
 def texts(model: Any) -> Iterator[str]:
-    """Queries, titles and descriptions; the marks of panels are thresholds by ``test_dashboards.py``."""
+    """Queries, titles, descriptions and the marks of panels."""
     if isinstance(model, dict):
+        if model.get("color") and isinstance(mark := model.get("value"), float | int):
+            yield f"{mark}"
         yield from (text for key in ("expr", "title", "description") if isinstance(text := model.get(key), str))
         model = list(model.values())
     if isinstance(model, list):

@@ -22,14 +22,6 @@ def as_designed(monkeypatch: pytest.MonkeyPatch) -> None:
 FULL = {"kv": cycle(0.98, 0.99, 0.985), "generated": 600.0, "prompt": 600.0, "finished": 1.0}
 
 
-def test_requests_swapped_to_the_host_wait():
-    """A request that V0 swaps out is not in the waiting gauge."""
-    said = play(40, running=cycle(60, 62, 66), waiting=0.0, swapped=20.0, deferred=None, preemptions=2.0, **FULL)
-    assert said.verdict == "kv_pressure"
-    assert said.confidence >= CONFIDENT
-    assert "healthy" not in said.confidently(5)
-
-
 def test_requests_that_are_pushed_out_and_come_back_at_once_are_no_health():
     """The queue is empty in every sample, because what is preempted is let in again within a second."""
     said = play(60, running=cycle(40, 41, 42), waiting=0.0, preemptions=3.0, **FULL)
@@ -180,23 +172,6 @@ def test_many_prompt_tokens_are_compute_bound_only_if_the_gpu_says_so_too(gpus, 
     assert said.confidently(5) <= ({"compute_bound"} if at_most >= CONFIDENT else set())
 
 
-def test_an_embedding_model_whose_gpu_waits_is_not_compute_bound():
-    said = play(
-        60,
-        args=(),
-        gpus=(0.25,),
-        running=8.0,
-        waiting=20.0,
-        kv=0.0,
-        prompt=6000.0,
-        finished=20.0,
-        length=300.0,
-        output=0.0,
-        queue=1.0,
-    )
-    assert not said.confidently(5)
-
-
 @pytest.mark.parametrize(
     ("gpu", "confident"),
     [
@@ -288,23 +263,6 @@ def test_a_short_cpu_with_a_queue_and_a_gpu_that_waits_is_host_bound(host):
     assert (said.verdict, said.confidence >= CONFIDENT) == ("host_bound", True)
 
 
-def test_a_model_that_computes_on_the_cpu_uses_it():
-    """A CPU build of vLLM: 98 % of the limit and no GPU to wait."""
-    said = play(
-        60,
-        gpus=(),
-        host=container(used=0.98, throttled=0.4),
-        running=6.0,
-        waiting=8.0,
-        kv=0.2,
-        generated=60.0,
-        prompt=80.0,
-        finished=0.3,
-        queue=5.0,
-    )
-    assert "host_bound" not in said.confidently(5)
-
-
 def test_an_idle_pod_is_idle_however_throttled():
     assert play(30, gpus=(0.0,), host=container(throttled=0.3), running=0.0, waiting=0.0, kv=0.0).verdict == "idle"
 
@@ -393,36 +351,6 @@ def test_a_grammar_that_compiles_is_the_host():
     assert (said.verdict, said.confidence >= CONFIDENT) == ("host_bound", True)
     assert "stalled" not in said.said()
     assert play(40 + 85, **values).verdict == "unknown", "remote KV blocks, or a grammar: nobody tells"
-
-
-def test_a_livelock_is_a_stall_and_stays_one():
-    """Incident KV14: it preempts without end, the cache fills and empties, and nothing comes out."""
-    said = play(
-        160,
-        running=cycle(2, 3),
-        waiting=after(40, 0.0, 40.0),
-        kv=cycle(0.97, 1.0, 1.0),
-        generated=after(40, 600.0, 0.0),
-        prompt=after(40, 600.0, 0.0),
-        finished=after(40, 2.0, 0.0),
-        preemptions=after(40, 0.0, 5.0),
-    )
-    assert said.said(40 + 25) == {"stalled"}
-    assert said.confidence >= CONFIDENT
-
-
-def test_a_stall_at_a_full_cache_is_no_prefill_however_the_level_wanders():
-    """Incident KV15: two run, 98 wait, and the usage creeps from 0.994 to 0.995 and back."""
-    said = play(
-        200,
-        running=2.0,
-        waiting=after(40, 0.0, 98.0),
-        kv=lambda i: 0.5 if i < 40 else 0.99 + 0.0004 * (i % 9),
-        generated=after(40, 600.0, 0.0),
-        prompt=after(40, 600.0, 0.0),
-        finished=after(40, 2.0, 0.0),
-    )
-    assert said.said(40 + 25) == {"stalled"}
 
 
 SIX = {"running": 6.0, "waiting": 0.0, "kv": 0.1, "generated": 300.0, "prompt": 600.0, "finished": 1.0}

@@ -43,31 +43,6 @@ def flags(made: MitigationPlan) -> list[str]:
 # --- the token budget of a step ---------------------------------------------------------------------------
 
 
-def test_a_step_budget_that_is_used_up_is_no_saturated_gpu() -> None:
-    """With 64 tokens a step, 22 of 24 requests wait; with 2 048, twice as many are answered."""
-    states = list(replayed(BUDGET_64))
-    assert "compute_bound" not in {state.diagnosis.verdict for state in states}
-    sure = [state for state in states if state.diagnosis.confidence >= CONFIDENT]
-    assert len(sure) > len(states) / 2
-    for state in sure:
-        assert (state.diagnosis.verdict, state.diagnosis.stage) == ("concurrency_limited", STEP_TOKENS)
-        assert state.diagnosis.evidence["step_budget_used"].value is True
-        assert flags(plan(state, T)) == ["--max-num-batched-tokens 2048", "--max-num-seqs 7"]
-
-
-def test_a_cache_that_is_mostly_free_beside_a_queue_is_not_what_requests_wait_for() -> None:
-    """Prompts use up each step and clients give up: the cache is full for a moment now and then, and half empty on
-    average while 24 to 50 requests wait.
-    """
-    states = list(replayed(ALL / "vllm-cpu-edges" / "41-clients-give-up.jsonl.gz"))
-    begin = states[0].signals.time
-    said = [state.diagnosis for state in states if 48 <= state.signals.time - begin <= 78]
-    assert not any(found.verdict == "kv_pressure" and found.confidence >= CONFIDENT for found in said)
-    computing = [found for found in said if found.verdict == "compute_bound"]
-    assert len(computing) > 0.8 * len(said)
-    assert all(found.evidence["kv_free_beside_queue"].value for found in computing)
-
-
 @pytest.mark.parametrize(("kv", "waited_for"), [((0.98, 0.2, 0.2, 0.2), False), ((0.98, 0.5, 0.7, 0.9), True)])
 def test_a_moment_of_a_full_cache_is_no_pressure_but_a_saw_tooth_is(kv: tuple[float, ...], waited_for: bool) -> None:
     said = play(120, running=20.0, waiting=9.0, kv=cycle(*kv), generated=400.0, prompt=8_000.0, finished=0.0)
@@ -89,12 +64,6 @@ def test_small_steps_show_the_budget_without_arguments_but_not_surely() -> None:
     made = plan(states[-1], T)
     assert flags(made) == []
     assert "2048" in made.actions[0].text
-
-
-def test_the_same_load_with_a_large_budget_is_kv_pressure() -> None:
-    for state in replayed(RECORDINGS / "19b-prefill-budget2048.jsonl.gz"):
-        assert state.diagnosis.stage != STEP_TOKENS
-        assert state.diagnosis.evidence["step_budget_used"].value is not True
 
 
 FULL_STEPS = {
@@ -214,13 +183,6 @@ def test_another_limit_than_the_stated_one_is_named_and_doubted() -> None:
 # --- blocks, by what is left ------------------------------------------------------------------------------
 
 
-def test_a_queue_that_neither_limit_nor_budget_explains_is_surely_the_cache() -> None:
-    """8 of 32 run, 12 wait, and steps are half full. Every second the cache is full, and samples show 0.57-0.89."""
-    states = [s.diagnosis for s in replayed(RECORDINGS / "19b-prefill-budget2048.jsonl.gz")][20:]
-    sure = [found for found in states if (found.verdict, found.confidence >= CONFIDENT) == ("kv_pressure", True)]
-    assert len(sure) >= 0.9 * len(states)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -298,11 +260,6 @@ def test_a_limit_is_not_raised_where_twice_the_batch_gave_no_more_tokens() -> No
     assert said.last.evidence["past_peak"].text in said.last.opposing
 
 
-def test_a_batch_that_has_just_grown_is_not_past_its_peak() -> None:
-    found = [state.diagnosis for state in replayed(RECORDINGS / "18-limit-close.jsonl.gz")]
-    assert {one.row for one in found if one.verdict == "concurrency_limited"} == {"Concurrency limited: limit read"}
-
-
 def test_a_limit_on_the_way_up_is_raised() -> None:
     steady = CROSSED | {"generated": after(300, 2000.0, 2100.0), "token": 0.045, "finished": 8.0}
     said = play(600, args=("--max-num-seqs", "96"), **steady)
@@ -339,17 +296,6 @@ def test_deferred_requests_while_others_run_are_not_stalled() -> None:
 
 
 # --- healthy ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("args", [True, False], ids=["with arguments", "without"])
-@pytest.mark.parametrize("name", ["18-limit-close", "19-prefill-budget64", "19b-prefill-budget2048"])
-def test_nobody_is_surely_healthy_while_many_wait(name: str, args: bool) -> None:
-    for state in replayed(RECORDINGS / f"{name}.jsonl.gz", args=args):
-        found = state.diagnosis
-        if found.verdict == "healthy" and found.confidence >= CONFIDENT:
-            assert found.evidence["many_waited_recently"].value is False
-        if found.row.endswith("nobody waits"):
-            assert found.evidence["waited_recently"].value is False
 
 
 @pytest.mark.parametrize(

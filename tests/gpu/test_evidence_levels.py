@@ -78,8 +78,11 @@ def test_a_gpu_that_prompts_saturate_is_known_at_each_level(level: str, text: st
 
 @pytest.mark.parametrize("levels", subsets(), ids="+".join)
 @pytest.mark.parametrize(("load", "verdict"), [("decode", "kv_pressure"), ("prefill", "compute_bound")])
-def test_the_verdict_on_a_queue_is_the_same_at_every_level(levels: tuple[str, ...], load: str, verdict: str) -> None:
-    assert engine(load, *levels).diagnosis.verdict == verdict
+def test_the_verdict_on_a_queue_is_the_same_at_every_level_and_of_every_vendor(
+    levels: tuple[str, ...], load: str, verdict: str
+) -> None:
+    for vendor in ("nvidia", "amd"):
+        assert engine(load, *levels, vendor=vendor).diagnosis.verdict == verdict
 
 
 def test_without_activity_the_verdict_says_what_is_missing() -> None:

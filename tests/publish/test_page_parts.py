@@ -16,6 +16,7 @@ from kvpressure.model.signals import (
     HostSignals,
     LatencySignals,
     LoadSignals,
+    MemorySignals,
     ProgressSignals,
     Signals,
 )
@@ -27,6 +28,8 @@ from kvpressure.model.state import (
     State,
 )
 from kvpressure.publish.links import DASHBOARDS, VERDICT_RUNBOOKS, Links
+from kvpressure.publish.page.render import render_page
+from kvpressure.publish.page.view import ViewContext
 from kvpressure.settings.thresholds import builtin
 from tests.publish.states import NOW, full_engine, unknown_engine, with_findings
 
@@ -38,6 +41,15 @@ def engine_with(verdict: str = "kv_pressure", confidence: float = 0.9, **groups:
     signals = replace(Signals(time=NOW), **groups)
     engine = replace(full_engine(), signals=signals, diagnosis=Diagnosis(verdict, confidence, None, NOW))
     return with_findings(engine)
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(0.8, "Less than 80 %"), (0.7, "At least 70 %")])
+def test_triage_is_judged_by_the_thresholds_of_the_site(ratio: float, words: str) -> None:
+    site = T.override({"memory_warning_ratio": ratio}, "file")
+    signals = Signals(time=NOW, memory=MemorySignals(device_demand_ratio=0.75))
+    engine = with_findings(replace(unknown_engine(), signals=signals), site)
+    html = render_page(State(time=NOW, engines=(engine,)), "node-1", ViewContext(site))
+    assert words in html[html.index("The eight triage steps") :]
 
 
 class TestTriage:

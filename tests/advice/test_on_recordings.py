@@ -69,31 +69,6 @@ def test_caps_refuse_the_share_that_they_state_and_no_more_than_is_asked(name: s
     assert checked >= 10
 
 
-@pytest.mark.parametrize("name", PRESSED)
-def test_quantiles_of_lengths_never_exceed_what_was_counted(name: str) -> None:
-    for engine, prompts, outputs in states(name):
-        context = engine.signals.context
-        for counted, quantiles in ((prompts, context.prompt_quantiles), (outputs, context.output_quantiles)):
-            total = counted[-1].sum - counted[0].sum
-            number = counted[-1].count - counted[0].count
-            for rank, value in quantiles.items():
-                above = max(1.0, number * (1.0 - float(rank)))
-                assert value * above <= total * 1.001, f"{name}: p{rank} {value} of {number} requests, {total} tokens"
-
-
-@pytest.mark.parametrize("name", PRESSED)
-def test_the_mean_batch_is_no_larger_than_what_ran_while_requests_are_preempted(name: str) -> None:
-    preempting = 0
-    most: list[float] = []
-    for engine, _, _ in states(name):
-        most.append(engine.signals.load.running or 0.0)
-        mean = engine.signals.batch.batch_mean
-        if engine.signals.kv.preemptions_counted and mean is not None:
-            preempting += 1
-            assert mean <= max(most[-40:]) + 0.01
-    assert preempting >= 5
-
-
 @pytest.mark.parametrize("name", [*PRESSED, "incidents-fresh/FHNG13", "incidents-fresh/FCPU1"])
 def test_what_alerts_say_of_an_engine_has_few_forms_and_no_measured_number(name: str) -> None:
     """It is a label: each new text is a new series."""

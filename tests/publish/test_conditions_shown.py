@@ -8,8 +8,6 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-import pytest
-
 from kvpressure.diagnosis.conditions import NAMES
 from kvpressure.diagnosis.evaluate import Answer, Grade
 from kvpressure.diagnosis.finding import FROZEN_ROWS, Recent, View
@@ -26,11 +24,9 @@ from kvpressure.model.signals import (
     TransferSignals,
 )
 from kvpressure.model.state import Found, State
-from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import OWN_LINE, ViewContext
-from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import Thresholds, builtin
 from tests.publish.states import NOW, full_engine
 
@@ -98,24 +94,3 @@ def test_page_and_json_show_each_with_its_numbers() -> None:
         assert re.search(r"\d", one.text), name
         assert "unknown" not in one.text
         assert html.count(escape(one.text)) == 1, "among what is also true, and not again among the others"
-
-
-@pytest.mark.parametrize(
-    ("recording", "name", "value"),
-    [
-        ("incidents-fresh/FGPU1", "gpu_fault", True),  # the GPU failed, and the engine with it
-        ("incidents-fresh/FOOM3", "baseline_too_high", True),  # the server ends, its GPU is still read
-        ("vllm-cpu-fresh/api-stopped", "prefix_cache_collapsed", None),  # only the metrics would show it
-    ],
-)
-def test_while_metrics_are_missing_a_condition_has_its_numbers_or_is_unknown(
-    recording: str, name: str, value: bool | None
-) -> None:
-    pipeline, seen = Pipeline(T), []
-    with Reader(RECORDINGS / f"{recording}.jsonl.gz", on_problem=lambda _: None) as reader:
-        for snapshot in reader:
-            for engine in pipeline.observe(snapshot).engines:
-                if not engine.up and engine.diagnosis.conditions[name] == value:
-                    seen.append(engine.diagnosis.beside[name].text)
-    assert seen
-    assert [text for text in seen if value is not None and re.search("–|unknown|^0 ", text)] == []

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.live
 
 UNSAFE = "default-src 'unsafe-inline'"
 NO_SCRIPT = "script-src 'none'"
-HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script></article>'\"&"
 
 
 class Changing:
@@ -88,19 +87,6 @@ def test_without_scripts_everything_is_there(start: Start, published: Published,
     ):
         assert part in found.dom
     assert re.search(r'id="pause"[^>]* hidden', found.dom), "no button that does nothing"
-
-
-def test_hostile_names_are_text_and_nothing_else(start: Start, published: Published, tmp_path: Path) -> None:
-    engine = full_engine()
-    diagnosis = replace(engine.diagnosis, supporting=(HOSTILE,), signature_note=HOSTILE, stage=HOSTILE)
-    key = EngineKey(HOSTILE, HOSTILE, HOSTILE, HOSTILE)
-    published.state = replace(published.state, engines=(replace(engine, key=key, target=HOSTILE, diagnosis=diagnosis),))
-    found = visit(f"http://127.0.0.1:{start()}/", tmp_path, seconds=7)
-    assert found.console == ()
-    assert "owned" not in re.search(r"<title>(.*?)</title>", found.dom)[1]
-    assert "<img" not in found.dom
-    assert found.dom.count("<script") == 1
-    assert found.dom.count("&lt;img src=x onerror=") >= 5
 
 
 class Framed:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
@@ -62,13 +60,6 @@ def test_a_gauge_that_stays_zero_while_tokens_flow_is_not_recorded():
     assert found.kv_recorded is False
     assert found.kv_used_ratio is None
     assert found.kv_used_ratio_max is None
-
-
-def test_zero_is_believed_when_the_gauge_has_moved_before_or_nothing_runs():
-    busy = every(2, [{r.KV_USAGE: 0.0, r.RUNNING: 4, r.GENERATION_TOKENS: 100 * i} for i in range(5)])
-    assert kv_of(busy, ever=True).kv_used_ratio == 0.0
-    idle = every(2, [{r.KV_USAGE: 0.0, r.RUNNING: 0, r.GENERATION_TOKENS: 100} for _ in range(5)])
-    assert kv_of(idle, ever=False).kv_used_ratio == 0.0
 
 
 def test_the_slope_is_that_of_the_last_fifteen_seconds():
@@ -139,10 +130,6 @@ def test_one_request_that_arrives_meanwhile_does_not_hide_preemptions(more):
     assert kv_of(rows).preemptions_inferred == (0 if more else 10)
 
 
-def test_silent_preemptions_are_unknown_without_their_inputs():
-    assert kv_of(every(1, [{r.RUNNING: 3}, {r.RUNNING: 1}])).preemptions_inferred is None
-
-
 def test_overcommit_uses_the_load_that_is_there_never_the_bare_cap():
     shape = Shape(prompt=300, output=200)
     rows = every(1, [{r.RUNNING: 10, r.WAITING: 30} for _ in range(3)])
@@ -163,12 +150,6 @@ def test_prefix_hit_ratio_needs_queries():
 
 def batch_of(w, limit=None):
     return batch.batch_signals(w, limit, T)
-
-
-def test_the_mean_batch_over_no_step_is_unknown():
-    same = histogram((0.1, INF), (700, 800), 295.0)
-    found = batch_of(window(every(10, [{r.RUNNING: 10.0}] * 2), **{r.INTER_TOKEN: [same, same]}))
-    assert (found.batch_mean, found.step_seconds) == (None, None)
 
 
 def test_the_mean_batch_under_preemption_is_that_of_the_samples():
@@ -197,10 +178,6 @@ def test_a_step_is_compared_with_the_fastest_of_a_batch_nearly_as_large():
     assert steps.ratio(43.0, 0.06, 1.0) == pytest.approx(3.0)
 
 
-def test_two_samples_are_too_few_for_quantiles():
-    assert batch_of(window(every(1, [{r.RUNNING: 5}] * 2))).batch_p95 is None
-
-
 @pytest.mark.parametrize(
     ("running", "waiting", "limit", "expected"),
     [
@@ -216,11 +193,6 @@ def test_collapse_is_against_demand(running, waiting, limit, expected):
     w = window(every(1, [{r.RUNNING: running, r.WAITING: waiting}] * 4))
     found = batch_of(w, limit).batch_collapse_ratio
     assert found == (None if expected is None else pytest.approx(expected))
-
-
-def test_deferred_requests_are_not_demand_for_the_batch():
-    w = window(every(1, [{r.RUNNING: 4, r.WAITING: 10, r.WAITING_DEFERRED: 10}] * 4))
-    assert batch_of(w, 256).batch_collapse_ratio == 0.0
 
 
 # --- load ---------------------------------------------------------------------------------------------------
@@ -340,13 +312,6 @@ def test_baseline_is_unknown_at_first_and_learns_only_from_calm_moments():
     assert base.value("ttft") == pytest.approx(0.2)
 
 
-def test_baseline_takes_one_value_every_half_minute():
-    base = Baseline(T)
-    for i in range(25):
-        base.learn(1000 + i, True, {"ttft": 0.2})
-    assert base.value("ttft") is None
-
-
 def answers(seconds: float, tokens: float):
     """Ten answers of so many tokens in a minute; the first token takes 0.1 s."""
     sums = {r.E2E: seconds, r.TTFT: 0.1, r.REQUEST_OUTPUT: tokens}
@@ -410,11 +375,6 @@ def test_throughput_trend_needs_two_minutes():
     assert trend.ratio(250.0, 400.0, 5.0) == pytest.approx(0.8)
 
 
-def test_rates_fall_back_to_the_old_gauge():
-    found = progress.throughput_signals(window(every(1, [{r.GENERATION_RATE: 123.0, r.RUNNING: 3}] * 3)), Trend(T))
-    assert found.generation_tokens_per_second == 123.0
-
-
 # --- progress -----------------------------------------------------------------------------------------------
 
 
@@ -432,11 +392,6 @@ def test_a_filling_cache_moves_without_useful_progress():
     found = progress.progress_signals(w, p, Contact(), T)
     assert found.seconds_without_progress == 25
     assert found.seconds_still == 0
-
-
-def test_a_gap_in_the_samples_is_not_counted_as_stall():
-    rows = [(0.0, {r.RUNNING: 1, r.GENERATION_TOKENS: 10}), (600.0, {r.RUNNING: 1, r.GENERATION_TOKENS: 10})]
-    assert progress.progress_signals(*followed(rows), Contact(), T).seconds_without_progress == 15
 
 
 def test_progress_is_unknown_without_counters_and_absent_without_work():
@@ -522,11 +477,6 @@ def test_memory_factor_ramps_between_the_documented_levels(kv_max, expected):
     assert score.memory_factor(KvSignals(kv_used_ratio_max=kv_max), None, T) == pytest.approx(expected)
 
 
-def test_device_level_alone_never_counts():
-    """72 of 80 GiB used, cache nearly empty: the product is 0, however idle the GPU."""
-    assert score_of(kv_max=0.05, utilization_ratio=0.3).memory_high_compute_low_score == 0.0
-
-
 def test_the_score_is_absent_when_a_factor_is_not_known():
     assert score_of().memory_high_compute_low_score is None  # no activity at all
     assert score_of(kv_max=None, utilization_ratio=0.3).memory_high_compute_low_score is None
@@ -537,24 +487,6 @@ def test_idle_scores_zero_and_load_without_a_queue_scores_its_share():
     assert score.demand_factor(KvSignals(), LoadSignals(in_flight=4.0, waiting=0.0, concurrency_ratio=0.4)) == 0.4
     assert score.demand_factor(KvSignals(), LoadSignals(in_flight=4.0, waiting=1.0)) == 1.0
     assert score.demand_factor(KvSignals(), LoadSignals()) is None
-
-
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 900), st.floats(0, 50))
-def test_the_score_and_its_factors_stay_in_bounds(kv_max, tensor, dram, watts, waiting):
-    found = score_of(
-        kv_max=kv_max,
-        waiting=waiting,
-        tensor_activity_ratio=tensor,
-        dram_activity_ratio=dram,
-        power_watts=watts,
-        power_limit_watts=700,
-    )
-    for value in (
-        found.score_compute_factor,
-        found.memory_high_compute_low_score,
-    ):
-        assert value is not None
-        assert 0 <= value <= 1
 
 
 @pytest.mark.parametrize(("fds", "expected"), [(82, False), (70, False), (58, True), (34, True), (None, None)])
@@ -584,13 +516,6 @@ def test_clients_that_went_away_close_their_connections(fds, expected):
 )
 def test_no_work_is_known_only_if_both_gauges_are(gauges, expected):
     assert progress.work_present(window([(0.0, gauges)]).last) is expected
-
-
-def test_load_that_is_not_known_is_absent():
-    rows = every(1, [{r.RUNNING: 30, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 100 * i} for i in range(90)])
-    load = batch.load_signals(window(rows), SequenceLimit(64, "args"), KvSignals(), None, T)
-    assert (load.running, load.waiting, load.in_flight, load.concurrency_ratio) == (30, None, None, None)
-    assert batch.batch_signals(window(rows), 64, T).batch_collapse_ratio is None
 
 
 @pytest.mark.parametrize(

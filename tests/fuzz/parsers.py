@@ -92,7 +92,7 @@ def sample_names() -> tuple[str, ...]:
     return tuple(sorted(registry.samples()))
 
 
-PAGE_WORDS: Final = (
+WORDS: Final = (
     *("vllm", "serve", "org/model", "python3", "-m", "vllm.entrypoints.openai.api_server", "sh", "-c", "bash"),
     *("exec", "env", "start", "--headless"),
     *("--max-num-seqs", "--max-num-seqs=64", "--max-model-len=8k", "--gpu-memory-utilization", "0.9", "--port"),
@@ -112,9 +112,9 @@ def _line(rng: Random) -> str:
     if kind < 0.45:
         return rng.choice(sample_lines() if rng.random() < 0.8 else capture_lines())
     if kind < 0.6:
-        return mutated(rng, rng.choice(capture_lines()), PAGE_WORDS, capture_lines())
+        return mutated(rng, rng.choice(capture_lines()), WORDS, capture_lines())
     if kind < 0.7:
-        return text(rng, PAGE_WORDS)
+        return text(rng, WORDS)
     values = ("0", "1", "m", "0.5", "+Inf", "capacity", "2xx", "}", '\\"', "\\\\", "é", "\x1b[2J", "\u202e", "a" * 300)
     labels = ",".join(f'{rng.choice(LABELS)}="{rng.choice(values)}"' for _ in range(rng.randrange(4)))
     gap = rng.choice((" ", " ", " ", "  ", "\t", ""))
@@ -126,7 +126,7 @@ def make_page(rng: Random) -> list[Any]:
     found: list[str] = []
     for _ in range(rng.choice((1, 1, 1, 1, 2, 3))):
         page = _later(rng, found[-1]) if found and rng.random() < 0.7 else _any_page(rng)
-        found.append(page if rng.random() < 0.8 else mutated(rng, page, PAGE_WORDS))
+        found.append(page if rng.random() < 0.8 else mutated(rng, page, WORDS))
     return found
 
 
@@ -183,7 +183,7 @@ def _check_scan(page: str, result: r.Scrape) -> None:
 
 def make_line(rng: Random) -> str:
     line = rng.choice(capture_lines()) if rng.random() < 0.5 else _line(rng)
-    return (mutated(rng, line, PAGE_WORDS) if rng.random() < 0.7 else line).replace("\n", " ")
+    return (mutated(rng, line, WORDS) if rng.random() < 0.7 else line).replace("\n", " ")
 
 
 def check_line(line: str) -> None:
@@ -258,7 +258,7 @@ def make_plugin_page(rng: Random) -> str:
         )
         rows.append(f'kvpressure:{name}{{engine="{rng.choice(("0", "1", "", "x"))}",{labels}}} {number(rng)}')
     page = "\n".join(["vllm:x 1", *rows, ""])
-    return mutated(rng, page, ("kvpressure:", '",size="', *PAGE_WORDS)) if rng.random() < 0.5 else page
+    return mutated(rng, page, ("kvpressure:", '",size="', *WORDS)) if rng.random() < 0.5 else page
 
 
 def check_plugin_page(page: str) -> None:
@@ -278,19 +278,6 @@ def check_plugin_page(page: str) -> None:
 
 # --- command lines and scripts ---------------------------------------------------------------------------------------
 
-WORDS: Final = (
-    *("vllm", "serve", "org/model", "python3", "-m", "vllm.entrypoints.openai.api_server", "sh", "-c", "bash"),
-    *("exec", "env"),
-    *("--max-num-seqs", "--max-num-seqs=64", "--max-model-len=8k", "--gpu-memory-utilization", "0.9", "--port", "8000"),
-    *("--enable-prefix-caching", "--no-enable-prefix-caching", "--tensor-parallel-size=2", "$(A)", "${B}"),
-    *("$C", "--", "-tp"),
-    *(
-        *["sglang.launch_server", "--model-path", "--config", "/etc/x.yaml", "--kv-transfer-config"],
-        '{"kv_role": "kv_both"}',
-        "ray",
-    ),
-    *("start", "--headless", "&&", "||", ";", "a=b", "export A=1;", "vllm serve m --port 1"),
-)
 SECRETS: Final = (
     *("--api-key", "--hf-token", "--ssl-keyfile-password", "--some-new-option", "--middleware", "--api_key"),
     *("--password",),

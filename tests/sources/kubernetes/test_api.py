@@ -471,21 +471,6 @@ def speaking(say: Callable[[socket.socket], object]) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_dripping_answer_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube, "LIST_SECONDS", 0.3)
-
-    def drip(connection: socket.socket) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        for _ in range(100):
-            connection.sendall(b" ")
-            time.sleep(0.05)
-
-    with speaking(drip) as url:
-        started = time.monotonic()
-        assert reason_of(url) == "api_timeout"
-        assert time.monotonic() - started < 2
-
-
 def test_too_much_is_too_much(monkeypatch: pytest.MonkeyPatch, api: FakeApi) -> None:
     monkeypatch.setattr(kube, "MAX_LIST_BYTES", 1000)
     for i in range(3):

@@ -253,11 +253,6 @@ def _api(status: int) -> tuple[Callable[[Node], object], Callable[[Node], object
     return breaks, lambda node: node.api.status.clear()
 
 
-def _expire(node: Node) -> None:
-    node.api.tokens = {"token-2"}
-    node.api.cut()
-
-
 def _moved(name: str) -> tuple[Callable[[Node], object], Callable[[Node], object]]:
     return (
         lambda node: (node.where / name).rename(node.where / f"{name}.away"),
@@ -268,13 +263,6 @@ def _moved(name: str) -> tuple[Callable[[Node], object], Callable[[Node], object
 FAILURES = {
     "api server down": (*_api(503), "pods", "api_error", {"container_restarts_total"}),
     "api server forbids": (*_api(403), "pods", "api_forbidden", {"container_restarts_total"}),
-    "token expired": (
-        _expire,
-        lambda node: (node.where / "token").write_text("token-2"),
-        "pods",
-        "api_unauthorized",
-        {"container_restarts_total"},
-    ),
     "node forbidden": (
         lambda node: (node.api.status.update({"/api/v1/nodes": 403}), node.api.cut()),
         lambda node: node.api.status.clear(),
@@ -313,8 +301,7 @@ def test_each_failure_breaks_only_its_own_series_and_says_why(steady: Node, name
         until(lambda: steady.value("source_up", source=source) == 0)
         until(lambda: (steady.value("source_errors_total", source=source, reason=reason) or 0) > failures)
         until(lambda: not any(steady.samples(family) for family in lost))
-        expired = name == "token expired"  # the source of the node's conditions needs the token, too
-        for other in set(SOURCES) - {source} - ({"node"} if expired else set()):
+        for other in set(SOURCES) - {source}:
             until(lambda other=other: steady.value("source_up", source=other) == 1)
         for family in FAMILIES - lost:
             assert steady.samples(family), family

@@ -10,7 +10,8 @@ unknown. Pure; never raises.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvpressure.engines.command import MAX_WORD, Node, bounded, either
@@ -33,7 +34,7 @@ _OPENS: Final = frozenset({"if", "while", "until", "for", "select", "case", "{"}
 _CLOSES: Final = frozenset({"fi", "done", "esac"})
 _KEYWORDS: Final = _OPENS | _CLOSES | {"then", "elif", "else", "do", "!", "}"}
 _DECLARES: Final = frozenset({"export", "local", "declare", "readonly", "typeset"})
-_NAMES_VARIABLES: Final = frozenset({"read", "unset"})
+_NAMES_VARIABLES: Final = frozenset({"read", "unset", "printf", "mapfile", "readarray", "getopts"})
 
 _PLAIN: Final = re.compile(r"[^\s;|&()<>\"'\\$`#]++")
 _BLANKS: Final = re.compile(r"[^\S\n]++")
@@ -142,7 +143,7 @@ def program_of(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], 
     script = script_of(words)
     if script is None:
         return words, ShellScript([SimpleCommand(words)] if words else [], True), False
-    scan = _Scan(*script, dict(env), budget, 0)
+    scan = _Scan(*script, ChainMap(dict(env)), budget, 0)
     understood = scan.run()
     return words, ShellScript(scan.commands, understood), True
 
@@ -187,11 +188,12 @@ def _opposite(result: bool | None) -> bool | None:
 
 class _Block:
     """An open condition, loop or group. ``runs``: whether its present branch does; ``later``: whether another one may
-    still be taken.
+    still be taken. ``outside``: the variables around a group.
     """
 
-    def __init__(self, word: str, runs: bool | None) -> None:
+    def __init__(self, word: str, runs: bool | None, outside: ChainMap[str, str] | None) -> None:
         self.word = word
+        self.outside = outside
         self.runs = self.later = runs
 
     def decide(self, result: bool | None) -> None:
@@ -207,7 +209,7 @@ class _Scan:
         self,
         text: str,
         parameters: Sequence[str],
-        variables: MutableMapping[str, str],
+        variables: ChainMap[str, str],
         budget: WorkBudget,
         nested: int,
         certain: bool = True,
@@ -369,7 +371,11 @@ class _Scan:
         if found[3] == "}":
             return self._value(found[1], quoted, many=found[2] is not None)
         otherwise = self._until("}", quoted)
-        return self._value(found[1], quoted) if value is not None and (value or ":" not in found[3]) else otherwise
+        if value is not None and (value or ":" not in found[3]):
+            return self._value(found[1], quoted, many=found[2] is not None)
+        if found[3].endswith("="):
+            self._variables[found[1]] = UNKNOWN  # set from here on, where this branch runs
+        return otherwise
 
     def _value(self, name: str, quoted: bool, many: bool = False) -> list[_Piece]:
         """What a variable, a whole array (``many``) or all positional parameters bring."""
@@ -418,6 +424,7 @@ class _Scan:
         self._redirection = ""
         words, self._command = self._command, []
         if separator == ")" and self._blocks and self._blocks[-1].word == "case":
+            self._before = ""
             return  # the pattern of a branch
         if words:
             self._follow(words, separator)
@@ -455,11 +462,16 @@ class _Scan:
 
     def _keyword(self, word: str) -> None:
         if word in _OPENS:
-            self._blocks.append(_Block(word, _both(self._runs(), None) if word == "case" else self._runs()))
+            outside = self._variables if word == "{" and len(self._variables.maps) < _MAX_DEPTH else None
+            self._blocks.append(_Block(word, _both(self._runs(), None) if word == "case" else self._runs(), outside))
+            self._variables = self._variables if outside is None else outside.new_child()
         elif not self._blocks:
             return
         elif word in _CLOSES or (word == "}" and self._blocks[-1].word == "{"):
-            self._blocks.pop()
+            inside, block = self._variables, self._blocks.pop()
+            if block.outside is not None:  # a function that may not be called, another process, or arithmetic
+                self._variables = block.outside
+                self._variables.update(dict.fromkeys(inside.maps[0], UNKNOWN))
         elif word in ("elif", "else"):
             self._blocks[-1].runs = self._blocks[-1].later
         elif word in ("then", "do"):
@@ -468,7 +480,10 @@ class _Scan:
 
     def _take(self, words: Sequence[str], certain: bool, separator: str) -> None:
         """Record a command's assignments, and parse the script that it runs."""
-        program = words[0]
+        program, outside = words[0], self._variables
+        prefixes = SET.match(program) is not None and not all(map(SET.match, words))
+        if prefixes or separator in ("&", "|") or self._before == "|":
+            self._variables = outside.new_child()  # what is set for or by another process ends with it
         if program in _NAMES_VARIABLES:
             self._variables.update(dict.fromkeys(words[1:], UNKNOWN))
         elif program in _DECLARES or SET.match(program):
@@ -481,11 +496,12 @@ class _Scan:
             self._ended = True
         shelled = script_of(words) if self._nested < _MAX_NESTED else None
         if program == "eval" and self._nested < _MAX_NESTED:
-            self._look_into(" ".join(words[1:]), self._parameters, certain)
+            self._look_into(" ".join(words[1:]), self._parameters, certain, self._variables)
         elif shelled is not None:
-            self._look_into(*shelled, certain)
+            self._look_into(*shelled, certain, self._variables.new_child())
         else:
             self.commands.append(SimpleCommand(words, certain))
+        self._variables = outside
 
     def _assign(self, words: Sequence[str], certain: bool) -> None:
         for word in words:
@@ -499,8 +515,8 @@ class _Scan:
                 value = (UNKNOWN if before is None or not self._budget.takes(before) else before) + value
             self._variables[found[1]] = value if certain or value == before else UNKNOWN
 
-    def _look_into(self, text: str, parameters: Sequence[str], certain: bool) -> None:
-        scan = _Scan(text, parameters, self._variables, self._budget, self._nested + 1, certain)
+    def _look_into(self, text: str, parameters: Sequence[str], certain: bool, variables: ChainMap[str, str]) -> None:
+        scan = _Scan(text, parameters, variables, self._budget, self._nested + 1, certain)
         self._understood = scan.run() and self._understood
         self.commands += scan.commands
 

@@ -226,7 +226,12 @@ def many_series(version: int) -> str:
     return "".join(f"vllm:kv_cache_usage_perc{{{label}}} 0.5\n" for label in labels)
 
 
-@pytest.mark.parametrize("page", [long_labels, wide_lines, many_series, many_engines, many_configs])
+def many_families(version: int) -> str:
+    line = 'vllm:num_requests_running{engine="0",model_name="m"} 1\n'
+    return line + f"# TYPE {version}x\n" * 12_900  # 128 KiB
+
+
+@pytest.mark.parametrize("page", [long_labels, wide_lines, many_series, many_engines, many_configs, many_families])
 def test_what_a_scanner_keeps_is_charged_as_it_is(page: Callable[[int], str]) -> None:
     """250 labels of 16 KB on each page were charged 320 bytes each: 64 such targets took 287 MiB."""
     bounds = ScrapeLimits()

@@ -421,6 +421,9 @@ def test_what_one_target_leaves_is_there_for_the_others():
         pytest.param(RUNNING.replace("3.0", "9.0") + "# TYPE x counter\n", id="another comment"),
         pytest.param(RUNNING.replace("3.0", '9.0 # {trace="a"} 7.0') + "# TYPE x gauge\n", id="an exemplar"),
         pytest.param(RUNNING.replace("3.0", "9.0") + "\n# TYPE x gauge\n", id="another line"),
+        pytest.param(
+            RUNNING + "# TYPE x gauge\n" + series("num_requests_waiting").replace(" ", "").strip(), id="no blank"
+        ),
         pytest.param("# TYPE x gauge\n" + RUNNING.replace("3.0", "9.0"), id="another order"),
     ],
 )

@@ -96,6 +96,7 @@ MAX_AGE_SECONDS: Final = 120.0
 scrapes of the server behind a federated page, at Prometheus' default interval of a minute.
 """
 LINE_BYTES: Final = 48  # of a kept line beside its text: its series and its value
+FAMILY_BYTES: Final = 40  # of a kept family beside its text
 _FAMILY: Final = b"\n# TYPE "  # what parts a page's families, whose first lines are comments
 SERIES_BYTES: Final = 300  # of a series: what it is, and its place in a layout
 OWNER_BYTES: Final = 1_024  # of an engine or a model, beside its name
@@ -230,7 +231,7 @@ class Scanner:
         if small and raw and samples.plain and not (samples.bad_lines or samples.untimely or samples.refused):
             lines = (family.count(b"\n") + 1 for family in families)
             self._families, self._starts, self._samples = families, tuple(accumulate(lines, initial=0)), samples
-            self._page_bytes = getsizeof(raw) + LINE_BYTES * len(samples.series)
+            self._page_bytes = getsizeof(raw) + LINE_BYTES * len(samples.series) + FAMILY_BYTES * len(families)
         return samples
 
     def _only_values_differ(self, families: Sequence[PageText]) -> bool:
@@ -247,7 +248,7 @@ class Scanner:
                 return False
             for place in compress(count(), map(ne, lines, known_lines)):
                 key, _, number = lines[place].decode().rpartition(" ")
-                if key != known_lines[place].decode().rpartition(" ")[0]:
+                if not key or key != known_lines[place].decode().rpartition(" ")[0]:
                     return False
                 at = self._starts[changed] + place
                 known = series[at]

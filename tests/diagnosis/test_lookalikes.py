@@ -408,7 +408,7 @@ def test_a_batch_that_stands_still_below_its_limit_makes_nobody_sure_of_the_gpu(
     """Some other limit may hold it: stages of a pipeline, slots of a connector, a proxy."""
     load = {"waiting": 30.0, "kv": 0.2, "generated": 300.0, "prompt": 9000.0, "finished": 1.0, "queue": 9.0}
     assert not play(60, running=64.0, **load).confidently(20)
-    assert play(60, running=cycle(58, 64, 61), **load).confidently(20) == {"compute_bound"}
+    assert play(60, running=cycle(44, 64, 54), **load).confidently(20) == {"compute_bound"}
 
 
 @pytest.mark.parametrize("args", [(), ("--config", "/c.yaml")], ids=["no arguments", "a file nobody reads"])

@@ -161,9 +161,9 @@ class Node:
     def pods(self) -> tuple[Any, ...]:
         return tuple(found for item in self.documents if (found := read_pod(item, Policy())) is not None)
 
-    def known_pods(self) -> Callable[[], tuple[Any, ...]]:
-        pods = self.pods
-        return lambda: pods
+    def discovered(self) -> Settings:
+        self.settings.shared.pods, self.settings.shared.gpus = tuple(self.pods), self.gpus
+        return self.settings
 
     def source(self, name: str) -> Source:
         self.settings.shared.__init__()  # as of a new process
@@ -222,13 +222,13 @@ MAKERS: dict[str, Callable[[Node], Source]] = {
     "nvidia": lambda node: NvidiaSource(SimpleNamespace(nvidia_gpm=node.gpm), clock=Clock(4.0)),
     "amd": lambda node: AmdSource(node.settings, Clock(100.0)),
     "amd with its library": lambda node: AmdSource(replace(node.settings, amd_backend="amdsmi"), Clock(100.0)),
-    "podresources": lambda node: podresources.PodResourcesSource(node.settings, lambda: node.gpus, node.known_pods()),
+    "podresources": lambda node: podresources.PodResourcesSource(node.discovered()),
     "pods": lambda node: PodsSource(node.settings, Api(node.documents), (0.02, 0.1)),
     "engines": Node.engines,
-    "procfs": lambda node: ProcfsSource(node.settings, lambda: node.gpus, node.known_pods()),
+    "procfs": lambda node: ProcfsSource(node.discovered()),
     "processes": Node.processes,
-    "cgroup": lambda node: CgroupSource(node.settings, node.known_pods(), Clock()),
-    "logs": lambda node: LogsSource(node.settings, node.known_pods(), lambda: 1_767_225_600.0),
+    "cgroup": lambda node: CgroupSource(node.discovered(), Clock()),
+    "logs": lambda node: LogsSource(node.discovered(), lambda: 1_767_225_600.0),
 }
 OF_PODS = ("pods", "podresources", "engines", "procfs", "cgroup", "logs")
 WITHOUT_SUBJECTS = {"node", "demo"}  # one object; nothing from outside

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import Final
 
 from kvpressure.model.frozen import frozen
@@ -170,6 +171,16 @@ class Histogram:
     counts: Sequence[float] = ()
     sum: float | None = None
     count: float | None = None
+
+    def plus(self, other: Histogram) -> Histogram:
+        """The observations of both; without buckets if their bounds differ."""
+        alike = self.bounds == other.bounds
+        return Histogram(
+            self.bounds if alike else (),
+            tuple(map(add, self.counts, other.counts)) if alike else (),
+            None if self.sum is None or other.sum is None else self.sum + other.sum,
+            None if self.count is None or other.count is None else self.count + other.count,
+        )
 
     def mean(self) -> float | None:
         """Mean of the observations; ``None`` without any."""

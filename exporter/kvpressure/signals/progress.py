@@ -281,22 +281,25 @@ class Progress:
         "_before",
         "_busy_fds",
         "_busy_waiting",
-        "_silence",
-        "_still",
         "_thresholds",
-        "_without",
         "counters_known",
         "loads_stuck",
         "progressed_at",
         "rest",
+        "seconds_still",
+        "seconds_without",
+        "usual_silence_seconds",
     )
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._before: Sample | None = None
-        self._without = 0.0
-        self._still = 0.0
-        self._silence: float | None = None  # longest without progress that ended with some
+        self.seconds_without = 0.0  # observed, with requests in flight and no progress
+        self.seconds_still = 0.0  # of these, without any gauge that moved
+        self.usual_silence_seconds: float | None = None
+        """Longest time without progress, with requests in flight, that ended with progress; at most
+        ``prefill_patience_seconds``. ``None`` before there was one.
+        """
         self._busy_fds: float | None = None  # open descriptors of the API server when something last came out
         self._busy_waiting: float | None = None  # requests that waited then
         self.counters_known = False
@@ -316,36 +319,20 @@ class Progress:
         if before is not None and progressed:
             self.progressed_at = sample.t
         if progressed:
-            if self._without >= self._thresholds["no_progress_seconds"]:
-                ended = min(self._without, self._thresholds["prefill_patience_seconds"])
-                self._silence = max(self._silence or 0.0, ended)
+            if self.seconds_without >= self._thresholds["no_progress_seconds"]:
+                ended = min(self.seconds_without, self._thresholds["prefill_patience_seconds"])
+                self.usual_silence_seconds = max(self.usual_silence_seconds or 0.0, ended)
             self._busy_fds, self._busy_waiting = sample.page.get(r.PROCESS_OPEN_FDS), sample.waiting
         if before is None:
             return
         step = min(sample.t - before.t, self._thresholds["recent_window_seconds"])
         self.loads_stuck = _loads_stuck(before, sample, (self.loads_stuck or 0.0) + step)
         if not work_present(sample) or not work_present(before):
-            self._without = self._still = 0.0
+            self.seconds_without = self.seconds_still = 0.0
             return
-        self._without = 0.0 if progressed else self._without + step
-        self._still = self._still + step if _same_levels(before, sample) and self._without > 0 else 0.0
-
-    @property
-    def seconds_without(self) -> float:
-        """Observed seconds with requests in flight and no progress."""
-        return self._without
-
-    @property
-    def usual_silence_seconds(self) -> float | None:
-        """Longest time in seconds without progress, with requests in flight, that ended with progress; at most
-        ``prefill_patience_seconds``. ``None`` before there was one.
-        """
-        return self._silence
-
-    @property
-    def seconds_still(self) -> float:
-        """Observed seconds without progress in which no gauge moved either, with requests in flight."""
-        return self._still
+        self.seconds_without = 0.0 if progressed else self.seconds_without + step
+        still = self.seconds_without > 0 and _same_levels(before, sample)
+        self.seconds_still = self.seconds_still + step if still else 0.0
 
     def connections_dropped(self, in_flight: float) -> bool | None:
         """Whether most clients disconnected since the last output, by the file descriptors that the API server

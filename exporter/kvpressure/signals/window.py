@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import accumulate, chain
 from math import ceil, inf
-from operator import add, mul, sub
+from operator import mul, sub
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from kvpressure.model import readings
@@ -222,12 +222,8 @@ def _packed(value: Histogram) -> Histogram:
 
 
 def _add(value: Histogram, offset: Histogram | None) -> Histogram:
-    if offset is None or offset.count is None or offset.bounds != value.bounds:
-        return value
-    counts = tuple(map(add, value.counts, offset.counts))
-    total = None if value.sum is None or offset.sum is None else value.sum + offset.sum
-    count = None if value.count is None else value.count + offset.count
-    return Histogram(value.bounds, counts, total, count)
+    usable = offset is not None and offset.count is not None and offset.bounds == value.bounds
+    return value.plus(offset) if offset is not None and usable else value
 
 
 _T = TypeVar("_T")

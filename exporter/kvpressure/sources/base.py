@@ -237,4 +237,5 @@ class Source(Protocol):
         """Read once, now."""
 
     def close(self) -> None:
-        """Release all resources. Called once, possibly while ``read`` hangs in another thread."""
+        """Release all resources, if any. Called once, possibly while ``read`` hangs in another thread."""
+        return

@@ -73,7 +73,9 @@ def container(root: Path, path: str, files: dict[str, str] | None = None) -> Pat
 
 
 def source(settings: Build, root: Path, *pods: Pod, clock: Callable[[], float] = lambda: 0.0) -> CgroupSource:
-    return CgroupSource(settings(host_cgroup=root), lambda: pods, clock)
+    chosen = settings(host_cgroup=root)
+    chosen.shared.pods = pods
+    return CgroupSource(chosen, clock)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -193,4 +195,4 @@ def test_reasons(settings: Build, tmp_path: Path) -> None:
     assert reason(source(settings, tmp_path / "missing")) == "no_cgroup_tree"
     assert reason(source(settings, tmp_path)) == "not_cgroup_v2"
     (tmp_path / "cgroup.controllers").touch()
-    assert reason(CgroupSource(settings(host_cgroup=tmp_path), lambda: None)) == "pods_unknown"
+    assert reason(CgroupSource(settings(host_cgroup=tmp_path))) == "pods_unknown"

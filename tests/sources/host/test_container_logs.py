@@ -45,13 +45,12 @@ class Follower:
 
     def __init__(self, settings: Build, root: Path, *pods: Pod, **fields: object) -> None:
         root.mkdir(exist_ok=True)
-        self.pods: tuple[Pod, ...] | None = pods
         self.now: float | None = None
         chosen = settings(host_pod_logs=root, **fields)
         self.shared = chosen.shared
+        self.shared.pods = pods
         self.source = LogsSource(
             chosen,
-            lambda: self.pods,
             lambda: time.time() if self.now is None else self.now,
         )
         self.errors: dict[str, int] = {}
@@ -325,13 +324,13 @@ def test_pods_come_and_go(follower: Follower, root: Path) -> None:
     log = PodLog(root, A)
     follower.read()
     log.write(DEAD)
-    follower.pods = ()
+    follower.shared.pods = ()
     assert follower.read() == [DEAD]
     assert follower.source._logs  # still open for the last words
     follower.read()
     assert not follower.source._logs
     other = engine_pod("b")
-    follower.pods = (other,)
+    follower.shared.pods = (other,)
     assert follower.read() == []
     assert follower.errors == {"no_log": 1}
     PodLog(root, other).write(OOM)
@@ -349,7 +348,7 @@ def test_containers_without_a_gpu_push_out_no_container_with_one(
     found = Follower(settings, root, *strangers)
     found.read(3)
     found.shared.owners = (GpuOwner("GPU-0", owning.namespace, owning.name, "vllm"),)
-    found.pods = (*strangers, owning)
+    found.shared.pods = (*strangers, owning)
     found.read()
     files["z"].write(DEAD)
     assert found.read(2) == [DEAD]
@@ -385,7 +384,7 @@ def reason(found: Follower) -> str:
 
 
 def test_reasons(settings: Build, root: Path, follower: Follower) -> None:
-    follower.pods = None
+    follower.shared.pods = None
     assert reason(follower) == "pods_unknown"
     found = Follower(settings, root, A)
     root.rmdir()

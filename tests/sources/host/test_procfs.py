@@ -88,7 +88,9 @@ PODS = (Pod("ns", "a", UID, "Running", frozenset({UID}), {ID: "vllm"}),)
 
 def source(settings: Build, root: Path, *pids: int, pods: tuple[Pod, ...] | None = PODS) -> ProcfsSource:
     gpu = GpuReading("GPU-0", 0, "nvidia", processes=tuple(GpuProcess(pid, 5) for pid in pids))
-    return ProcfsSource(settings(host_proc=root), lambda: (gpu,), lambda: pods)
+    chosen = settings(host_proc=root)
+    chosen.shared.pods, chosen.shared.gpus = pods, (gpu,)
+    return ProcfsSource(chosen)
 
 
 def test_owners_and_pods_of_processes(settings: Build, tmp_path: Path) -> None:

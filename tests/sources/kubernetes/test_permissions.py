@@ -33,8 +33,8 @@ settings = Settings(host_proc=root / "proc", host_cgroup=root / "cgroup", host_p
 gpu = GpuReading("GPU-0", 0, "nvidia", processes=(GpuProcess(7),))
 os.setgid(65532)
 os.setuid(65532)
-for source in (CgroupSource(settings, lambda: pods), LogsSource(settings, lambda: pods),
-               ProcfsSource(settings, lambda: (gpu,), lambda: pods)):
+settings.shared.pods, settings.shared.gpus = pods, (gpu,)
+for source in (CgroupSource(settings), LogsSource(settings), ProcfsSource(settings)):
     try:
         print(source.name, *sorted(source.read().errors))
     except SourceError as error:

@@ -38,7 +38,9 @@ def kubelet(tmp_path: Path) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def source(settings: Build) -> Iterator[PodResourcesSource]:
-    made = PodResourcesSource(settings(), lambda: GPUS, lambda: None)
+    chosen = settings()
+    chosen.shared.gpus = GPUS
+    made = PodResourcesSource(chosen)
     yield made
     made.close()
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from kvpressure.files import read_file
 from kvpressure.model.readings import ContainerReading
-from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
+from kvpressure.sources.base import FILE_REASONS, Reading, Source, SourceError, SourceSettings, isolated
 from kvpressure.sources.host.procfs import pod_of_cgroup
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 
@@ -31,20 +31,18 @@ Key = tuple[str, str]  # uid of the pod, id of the container, which another pod 
 _LEADS: Final = re.compile(r"kubepods|kubelet|besteffort|burstable|guaranteed")
 
 
-class CgroupSource:
-    """Readings of containers; fields without their file are None. ``pods`` is called at every read."""
+class CgroupSource(Source):
+    """Readings of containers; fields without their file are None."""
 
     name = "cgroup"
 
     def __init__(
         self,
         settings: SourceSettings,
-        pods: Callable[[], Sequence[Pod] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        shared = settings.shared
+        self._shared = settings.shared
         self._root = settings.host_cgroup
-        self._pods = pods or (lambda: shared.pods)
         self._clock = clock
         self._found: dict[Key, Path] = {}  # -> its directory
         self._missing: dict[Key, float] = {}  # -> when to look again
@@ -52,7 +50,7 @@ class CgroupSource:
     def read(self) -> Reading:
         """One reading per running engine container. Raises ``SourceError`` without a cgroup v2 tree."""
         self._check_root()
-        pods = self._pods()
+        pods = self._shared.pods
         if pods is None:
             raise SourceError("pods_unknown", "no pod has been listed yet")
         engines = [(pod, engine) for pod in pods for engine in pod.engines if engine.container_id]
@@ -67,9 +65,6 @@ class CgroupSource:
                     if reading is not None:
                         readings.append(reading)
         return Reading(containers=tuple(readings), errors=dict(errors))
-
-    def close(self) -> None:
-        """Does nothing; no resource is held."""
 
     def _check_root(self) -> None:
         try:

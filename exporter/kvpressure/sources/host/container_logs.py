@@ -56,19 +56,17 @@ FileId = tuple[int, int]  # device, inode
 
 
 class LogsSource:
-    """Recognised lines of the engines' logs. ``pods`` is called at every read."""
+    """Recognised lines of the engines' logs."""
 
     name = "logs"
 
     def __init__(
         self,
         settings: SourceSettings,
-        pods: Callable[[], Sequence[Pod] | None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._shared = shared = settings.shared
+        self._shared = settings.shared
         self._root = settings.host_pod_logs
-        self._pods = pods or (lambda: shared.pods)
         self._clock = clock
         self._logs: dict[Key, ContainerLog] = {}
         self._missing: dict[Key, float] = {}
@@ -80,7 +78,7 @@ class LogsSource:
         """Lines logged since the last read. Raises ``SourceError`` without a log directory or pods."""
         errors: Counter[str] = Counter()
         self._check_root()
-        pods = self._pods()
+        pods = self._shared.pods
         if pods is None:
             raise SourceError("pods_unknown", "no pod has been listed yet")
         self._select(pods, errors)

@@ -28,7 +28,7 @@ from kvpressure.model.arguments import OF_PROCESS, EngineArgs
 from kvpressure.model.pools import Workload, pool_of
 from kvpressure.model.readings import Discovered, GpuOwner
 from kvpressure.redaction import REDACTED
-from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
+from kvpressure.sources.base import FILE_REASONS, Reading, Source, SourceError, SourceSettings, isolated
 from kvpressure.sources.host.container_logs import ServerLogs, ServerOutput
 from kvpressure.sources.kubernetes.command_lines import CommandLine
 from kvpressure.sources.kubernetes.discovery import OF_COMMAND, OF_TITLE, ContainerRow
@@ -105,7 +105,7 @@ class _HostEngine:
         return replace(self, row=self.ended, output=replace(self.output, files=()))
 
 
-class ProcessesSource:
+class ProcessesSource(Source):
     """The servers of this host. ``read`` returns them as discovered, with the GPUs of their processes; the targets go
     to ``settings.shared``.
     """

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kvpressure.engines.command import MAX_CHARACTERS
 from kvpressure.files import read_file
-from kvpressure.model.readings import GpuOwner, GpuReading
-from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
+from kvpressure.model.readings import GpuOwner
+from kvpressure.sources.base import FILE_REASONS, Reading, Source, SourceError, SourceSettings, isolated
 from kvpressure.sources.host.processes import line_of
 from kvpressure.sources.kubernetes.command_lines import CommandLine
 from kvpressure.sources.kubernetes.pod import UID, Pod, leaders
@@ -45,21 +44,14 @@ def pod_of_cgroup(text: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2] or "")
 
 
-class ProcfsSource:
-    """Pods of the processes on the GPUs. ``gpus`` and ``pods`` are called at every read."""
+class ProcfsSource(Source):
+    """Pods of the processes on the GPUs."""
 
     name = "procfs"
 
-    def __init__(
-        self,
-        settings: SourceSettings,
-        gpus: Callable[[], Sequence[GpuReading]] | None = None,
-        pods: Callable[[], Sequence[Pod] | None] | None = None,
-    ) -> None:
-        self._shared = shared = settings.shared
+    def __init__(self, settings: SourceSettings) -> None:
+        self._shared = settings.shared
         self._root = settings.host_proc
-        self._gpus = gpus or (lambda: shared.gpus)
-        self._pods = pods or (lambda: shared.pods)
 
     def read(self) -> Reading:
         """Owners of GPUs and pods of processes, from the processes that the drivers list. Raises ``SourceError``."""
@@ -67,7 +59,7 @@ class ProcfsSource:
             raise SourceError("no_proc", f"{self._root} is not a directory")
         if not _is_hosts(self._root):
             raise SourceError("not_host_proc", f"{self._root} shows another pid namespace")
-        pods = self._pods()
+        pods = self._shared.pods
         if pods is None:
             raise SourceError("pods_unknown", "no pod has been listed yet")
         of_worker = leaders(pods)
@@ -76,7 +68,7 @@ class ProcfsSource:
         claims: list[GpuOwner] = []
         process_pods: dict[int, tuple[str, str]] = {}
         processes: dict[str, tuple[str, ...]] = {}
-        for gpu in self._gpus():
+        for gpu in self._shared.gpus:
             for process in gpu.processes:
                 with isolated(f"process {process.pid}", errors, FILE_REASONS):
                     found = self._pod_of(process.pid, by_uid)
@@ -94,9 +86,6 @@ class ProcfsSource:
                         processes[container_id] = before or self._arguments(process.pid)
         self._shared.processes = processes
         return Reading(owners=tuple(of_engines(claims, pods)), process_pods=process_pods, errors=dict(errors))
-
-    def close(self) -> None:
-        """Does nothing; no resource is held."""
 
     def _arguments(self, pid: int) -> tuple[str, ...]:
         """The arguments of the server that a process belongs to: of the nearest in the line of those that started it

@@ -8,11 +8,11 @@ have ended: among pods that claim the same exclusive device, those known to run 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.model.readings import GpuOwner, GpuReading
-from kvpressure.sources.base import Reading, SourceError, SourceSettings, isolated
+from kvpressure.sources.base import Reading, Source, SourceError, SourceSettings, isolated
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
 from kvpressure.sources.kubernetes.grpc_call import unary
 from kvpressure.sources.kubernetes.pod import ENDED_PHASES, Pod, groups_of_workers, leaders
@@ -43,34 +43,24 @@ REASONS: Final = (
 """Reasons of this source. ``unknown_device`` counts devices whose id matches no GPU that was read."""
 
 
-class PodResourcesSource:
-    """Owners of the GPUs. ``gpus`` and ``pods`` are called at every read; ``None`` pods = unknown."""
+class PodResourcesSource(Source):
+    """Owners of the GPUs."""
 
     name = "podresources"
 
-    def __init__(
-        self,
-        settings: SourceSettings,
-        gpus: Callable[[], Sequence[GpuReading]] | None = None,
-        pods: Callable[[], Sequence[Pod] | None] | None = None,
-    ) -> None:
-        shared = settings.shared
+    def __init__(self, settings: SourceSettings) -> None:
+        self._shared = settings.shared
         self._socket = settings.kubelet_socket
         self._prefixes = settings.kubelet_resources
-        self._gpus = gpus or (lambda: shared.gpus)
-        self._pods = pods or (lambda: shared.pods)
 
     def read(self) -> Reading:
         """Owners of every GPU. Raises ``SourceError`` when the kubelet does not answer."""
         claims, errors = self._claims(self._list())
-        pods = self._pods() or ()
+        pods = self._shared.pods or ()
         owners = of_engines(running(claims, pods), pods)
         if len(owners) > MAX_OWNERS:
             errors["too_many_devices"] += len(owners) - MAX_OWNERS
         return Reading(owners=tuple(owners[:MAX_OWNERS]), errors=dict(errors))
-
-    def close(self) -> None:
-        """Does nothing; no resource is held."""
 
     def _list(self) -> bytes:
         """The answer to one ``List``."""
@@ -82,7 +72,7 @@ class PodResourcesSource:
         return unary(self._socket, METHOD, b"", CALL_SECONDS, MAX_ANSWER_BYTES)
 
     def _claims(self, answer: bytes) -> tuple[list[GpuOwner], Counter[str]]:
-        gpus = self._gpus()
+        gpus = self._shared.gpus
         claims: list[GpuOwner] = []
         errors: Counter[str] = Counter()
         for container in read_containers(answer):

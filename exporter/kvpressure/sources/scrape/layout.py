@@ -438,7 +438,7 @@ class _Group:
             if histogram is not None:
                 name = each.canonical
                 # of one age there are several only where a family adds up
-                histograms[name] = _added(histograms[name], histogram) if ages.get(name) == each.age else histogram
+                histograms[name] = histograms[name].plus(histogram) if ages.get(name) == each.age else histogram
                 ages[name] = each.age
         counters = _read(self.counters, values)
         for name, scale in self.scales.items():
@@ -451,17 +451,6 @@ def _read(scalars: Mapping[str, _Scalar], values: Values) -> dict[str, Any]:
         name: values[each.places[0]] if len(each.places) == 1 else each.join(values[place] for place in each.places)
         for name, each in scalars.items()
     }
-
-
-def _added(one: Histogram, other: Histogram) -> Histogram:
-    """The sum of both; without buckets if their bounds differ."""
-    alike = one.bounds == other.bounds
-    return Histogram(
-        one.bounds if alike else (),
-        tuple(a + b for a, b in zip(one.counts, other.counts, strict=True)) if alike else (),
-        None if one.sum is None or other.sum is None else one.sum + other.sum,
-        None if one.count is None or other.count is None else one.count + other.count,
-    )
 
 
 class Layout:

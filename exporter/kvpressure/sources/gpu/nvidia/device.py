@@ -27,7 +27,7 @@ class NvmlDevice:
         self.identity = identity
         self._queries = queries
         self._clock = clock
-        self._handle = handle
+        self.handle = handle  # NVML's, valid while the library is open
         self._slow_due = 0.0
         self._gpm = Gpm(queries, clock) if gpm else None
         self._mig: Mig | None = None
@@ -39,15 +39,10 @@ class NvmlDevice:
         """GpuReading of the GPU and of its MIG instances."""
         return (self.identity, *(self._mig.identities if self._mig is not None else ()))
 
-    @property
-    def handle(self) -> Any:
-        """NVML's handle, valid while the library is open."""
-        return self._handle
-
     def attach(self, index: int, driver: str | None, handle: Any) -> None:
         """Take the new handle after the library was reopened."""
         self.identity = replace(self.identity, index=index, driver=driver)
-        self._handle = handle
+        self.handle = handle
 
     def release(self) -> None:
         """Free what the library holds for this GPU, before it is closed."""
@@ -79,7 +74,7 @@ class NvmlDevice:
     def _read_gpu(self, slow: bool) -> tuple[GpuReading, str | None]:
         """The GPU itself, and why nothing could be read."""
         ask = DeviceQuery(self._queries, self.identity.uuid)
-        handle = self._handle
+        handle = self.handle
         total, used = fields.memory(ask, handle)
         utilization = fields.utilization(ask, handle)
         power = fields.power(ask, handle)
@@ -108,18 +103,18 @@ class NvmlDevice:
     def _read_instances(self, mig: Mig, slow: bool) -> list[GpuReading]:
         gpm = self._gpm
         if gpm is None:
-            return mig.read(self.identity, self._handle, slow, None)
+            return mig.read(self.identity, self.handle, slow, None)
 
         def activity(ask: DeviceQuery, uuid: str, instance: int) -> Activity:
-            return gpm.read(ask, uuid, self._handle, instance)
+            return gpm.read(ask, uuid, self.handle, instance)
 
-        readings = mig.read(self.identity, self._handle, slow, activity)
+        readings = mig.read(self.identity, self.handle, slow, activity)
         gpm.keep_only({reading.uuid for reading in readings})
         return readings
 
     def _look_for_mig(self) -> None:
         """Detect that MIG was switched, which changes what the GPU can answer."""
-        mode = self._queries.ask(self.identity.uuid, "mig_mode", pynvml.nvmlDeviceGetMigMode, self._handle)
+        mode = self._queries.ask(self.identity.uuid, "mig_mode", pynvml.nvmlDeviceGetMigMode, self.handle)
         if mode.value is None and mode.reason not in codes.LASTING:
             return  # no answer is no reason to think otherwise than before
         enabled = mode.value is not None and mode.value[0] == pynvml.NVML_DEVICE_MIG_ENABLE
@@ -136,11 +131,11 @@ class NvmlDevice:
         if None not in (self.identity.name, self.identity.minor, self.identity.pci_bus_id):
             return
         ask = DeviceQuery(self._queries, self.identity.uuid)
-        pci = ask("pci", pynvml.nvmlDeviceGetPciInfo_v3, self._handle)
+        pci = ask("pci", pynvml.nvmlDeviceGetPciInfo_v3, self.handle)
         self.identity = replace(
             self.identity,
-            name=ask("name", pynvml.nvmlDeviceGetName, self._handle) or None,
-            minor=ask("minor", pynvml.nvmlDeviceGetMinorNumber, self._handle),
+            name=ask("name", pynvml.nvmlDeviceGetName, self.handle) or None,
+            minor=ask("minor", pynvml.nvmlDeviceGetMinorNumber, self.handle),
             pci_bus_id=None if pci is None else _sysfs_bus_id(pci.busId),
         )
 

@@ -75,9 +75,6 @@ class Found:
             return NotImplemented
         return (self.name, self.value, self.text) == (other.name, other.value, other.text)
 
-    def __hash__(self) -> int:
-        return hash((self.name, self.value))
-
 
 class Sentences(Sequence[str]):
     """Sentences written only when read: a diagnosis is made every second and seldom read."""
@@ -103,9 +100,6 @@ class Sentences(Sequence[str]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._all == tuple(other)
-
-    def __repr__(self) -> str:
-        return repr(self._all)
 
 
 @frozen

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
@@ -170,7 +171,5 @@ class AmdSource:
         self._library_due = now + RESCAN_SECONDS
 
     def _take_errors(self) -> dict[str, int]:
-        errors = self._files.take_errors()
-        for reason, count in (self._library.take_errors() if self._library is not None else {}).items():
-            errors[reason] = errors.get(reason, 0) + count
-        return errors
+        library = self._library.take_errors() if self._library is not None else {}
+        return dict(Counter(self._files.take_errors()) + Counter(library))

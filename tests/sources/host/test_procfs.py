@@ -119,7 +119,11 @@ def test_the_arguments_of_an_engine_are_those_that_its_process_was_started_with(
     settings: Build, tmp_path: Path
 ) -> None:
     """The workers that have the GPU were started by the server, whose script the manifest hides."""
-    lines = {"12": "VLLM::Worker_TP0", "11": "python3 /usr/bin/vllm serve m --max-num-seqs 48", "10": "bash /start.sh"}
+    lines = {
+        "12": "VLLM::Worker_TP0",
+        "11": "python3 /usr/bin/vllm serve m --max-num-seqs 48 --port 9000",
+        "10": "bash /start.sh",
+    }
     for pid, line in lines.items():
         process(tmp_path, int(pid), f"0::/kubepods/pod{UID}/{ID}\n")
         (tmp_path / pid / "cmdline").write_text(line.replace(" ", "\0") + "\0")
@@ -129,10 +133,11 @@ def test_the_arguments_of_an_engine_are_those_that_its_process_was_started_with(
     script = EngineContainer("vllm", ID, ContainerReading("ns", "a", "vllm"), (Target("10.0.0.5", assumed=True),))
     (target,) = script.with_process(found._shared.processes).targets
     assert (target.args, target.args_source, target.assumed) == (
-        ("vllm", "serve", "--max-num-seqs=48", "--model=m"),
+        ("vllm", "serve", "--max-num-seqs=48", "--port=9000", "--model=m"),
         "process",
         False,
     )
+    assert target.port == 8000, "as the pod says"
     assert script.with_process({}) is script
 
 

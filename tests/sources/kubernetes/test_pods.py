@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from kvpressure.sources.kubernetes.pod import Pod, with_uids_of_their_own
 from kvpressure.sources.kubernetes.pods import PodsSource
 from tests.helpers.waiting import until
 from tests.sources.kubernetes.apiserver import FakeApi
-from tests.sources.kubernetes.objects import container, node, pod
+from tests.sources.kubernetes.objects import container, container_id, node, pod
 
 Build = Callable[..., Settings]
 FAST = (0.02, 0.1)
@@ -52,6 +53,30 @@ def test_engines_of_this_node_and_nothing_else(api: FakeApi, settings: Build) ->
     assert chosen.shared.pods is not None
     assert [p.name for p in chosen.shared.pods] == ["a", "web"]
     assert reading.errors == {}
+
+
+@pytest.mark.parametrize(
+    ("how", "port"),
+    [
+        ({}, 9000),
+        ({"annotations": {"kvpressure.io/port": "8001"}}, 8001),
+        ({"ports": [{"containerPort": 8000}]}, 9000),
+        ({"ports": [{"containerPort": 8000}], "host_network": True}, 8000),
+    ],
+)
+def test_a_port_that_is_not_certain_is_that_of_its_process(
+    api: FakeApi, settings: Build, how: dict[str, Any], port: int
+) -> None:
+    hidden = container(command=["/start.sh"], ports=how.pop("ports", []))
+    api.apply(pod("a", containers=[hidden], **how))
+    chosen = settings(kube_api_url=api.url)
+    words = ("vllm", "serve", "--port=9000")
+    chosen.shared.processes = {container_id("inference", "a", "vllm"): (words, 9000)}
+    source = PodsSource(chosen)
+    reading = source.read()
+    source.close()
+    assert [(target.port, target.args) for target in chosen.shared.targets] == [(port, words)]
+    assert [row.address for row in reading.discovered or ()] == [f"http://10.0.0.5:{port}/metrics"]
 
 
 def test_selector_and_namespaces(api: FakeApi, settings: Build) -> None:

@@ -150,20 +150,14 @@ class LogsSource:
         self._turn = (self._turn + 1) % max(1, len(items))
         yield from items[self._turn :] + items[: self._turn]
 
-    def _lines(self, key: Key, log: ContainerLog, errors: Counter[str]) -> Iterator[LogLine]:
+    def _lines(self, key: Key, log: ContainerLog, errors: Counter[str]) -> list[LogLine]:
         budget = min(CONTAINER_BYTES, max(CONTAINER_BYTES // 8, READ_BYTES // len(self._logs)))
         skipped = log.skipped
         entries, _ = log.read(budget)
         if log.skipped > skipped:
             errors["skipped"] += 1
-        count = 0
         since = self._clock() - RECENT_SECONDS
-        for line in recognised((key[0], key[1], key[3]), self._dialects.get(key, ""), entries, since, since):
-            count += 1
-            if count <= MAX_LINES:
-                yield line
-        if count > MAX_LINES:
-            errors["too_many_lines"] += count - MAX_LINES
+        return _recognised((key[0], key[1], key[3]), self._dialects.get(key, ""), entries, (since, since), errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,22 +182,21 @@ class ServerLogs:
         """The lines logged since the last read, and what to say of an engine whose log is not read."""
         files, unread = _files(outputs[:MAX_CONTAINERS], errors)
         unread |= {output.engine: TOO_MANY for output in outputs[MAX_CONTAINERS:]}
-        dialects = {output.engine: output.dialect for output in outputs}
-        ended = {output.engine for output in outputs if not output.files}
-        for engine, own in files.items():
-            for file, path in own.items():
-                with isolated(f"log of {engine[1]}", errors, FILE_REASONS):
-                    if (engine, file) not in self._logs:
-                        self._logs[engine, file] = AppendedLog(path)
+        by_engine = {output.engine: output for output in outputs}
+        present = {(engine, file): path for engine, own in files.items() for file, path in own.items()}
+        for key in present.keys() - self._logs.keys():
+            with isolated(f"log of {key[0][1]}", errors, FILE_REASONS):
+                self._logs[key] = AppendedLog(present[key])
         lines: list[LogLine] = []
         since = self._clock() - RECENT_SECONDS
-        for (engine, file), log in list(self._logs.items()):
-            with isolated(f"log of {engine[1]}", errors, FILE_REASONS):
-                entries, old = log.read(READ_BYTES // len(self._logs))
-                known = recognised(engine, dialects.get(engine, ""), entries, since, 0.0 if old else since)
-                lines += list(known)[-MAX_LINES:]
-            if file not in files.get(engine, ()) and engine not in ended:
-                self._logs.pop((engine, file)).close()
+        for key, log in list(self._logs.items()):
+            output = by_engine.get(key[0])
+            with isolated(f"log of {key[0][1]}", errors, FILE_REASONS):
+                entries, old = log.messages(READ_BYTES // len(self._logs))
+                times = since, 0.0 if old else since
+                lines += _recognised(key[0], output.dialect if output else "", entries, times, errors)
+            if key not in present and not (output and not output.files):
+                self._logs.pop(key).close()
         return tuple(lines), {engine: f"; its log is not read: {why}" for engine, why in unread.items()}
 
     def close(self) -> None:
@@ -249,16 +242,22 @@ def _readable(paths: Sequence[Path]) -> Mapping[FileId, Path]:
     return found
 
 
-def recognised(
-    engine: EngineKey, dialect: str, entries: Sequence[Entry], since: float, undated: float
-) -> Iterator[LogLine]:
-    """The lines that the dialect knows and that are not older than ``since``, or state a fact. ``undated``: time of
-    those without one.
+def _recognised(
+    engine: EngineKey, dialect: str, entries: Sequence[Entry], times: tuple[float, float], errors: Counter[str]
+) -> list[LogLine]:
+    """The lines that the dialect knows, that are not too old or state a fact. ``times``: the oldest that counts, and
+    the one that lines without any have.
     """
-    for entry in entries:
-        found = registry.recognise(entry.text, dialect)
-        if found is not None and (found[1].event in FACT_EVENTS or (entry.time or undated) >= since):
-            yield LogLine(*engine, *found)
+    oldest, undated = times
+    found = ((entry.time or undated, registry.recognise(entry.text, dialect)) for entry in entries)
+    lines = [
+        LogLine(*engine, *known)
+        for time, known in found
+        if known is not None and (known[1].event in FACT_EVENTS or time >= oldest)
+    ]
+    if len(lines) > MAX_LINES:
+        errors["too_many_lines"] += len(lines) - MAX_LINES
+    return lines[:MAX_LINES]
 
 
 def _subject(key: Key) -> str:

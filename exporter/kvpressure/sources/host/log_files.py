@@ -326,23 +326,19 @@ class ContainerLog:
         return next((count for count in list_files(self.directory).live if count > self._current), None)
 
 
-class AppendedLog:
+class AppendedLog(Tail):
     """Follows one file, to which several runs of a server may append."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
-        self._before = self._tail.backlog()  # bytes that were there when it was opened
+        super().__init__(path)
+        self._before = self.backlog()  # bytes that were there when it was opened
 
-    def close(self) -> None:
-        """Close the file."""
-        self._tail.close()
-
-    def read(self, budget: int) -> tuple[list[Entry], bool]:
+    def messages(self, budget: int) -> tuple[list[Entry], bool]:
         """Messages from at most ``budget`` bytes, and whether they were there before the file was opened, so that their
         age is unknown where the writer gives no time.
         """
-        if self._tail.backlog() < 0:
+        if self.backlog() < 0:
             self._before = 0
-        self._tail.catch_up()
-        rest = self._before - self._tail.offset
-        return self._tail.read(min(budget, rest) if rest > 0 else budget)[0], rest > 0
+        self.catch_up()
+        rest = self._before - self.offset
+        return self.read(min(budget, rest) if rest > 0 else budget)[0], rest > 0

@@ -100,10 +100,6 @@ class _HostEngine:
     ended: Discovered
     output: ServerOutput
 
-    def once_ended(self) -> _HostEngine:
-        """The same after its end."""
-        return replace(self, row=self.ended, output=replace(self.output, files=()))
-
 
 class ProcessesSource(Source):
     """The servers of this host. ``read`` returns them as discovered, with the GPUs of their processes; the targets go
@@ -171,7 +167,8 @@ class ProcessesSource(Source):
         moved = {server.place for name, server in read.items() if name not in known}
         for server in before:
             if server.target is not None and server.target.name not in read:
-                self._ended[server.target.name] = now, server.once_ended()
+                silent = replace(server.output, files=())
+                self._ended[server.target.name] = now, replace(server, row=server.ended, output=silent)
         kept = [
             (name, (time, server))
             for name, (time, server) in self._ended.items()

@@ -20,7 +20,7 @@ from kvpressure.model.readings import GpuOwner
 from kvpressure.sources.base import FILE_REASONS, Reading, Source, SourceError, SourceSettings, isolated
 from kvpressure.sources.host.processes import line_of
 from kvpressure.sources.kubernetes.command_lines import CommandLine
-from kvpressure.sources.kubernetes.pod import UID, Pod, leaders
+from kvpressure.sources.kubernetes.pod import UID, Pod, Process, leaders
 from kvpressure.sources.kubernetes.podresources import of_engines
 
 MAX_FILE_BYTES: Final = 65536
@@ -67,7 +67,7 @@ class ProcfsSource(Source):
         errors: Counter[str] = Counter()
         claims: list[GpuOwner] = []
         process_pods: dict[int, tuple[str, str]] = {}
-        processes: dict[str, tuple[str, ...]] = {}
+        processes: dict[str, Process] = {}
         for gpu in self._shared.gpus:
             for process in gpu.processes:
                 with isolated(f"process {process.pid}", errors, FILE_REASONS):
@@ -81,22 +81,23 @@ class ProcfsSource(Source):
                     own = (pod.namespace, pod.name, container)
                     process_pods[process.pid] = of_worker.get(own[:2], own)[:2]  # a worker's is its leader's engine's
                     claims.append(GpuOwner(gpu.uuid, *own))
-                    if container_id and not processes.get(container_id):
+                    if container_id and container_id not in processes:
                         before = self._shared.processes.get(container_id)
-                        processes[container_id] = before or self._arguments(process.pid)
+                        if line := before or self._line(process.pid):
+                            processes[container_id] = line
         self._shared.processes = processes
         return Reading(owners=tuple(of_engines(claims, pods)), process_pods=process_pods, errors=dict(errors))
 
-    def _arguments(self, pid: int) -> tuple[str, ...]:
-        """The arguments of the server that a process belongs to: of the nearest in the line of those that started it
-        whose command line certainly starts one.
+    def _line(self, pid: int) -> Process | None:
+        """The arguments and port of the server that a process belongs to: of the nearest in the line of those that
+        started it whose command line certainly starts one.
         """
         with suppress(FileNotFoundError, ProcessLookupError):
             for one in line_of(self._root, pid):
                 line = CommandLine(self._text(one, "cmdline").rstrip("\0").split("\0"), {}, MAX_CHARACTERS)
                 if line.starts is not None and line.read(line.starts).certain:
-                    return line.shown[0]
-        return ()
+                    return line.shown[0], line.read(line.starts).args.port
+        return None
 
     def _text(self, pid: int, name: str) -> str:
         return read_file(self._root / str(pid) / name, MAX_FILE_BYTES).decode("utf-8", "replace")

@@ -16,7 +16,7 @@ from kvpressure.sources.places import Place, Precedence
 
 if TYPE_CHECKING:
     from kvpressure.model.readings import GpuOwner, GpuReading, Snapshot
-    from kvpressure.sources.kubernetes.pod import Pod
+    from kvpressure.sources.kubernetes.pod import Pod, Process
     from kvpressure.sources.scrape.targets import Target
 
 
@@ -29,7 +29,7 @@ class SharedDiscovery:
     def __init__(self) -> None:
         self.pods: tuple[Pod, ...] | None = None  # written by the source ``pods``
         self.targets: tuple[Target, ...] = ()  # written by ``pods`` or ``processes``, read by ``engines``
-        self.processes: Mapping[str, tuple[str, ...]] = {}  # container id -> arguments; from ``procfs`` to ``pods``
+        self.processes: Mapping[str, Process] = {}  # by container id; from ``procfs`` to ``pods``
         self.gpus: tuple[GpuReading, ...] = ()  # written by ``observe``, read by ``podresources`` and ``procfs``
         self.owners: tuple[GpuOwner, ...] = ()  # written by ``observe``
         self.scraped: frozenset[Place] = frozenset()  # pods with an engine's page; written by ``observe``

@@ -14,6 +14,7 @@ from kvpressure.sources.places import Place, Precedence
 from kvpressure.sources.scrape.targets import Target
 
 ENDED_PHASES: Final = ("Succeeded", "Failed")
+Process = tuple[tuple[str, ...], int | None]  # arguments, and the port that they name
 UID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}"
 """A pod's uid: a UUID, or the hash of a static pod's configuration."""
 
@@ -22,7 +23,7 @@ UID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}"
 class EngineContainer:
     """A container that runs an inference server. ``dialect``: its name, "" = unknown. ``targets``: its metrics
     endpoints, several where data-parallel ranks each serve one. Without one it is not scraped, because of ``refusal``;
-    with one, ``refusal`` is why some are missing.
+    with one, ``refusal`` is why some are missing. ``guessed``: its port is not certain, and its network is its own.
     """
 
     container: str
@@ -31,20 +32,23 @@ class EngineContainer:
     targets: tuple[Target, ...] = ()
     refusal: str | None = None
     dialect: str = ""
+    guessed: bool = False
 
     @property
     def target(self) -> Target | None:
         """Its first metrics endpoint; None without one."""
         return next(iter(self.targets), None)
 
-    def with_process(self, processes: Mapping[str, tuple[str, ...]]) -> EngineContainer:
-        """With the arguments of its process, where one is seen and it is its only server: it runs them, whatever the
-        manifest says. ``processes``: arguments by container id.
+    def with_process(self, processes: Mapping[str, Process]) -> EngineContainer:
+        """With the arguments of its process, and its port, where one is seen and it is its only server: it runs them,
+        whatever the manifest says. ``processes``: arguments and port by container id.
         """
-        words = processes.get(self.container_id)
+        words, asked = processes.get(self.container_id, ((), None))
         if not words or self.target is None or len(self.targets) > 1:
             return self
-        return replace(self, targets=(replace(self.target, args=words, args_source=OF_PROCESS, assumed=False),))
+        port = (self.guessed and asked) or self.target.port
+        target = replace(self.target, port=port, args=words, args_source=OF_PROCESS, assumed=False)
+        return replace(self, targets=(target,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,14 @@ class Pod:
         if any(any(row.gpus.values()) for row in self.rows):
             return Precedence.ASKS_GPU
         return Precedence.SERVES if self.engines else Precedence.RUNS
+
+    def with_processes(self, processes: Mapping[str, Process]) -> Pod:
+        """The pod with what the processes of its engines show, by container id."""
+        engines = {one.container: one.with_process(processes) for one in self.engines}
+        rows = (
+            replace(row, target=engines[row.container].target) if row.container in engines else row for row in self.rows
+        )
+        return replace(self, engines=tuple(engines.values()), rows=tuple(rows)) if processes else self
 
     def without(self, unread: Mapping[str, tuple[str, str]]) -> Pod:
         """The pod with the reason in the rows of engines that have ``unread`` targets."""

@@ -104,7 +104,7 @@ class _WatchedPods:
     def pods(self) -> list[Pod]:
         with self._lock:
             self._table.shrink()
-            return list(self._table.pods.values())
+            return [pod.with_processes(self._shared.processes) for pod in self._table.pods.values()]
 
     def left_out(self) -> int:
         """How many pods are left out."""
@@ -201,7 +201,7 @@ class PodsSource:
             pods, key=lambda pod: pod.precedence(owning)
         ):  # those on the host's network share its address
             for engine in pod.engines:
-                for target in engine.with_process(self._shared.processes).targets:
+                for target in engine.targets:
                     if targets.setdefault(target.name, target) is not target:
                         self._colliding.add((SAME_ADDRESS, pod.uid, engine.container))
         self._shared.targets = tuple(targets.values())

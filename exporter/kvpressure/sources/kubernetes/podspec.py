@@ -402,6 +402,7 @@ def _engine(
         targets,
         refusal,
         found.engine.name if found.engine is not None else "",
+        bool(targets) and pod.spec.get("hostNetwork") is not True and not _is_certain(pod, found, targets[0].port),
     )
 
 

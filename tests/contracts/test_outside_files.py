@@ -32,7 +32,7 @@ JOINED_ELSEWHERE = {
     ("sources/host/procfs.py", "self._root / str(pid)"): "a number",
     ("sources/host/procfs.py", "self._root / str(pid) / name"): "a number, and words of the source code",
     ("sources/host/processes.py", "root / str(pid)"): "a number",
-    ("sources/host/processes.py", "self._root / name"): "of numbers and words of the source code",
+    ("sources/host/processes.py", "self._root / name"): "of numbers, hexadecimal digits and words of the source code",
     ("sources/host/processes.py", "self._root / str(pid)"): "a number",
     ("sources/host/processes.py", "self._root / f'{pid}/fd'"): "a number",
     ("sources/host/processes.py", "self._root / f'{pid}/ns/net'"): "a number",

@@ -317,7 +317,8 @@ class ProcessesSource(Source):
             arguments={name: value for name, value in public.items() if value != REDACTED},  # which is visible, too
         )
         live, ended = discovered([Pod(*place, "", rows=(row, replace(row, target=None, reason="ended")))])
-        files = (self._root / log,) if log else (self._root / f"{pid}/fd/1", self._root / f"{pid}/fd/2")
+        logs = (log,) if log else (f"{pid}/fd/1", f"{pid}/fd/2")
+        files = tuple(self._root / name for name in logs)
         output = ServerOutput((*place, row.container), process.engine.name, files)
         return _HostEngine(pid, target and replace(target, pool=pool), place, live, ended, output)
 

@@ -167,24 +167,21 @@ def test_rotation_loses_nothing(follower: Follower, root: Path) -> None:
     assert [int(line.rsplit(" ", 1)[1]) for line in seen] == expected
 
 
-@pytest.mark.attack("logs so fast that they are rotated twice between two reads", "read, or counted as skipped")
+@pytest.mark.attack("logs so fast that they are rotated twice between two reads", "counted as skipped")
 @pytest.mark.parametrize("compress", [False, True], ids=["plain", "the kubelet has compressed the older ones"])
-def test_files_that_were_rotated_twice_between_two_reads(follower: Follower, root: Path, compress: bool) -> None:
-    """The file in the middle was lost, and not counted."""
+def test_files_that_were_rotated_twice_between_two_reads_are_counted(
+    follower: Follower, root: Path, compress: bool
+) -> None:
     log = PodLog(root, A)
     log.write("Using max model len 1")
     assert len(follower.read(2)) == 1
-    log.write("Using max model len 2")
-    log.rotate("20260101-000001", compress)
-    log.write("Using max model len 3")
-    log.rotate("20260101-000002", compress)
-    log.write("Using max model len 4")
-    log.rotate("20260101-000003")
+    for number in (2, 3, 4):
+        log.write(f"Using max model len {number}")
+        log.rotate(f"20260101-00000{number}", compress)
     log.write("Using max model len 5")
-    seen = [int(line.rsplit(" ", 1)[1]) for line in follower.read(5)]
-    assert seen == ([2, 4, 5] if compress else [2, 3, 4, 5])
-    assert follower.errors == ({"skipped": 1} if compress else {})
-    log.rotate("20260101-000004")
+    assert follower.read(5) == ["Using max model len 2", "Using max model len 5"]
+    assert follower.errors == {"skipped": 1}
+    log.rotate("20260101-000005")
     log.write("Using max model len 6")
     assert follower.read(4) == ["Using max model len 6"]
 

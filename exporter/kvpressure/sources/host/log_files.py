@@ -198,13 +198,6 @@ def _plain(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name.removesuffix(".gz") for name in names)
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
-
-
 class ContainerLog:
     """Follows a container's log through rotations and restarts."""
 
@@ -288,31 +281,18 @@ class ContainerLog:
             return False
         self._rotation_seen = False
         if following == self._current:
-            self._append_rotated(tail)
+            self._count_rotated()
         self._segments.append(Tail(self.directory / f"{following}.log"))
         self._segments.popleft().close()
         self._current = following
         return True
 
-    def _append_rotated(self, tail: Tail) -> None:
-        """Queue files that were rotated after ``tail`` before they were seen; compressed ones are only counted."""
-        files = list_files(self.directory)
-        own = [name for name in files.rotated if name.startswith(f"{self._current}.log.")]
-        newer = [name for name in own if name.removesuffix(".gz") not in self._before]
-        inodes = [_inode(self.directory / name) for name in newer]
-        for name in newer[inodes.index(tail.inode) + 1 if tail.inode in inodes else 1 :]:
-            path = self.directory / name
-            try:
-                size = 0 if name.endswith(".gz") else path.stat().st_size
-                if 0 < size <= SKIP_BYTES:
-                    self._segments.append(Tail(path, 0, size))
-                    continue
-                if size:
-                    self._open_end(path, follow=False)
-            except OSError:
-                pass  # removed meanwhile
-            self.skipped += 1
-        self._before = _plain(files.rotated)
+    def _count_rotated(self) -> None:
+        """Count the files that were rotated after the one being followed, and not read."""
+        rotated = list_files(self.directory).rotated
+        newer = _plain(name for name in rotated if name.startswith(f"{self._current}.log.")) - self._before
+        self.skipped += max(0, len(newer) - 1)
+        self._before = _plain(rotated)
 
     def _following(self, tail: Tail) -> int | None:
         """Restart count of the file that continues ``tail`` (the same after a rotation, higher after a restart), or

@@ -36,7 +36,6 @@ JOINED_ELSEWHERE = {
     ("sources/host/processes.py", "self._root / str(pid)"): "a number",
     ("sources/host/processes.py", "self._root / f'{pid}/fd'"): "a number",
     ("sources/host/processes.py", "self._root / f'{pid}/ns/net'"): "a number",
-    ("sources/host/log_files.py", "self.directory / name"): "listed there",
     ("sources/host/log_files.py", "self.directory / older[0]"): "listed there",
     ("sources/host/log_files.py", "self.directory / f'{current}.log'"): "a number",
     ("sources/host/log_files.py", "self.directory / f'{files.live[-2]}.log'"): "a number",

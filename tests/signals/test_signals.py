@@ -152,6 +152,12 @@ def batch_of(w, limit=None):
     return batch.batch_signals(w, limit, T)
 
 
+def test_the_mean_batch_over_no_step_is_unknown():
+    same = histogram((0.1, INF), (700, 800), 295.0)
+    found = batch_of(window(every(10, [{r.RUNNING: 10.0}] * 2), **{r.INTER_TOKEN: [same, same]}))
+    assert (found.batch_mean, found.step_seconds) == (None, None)
+
+
 def test_the_mean_batch_under_preemption_is_that_of_the_samples():
     """One gap between two tokens of a preempted request holds the whole time that it waited."""
     bounds = (0.1, INF)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvpressure.model import readings as r
 from kvpressure.signals.window import (
@@ -105,6 +109,17 @@ def test_history_thins_with_age_but_keeps_the_last_minute_whole():
     everything = list(history)
     assert everything == sorted(everything)
     assert everything[0] >= 1999 - 930 - 15
+
+
+@given(st.lists(st.floats(0.01, 400), min_size=1, max_size=300))
+def test_history_is_bounded_and_ordered_for_any_spacing(gaps):
+    history: History[float] = History()
+    for t in accumulate(gaps):
+        history.append(t, t)
+    items = list(history)
+    assert items == sorted(items)
+    assert [*history][-1] == items[-1]
+    assert items[-1] - items[0] <= 930 + 400
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from kvpressure import __version__
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.kubernetes import api as kube
 from kvpressure.sources.kubernetes.api import REASONS, KubeApi, Watcher
+from tests.helpers.vllm_server import RawServer
 from tests.helpers.waiting import until
 from tests.sources.kubernetes.apiserver import FakeApi
 from tests.sources.kubernetes.objects import pod
@@ -454,21 +454,13 @@ def test_bad_answers(answer: bytes, reason: str) -> None:
 @contextmanager
 def speaking(say: Callable[[socket.socket], object]) -> Iterator[str]:
     """A server that reads the request, says something and hangs up."""
-    listener = socket.create_server(("127.0.0.1", 0))
 
-    def serve() -> None:
-        try:
-            while True:
-                connection, _ = listener.accept()
-                with connection:
-                    connection.recv(65536)
-                    say(connection)
-        except OSError:
-            pass
+    def script(server: RawServer, connection: socket.socket) -> None:
+        server.read_request(connection)
+        say(connection)
 
-    threading.Thread(target=serve, daemon=True).start()
-    with listener:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with RawServer(script) as server:
+        yield f"http://{server.address}"
 
 
 def test_too_much_is_too_much(monkeypatch: pytest.MonkeyPatch, api: FakeApi) -> None:

@@ -21,7 +21,7 @@ from kvpressure.diagnosis import findings
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import MemorySignals, ProgressSignals, TransferSignals
 from kvpressure.model.state import Found, GpuState, State
-from kvpressure.publish.collector import HARMS, LABEL_LIMIT, Families, clean, families
+from kvpressure.publish.collector import HARMS, LABEL_LIMIT, Families, clean, families, trouble
 from kvpressure.publish.exposition import Encoder, encode, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
@@ -124,6 +124,15 @@ def test_an_engine_that_is_down_keeps_what_it_is_and_what_is_concluded_but_no_va
         *("limit_explicit", "limit_recommended"),
     }
     assert named(State(time=NOW, engines=(down,)), "engine_up") == {("", "", ""): 0.0}
+
+
+def test_of_two_engines_with_one_verdict_the_longer_queue_is_more_trouble() -> None:
+    engine = full_engine()
+    few, many = (
+        replace(engine, signals=replace(engine.signals, load=replace(engine.signals.load, waiting=waiting)))
+        for waiting in (1.0, 9.0)
+    )
+    assert trouble(few) < trouble(many)
 
 
 def test_what_joins_an_engine_with_its_gpus_on_other_nodes_needs_both_nodes_only() -> None:

@@ -384,6 +384,11 @@ def test_throughput_trend_needs_two_minutes():
 # --- progress -----------------------------------------------------------------------------------------------
 
 
+def test_rates_fall_back_to_the_old_gauge():
+    found = progress.throughput_signals(window(every(1, [{r.GENERATION_RATE: 123.0, r.RUNNING: 3}] * 3)), Trend(T))
+    assert found.generation_tokens_per_second == 123.0
+
+
 def followed(rows, **histograms):
     w, p = window(rows, **histograms), Progress(T)
     for sample in w.history:
@@ -463,6 +468,7 @@ def score_of(kv_max=0.95, waiting=5.0, **gpu_fields):
 
 def test_a_starved_gpu_is_the_hosts_doing_not_the_memorys():
     assert score_of(tensor_activity_ratio=0.01, dram_activity_ratio=0.02).score_compute_factor == 0.0
+    assert score_of(tensor_activity_ratio=0.0, dram_activity_ratio=0.0).score_compute_factor == 0.0
     assert score_of(power_watts=100, power_limit_watts=700).score_compute_factor == 0.0
 
 

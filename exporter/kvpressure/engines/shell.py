@@ -34,7 +34,7 @@ _OPENS: Final = frozenset({"if", "while", "until", "for", "select", "case", "{"}
 _CLOSES: Final = frozenset({"fi", "done", "esac"})
 _KEYWORDS: Final = _OPENS | _CLOSES | {"then", "elif", "else", "do", "!", "}"}
 _DECLARES: Final = frozenset({"export", "local", "declare", "readonly", "typeset"})
-_NAMES_VARIABLES: Final = frozenset({"read", "unset", "printf", "mapfile", "readarray", "getopts"})
+_NAMES_VARIABLES: Final = frozenset({"read", "unset", "let", "printf", "mapfile", "readarray", "getopts"})
 
 _PLAIN: Final = re.compile(r"[^\s;|&()<>\"'\\$`#]++")
 _BLANKS: Final = re.compile(r"[^\S\n]++")
@@ -47,6 +47,10 @@ _PLAIN_UNTIL: Final = {  # by what closes it: text without anything special in i
 _NAME: Final = re.compile(r"[A-Za-z_]\w*+|[@*]|[0-9#?!$-]")
 _BRACE: Final = re.compile(r"([A-Za-z_]\w*+|[@*])(?:\[([@*])\])?(\}|:?[-=])")
 _OPERATOR: Final = re.compile(r"&&|\|\||;;|[;|&()\n]")
+_ARITHMETIC: Final = re.compile(r"\([^()]*+(?:\([^()]*+\)[^()]*+)*+\)\)")  # after the first sign of "(("
+_CHANGED: Final = re.compile(
+    r"([A-Za-z_]\w*+)\s*+(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*+([A-Za-z_]\w*+)"
+)
 _REDIRECTION: Final = re.compile(r"&>>?|>[>&|]?|<<<|<<-?|<[&>]?")
 _SHELL_OPTION: Final = re.compile(r"[-+][A-Za-z]++|--[a-z-]*+|-")
 _COMMAND_OPTION: Final = re.compile(r"-[a-z]*c")
@@ -188,12 +192,13 @@ def _opposite(result: bool | None) -> bool | None:
 
 class _Block:
     """An open condition, loop or group. ``runs``: whether its present branch does; ``later``: whether another one may
-    still be taken. ``outside``: the variables around a group.
+    still be taken. ``outside``: variables and positional parameters around a group; ``function``: it is a function's.
     """
 
-    def __init__(self, word: str, runs: bool | None, outside: ChainMap[str, str] | None) -> None:
+    def __init__(self, word: str, runs: bool | None) -> None:
         self.word = word
-        self.outside = outside
+        self.outside: tuple[ChainMap[str, str], Sequence[str] | None] | None = None
+        self.function = False
         self.runs = self.later = runs
 
     def decide(self, result: bool | None) -> None:
@@ -208,7 +213,7 @@ class _Scan:
     def __init__(
         self,
         text: str,
-        parameters: Sequence[str],
+        parameters: Sequence[str] | None,
         variables: ChainMap[str, str],
         budget: WorkBudget,
         nested: int,
@@ -217,7 +222,8 @@ class _Scan:
         self.commands: list[SimpleCommand] = []
         self._text, self._at = text, 0
         self._variables = variables
-        self._parameters = parameters
+        self._parameters = parameters  # None = unknown
+        self._of_functions: set[str] = set()  # variables that change when a function is called
         self._budget = budget
         self._nested = nested
         self._certain = certain
@@ -271,6 +277,11 @@ class _Scan:
     def _operate(self, sign: str) -> None:
         if sign == "(" and self._word is not None and SET.fullmatch("".join(self._word)):
             self._outer, self._word, self._command = ("".join(self._word), self._command), None, []
+        elif sign == "(" and (found := _ARITHMETIC.match(self._text, self._at)):
+            changed = _CHANGED.findall(found[0])
+            self._variables.update(dict.fromkeys((name or after for name, after in changed), UNKNOWN))
+            self._at = found.end()
+            self._put("((", False)
         elif self._outer is not None and sign in ")\n":
             self._end_word()
             if sign == ")":
@@ -384,7 +395,7 @@ class _Scan:
             if value is None:
                 return [(UNKNOWN_WORDS if many else UNKNOWN, not quoted)]
             words = [*filter(None, value.split(_ITEM))] if many else [value.removeprefix(_ITEM).partition(_ITEM)[0]]
-        if not all(map(self._budget.takes, words)):
+        if words is None or not all(map(self._budget.takes, words)):
             return [(UNKNOWN_WORDS, not quoted)]
         pieces: list[_Piece] = [piece for word in words for piece in ((None, False), (word, not quoted))]
         return pieces[1:]
@@ -415,6 +426,9 @@ class _Scan:
         redirection, self._redirection = self._redirection, ""
         if not redirection:
             self._command.append(word)
+            opens = self._command[2:] if self._command[0] == "function" else self._command
+            if word == "{" and _KEYWORDS.issuperset(opens) and self._outer is None:
+                self._end_command("\n")  # what follows is read in the group
         elif word.startswith("--"):  # a file of this name is a mistake; without its name a value is another option's
             self._command.append(word)
             self._understood = False
@@ -436,6 +450,8 @@ class _Scan:
     def _follow(self, words: Sequence[str], separator: str) -> None:
         """Keep track of what the keywords before a command open and close, then take the command itself."""
         at, negated = 0, False
+        if words[0] == "function":
+            at, self._before = 2, ")"
         while at < len(words) and (word := words[at]) in _KEYWORDS:
             at += 1
             negated ^= word == "!"
@@ -462,21 +478,32 @@ class _Scan:
 
     def _keyword(self, word: str) -> None:
         if word in _OPENS:
-            outside = self._variables if word == "{" and len(self._variables.maps) < _MAX_DEPTH else None
-            self._blocks.append(_Block(word, _both(self._runs(), None) if word == "case" else self._runs(), outside))
-            self._variables = self._variables if outside is None else outside.new_child()
+            block = _Block(word, _both(self._runs(), None) if word == "case" else self._runs())
+            self._blocks.append(block)
+            if word == "{" and len(self._variables.maps) < _MAX_DEPTH:
+                self._begin_group(block)
         elif not self._blocks:
             return
         elif word in _CLOSES or (word == "}" and self._blocks[-1].word == "{"):
-            inside, block = self._variables, self._blocks.pop()
-            if block.outside is not None:  # a function that may not be called, another process, or arithmetic
-                self._variables = block.outside
-                self._variables.update(dict.fromkeys(inside.maps[0], UNKNOWN))
+            self._end_group(self._blocks.pop())
         elif word in ("elif", "else"):
             self._blocks[-1].runs = self._blocks[-1].later
         elif word in ("then", "do"):
             results = {"for": None, "select": None, "until": _opposite(self._status)}
             self._blocks[-1].decide(results.get(self._blocks[-1].word, self._status))
+
+    def _begin_group(self, block: _Block) -> None:
+        block.outside, block.function = (self._variables, self._parameters), self._before == ")"
+        self._variables = self._variables.new_child()
+        self._parameters = None if block.function else self._parameters
+
+    def _end_group(self, block: _Block) -> None:
+        """Forget what was set in a group: it is another process, or a function that is called later or never."""
+        if block.outside is not None:
+            changed = self._variables.maps[0].keys()
+            self._variables, self._parameters = block.outside
+            self._variables.update(dict.fromkeys(changed, UNKNOWN))
+            self._of_functions |= changed if block.function else set()
 
     def _take(self, words: Sequence[str], certain: bool, separator: str) -> None:
         """Record a command's assignments, and parse the script that it runs."""
@@ -485,7 +512,10 @@ class _Scan:
         if prefixes or separator in ("&", "|") or self._before == "|":
             self._variables = outside.new_child()  # what is set for or by another process ends with it
         if program in _NAMES_VARIABLES:
-            self._variables.update(dict.fromkeys(words[1:], UNKNOWN))
+            names = (found[0] for found in map(_NAME.match, words[1:]) if found)
+            self._variables.update(dict.fromkeys(names, UNKNOWN))
+        elif program == "shift" or (program == "set" and "--" in words):
+            self._parameters = words[words.index("--") + 1 :] if certain and program == "set" else None
         elif program in _DECLARES or SET.match(program):
             self._assign(words, certain)
         if (
@@ -496,7 +526,7 @@ class _Scan:
             self._ended = True
         shelled = script_of(words) if self._nested < _MAX_NESTED else None
         if program == "eval" and self._nested < _MAX_NESTED:
-            self._look_into(" ".join(words[1:]), self._parameters, certain, self._variables)
+            self._parameters = self._look_into(" ".join(words[1:]), self._parameters, certain, self._variables)
         elif shelled is not None:
             self._look_into(*shelled, certain, self._variables.new_child())
         else:
@@ -513,12 +543,17 @@ class _Scan:
             before, value = self._variables.get(found[1]), word[found.end() :]
             if found[2]:  # +=
                 value = (UNKNOWN if before is None or not self._budget.takes(before) else before) + value
-            self._variables[found[1]] = value if certain or value == before else UNKNOWN
+            lasting = certain and found[1] not in self._of_functions
+            self._variables[found[1]] = value if lasting or value == before else UNKNOWN
 
-    def _look_into(self, text: str, parameters: Sequence[str], certain: bool, variables: ChainMap[str, str]) -> None:
+    def _look_into(
+        self, text: str, parameters: Sequence[str] | None, certain: bool, variables: ChainMap[str, str]
+    ) -> Sequence[str] | None:
+        """Parse a script in the script; returns its parameters at its end."""
         scan = _Scan(text, parameters, variables, self._budget, self._nested + 1, certain)
         self._understood = scan.run() and self._understood
         self.commands += scan.commands
+        return scan._parameters
 
 
 _RESULTS: Final = {":": True, "true": True, "false": False}
@@ -530,6 +565,8 @@ def _result(words: Sequence[str]) -> bool | None:
     match words:
         case [(":" | "true" | "false") as word, *_]:
             return _RESULTS[word]
+        case ["[[", _, _, pattern, "]]"] if any(sign in pattern for sign in "*?["):
+            return None
         case ["test", *test] | ["[", *test, "]"] | ["[[", *test, "]]"] if not any(UNKNOWN in word for word in test):
             return _compared(test)
     return None

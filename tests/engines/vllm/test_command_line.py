@@ -269,6 +269,9 @@ def test_many_words_cost_little(words: list[str]) -> None:
         ("P=1; echo x | P=2; P=3 & P=4 ./x; bash -c P=5\nP=$P bash -c 'vllm serve m --port $P'", "1"),
         ("P=1; case b in a|b) P=2;; esac; f() { P=3; vllm serve m --port $P; }; f", {"model": "m", "port": "3"}),
         ("small() { P=1; }; big() { P=2; }; small; vllm serve m --port $P", {"model": "m", "port": None}),
+        ("go() { P=2; }; function no { P=3; }; P=1; go; vllm serve m --port $P", {"model": "m", "port": None}),
+        ("P=1; M=b; ((P++)); [[ $M == *b ]] || M=a; vllm serve $M --port $P", {"model": None, "port": None}),
+        ('set -- --port 2 "$@"; eval set -- \'serve m --port 1\'; vllm "$@"', "1"),
         (": ${P:=2}; vllm serve m --port ${P:-1}", {"model": "m", "port": None}),
         ("R=2; if [ $R -gt 3 ]; then P=3; elif [ $R -ge 2 ]; then P=1; else P=2; fi; vllm serve m --port $P", "1"),
         ("[ a = b ] && exec vllm serve n --port 2 || exec vllm serve m --port 1", "1"),
@@ -317,6 +320,7 @@ def test_what_is_certain_of_a_script(script: str, certain: bool, others: int) ->
         ["bash", "-c", "a; " * 9000 + "vllm serve m"],
         ["bash", "-c", "launch --run 'python -m vllm.entrypoints.openai.api_server'"],
         ["bash", "-c", "$(echo vllm serve m)"],
+        ["bash", "-c", 'start() { vllm serve m "$@"; }; start --max-num-seqs 8'],
     ],
 )
 def test_a_server_named_in_what_is_not_understood_is_one(argv: list[str]) -> None:

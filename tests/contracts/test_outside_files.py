@@ -44,7 +44,6 @@ JOINED_ELSEWHERE = {
     ("sources/gpu/amd/sysfs.py", "Path(f'{drm}/{name}/device')"): "listed there",
     ("sources/gpu/amd/sysfs.py", "Path(f'{root}/module/amdgpu')"): "of an option",
     ("sources/gpu/amd/sysfs.py", "Path(device.path)"): "found in sysfs",
-    ("sources/gpu/nvidia/options.py", "Path(getattr(settings, 'host_sys', '/sys'))"): "of an option",
     ("sources/host/cgroup.py", "Path(entry.path)"): "listed there",
     ("sources/kubernetes/api.py", "Path(token_file)"): "of an option",
     ("sources/kubernetes/api.py", "Path(ca_file)"): "of an option",

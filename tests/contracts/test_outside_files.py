@@ -31,6 +31,7 @@ OPENED_ELSEWHERE = {
 JOINED_ELSEWHERE = {
     ("sources/host/procfs.py", "self._root / str(pid)"): "a number",
     ("sources/host/procfs.py", "self._root / str(pid) / name"): "a number, and words of the source code",
+    ("sources/gpu/nvidia/source.py", "Path(getattr(settings, 'host_sys', '/sys'))"): "of an option",
     ("sources/host/processes.py", "root / str(pid)"): "a number",
     ("sources/host/processes.py", "self._root / name"): "of numbers, hexadecimal digits and words of the source code",
     ("sources/host/processes.py", "self._root / str(pid)"): "a number",

@@ -52,7 +52,9 @@ def show(looks: Looks, table: LiveTable) -> None:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGWINCH, lambda *_: None)  # wakes: the screen has another size
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves the terminal as it was
+    interrupts: list[int] = []  # an exception of a handler is lost where it happens to fall into a finalizer
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda which, _: interrupts.append(which))
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # Ctrl-Z would not
     threading.Thread(target=_follow, args=(looks, newest, wake), daemon=True).start()
     with _keys_at_once() as keyboard, console.screen() as screen:
@@ -62,6 +64,8 @@ def show(looks: Looks, table: LiveTable) -> None:
             ready, _, _ = select.select([keyboard, woken], [], [])
             if woken in ready:
                 os.read(woken, select.PIPE_BUF)
+            if interrupts:
+                raise KeyboardInterrupt
             while newest:
                 found = newest.popleft()
                 if isinstance(found, BaseException):

@@ -340,7 +340,8 @@ def test_a_fleet_shows_every_pool_and_those_that_are_down_or_page_first(tmp_path
     found = answers(series, (order, number_of_pages, incident, causes, silent), tmp_path)
     assert found[silent] == [({}, 1.0)]
     actions = {labels["pod"]: labels["action"] for labels, _ in found[causes]}
-    assert (actions["pressed-0"], actions["fine0-0"]) == ("Not certain: Lower max_num_seqs", "Lower max_num_seqs")
+    assert actions.pop("pressed-0") == "Not certain: Lower max_num_seqs"
+    assert set(actions.values()) == {"Lower max_num_seqs"}  # of engines in equal trouble, any are among the first
     pools = {labels["pool"]: value for labels, value in found[order]}
     assert len(pools) == len(engines) + 1
     assert sorted(pools, key=lambda name: -pools[name])[:3] == ["down", "fine7", "gone"]

@@ -55,8 +55,8 @@ PROMPT_TOKENS_COMPUTED: Final = "prompt_tokens_computed"  # prompt_tokens_by_sou
 GENERATION_TOKENS: Final = "generation_tokens"
 PREFIX_QUERIES: Final = "prefix_queries"
 PREFIX_HITS: Final = "prefix_hits"
-# By KV events, in tokens: of blocks evicted; of those stored again later, and those that a cache of so many times
-# the capacity would have kept; token-seconds from store to eviction, and from there to the next store
+# By KV events, in tokens: of evicted blocks that were stored again, and of those that a cache of so many times the
+# capacity would have kept; token-seconds from their store to the eviction, and from there to the next store
 KV_SEEN: Final = "kv_seen"  # seconds in which the counters that follow could rise
 KV_AGAIN: Final = "kv_again"
 KV_GAIN_PREFIX: Final = "kv_gain:"  # + factor: "kv_gain:2"

@@ -174,6 +174,8 @@ HARMS: Final[dict[str, tuple[str, str, Callable[[EngineState], float | None]]]] 
 """Findings that are published once more while they hold, with the value that users feel: rules that look for rare harm
 then read few series. Finding -> harm, level, value.
 """
+HARM_UNITS: Final = {"slow": "seconds", "losing_requests": "ratio", "stuck": "seconds", "answers_suspect": ""}
+"""The unit of each harm's value, as ``printable.say`` takes it; "" = a count."""
 
 
 def engine_labels(key: EngineKey) -> Labels:

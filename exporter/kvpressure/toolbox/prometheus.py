@@ -23,6 +23,7 @@ from kvpressure.model import ceilings
 from kvpressure.model.readings import RUNNING, Snapshot
 from kvpressure.parsed import items, json_of, mapping
 from kvpressure.printable import say
+from kvpressure.publish.collector import HARM_UNITS
 from kvpressure.publish.metrics import ENGINE, PREFIXED
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
@@ -231,7 +232,6 @@ _OWN: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "harm": ("", ()),
 }
 """Series that say what kvpressure found -> what their value and their labels are called in a document."""
-_HARM_UNITS: Final = {"slow": "seconds", "losing_requests": "ratio", "stuck": "seconds"}  # of others: a count
 
 
 def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, A
         "up": any(name == "engine_up" and value == 1 for name, _, value in scrape),
         "mitigation": {"actions": [{"title": labels["action"]} for _, labels, _ in scrape if labels.get("action")]},
         "supporting": [
-            *(f"users: {words(name)}, {say(value, _HARM_UNITS.get(name, ''))}" for name, value in harms.items()),
+            *(f"users: {words(name)}, {say(value, HARM_UNITS.get(name, ''))}" for name, value in harms.items()),
             *(f"{value:.3g} {name}" for name, value in behind.items()),
         ],
         "missing": [_OF_PAGE_ALONE],

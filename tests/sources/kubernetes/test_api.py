@@ -200,7 +200,7 @@ def test_a_watch_that_worked_is_begun_again_and_its_view_is_current_meanwhile(
     gone: bool, behaviour: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Soon, but after 410 with a list."""
-    server, watcher = a_minute(monkeypatch, gone=gone, **behaviour)
+    server, watcher = a_minute(monkeypatch, gone=gone, seconds=600.0, **behaviour)
     waits = [
         later - earlier - behaviour["lasts"] for earlier, later in zip(server.watches, server.watches[1:], strict=False)
     ]

@@ -11,7 +11,7 @@ import argparse
 import multiprocessing
 import random
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -30,19 +30,23 @@ STEPS_PER_SECOND = 50
 
 def batches(blocks_per_second: int, seconds: float, time_of_first: float, tenants: int) -> Iterator[bytes]:
     """Batches of one step each."""
-    rng, cached, known, first = random.Random(1), deque[int](), list[list[int]](), 0
+    rng, cached, known, first = random.Random(1), OrderedDict[int, list[int]](), list[list[int]](), 0
     tokens = [rng.randrange(150_000) for _ in range(16 * REQUEST_BLOCKS)]
     for step in range(round(seconds * STEPS_PER_SECOND)):
         events: list[dict[str, object]] = []
         while first < (step + 1) * blocks_per_second / STEPS_PER_SECOND:
-            first += REQUEST_BLOCKS
             again = known and rng.random() < 0.3
             blocks = rng.choice(known) if again else [rng.getrandbits(64) for _ in range(REQUEST_BLOCKS)]
             known = [*known[-2000:], blocks]
-            cached.extend(blocks)
+            hit = blocks[0] in cached
+            cached[blocks[0]] = blocks
+            cached.move_to_end(blocks[0])
+            if hit:
+                continue
+            first += REQUEST_BLOCKS
             events.append(_stored(blocks, f"tenant-{rng.randrange(tenants)}" if tenants else None, tokens))
-            if len(cached) > CACHE_BLOCKS:
-                events.append(_removed([cached.popleft() for _ in range(REQUEST_BLOCKS)]))
+            if len(cached) * REQUEST_BLOCKS > CACHE_BLOCKS:
+                events.append(_removed(cached.popitem(last=False)[1]))
         yield msgspec.msgpack.encode([time_of_first + step / STEPS_PER_SECOND, events, 0])
 
 

@@ -23,7 +23,7 @@ class Publisher(AbstractContextManager["Publisher"]):
         self._thread.start()
 
     def _bound(self, socket: zmq.Socket[bytes], port: int) -> int:
-        socket.linger = 0
+        socket.linger, socket.sndhwm = 0, 100_000  # batches that wait for a subscriber, as in vLLM
         if port:
             socket.bind(f"tcp://127.0.0.1:{port}")
             return port

@@ -114,7 +114,7 @@ def test_what_is_stored_again_counts_while_the_contents_are_known_and_so_does_th
     assert contents.counters()[KV_SEEN] == 10, "blocks were filled, and nothing came"
     contents.begin("gap")
     contents.take(1210.0, [stored(1, 64), Event(REMOVED, blocks(1, 64)), stored(1, 64)])
-    contents.take(1220.0, [Event(REMOVED, blocks(1, 64)), Event(REMOVED, blocks(1, 64))])
+    contents.take(1220.0, [Event(REMOVED, blocks(1, 64)), Event(REMOVED, blocks(901, 64))])
     assert contents.reason == "gap"
     contents.take(1230.0, [Event(CLEARED)])
     contents.take(1240.0, [])

@@ -90,9 +90,9 @@ class ReuseEstimator:
         for block in tracked:
             stored = self._resident.pop(block, None)
             copy = None if stored else self._taken_out(block)  # the last of several
-            seen += stored is not None
             self._evictions += self.divisor if copy is None else 0
             since = stored[0] if stored else copy[1][0] if copy else nan
+            seen += since == since  # not nan
             evicted[block] = since, self.clock
         self._add(evicted.items())
         return len(tracked), seen

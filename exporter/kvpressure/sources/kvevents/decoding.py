@@ -79,7 +79,7 @@ _TEXT: Final = msgspec.msgpack.Decoder(str)
 _DECODERS: Final = {field.name: msgspec.msgpack.Decoder(field.type) for field in msgspec.structs.fields(_WireEvent)}
 
 
-def decode(payload: bytes) -> tuple[float, Iterator[Event]]:
+def decode(payload: bytes | bytearray) -> tuple[float, Iterator[Event]]:
     """Time (Unix seconds) and events of a batch, without those of kinds that no release had yet. Both raise
     ``SourceError``, without what the payload contains.
     """

@@ -60,9 +60,15 @@ class Peer:
             b"".join(bytes((flag, len(frame))) + frame for flag, frame in zip(flags, frames, strict=True))
         )
 
-    def batch(self) -> tuple[int, bytes]:
+    def pending(self) -> bool:
+        """Whether something came that was not read; for a socket without a timeout."""
+        with suppress(BlockingIOError):
+            return bool(self._buffer or self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        return False
+
+    def batch(self) -> tuple[int, bytes | bytearray]:
         """Sequence number and payload of the next batch, the last two frames of a message; b"" if it is too large."""
-        frames: list[bytes] = []
+        frames: list[bytes | bytearray] = []
         flags = _MORE
         while flags & (_MORE | _COMMAND) and len(frames) < _MAX_FRAMES:
             flags = self._read(1)[0]
@@ -73,21 +79,28 @@ class Peer:
             raise SourceError(PROTOCOL, "no batch of KV events")
         return int.from_bytes(frames[-2], signed=True), frames[-1]
 
-    def _frame(self, size: int) -> bytes:
+    def _frame(self, size: int) -> bytes | bytearray:
         if size <= MAX_FRAME_BYTES:
             return self._read(size)
         while size:
             size -= len(self._read(min(size, _PART_BYTES)))
         return b""
 
-    def _read(self, size: int) -> bytes:
-        while len(self._buffer) < size:
+    def _read(self, size: int) -> bytearray:
+        taken = bytearray(size)
+        filled = min(size, len(self._buffer))
+        taken[:filled] = self._buffer[:filled]
+        del self._buffer[:filled]
+        while filled < size:
             self._pay()
-            missing = size - len(self._buffer)  # of a batch: wake up once
-            part = self._socket.recv(max(missing, _PART_BYTES), socket.MSG_WAITALL if missing > _PART_BYTES else 0)
-            if not part:
+            if size - filled > _PART_BYTES:  # of a batch: wake up once, and copy it once
+                came = self._socket.recv_into(memoryview(taken)[filled:], 0, socket.MSG_WAITALL)
+            else:
+                self._buffer += self._socket.recv(_PART_BYTES)
+                came = min(size - filled, len(self._buffer))
+                taken[filled : filled + came] = self._buffer[:came]
+                del self._buffer[:came]
+            if not came:
                 raise SourceError(RESET)
-            self._buffer += part
-        taken = bytes(memoryview(self._buffer)[:size])
-        del self._buffer[:size]
+            filled += came
         return taken

@@ -216,14 +216,13 @@ def test_settings_of_one_vendor_do_not_stop_the_other(tmp_path: Path) -> None:
         | {
             "config": {
                 "nvidia.gpm": True,
-                "gpu.amd.backend": "sysfs",
                 "log.format": "json",
             }
         }
     )
     nvidia, amd = load(documents, "nvidia", tmp_path), load(documents, "amd", tmp_path)
     assert (nvidia.nvidia_gpm, nvidia.log_format) == (True, "json")
-    assert (amd.nvidia_gpm, amd.amd_backend, amd.log_format) == (False, "sysfs", "json")
+    assert (amd.nvidia_gpm, amd.log_format) == (False, "json")
 
 
 def test_gkes_nodes_lend_their_library_to_the_privileged_exporter_of_nvidia_alone() -> None:

@@ -168,9 +168,9 @@ _GPUS: Final = (
     ),
     _meaning("not_supported old_driver not_found no_devices", "a healthy driver without this feature", "nothing"),
     _meaning(
-        "amdsmi_missing amdsmi_mismatch amdsmi_failed",
-        "the package `amdsmi` cannot be used with the library of this node",
-        "use the wrapper of the node's ROCm, or `--gpu.amd.backend sysfs`",
+        "amdsmi_failed",
+        "AMD's library answers with errors; its values are absent",
+        "check the driver's log (`dmesg`)",
         "gpus.md#amd",
     ),
 )

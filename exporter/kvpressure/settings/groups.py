@@ -24,7 +24,7 @@ _GROUPS: Final = {
     ),
     "sources": ("inputs; --no-collector.NAME turns one off", ("collector.",)),
     "engines": ("scraping of inference servers: {engines}", ("engine.",)),
-    "GPUs": ("how GPUs are read", ("nvidia.", "gpu.amd.", "host.sys")),
+    "GPUs": ("how GPUs are read", ("nvidia.", "host.sys")),
     "Kubernetes": (
         "how this node's pods are found, with their GPUs, logs and cgroups",
         ("kube.", "kubelet.", "host."),

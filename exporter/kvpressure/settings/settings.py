@@ -152,13 +152,6 @@ class Settings:
     nvidia_gpm: bool = option(
         "nvidia.gpm", BOOL, False, "Read SM, tensor and DRAM activity (Hopper and newer; may need privileges)."
     )
-    amd_backend: str = option(
-        "gpu.amd.backend",
-        one_of("auto", "sysfs", "amdsmi"),
-        "auto",
-        "Source of AMD readings: driver files (sysfs), AMD's library (amdsmi), or files first and the library for gaps"
-        " (auto).",
-    )
     host_sys: Path = option("host.sys", DIRECTORY, Path("/sys"), "Directory of the host's sysfs.")
     kube_selector: str | None = option("kube.selector", TEXT, None, "Label selector of the pods to watch.", shown="all")
     kube_namespaces: tuple[str, ...] = option(

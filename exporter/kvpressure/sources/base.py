@@ -187,10 +187,6 @@ class SourceSettings(Protocol):
         """Maximum number of targets."""
 
     @property
-    def amd_backend(self) -> str:
-        """``auto``, ``sysfs`` or ``amdsmi``."""
-
-    @property
     def kube_api_url(self) -> str | None:
         """None = the cluster of this process."""
 

@@ -76,12 +76,11 @@ _SOURCES: Final = (
     ),
     SourceSpec(
         name="amd",
-        help="AMD GPUs, through sysfs or AMD SMI",
+        help="AMD GPUs, through sysfs, and AMD SMI for what it lacks",
         factory=lazy("kvpressure.sources.gpu.amd.source", "AmdSource"),
         interval_seconds=1.0,
         deadline_seconds=5.0,
         hold_seconds=3.0,
-        settings=("gpu.amd.",),
         gpus=GpuVendor(("amd.com/",), "gpu.amd.com", amd_ids.from_plugin, amd_ids.from_dra),
     ),
     SourceSpec(

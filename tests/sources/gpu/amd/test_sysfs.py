@@ -27,7 +27,6 @@ class Given:
     """The settings that the source looks at."""
 
     host_sys: Path
-    amd_backend: str = "sysfs"
     node_name: str = "node"
 
 

@@ -1,1 +1,1 @@
-"""AMD GPUs: sysfs, and the AMD SMI library where asked or needed."""
+"""AMD GPUs: sysfs, and the AMD SMI library where needed."""

@@ -22,8 +22,6 @@ from kvpressure.model import ceilings
 from kvpressure.sources.base import CountedFailures
 from kvpressure.sources.gpu.amd.files import BUSY, NO_PERMISSION
 
-MISSING: Final = "amdsmi_missing"  # package or library is missing, or the import fails
-MISMATCH: Final = "amdsmi_mismatch"  # wrapper and library are of different releases, or contradict sysfs
 FAILED: Final = "amdsmi_failed"  # the library answers with errors
 
 #: Releases of the library (its own numbers) that belong to a ROCm release. ROCm's own wrapper carries the library's
@@ -44,12 +42,7 @@ _REASON_BY_CODE: Final = {10: NO_PERMISSION, 30: BUSY}
 
 
 class SmiError(Exception):
-    """The library cannot be used. ``reason`` is ``MISSING``, ``MISMATCH`` or ``FAILED``."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
+    """The library cannot be used: it is missing, of another release than the package, contradicts sysfs or fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +70,7 @@ class Smi(CountedFailures):
         try:
             self._module.amdsmi_init()
         except Exception as error:
-            raise SmiError(FAILED, f"amdsmi_init: {_one_line(error)}") from error
+            raise SmiError(f"amdsmi_init: {_one_line(error)}") from error
         try:
             _check_release(self._module)
             self._handles = self._find(expected)
@@ -87,13 +80,13 @@ class Smi(CountedFailures):
             raise
         except Exception as error:
             self.close()
-            raise SmiError(FAILED, f"check: {_one_line(error)}") from error
+            raise SmiError(f"check: {_one_line(error)}") from error
 
     def figures(self) -> dict[str, Figures]:
         """Every device by PCI address. Raises ``SmiError`` when none reports a value."""
         found = {bus: self._read(bus, handle) for bus, handle in self._handles.items()}
         if all(figures == Figures() for figures in found.values()):
-            raise SmiError(FAILED, "no device answers")
+            raise SmiError("no device answers")
         return found
 
     def close(self) -> None:
@@ -106,7 +99,7 @@ class Smi(CountedFailures):
         try:
             handles = self._module.amdsmi_get_processor_handles()
         except Exception as error:
-            raise SmiError(FAILED, f"enumeration: {_one_line(error)}") from error
+            raise SmiError(f"enumeration: {_one_line(error)}") from error
         addresses = [self._ask(methodcaller("amdsmi_get_gpu_device_bdf", handle)) for handle in handles]
         self._nameless = addresses.count(None)
         found = {str(address).lower(): handle for address, handle in zip(addresses, handles, strict=True)}
@@ -115,11 +108,11 @@ class Smi(CountedFailures):
     def _check_devices(self, expected: Mapping[str, int | None]) -> None:
         missing = sorted(set(expected) - set(self._handles))
         if len(missing) > self._nameless:
-            raise SmiError(MISMATCH, f"the library does not see {missing[0]}")
+            raise SmiError(f"the library does not see {missing[0]}")
         for bus, handle in self._handles.items():
             said, total = self._read(bus, handle).memory_total_bytes, expected[bus]
             if total and said and abs(said - total) > total * _TOTALS_AGREE:
-                raise SmiError(MISMATCH, f"{bus}: the library says {said} bytes of memory, sysfs {total}")
+                raise SmiError(f"{bus}: the library says {said} bytes of memory, sysfs {total}")
 
     def _read(self, bus: str, handle: Any) -> Figures:
         with self.isolated(f"GPU {bus}"):
@@ -191,7 +184,7 @@ def _import() -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
             return importlib.import_module("amdsmi")
     except Exception as error:
-        raise SmiError(MISSING, f"import amdsmi: {_one_line(error)}") from error
+        raise SmiError(f"import amdsmi: {_one_line(error)}") from error
 
 
 def _check_release(module: Any) -> None:
@@ -201,14 +194,14 @@ def _check_release(module: Any) -> None:
         said = module.amdsmi_get_lib_version()
         library = tuple(int(said[part]) for part in ("year", "major", "minor", "release") if part in said)[:3]
     except Exception as error:
-        raise SmiError(MISMATCH, f"the library does not report its version: {_one_line(error)}") from error
+        raise SmiError(f"the library does not report its version: {_one_line(error)}") from error
     if wrapper and wrapper[0] < _FIRST_LIBRARY_MAJOR:
         fits = library[:2] in _LIBRARY_OF_ROCM.get(wrapper[:2], frozenset())
     else:
         fits = wrapper == library
     if not fits:
         raise SmiError(
-            MISMATCH, f"wrapper {'.'.join(map(str, wrapper))} does not belong to library {'.'.join(map(str, library))}"
+            f"wrapper {'.'.join(map(str, wrapper))} does not belong to library {'.'.join(map(str, library))}"
         )
 
 

@@ -1,11 +1,7 @@
-"""AMD GPUs: from sysfs, which needs no library, device node or privilege; from AMD's library where asked or needed.
+"""AMD GPUs: from sysfs, which needs no library, device node or privilege. Values of whole devices that sysfs lacks come
+from AMD's library, if that is usable.
 
-``--gpu.amd.backend``: ``sysfs`` reads files only; ``auto`` (default) takes values that sysfs lacks from ``amdsmi``,
-if that is usable; ``amdsmi`` takes the values of whole devices from it and fails when it is not usable. Devices,
-partitions and processes always come from sysfs.
-
-Reasons of ``SourceError``: ``no_devices`` (no AMD GPU: normal, ``NothingHere``), ``amdsmi_missing``,
-``amdsmi_mismatch``, ``amdsmi_failed`` (only with ``--gpu.amd.backend=amdsmi``). Reasons in ``Reading.errors``: those
+Reasons of ``SourceError``: ``no_devices`` (no AMD GPU: normal, ``NothingHere``). Reasons in ``Reading.errors``: those
 of ``files``, and ``amdsmi_failed``. ``GpuReading.error``: ``lost``, ``no_permission``, ``internal``.
 """
 
@@ -20,7 +16,7 @@ from typing import Final
 
 from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.model.reasons import INTERNAL
-from kvpressure.sources.base import NothingHere, Reading, SourceError, SourceSettings
+from kvpressure.sources.base import NothingHere, Reading, SourceSettings
 from kvpressure.sources.gpu.amd import kfd, smi, sysfs
 from kvpressure.sources.gpu.amd.files import LOST, CountingFiles
 
@@ -42,7 +38,6 @@ class AmdSource:
     def __init__(self, settings: SourceSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = str(settings.host_sys).rstrip("/")
         self._node = settings.node_name
-        self._backend = settings.amd_backend
         self._clock = clock
         self._files = CountingFiles()
         self._known: dict[str, sysfs.SysfsDevice] = {}  # by PCI address; a device that was seen once stays
@@ -56,7 +51,7 @@ class AmdSource:
         """All devices now, each followed by its partitions.
 
         Raises:
-            SourceError: no AMD GPU has been seen, or the demanded library cannot be used.
+            NothingHere: no AMD GPU has been seen.
         """
         now = self._clock()
         self._refresh(now)
@@ -104,8 +99,6 @@ class AmdSource:
         )
 
     def _wants_library(self, readings: Iterable[GpuReading], now: float) -> bool:
-        if self._backend != "auto":
-            return self._backend == "amdsmi"
         return now >= self._library_due and any(
             r.error is None
             and r.parent_uuid is None
@@ -115,19 +108,14 @@ class AmdSource:
         )
 
     def _with_library(self, readings: list[GpuReading], now: float) -> list[GpuReading]:
-        """The readings with the library's values: in place of those of sysfs if asked for, else
-        where sysfs has none.
-        """
-        prefer = self._backend == "amdsmi"
+        """The readings with the library's values where sysfs has none."""
         try:
             figures = self._opened(now).figures()
         except smi.SmiError as error:
             self._library_failed(error, now)
-            if prefer:
-                raise SourceError(error.reason, error.detail) from error
             return readings
         merged = [
-            self._merged(r, figures[r.pci_bus_id], prefer)
+            self._merged(r, figures[r.pci_bus_id])
             if r.parent_uuid is None and r.error is None and r.pci_bus_id in figures
             else r
             for r in readings
@@ -136,17 +124,13 @@ class AmdSource:
             self._library_due = now + RESCAN_SECONDS  # it knows no more than sysfs: do not ask each second
         return merged
 
-    def _merged(self, reading: GpuReading, figures: smi.Figures, prefer: bool) -> GpuReading:
-        """``reading`` with the library's values where it has none, or (``prefer``) wherever the library has one."""
+    def _merged(self, reading: GpuReading, figures: smi.Figures) -> GpuReading:
+        """``reading`` with the library's values where it has none."""
         names = _ACTIVITY if self._known[reading.pci_bus_id or ""].unified else _ACTIVITY + _MEMORY
         found = {name: getattr(figures, name) for name in names}
         return replace(
             reading,
-            **{
-                name: value
-                for name, value in found.items()
-                if value is not None and (prefer or getattr(reading, name) is None)
-            },
+            **{name: value for name, value in found.items() if value is not None and getattr(reading, name) is None},
         )
 
     def _opened(self, now: float) -> smi.Smi:
@@ -165,7 +149,7 @@ class AmdSource:
     def _library_failed(self, error: smi.SmiError, now: float) -> None:
         if error is self._library_error:
             return
-        log.info("amdsmi is not used: %s", error.detail)
+        log.info("amdsmi is not used: %s", error)
         self.close()
         self._library, self._library_error = None, error
         self._library_due = now + RESCAN_SECONDS

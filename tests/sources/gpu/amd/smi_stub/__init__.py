@@ -72,16 +72,14 @@ def write(path: Path, devices: Iterable[SmiDevice], version: tuple[int, int, int
     new.rename(path)
 
 
-def readings(
-    rocm: Path, world: Path, sysfs: Path, backend: str, times: int = 1, step: float = 31.0
-) -> list[dict[str, Any]]:
-    """Readings of an ``AmdSource`` in a process of its own, ``step`` seconds of its clock apart. A failed one is
-    ``{"reason", "detail"}``. The process may print nothing else.
+def readings(rocm: Path, world: Path, sysfs: Path, times: int = 1, step: float = 31.0) -> list[dict[str, Any]]:
+    """Readings of an ``AmdSource`` in a process of its own, ``step`` seconds of its clock apart. ``log``: what was
+    logged so far. The process may print nothing else.
     """
     environ = {**os.environ, "ROCM_PATH": str(rocm), "KVP_SMI_WORLD": str(world)}
     environ.pop("ROCM_HOME", None)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sources.gpu.amd.smi_stub.child", str(sysfs), backend, str(times), str(step)],
+        [sys.executable, "-m", "tests.sources.gpu.amd.smi_stub.child", str(sysfs), str(times), str(step)],
         cwd=ROOT,
         env=environ,
         capture_output=True,

@@ -768,7 +768,7 @@ def check_settings(given: str) -> None:
         theirs = _by_yaml(given.encode(errors="replace"))
         _same(root.value or None, theirs or None)
         try:
-            for _, one in load.from_node(root, settings_table()):
+            for _, one in load.from_file(path, settings_table()):
                 assert one.where.startswith(path)
         except InputError as error:
             _one_line(error, path)

@@ -396,17 +396,17 @@ class TestTick:
         one.tick()
         assert one.why_not_ready() == "waiting for bad"
         one.workers["bad"].read_once()
-        assert one.ready()
+        assert one.why_not_ready() is None
 
     def test_a_source_that_hangs_from_the_start_does_not_keep_it_from_being_ready(self) -> None:
         clock, source = Clock(), Hanging()
         one = monitor(clock, (spec(deadline_seconds=5.0), source))
         source.begin(one.workers["fake"])
         one.tick()
-        assert not one.ready()
+        assert one.why_not_ready() is not None
         clock.now += 6
         one.tick()
-        assert one.ready()
+        assert one.why_not_ready() is None
         source.let_go()
 
 
@@ -436,7 +436,7 @@ class TestRunning:
         health = one.state.health
         assert (health["fake"].up, health["slow"].up, health["hanging"].up) == (True, True, False)
         assert health["hanging"].reason == "timeout"
-        assert one.ready()
+        assert one.why_not_ready() is None
         began = time.monotonic()
         one.stop()
         assert time.monotonic() - began < 3
@@ -474,7 +474,7 @@ class TestRunning:
 
     def test_the_first_tick_waits_for_the_sources_but_not_for_long(self) -> None:
         one = self.run((spec(), Scripted(lambda: (time.sleep(0.1), GPUS)[1])), interval=60.0)
-        until(one.ready)
+        until(lambda: one.why_not_ready() is None)
         assert one.state.health["fake"].up is True
         one.stop()
 

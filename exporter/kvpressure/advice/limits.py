@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import Final
 
-from kvpressure.capacity.load import context_limit
 from kvpressure.model import ceilings
+from kvpressure.model.arguments import context_limit
 from kvpressure.model.pools import KV_ROLES, OTHER_SIDE, SIDES
 from kvpressure.model.signals import ContextSignals, Signals
 from kvpressure.model.state import REUSE, STEP_TOKENS, Diagnosis, EngineState

@@ -14,7 +14,6 @@ from math import ceil, sqrt
 from typing import Final
 
 from kvpressure.errors import InputError, shown
-from kvpressure.settings.thresholds import Thresholds
 
 _GRID: Final = 100  # quantiles taken of a stated distribution
 
@@ -109,9 +108,3 @@ def from_quantiles(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
         part = (share - low) / (high - low) if high > low else 1.0
         found.append(round(lengths[right - 1] + part * (lengths[right] - lengths[right - 1])))
     return (*found[:-1], round(points[-1][1]))
-
-
-def context_limit(longest: float, t: Thresholds) -> int:
-    """A value of ``max_model_len`` for the ``longest`` request: tokens with a margin, rounded up to a usual number."""
-    step = t["max_model_len_step_tokens"]
-    return int(ceil(longest * t["max_model_len_spare_ratio"] / step) * step)

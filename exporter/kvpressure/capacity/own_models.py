@@ -17,6 +17,7 @@ MAX_FILES: Final = 1000  # configurations that are read of a directory
 
 logger = logging.getLogger(__name__)
 _published = lru_cache(maxsize=256)(models.known)
+_named = lru_cache(maxsize=256)(models.named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,3 @@ def _in(directory: Path) -> Iterator[tuple[str, ModelShape]]:
 
 def _key(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1].lower()
-
-
-@lru_cache(maxsize=256)
-def _named(key: str) -> ModelShape:
-    return models.named(key)

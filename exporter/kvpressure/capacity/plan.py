@@ -13,13 +13,12 @@ from math import ceil, floor, inf, sqrt
 from typing import Final, Literal
 
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
-from kvpressure.capacity.load import RequestLoad, context_limit
-from kvpressure.capacity.shapes import ModelShape
+from kvpressure.capacity.load import RequestLoad
+from kvpressure.capacity.shapes import ModelShape, number_of
 from kvpressure.capacity.worksheet import ALLOCATOR_GB, CUDA_CONTEXT_GB
 from kvpressure.engines import registry
 from kvpressure.errors import InputError
-from kvpressure.model import ceilings
-from kvpressure.model.arguments import GIB
+from kvpressure.model.arguments import GIB, context_limit
 from kvpressure.settings.thresholds import Thresholds
 
 Origin = Literal["given", "measured", "estimate", "guide"]
@@ -141,17 +140,13 @@ def _activations(shape: ModelShape, parallel: Parallel, limits: Limits) -> int:
 
     Measured on two models: within 0.3 GB of what vLLM kept back (see ``tests/capacity``).
     """
-
-    def config(*names: str) -> int:
-        return next((v for name in names if (v := ceilings.whole(shape.config.get(name), ceilings.LABEL))), 0)
-
-    hidden = config("hidden_size", "n_embd", "d_model")
-    intermediate = config("intermediate_size", "ffn_dim") or 4 * hidden
+    hidden = number_of(shape.config, "hidden_size", "n_embd", "d_model")
+    intermediate = number_of(shape.config, "intermediate_size", "ffn_dim") or 4 * hidden
     tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
     forward = (
         tokens * (_HIDDEN_COPIES * hidden + _INTERMEDIATE_COPIES * intermediate / parallel.tensor) * shape.dtype_bytes
     )
-    return round(forward + _LOGITS_COPIES * 4 * limits.max_num_seqs * config("vocab_size"))
+    return round(forward + _LOGITS_COPIES * 4 * limits.max_num_seqs * number_of(shape.config, "vocab_size"))
 
 
 # --- what fits ----------------------------------------------------------------------------------------------------

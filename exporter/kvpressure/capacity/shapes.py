@@ -156,6 +156,13 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
+def number_of(config: Mapping[str, Any], *names: str) -> int:
+    """The first of the named integers that is given and above 0; 0 without one. What is no such number is passed over,
+    unlike by ``from_config``.
+    """
+    return next((number for name in names if (number := ceilings.whole(config.get(name), ceilings.LABEL))), 0)
+
+
 class _Fields:
     """Access to a configuration, with errors that name the place."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.capacity.shapes import ModelShape
+from kvpressure.capacity.shapes import ModelShape, number_of
 from kvpressure.files import read_file
 from kvpressure.model import ceilings
 
@@ -18,6 +19,9 @@ _MXFP4: Final = 4.25 / 8  # 4 bits and an 8-bit scale for each 32
 _NVFP4: Final = 4.5 / 8  # 4 bits and an 8-bit scale for each 16
 _SCALES: Final = 0.02  # scales and zero points of 4- and 8-bit formats, bytes a parameter (groups of 128)
 _UNGATED: Final = ("opt", "gpt2", "gpt_neox", "falcon", "bloom", "mpt", "gpt_bigcode", "starcoder2", "phi")
+
+_Get = Callable[..., int]
+"""Reads a number of a configuration, as ``number_of`` does."""
 
 
 def measured(path: Path) -> int | None:
@@ -49,7 +53,7 @@ def estimated(shape: ModelShape) -> int | None:
 
 def parameters(config: Mapping[str, Any]) -> tuple[int, int]:
     """Parameters in layers that quantization covers, and the others (embeddings; for MXFP4 all but the experts)."""
-    get = _ConfigNumbers(config)
+    get = partial(number_of, config)
     hidden, layers, vocab = get("hidden_size"), get("num_hidden_layers"), get("vocab_size")
     if not (hidden and layers and vocab):
         return 0, 0
@@ -59,21 +63,11 @@ def parameters(config: Mapping[str, Any]) -> tuple[int, int]:
     attention = layers * (_mla(get) if get("kv_lora_rank") else _attention(get))
     dense_layers, experts = _split_experts(config, get, layers)
     feed_forward = dense_layers * _feed_forward(
-        config, get("intermediate_size_mlp") or get("intermediate_size") or get("ffn_dim"), hidden
+        config, get("intermediate_size_mlp", "intermediate_size", "ffn_dim"), hidden
     )
     if _quantization(config) == "mxfp4":
         return experts, attention + feed_forward + embeddings
     return attention + feed_forward + experts, embeddings
-
-
-class _ConfigNumbers:
-    """Integers of a configuration, 0 if missing or invalid."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def __call__(self, name: str) -> int:
-        return ceilings.whole(self._config.get(name), ceilings.LABEL) or 0
 
 
 def _tied(config: Mapping[str, Any]) -> bool:
@@ -81,13 +75,13 @@ def _tied(config: Mapping[str, Any]) -> bool:
     return bool(config.get("tie_word_embeddings", default))
 
 
-def _attention(get: _ConfigNumbers) -> int:
+def _attention(get: _Get) -> int:
     hidden, heads = get("hidden_size"), get("num_attention_heads")
     head = get("head_dim") or (hidden // heads if heads else 0)
     return hidden * head * (2 * heads + 2 * (get("num_key_value_heads") or heads))
 
 
-def _mla(get: _ConfigNumbers) -> int:
+def _mla(get: _Get) -> int:
     """DeepSeek's low-rank projections of query, key and value, and the output."""
     hidden, heads, latent, rope = (
         get(n) for n in ("hidden_size", "num_attention_heads", "kv_lora_rank", "qk_rope_head_dim")
@@ -97,13 +91,13 @@ def _mla(get: _ConfigNumbers) -> int:
     return query + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden
 
 
-def _split_experts(config: Mapping[str, Any], get: _ConfigNumbers, layers: int) -> tuple[int, int]:
+def _split_experts(config: Mapping[str, Any], get: _Get, layers: int) -> tuple[int, int]:
     """Layers with a plain feed-forward part, and the parameters of all experts with their routers."""
     hidden = get("hidden_size")
-    experts = get("n_routed_experts") or get("num_local_experts") or get("num_experts")
+    experts = get("n_routed_experts", "num_local_experts", "num_experts")
     if not experts:
         return layers, 0
-    size = get("moe_intermediate_size") or get("intermediate_size")
+    size = get("moe_intermediate_size", "intermediate_size")
     sparse = (layers - get("first_k_dense_replace")) // (get("interleave_moe_layer_step") or 1)
     each = _feed_forward(config, size, hidden)
     shared = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
+from math import ceil
 from typing import Final
 
 from kvpressure.model import ceilings
@@ -62,7 +63,7 @@ class EngineArgs:
 
     def number(self, name: str) -> float | None:
         """The value as a number of at most 1e15 in size, else None."""
-        return _float(self.values.get(name))
+        return ceilings.number_in(self.values.get(name), ceilings.LABEL, -ceilings.LABEL)
 
     def merged(self, other: EngineArgs) -> EngineArgs:
         """Both together; ``other`` (e.g. the logged arguments, which include a config file) takes precedence."""
@@ -168,10 +169,6 @@ def _positive(value: int | None) -> int | None:
     return value if value is not None and value > 0 else None
 
 
-def _float(text: str | None) -> float | None:
-    return ceilings.number_in(text, ceilings.LABEL, -ceilings.LABEL)
-
-
 _SUFFIX: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _INT = re.compile(r"(\d{1,18})(\.\d{1,9})?([kKmMgGtT])?")
 
@@ -194,6 +191,14 @@ def human_int(text: str | None) -> int | None:
 def value_text(value: float) -> str:
     """A value as written on a command line."""
     return f"{value:.0f}" if value == int(value) else f"{value:g}"
+
+
+def context_limit(longest: float, t: Mapping[str, float]) -> int:
+    """A value of ``max_model_len`` for the ``longest`` request: tokens with a margin, rounded up to a usual number.
+    ``t``: the thresholds.
+    """
+    step = t["max_model_len_step_tokens"]
+    return int(ceil(longest * t["max_model_len_spare_ratio"] / step) * step)
 
 
 Version = tuple[int, int, int]

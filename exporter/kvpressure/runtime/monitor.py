@@ -163,10 +163,6 @@ class Monitor:
             return f"waiting for {', '.join(waiting)}"
         return "waiting for the first tick" if self._ticks == 0 else None
 
-    def ready(self) -> bool:
-        """Whether there is something to publish."""
-        return self.why_not_ready() is None
-
     def _run(self) -> None:
         self._wait_while(lambda worker: not worker.answered, min(self.interval, FIRST_TICK_SECONDS))
         planned = due = self._clock()

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.errors import nearest, shown
+from kvpressure.settings.thresholds import load
 from kvpressure.settings.yaml_lines import short_path
+from kvpressure.sources.scrape.targets import parse_target
 
 _DECIMAL: Final = r"\d{1,13}(?:\.\d+)?"
 _WHOLE: Final = r"\d{1,13}"
@@ -102,18 +104,6 @@ def _listen_address(raw: str) -> ListenAddress:
     return ListenAddress(host, int(port))
 
 
-def _target(raw: str) -> Any:
-    from kvpressure.sources.scrape.targets import parse_target
-
-    return parse_target(raw)
-
-
-def _thresholds_file(raw: str) -> Any:
-    from kvpressure.settings import thresholds
-
-    return thresholds.load(raw)
-
-
 def _without_slash(address: str) -> str:
     return address.rstrip("/")
 
@@ -167,9 +157,9 @@ LISTEN_ADDRESS: Final = Kind(
     ":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _texts(bool, _listen_address), "ADDRESS"
 )
 TARGET: Final = Kind(
-    "an address of an engine, e.g. http://127.0.0.1:8000/metrics", _texts(lambda _: True, _target), "TARGET"
+    "an address of an engine, e.g. http://127.0.0.1:8000/metrics", _texts(lambda _: True, parse_target), "TARGET"
 )
-THRESHOLDS_FILE: Final = Kind('a file of lines "name: value"', _texts(bool, _thresholds_file), "FILE")
+THRESHOLDS_FILE: Final = Kind('a file of lines "name: value"', _texts(bool, load), "FILE")
 
 
 def one_of(*words: str) -> Kind:

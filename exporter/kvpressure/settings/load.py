@@ -10,7 +10,6 @@ from typing import Any
 from kvpressure.errors import InputError, nearest, shown
 from kvpressure.settings import yaml_lines as yaml_nodes
 from kvpressure.settings.options import Option
-from kvpressure.settings.yaml_lines import YamlNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +40,6 @@ def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
 def from_file(path: str, table: Mapping[str, Option]) -> Found:
     """Settings from the YAML file."""
     root = yaml_nodes.read(path)
-    return from_node(root, table)
-
-
-def from_node(root: YamlNode, table: Mapping[str, Option]) -> Found:
-    """Settings from the root of a YAML file."""
     if root.children is None:
         raise InputError(f"{root.where}: the file is not a mapping; allowed: keys and values")
     for name, node in root.children.items():

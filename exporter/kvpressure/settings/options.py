@@ -63,9 +63,9 @@ def _default_text(default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def collector_options() -> dict[str, Option]:
+def collector_options() -> list[Option]:
     """The switch of each source."""
-    return {
-        f"collector.{name}": Option(f"collector.{name}", BOOL, f"Source: {spec.help}.", str(spec.default).lower())
+    return [
+        Option(f"collector.{name}", BOOL, f"Source: {spec.help}.", str(spec.default).lower())
         for name, spec in registry().items()
-    }
+    ]

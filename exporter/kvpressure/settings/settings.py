@@ -54,10 +54,6 @@ if TYPE_CHECKING:
 __all__ = ["Option", "Settings", "add_arguments", "from_args", "options"]
 
 
-def _default_collectors() -> Mapping[str, CollectorSettings]:
-    return {name: spec.pace(spec.default, USUAL_TICK) for name, spec in registry().items()}
-
-
 def _gpu_resources() -> tuple[str, ...]:
     return tuple(name for spec in registry().values() if spec.gpus is not None for name in spec.gpus.resources)
 
@@ -231,24 +227,19 @@ class Settings:
         "log.level", one_of("debug", "info", "warning", "error"), "info", "Lowest severity that is logged."
     )
     log_format: str = option("log.format", one_of("logfmt", "json"), "logfmt", "Format of the log lines on stderr.")
-    collectors: Mapping[str, CollectorSettings] = field(default_factory=_default_collectors)
+    collectors: Mapping[str, CollectorSettings] = field(
+        default_factory=lambda: {name: spec.pace(spec.default, USUAL_TICK) for name, spec in registry().items()}
+    )
     keep_exposition: bool = False  # set by commands that record; no flag
     shared: SharedDiscovery = field(
         default_factory=SharedDiscovery, compare=False
     )  # what sources tell each other; no flag
 
 
-def static_options() -> dict[str, str]:
-    """Option name -> field of ``Settings``."""
-    return {item.metadata["option"].name: item.name for item in fields(Settings) if "option" in item.metadata}
-
-
 def options() -> dict[str, Option]:
     """Every option by name: the fields of ``Settings``, then the sources' switches."""
-    table = {
-        item.metadata["option"].name: item.metadata["option"] for item in fields(Settings) if "option" in item.metadata
-    }
-    return {**table, **collector_options()}
+    own = (item.metadata["option"] for item in fields(Settings) if "option" in item.metadata)
+    return {option.name: option for option in (*own, *collector_options())}
 
 
 def add_arguments(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
@@ -285,7 +276,8 @@ def from_args(args: argparse.Namespace) -> Settings:
 
 
 def _build(given: Mapping[str, GivenValue]) -> Settings:
-    values = {attribute: given[name].value for name, attribute in static_options().items() if name in given}
+    named = {item.name: item.metadata["option"].name for item in fields(Settings) if "option" in item.metadata}
+    values = {attribute: given[name].value for attribute, name in named.items() if name in given}
     tick = values.get("interval_seconds", USUAL_TICK)
     collectors = {name: spec.pace(runs(name, given), tick) for name, spec in registry().items()}
     return Settings(**values, collectors=collectors)

@@ -13,7 +13,7 @@ from typing import Final
 
 from kvpressure.capacity import weights
 from kvpressure.model import ceilings
-from kvpressure.model.arguments import GIB, EngineArgs, value_text
+from kvpressure.model.arguments import GIB, EngineArgs, context_limit, value_text
 from kvpressure.model.state import Found
 from kvpressure.parsed import json_of, mapping
 from kvpressure.printable import grouped, say
@@ -88,10 +88,7 @@ def _output_cap(args: EngineArgs) -> int | None:
 
 
 def _length(s: Subject) -> str:
-    if s.context is None:
-        return "LONGEST_REQUEST"
-    step = int(s.thresholds["max_model_len_step_tokens"])
-    return str(-(-int(s.context * s.thresholds["max_model_len_spare_ratio"]) // step) * step)
+    return "LONGEST_REQUEST" if s.context is None else str(context_limit(s.context, s.thresholds))
 
 
 def _explicit(s: Subject, name: str) -> bool | None:

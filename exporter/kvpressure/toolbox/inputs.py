@@ -244,24 +244,12 @@ def live_targets(options: argparse.Namespace) -> list[Target]:
 
 
 def watched(options: argparse.Namespace, thresholds: Thresholds, *, to_the_end: bool = False) -> FoundEngines:
-    """The servers of the command line, watched as ``watch_and_judge`` does."""
-    again = command(*options.inputs)
+    """The servers of the command line, until their answers are certain. Raises ``InputError`` when none ever
+    answered.
+    """
     targets = live_targets(options)
-    return watch_and_judge(targets, options.gpu, options.seconds, thresholds, again, to_the_end=to_the_end)
-
-
-def watch_and_judge(
-    targets: Sequence[Target],
-    gpu: GivenGpu | None,
-    seconds: float,
-    thresholds: Thresholds,
-    again: str = "",
-    *,
-    to_the_end: bool = False,
-) -> FoundEngines:
-    """Watch live endpoints until their answers are certain. Raises ``InputError`` when none ever answered."""
-    looks = following.servers(targets, gpu, thresholds, again)
-    found = following.answered(looks, seconds, thresholds, to_the_end=to_the_end)
+    looks = following.servers(targets, options.gpu, thresholds, command(*options.inputs))
+    found = following.answered(looks, options.seconds, thresholds, to_the_end=to_the_end)
     following.refuse_unscraped(found, targets)
     return found
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 from kvpressure.bundle.rules import Options
 from kvpressure.bundle.spec import Alert, RuleGroup
 from kvpressure.bundle.templating import context, render
-from kvpressure.bundle.text import number, span, words
+from kvpressure.bundle.text import span, words
 from kvpressure.bundle.verdicts_page import render_verdicts
 from kvpressure.model.gpu_faults import NVIDIA_XIDS, UNLISTED
 from kvpressure.publish.failure_reasons import render_failure_reasons
 from kvpressure.publish.links import RUNBOOK_FOLDER
 from kvpressure.publish.reference import first_sentence, render_metrics_reference, render_settings_reference
-from kvpressure.settings.thresholds import Threshold
+from kvpressure.settings.thresholds import Threshold, plain
 
 _ALERT_NAME: Final = re.compile(r"(?<![`\[\w])(?:Inference|Gpu|Kvpressure)\w+(?![`\w])")
 
@@ -46,7 +46,7 @@ def pages(options: Options, groups: Sequence[RuleGroup], pack: Sequence[RuleGrou
         first_sentence=first_sentence,
         xids=NVIDIA_XIDS,
         unlisted=UNLISTED,
-        percent=lambda name: f"{number(options.thresholds[name] * 100)} %",
+        percent=lambda name: f"{plain(options.thresholds[name] * 100)} %",
     )
     found = {
         "docs/reference/thresholds.md": _page("docs/thresholds.md.j2", variables),

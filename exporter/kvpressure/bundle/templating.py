@@ -12,10 +12,10 @@ from typing import Any, Final
 import jinja2
 
 from kvpressure.bundle.spec import EVALUATION_INTERVALS, POOL, SUBJECTS
-from kvpressure.bundle.text import duration, number, span, words
+from kvpressure.bundle.text import duration, span, words
 from kvpressure.bundle.verdicts_page import because
 from kvpressure.model.state import REMOVED, VANISHED
-from kvpressure.settings.thresholds import Thresholds
+from kvpressure.settings.thresholds import Thresholds, plain
 
 _WHERE: Final = "{{ if $labels.namespace }}{{ $labels.namespace }}/{{ end }}{{ $labels.pod }}"  # none on a bare host
 _WORKLOAD_POD: Final = "(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?"
@@ -104,10 +104,6 @@ def asked(query: str, *arguments: str) -> str:
     return f'printf "{text}" {" ".join((*arguments, *(f"$labels.{name}" for name in own)))} | query'
 
 
-def _on_one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def workload(expr: str) -> str:
     """``expr`` with the label workload: the Deployment or StatefulSet, derived from the pod's name."""
     return f'label_replace({expr}, "workload", "$1", "pod", "{_WORKLOAD_POD}")'
@@ -179,13 +175,13 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
     helpers.
     """
     return {
-        "t": lambda name: number(thresholds[name]),
+        "t": lambda name: plain(thresholds[name]),
         "d": lambda name: duration(thresholds[name]),
         "w": lambda name: words(thresholds.entry(name)),
         "because": lambda verdict: because(verdict, thresholds),
         "o": lambda name: thresholds.entry(name).origin,
         "n": lambda name: thresholds[name],
-        "number": number,
+        "number": plain,
         "span": span,
         "duration": duration,
         "interval": EVALUATION_INTERVALS,
@@ -206,8 +202,8 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "finding": finding,
         "harm": harm,
         "asked": asked,
-        "text_of": lambda name, **parts: _on_one_line(
-            render(f"texts/{name}.j2", {"asked": asked, "confident": thresholds["confident"], **parts})
+        "text_of": lambda name, **parts: " ".join(
+            render(f"texts/{name}.j2", {"asked": asked, "confident": thresholds["confident"], **parts}).split()
         ),
         "engine": lambda expr: per("engine", expr),
         "vanished": VANISHED,

@@ -9,14 +9,9 @@ from typing import Any, Final
 import yaml
 
 from kvpressure.model.arguments import GIB
-from kvpressure.settings.thresholds import Threshold
+from kvpressure.settings.thresholds import Threshold, plain
 
 _SPANS: Final = ((86400, "d", "day"), (3600, "h", "hour"), (60, "m", "minute"), (1, "s", "second"))
-
-
-def number(value: float) -> str:
-    """Shortest decimal of ``value``, without exponent and rounding noise."""
-    return format(Decimal(repr(float(value))).normalize(), "f")
 
 
 def duration(seconds: float) -> str:
@@ -35,18 +30,18 @@ def span(seconds: float) -> str:
         if seconds and seconds % size == 0:
             count = int(seconds) // size
             return f"{count} {word}" + ("" if count == 1 else "s")
-    return f"{number(seconds)} seconds"
+    return f"{plain(seconds)} seconds"
 
 
 def words(entry: Threshold) -> str:
     """A threshold for people: ``80 %``, ``2 GB``, ``5 minutes``, ``2 requests``."""
     value = Decimal(repr(entry.value))
     if entry.unit in ("ratio", "multiple", "score"):
-        return f"{number(float(value * 100))} %" if value <= 1 else f"{entry.text} times"
+        return f"{plain(float(value * 100))} %" if value <= 1 else f"{entry.text} times"
     if entry.unit == "bytes" and value % GIB == 0:
-        return f"{number(float(value / GIB))} GiB"
+        return f"{plain(float(value / GIB))} GiB"
     if entry.unit == "bytes":
-        return f"{number(float(value / 10**9))} GB"
+        return f"{plain(float(value / 10**9))} GB"
     if entry.unit == "seconds":
         return span(entry.value)
     if entry.unit == "count":

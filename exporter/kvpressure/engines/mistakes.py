@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.engines.base import EngineDialect
-from kvpressure.engines.registry import default, dialects
+from kvpressure.engines.registry import named_by
 from kvpressure.errors import shown
 from kvpressure.model.arguments import WITH_VALUE
 
@@ -23,12 +22,6 @@ class Mistake:
     what: str
     allowed: str
     meant: str = ""
-
-
-def named_by(argv: Sequence[str]) -> EngineDialect:
-    """The dialect whose server a command line names, else the default one."""
-    likely = (one for one in dialects() if one.may_start(argv, {}))
-    return next((one for one in likely if one.read_command(argv, {}).starts_server), default())
 
 
 def mistake(argv: Sequence[str]) -> Mistake | None:

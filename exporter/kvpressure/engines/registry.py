@@ -36,6 +36,12 @@ def dialect(name: str) -> EngineDialect:
     return _DIALECTS.get(name, VLLM)
 
 
+def named_by(argv: Sequence[str]) -> EngineDialect:
+    """The dialect whose server a command line names, else the default one."""
+    likely = (one for one in dialects() if one.may_start(argv, {}))
+    return next((one for one in likely if one.read_command(argv, {}).starts_server), default())
+
+
 # --- tables over all dialects, made once ---------------------------------------------------------------------------
 
 
@@ -81,10 +87,10 @@ def _may_report(one: EngineDialect, text: str) -> bool:
     return False
 
 
-def log_line(namespace: str, pod: str, container: str, text: str, engine: str = "") -> LogLine:
+def log_line(namespace: str, pod: str, container: str, line: str, engine: str = "") -> LogLine:
     """A line of a container's log with the event that it reports, if any."""
-    found = recognise(text, engine)
-    message, event = found if found is not None else (dialect(engine).strip(text), None)
+    found = recognise(line, engine)
+    message, event = found if found is not None else (dialect(engine).strip(line), None)
     return LogLine(namespace, pod, container, message, event)
 
 
@@ -92,14 +98,9 @@ def log_line(namespace: str, pod: str, container: str, text: str, engine: str = 
 
 
 def public_texts(argv: Sequence[str]) -> list[str]:
-    """A command line as recorded: by the dialect whose server it names, else by the first whose server it may start."""
-    words = tuple(argv)
-    if not words:
-        return []
-    likely = [one for one in dialects() if one.may_start(words, {})] or [default()]
-    read = [(one, one.read_command(words, {})) for one in likely]
-    engine, command = next(((one, command) for one, command in read if command.starts_server), read[0])
-    return list(engine.public_words(command.args))
+    """A command line as recorded, by the dialect whose server it names."""
+    engine = named_by(argv)
+    return list(engine.public_words(engine.read_command(argv, {}).args)) if argv else []
 
 
 def public_environment(env: Mapping[str, str]) -> dict[str, str]:

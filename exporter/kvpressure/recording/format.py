@@ -29,7 +29,6 @@ from kvpressure.model.readings import (
     GpuOwner,
     GpuProcess,
     GpuReading,
-    LogLine,
     NodeCondition,
     Run,
     Scrape,
@@ -271,11 +270,6 @@ def _gpus(value: object) -> tuple[GpuReading, ...]:
     return tuple(GpuReading(**{"index": place, "vendor": "", **gpu}) for place, gpu in enumerate(listed))
 
 
-def _logged(namespace: str, pod: str, container: str, line: str) -> LogLine:
-    """The line with its event: lines are kept raw and recognised once, when they are read."""
-    return log_line(namespace, pod, container, line)
-
-
 def _pods(value: object) -> dict[tuple[str, str], str]:
     return {(pod["namespace"], pod["pod"]): pod["uid"] for pod in list_of(values_of(_POD))(value)}
 
@@ -291,7 +285,7 @@ _TICK: Final = (
     Field("gpus", _gpus, lambda gpus: [encode(_GPU, gpu) for gpu in gpus], default=()),
     records("containers", ContainerReading, _CONTAINER),
     records("owners", GpuOwner, _OWNER),
-    records("logs", _logged, _LOG),
+    records("logs", log_line, _LOG),  # kept raw, and recognised once, when they are read
     records("allocator", AllocatorReading, _ALLOCATOR),
     records("steps", StepStats, _STEPS),
     records("caches", CacheReading, _CACHE),

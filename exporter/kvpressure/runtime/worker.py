@@ -11,14 +11,13 @@ from typing import Final, TypeVar
 
 from kvpressure.model.isolation import FailureLog
 from kvpressure.model.readings import SourceHealth
+from kvpressure.model.reasons import INTERNAL, TIMEOUT
 from kvpressure.runtime.plausibility import believed
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError
 from kvpressure.sources.catalog import SourceSpec
 
 log = logging.getLogger(__name__)
 
-TIMEOUT: Final = "timeout"
-INTERNAL: Final = "internal"
 PENDING_PAGES: Final = 1024  # readings that no tick has taken yet are bounded by these
 PENDING_LOGS: Final = 10_000
 REASONS: Final = 64  # kinds of failure counted apart; further ones count as "other"

@@ -112,6 +112,18 @@ def isolated(
             _failures.add(subject, "read", error)
 
 
+@contextmanager
+def needed(place: Path, missing: str) -> Iterator[None]:
+    """Look at a place without which a source reads nothing. Raises ``SourceError``: ``missing`` where it is not there,
+    ``permission_denied`` where it must not be looked at.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = "permission_denied" if isinstance(error, PermissionError) else missing
+        raise SourceError(reason, f"{place}: {error.strerror}") from error
+
+
 class CountedFailures:
     """Work in parts, whose failures are counted by reason until they are taken."""
 

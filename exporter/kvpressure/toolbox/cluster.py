@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from kvpressure import redaction
 from kvpressure.advice.triage import Mark, gravest
@@ -20,7 +20,7 @@ from kvpressure.errors import InputError
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.model.readings import OOM_EXIT_CODE, LogLine, Scrape, Snapshot
 from kvpressure.model.reasons import HTTP_404, REFUSED, UNAUTHORIZED, UNREACHABLE
-from kvpressure.parsed import json_of, mapping, moment
+from kvpressure.parsed import json_of, mapping, moment, text
 from kvpressure.printable import command
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
@@ -57,11 +57,6 @@ class _Member:
     pod: Pod
     engine: EngineContainer
     node: str
-    phase: str
-
-    @property
-    def target(self) -> Target | None:
-        return self.engine.target
 
     @property
     def key(self) -> tuple[str, str]:
@@ -112,7 +107,7 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
     policy = Policy(selected=bool(options.selector))
     found = [(pod, item) for item in documents if (pod := read_pod(item, policy)) is not None]
     members = [
-        _Member(pod, _with_args(engine, options.args), _node(item), pod.phase)
+        _Member(pod, _with_args(engine, options.args), text(mapping(item.get("spec")).get("nodeName")))
         for pod, item in found
         for engine in pod.engines
         if engine.refusal != "no_endpoint"
@@ -132,11 +127,6 @@ def _with_args(engine: EngineContainer, more: Sequence[str]) -> EngineContainer:
     if not more or engine.target is None or engine.target.args:
         return engine
     return replace(engine, targets=tuple(replace(target, args=tuple(more)) for target in engine.targets))
-
-
-def _node(item: Mapping[str, Any]) -> str:
-    name = mapping(item.get("spec")).get("nodeName")
-    return name if isinstance(name, str) else ""
 
 
 # --- logs -------------------------------------------------------------------------------------------------
@@ -243,13 +233,13 @@ def _events(kubectl: Kubectl, namespace: str) -> list[tuple[str, str, str]] | No
 
 
 def _facts(member: _Member, log: _Log, events: list[tuple[str, str, str]] | None, page_error: str) -> PodFacts:
-    container, target = member.engine.reading, member.target
+    container, target = member.engine.reading, member.engine.target
     ended = container.last_termination
     killed = ended is not None and (ended.reason == "OOMKilled" or ended.exit_code == OOM_EXIT_CODE)
     where = f"Port {target.port} of the pod." if target else "The pod declares no metrics port."
     refused = f"{member.engine.refusal}".replace("_", " ") if member.engine.refusal else ""
     steps: dict[int, Told] = {
-        1: ("unknown" if member.phase == "Running" else "bad", (_place(member),)),
+        1: ("unknown" if member.pod.phase == "Running" else "bad", (_place(member),)),
         2: ("unknown" if not container.restarts else "bad" if killed else "look", ()),  # however long ago
         4: _told(log),
         7: ("unknown", tuple(filter(None, (where, page_error or refused)))),
@@ -262,7 +252,7 @@ def _facts(member: _Member, log: _Log, events: list[tuple[str, str, str]] | None
 
 
 def _place(member: _Member) -> str:
-    return f"Phase {member.phase or 'unknown'}{f' on node {member.node}' if member.node else ''}."
+    return f"Phase {member.pod.phase or 'unknown'}{f' on node {member.node}' if member.node else ''}."
 
 
 def _told(log: _Log) -> Told:
@@ -308,9 +298,9 @@ class _EnginePages:
     def _versions(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for member in self._members:
-            if member.target is not None:
+            if member.engine.target is not None:
                 with suppress(KubectlError):
-                    version = mapping(json_of(self._get(member, member.target, "/version"))).get("version")
+                    version = mapping(json_of(self._get(member, member.engine.target, "/version"))).get("version")
                     found |= {_name(member): version} if isinstance(version, str) else {}
         return found
 
@@ -318,7 +308,7 @@ class _EnginePages:
         return self._kubectl.page(member.pod.namespace, member.pod.name, target.port, path, target.scheme)
 
     def _page(self, member: _Member, scanner: Scanner) -> Scrape:
-        target, text, error = member.target, None, None
+        target, text, error = member.engine.target, None, None
         if target is None:
             error = UNREACHABLE
         else:
@@ -344,7 +334,7 @@ class _EnginePages:
 
 
 def _name(member: _Member) -> str:
-    port = f":{member.target.port}{member.target.path}" if member.target else ""
+    port = f":{member.engine.target.port}{member.engine.target.path}" if member.engine.target else ""
     return f"pod/{member.pod.name}{port} through the API server"
 
 

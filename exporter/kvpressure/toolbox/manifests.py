@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpressure.engines.mistakes import named_by
-from kvpressure.engines.registry import default, dialect, titles
+from kvpressure.engines.registry import default, dialect, named_by, titles
 from kvpressure.errors import InputError, refused_file
 from kvpressure.files import read_file
 from kvpressure.model.arguments import GIB, EngineArgs

@@ -25,6 +25,11 @@ PART1 = GpuReading("amd-1/xcp1", 1, "amd", pci_bus_id="amdgpu_xcp_0", minor=130,
 ALL = (GPU0, MIG3, MIG4, GPU1, AMD0, AMD1, PART0, PART1)
 
 
+def of_dra(driver: str, name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
+    (device,) = from_dra(driver, name, gpus)
+    return device
+
+
 @pytest.mark.parametrize(
     ("device_id", "device"),
     [
@@ -58,7 +63,7 @@ def test_ids_of_device_plugins(device_id: str, device: OwnedDevice | None) -> No
     assert from_plugin(device_id, ALL) == device
 
 
-@pytest.mark.parametrize("find", [from_plugin, lambda name, gpus: from_dra("gpu.nvidia.com", name, gpus)])
+@pytest.mark.parametrize("find", [from_plugin, lambda name, gpus: of_dra("gpu.nvidia.com", name, gpus)])
 def test_a_uuid_is_believed_where_nothing_of_its_kind_was_read(
     find: Callable[[str, Sequence[GpuReading]], OwnedDevice | None],
 ) -> None:
@@ -85,22 +90,25 @@ def test_a_uuid_is_believed_where_nothing_of_its_kind_was_read(
         ("gpu.amd.com", "gpu-1-130", OwnedDevice("amd-1/xcp1")),
         ("gpu.amd.com", "gpu-1-200", None),
         ("gpu.amd.com", "gpu-1", None),
-        ("net.example.com", "gpu-1", None),
     ],
 )
 def test_names_of_dra_drivers(driver: str, name: str, device: OwnedDevice | None) -> None:
-    assert from_dra(driver, name, ALL) == device
+    assert of_dra(driver, name, ALL) == device
+
+
+def test_a_driver_that_allocates_no_gpus_names_none() -> None:
+    assert [*from_dra("net.example.com", "gpu-1", ALL)] == []
 
 
 def test_mig_instances_of_one_profile_are_told_apart_by_their_first_slice() -> None:
     gpus = (GPU0, *(replace(MIG3, uuid=f"MIG-{start}", gpu_instance_start=start) for start in range(7)))
     for start in range(7):
-        assert from_dra("gpu.nvidia.com", f"gpu-0-mig-1g10gb-19-{start}", gpus) == OwnedDevice(f"MIG-{start}")
-    assert from_dra("gpu.nvidia.com", "gpu-0-mig-1g10gb-19-3", gpus[:2]) == OwnedDevice("GPU-0", shared=True)
+        assert of_dra("gpu.nvidia.com", f"gpu-0-mig-1g10gb-19-{start}", gpus) == OwnedDevice(f"MIG-{start}")
+    assert of_dra("gpu.nvidia.com", "gpu-0-mig-1g10gb-19-3", gpus[:2]) == OwnedDevice("GPU-0", shared=True)
 
 
 def test_the_only_mig_instance_of_a_gpu_is_meant_by_a_dra_name() -> None:
-    assert from_dra("gpu.nvidia.com", "gpu-0-mig-7g.80gb-0-0", (GPU0, MIG3)) == OwnedDevice("MIG-3")
+    assert of_dra("gpu.nvidia.com", "gpu-0-mig-7g.80gb-0-0", (GPU0, MIG3)) == OwnedDevice("MIG-3")
 
 
 def pod(name: str, phase: str) -> Pod:

@@ -89,14 +89,9 @@ def states() -> list[Json]:
     ]
 
 
-def worst(expr: str, count: int = TOP) -> str:
-    """``expr`` for the ``count`` engines in most trouble."""
-    return f"{expr} and on ({BY_ENGINE}) topk({count}, {at_end(order_of_engines())})"
-
-
-def worst_pods(expr: str) -> str:
-    """``expr`` for the pods of the engines in most trouble."""
-    return f"{expr} and on ({POD}) topk({TOP}, {at_end(order_of_engines())})"
+def worst(expr: str, count: int = TOP, by: str = BY_ENGINE) -> str:
+    """``expr`` for the ``count`` engines in most trouble, or by the labels of their pods."""
+    return f"{expr} and on ({by}) topk({count}, {at_end(order_of_engines())})"
 
 
 def worst_pools(expr: str) -> str:

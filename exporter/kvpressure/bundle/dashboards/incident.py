@@ -35,7 +35,6 @@ from kvpressure.bundle.dashboards.harm import (
     order_of_engines,
     states,
     worst,
-    worst_pods,
 )
 from kvpressure.bundle.dashboards.queries import BY_ENGINE, CONTAINER, ENGINE, OF_ENGINE, POD, PanelQuery, engine, named
 from kvpressure.diagnosis import findings
@@ -423,7 +422,7 @@ def _load(board: Dashboard) -> None:
 
 
 def _of_containers(metric: str, legend: str, optional: str = NOT_A_POD) -> PanelQuery:
-    expr = worst_pods(f"max by ({POD}, container) (kvpressure_container_{metric}{{{CONTAINER}}})")
+    expr = worst(f"max by ({POD}, container) (kvpressure_container_{metric}{{{CONTAINER}}})", by=POD)
     return PanelQuery(expr, legend, _CONTAINER, optional=optional, part=f'The curves "{legend}"')
 
 
@@ -449,7 +448,7 @@ def _pod(board: Dashboard) -> None:
         [
             _of_containers("restarts_total", "restarts"),
             PanelQuery(
-                worst_pods(f"60 * sum by ({POD}, container, event) (rate({events}[$__rate_interval]))"),
+                worst(f"60 * sum by ({POD}, container, event) (rate({events}[$__rate_interval]))", by=POD),
                 "{{event}} per minute",
                 _CONTAINER,
                 optional="no problem was logged",

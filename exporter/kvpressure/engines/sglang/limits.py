@@ -7,6 +7,7 @@ from typing import Final
 
 from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool, Tier
 from kvpressure.engines.sglang.aliases import CONTEXT
+from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB, EngineArgs, parse_version
 from kvpressure.model.pools import KV_ROLES
@@ -102,8 +103,7 @@ def capacity_tokens(reading: EngineReading, _engines_on_page: int) -> float | No
 
 def block_size(reading: EngineReading) -> float | None:
     """Tokens per page of the KV cache, from the labels of 0.5.9."""
-    text = reading.cache_config.get("page_size", "")
-    return float(text) if text.isdecimal() and len(text) <= 6 and int(text) > 0 else None
+    return ceilings.number_in(reading.cache_config.get("page_size"), ceilings.LABEL) or None
 
 
 def pool(args: EngineArgs, reading: EngineReading | None, _engines_on_page: int) -> Pool:

@@ -69,17 +69,11 @@ def read(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Command:
     args, others = shell.servers(
         servers, [_arguments(server.words, known, script.understood) for server in servers]
     ) or (_arguments(bare, known, script.understood), ())
-    starts = bool(servers) and _names_engine(servers[0].words, args)
+    # "serve" alone, for an image's entry point, may be any program's, this exporter's too
+    starts = bool(servers) and (list(servers[0].words[:1]) != ["serve"] or bool(OF_VLLM & args.explicit))
     certain = starts and any(map(shell.is_here, servers))
     starts = starts or names_server(argv)
     return Command(args, starts, certain, others, shell.node_of(script, args))
-
-
-def _names_engine(words: Sequence[str], args: EngineArgs) -> bool:
-    """Whether the words that start a server are certainly vLLM's: ``serve`` alone, for an image's entry point, may be
-    any program's, this exporter's too.
-    """
-    return list(words[:1]) != ["serve"] or bool(OF_VLLM & args.explicit)
 
 
 def names_server(argv: Sequence[str]) -> bool:

@@ -237,14 +237,6 @@ def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
     return model, labels.get("engine")
 
 
-def _has_label(text: PageText, name: bytes) -> bool:
-    return b'{%b="' % name in text or b',%b="' % name in text
-
-
-def _is_openmetrics(text: PageText) -> bool:
-    return text[-16:].rstrip().endswith(b"# EOF")
-
-
 def flavour(text: PageText, engines: Sequence[EngineReading]) -> str | None:
     """Which vLLM wrote the text (v0, v1, rust); ``None`` = unknown.
 
@@ -255,10 +247,11 @@ def flavour(text: PageText, engines: Sequence[EngineReading]) -> str | None:
     v0_only = {SWAPPED, GENERATION_RATE, PROMPT_RATE}
     if any(v0_only & engine.gauges.keys() for engine in engines):
         return "v0"
-    if _is_openmetrics(text) and b"cache_config_info" not in text and b"vllm:num_requests_running" in text:
+    openmetrics = text[-16:].rstrip().endswith(b"# EOF")
+    if openmetrics and b"cache_config_info" not in text and b"vllm:num_requests_running" in text:
         return "rust"
     counters = {name for engine in engines for name in engine.counters}
-    if _has_label(text, b"engine") or b"kv_cache_usage_perc" in text or PREFIX_QUERIES in counters:
+    if b'{engine="' in text or b',engine="' in text or b"kv_cache_usage_perc" in text or PREFIX_QUERIES in counters:
         return "v1"
     if PREEMPTIONS in counters and b"ray_vllm" not in text:
         return "v0"

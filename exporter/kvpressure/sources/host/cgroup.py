@@ -13,7 +13,7 @@ from typing import Final
 
 from kvpressure.files import read_file
 from kvpressure.model.readings import ContainerReading
-from kvpressure.sources.base import FILE_REASONS, Reading, Source, SourceError, SourceSettings, isolated
+from kvpressure.sources.base import FILE_REASONS, Reading, Source, SourceError, SourceSettings, isolated, needed
 from kvpressure.sources.host.procfs import pod_of_cgroup
 from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 
@@ -67,12 +67,8 @@ class CgroupSource(Source):
         return Reading(containers=tuple(readings), errors=dict(errors))
 
     def _check_root(self) -> None:
-        try:
+        with needed(self._root, "no_cgroup_tree"):
             names = {path.name for path in self._root.iterdir()}
-        except PermissionError as error:
-            raise SourceError("permission_denied", str(self._root)) from error
-        except OSError as error:
-            raise SourceError("no_cgroup_tree", f"{self._root}: {error.strerror}") from error
         if "cgroup.controllers" not in names:
             raise SourceError("not_cgroup_v2", f"{self._root}/cgroup.controllers is missing")
 

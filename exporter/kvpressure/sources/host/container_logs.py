@@ -19,7 +19,7 @@ from kvpressure.engines import registry
 from kvpressure.files import below, open_file
 from kvpressure.model.log_events import FACT_EVENTS
 from kvpressure.model.readings import LogLine
-from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated
+from kvpressure.sources.base import FILE_REASONS, Reading, SourceError, SourceSettings, isolated, needed
 from kvpressure.sources.host.log_files import AppendedLog, ContainerLog, Entry
 from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.places import admitted
@@ -77,7 +77,8 @@ class LogsSource:
     def read(self) -> Reading:
         """Lines logged since the last read. Raises ``SourceError`` without a log directory or pods."""
         errors: Counter[str] = Counter()
-        self._check_root()
+        with needed(self._root, "no_log_directory"):
+            next(self._root.iterdir(), None)
         pods = self._shared.pods
         if pods is None:
             raise SourceError("pods_unknown", "no pod has been listed yet")
@@ -93,14 +94,6 @@ class LogsSource:
         errors: Counter[str] = Counter()
         for key in list(self._logs):
             self._unfollow(key, errors)
-
-    def _check_root(self) -> None:
-        try:
-            next(self._root.iterdir(), None)
-        except PermissionError as error:
-            raise SourceError("permission_denied", str(self._root)) from error
-        except OSError as error:
-            raise SourceError("no_log_directory", f"{self._root}: {error.strerror}") from error
 
     def _select(self, pods: Sequence[Pod], errors: Counter[str]) -> None:
         """Follow the logs of present engines, the best claims first, and of engines that have just gone once more."""

@@ -117,7 +117,7 @@ class KubeApi:
         path: str,
         parameters: Mapping[str, str],
         opened: Callable[[socket.socket | None], None],
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Mapping[str, Any]]:
         """Events of a watch until the server ends it. ``opened`` gets the socket, so that another thread can shut it
         down.
 
@@ -237,16 +237,9 @@ _FAILURES: Final[Mapping[type[Exception], str]] = {
 }
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    document = json_of(body)
-    if not isinstance(document, dict):
-        raise SourceError("api_bad_answer", "no JSON object")
-    return document
-
-
-def _event(line: bytes) -> dict[str, Any]:
+def _event(line: bytes) -> Mapping[str, Any]:
     """One watch event; an ERROR event raises its exception."""
-    event = _object(line)
+    event = mapping(json_of(line))
     found = event.get("object")
     if not isinstance(event.get("type"), str) or not isinstance(found, dict):
         raise SourceError("api_bad_answer", "no watch event")

@@ -43,14 +43,11 @@ def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | Non
     return replace(found, shared=True) if found is not None and plain != device_id else found
 
 
-def from_dra(driver: str, device_name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
-    """The GPU of a DRA driver's device name."""
-    return next((vendor.from_dra(device_name, gpus) for _, vendor in vendors() if vendor.dra_driver == driver), None)
-
-
-def is_gpu_driver(driver: str) -> bool:
-    """Whether a DRA driver allocates GPUs that are read here."""
-    return bool(driver) and any(vendor.dra_driver == driver for _, vendor in vendors())
+def from_dra(driver: str, device_name: str, gpus: Sequence[GpuReading]) -> Iterator[OwnedDevice | None]:
+    """The GPU of a DRA driver's device name, None = unknown; nothing for a driver that allocates no GPUs that are read
+    here.
+    """
+    return (vendor.from_dra(device_name, gpus) for _, vendor in vendors() if vendor.dra_driver == driver)
 
 
 def _as_read(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:

@@ -19,6 +19,7 @@ HINTS: Final = ("prometheus.io/", "prometheus.kserve.io/")
 PREFIXES: Final = (EXPLICIT, *HINTS)
 
 SIDECAR_PORTS: Final = frozenset({15020, 15021, 15090, 4143, 4191})  # Istio, Linkerd
+_SSH: Final = 22
 NODE_PORTS: Final = frozenset({2379, 2380, 2381, 6443, 9100, 10248, 10249, 10250, 10255, 10256, 10257, 10259})
 
 PORT_NOT_DECLARED: Final = "port_not_declared"
@@ -113,7 +114,11 @@ def _found(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | No
             for number in (
                 server.default if server.default in numbers and not server.asked_unknown else None,
                 *of_names,
-                *(number for number, name in server.declared if _may_serve(number, name)),
+                *(
+                    number
+                    for number, name in server.declared
+                    if number not in (*SIDECAR_PORTS, _SSH) and name not in _OTHER_NAMES
+                ),
                 server.default if silent else None,
             )
             if number is not None
@@ -141,27 +146,14 @@ def _by_name(server: ServerPort) -> Iterable[int | None]:
     return (by_name.get(name) for name in (*_METRICS_NAMES, *server.names, *_SERVER_NAMES))
 
 
-def _may_serve(number: int, name: str) -> bool:
-    return number not in SIDECAR_PORTS and number != 22 and name not in _OTHER_NAMES
-
-
 def _numbers(server: ServerPort) -> list[int]:
     return [number for number, _ in server.declared]
 
 
-def path(annotations: Mapping[str, Any], port: int, default: str) -> str:
-    """The path of the metrics. An annotated path counts only for the port that the same annotation prefix names, if
-    any.
+def beside_port(annotations: Mapping[str, Any], name: str, port: int) -> str:
+    """The annotated path or scheme (``name``) of the metrics, "" = none. It counts only for the port that the same
+    annotation prefix names, if any.
     """
-    return _beside(annotations, "path", port) or default
-
-
-def scheme(annotations: Mapping[str, Any], port: int) -> str:
-    """The annotated scheme, "" = none; see ``path``."""
-    return _beside(annotations, "scheme", port)
-
-
-def _beside(annotations: Mapping[str, Any], name: str, port: int) -> str:
     for prefix in PREFIXES:
         text = annotation(annotations, prefix + name)
         if text and annotation(annotations, prefix + "port") in ("", str(port)):

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.model.readings import GpuOwner, GpuReading
-from kvpressure.sources.base import Reading, Source, SourceError, SourceSettings, isolated
-from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
+from kvpressure.sources.base import Reading, Source, SourceSettings, isolated, needed
+from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin
 from kvpressure.sources.kubernetes.grpc_call import unary
 from kvpressure.sources.kubernetes.pod import ENDED_PHASES, Pod, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources_message import (
@@ -64,11 +64,8 @@ class PodResourcesSource(Source):
 
     def _list(self) -> bytes:
         """The answer to one ``List``."""
-        try:
+        with needed(self._socket, "no_socket"):
             self._socket.stat()
-        except OSError as error:
-            reason = "permission_denied" if isinstance(error, PermissionError) else "no_socket"
-            raise SourceError(reason, f"{self._socket}: {error.strerror}") from error
         return unary(self._socket, METHOD, b"", CALL_SECONDS, MAX_ANSWER_BYTES)
 
     def _claims(self, answer: bytes) -> tuple[list[GpuOwner], Counter[str]]:
@@ -90,8 +87,7 @@ class PodResourcesSource(Source):
             if resource.startswith(self._prefixes) and not is_network(resource):
                 yield from_plugin(device_id, gpus)
         for driver, device_name in container.claimed:
-            if is_gpu_driver(driver):
-                yield from_dra(driver, device_name, gpus)
+            yield from from_dra(driver, device_name, gpus)
 
 
 def running(claims: Iterable[GpuOwner], pods: Iterable[Pod]) -> list[GpuOwner]:

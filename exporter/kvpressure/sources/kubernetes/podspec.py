@@ -445,10 +445,11 @@ def _target(
     if port is None:
         return None, refusal
     host = found.host
-    path = endpoint.path(pod.annotations, port, (host.path if host is not None else "") or found.dialect.default_path)
+    usual = (host.path if host is not None else "") or found.dialect.default_path
+    path = endpoint.beside_port(pod.annotations, "path", port) or usual
     if not _PATH.fullmatch(path):
         return None, "bad_path"
-    https = endpoint.scheme(pod.annotations, port) == "https" or "ssl_keyfile" in args.explicit
+    https = endpoint.beside_port(pod.annotations, "scheme", port) == "https" or "ssl_keyfile" in args.explicit
     try:
         return Target(
             address,

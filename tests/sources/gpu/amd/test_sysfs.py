@@ -127,7 +127,7 @@ def test_without_kfd_the_device_is_still_there_and_partitions_are_absent(tmp_pat
     assert reading.errors == {"partitions_unseen": 1}
     for device_id in ("0000:05:00.0", "amdgpu_xcp_0", "amdgpu_xcp_6"):
         assert from_plugin(device_id, (whole,)) == OwnedDevice(whole.uuid, shared=True)
-    assert from_dra("gpu.amd.com", "gpu-0-128", (whole,)) == OwnedDevice(whole.uuid, shared=True)
+    assert [*from_dra("gpu.amd.com", "gpu-0-128", (whole,))] == [OwnedDevice(whole.uuid, shared=True)]
     assert from_plugin("amdgpu_xcp_0", (whole, replace(whole, uuid="other"))) is None
 
 

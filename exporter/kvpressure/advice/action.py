@@ -1,5 +1,6 @@
 """One action of a plan, what actions are made of (values, workload and commands of an engine), those about its KV tier,
-and those that end the failures that log and pod show: memory that ran out, a start that failed, probes, transfers.
+those that keep what was computed, and those that end the failures that log and pod show: memory that ran out, a start
+that failed, probes, transfers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from math import ceil
 from types import MappingProxyType
 from typing import Final, Literal
 
-from kvpressure.advice.limits import peer_of, side
+from kvpressure.advice.limits import PlanInput, peer_of, side
+from kvpressure.advice.wording import no_events
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import GIB, parse_version, value_text
@@ -20,6 +22,7 @@ from kvpressure.model.reasons import TIMEOUT
 from kvpressure.model.state import EngineState
 from kvpressure.printable import PIPE, UNKNOWN, capital, command, named, say
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.kv import MEASURED as NOW
 from kvpressure.signals.window import TWICE
 
 
@@ -104,6 +107,22 @@ def on_host(key: EngineKey, what: str, *more: str) -> tuple[str, ...]:
     return (command("ss", "-ltnp", f"sport = :{name}"),) if what == "status" else ()  # which process has the port
 
 
+def stacks_of(engine: EngineState) -> str:
+    """A shell script without single quotes that prints the Python stacks of the engine's processes, or what their
+    threads wait in where these cannot be read. Processes are known by one argument: the title that they give themselves
+    (``VLLM::EngineCore``), the server's module or its script; in a pod, workers without a title are the engine's, too.
+    """
+    name = dialect(engine.dialect).name
+    of_engine = [f"^{name}::", f"^{name}[.]", f"/{name}$"]
+    if is_pod(engine.key):
+        of_engine += ["^ray::", "^--multiprocessing-fork$"]
+    return (
+        f'for f in $(grep -lisazE "{"|".join(of_engine)}" /proc/[0-9]*/cmdline); do p=${{f#/proc/}}; p=${{p%/cmdline}};'
+        ' echo "== $p $(tr "\\0" " " <$f)"; py-spy dump --pid $p || grep -sE "^(Name|State|voluntary)|^[^:]*$"'
+        " /proc/$p/task/*/status /proc/$p/task/*/wchan /proc/$p/task/*/stack; done 2>&1"
+    )
+
+
 def in_namespace(key: EngineKey) -> tuple[str, ...]:
     """The engine's namespace in words of kubectl."""
     return "-n", key.namespace or "<namespace>"
@@ -176,6 +195,71 @@ def added_tier(engine: EngineState) -> Action | None:
         f" Prompts that come back, and {one.called('preempted')} requests, are then loaded, not computed again. No more"
         " requests run at once. Host memory must have room for it.",
     )
+
+
+# --- where the cache has room, and what was computed does not stay in it ----------------------------------
+
+
+def reuse_plan(engine: PlanInput, t: Thresholds) -> tuple[Action, ...]:
+    """What to do where prompts are computed again after their KV blocks were evicted."""
+    first = say(engine.signals.latency.ttft.get("0.95"), "seconds")
+    return (
+        _keep_more(engine, t),
+        advised(
+            engine.engine,
+            "Send all requests of a session to one replica",
+            "do",
+            "a session that changes replicas is computed again on each. With routing by session or prefix, each further"
+            " replica adds its whole KV cache",
+            "load is spread less evenly",
+        ),
+        advised(
+            engine.engine,
+            "Verify",
+            "do",
+            "the prefix cache hit ratio reaches the predicted value, and users wait less for the first token"
+            f" ({named('p95 now', first)})",
+        ),
+    )
+
+
+def _keep_more(engine: PlanInput, t: Thresholds) -> Action:
+    kv, memory, flag = engine.signals.kv, engine.signals.memory, dialect(engine.engine.dialect).flag
+    share, ratios, wanted, capacity = (
+        engine.engine.limit("gpu_memory_utilization"),
+        kv.prefix_hit_ratio,
+        kv.kv_working_set_tokens,
+        kv.kv_capacity_tokens,
+    )
+    said = f"{named('Hit ratio now', say(ratios.get(NOW), 'ratio'))}, with more KV memory "
+    more = [f"{factor} ×: {say(ratio, 'ratio')}" for factor, ratio in sorted(ratios.items()) if factor != NOW]
+    missing = no_events(engine.signals.cache) or "too few blocks were evicted so far, or some come from a tier"
+    said += f"(predicted) {', '.join(more)}" if more else f"unknown, because {missing}"
+    tier = "a KV tier in host memory"
+    if wanted and capacity:
+        said += f". {say(wanted)} tokens ({say(wanted / capacity)} ×) give nearly all that 8 × would"
+        if memory.kv_pool_bytes and wanted > capacity:
+            size, hits = (wanted / capacity - 1) * memory.kv_pool_bytes, ratios.get(f"{wanted / capacity:g}")
+            tier += f" of {say(size, 'bytes')} for each GPU (hit ratio {say(hits, 'ratio')})"
+    # what mends a tier that there is comes before this step
+    tiers = [] if engine.signals.tier.tier_configured else [tier]
+    ways, values = [*tiers, "more GPUs (tensor parallel)", "or more replicas, with routing by session"], {}
+    if flag("kv_cache_dtype"):
+        ways.insert(0, f"{flag('kv_cache_dtype')} fp8 (2 × the tokens, if model and GPU support it)")
+    if share.value is not None and (engine.pool_grows or share.value < t["memory_critical_ratio"]):
+        values = {"gpu_memory_utilization": share.recommended} if engine.pool_grows and share.recommended else {}
+        ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share.value:g})")
+    return advised(
+        engine.engine,
+        "Add KV memory",
+        "do",
+        f"{said}. Ways: {', '.join(ways)}",
+        "fp8 needs an accuracy test; a tier loads blocks instead of computing them; GPUs and replicas cost most",
+        values=values,
+    )
+
+
+# --- commands of a workload -----------------------------------------------------------------------------
 
 
 def roll_out(key: EngineKey, workload: tuple[str, ...]) -> tuple[str, ...]:

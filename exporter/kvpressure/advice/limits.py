@@ -218,6 +218,12 @@ class PlanInput:
         return self.engine.diagnosis.conditions.get(name)
 
     @property
+    def pool_grows(self) -> bool:
+        """Whether the recommended ``gpu_memory_utilization`` is a raise."""
+        limit = self.engine.limit("gpu_memory_utilization")
+        return limit.recommended is not None and limit.known is not None and limit.recommended > limit.known
+
+    @property
     def prompts(self) -> Mapping[str, float]:
         """Quantiles of prompt tokens: over the window, else since the server started."""
         return self.signals.context.prompt_quantiles or self.usual.prompt_quantiles

@@ -17,13 +17,15 @@ from kvpressure.advice.action import (
     of_pod,
     of_transfers,
     on_host,
+    reuse_plan,
     roll_out,
+    stacks_of,
     start_failure,
     value_and_flag,
     workload,
 )
 from kvpressure.advice.limits import PlanInput, past_peak, peer_of, requests_that_fit, side_of
-from kvpressure.advice.plan import of_pools, pressure_steps, reuse_plan
+from kvpressure.advice.plan import of_pools, pressure_steps
 from kvpressure.advice.wording import clock_text, other_place, scrape_error
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
@@ -375,22 +377,6 @@ def _transfer_bound(engine: EngineState, _t: Thresholds) -> MitigationPlan:
     )
 
 
-def _stacks(engine: EngineState) -> str:
-    """A shell script without single quotes that prints the Python stacks of the engine's processes, or what their
-    threads wait in where these cannot be read. Processes are known by one argument: the title that they give themselves
-    (``VLLM::EngineCore``), the server's module or its script; in a pod, workers without a title are the engine's, too.
-    """
-    name = dialect(engine.dialect).name
-    of_engine = [f"^{name}::", f"^{name}[.]", f"/{name}$"]
-    if is_pod(engine.key):
-        of_engine += ["^ray::", "^--multiprocessing-fork$"]
-    return (
-        f'for f in $(grep -lisazE "{"|".join(of_engine)}" /proc/[0-9]*/cmdline); do p=${{f#/proc/}}; p=${{p%/cmdline}};'
-        ' echo "== $p $(tr "\\0" " " <$f)"; py-spy dump --pid $p || grep -sE "^(Name|State|voluntary)|^[^:]*$"'
-        " /proc/$p/task/*/status /proc/$p/task/*/wchan /proc/$p/task/*/stack; done 2>&1"
-    )
-
-
 def _ask_for_a_pause(engine: EngineState, otherwise: str = "") -> Action:
     """What to ask before anything is killed: an engine that was told to stand still looks like one that has stopped.
     ``otherwise``: what follows where it was not told.
@@ -431,7 +417,7 @@ def _if_it_stops_again(engine: EngineState, t: Thresholds) -> Action:
 
 def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     key, pod = engine.key, of_pod(engine.key)
-    stacks = _stacks(engine)
+    stacks = stacks_of(engine)
     right = "SYS_PTRACE (kubectl debug --profile=sysadmin has it)" if is_pod(key) else "root"
     return MitigationPlan(
         "The engine makes no progress. If it was not told to pause, save the evidence, then restart it.",

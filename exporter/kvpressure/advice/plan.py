@@ -26,7 +26,6 @@ from kvpressure.advice.limits import (
     running_at_once,
     side_of,
 )
-from kvpressure.advice.wording import no_events
 from kvpressure.diagnosis.finding import limit_source
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import parse_version, value_text
@@ -34,7 +33,6 @@ from kvpressure.model.pools import OTHER_SIDE
 from kvpressure.model.state import ALONE_FULL, ALONE_SLOW, OTHER_HAS_ROOM, OTHER_IS_FULL, EngineState
 from kvpressure.printable import command, named, say
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.kv import MEASURED as NOW
 
 _BEYOND_GUIDE: Final = '(this step is not in the guide "Emergency Mitigation")'
 
@@ -335,7 +333,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> Action:
     return advised(
         engine.engine,
         title,
-        "if it stays" if _pool_grows(engine) else "do",
+        "if it stays" if engine.pool_grows else "do",
         said,
         "fewer requests run at once; the others wait in the queue. If requests become shorter later, a limit this low"
         " leaves the GPU underused",
@@ -378,19 +376,13 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> Action:
     )
 
 
-def _pool_grows(engine: PlanInput) -> bool:
-    """Whether the recommended ``gpu_memory_utilization`` is a raise."""
-    limit = engine.engine.limit("gpu_memory_utilization")
-    return limit.recommended is not None and limit.known is not None and limit.recommended > limit.known
-
-
 def _memory_share(engine: PlanInput, t: Thresholds) -> Action:
     limit = engine.engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     title = f"Lower {_option(engine, 'gpu_memory_utilization')} to {usual:g}, then {lower:g}"
     cost = _pool_cost(engine, limit.known, usual, lower)
     now = _now(engine, "gpu_memory_utilization")
-    if _pool_grows(engine):
+    if engine.pool_grows:
         return advised(
             engine.engine,
             f"Raise {_option(engine, 'gpu_memory_utilization')}",
@@ -509,22 +501,11 @@ def _watermark(engine: PlanInput) -> Action:
     if not flag:
         return advised(engine.engine, title, "not here", f"{one.title} has no such setting", cost)
     if version is not None and version < (parse_version(first) or version):
-        return advised(
-            engine.engine,
-            title,
-            "not here",
-            f"not supported by {one.title} {engine.engine.version} (added in {first})",
-            cost,
-        )
+        too_old = f"not supported by {one.title} {engine.engine.version} (added in {first})"
+        return advised(engine.engine, title, "not here", too_old, cost)
     if version is None:
-        return advised(
-            engine.engine,
-            title,
-            "if it stays",
-            f"{lost}. {flag} needs {one.title} {first} or later",
-            cost,
-            measured,
-        )
+        lost += f". {flag} needs {one.title} {first} or later"
+        return advised(engine.engine, title, "if it stays", lost, cost, measured)
     return advised(engine.engine, title, "do", lost, cost, measured, {"watermark": WATERMARK})
 
 
@@ -537,7 +518,7 @@ def _more_memory(engine: PlanInput, t: Thresholds) -> Action:
         "more GPUs (tensor parallel)",
         "or more replicas",
     ]
-    if share is not None and share < t["memory_critical_ratio"] and not _pool_grows(engine):
+    if share is not None and share < t["memory_critical_ratio"] and not engine.pool_grows:
         unknown = engine.condition("gpu_out_of_memory") is None
         failed = "failed allocations: unknown" if unknown else "no failed allocation was found"
         raised = f"Raise {flag('gpu_memory_utilization')} (now {share:g}; {failed}). Or use "
@@ -548,68 +529,6 @@ def _more_memory(engine: PlanInput, t: Thresholds) -> Action:
         "if it stays",
         f"KV memory is the bottleneck. {raised}" + ", ".join(ways),
         cost,
-    )
-
-
-# --- where the cache has room, and what was computed does not stay in it ----------------------------------
-
-
-def reuse_plan(engine: PlanInput, t: Thresholds) -> tuple[Action, ...]:
-    """What to do where prompts are computed again after their KV blocks were evicted."""
-    first = say(engine.signals.latency.ttft.get("0.95"), "seconds")
-    return (
-        _keep_more(engine, t),
-        advised(
-            engine.engine,
-            "Send all requests of a session to one replica",
-            "do",
-            "a session that changes replicas is computed again on each. With routing by session or prefix, each further"
-            " replica adds its whole KV cache",
-            "load is spread less evenly",
-        ),
-        advised(
-            engine.engine,
-            "Verify",
-            "do",
-            "the prefix cache hit ratio reaches the predicted value, and users wait less for the first token"
-            f" ({named('p95 now', first)})",
-        ),
-    )
-
-
-def _keep_more(engine: PlanInput, t: Thresholds) -> Action:
-    kv, memory, flag = engine.signals.kv, engine.signals.memory, dialect(engine.engine.dialect).flag
-    share, ratios, wanted, capacity = (
-        engine.engine.limit("gpu_memory_utilization"),
-        kv.prefix_hit_ratio,
-        kv.kv_working_set_tokens,
-        kv.kv_capacity_tokens,
-    )
-    said = f"{named('Hit ratio now', say(ratios.get(NOW), 'ratio'))}, with more KV memory "
-    more = [f"{factor} ×: {say(ratio, 'ratio')}" for factor, ratio in sorted(ratios.items()) if factor != NOW]
-    missing = no_events(engine.signals.cache) or "too few blocks were evicted so far, or some come from a tier"
-    said += f"(predicted) {', '.join(more)}" if more else f"unknown, because {missing}"
-    tier = "a KV tier in host memory"
-    if wanted and capacity:
-        said += f". {say(wanted)} tokens ({say(wanted / capacity)} ×) give nearly all that 8 × would"
-        if memory.kv_pool_bytes and wanted > capacity:
-            size, hits = (wanted / capacity - 1) * memory.kv_pool_bytes, ratios.get(f"{wanted / capacity:g}")
-            tier += f" of {say(size, 'bytes')} for each GPU (hit ratio {say(hits, 'ratio')})"
-    # what mends a tier that there is comes before this step
-    tiers = [] if engine.signals.tier.tier_configured else [tier]
-    ways, values = [*tiers, "more GPUs (tensor parallel)", "or more replicas, with routing by session"], {}
-    if flag("kv_cache_dtype"):
-        ways.insert(0, f"{flag('kv_cache_dtype')} fp8 (2 × the tokens, if model and GPU support it)")
-    if share.value is not None and (_pool_grows(engine) or share.value < t["memory_critical_ratio"]):
-        values = {"gpu_memory_utilization": share.recommended} if _pool_grows(engine) and share.recommended else {}
-        ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share.value:g})")
-    return advised(
-        engine.engine,
-        "Add KV memory",
-        "do",
-        f"{said}. Ways: {', '.join(ways)}",
-        "fp8 needs an accuracy test; a tier loads blocks instead of computing them; GPUs and replicas cost most",
-        values=values,
     )
 
 

@@ -84,11 +84,6 @@ def test_check_names_drifted_missing_and_unknown_files(
         ("--values", "labels: {alertname: x}", "is not a label that may be set"),
         ("--values", "exporter_job: '.*'", "allowed: letters, digits and _ / -"),
         (
-            "--values",
-            "labels: {}\nthresholds:\n  kv_full_ratio: 1.5",
-            "input.yaml:3: kv_full_ratio: 1.5 is not allowed; allowed: a number from 0 to 1",
-        ),
-        (
             "--thresholds",
             "memory_warning_ratio: 0.95",
             "input.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio",

@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[values.BundleValues,
     file = tmp_path_factory.mktemp("values") / "values.yaml"
     file.write_text(documented_example())
     loaded = values.load(file)
-    return loaded, render(Options(builtin().override(loaded.thresholds, "values"), loaded))
+    return loaded, render(Options(builtin().override({"wait_page_seconds": 20}, "values"), loaded))
 
 
 def rules(files: dict[str, str]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -19,8 +19,8 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 @dataclass(frozen=True, slots=True)
 class BundleValues:
     """Settings of a site. ``runbook_base_url``: where the runbooks are served; ``dashboard_base_url``: Grafana's URL;
-    "": alerts have no such link, because the project has no public address. ``thresholds``: name -> number, as
-    ``--thresholds``. ``durations``: alert -> severity -> ``for`` in seconds. ``exclude``: alerts or families to leave
+    "": alerts have no such link, because the project has no public address.
+    ``durations``: alert -> severity -> ``for`` in seconds. ``exclude``: alerts or families to leave
     out. ``labels``: added to every alert; ``alert_labels``: alert -> labels set on it (also severity).
     ``exporter_job``: part of the name of the exporter's scrape job. ``engine_labels``: plain or prefixed, as the
     exporter's ``--web.engine-labels``.
@@ -30,7 +30,6 @@ class BundleValues:
     dashboard_base_url: str = ""
     exporter_job: str = "kvpressure"
     engine_labels: str = "plain"
-    thresholds: Mapping[str, Any] = field(default_factory=dict)
     durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -47,12 +46,6 @@ def load(path: str | Path | None) -> BundleValues:
         return BundleValues()
     root = yaml_nodes.read(path)
     return _values(_mapping(root.value, root.where, "the file"), str(path))
-
-
-def threshold_lines(path: str | Path) -> dict[str, str]:
-    """``file:line`` of each threshold of a valid values file, for messages."""
-    thresholds = (yaml_nodes.read(path).children or {}).get("thresholds")
-    return {name: node.where for name, node in ((thresholds.children if thresholds else None) or {}).items()}
 
 
 def _values(document: Mapping[str, Any], where: str) -> BundleValues:
@@ -122,7 +115,6 @@ _READERS: Final[Mapping[str, Callable[[Any, str, str], Any]]] = {
     "dashboard_base_url": _URL,
     "exporter_job": _of(JOB),
     "engine_labels": _of(one_of("plain", "prefixed")),
-    "thresholds": _mapping,
     "durations": _durations,
     "exclude": _names,
     "labels": _labels,

@@ -10,12 +10,12 @@ from kvpressure.bundle import values
 from kvpressure.bundle.render import differences, render, write
 from kvpressure.bundle.rules import PROFILES, Options
 from kvpressure.errors import InputError, refused_file
-from kvpressure.settings import thresholds
+from kvpressure.settings.thresholds import load
 
 _EXAMPLES: Final = """\
 examples:
   kvpressure bundle --out monitoring                             # alerts/, dashboards/ and docs/ below it
-  kvpressure bundle --out monitoring --values site.yaml          # URLs, durations, exclusions, labels, thresholds
+  kvpressure bundle --out monitoring --values site.yaml          # URLs, durations, exclusions, labels
   kvpressure bundle --out monitoring --values site.yaml --check  # in CI: does what is there match?
 
 Exit status: 0 done, or nothing differs; 1 --check found a difference; 2 the input cannot be used.
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--values",
         metavar="FILE",
         default=None,
-        help="settings of your site: URLs, durations, exclusions, labels, thresholds",
+        help="settings of your site: URLs, durations, exclusions, labels",
     )
     parser.add_argument(
         "--profile",
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Write or check. 0 = done or nothing to report, 1 = ``--check`` found something; raises ``InputError``."""
     directory = Path(args.out)
     try:
-        files = render(_options(args))
+        files = render(Options(load(args.thresholds), values.load(args.values), args.profile))
         if not args.check:
             written = write(files, directory)
             print(f"{len(files)} files, {len(written)} changed, in {directory}")
@@ -74,11 +74,3 @@ def run(args: argparse.Namespace) -> int:
     for line in found:
         print(line)
     return 1 if found else 0
-
-
-def _options(args: argparse.Namespace) -> Options:
-    site = values.load(args.values)
-    base = thresholds.load(args.thresholds)
-    if site.thresholds:
-        base = base.override(site.thresholds, f"{args.values}: thresholds", values.threshold_lines(args.values))
-    return Options(base, site, args.profile)

@@ -116,7 +116,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $numbers := regexFind "(?m)^# Thresholds in these rules: .*$" (.Files.Get "files/kvpressure-rules.yaml") -}}
 {{- range $name, $_ := .Values.thresholds -}}
 {{- if regexMatch (printf " %s(,|$)" $name) $numbers -}}
-{{- fail (printf "thresholds.%s is a number of the rules too, which would keep the built-in one; allowed: with rules of your own, kvpressure bundle --values FILE --out DIR and --set-file rules.file=DIR/alerts/kvpressure-rules.yaml (docs/your-site.md)" $name) -}}
+{{- fail (printf "thresholds.%s is a number of the rules too, which would keep the built-in one; allowed: with rules of your own, kvpressure bundle --thresholds FILE --out DIR and --set-file rules.file=DIR/alerts/kvpressure-rules.yaml (docs/your-site.md)" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -90,8 +90,10 @@ class Target:
     args_source: str = "args"
     assumed: bool = False
     kv_events: EventsEndpoint | None = None
+    name: str = field(init=False, repr=False, compare=False)  # the URL; it identifies the target
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"{self.scheme}://{self.address}{self.path}")
         if self.scheme not in ("http", "https"):
             raise _refused(f"target {shown(self.name)} has scheme {shown(self.scheme)}", ADDRESSES)
         if not _HOST.fullmatch(self.host) or len(self.host) > 253 or not 0 < self.port < 65_536:
@@ -106,11 +108,6 @@ class Target:
     def address(self) -> str:
         """Host and port as in a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def name(self) -> str:
-        """The URL; it identifies the target in metrics and recordings."""
-        return f"{self.scheme}://{self.address}{self.path}"
 
 
 def parse_target(text: str) -> Target:

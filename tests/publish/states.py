@@ -219,7 +219,7 @@ def full_state() -> State:
         expected_gpus={"nvidia": 1},
         ticks=42,
         lag_seconds=0.001,
-        recorder=RecorderHealth(False, "disk_full", NOW, {"disk_full": 3}, 30),
+        recorder=RecorderHealth("recorder", False, "disk_full", NOW, errors={"disk_full": 3}, dropped=30),
         web_refused={"address": 7},
         failures={Failure("engine", "prod/chat-1/org/model/0", "tick", "arithmetic"): 2},
     )

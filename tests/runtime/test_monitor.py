@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.model.readings import ContainerReading, GpuReading, LogLine, Scrape, Snapshot, SourceHealth
+from kvpressure.model.readings import MAX_REASONS, ContainerReading, GpuReading, LogLine, Scrape, Snapshot, SourceHealth
 from kvpressure.model.state import State
 from kvpressure.runtime.monitor import HANG_SECONDS, HEARTBEAT_SECONDS, PIPELINE, DeferredSource, Monitor, build_sources
-from kvpressure.runtime.worker import PENDING_LOGS, REASONS, Worker, next_due
+from kvpressure.runtime.worker import PENDING_LOGS, Worker, next_due
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError
 from kvpressure.sources.catalog import CollectorSettings, SourceSpec
@@ -222,12 +222,12 @@ class TestWorker:
 
     def test_reasons_are_bounded(self) -> None:
         clock = Clock()
-        one = worker(Scripted(*(raising(SourceError(f"r{number}")) for number in range(3 * REASONS))), clock)
-        for _ in range(3 * REASONS):
+        one = worker(Scripted(*(raising(SourceError(f"r{number}")) for number in range(3 * MAX_REASONS))), clock)
+        for _ in range(3 * MAX_REASONS):
             one.read_once()
         errors = one.health(clock.now).errors
-        assert len(errors) == REASONS + 1
-        assert errors["other"] == 2 * REASONS
+        assert len(errors) == MAX_REASONS + 1
+        assert errors["other"] == 2 * MAX_REASONS
 
     @pytest.mark.parametrize(("seconds", "used"), [(5.0, True), (5.1, True), (10.0, True), (10.1, False)])
     def test_a_late_reading_counts_as_a_timeout_and_is_used_unless_it_is_far_too_late(

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvpressure.errors import InputError
+from kvpressure.errors import InputError, shown
 from kvpressure.settings import settings
 from kvpressure.settings.kinds import SECONDS, ListenAddress
-from kvpressure.settings.options import shown
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.catalog import registry
 

@@ -7,15 +7,23 @@ from typing import Final
 
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
+from kvpressure.model.readings import EngineKey
 from kvpressure.model.reasons import NOT_METRICS, in_words
 from kvpressure.model.signals import CacheSignals
 from kvpressure.model.state import EngineState
-from kvpressure.printable import UNKNOWN
+from kvpressure.printable import UNKNOWN, visible
 
 
 def clock_text(time: float | None) -> str:
     """Date and time in UTC."""
     return UNKNOWN if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def name_of(key: EngineKey) -> str:
+    """Namespace, pod, model and rank, as far as known, on one line."""
+    pod = "/".join(part for part in (key.namespace, key.pod) if part)
+    rank = f"engine {key.engine}" if key.engine else ""
+    return visible(" ".join(part for part in (pod, key.model_name, rank) if part)) or "engine"
 
 
 def words(name: str | None) -> str:

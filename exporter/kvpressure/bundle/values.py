@@ -11,7 +11,7 @@ from typing import Any, Final
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
 from kvpressure.errors import InputError, shown
 from kvpressure.settings import yaml_lines as yaml_nodes
-from kvpressure.settings.kinds import JOB, PAGES_URL, SECONDS, Kind, one_of
+from kvpressure.settings.kinds import JOB, PAGES_URL, SECONDS, one_of
 
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -45,76 +45,59 @@ def load(path: str | Path | None) -> BundleValues:
     if path is None:
         return BundleValues()
     root = yaml_nodes.read(path)
-    return _values(_mapping(root.value, root.where, "the file"), str(path))
-
-
-def _values(document: Mapping[str, Any], where: str) -> BundleValues:
+    document = _mapping(root.value, f"{root.where}: the file")
     for key in document:
         if key not in _READERS:
-            raise InputError(f"{where}: unknown key {shown(key)}; allowed: {', '.join(_READERS)}")
-    return BundleValues(**{key: _READERS[key](value, where, key) for key, value in document.items()})
+            raise InputError(f"{path}: unknown key {shown(key)}; allowed: {', '.join(_READERS)}")
+    return BundleValues(**{key: _READERS[key](value, f"{path}: {key}") for key, value in document.items()})
 
 
-def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise InputError(f"{where}: {key}: expected a mapping")
+        raise InputError(f"{where}: expected a mapping")
     return value
 
 
-def _of(kind: Kind) -> Callable[[Any, str, str], Any]:
-    """A reader of the values of a setting's kind."""
-
-    def read(value: Any, where: str, key: str) -> Any:
-        try:
-            return kind.parse(value)
-        except ValueError:
-            raise InputError(f"{where}: {key}: {shown(value)} is not allowed; allowed: {kind.allowed}") from None
-
-    return read
+_SEVERITY: Final = one_of(*SEVERITIES)
 
 
-_URL: Final = _of(PAGES_URL)
-_SEVERITY: Final = _of(one_of(*SEVERITIES))
-_SECONDS: Final = _of(SECONDS)
-
-
-def _durations(value: Any, where: str, key: str) -> dict[str, dict[str, float]]:
+def _durations(value: Any, where: str) -> dict[str, dict[str, float]]:
     return {
         str(name): {
-            _SEVERITY(severity, where, f"{key}.{name}"): _SECONDS(text, where, f"{key}.{name}.{severity}")
-            for severity, text in _mapping(levels, where, f"{key}.{name}").items()
+            _SEVERITY.checked(severity, f"{where}.{name}"): SECONDS.checked(text, f"{where}.{name}.{severity}")
+            for severity, text in _mapping(levels, f"{where}.{name}").items()
         }
-        for name, levels in _mapping(value, where, key).items()
+        for name, levels in _mapping(value, where).items()
     }
 
 
-def _names(value: Any, where: str, key: str) -> tuple[str, ...]:
+def _names(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{where}: {key}: expected a list of alert names or families ({', '.join(FAMILIES)})")
+        raise InputError(f"{where}: expected a list of alert names or families ({', '.join(FAMILIES)})")
     return tuple(value)
 
 
-def _labels(value: Any, where: str, key: str) -> dict[str, str]:
-    labels = _mapping(value, where, key)
+def _labels(value: Any, where: str) -> dict[str, str]:
+    labels = _mapping(value, where)
     for name, text in labels.items():
         if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name) or name in ("alertname", "kvpressure_family"):
-            raise InputError(f"{where}: {key}: {shown(name)} is not a label that may be set")
+            raise InputError(f"{where}: {shown(name)} is not a label that may be set")
         if not isinstance(text, str):
-            raise InputError(f"{where}: {key}.{name}: {shown(text)} must be text (quote it)")
+            raise InputError(f"{where}.{name}: {shown(text)} must be text (quote it)")
         if name == "severity":
-            _SEVERITY(text, where, key)
+            _SEVERITY.checked(text, where)
     return dict(labels)
 
 
-def _alert_labels(value: Any, where: str, key: str) -> dict[str, dict[str, str]]:
-    return {str(name): _labels(body, where, f"{key}.{name}") for name, body in _mapping(value, where, key).items()}
+def _alert_labels(value: Any, where: str) -> dict[str, dict[str, str]]:
+    return {str(name): _labels(body, f"{where}.{name}") for name, body in _mapping(value, where).items()}
 
 
-_READERS: Final[Mapping[str, Callable[[Any, str, str], Any]]] = {
-    "runbook_base_url": _URL,
-    "dashboard_base_url": _URL,
-    "exporter_job": _of(JOB),
-    "engine_labels": _of(one_of("plain", "prefixed")),
+_READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
+    "runbook_base_url": PAGES_URL.checked,
+    "dashboard_base_url": PAGES_URL.checked,
+    "exporter_job": JOB.checked,
+    "engine_labels": one_of("plain", "prefixed").checked,
     "durations": _durations,
     "exclude": _names,
     "labels": _labels,

@@ -14,9 +14,9 @@ A "page" in names of the package is the text of one metrics endpoint at one scra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import add
-from typing import Final
+from typing import Final, Self
 
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import LogEvent
@@ -429,6 +429,23 @@ class SourceHealth:
     last_success: float | None = None
     duration_seconds: float | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
+
+    def failed(self, reason: str, counts: Mapping[str, int] | None = None) -> Self:
+        """The health after a failure; ``counts``: of what is counted for it, None = one of ``reason``."""
+        errors = counted(self.errors, {reason: 1} if counts is None else counts)
+        return replace(self, up=False, reason=reason, errors=errors)
+
+
+MAX_REASONS: Final = 64  # kinds of failure counted apart; further ones count as "other"
+
+
+def counted(errors: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
+    """``errors`` by reason with ``new`` ones."""
+    total = dict(errors)
+    for reason, count in new.items():
+        known = reason if reason in total or len(total) < MAX_REASONS else "other"
+        total[known] = total.get(known, 0) + count
+    return total
 
 
 @frozen

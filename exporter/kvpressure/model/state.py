@@ -378,15 +378,11 @@ class GpuState:
 
 
 @frozen
-class RecorderHealth:
+class RecorderHealth(SourceHealth):
     """Health of the flight recorder. ``up`` None = nothing written yet; ``reason`` and ``errors``: of
     ``recording.recorder.REASONS``; ``dropped``: ticks that were not kept.
     """
 
-    up: bool | None = None
-    reason: str | None = None
-    last_success: float | None = None
-    errors: Mapping[str, int] = field(default_factory=dict)
     dropped: int = 0
 
 

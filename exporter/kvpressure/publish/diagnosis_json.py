@@ -50,7 +50,7 @@ def diagnosis_document(state: State, node_name: str, around: ViewContext | None 
         "expected_gpus": _plain(state.expected_gpus),
         "ticks": state.ticks,
         "lag_seconds": _plain(state.lag_seconds),
-        "recorder": _fields(state.recorder) if state.recorder else None,
+        "recorder": _fields(state.recorder, "name", "duration_seconds") if state.recorder else None,
         "web_refused": _plain(state.web_refused),
         "dashboards": {uid: around.links.dashboard(uid).url or None for uid in DASHBOARDS},
     }
@@ -58,13 +58,12 @@ def diagnosis_document(state: State, node_name: str, around: ViewContext | None 
     return {**document, "failures": [{**_fields(failure), "count": count} for failure, count in counted]}
 
 
-def _fields(one: Any) -> dict[str, Any]:
-    found: dict[str, Any] = _plain(asdict(one))
-    return found
+def _fields(one: Any, *without: str) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in asdict(one).items() if name not in without}
 
 
 def _source(health: SourceHealth) -> tuple[str, dict[str, Any]]:
-    return health.name, {key: value for key, value in _fields(health).items() if key != "name"}
+    return health.name, _fields(health, "name")
 
 
 def engine_entry(engine: EngineState, state: State, around: ViewContext) -> dict[str, Any]:
@@ -79,9 +78,8 @@ def _entry(view: PageEngine) -> dict[str, Any]:
 
 
 def _pod(pod: PodState) -> dict[str, Any]:
-    found = _fields(pod)
-    del found["ever"]  # of use to the exporter alone
-    return {**found, "pool": pod.pool.name, "revision": pod.pool.revision}
+    # "ever" is of use to the exporter alone
+    return {**_fields(pod, "ever"), "pool": pod.pool.name, "revision": pod.pool.revision}
 
 
 def _container(container: ContainerState) -> dict[str, Any]:

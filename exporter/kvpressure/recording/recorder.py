@@ -276,7 +276,7 @@ class BackgroundRecorder:
         self.error: Exception | None = None
         self.failed = threading.Event()
         self._wall = wall
-        self._health = RecorderHealth()
+        self._health = RecorderHealth("recorder")
         self._lock = threading.Lock()
         self._queue: queue.Queue[Snapshot | None] = queue.Queue(backlog)
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
@@ -296,8 +296,7 @@ class BackgroundRecorder:
 
     def _failing(self, reason: str) -> None:
         with self._lock:  # the monitor's thread says "slow", the recorder's everything else
-            errors = {**self._health.errors, reason: self._health.errors.get(reason, 0) + 1}
-            self._health = replace(self._health, up=False, reason=reason, errors=errors)
+            self._health = self._health.failed(reason)
 
     def _wrote(self) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from kvpressure.advice.wording import name_of
 from kvpressure.model import ceilings
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import Diagnosis, EngineState
@@ -72,7 +73,7 @@ class Timeline:
             known = self._engines.setdefault(engine.key, _Followed(since=t))
             found = list(self._changes(known, t, engine.diagnosis))
             if found:
-                yield f"{clock(t)}  +{t - self._start:.0f} s  {_name(engine.key)}  {found[0]}"
+                yield f"{clock(t)}  +{t - self._start:.0f} s  {name_of(engine.key)}  {found[0]}"
                 yield from (f"    {line}" for line in found[1:])
 
     def _changes(self, known: _Followed, t: float, answer: Diagnosis) -> Iterator[str]:
@@ -100,7 +101,7 @@ class Timeline:
             total = {**known.seconds, known.verdict: known.seconds.get(known.verdict, 0.0) + self._last - known.since}
             ranked = sorted(total.items(), key=lambda item: -item[1])
             shares = ", ".join(f"{verdict} {seconds:.0f} s" for verdict, seconds in ranked if verdict)
-            yield f"{_name(key)}: {shares}"
+            yield f"{name_of(key)}: {shares}"
 
 
 def _verdict(verdict: str, stage: str | None) -> str:
@@ -113,11 +114,6 @@ def _row(answer: Diagnosis) -> str:
         return ""
     close = f"; also possible: {answer.runner_up}" if answer.runner_up else ""
     return f" ({answer.grade}; rule: {answer.row}{close})"
-
-
-def _name(key: EngineKey) -> str:
-    pod = "/".join(part for part in (key.namespace, key.pod) if part) or "engine"
-    return " ".join(part for part in (pod, key.model_name, f"engine {key.engine}" if key.engine else "") if part)
 
 
 def clock(t: float) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvpressure.capacity import own_models
 from kvpressure.model.isolation import TICK, FailureLog
 from kvpressure.model.readings import Snapshot, SourceHealth
+from kvpressure.model.reasons import INTERNAL
 from kvpressure.model.state import RecorderHealth, State
 from kvpressure.pipeline.joins import join_containers, join_owners
 from kvpressure.pipeline.pipeline import Pipeline
@@ -206,8 +207,7 @@ class Monitor:
             state = self._pipeline.observe(snapshot)
         except Exception as error:
             self._failures.add("the pipeline", TICK, error)
-            errors = {**self._health.errors, "internal": self._health.errors.get("internal", 0) + 1}
-            self._health = replace(self._health, up=False, reason="internal", errors=errors)
+            self._health = self._health.failed(INTERNAL)
             return State(time=snapshot.time)
         self._health = replace(
             self._health, up=True, reason=None, last_success=snapshot.time, duration_seconds=self._clock() - started

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from kvpressure.model.isolation import FailureLog
-from kvpressure.model.readings import SourceHealth
+from kvpressure.model.readings import SourceHealth, counted
 from kvpressure.model.reasons import INTERNAL, TIMEOUT
 from kvpressure.runtime.plausibility import believed
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError
@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 PENDING_PAGES: Final = 1024  # readings that no tick has taken yet are bounded by these
 PENDING_LOGS: Final = 10_000
-REASONS: Final = 64  # kinds of failure counted apart; further ones count as "other"
 
 _T = TypeVar("_T")
 
@@ -173,7 +172,7 @@ class Worker:
         self._unread = reading if self._unread is None else _merged(self._unread, reading)
         self._held = replace(reading, pages=None, logs=None) if self.spec.hold_seconds else None
         self._arrived = now
-        errors = _counted(self._health.errors, reading.errors)
+        errors = counted(self._health.errors, reading.errors)
         self._health = replace(self._health, up=True, reason=None, last_success=self._wall(), errors=errors)
 
     def _nothing_here(self, reason: str) -> None:
@@ -186,16 +185,7 @@ class Worker:
     def _fail(self, reason: str, counts: Mapping[str, int] | None = None) -> None:
         """Record a failure; ``counts`` None = one of ``reason``."""
         self._held = None  # a failed reading is absent, not the one before
-        errors = _counted(self._health.errors, {reason: 1} if counts is None else counts)
-        self._health = replace(self._health, up=False, reason=reason, errors=errors)
-
-
-def _counted(errors: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
-    total = dict(errors)
-    for reason, count in new.items():
-        known = reason if reason in total or len(total) < REASONS else "other"
-        total[known] = total.get(known, 0) + count
-    return total
+        self._health = self._health.failed(reason, counts)
 
 
 def _merged(older: Reading, newer: Reading) -> Reading:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.errors import nearest, shown
+from kvpressure.errors import InputError, nearest, shown
 from kvpressure.settings.thresholds import load
 from kvpressure.settings.yaml_lines import short_path
 from kvpressure.sources.scrape.targets import parse_target
@@ -30,6 +30,16 @@ class Kind:
     allowed: str
     parse: Callable[[object], Any]
     metavar: str
+
+    def checked(self, raw: object, where: str) -> Any:
+        """The value of ``raw``, written at ``where``. Raises ``InputError``."""
+        try:
+            return self.parse(raw)
+        except InputError as error:  # says itself what is allowed
+            raise InputError(f"{where}: {error}") from error
+        except ValueError as error:
+            detail = " ".join(str(error).split()) or f"{shown(raw)} is not allowed"
+            raise InputError(f"{where}: {detail}; allowed: {self.allowed}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvpressure.errors import InputError, shown
 from kvpressure.settings.kinds import BOOL, Kind
 from kvpressure.sources.catalog import registry
 
@@ -23,17 +22,8 @@ class Option:
     def check(self, raw: object, where: str) -> Any:
         """The checked value of ``raw``, written at ``where``. Raises ``InputError``."""
         if not self.repeat:
-            return self._one(raw, where)
-        return tuple(self._one(item, where) for item in (raw if isinstance(raw, list) else [raw]))
-
-    def _one(self, raw: object, where: str) -> Any:
-        try:
-            return self.kind.parse(raw)
-        except InputError as error:  # says itself what is allowed
-            raise InputError(f"{where}: {error}") from error
-        except ValueError as error:
-            detail = " ".join(str(error).split()) or f"{shown(raw)} is not allowed"
-            raise InputError(f"{where}: {detail}; allowed: {self.kind.allowed}") from error
+            return self.kind.checked(raw, where)
+        return tuple(self.kind.checked(item, where) for item in (raw if isinstance(raw, list) else [raw]))
 
 
 def option(

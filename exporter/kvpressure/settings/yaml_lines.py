@@ -97,7 +97,6 @@ class _NodeReader:
     def __init__(self, path: str, loader: Any) -> None:
         self._path = path
         self._loader = loader
-        self._count = 0
         self._sizes: dict[int, int] = {}  # by node: aliases are counted as often as they stand, and looked at once
 
     def _size(self, node: Any) -> int:
@@ -114,12 +113,9 @@ class _NodeReader:
         import yaml
 
         where = f"{self._path}:{node.start_mark.line + 1}"
-        self._count += 1
-        if self._count > NODE_LIMIT:
+        if self._size(node) > NODE_LIMIT:
             raise InputError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
         if not isinstance(node, yaml.MappingNode):
-            if self._size(node) > NODE_LIMIT:
-                raise InputError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
             return YamlNode(self._construct(node, where), where)
         if node.tag != yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG:
             raise InputError(f"{where}: a mapping of type {shown(node.tag)}; allowed: plain mappings")

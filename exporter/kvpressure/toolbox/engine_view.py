@@ -12,11 +12,11 @@ from typing import Any
 
 from kvpressure.advice import mitigation, triage
 from kvpressure.advice.limits import PlanInput
+from kvpressure.advice.wording import name_of
 from kvpressure.model import ceilings
-from kvpressure.model.readings import EngineKey, GpuReading
+from kvpressure.model.readings import GpuReading
 from kvpressure.model.signals import ContextSignals, Signals
 from kvpressure.model.state import Diagnosis, EngineState, State
-from kvpressure.printable import visible
 from kvpressure.publish.diagnosis_json import engine_entry
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.toolbox.since_start import since_start
@@ -90,13 +90,6 @@ class EngineView:
         flat = Signals(0.0, context=self.usual).flat().items()
         usual = {name: value for name, value in flat if value is not None and name.partition(":")[0] in shape}
         return {**self.entry(), "missing": list(self.diagnosis.missing), **({"since_start": usual} if usual else {})}
-
-
-def name_of(key: EngineKey) -> str:
-    """Namespace, pod, model and rank, as far as known, on one line."""
-    pod = "/".join(part for part in (key.namespace, key.pod) if part)
-    rank = f"engine {key.engine}" if key.engine else ""
-    return visible(" ".join(part for part in (pod, key.model_name, rank) if part)) or "engine"
 
 
 def engine_view(engine: EngineState, state: State, around: ViewContext) -> EngineView:

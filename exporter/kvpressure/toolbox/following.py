@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from kvpressure.advice.wording import clock_text, scrape_error, words
+from kvpressure.advice.wording import clock_text, name_of, scrape_error, words
 from kvpressure.diagnosis.evaluate import Grade
 from kvpressure.errors import InputError
 from kvpressure.model.readings import EngineKey, Snapshot
@@ -19,7 +19,6 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox import live_pages as live
-from kvpressure.toolbox.engine_view import name_of
 from kvpressure.toolbox.exporter_document import engine_views
 from kvpressure.toolbox.fetch import NoExporterError
 from kvpressure.toolbox.history import Case, FoundEngines, JudgedPeriod

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvpressure.advice.wording import name_of
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState
 from kvpressure.printable import duration, say, visible
@@ -19,7 +20,6 @@ from kvpressure.publish.collector import worst_first
 from kvpressure.publish.page.view import headline, said, verdict_in_words
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox import report
-from kvpressure.toolbox.engine_view import name_of
 from kvpressure.toolbox.history import Case, FoundEngines
 
 KEYS: Final = "up/down select, enter or 1-9 open, q quit"

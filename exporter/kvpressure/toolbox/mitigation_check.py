@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvpressure.advice.wording import reason_text
+from kvpressure.advice.wording import name_of, reason_text
 from kvpressure.errors import InputError
 from kvpressure.model.state import EngineState, Found
 from kvpressure.pipeline.pipeline import Pipeline
@@ -15,7 +15,6 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import HALF_MINUTE
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import live_pages as live
-from kvpressure.toolbox.engine_view import name_of
 from kvpressure.toolbox.live_pages import Around
 from kvpressure.toolbox.terminal import waiting
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvpressure import __version__
 from kvpressure.advice.action import Action
 from kvpressure.advice.triage import TriageStep
-from kvpressure.advice.wording import words
+from kvpressure.advice.wording import name_of, words
 from kvpressure.diagnosis import findings
 from kvpressure.model.state import CALM, EngineState, Found
 from kvpressure.printable import command
@@ -20,7 +20,7 @@ from kvpressure.publish.page.view import said
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import PROBLEMS, common_problems, log_events
-from kvpressure.toolbox.engine_view import EngineView, name_of
+from kvpressure.toolbox.engine_view import EngineView
 from kvpressure.toolbox.history import Case, FoundEngines
 from kvpressure.toolbox.triage import triage
 

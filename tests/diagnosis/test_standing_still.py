@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvpressure.advice.mitigation import plan
@@ -23,12 +25,18 @@ T = builtin()
 REAL = RECORDINGS / "vllm-cpu-2026"
 
 
-def replayed(name: str):
-    """(seconds, state) of the recording's engine, tick by tick."""
+def replayed(name: str, *without: str):
+    """(seconds, state) of the recording's engine, tick by tick; ``without`` some values of its pages."""
     pipeline, began = Pipeline(), None
     with Reader(REAL / f"{name}.jsonl.gz") as reader:
         for snapshot in reader:
             began = snapshot.time if began is None else began
+            if without:
+                pages = (
+                    replace(one, page={key: one.page[key] for key in one.page if key not in without})
+                    for one in snapshot.pages
+                )
+                snapshot = replace(snapshot, pages=tuple(pages))
             for state in pipeline.observe(snapshot).engines:
                 yield snapshot.time - began, state
 
@@ -69,12 +77,38 @@ def test_what_makes_tokens_is_not_paused() -> None:
 
 
 def test_where_nothing_tells_the_first_action_asks_before_anything_is_killed() -> None:
-    """A real vLLM paused with ``POST /pause?mode=keep``; no gauge and no log of it."""
-    stalled = [state for _, state in replayed("11-pause-keep") if state.diagnosis.verdict == "stalled"]
+    """A real vLLM paused with ``POST /pause?mode=keep``; no gauge and no log of it, and requests are not counted."""
+    unseen = replayed("11-pause-keep", r.HTTP_PAUSE, r.HTTP_RESUME)
+    stalled = [state for _, state in unseen if state.diagnosis.verdict == "stalled"]
+    assert stalled
     for state in stalled:
         first, *others = plan(state, T).actions
         assert [command.rpartition("/")[2] for command in first.commands] == ["is_paused", "is_sleeping"]
         assert any("restart" in action.title.lower() for action in others)
+
+
+def test_a_pause_that_the_server_counts_is_no_stall() -> None:
+    """The same pause as vLLM counts it: ``http_requests_total{handler="/pause"}``."""
+    said = list(replayed("11-pause-keep"))
+    assert {state.diagnosis.row for at, state in said if 33.7 <= at <= 60.7} == {"Asleep: paused"}
+    assert {state.diagnosis.verdict for at, state in said if at >= 66} == {"healthy"}
+
+
+@pytest.mark.parametrize(
+    ("pauses", "resumes", "started", "paused"),
+    [
+        (1.0, 0.0, 1.0, True),  # paused before the first scrape
+        (after(40, 2.0, 3.0), 2.0, 1.0, True),
+        (after(40, 2.0, 3.0), after(80, 2.0, 3.0), 1.0, False),
+        (1.0, 1.0, 1.0, False),
+        (after(45, 1.0, 0.0), 0.0, after(45, 1.0, 45.0), False),  # started anew
+    ],
+)
+def test_the_last_request_to_pause_or_to_go_on_counts(
+    pauses: Value, resumes: Value, started: Value, paused: bool
+) -> None:
+    page = {r.HTTP_PAUSE: pauses, r.HTTP_RESUME: resumes, r.PROCESS_START: started}
+    assert (play(120, page=page, gpus=(0.0,), **PAUSED).last.row == "Asleep: paused") is paused
 
 
 @pytest.mark.parametrize(
@@ -213,9 +247,15 @@ def test_answers_that_clients_do_not_wait_for_are_named_and_count_as_lost(answer
         ("/v1/models", "200", "http:2xx"),
         ("/tokenize", "2xx", "http:2xx"),
         ("/v1/completions", "odd", None),
+        ("/pause", "2xx", r.HTTP_PAUSE),
+        ("/sleep", "200", r.HTTP_PAUSE),
+        ("/resume", "2xx", r.HTTP_RESUME),
+        ("/wake_up", "2xx", r.HTTP_RESUME),
+        ("/pause", "4xx", "http:4xx"),
+        ("/is_paused", "2xx", "http:2xx"),
     ],
 )
-def test_only_answers_that_an_engine_generates_are_compared(handler: str, status: str, name: str | None) -> None:
+def test_requests_are_told_apart_by_what_they_ask_for(handler: str, status: str, name: str | None) -> None:
     family = PAGE_SAMPLES["http_requests_total"].family
     assert family.canonical_for({"handler": handler, "status": status}) == name
 

@@ -95,13 +95,18 @@ _STATUSES: Final = {
     f"{c}{rest}": f"{r.HTTP_PREFIX}{c}xx" for c in "12345" for rest in ("xx", *(f"{n:02d}" for n in range(100)))
 }
 _GENERATING: Final = ("completions", "responses", "messages", "generate")  # how their paths end
+PAUSES: Final = {"/pause": "pause", "/sleep": "pause", "/resume": "resume", "/wake_up": "resume"}
+"""What an accepted request to a path tells a server to do."""
 
 
 def _http_name(labels: Mapping[str, str]) -> str | None:
-    """By status, and apart where the path is one whose answer a request of the engine gives."""
-    name = _STATUSES.get(labels.get("status", ""))
-    answered = name == f"{r.HTTP_PREFIX}2xx" and labels.get("handler", "").endswith(_GENERATING)
-    return r.HTTP_GENERATED if answered else name
+    """By status, and of 2xx apart where a request of the engine gives the answer or the server pauses or resumes."""
+    name, path = _STATUSES.get(labels.get("status", "")), labels.get("handler", "")
+    if name != f"{r.HTTP_PREFIX}2xx":
+        return name
+    if path.endswith(_GENERATING):
+        return r.HTTP_GENERATED
+    return f"{name}:{PAUSES[path]}" if path in PAUSES else name
 
 
 PAGE_FAMILIES: Final = (

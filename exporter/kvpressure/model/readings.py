@@ -105,6 +105,8 @@ OPERATIONS_PREFIX: Final = "operations:"  # + kind: sleep and weight-update oper
 PROCESS_OPEN_FDS: Final = "process_open_fds"  # grows and falls with the clients' connections, one for one
 HTTP_PREFIX: Final = "http:"  # + status class, "http:2xx", "http:4xx", "http:5xx": counters of requests
 HTTP_GENERATED: Final = HTTP_PREFIX + "2xx:generated"  # those of 2xx that a request of the engine answers
+HTTP_PAUSE: Final = HTTP_PREFIX + "2xx:pause"  # those of 2xx that let the server stand still
+HTTP_RESUME: Final = HTTP_PREFIX + "2xx:resume"  # those of 2xx after which it goes on
 
 
 @frozen

@@ -17,7 +17,7 @@ from kvpressure.signals import hardware as score
 from kvpressure.signals.batch import SequenceLimit, StepWindow
 from kvpressure.signals.hardware import EngineContext
 from kvpressure.signals.kv import DeviceMemory, Held
-from kvpressure.signals.progress import Contact, Progress, Rest, Trend
+from kvpressure.signals.progress import Contact, Progress, Trend
 from kvpressure.signals.requests import Baseline, LongestContext
 from kvpressure.signals.window import MINUTE, QUARTER_HOUR, EngineWindow
 
@@ -104,7 +104,7 @@ class EngineTracker:
         if start is not None and self._process_start is not None and start != self._process_start:
             self._device.forget()
             self._trend = Trend(self._thresholds)  # the minute before a restart produced nothing
-            self._progress.rest = Rest(self._thresholds)
+            self._progress.begin_process()
             self.ever_positive = False
         self._process_start = start if start is not None else self._process_start
         sample = self.window.last
@@ -293,15 +293,17 @@ class EngineTracker:
         return requests.Lost(page.flavour in dialect(reading.dialect).own_aborts, len(page.engines) == 1)
 
     def _paused(self, around: EngineContext) -> bool | None:
-        """Whether the server was told to stand still: by its log, unless tokens came long after, because the line that
-        ends a pause may be lost; or by a sleep or weight update in flight.
+        """Whether the server was told to stand still: by the requests that it accepted, in its log or as it counts
+        them, unless tokens came long after, because the one that ends a pause may be missed; or by a sleep or weight
+        update in flight.
         """
         values = self.page.page if self.page else {}
         operations = [count for name, count in values.items() if name.startswith(r.OPERATIONS_PREFIX)]
         if any(operations):
             return True
-        log, went_on = around.log, self._progress.progressed_at or 0.0
-        return log.paused and went_on - log.paused_at < self._thresholds["prefill_patience_seconds"]
+        log, counted = around.log, self._progress
+        paused, at = max((log.paused, log.paused_at), (counted.paused, counted.paused_at), key=lambda told: told[1])
+        return paused and (counted.progressed_at or 0.0) - at < self._thresholds["prefill_patience_seconds"]
 
     def _gpus_shared(self, around: EngineContext) -> bool:
         """Whether some of the pod's GPUs may belong to another engine or to none: the pod has more than this engine

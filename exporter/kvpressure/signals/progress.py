@@ -284,6 +284,8 @@ class Progress:
         "_thresholds",
         "counters_known",
         "loads_stuck",
+        "paused",
+        "paused_at",
         "progressed_at",
         "rest",
         "seconds_still",
@@ -308,11 +310,18 @@ class Progress:
         failed; ``None`` where neither is counted.
         """
         self.progressed_at: float | None = None  # time of the last sample with progress
-        self.rest = Rest(thresholds)
+        self.begin_process()
+
+    def begin_process(self) -> None:
+        """Forget what a restart of the server ends: its level of rest, and whether it was told to stand still."""
+        self.rest = Rest(self._thresholds)
+        self.paused: bool | None = None  # by the last such request that it accepted; None = none is counted
+        self.paused_at = 0.0
 
     def observe(self, sample: Sample) -> None:
         """Take the newest sample."""
         before, self._before = self._before, sample
+        self._follow_pauses(before.page if before is not None else {}, sample)
         self.counters_known = any(name in sample.counters for name in _USEFUL)
         progressed = before is None or _progressed(before, sample)
         self.rest.observe(sample, progressed)
@@ -333,6 +342,14 @@ class Progress:
         self.seconds_without = 0.0 if progressed else self.seconds_without + step
         still = self.seconds_without > 0 and _same_levels(before, sample)
         self.seconds_still = self.seconds_still + step if still else 0.0
+
+    def _follow_pauses(self, earlier: Mapping[str, float], sample: Sample) -> None:
+        """Where both were asked for since the last sample, whichever came first, it most likely goes on."""
+        paused, resumed = (
+            sample.page.get(name, 0.0) > earlier.get(name, 0.0) for name in (r.HTTP_PAUSE, r.HTTP_RESUME)
+        )
+        if paused or resumed:
+            self.paused, self.paused_at = not resumed, sample.t
 
     def connections_dropped(self, in_flight: float) -> bool | None:
         """Whether most clients disconnected since the last output, by the file descriptors that the API server

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from kvpressure.engines.base import PAUSES
 from kvpressure.engines.log_table import SIZE, Found, asked, event_of, find, row
 from kvpressure.engines.vllm.arguments import from_log
 from kvpressure.model.log_events import MAX_LINE, LogEvent
@@ -169,8 +170,7 @@ TABLE: Final = (
     row("Using max model len ", "max_model_len", r"Using max model len (?P<max_model_len>\d{1,12})"),
     row("Sleep mode freed ", "sleep", r"Sleep mode freed [\d.]+ GiB memory, [\d.]+ GiB"),
     row("seconds to fall asleep", "sleep", r"It took [\d.]+ seconds to fall asleep"),
-    *(asked(path, "pause") for path in ("/pause", "/sleep")),
-    *(asked(path, "resume") for path in ("/resume", "/wake_up")),
+    *(asked(path, event) for path, event in PAUSES.items()),
     row("may waste at most ", "kv_padding", r"may waste at most [\d.]+% KV cache memory"),
 )
 

@@ -100,6 +100,15 @@ def _answers_slow(v: View) -> bool | None:
     return False if v.s.latency.usual else None
 
 
+def _outside_engine_time(v: View) -> bool | None:
+    """A large share of so little time that no user notices counts only where the engine lacks work meanwhile."""
+    latency = v.s.latency
+    if latency.outside_engine_share is None or latency.outside_engine_share < v.t["outside_engine_share_ratio"]:
+        return None if latency.outside_engine_share is None else False
+    seconds = latency.outside_engine_seconds
+    return seconds is None or seconds >= v.t["objective_ttft_seconds"] or v.recent.ran_out is not False
+
+
 def queue_short(v: View) -> bool | None:
     """Whether no request waits, or few and only briefly, as between two steps of a busy engine. ``None`` without queue
     times.
@@ -972,9 +981,9 @@ FACTS: Final[tuple[Finding, ...]] = (
     Finding(
         "outside_engine_time",
         "requests spend much of their time outside the engine",
-        "requests spend little of their time outside the engine",
-        at_least("outside_share", "outside_engine_share_ratio"),
-        "{outside_share}",
+        "requests spend little time outside the engine, or a small share of theirs",
+        _outside_engine_time,
+        "{outside_seconds}, {outside_share}",
         "no latency histograms",
         "time that requests spend outside the engine",
     ),

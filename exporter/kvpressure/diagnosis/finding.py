@@ -5,6 +5,7 @@ the best evidence, and every number in its sentences: by name, and the one way t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from string import Formatter
 from typing import Final
 
@@ -129,13 +130,17 @@ def _highest(gpu: ComputeSignals) -> float | None:
 
 class Recent:
     """The queue over the recent samples: number of samples, share with a queue (0-1), mean and most requests waiting;
-    and over the ``newest`` samples, recent or not, whether any shows a queue (``None`` = too few samples to tell).
+    over the ``newest`` samples, recent or not, whether any shows a queue (``None`` = too few samples to tell); and
+    whether the engine ran out of requests between two samples of those ``running``.
     """
 
-    __slots__ = ("newest_waited", "samples", "waiting_mean", "waiting_most", "waiting_share")
+    __slots__ = ("newest_waited", "ran_out", "samples", "waiting_mean", "waiting_most", "waiting_share")
 
-    def __init__(self, waiting: Sequence[float], newest: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, waiting: Sequence[float], newest: Sequence[float] | None = None, running: Sequence[float] = ()
+    ) -> None:
         self.samples = len(waiting)
+        self.ran_out = any(before and not after for before, after in pairwise(running)) if running else None
         self.newest_waited = None if newest is None else any(newest)
         self.waiting_share = sum(1 for value in waiting if value > 0) / len(waiting) if waiting else None
         self.waiting_mean = sum(waiting) / len(waiting) if waiting else None
@@ -466,6 +471,7 @@ _NUMBERS: Final = (
     Number("throughput_trend", "ratio", "", lambda v: v.s.throughput.throughput_trend_ratio),
     Number("step_slowdown", "multiple", "step time of the fastest steps", lambda v: v.s.batch.step_ratio),
     Number("worst_latency", "multiple", "the baseline of p95 latency", worst_latency),
+    Number("outside_seconds", "seconds", "a request", lambda v: v.s.latency.outside_engine_seconds),
     Number(
         "outside_share", "ratio", "of a request's time outside the engine", lambda v: v.s.latency.outside_engine_share
     ),

@@ -455,7 +455,7 @@ class Pipeline:
         utilization = found_limits.get("gpu_memory_utilization")
         diagnosis = track.diagnoser.diagnose(
             signals,
-            Recent(*tracker.waiting()),
+            Recent(*tracker.queue()),
             tracker.window.samples_seen,
             utilization.value if utilization and not utilization.assumed else None,
         )

@@ -19,7 +19,7 @@ from kvpressure.signals.hardware import EngineContext
 from kvpressure.signals.kv import DeviceMemory, Held
 from kvpressure.signals.progress import Contact, Progress, Trend
 from kvpressure.signals.requests import Baseline, LongestContext
-from kvpressure.signals.window import MINUTE, QUARTER_HOUR, EngineWindow
+from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, EngineWindow
 
 
 @frozen
@@ -120,14 +120,15 @@ class EngineTracker:
         self.failing += 1
         self.error, self.rival_label = reason, rival_label
 
-    def waiting(self) -> tuple[list[float], list[float] | None]:
+    def queue(self) -> tuple[list[float], list[float] | None, list[float]]:
         """Requests waiting, by sample: over ``recent_window_seconds``, and in the newest ``values_min``, however old
-        (``None`` = there are not so many).
+        (``None`` = there are not so many); and those running over half a minute.
         """
         t = self._thresholds
         recent, several = self.window.waiting(t["recent_window_seconds"]), round(t["values_min"])
         newest = recent[-several:] if len(recent) >= several else self.window.waiting(QUARTER_HOUR)[-several:]
-        return recent, newest if len(newest) == several else None
+        running = self.window.gauge_values(r.RUNNING, HALF_MINUTE)
+        return recent, newest if len(newest) == several else None, running
 
     def kv_signals(self, around: EngineContext) -> CacheState:
         """KV signals and mean request shape; computed first, because required GPU memory depends on them."""

@@ -10,17 +10,19 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from kvpressure.advice import triage
 from kvpressure.advice.limits import PlanInput
-from kvpressure.advice.mitigation import plan
+from kvpressure.advice.mitigation import explained, plan
 from kvpressure.advice.plan import pressure_plan
 from kvpressure.cli import main
-from kvpressure.model.state import VERDICTS, EngineState, State
+from kvpressure.engines.registry import dialect
+from kvpressure.model.state import REUSE, STEP_TOKENS, VERDICTS, EngineState, State
 from kvpressure.printable import BESIDE, INTO, OR, PIPE, command, visible
 from kvpressure.settings.thresholds import builtin
 from tests.publish.states import NOW, full_engine, full_state
@@ -105,6 +107,33 @@ def test_no_name_changes_a_command(name: str, host: bool) -> None:
     for words in made:
         options = {word for word in words if word.startswith("-")} - {visible(name)}
         assert not any(visible(name) in word for word in options), "a name is never part of an option"
+
+
+def texts_of(told: object) -> Iterator[str]:
+    """Every text of a plan, a cause or steps but the commands for a shell."""
+    if isinstance(told, str):
+        yield told
+    elif is_dataclass(told):
+        for one in fields(told):
+            if not one.name.startswith("command"):
+                yield from texts_of(getattr(told, one.name))
+    elif isinstance(told, tuple | list):
+        for one in told:
+            yield from texts_of(one)
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_every_flag_that_advice_names_is_one_that_a_kept_release_of_the_server_has(server: str) -> None:
+    engine, named = replace(full_engine(), dialect=server), set[str]()
+    for verdict, stage, up in product(VERDICTS, (None, STEP_TOKENS, REUSE), (True, False)):
+        for conditions in ({}, *({name: True} for name in engine.diagnosis.conditions)):
+            found = replace(engine.diagnosis, verdict=verdict, stage=stage, conditions=conditions)
+            one = replace(engine, diagnosis=found, up=up, error=None if up else "refused")
+            told = (plan(one, T), explained(one, T), pressure_plan(PlanInput(one), T, ()))
+            named |= {flag for text in texts_of(told) for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", text)}
+    known = dialect(server).options.spellings
+    assert len(named & known.keys()) > 5
+    assert not named - known.keys() - {"--profile"}, "(of kubectl debug)"
 
 
 def recording_of_pressure(folder: Path, target: str) -> str:

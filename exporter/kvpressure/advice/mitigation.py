@@ -329,7 +329,7 @@ def _round(value: float | None) -> float | None:
 
 
 def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
-    host = engine.signals.host
+    host, servers = engine.signals.host, dialect(engine.dialect).flag("api_server_count")
     what, limit = (
         ("container", "resources.limits.cpu")
         if is_pod(engine.key)
@@ -356,7 +356,7 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
                 f"{named('CPU cores used by its processes', say(host.api_cpu_cores))}. Each API server process"
                 " has one event loop, which can use only one core. "
                 f"{named('Share of the request duration outside the engine', say(engine.signals.latency.outside_engine_share, 'ratio'))}.",  # noqa: E501
-                ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["container_limit_ratio"] else (),
+                (f"{servers} 2",) if servers and (host.api_cpu_cores or 0.0) >= t["container_limit_ratio"] else (),
             ),
             Action("Leave the engine's limits as they are", "Requests are not waiting for KV cache."),
         ),

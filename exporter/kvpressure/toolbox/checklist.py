@@ -12,6 +12,7 @@ from math import ceil
 from typing import Final
 
 from kvpressure.capacity import weights
+from kvpressure.engines.base import option
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import GIB, EngineArgs, context_limit, value_text
 from kvpressure.model.state import Found
@@ -362,7 +363,7 @@ def _reviewable(s: Subject) -> Iterator[Item]:
             Found(
                 "options_known",
                 False,
-                ", ".join(f"{s.flag(name)} (did you mean {s.flag(meant)}?)" for name, meant in misspelt.items()),
+                ", ".join(f"{option(name)} (did you mean {s.flag(meant)}?)" for name, meant in misspelt.items()),
             ),
             f"every option is one of {s.dialect.title}'s",
             f"{s.dialect.title} does not start with an option that it does not have",

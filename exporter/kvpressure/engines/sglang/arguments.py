@@ -29,15 +29,6 @@ COMMON: Final[Mapping[str, str]] = {own: name for name, own in OPTIONS.items()}
 KNOWN_OPTIONS: Final = read_options(Path(__file__).with_name("options.json"), COMMON)
 VARIABLES: Final = ("SGLANG_", "SGL_")
 """Prefixes of the variables that the server reads."""
-NO_FLAG: Final = frozenset(
-    {
-        "watermark",
-        "max_num_active_seqs",
-        "kv_cache_memory_bytes",
-        "num_gpu_blocks_override",
-        "override_generation_config",
-    }
-)
 _TEXTS: Final = frozenset(  # options whose values are names, types or modes
     [
         "attention_backend",
@@ -73,7 +64,8 @@ def _any_option(name: str) -> str:
 
 def option(name: str) -> str:
     """The flag of a common argument; "" = none."""
-    return "" if name in NO_FLAG else _any_option(name)
+    flag = _any_option(name)
+    return flag if flag in KNOWN_OPTIONS.spellings else ""
 
 
 def names_server(argv: Sequence[str]) -> bool:

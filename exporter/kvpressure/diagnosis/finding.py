@@ -471,7 +471,9 @@ _NUMBERS: Final = (
     Number("throughput_trend", "ratio", "", lambda v: v.s.throughput.throughput_trend_ratio),
     Number("step_slowdown", "multiple", "step time of the fastest steps", lambda v: v.s.batch.step_ratio),
     Number("worst_latency", "multiple", "the baseline of p95 latency", worst_latency),
-    Number("outside_seconds", "seconds", "a request", lambda v: v.s.latency.outside_engine_seconds),
+    Number(
+        "outside_seconds", "seconds", "outside the engine per request", lambda v: v.s.latency.outside_engine_seconds
+    ),
     Number(
         "outside_share", "ratio", "of a request's time outside the engine", lambda v: v.s.latency.outside_engine_share
     ),

@@ -133,7 +133,7 @@ def test_the_log_tells_of_a_pause_and_of_its_end(engine: str, lines: tuple[str, 
         for text in (line, kept):
             track.take_line(float(number), log_line("ns", "chat-0", "vllm", text, engine))
         assert "10.0.0.9" not in kept
-    assert track.paused is paused
+    assert track.told[0] is paused
 
 
 @pytest.mark.parametrize(("tokens_until", "paused"), [(60.0, True), (250.0, False)])
@@ -144,7 +144,7 @@ def test_a_pause_whose_end_is_not_in_the_log_ends_with_tokens(tokens_until: floa
         tokens = 100.0 * min(second, tokens_until)
         reading = EngineReading("m", "0", {r.RUNNING: 5.0, r.WAITING: 0.0}, {r.GENERATION_TOKENS: tokens})
         tracker.observe(Scrape("t", float(second), "ns", "chat-0", "vllm", engines=(reading,)), reading)
-    around = EngineContext(400.0, log=LogContext(known=True, paused=True, paused_at=50.0))
+    around = EngineContext(400.0, log=LogContext(known=True, told=(True, 50.0)))
     assert tracker.signals(around, tracker.kv_signals(around), None).progress.paused is paused
 
 

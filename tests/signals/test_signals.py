@@ -9,14 +9,14 @@ import pytest
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.readings import AllocatorReading, GpuReading
-from kvpressure.model.signals import KvSignals, LoadSignals
+from kvpressure.model.signals import KvSignals, LoadSignals, ProgressSignals
 from kvpressure.settings.thresholds import builtin
 from kvpressure.signals import batch, kv, progress, requests
 from kvpressure.signals import hardware as score
 from kvpressure.signals.batch import SequenceLimit
 from kvpressure.signals.hardware import EngineContext, GpuWindow
 from kvpressure.signals.kv import DeviceMemory
-from kvpressure.signals.progress import Contact, Progress, Trend
+from kvpressure.signals.progress import Progress, Trend
 from kvpressure.signals.requests import Baseline, LongestContext, Shape
 from kvpressure.signals.window import HistogramIncrease
 from tests.signals.build import FINISHED, every, histogram, window
@@ -400,16 +400,16 @@ def test_a_filling_cache_moves_without_useful_progress():
     w, p = followed(
         every(5, [{r.RUNNING: 1, r.WAITING: 9, r.KV_USAGE: 0.1 * i, r.GENERATION_TOKENS: 10} for i in range(6)])
     )
-    found = progress.progress_signals(w, p, Contact(), T)
+    found = progress.progress_signals(w, p, ProgressSignals(), T)
     assert found.seconds_without_progress == 25
     assert found.seconds_still == 0
 
 
 def test_progress_is_unknown_without_counters_and_absent_without_work():
-    found = progress.progress_signals(*followed(every(5, [{r.RUNNING: 3}] * 6)), Contact(), T)
+    found = progress.progress_signals(*followed(every(5, [{r.RUNNING: 3}] * 6)), ProgressSignals(), T)
     assert found.progressing is None
     found = progress.progress_signals(
-        *followed(every(5, [{r.RUNNING: 0, r.WAITING: 0, r.GENERATION_TOKENS: 4}] * 6)), Contact(), T
+        *followed(every(5, [{r.RUNNING: 0, r.WAITING: 0, r.GENERATION_TOKENS: 4}] * 6)), ProgressSignals(), T
     )
     assert found.work_present is False
     assert found.seconds_without_progress is None
@@ -510,7 +510,7 @@ def test_clients_that_went_away_close_their_connections(fds, expected):
         return {r.RUNNING: 48, r.WAITING: 0, r.GENERATION_TOKENS: tokens, **page}
 
     w, p = followed(every(1, [row(82 if fds else None, 1), row(82 if fds else None, 2), row(fds, 2), row(fds, 2)]))
-    assert progress.progress_signals(w, p, Contact(), T).connections_dropped is expected
+    assert progress.progress_signals(w, p, ProgressSignals(), T).connections_dropped is expected
 
 
 @pytest.mark.parametrize(

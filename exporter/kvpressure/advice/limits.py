@@ -5,7 +5,7 @@ else lower, within the share of requests that may be refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import Final
@@ -300,24 +300,26 @@ def _by_rank(quantiles: Mapping[str, float]) -> list[tuple[float, float]]:
     return sorted((rank, value) for rank, value in ranks if rank)
 
 
+def _between(points: Iterable[tuple[float, float]], place: float) -> float:
+    """The second number of rising points where the first is ``place``, by linear interpolation from (0, 0); that of the
+    last point beyond it.
+    """
+    x, y = 0.0, 0.0
+    for next_x, next_y in points:
+        if place < next_x:
+            return y + (next_y - y) * max(0.0, place - x) / (next_x - x)
+        x, y = next_x, next_y
+    return y
+
+
 def share_above(quantiles: Mapping[str, float], cap: float) -> float:
     """Largest share of values above ``cap``, by linear interpolation between the known quantiles."""
-    rank, value = 0.0, 0.0
-    for name, next_value in _by_rank(quantiles):
-        if cap < next_value:
-            return round(1.0 - rank - (name - rank) * max(0.0, cap - value) / (next_value - value), 4)
-        rank, value = name, next_value
-    return round(1.0 - rank, 4)
+    return round(1.0 - _between(((value, rank) for rank, value in _by_rank(quantiles)), cap), 4)
 
 
 def _least_cap(quantiles: Mapping[str, float], share: float) -> float:
     """The smallest cap with at most ``share`` of the values above it; at most the highest known quantile."""
-    rank, value = 0.0, 0.0
-    for name, next_value in _by_rank(quantiles):
-        if 1.0 - name <= share + ROUNDING:
-            return value + (next_value - value) * min(1.0, (1.0 - share - rank) / (name - rank))
-        rank, value = name, next_value
-    return value
+    return _between(_by_rank(quantiles), round(1.0 - share, 9))
 
 
 def _sizes(engine: PlanInput, share: float) -> tuple[int, int]:

@@ -56,11 +56,6 @@ class _TriagedEngine:
         return in_pod if self.has_pod else on_host
 
     @property
-    def metrics_url(self) -> str:
-        """Address of the metrics endpoint."""
-        return self.engine.target or "http://localhost:8000/metrics"
-
-    @property
     def has_pod(self) -> bool:
         """Whether the server is known as a pod."""
         return is_pod(self.engine.key)
@@ -322,14 +317,14 @@ _STEPS: Final[
                 *("kubectl", "port-forward", *case.pod, "8000:8000", BESIDE),
                 *("curl", "-s", "--retry", "5", "--retry-connrefused", _FORWARDED, PIPE, "head"),
             ),
-            command("curl", "-s", case.metrics_url, PIPE, "head"),
+            command("curl", "-s", case.engine.target, PIPE, "head"),
         ),
     ),
     (
         "Are batch size, latency and time per output token normal?",
         _metrics,
         lambda case: command(
-            *("curl", "-s", _FORWARDED if case.has_pod else case.metrics_url, PIPE),
+            *("curl", "-s", _FORWARDED if case.has_pod else case.engine.target, PIPE),
             *("grep", "-E", "running|waiting|time_per_output|inter_token"),
         ),
     ),

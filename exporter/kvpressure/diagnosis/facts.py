@@ -100,12 +100,9 @@ def _answers_slow(v: View) -> bool | None:
     return False if v.s.latency.usual else None
 
 
-def _outside_engine_time(v: View) -> bool | None:
-    """A large share of so little time that no user notices counts only where the engine lacks work meanwhile."""
-    latency = v.s.latency
-    if latency.outside_engine_share is None or latency.outside_engine_share < v.t["outside_engine_share_ratio"]:
-        return None if latency.outside_engine_share is None else False
-    seconds = latency.outside_engine_seconds
+def _is_felt(v: View) -> bool:
+    """Whether users notice the time outside the engine, or the engine lacks work meanwhile; True where unknown."""
+    seconds = v.s.latency.outside_engine_seconds
     return seconds is None or seconds >= v.t["objective_ttft_seconds"] or v.recent.ran_out is not False
 
 
@@ -982,7 +979,7 @@ FACTS: Final[tuple[Finding, ...]] = (
         "outside_engine_time",
         "requests spend much of their time outside the engine",
         "requests spend little time outside the engine, or a small share of theirs",
-        _outside_engine_time,
+        when_known(lambda v, share: share >= v.t["outside_engine_share_ratio"] and _is_felt(v), "outside_share"),
         "{outside_seconds}, {outside_share}",
         "no latency histograms",
         "time that requests spend outside the engine",

@@ -82,8 +82,7 @@ class ContainerTrack(SubjectTrack):
         self.version: str | None = None  # the server's own word
         self._oom: tuple[float, Mapping[str, float]] | None = None  # when an out-of-memory text came, its figures
         self.seen_log = False
-        self.paused: bool | None = None  # by the last line about it; None = no such line
-        self.paused_at = 0.0  # when that line came
+        self.told: tuple[bool | None, float] = None, 0.0  # as ``LogContext.told``
         self.uid: str | None = None  # of its pod; None = not known yet
         self.pool = EnginePool()
 
@@ -104,7 +103,7 @@ class ContainerTrack(SubjectTrack):
         self.counts[event.event] = self.counts.get(event.event, 0) + 1
         self._events.setdefault(event.event, deque(maxlen=MAX_EVENTS_KEPT)).append(t)
         if event.event in PAUSING:
-            self.paused, self.paused_at = PAUSING[event.event], t
+            self.told = PAUSING[event.event], t
         self.logged = event.arguments or self.logged
         self.version = event.version or self.version
         if event.event == "args":

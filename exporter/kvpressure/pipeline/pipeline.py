@@ -411,8 +411,7 @@ class Pipeline:
             container.recent_events(now),
             container.recent_oom(now),
             container.seen_log,
-            container.paused,
-            container.paused_at,
+            container.told,
         )
 
     def _gpu_context(

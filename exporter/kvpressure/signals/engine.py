@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
 from kvpressure.model.frozen import frozen
 from kvpressure.model.pools import KV_ROLES
 from kvpressure.model.readings import CacheReading, EngineReading, Scrape
-from kvpressure.model.signals import CacheSignals, KvSignals, LoadSignals, Signals, ThroughputSignals
+from kvpressure.model.signals import CacheSignals, KvSignals, LoadSignals, ProgressSignals, Signals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals import batch, hardware, kv, progress, requests
 from kvpressure.signals import hardware as score
 from kvpressure.signals.batch import SequenceLimit, StepWindow
 from kvpressure.signals.hardware import EngineContext
 from kvpressure.signals.kv import DeviceMemory, Held
-from kvpressure.signals.progress import Contact, Progress, Trend
+from kvpressure.signals.progress import Progress, Trend
 from kvpressure.signals.requests import Baseline, LongestContext
 from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, EngineWindow
 
@@ -214,7 +215,7 @@ class EngineTracker:
                 (*pace, baseline.value(requests.TRANSFER)),
             ),
             requests=requests.request_signals(window, finished, lost, ended, baseline.value(requests.ABANDONED), t),
-            progress=progress.progress_signals(window, self._progress, self._contact(around), t),
+            progress=progress.progress_signals(window, self._progress, self._beside_samples(around), t),
             memory=kv.memory_signals(
                 cache.kv,
                 around,
@@ -274,16 +275,17 @@ class EngineTracker:
             flow = replace(flow, prompt_tokens_computed_per_second=None)  # another server may have computed them
         return flow
 
-    def _contact(self, around: EngineContext) -> Contact:
+    def _beside_samples(self, around: EngineContext) -> ProgressSignals:
+        """What the samples do not show of the engine's progress."""
         age = 0.0 if self.window.last is None else max(0.0, around.now - self.window.last.t)
-        return Contact(
-            age,
-            self.failing,
-            self.error,
-            self._ever_useful(),
-            self._prompt_at_once(around),
-            progress.usual_seconds(self.window.last),
-            self._paused(around),
+        return ProgressSignals(
+            ever_produced=self._ever_useful(),
+            prompt_at_once=self._prompt_at_once(around),
+            prefill_usual_seconds=progress.usual_seconds(self.window.last),
+            paused=self._paused(around),
+            fresh_seconds=age,
+            pages_failing=float(self.failing),
+            page_error=self.error,
         )
 
     def _lost(self) -> requests.Lost:
@@ -302,9 +304,8 @@ class EngineTracker:
         operations = [count for name, count in values.items() if name.startswith(r.OPERATIONS_PREFIX)]
         if any(operations):
             return True
-        log, counted = around.log, self._progress
-        paused, at = max((log.paused, log.paused_at), (counted.paused, counted.paused_at), key=lambda told: told[1])
-        return paused and (counted.progressed_at or 0.0) - at < self._thresholds["prefill_patience_seconds"]
+        paused, at = max(around.log.told, self._progress.told, key=itemgetter(1))
+        return paused and (self._progress.progressed_at or 0.0) - at < self._thresholds["prefill_patience_seconds"]
 
     def _gpus_shared(self, around: EngineContext) -> bool:
         """Whether some of the pod's GPUs may belong to another engine or to none: the pod has more than this engine

@@ -55,16 +55,15 @@ class GpuContext:
 @frozen
 class LogContext:
     """From the container's log: ``facts`` of the start, counts of recent ``events``, and torch's numbers from the
-    last out-of-memory error in bytes (``oom``). ``known``: a log was read. ``paused``: by its last line about it,
-    which came at ``paused_at``.
+    last out-of-memory error in bytes (``oom``). ``known``: a log was read. ``told``: whether the last
+    request of the kind told the server to stand still, ``None`` = there was none, and when that was.
     """
 
     facts: Mapping[str, float] = field(default_factory=dict)
     events: Mapping[str, int] = field(default_factory=dict)
     oom: Mapping[str, float] = field(default_factory=dict)
     known: bool = False
-    paused: bool | None = None
-    paused_at: float = 0.0
+    told: tuple[bool | None, float] = None, 0.0
 
 
 @frozen

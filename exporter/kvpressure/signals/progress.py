@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 from kvpressure.model import readings as r
 from kvpressure.model.arguments import GIB
-from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import KvSignals, LoadSignals, ProgressSignals, ThroughputSignals, TransferSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import (
@@ -284,12 +284,11 @@ class Progress:
         "_thresholds",
         "counters_known",
         "loads_stuck",
-        "paused",
-        "paused_at",
         "progressed_at",
         "rest",
         "seconds_still",
         "seconds_without",
+        "told",
         "usual_silence_seconds",
     )
 
@@ -315,8 +314,7 @@ class Progress:
     def begin_process(self) -> None:
         """Forget what a restart of the server ends: its level of rest, and whether it was told to stand still."""
         self.rest = Rest(self._thresholds)
-        self.paused: bool | None = None  # by the last such request that it accepted; None = none is counted
-        self.paused_at = 0.0
+        self.told: tuple[bool | None, float] = None, 0.0  # as ``LogContext.told``, by the requests that it counts
 
     def observe(self, sample: Sample) -> None:
         """Take the newest sample."""
@@ -349,7 +347,7 @@ class Progress:
             sample.page.get(name, 0.0) > earlier.get(name, 0.0) for name in (r.HTTP_PAUSE, r.HTTP_RESUME)
         )
         if paused or resumed:
-            self.paused, self.paused_at = not resumed, sample.t
+            self.told = not resumed, sample.t
 
     def connections_dropped(self, in_flight: float) -> bool | None:
         """Whether most clients disconnected since the last output, by the file descriptors that the API server
@@ -439,36 +437,21 @@ def _http(sample: Sample) -> float | None:
     return sum(answers) if answers else None
 
 
-@frozen
-class Contact:
-    """Contact with the server: age of the newest scrape in seconds, consecutive failed scrapes and why, whether the
-    process has produced a token, whether an invisible prefill is possible, the mean prefill time in seconds, and
-    whether it was told to stand still.
-    """
-
-    age_seconds: float = 0.0
-    failing: int = 0
-    error: str | None = None
-    ever_produced: bool | None = None
-    prompt_at_once: bool = False
-    prefill_usual_seconds: float | None = None
-    paused: bool | None = None
-
-
 def progress_signals(
     window: EngineWindow,
     progress: Progress,
-    contact: Contact,
+    beside: ProgressSignals,
     t: Thresholds,
 ) -> ProgressSignals:
-    """Progress of one engine now."""
+    """Progress of one engine now; ``beside``: what its samples do not show, with the mean prefill time."""
     last = window.last
     if last is None:
-        return ProgressSignals(fresh_seconds=None, pages_failing=float(contact.failing), page_error=contact.error)
+        return ProgressSignals(pages_failing=beside.pages_failing, page_error=beside.page_error)
     work = work_present(last)
     known = progress.counters_known
     seconds = t["recent_window_seconds"]
-    return ProgressSignals(
+    return replace(
+        beside,
         work_present=work,
         progressing=None if not known or not work else progress.seconds_without == 0.0,
         seconds_without_progress=progress.seconds_without if known and work else None,
@@ -477,23 +460,17 @@ def progress_signals(
         if work
         else None,
         clients_came=progress.clients_came() if work else None,
-        ever_produced=contact.ever_produced,
         at_rest=None if progress.rest.above is None else progress.rest.above == 0,
         connected_seconds=progress.rest.connected_seconds(last.t),
         asleep=None if r.ASLEEP not in last.gauges else last.gauges[r.ASLEEP] > 0,
-        paused=contact.paused,
         http_moved=http_moved(window, progress.seconds_still),
-        fresh_seconds=contact.age_seconds,
-        pages_failing=float(contact.failing),
-        page_error=contact.error,
         tokens_flow=_flow(window, seconds),
         tokens_recently=_moved_recently(window, t["lately_seconds"]),
         finished_flow=_finished_flow(window, seconds),
         queries_recently=_moved_recently(window, t["lately_seconds"], (r.PREFIX_QUERIES,)),
         queries_flow=_rose(window, r.PREFIX_QUERIES, seconds),
-        prompt_at_once=contact.prompt_at_once,
         prefill_usual_seconds=max(
-            (usual for usual in (contact.prefill_usual_seconds, progress.usual_silence_seconds) if usual is not None),
+            (usual for usual in (beside.prefill_usual_seconds, progress.usual_silence_seconds) if usual is not None),
             default=None,
         ),
     )

@@ -21,6 +21,7 @@ from kvpressure.diagnosis.finding import (
     any_of,
     at_least,
     baseline_limit,
+    least,
     load_seconds,
     metrics_frozen,
     slowest,
@@ -343,10 +344,7 @@ def _tier_slow(v: View) -> bool | None:
     prefill, most = v.s.tier.prefill_seconds_per_token, v.s.tier.load_seconds_per_token
     if prefill is None or most is None:
         return None
-    seconds = load_seconds(v)
-    if most < prefill:
-        return False
-    return True if seconds is not None and seconds >= prefill else None
+    return False if most < prefill else least(load_seconds(v), prefill) or None
 
 
 def _tier_unused(v: View) -> bool | None:

@@ -282,7 +282,6 @@ class Progress:
         "_busy_fds",
         "_busy_waiting",
         "_thresholds",
-        "counters_known",
         "loads_stuck",
         "progressed_at",
         "rest",
@@ -303,7 +302,6 @@ class Progress:
         """
         self._busy_fds: float | None = None  # open descriptors of the API server when something last came out
         self._busy_waiting: float | None = None  # requests that waited then
-        self.counters_known = False
         self.loads_stuck: float | None = 0.0
         """Observed seconds with requests that wait for KV blocks of another server, and without one that got them or
         failed; ``None`` where neither is counted.
@@ -320,7 +318,6 @@ class Progress:
         """Take the newest sample."""
         before, self._before = self._before, sample
         self._follow_pauses(before.page if before is not None else {}, sample)
-        self.counters_known = any(name in sample.counters for name in _USEFUL)
         progressed = before is None or _progressed(before, sample)
         self.rest.observe(sample, progressed)
         if before is not None and progressed:
@@ -448,7 +445,7 @@ def progress_signals(
     if last is None:
         return ProgressSignals(pages_failing=beside.pages_failing, page_error=beside.page_error)
     work = work_present(last)
-    known = progress.counters_known
+    known = any(name in last.counters for name in _USEFUL)
     seconds = t["recent_window_seconds"]
     return replace(
         beside,
@@ -524,8 +521,9 @@ def usual_seconds(sample: Sample | None) -> float | None:
     """
     if sample is None:
         return None
-    known = (sample.histograms.get(name) for name in (r.PREFILL, r.TTFT, r.QUEUE))
-    prefill, first, queue = (None if one is None else one.mean() for one in known)
+    prefill, first, queue = (
+        None if (one := sample.histograms.get(name)) is None else one.mean() for name in (r.PREFILL, r.TTFT, r.QUEUE)
+    )
     if prefill is not None or first is None:
         return prefill
     if queue is None:

@@ -28,7 +28,14 @@ from kvpressure.model.signals import (
     LoadSignals,
 )
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.window import MINUTE, QUARTER_MINUTE, STEP_BACK_SECONDS, TWICE, EngineWindow, History
+from kvpressure.signals.window import (
+    JITTER_SECONDS,
+    MINUTE,
+    QUARTER_MINUTE,
+    STEP_BACK_SECONDS,
+    TWICE,
+    EngineWindow,
+)
 
 
 @frozen
@@ -92,27 +99,29 @@ class EngineContext:
 
 
 class GpuWindow:
-    """History of one GPU."""
+    """The last 15 s of one GPU."""
 
-    __slots__ = ("history", "last", "last_t")
+    __slots__ = ("_readings", "last", "last_t")
 
     def __init__(self) -> None:
-        self.history: History[GpuReading] = History()
+        self._readings: deque[tuple[float, GpuReading]] = deque()
         self.last: GpuReading | None = None
         self.last_t = float("-inf")
 
     def observe(self, t: float, reading: GpuReading) -> None:
         """Take a reading. One that is not newer than all before is ignored, unless the clock stepped back far."""
         if t < self.last_t - STEP_BACK_SECONDS:
-            self.history.clear()
+            self._readings.clear()
         elif t <= self.last_t:
             return
         self.last, self.last_t = reading, t
-        self.history.append(t, reading)
+        self._readings.append((t, reading))
+        while self._readings[0][0] < t - QUARTER_MINUTE - JITTER_SECONDS:
+            self._readings.popleft()
 
     def mean(self, value: Callable[[GpuReading], float | None]) -> float | None:
         """Mean of a field over the last 15 s; ``None`` without a reading of it."""
-        found = [v for reading in self.history.since(self.last_t - QUARTER_MINUTE) if (v := value(reading)) is not None]
+        found = [v for _, reading in self._readings if (v := value(reading)) is not None]
         return sum(found) / len(found) if found else None
 
 
@@ -320,12 +329,12 @@ MILLICORE: Final = 0.001  # Kubernetes knows no smaller CPU limit
 
 
 class ContainerWindow:
-    """History of one container."""
+    """The last minute of one container."""
 
-    __slots__ = ("_restarts", "first_t", "history", "last", "last_t")
+    __slots__ = ("_readings", "_restarts", "first_t", "last", "last_t")
 
     def __init__(self) -> None:
-        self.history: History[tuple[float, ContainerReading]] = History()
+        self._readings: deque[tuple[float, ContainerReading]] = deque()
         self.last: ContainerReading | None = None
         self.first_t = self.last_t = float("-inf")
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS_KEPT)
@@ -333,19 +342,21 @@ class ContainerWindow:
     def observe(self, t: float, reading: ContainerReading) -> None:
         """Take a reading. One that is not newer than all before is ignored, unless the clock stepped back far."""
         if t < self.last_t - STEP_BACK_SECONDS:
-            self.history.clear()
+            self._readings.clear()
             self._restarts.clear()
         elif t <= self.last_t:
             return
         if t < self.last_t or self.last is None:
             self.first_t = t
         before, self.last, self.last_t = self.last, reading, t
+        while self._readings and self._readings[0][0] < t - MINUTE - JITTER_SECONDS:
+            self._readings.popleft()
         if reading == before:
             return  # the same one, held until its source reads again: no second point of anything
         if before is not None and before.restarts is not None and reading.restarts is not None:
             for _ in range(min(MAX_RESTARTS_KEPT, max(0, reading.restarts - before.restarts))):
                 self._restarts.append(t)
-        self.history.append(t, (t, reading))
+        self._readings.append((t, reading))
 
     def restarts_since(self, start: float) -> int:
         """Restarts seen since ``start`` (Unix seconds)."""
@@ -381,9 +392,8 @@ class ContainerWindow:
         return reading.memory_working_set_bytes / reading.memory_limit_bytes
 
     def _pair(self, name: str) -> tuple[tuple[float, ContainerReading], tuple[float, ContainerReading]] | None:
-        entries = self.history.since(self.last_t - MINUTE)
-        first = next((entry for entry in entries if getattr(entry[1], name) is not None), None)
-        last = next((entry for entry in reversed(entries) if getattr(entry[1], name) is not None), None)
+        first = next((entry for entry in self._readings if getattr(entry[1], name) is not None), None)
+        last = next((entry for entry in reversed(self._readings) if getattr(entry[1], name) is not None), None)
         return None if first is None or last is None or first is last else (first, last)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import accumulate
 
 import pytest
@@ -9,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.model import readings as r
+from kvpressure.model.readings import Histogram
 from kvpressure.signals.window import (
     FINE_SECONDS,
+    LONG_SECONDS,
     MAX_NAMES,
+    EngineWindow,
     History,
     histogram_increase,
     quantile,
@@ -156,3 +160,41 @@ def test_what_the_page_does_not_tell_is_not_counted_as_none():
     assert [sample.waiting for sample in lacking.history] == [None, None, 1]
     assert [sample.in_flight for sample in lacking.history] == [None, None, None]
     assert [sample.arrived for sample in lacking.history] == [None, None, None]
+
+
+def test_the_samples_of_a_busy_engine_take_little_memory():
+    """All histograms change in each second. Kept as they come, a full window takes twice as much."""
+    window, names, bounds = EngineWindow(), [f"name{number}" for number in range(14)], (*map(float, range(20)), INF)
+    tracemalloc.start()
+    for second in map(float, range(int(LONG_SECONDS) + 60)):
+        counts = [second + bucket for bucket in range(21)]
+        histograms = {name: Histogram(bounds, tuple(counts), second / 3, counts[-1]) for name in names[:10]}
+        window.observe(second, dict.fromkeys(names[:6], second), dict.fromkeys(names, second + 0.5), histograms)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < 600 * 1024
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Histogram((1.0, INF), (2.0, 3.0), 4.5, 3.0),
+        Histogram((1.0, INF), (2.0, 2.0**32), 4.5, 2.0**32),
+        Histogram((1.0, INF), (2.0, 3.5), 4.5, 3.5),
+        Histogram((1.0, INF), (2.0, 3.0), 4.5, 4.0),
+        Histogram((1.0, INF), (2.0, 3.0), None, 3.0),
+        Histogram((), (), 4.5, 3.0),
+    ],
+)
+def test_an_older_sample_keeps_the_histogram_as_it_was(given):
+    window = EngineWindow()
+    for second in (1.0, 2.0):
+        window.observe(second, {}, {}, {r.E2E: given})
+    older = next(iter(window.history)).histogram(r.E2E)
+    assert older is not None
+    assert (older.bounds, [*older.counts], older.sum, older.count) == (
+        given.bounds,
+        [*given.counts],
+        given.sum,
+        given.count,
+    )

@@ -402,7 +402,7 @@ def _loads_stuck(before: Sample, after: Sample, seconds: float) -> float | None:
     if not (_loading(before) and _loading(after)):
         return 0.0
     known = [name for name in _ENDED_LOADS if name in after.counters]
-    if not known and r.TTFT not in after.histograms:
+    if not known and r.TTFT not in after.packed:
         return None
     rose = any(after.counters[name] > before.counters.get(name, 0.0) for name in known)
     return 0.0 if rose or _count(after, r.TTFT) > _count(before, r.TTFT) else seconds
@@ -412,7 +412,7 @@ _ENDED_LOADS: Final = (r.PROMPT_TOKENS, r.PROMPT_TOKENS_COMPUTED, r.TRANSFERS, r
 
 
 def _count(sample: Sample, name: str) -> float:
-    histogram = sample.histograms.get(name)
+    histogram = sample.histogram(name)
     return histogram.count or 0.0 if histogram is not None else 0.0
 
 
@@ -522,7 +522,7 @@ def usual_seconds(sample: Sample | None) -> float | None:
     if sample is None:
         return None
     prefill, first, queue = (
-        None if (one := sample.histograms.get(name)) is None else one.mean() for name in (r.PREFILL, r.TTFT, r.QUEUE)
+        None if (one := sample.histogram(name)) is None else one.mean() for name in (r.PREFILL, r.TTFT, r.QUEUE)
     )
     if prefill is not None or first is None:
         return prefill

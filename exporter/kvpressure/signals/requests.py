@@ -98,7 +98,7 @@ def _finished_context(before: Sample, after: Sample) -> float | None:
 
 
 def _grown(before: Sample, after: Sample, name: str) -> HistogramIncrease | None:
-    begin, end = before.histograms.get(name), after.histograms.get(name)
+    begin, end = before.histogram(name), after.histogram(name)
     if begin is None or end is None or begin.count == end.count:
         return None
     return histogram_increase(begin, end)
@@ -117,7 +117,7 @@ def _longest(increase: HistogramIncrease | None) -> float | None:
 
 
 def _prefilled_prompt(before: Sample, after: Sample) -> float | None:
-    begin, end = before.histograms.get(r.TTFT), after.histograms.get(r.TTFT)
+    begin, end = before.histogram(r.TTFT), after.histogram(r.TTFT)
     if begin is None or end is None or begin.count is None or end.count is None:
         return None
     number = end.count - begin.count

@@ -10,10 +10,12 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from itertools import accumulate, chain
 from math import ceil, inf
 from operator import mul, sub
-from typing import Final, Generic, NamedTuple, TypeVar
+from struct import calcsize, error, pack, unpack
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from kvpressure.model import readings
 from kvpressure.model.frozen import frozen
@@ -49,9 +51,55 @@ MAX_NAMES: Final = 1024  # counters remembered beside those of the newest page, 
 SLOPE_POINTS: Final = 3  # a line through two points fits whatever they are
 JITTER_SECONDS: Final = 0.3  # a sample this much outside a window still counts as its first
 
+_T = TypeVar("_T")
+Bounds = tuple[float, ...]
 _EMPTY: Final[Mapping[str, float]] = {}
 _NAMES: Final = ("0.5", "0.95", "0.99")
 _RANKS: Final = tuple(map(float, _NAMES))
+
+
+class Packed(Mapping[str, _T]):
+    """A mapping that shares the table of its names, because samples are most of what the process holds."""
+
+    __slots__ = ("_places", "_values")
+
+    def __init__(self, names: Iterable[str], values: Sequence[_T]) -> None:
+        self._places = _places(tuple(names))
+        self._values = values
+
+    def __getitem__(self, name: str) -> _T:
+        return self._values[self._places[name]]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value or ``default``; the inherited method raises and catches, which takes longer."""
+        place = self._places.get(name)
+        return default if place is None else self._values[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+@lru_cache
+def _places(names: tuple[str, ...]) -> Mapping[str, int]:
+    return {name: place for place, name in enumerate(names)}
+
+
+def _packed(values: Mapping[str, float]) -> Packed[float]:
+    return Packed(values, array("d", values.values()))
+
+
+def _packed_histogram(value: Histogram) -> bytes | Histogram:
+    """Sum and counts in a third of the memory, if the counts are whole and the last is that of all observations."""
+    counts = [*map(int, value.counts)]
+    if not counts or counts != [*value.counts] or counts[-1] != value.count or value.sum is None:
+        return value
+    try:
+        return pack(f"=d{len(counts)}I", value.sum, *counts)
+    except error:  # too large for four bytes
+        return pack(f"=d{len(counts)}Q", value.sum, *counts)
 
 
 @frozen
@@ -64,7 +112,8 @@ class Sample:
     t: float
     gauges: Mapping[str, float]
     counters: Mapping[str, float]
-    histograms: Mapping[str, Histogram]
+    packed: Mapping[str, bytes | Histogram]
+    bounds: Mapping[str, Bounds]
     page: Mapping[str, float] = field(default_factory=dict)
     finished: float | None = None
     answered: float | None = None
@@ -78,6 +127,15 @@ class Sample:
     """Requests that have arrived, up to a constant: the sum of ``requests``. vLLM does not count aborted ones."""
     held: tuple[float, float] | None = field(init=False)
     """KV usage and requests running; ``None`` if the former is not published."""
+
+    def histogram(self, name: str) -> Histogram | None:
+        """The histogram; ``None`` if it is not published."""
+        packed, bounds = self.packed.get(name), self.bounds.get(name, ())
+        if not isinstance(packed, bytes):
+            return packed
+        small = len(packed) == calcsize(f"=d{len(bounds)}I")
+        total, *counts = unpack(f"=d{len(bounds)}{'I' if small else 'Q'}", packed)
+        return Histogram(bounds, counts, total, float(counts[-1]))
 
     def __post_init__(self) -> None:
         """Compute once what every tick reads from every sample."""
@@ -184,30 +242,33 @@ class _Correction:
 class _HistogramCorrection:
     """The same for whole histograms: a count that falls means that all of it was reset.
 
-    Counts come out packed, and an unchanged histogram comes out as the same object, because histograms are most of
-    what windows hold.
+    Histograms come out packed, and an unchanged one as the same object, because they are most of what windows hold.
     """
 
-    __slots__ = ("_kept", "_last", "_offset")
+    __slots__ = ("_bounds", "_last", "_offset", "_packed")
 
     def __init__(self) -> None:
         self._last: dict[str, Histogram] = {}
         self._offset: dict[str, Histogram] = {}
-        self._kept: dict[str, Histogram] = {}
+        self._packed: dict[str, bytes | Histogram] = {}
+        self._bounds: Mapping[str, Bounds] = {}
 
-    def apply(self, values: Mapping[str, Histogram]) -> Mapping[str, Histogram]:
-        kept = {}
+    def apply(self, values: Mapping[str, Histogram]) -> tuple[Packed[bytes | Histogram], Mapping[str, Bounds]]:
+        packed = {}
         for name, value in values.items():
             before = self._last.get(name)
             if value is before:
-                kept[name] = self._kept[name]
+                packed[name] = self._packed[name]
                 continue
             if before is not None and _began_anew(before, value):
                 known = self._offset.get(name)
                 self._offset[name] = _add(before, known) if value.bounds == before.bounds else Histogram()
-            kept[name] = _packed(_add(value, self._offset.get(name)))
-        self._last, self._kept = dict(values), kept
-        return kept
+            packed[name] = _packed_histogram(_add(value, self._offset.get(name)))
+        bounds = {name: value.bounds for name, value in values.items()}
+        if bounds != self._bounds:
+            self._bounds = bounds
+        self._last, self._packed = dict(values), packed
+        return Packed(packed, tuple(packed.values())), self._bounds
 
 
 def _began_anew(before: Histogram, value: Histogram) -> bool:
@@ -216,17 +277,9 @@ def _began_anew(before: Histogram, value: Histogram) -> bool:
     return value.count < before.count or value.bounds != before.bounds
 
 
-def _packed(value: Histogram) -> Histogram:
-    """``value`` with its counts in a third of the memory."""
-    return Histogram(value.bounds, array("d", value.counts), value.sum, value.count)
-
-
 def _add(value: Histogram, offset: Histogram | None) -> Histogram:
     usable = offset is not None and offset.count is not None and offset.bounds == value.bounds
     return value.plus(offset) if offset is not None and usable else value
-
-
-_T = TypeVar("_T")
 
 
 class _Items(Generic[_T]):
@@ -363,7 +416,7 @@ class EngineWindow:
         self._pairs: dict[float, tuple[Sample, Sample] | None] = {}
         self._observed: dict[tuple[str, float], tuple[HistogramIncrease, float] | None] = {}
         # These hold as long as both ends are the same: a histogram that has not changed is the same object.
-        self._increases: dict[tuple[str, float], tuple[Histogram, Histogram, HistogramIncrease]] = {}
+        self._increases: dict[tuple[str, float], tuple[object, HistogramIncrease]] = {}
         self._quantiles: dict[tuple[str, float], tuple[HistogramIncrease, Mapping[str, float]]] = {}
 
     def observe(
@@ -392,7 +445,8 @@ class EngineWindow:
         corrected = self._counters.apply(counters)
         done = {name: value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)}
         ended = (sum(done.values()), readings.count_answered(done)) if done else (None, None)
-        sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page, *ended)
+        packed = self._histograms.apply(histograms)
+        sample = Sample(t, gauges, _packed(corrected), *packed, _packed(of_page), *ended)
         self.history.append(t, sample)
         if sample.arrived is not None:
             self._arrived.append(t, (t, sample.arrived))
@@ -483,13 +537,14 @@ class EngineWindow:
         if pair is None:
             return None
         first, last = pair
-        end, begin = last.histograms.get(name), first.histograms.get(name)
-        if end is None or begin is None:
-            return None
-        known_begin, known_end, increase = self._increases.get((name, seconds), (None, None, None))
-        if increase is None or known_begin is not begin or known_end is not end:
+        ends = first.packed.get(name), last.packed.get(name)
+        known_ends, increase = self._increases.get((name, seconds), (None, None))
+        if increase is None or known_ends != ends:
+            begin, end = first.histogram(name), last.histogram(name)
+            if begin is None or end is None:
+                return None
             increase = histogram_increase(begin, end)
-            self._increases[name, seconds] = (begin, end, increase)
+            self._increases[name, seconds] = (ends, increase)
         return increase, last.t - first.t
 
     def quantiles(self, name: str, seconds: float) -> Mapping[str, float]:

@@ -43,14 +43,14 @@ class Family:
     names: tuple[str, ...]
     canonical: str = ""
     label: str = ""
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict, hash=False)
     scale: float = 1.0
     ceiling: float = ceilings.COUNT
     per_model: bool = False
     per_server: bool = False
     join: Literal["max", "sum"] = "max"
     copies: tuple[str, ...] = ("pid",)
-    also: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict, hash=False)
     named: Callable[[Mapping[str, str]], str | None] | None = None
 
     def canonical_for(self, labels: Mapping[str, str]) -> str | None:

@@ -25,6 +25,7 @@ from kvpressure.sources.scrape.layout import (
 from kvpressure.sources.scrape.new_engines import NewEngines
 from kvpressure.sources.scrape.scanner import Scanner
 from kvpressure.sources.scrape.targets import parse_target
+from tests.helpers import vllm_pages
 from tests.helpers.vllm_server import answering, response
 
 pytestmark = pytest.mark.slow
@@ -250,6 +251,18 @@ def test_sixty_four_scanners_of_long_labels_stay_within_what_all_may_remember() 
         for scanner in scanners:
             scanner.scan(text)
     assert sum(scanner._bytes for scanner in scanners) <= 1.25 * REMEMBERED_BYTES
+
+
+def test_targets_with_the_same_lines_share_what_these_are_until_one_gets_another() -> None:
+    bounds, text = ScrapeLimits(), vllm_pages.text_of("d_kv_pressure")
+    first, second = Scanner(bounds), Scanner(bounds)
+    one, alone = traced(lambda: first.scan(text))
+    other, shared = traced(lambda: second.scan(text))
+    assert other == one
+    assert shared < alone / 4
+    more = text + 'vllm:num_preemptions_total{engine="1",model_name="m"} 7\n'
+    assert second.scan(more) == Scanner().scan(more)
+    assert first.scan(text) == one
 
 
 def engines(*names: str) -> tuple[EngineReading, ...]:

@@ -10,7 +10,6 @@ import pytest
 import tests.helpers.vllm_pages as pages
 from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.sources.scrape import layout
-from kvpressure.sources.scrape import scanner as scanner_module
 from kvpressure.sources.scrape.layout import MAX_BUCKETS, MAX_ENGINES, MAX_VALUES, SMALL_PAGE_BYTES, ScrapeLimits
 from kvpressure.sources.scrape.scanner import MAX_LINES, Scanner, parse_scrape
 
@@ -321,9 +320,14 @@ def test_why_there_are_no_engines(body, error):
 # --- the scanner's memory --------------------------------------------------------------------------------
 
 
-def test_only_lines_that_differ_from_the_last_page_are_read(monkeypatch):
-    read = []
-    monkeypatch.setattr(scanner_module, "number_in", lambda number, _: read.append(number) or float(number))
+def test_only_families_that_differ_from_the_last_page_are_read(monkeypatch):
+    read, scan_lines = [], Scanner._scan_lines
+
+    def recorded(self, lines, *more):
+        read.extend(lines)
+        scan_lines(self, lines, *more)
+
+    monkeypatch.setattr(Scanner, "_scan_lines", recorded)
     text = pages.text_of("d_kv_pressure")
     scanner = Scanner()
     scanner.scan(text)
@@ -334,7 +338,8 @@ def test_only_lines_that_differ_from_the_last_page_are_read(monkeypatch):
     line = next(line for line in text.split("\n") if line.startswith("vllm:num_requests_running"))
     changed = text.replace(line, f"{line.rpartition(' ')[0]} 77")
     assert scanner.scan(changed).engines[0].gauges["running"] == 77
-    assert read == ["77"]
+    assert f"{line.rpartition(' ')[0]} 77" in read
+    assert len(read) <= 3, "the family with its comments"
     assert scanner.scan(text.replace(line, "")).engines == scan(text.replace(line, "")).engines, "a series that is gone"
     assert scanner.scan(text.replace(line, f"{line}\n{line}")).engines == scan(text).engines, "a series given twice"
 

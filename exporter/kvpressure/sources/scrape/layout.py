@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from kvpressure.engines.base import PAGE_ITSELF, EngineDialect, Family, SampleName, owner_of
 from kvpressure.engines.registry import dialect
@@ -155,6 +156,14 @@ class ScrapeLimits:
         self.scans = threading.Semaphore(SCANS)
         self.engines = FairShare(MAX_ENGINES)
         self.remembered = FairShare(REMEMBERED_BYTES, REMEMBERED_EACH, REMEMBERED_EACH)
+        self._layouts: WeakValueDictionary[object, Layout] = WeakValueDictionary()
+
+    def layout(self, series: list[Series | None], lines: dict[str, Series | None]) -> Layout:
+        """The layout of these series, which targets with the same lines share; ``lines``: kept with a new one."""
+        layout = self._layouts.get(key := tuple(series))
+        if layout is None:
+            layout = self._layouts[key] = Layout(series, lines)
+        return layout
 
 
 MAX_LINE_CHARS: Final = 16_384  # cache_config_info, the longest wanted line, has about 1 300
@@ -358,12 +367,10 @@ class _Buckets:
         self.places: dict[object, int] = {"sum": -1, "count": -1}  # by part; the last of the values is None
         self._bounds: tuple[float, ...] = ()
         self._pick: Callable[[Values], tuple[Any, ...]] | None = None
-        self._seen: tuple[Any, ...] = ()  # values of the last page,
-        self._last: tuple[Histogram | None, bool] = None, True  # and what they were read as
 
-    def value(self, values: Values) -> tuple[Histogram | None, bool]:
+    def value(self, values: Values, known: HistogramsRead) -> tuple[Histogram | None, bool]:
         """(histogram or ``None`` if absent, whether its buckets are valid); the same object as long as no value
-        changes.
+        changes. ``known``: what the last page was read as.
 
         Buckets that do not rise up to ``+Inf`` are dropped; sum and count stay.
         """
@@ -371,9 +378,9 @@ class _Buckets:
             self._bounds = tuple(sorted(part for part in self.places if isinstance(part, float)))
             self._pick = itemgetter(*(self.places[part] for part in ("sum", "count", *self._bounds)))
         seen = self._pick(values)
-        if seen != self._seen:
-            self._seen, self._last = seen, self._read(*seen)
-        return self._last
+        if self not in known or known[self][0] != seen:
+            known[self] = seen, self._read(*seen)
+        return known[self][1]
 
     def _read(self, total: float | None, count: float | None, *counts: float) -> tuple[Histogram | None, bool]:
         bounds = self._bounds
@@ -383,6 +390,10 @@ class _Buckets:
         if count is None and counts:
             count = counts[-1]  # the +Inf bucket counts everything
         return None if count is None and total is None else Histogram(bounds, counts, total, count), sound
+
+
+HistogramsRead = dict[_Buckets, tuple[tuple[Any, ...], tuple[Histogram | None, bool]]]
+"""Histograms of a target's last page: their values, and what these were read as."""
 
 
 @dataclass(slots=True)
@@ -427,13 +438,13 @@ class _Group:
             name = family.also.get(name)
         return True
 
-    def read(self, values: Values) -> tuple[Fields, int]:
+    def read(self, values: Values, known: HistogramsRead) -> tuple[Fields, int]:
         """(the page's values, number of histograms with invalid buckets)."""
         histograms: dict[str, Histogram] = {}
         ages: dict[str, int] = {}
         unsound = 0
         for each in self.histograms.values():
-            histogram, sound = each.value(values)
+            histogram, sound = each.value(values, known)
             unsound += not sound
             if histogram is not None:
                 name = each.canonical
@@ -454,14 +465,16 @@ def _read(scalars: Mapping[str, _Scalar], values: Values) -> dict[str, Any]:
 
 
 class Layout:
-    """Reads engines from the values of these series; both are in the order of the page's lines.
+    """Reads engines from the values of these series; both are in the order of the page's lines. Nothing in it changes,
+    so that targets may share it. ``lines``: name and labels as written -> series, ``None``: not wanted.
 
     ``collisions``: values left out because several series have them; ``rival_lines``: two lines of such series.
     ``refused``: series beyond the limits.
     """
 
-    def __init__(self, series: Sequence[Series | None] = ()) -> None:
+    def __init__(self, series: list[Series | None], lines: dict[str, Series | None]) -> None:
         self.series = series
+        self.lines = lines
         self.refused = 0
         self._groups: dict[SeriesOwner, _Group] = {}
         latest: dict[ValueKey, tuple[int, Series]] = {}  # of duplicates the last counts
@@ -489,12 +502,16 @@ class Layout:
             group = self._groups[identity.owner] = _Group()
         return group.add(identity, family, place)
 
-    def read(self, values: list[float | None]) -> tuple[tuple[EngineReading, ...], dict[str, float], int]:
-        """(engines, page values, histograms with invalid buckets)."""
+    def read(
+        self, values: list[float | None], known: HistogramsRead
+    ) -> tuple[tuple[EngineReading, ...], dict[str, float], int]:
+        """(engines, page values, histograms with invalid buckets). ``known``: the histograms of the target's last page
+        of this layout, which is updated.
+        """
         values = [*values, None]  # for what a histogram lacks
         fields, unsound = {}, 0
         for owner, group in self._groups.items():
-            read, bad = group.read(values)
+            read, bad = group.read(values, known)
             unsound += bad
             if any(read):
                 fields[owner] = read

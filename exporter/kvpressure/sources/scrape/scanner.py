@@ -35,6 +35,7 @@ from kvpressure.sources.scrape.layout import (
     NO_SERIES,
     SMALL_PAGE_BYTES,
     BadLine,
+    HistogramsRead,
     Layout,
     ScrapeLimits,
     Series,
@@ -114,6 +115,11 @@ class _PageLines:
     refused: int = 0  # for want of room
     plain: bool = True  # what follows the last space of a wanted one is its value: no timestamp, no exemplar
 
+    @property
+    def sound(self) -> bool:
+        """Whether all were taken, and those of the next page can be taken alike."""
+        return self.plain and not (self.bad_lines or self.untimely or self.refused)
+
 
 class Scanner:
     """Parses the pages of one target; remembers what their lines are, so that only the first is slow.
@@ -140,12 +146,13 @@ class Scanner:
     def _forget(self) -> None:
         self._known: dict[str, Series | None] = {}  # name and labels as written -> what they are; None: not wanted
         self._owners: dict[tuple[str, ...], SeriesOwner] = {}
-        self._layout = Layout()
+        self._layout = Layout([], {})
+        self._histograms: HistogramsRead = {}
         self._key_bytes = self._series_bytes = 0  # of memory for these
         self._forget_page()
 
     def _forget_page(self) -> None:
-        self._families: Sequence[PageText] = ()  # of the last page, as sent
+        self._families: Sequence[int] = ()  # their hashes on the last page, of 64 bits each
         self._starts: tuple[int, ...] = ()  # the place of each one's first line
         self._samples = _PageLines()
         self._page_bytes = 0
@@ -174,8 +181,12 @@ class Scanner:
         except UnicodeDecodeError:
             return _failed(INVALID_UTF8)
         if samples.series != self._layout.series:
-            self._layout = Layout(samples.series)
-        engines, page, unsound = self._layout.read(samples.values)
+            self._layout = self._bounds.layout(samples.series, self._known)
+            self._histograms = {}
+            if self._layout.lines == self._known:
+                self._known = self._layout.lines
+        samples.series = self._layout.series
+        engines, page, unsound = self._layout.read(samples.values, self._histograms)
         engines = self._replicas.name(engines)
         allowed = min(MAX_ENGINES, self._bounds.engines.allowed(self))
         left_out = {
@@ -219,7 +230,8 @@ class Scanner:
         """A small page by its changed lines, a large one in parts: all its lines at once take twice its memory."""
         small = len(raw) <= SMALL_PAGE_BYTES
         families = raw.split(_FAMILY) if small else ()
-        if small and self._only_values_differ(families):
+        hashes = [*map(hash, map(bytes, families))]
+        if small and self._only_values_differ(families, hashes, now):
             return self._samples
         self._forget_page()
         samples, start = _PageLines(), 0
@@ -228,35 +240,29 @@ class Scanner:
             end = len(raw) if end < 0 else end
             self._scan_lines(raw[start:end].decode().split("\n"), now, samples)
             start = end + 1
-        if small and raw and samples.plain and not (samples.bad_lines or samples.untimely or samples.refused):
+        if small and raw and samples.sound:
             lines = (family.count(b"\n") + 1 for family in families)
-            self._families, self._starts, self._samples = families, tuple(accumulate(lines, initial=0)), samples
-            self._page_bytes = getsizeof(raw) + LINE_BYTES * len(samples.series) + FAMILY_BYTES * len(families)
+            self._families, self._starts, self._samples = hashes, tuple(accumulate(lines, initial=0)), samples
+            self._page_bytes = LINE_BYTES * len(samples.series) + FAMILY_BYTES * len(families)
         return samples
 
-    def _only_values_differ(self, families: Sequence[PageText]) -> bool:
+    def _only_values_differ(self, families: Sequence[PageText], hashes: Sequence[int], now: float | None) -> bool:
         """Whether these have the lines of the last page with other sound values, which are then taken. Most families
         are as they were, and are not taken apart.
         """
         before, self._families = self._families, ()  # of a page that fails half way nothing may stay
-        series, values = self._samples.series, self._samples.values
-        if len(families) != len(before):
+        if len(hashes) != len(before):
             return False
-        for changed in compress(count(), map(ne, families, before)):
-            lines, known_lines = families[changed].split(b"\n"), before[changed].split(b"\n")
-            if len(lines) != len(known_lines):
+        for changed in compress(count(), map(ne, hashes, before)):
+            lines, samples = families[changed].decode().split("\n"), _PageLines()
+            if changed:
+                lines[0] = ""  # the rest of the line by which families are parted
+            self._scan_lines(lines, now, samples)
+            place = slice(*self._starts[changed : changed + 2])
+            if not samples.sound or samples.series != self._samples.series[place]:
                 return False
-            for place in compress(count(), map(ne, lines, known_lines)):
-                key, _, number = lines[place].decode().rpartition(" ")
-                if not key or key != known_lines[place].decode().rpartition(" ")[0]:
-                    return False
-                at = self._starts[changed] + place
-                known = series[at]
-                if known is not None:
-                    value = values[at] = number_in(number, known.ceiling)
-                    if value is None:
-                        return False
-        self._families = families
+            self._samples.values[place] = samples.values
+        self._families = hashes
         return True
 
     def _scan_lines(self, lines: list[str], now: float | None, samples: _PageLines) -> None:
@@ -320,6 +326,8 @@ class Scanner:
 
     def _remember(self, key: str, series: Series | None) -> None:
         if 0 < len(key) <= MAX_KEY_CHARS and self._key_bytes + self._series_bytes <= self._most_bytes:
+            if self._known is self._layout.lines:  # which others may read
+                self._known = dict(self._known)
             self._known[key] = series
             self._key_bytes += getsizeof(key) + _ENTRY_BYTES
 

@@ -119,8 +119,8 @@ def test_the_plan_says_what_more_memory_gives_and_lowers_no_limit():
     assert "a KV tier in host memory of 120 GiB for each GPU (hit ratio 86 %)" in plan(pool, builtin()).actions[0].text
     assert {limit.recommended for limit in said.limits.values()} == {None}
     assert explained(said, builtin()).cause.startswith("prompts are computed again")
-    assert said.diagnosis.published["reuse_lost"].value is True
-    assert said.diagnosis.published["kv_pressure"].value is False, "InferenceKVCachePressure has another first action"
+    assert said.diagnosis.published["reuse_lost"] is True
+    assert said.diagnosis.published["kv_pressure"] is False, "InferenceKVCachePressure has another first action"
 
 
 @pytest.mark.parametrize(

@@ -119,10 +119,7 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
         missing=("the start-up log",),
         inputs=("the start-up log",),
         conditions={name: index % 2 == 0 for index, name in enumerate(NAMES)},
-        published={
-            name: Found(name, value, "")
-            for name, value in (("verdict_confident", True), ("slow_badly", True), ("wait_too_long", None))
-        },
+        published={"verdict_confident": True, "slow_badly": True, "wait_too_long": None},
         beside={name: Found(name, index % 2 == 0, f"{name} sentence") for index, name in enumerate(NAMES)},
         documented_signature={name: index % 2 == 1 for index, name in enumerate(SIGNATURE_CONDITIONS)},
         documented_signature_met=False,

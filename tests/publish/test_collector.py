@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from kvpressure.diagnosis import findings
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import MemorySignals, ProgressSignals, TransferSignals
-from kvpressure.model.state import Found, GpuState, State
+from kvpressure.model.state import GpuState, State
 from kvpressure.publish.collector import HARMS, LABEL_LIMIT, Families, clean, families, trouble
 from kvpressure.publish.exposition import Encoder, encode, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
@@ -58,7 +58,7 @@ def test_a_full_state_emits_every_metric_of_the_table() -> None:
 
 
 def test_a_finding_that_a_rule_or_dashboard_reads_has_a_series() -> None:
-    every = {row.name: Found(row.name, False, "") for row in findings.ROWS.values() if row.published}
+    every = dict.fromkeys(findings.PUBLISHED, False)
     engine = replace(full_engine(), diagnosis=replace(full_engine().diagnosis, published=every))
     published = {key[-1] for key in named(State(time=NOW, engines=(engine,)), "finding")}
     files = [path for folder in ("alerts", "dashboards") for path in (ROOT / folder).iterdir()]
@@ -82,7 +82,7 @@ def test_a_harm_that_a_rule_reads_has_a_series_while_it_lasts() -> None:
         transfers=TransferSignals(read_after_expiry=6.0),
     )
     for holds in (False, True):
-        every = {name: Found(name, holds, "") for name in HARMS}
+        every = dict.fromkeys(HARMS, holds)
         diagnosis = replace(full_engine().diagnosis, published=every)
         state = State(time=NOW, engines=(replace(full_engine(), diagnosis=diagnosis, signals=signals),))
         assert {key[-2:] for key in named(state, "harm")} == (read if holds else set())

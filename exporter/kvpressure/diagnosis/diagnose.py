@@ -14,7 +14,7 @@ from typing import Final
 from kvpressure.diagnosis.conditions import NAMES, PREFIX, Ahead, HeldCache, note
 from kvpressure.diagnosis.evaluate import GOOD, Answer, Grade, decide
 from kvpressure.diagnosis.finding import Recent, View, slowest
-from kvpressure.diagnosis.findings import PUBLISHED, Gathered, Values
+from kvpressure.diagnosis.findings import PUBLISHED, Answers, Gathered, Values
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.frozen import frozen
@@ -221,8 +221,7 @@ def _imbalance(
 
 def _alike(engines: Sequence[EngineState], name: str, holds: bool) -> tuple[int, int]:
     """How many engines have this value of a published finding, and of how many it is known."""
-    found = (engine.diagnosis.published.get(name) for engine in engines)
-    known = [one.value for one in found if one is not None and one.value is not None]
+    known = [value for engine in engines if (value := engine.diagnosis.published.get(name)) is not None]
     return known.count(holds), len(known)
 
 
@@ -298,11 +297,11 @@ class Diagnoser:
             row=answer.row,
             grade=answer.grade.name.lower(),
             runner_up=answer.runner_up,
-            conditions={name: values[name] for name in NAMES},
-            published=Gathered(values, PUBLISHED),
+            conditions=Answers(values, NAMES),
+            published=Answers(values, PUBLISHED),
             beside=beside,
             slow=slowest(view),
-            documented_signature={name: values[f"{PREFIX}{name}"] for name in SIGNATURE_CONDITIONS},
+            documented_signature=Answers(values, SIGNATURE_CONDITIONS, PREFIX),
             documented_signature_met=is_met,
             signature_note=note(now, answer.verdict, is_met),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from kvpressure.diagnosis import conditions, facts, rules, shown
 from kvpressure.diagnosis.finding import NUMBERS, TEXTS, Finding, Recent, View, names_in, parts_known
@@ -40,6 +40,7 @@ _LEADING: Final = {
 }
 
 
+_V = TypeVar("_V")
 _SIGNS: Final = {"ratio": "% ", "seconds": "s ", "multiple": "× "}
 
 
@@ -72,13 +73,36 @@ class Values(dict[str, bool | None]):
         return self._fresh
 
 
-class Gathered(Mapping[str, Found]):
-    """Findings about one engine at one moment, of the given names; sentences are written when read."""
+class _OfNames(Mapping[str, _V]):
+    """Something of each of the given findings about one engine at one moment, found when read. ``prefix``: of their
+    names, which the keys are without.
+    """
 
-    __slots__ = ("_names", "facts")
+    __slots__ = ("_names", "_prefix", "facts")
 
-    def __init__(self, values: Values, names: tuple[str, ...] = EVIDENCE) -> None:
-        self.facts, self._names = values, names
+    def __init__(self, values: Values, names: tuple[str, ...] = EVIDENCE, prefix: str = "") -> None:
+        self.facts, self._names, self._prefix = values, names, prefix
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Answers(_OfNames[bool | None]):
+    """The values of findings; most are read by nobody in most ticks."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> bool | None:
+        return self.facts[self._prefix + name]
+
+
+class Gathered(_OfNames[Found]):
+    """Findings with their sentences, which are written when read."""
+
+    __slots__ = ()
 
     def __getitem__(self, name: str) -> Found:
         return Found(name, self.facts[name], self._sentence)
@@ -90,12 +114,6 @@ class Gathered(Mapping[str, Found]):
         needs = (NUMBERS[name] for name in row.needs if value is None)
         absent = dict.fromkeys(number.words.format_map(words) for number in needs if number.read(view) is None)
         return row.sentence(value, words, f"missing: {listed(list(absent))}" if absent else "")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def filled(self, text: str) -> str:
         """A sentence about a missing input with its numbers; a text that is only ``{finding}`` becomes that finding's

@@ -126,7 +126,7 @@ class Diagnosis:
     inputs: Sequence[str] = ()
     reasons: Mapping[str, float] = field(default_factory=dict)
     conditions: Mapping[str, bool | None] = field(default_factory=dict)
-    published: Mapping[str, Found] = field(default_factory=dict)
+    published: Mapping[str, bool | None] = field(default_factory=dict)
     beside: Mapping[str, Found] = field(default_factory=dict)
     documented_signature: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature_met: bool | None = None

@@ -201,7 +201,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
         out.add("engine_pool_info", (*in_pool, clean(pool.pair), pool.source), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
     published = engine.diagnosis.published
-    out.each("finding", in_pool, {name: finding.value for name, finding in published.items()})
+    out.each("finding", in_pool, published)
     if engine.explain is not None:
         said, found = engine.explain(engine), engine.diagnosis
         words = (clean(said.cause), clean(said.action))
@@ -213,7 +213,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
             out.add("slow_seconds", (*labels, slow.phase), slow.seconds)
             out.add("usual_seconds", (*labels, slow.phase), slow.usual)
         for name, (harm, level, value_of) in HARMS.items():
-            if name in published and published[name].value:
+            if published.get(name):
                 out.add("harm", (*in_pool, harm, level), value_of(engine))
         for group in engine.signals.groups():
             for output in outputs(type(group)):

@@ -145,10 +145,10 @@ def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
         "supporting": list(diagnosis.supporting),
         "opposing": list(diagnosis.opposing),
         "missing": list(diagnosis.missing),
-        "conditions": diagnosis.conditions,
+        "conditions": dict(diagnosis.conditions),
         "documented_signature": {
             "met": diagnosis.documented_signature_met,
-            "conditions": diagnosis.documented_signature,
+            "conditions": dict(diagnosis.documented_signature),
             "note": diagnosis.signature_note,
         },
     }

@@ -47,8 +47,6 @@ def test_gpus() -> None:
         amd.IO_ERROR,
         amd.INVALID_DATA,
         amd.PARTITIONS_UNSEEN,
-        smi.MISSING,
-        smi.MISMATCH,
         smi.FAILED,
     }
     assert of("nvidia") == of("amd") == (set(nvidia.REASONS) | of_amd) - {"internal"}

@@ -136,7 +136,7 @@ def test_a_past_moment_is_as_kvpressure_judged_it_else_judged_again(capsys: Caps
     assert own["at"] == pytest.approx(INCIDENT, abs=0.01)
     assert own["engine"]["since"] == pytest.approx(told.since, abs=0.01)
     assert own["cause"] == "requests are queueing for KV cache blocks or being preempted"
-    assert own["next_steps"][0]["title"] == "Cap input and output tokens at the edge"
+    assert own["next_steps"][0]["title"] == "Cap input and output tokens at the gateway"
     assert "users: slow, 36.1 s" in own["engine"]["supporting"]
     assert "39 waiting requests" in own["engine"]["supporting"]
     assert "signals" not in own["engine"]

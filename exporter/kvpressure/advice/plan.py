@@ -36,7 +36,7 @@ from kvpressure.settings.thresholds import Thresholds
 
 _BEYOND_GUIDE: Final = '(this step is not in the guide "Emergency Mitigation")'
 
-CAP: Final = "Cap input and output tokens at the edge"
+CAP: Final = "Cap input and output tokens at the gateway"
 MEASURED: Final = {
     "caps": "preemptions fell from 40 to 24; all engine steps together took 57 % less time, but only 60 of 72 requests"
     " were admitted",

@@ -187,7 +187,7 @@ def _settings(board: Dashboard) -> None:
     board.table(
         "What to set",
         "Limits to change, each with the value in force and the value to set, computed for each engine. Every limit is"
-        " an argument of the engine and takes effect after a restart. First cap the tokens of a request: at the edge"
+        " an argument of the engine and takes effect after a restart. First cap the tokens of a request: at the gateway"
         f" (no restart) or with {MITIGATION_ORDER[0]} (restart). Then set {', '.join(MITIGATION_ORDER[1:-1])} and"
         f" {MITIGATION_ORDER[-1]}.",
         [PanelQuery(_stepped(worst(expr)), named=OF_ENGINE, optional=why) for expr in (recommended, now)],

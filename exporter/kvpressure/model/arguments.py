@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
+from functools import lru_cache
 from math import ceil
 from typing import Final
 
@@ -173,6 +174,7 @@ _SUFFIX: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "
 _INT = re.compile(r"(\d{1,18})(\.\d{1,9})?([kKmMgGtT])?")
 
 
+@lru_cache(maxsize=256)  # asked at every sample
 def human_int(text: str | None) -> int | None:
     """An integer as command lines write it: ``25600``, ``25.6k`` (decimal), ``8K`` = 8192 (binary, whole numbers
     only); None for anything else, also for negative numbers.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar, dataclass_transform
+from functools import partial
+from typing import Any, TypeVar, cast, dataclass_transform
 
 T = TypeVar("T")
 
@@ -15,3 +17,40 @@ def frozen(cls: type[T]) -> type[T]:
     ``frozen=True`` would double the time to create each, a tenth of the exporter's tick.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+def later(compute: Callable[..., T], *given: object) -> T:
+    """What ``compute`` makes of ``given``, for a field that is ``when_read``. Another thread may read it, so nothing
+    that is given may change.
+    """
+    return cast(T, partial(compute, *given))
+
+
+def when_read(*names: str) -> Callable[[type[T]], type[T]]:
+    """Decorator of a ``frozen`` class: these fields may be given as ``later``, and are computed when first read. In
+    most ticks nobody reads what is only published.
+    """
+
+    def made(cls: type[T]) -> type[T]:
+        for name in names:
+            setattr(cls, name, _WhenRead(vars(cls)[name]))
+        return cls
+
+    return made
+
+
+class _WhenRead:
+    """The slot of a field that is computed when first read."""
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, of: object, owner: type) -> Any:
+        value = self._slot.__get__(of, owner)
+        if type(value) is partial:
+            value = value()
+            self.__set__(of, value)
+        return value
+
+    def __set__(self, of: object, value: object) -> None:
+        self._slot.__set__(of, value)

@@ -12,7 +12,7 @@ from dataclasses import field, fields
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
 
-from kvpressure.model.frozen import frozen
+from kvpressure.model.frozen import frozen, when_read
 
 PREFIX: Final = "kvpressure_"
 
@@ -367,6 +367,7 @@ class BatchSignals:
     step_ratio: float | None = None
 
 
+@when_read("kv_share_held", "kv_share_at_peak", "arrival_burst_ratio")
 @frozen
 class LoadSignals:
     """Requests in flight against the limits (``signals.batch``)."""
@@ -417,6 +418,7 @@ class LoadSignals:
     )
 
 
+@when_read("output_quantiles", "max_tokens_quantiles", "stream_quantiles", "bimodal_prompts")
 @frozen
 class ContextSignals:
     """Length and shape of requests over five minutes (``signals.requests``)."""

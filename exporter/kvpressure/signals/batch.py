@@ -7,11 +7,10 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 from kvpressure.model import readings as r
-from kvpressure.model.frozen import frozen
+from kvpressure.model.frozen import frozen, later
 from kvpressure.model.readings import StepStats
 from kvpressure.model.signals import BatchSignals, KvSignals, LoadSignals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
@@ -41,8 +40,13 @@ class SequenceLimit:
 
 def queued(window: EngineWindow) -> list[Sample]:
     """Samples of the last half minute since which requests have waited without a break, newest first."""
-    known = (s for s in reversed(window.since(HALF_MINUTE)) if r.RUNNING in s.gauges)
-    return list(takewhile(lambda sample: (sample.waiting or 0.0) > 0, known))
+    behind = []
+    for sample in reversed(window.since(HALF_MINUTE)):
+        if r.RUNNING in sample.gauges:
+            if not sample.waiting:
+                break
+            behind.append(sample)
+    return behind
 
 
 def maximum(samples: Sequence[Sample], full: float, t: Thresholds) -> float | None:
@@ -74,19 +78,20 @@ def reaching(limit: float, t: Thresholds) -> float:
     return min(level, limit - 1) if limit > t["at_limit_small_requests"] else level
 
 
-def held_per_request(
-    window: EngineWindow, cache: KvSignals, block_size: float | None, t: Thresholds
-) -> tuple[float | None, float | None]:
-    """Share of the KV cache that a running request holds over five minutes: in the mean, and where usage was highest.
+def held_per_request(seen: Sequence[tuple[float, float]], by_length: float | None) -> float | None:
+    """Share of the KV cache that a running request holds in the mean of these samples (usage, requests running).
 
-    The mean is the larger of two: usage per running request, which a full cache keeps too small, because it preempts
+    It is the larger of two: usage per running request, which a full cache keeps too small, because it preempts
     requests before they have grown; and half-grown requests of the mean lengths, without prompt tokens that the prefix
     cache had, which several requests may share. ``None`` where nothing runs, or usage and lengths are unknown.
     """
-    seen = [] if cache.kv_recorded is False else [s.held for s in window.since(FIVE_MINUTES) if s.held is not None]
+    return max((share for share in (_per_request(seen), by_length) if share), default=None)
+
+
+def held_at_peak(seen: Sequence[tuple[float, float]], t: Thresholds) -> float | None:
+    """The same where usage was highest."""
     high = t["at_limit_ratio"] * max(seen, default=(0.0, 0.0))[0]
-    known = (_per_request(seen), _by_length(window, cache, block_size))
-    return max((share for share in known if share), default=None), _per_request([one for one in seen if one[0] >= high])
+    return _per_request([one for one in seen if one[0] >= high])
 
 
 def _per_request(seen: Sequence[tuple[float, float]]) -> float | None:
@@ -114,8 +119,9 @@ def load_signals(
     mean_context: float | None,
     t: Thresholds,
     block_size: float | None = None,
+    **stated: Any,
 ) -> LoadSignals:
-    """Requests in flight against each known limit."""
+    """Requests in flight against each known limit. ``stated``: signals that arguments and page state."""
     running, waiting = window.gauge(r.RUNNING), window.last.waiting if window.last else None
     behind = queued(window)
     judged = len(behind) >= t["trend_min_samples"] and behind[0].t - behind[-1].t >= t["plateau_min_seconds"]
@@ -133,7 +139,7 @@ def load_signals(
     sequence_limit = limits.get("observed", configured.value)
     in_flight = window.last.in_flight if window.last else None
     smallest = min(limits.values(), default=None)
-    held, at_peak = held_per_request(window, cache, block_size, t)
+    held = [] if cache.kv_recorded is False else window.held(FIVE_MINUTES)
     return LoadSignals(
         running=running,
         waiting=waiting,
@@ -149,10 +155,11 @@ def load_signals(
         running_at_limit_now=None
         if running is None or sequence_limit is None
         else running >= reaching(sequence_limit, t),
-        kv_share_held=held,
-        kv_share_at_peak=at_peak,
+        kv_share_held=later(held_per_request, held, _by_length(window, cache, block_size)),
+        kv_share_at_peak=later(held_at_peak, held, t),
         running_most=max(window.gauge_values(r.RUNNING, HALF_MINUTE), default=None),
-        arrival_burst_ratio=burst_ratio(window, t),
+        arrival_burst_ratio=later(burst_ratio, window.arrivals(FIVE_MINUTES), t),
+        **stated,
     )
 
 
@@ -165,11 +172,10 @@ def _fits_as_seen(window: EngineWindow, t: Thresholds) -> float:
     return most / peak if peak > 0 else 0.0
 
 
-def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
-    """Arrival rate in the busiest 10 s (or the shortest longer span between samples) divided by the mean of five
-    minutes. ``None`` with too little history or without arrivals.
+def burst_ratio(known: Sequence[tuple[float, float]], t: Thresholds) -> float | None:
+    """Arrival rate in the busiest 10 s (or the shortest longer span between samples) divided by the mean of all.
+    ``None`` with too little history or without arrivals. ``known``: as of ``EngineWindow.arrivals``.
     """
-    known = window.arrivals(FIVE_MINUTES)
     if len(known) < t["trend_min_samples"] or known[-1][0] - known[0][0] < MINUTE:
         return None
     (begin, before), (end, in_all) = known[0], known[-1]
@@ -225,9 +231,9 @@ class FastestStep:
 
     def peak_batch(self) -> float | None:
         """Smallest batch of the points with the most tokens/s, or nearly as many; ``None`` without points."""
-        points = (*self._points, *self._present)
-        nearly = self._thresholds["at_limit_ratio"] * max((size / fast for _, fast, size in points), default=0.0)
-        return min((size for _, fast, size in points if size / fast >= nearly), default=None)
+        points = [(size / fast, size) for _, fast, size in (*self._points, *self._present)]
+        nearly = self._thresholds["at_limit_ratio"] * max(points, default=(0.0, 0.0))[0]
+        return min([size for speed, size in points if speed >= nearly], default=None)
 
 
 def batch_signals(

@@ -184,6 +184,7 @@ class EngineTracker:
         }
         known = {name: value for name, value in beside.items() if value is not None}
         times = requests.latency_signals(window, baseline, self._calm(cache.kv, load), known, t)
+        usual = baseline.value(requests.ACCEPTED)
         return Signals(
             time=around.now,
             dialect=self.reading.dialect if self.reading else "",
@@ -205,7 +206,7 @@ class EngineTracker:
             ),
             context=requests.context_signals(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=times,
-            throughput=replace(flow, drafts_accepted_usual=baseline.value(requests.ACCEPTED)),
+            throughput=flow if usual is None else replace(flow, drafts_accepted_usual=usual),
             transfers=progress.transfer_signals(
                 window,
                 self._progress.loads_stuck,
@@ -252,14 +253,16 @@ class EngineTracker:
     def _load(self, around: EngineContext, cache: CacheState) -> LoadSignals:
         limits = around.limits
         configured = SequenceLimit(limits.max_num_seqs, limits.max_num_seqs_source)
-        load = batch.load_signals(
-            self.window, configured, cache.kv, cache.shape.mean_context, self._thresholds, _block_size(self.reading)
-        )
         has, pool = limits.features, self.page.pool if self.page else None
         shown = self.reading is not None and r.LEASES_EXPIRED in self.reading.counters
         has_peer = True if shown else has.has_peer
-        return replace(
-            load,
+        return batch.load_signals(
+            self.window,
+            configured,
+            cache.kv,
+            cache.shape.mean_context,
+            self._thresholds,
+            _block_size(self.reading),
             max_num_batched_tokens=limits.max_num_batched_tokens,
             lora=has.lora,
             kv_role=KV_ROLES.get(pool.role, has.kv_role) if has_peer and pool else has.kv_role,

@@ -4,11 +4,11 @@ growth while idle, fragmentation; the pool's size where no log line reports it; 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import inf
 from typing import Final
 
@@ -97,17 +97,17 @@ def _to_be_counted(
     signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds
 ) -> list[tuple[Sample, float]]:
     """Inferences that the counter must contain by now: the queue became shorter since, and the counter had its time."""
-    if not signs:
-        return []
-    times = [sample.t for sample in samples]
-    due = bisect_right(times, samples[-1].t - t["preemption_counter_lag_seconds"])
-    waiting = [inf if sample.waiting is None else sample.waiting for sample in samples[:due]]
-    shortest = [*accumulate(reversed(waiting), min, initial=inf)][::-1]  # the shortest queue from each sample on
-    return [
-        (before, amount)
-        for before, amount in signs
-        if shortest[bisect_right(times, before.t, 0, due)] < (before.waiting or 0.0) + amount
-    ]
+    due = samples[-1].t - t["preemption_counter_lag_seconds"]
+    later, shortest = reversed(samples), inf  # the queue since the inference, for the newest first
+    sample, counted = next(later), []
+    for before, amount in reversed(signs):
+        while sample.t > before.t:
+            if sample.t <= due and sample.waiting is not None and sample.waiting < shortest:
+                shortest = sample.waiting
+            sample = next(later)
+        if shortest < (before.waiting or 0.0) + amount:
+            counted.append((before, amount))
+    return counted[::-1]
 
 
 class HitRatio:

@@ -4,10 +4,12 @@ blocks on their way between servers.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final
 
 from kvpressure.model import readings as r
@@ -51,10 +53,10 @@ class Trend:
         if throughput is None or demand is None:
             return None
         most = demand * (1 + self._thresholds["trend_change_ratio"])
-        alike = [(at, rate) for at, rate, wanted in self._points if wanted <= most]
-        if not alike or t - alike[0][0] < self._thresholds["trend_min_seconds"]:
+        since = next((at for at, _, wanted in self._points if wanted <= most), t)
+        if t - since < self._thresholds["trend_min_seconds"]:
             return None
-        best = max(throughput, *(rate for _, rate in alike))
+        best = max(throughput, *[rate for _, rate, wanted in self._points if wanted <= most])
         return throughput / best if best > 0 else None
 
     def flat(self, t: float, throughput: float | None, demand: float | None) -> bool | None:
@@ -67,8 +69,7 @@ class Trend:
         earlier = [(rate, wanted) for at, rate, wanted in self._points if t - at >= known["trend_min_seconds"]]
         if not earlier:
             return None
-        before = sum(rate for rate, _ in earlier) / len(earlier)
-        wanted = sum(demanded for _, demanded in earlier) / len(earlier)
+        before, wanted = (sum(column) / len(earlier) for column in ([one[i] for one in earlier] for i in (0, 1)))
         if demand >= (1 + change) * wanted:
             return before > 0 and throughput <= (1 + known["most_ratio"] * change) * before
         fell = 1 - change
@@ -485,12 +486,12 @@ def _flow(window: EngineWindow, seconds: float) -> bool | None:
 
 def _moved_recently(window: EngineWindow, seconds: float, names: Sequence[str] = _USEFUL) -> bool | None:
     """Whether one of the counters (by default: of tokens) rose in the last ``seconds``; ``None`` without counters."""
-    last = window.last
-    samples = window.since(REACH_SECONDS)
-    earlier = next((s for s in reversed(samples) if s.t <= samples[-1].t - seconds), None)
-    if last is None or earlier is None or not any(name in earlier.counters for name in names):
+    last, samples = window.last, window.since(REACH_SECONDS)
+    place = 0 if last is None else bisect_right(samples, last.t - seconds, key=attrgetter("t"))
+    earlier = samples[place - 1].counters if place else {}
+    if last is None or not any(name in earlier for name in names):
         return None
-    return any(last.counters.get(name, 0.0) > earlier.counters.get(name, 0.0) for name in names)
+    return any(last.counters.get(name, 0.0) > earlier.get(name, 0.0) for name in names)
 
 
 def _rose(window: EngineWindow, name: str, seconds: float) -> bool | None:

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
 from kvpressure.model import readings
 from kvpressure.model import readings as r
-from kvpressure.model.frozen import frozen
+from kvpressure.model.frozen import frozen, later
 from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.model.signals import ContextSignals, LatencySignals, RequestSignals, Signals, Slow
 from kvpressure.model.state import Objective
@@ -27,6 +26,7 @@ from kvpressure.signals.window import (
     HistogramIncrease,
     Sample,
     histogram_increase,
+    quantiles_of,
 )
 
 
@@ -183,10 +183,10 @@ def context_signals(
         output_mean=means.output,
         context_limit=limit,
         prompt_quantiles=window.quantiles(r.REQUEST_PROMPT, FIVE_MINUTES),
-        output_quantiles=window.quantiles(r.REQUEST_OUTPUT, FIVE_MINUTES),
-        max_tokens_quantiles=window.quantiles(r.REQUEST_MAX_TOKENS, FIVE_MINUTES),
-        stream_quantiles=window.quantiles(r.E2E, FIVE_MINUTES),
-        bimodal_prompts=bimodal_prompts(prompts[0], t) if prompts else None,
+        output_quantiles=later(quantiles_of, window.observed(r.REQUEST_OUTPUT, FIVE_MINUTES)),
+        max_tokens_quantiles=later(quantiles_of, window.observed(r.REQUEST_MAX_TOKENS, FIVE_MINUTES)),
+        stream_quantiles=later(quantiles_of, window.observed(r.E2E, FIVE_MINUTES)),
+        bimodal_prompts=later(bimodal_prompts, prompts[0], t) if prompts else None,
     )
 
 
@@ -436,11 +436,12 @@ class Baseline:
     until there are ``baseline_min_values``.
     """
 
-    __slots__ = ("_last_t", "_thresholds", "_values")
+    __slots__ = ("_last_t", "_thresholds", "_usual", "_values")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._values: dict[str, deque[float]] = {}
+        self._usual: dict[str, float] = {}  # of those with enough values
         self._last_t = float("-inf")
 
     def learn(
@@ -460,7 +461,11 @@ class Baseline:
         learnt = {**p95, **(whole.parts if whole is not None and "e2e" in p95 else {})}
         learnt.update((name, value) for name, value in beside.items() if not self.worse(name, value))
         for name, value in learnt.items():
-            self._values.setdefault(name, deque(maxlen=BASELINE_VALUES)).append(value)
+            values = self._values.setdefault(name, deque(maxlen=BASELINE_VALUES))
+            values.append(value)
+            if len(values) >= self._thresholds["baseline_min_values"]:
+                middle = sorted(values)[(len(values) - 1) // 2]
+                self._usual[name] = max(self._thresholds["baseline_floor_seconds"], middle)
 
     def worse(self, name: str, value: float) -> bool | None:
         """Whether transfers are much slower than usual, or accepted drafts much fewer; ``None`` without a usual
@@ -493,10 +498,7 @@ class Baseline:
 
     def value(self, name: str) -> float | None:
         """The usual seconds; ``None`` before there are enough values."""
-        values, t = self._values.get(name, ()), self._thresholds
-        if len(values) < t["baseline_min_values"]:
-            return None
-        return max(t["baseline_floor_seconds"], sorted(values)[(len(values) - 1) // 2])
+        return self._usual.get(name)
 
 
 def latency_signals(
@@ -554,12 +556,12 @@ def _slow(one: Slow, s: Signals, t: Thresholds) -> Slow | None:
         if floor is None or one.seconds < t[floor]:
             return None
         long = one.phase != "inter_token" and bool(s.load.waiting) and one.seconds >= t["wait_page_seconds"]
-        return replace(one, badly=long and _several(s, t))
+        return Slow(one.phase, one.seconds, None, long and _several(s, t))
     if one.seconds < t[FLOORS[one.phase]] or one.multiple < t["latency_multiplied_ratio"]:
         return None
     floor = _CRITICAL.get(one.phase)
     badly = floor is not None and one.seconds >= t[floor] and one.multiple >= t["latency_critical_ratio"]
-    return replace(one, badly=badly)
+    return Slow(one.phase, one.seconds, one.usual, badly)
 
 
 def slow_queue(s: Signals, t: Thresholds) -> Slow | None:

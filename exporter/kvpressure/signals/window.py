@@ -13,7 +13,7 @@ from dataclasses import field
 from functools import lru_cache
 from itertools import accumulate, chain
 from math import ceil, inf
-from operator import mul, sub
+from operator import attrgetter, mul, sub
 from struct import calcsize, error, pack, unpack
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -123,8 +123,10 @@ class Sample:
     """Requests running or waiting; ``None`` if one of them is not published."""
     requests: tuple[float, float, float] | None = field(init=False)
     """Requests running, waiting and finished; ``None`` if one of them is not published."""
-    arrived: float | None = field(init=False)
-    """Requests that have arrived, up to a constant: the sum of ``requests``. vLLM does not count aborted ones."""
+    arrived: tuple[float, float] | None = field(init=False)
+    """When, and requests that have arrived, up to a constant: the sum of ``requests``. vLLM does not count aborted
+    ones.
+    """
     held: tuple[float, float] | None = field(init=False)
     """KV usage and requests running; ``None`` if the former is not published."""
 
@@ -150,12 +152,23 @@ class Sample:
         object.__setattr__(self, "waiting", waiting)
         object.__setattr__(self, "in_flight", present)
         object.__setattr__(self, "requests", requests)
-        object.__setattr__(self, "arrived", None if requests is None else sum(requests))
+        object.__setattr__(self, "arrived", None if requests is None else (self.t, sum(requests)))
 
 
 @frozen
 class HistogramIncrease(Histogram):
     """Observations between two samples."""
+
+    _named: Mapping[str, float] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def named(self) -> Mapping[str, float]:
+        """Quantiles by name, computed once."""
+        named = self._named
+        if named is None:
+            named = dict(zip(_NAMES, self.quantiles(_RANKS), strict=False))
+            object.__setattr__(self, "_named", named)
+        return named
 
     @property
     def increments(self) -> tuple[float, ...]:
@@ -323,9 +336,11 @@ class History(Generic[_T]):
     def append(self, t: float, item: _T) -> None:
         """Add an item newer than all before, and thin out the old ones."""
         fine, mid, old = self._fine, self._mid, self._long
-        fine.append(t, item)
-        while fine.times[0] < t - FINE_SECONDS:
-            at, leaving = fine.pop_first()
+        times, items = fine.times, fine.items  # every engine has several of these, so it costs fewer calls here
+        times.append(t)
+        items.append(item)
+        while times[0] < t - FINE_SECONDS:
+            at, leaving = times.pop(0), items.pop(0)
             if not mid.times or at - mid.times[-1] >= MID_STEP:
                 mid.append(at, leaving)
         while mid.times and mid.times[0] < t - MID_SECONDS:
@@ -346,12 +361,12 @@ class History(Generic[_T]):
         return chain(self._long.items, self._mid.items, self._fine.items)
 
 
-class _Column(_Items[float]):
+class _Column(History[_T]):
     """One value of all samples that have it, so that a window of it is a slice."""
 
     __slots__ = ("_of",)
 
-    def __init__(self, of: Callable[[Sample], float | None]) -> None:
+    def __init__(self, of: Callable[[Sample], _T | None]) -> None:
         super().__init__()
         self._of = of
 
@@ -359,7 +374,6 @@ class _Column(_Items[float]):
         value = self._of(sample)
         if value is not None:
             self.append(sample.t, value)
-        self.drop_before(sample.t - FINE_SECONDS)
 
 
 class Fall(NamedTuple):
@@ -383,7 +397,6 @@ class EngineWindow:
     """History of one engine's samples."""
 
     __slots__ = (
-        "_arrived",
         "_columns",
         "_counters",
         "_falls",
@@ -392,7 +405,6 @@ class EngineWindow:
         "_observed",
         "_page",
         "_pairs",
-        "_quantiles",
         "_since",
         "first_t",
         "history",
@@ -402,22 +414,20 @@ class EngineWindow:
 
     def __init__(self) -> None:
         self.history: History[Sample] = History()
-        self._arrived: History[tuple[float, float]] = History()
         self.last: Sample | None = None
         self.first_t: float | None = None
         self.samples_seen = 0
         self._counters = _Correction()
         self._histograms = _HistogramCorrection()
         self._page = _Correction()
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _Column[Any]] = {}
         self._falls: _Items[Fall] = _Items()
         # Many signals ask for the same windows; answers hold until the next sample.
         self._since: dict[float, list[Sample]] = {}
         self._pairs: dict[float, tuple[Sample, Sample] | None] = {}
         self._observed: dict[tuple[str, float], tuple[HistogramIncrease, float] | None] = {}
-        # These hold as long as both ends are the same: a histogram that has not changed is the same object.
+        # They hold as long as both ends are the same: a histogram that has not changed is the same object.
         self._increases: dict[tuple[str, float], tuple[object, HistogramIncrease]] = {}
-        self._quantiles: dict[tuple[str, float], tuple[HistogramIncrease, Mapping[str, float]]] = {}
 
     def observe(
         self,
@@ -432,7 +442,6 @@ class EngineWindow:
             if t > self.last.t - STEP_BACK_SECONDS:
                 return False
             self.history.clear()
-            self._arrived.clear()
             self._columns.clear()
             self._falls = _Items()
             self.last = self.first_t = None
@@ -448,8 +457,6 @@ class EngineWindow:
         packed = self._histograms.apply(histograms)
         sample = Sample(t, gauges, _packed(corrected), *packed, _packed(of_page), *ended)
         self.history.append(t, sample)
-        if sample.arrived is not None:
-            self._arrived.append(t, (t, sample.arrived))
         for column in self._columns.values():
             column.take(sample)
         if self.last is not None and (fall := _fall(self.last, sample)) is not None:
@@ -549,14 +556,7 @@ class EngineWindow:
 
     def quantiles(self, name: str, seconds: float) -> Mapping[str, float]:
         """Quantiles of a histogram over the window by name ("0.5", "0.95", "0.99"); empty without observations."""
-        found = self.observed(name, seconds)
-        if found is None or not found[0].count:
-            return _EMPTY
-        known = self._quantiles.get((name, seconds))
-        if known is None or known[0] is not found[0]:
-            quantiles = dict(zip(_NAMES, found[0].quantiles(_RANKS), strict=False))
-            known = self._quantiles[name, seconds] = (found[0], quantiles)
-        return known[1]
+        return quantiles_of(self.observed(name, seconds))
 
     def gauge_values(self, name: str, seconds: float) -> list[float]:
         """The gauge's values over the window, oldest first."""
@@ -564,36 +564,43 @@ class EngineWindow:
 
     def waiting(self, seconds: float) -> list[float]:
         """Requests waiting in the samples of the window, oldest first."""
-        return self._values(".waiting", seconds, lambda sample: sample.waiting)
+        return self._values(".waiting", seconds, attrgetter("waiting"))
 
     def in_flight(self, seconds: float) -> list[float]:
         """Requests running or waiting in the samples of the window, oldest first."""
-        return self._values(".in_flight", seconds, lambda sample: sample.in_flight)
+        return self._values(".in_flight", seconds, attrgetter("in_flight"))
+
+    def held(self, seconds: float) -> list[tuple[float, float]]:
+        """KV usage and requests running in the samples of the window, oldest first."""
+        return self._values(".held", seconds, attrgetter("held"))
 
     def arrivals(self, seconds: float) -> list[tuple[float, float]]:
         """Time of each sample of the window, oldest first, and how many requests had arrived by then, up to a
         constant.
         """
-        return [] if self.last is None else self._arrived.since(self.last.t - seconds)
+        return self._values(".arrived", seconds, attrgetter("arrived"))
 
     def falls_of_minute(self) -> list[Fall]:
         """Where in the last minute requests stopped running without having finished, oldest first."""
         return [] if self.last is None else self._falls.since(self.last.t - MINUTE - JITTER_SECONDS)
 
-    def _values(self, name: str, seconds: float, of: Callable[[Sample], float | None]) -> list[float]:
-        """A value of the window's samples, oldest first. A column serves only windows that still have every sample."""
-        if self.last is None or seconds + JITTER_SECONDS > FINE_SECONDS:
-            return [value for sample in self.since(seconds) if (value := of(sample)) is not None]
+    def _values(self, name: str, seconds: float, of: Callable[[Sample], _T | None]) -> list[_T]:
+        """A value of the window's samples, oldest first."""
         column = self._columns.get(name)
         if column is None:
             column = self._columns[name] = _Column(of)
-            for sample in self.since(FINE_SECONDS):
+            for sample in self.history:
                 column.take(sample)
-        return column.since(self.last.t - seconds - JITTER_SECONDS)
+        return [] if self.last is None else column.since(self.last.t - seconds)
 
     def gauge(self, name: str) -> float | None:
         """The gauge in the newest sample; ``None`` if it is missing."""
         return self.last.gauges.get(name) if self.last else None
+
+
+def quantiles_of(found: tuple[HistogramIncrease, float] | None) -> Mapping[str, float]:
+    """The quantiles by name of what was ``observed``; empty without observations."""
+    return found[0].named if found and found[0].count else _EMPTY
 
 
 def _first(samples: Iterable[Sample], value: Callable[[Sample], float | None]) -> tuple[float, float] | None:

@@ -254,6 +254,7 @@ def _max_model_len(config: Mapping[str, str]) -> float | None:
 # to lie between two releases, a version in between gets no value.
 
 
+@lru_cache(maxsize=64)
 def default_limits(
     version: str | None, gpu_name: str | None, gpu_memory_bytes: float | None, flavour: str | None = None
 ) -> Mapping[str, float]:

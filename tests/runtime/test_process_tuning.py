@@ -122,7 +122,7 @@ def test_sources_and_tick_wait_while_a_page_is_rendered(monkeypatch: pytest.Monk
             for thread in others:
                 thread.start()
                 thread.join(0.08)
-            assert done == []
+            assert (done, server.requests) == ([], [])
             yield from ()
 
         monkeypatch.setattr(routes, "collect", rendered)

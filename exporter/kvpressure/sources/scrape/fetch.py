@@ -14,6 +14,7 @@ import io
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
@@ -55,8 +56,9 @@ GROWING: Final = 1.125  # a growing bytearray allocates this much more than it h
 class _Wire(io.RawIOBase):
     """The receiving side of a socket, with one deadline for all reads and a budget of bytes."""
 
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, deadline: float, give_way: Callable[[], object]) -> None:
         self._sock = sock
+        self._give_way = give_way
         self.deadline = deadline
         self.budget = MAX_HEADER_BYTES
         self.received = False
@@ -69,6 +71,7 @@ class _Wire(io.RawIOBase):
             raise SourceError(TOO_LARGE, "more bytes than allowed")
         self._sock.settimeout(_remaining(self.deadline))
         count = self._sock.recv_into(buffer)
+        self._give_way()
         self.budget -= count
         self.received = self.received or count > 0
         return count
@@ -130,10 +133,13 @@ def _length(text: str) -> int | None:
 
 
 class Fetcher:
-    """Fetches one target's metrics over a kept connection. One ``fetch`` at a time; ``close`` from any thread."""
+    """Fetches one target's metrics over a kept connection. One ``fetch`` at a time; ``close`` from any thread.
+    ``give_way``, called between pieces of work, may wait.
+    """
 
-    def __init__(self, target: Target, timeout_seconds: float) -> None:
+    def __init__(self, target: Target, timeout_seconds: float, give_way: Callable[[], object] = int) -> None:
         self._target = target
+        self._give_way = give_way
         self._timeout = timeout_seconds
         self._request = _request(target)
         self._sock: socket.socket | None = None
@@ -147,6 +153,7 @@ class Fetcher:
         A large body reserves its memory from ``lease`` before it is read; without a lease it is read in any case.
         """
         with self._busy:
+            self._give_way()
             try:
                 return self._fetch(lease or Reservation(MemoryPool()), monotonic() + self._timeout)
             except SourceError:
@@ -171,7 +178,7 @@ class Fetcher:
 
     def _fetch(self, lease: Reservation, deadline: float) -> PageText:
         if self._sock is not None:
-            kept = _Wire(self._sock, deadline)
+            kept = _Wire(self._sock, deadline, self._give_way)
             try:
                 return self._exchange(self._sock, kept, lease)
             except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -181,7 +188,7 @@ class Fetcher:
         self._sock = sock = self._connect(deadline)
         if self._closed:
             raise SourceError(RESET, "closed")
-        return self._exchange(sock, _Wire(sock, deadline), lease)
+        return self._exchange(sock, _Wire(sock, deadline, self._give_way), lease)
 
     def _exchange(self, sock: socket.socket, wire: _Wire, lease: Reservation) -> PageText:
         sock.settimeout(_remaining(wire.deadline))

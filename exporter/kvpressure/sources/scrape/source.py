@@ -42,7 +42,7 @@ class _Feed:
     ) -> None:
         self.target = target
         self.pace = pace
-        self.fetcher = Fetcher(target, timeout_seconds)
+        self.fetcher = Fetcher(target, timeout_seconds, bounds.give_way)
         self._bounds = bounds
         self._scanner = Scanner(bounds)
         self._new_engines = NewEngines()

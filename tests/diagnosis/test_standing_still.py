@@ -97,7 +97,7 @@ def test_a_pause_that_the_server_counts_is_no_stall() -> None:
 @pytest.mark.parametrize(
     ("pauses", "resumes", "started", "paused"),
     [
-        (1.0, 0.0, 1.0, True),  # paused before the first scrape
+        (5.0, 4.0, 1.0, True),  # paused before the first scrape
         (after(40, 2.0, 3.0), 2.0, 1.0, True),
         (after(40, 2.0, 3.0), after(80, 2.0, 3.0), 1.0, False),
         (1.0, 1.0, 1.0, False),

@@ -340,12 +340,12 @@ class Progress:
         self.seconds_still = self.seconds_still + step if still else 0.0
 
     def _follow_pauses(self, earlier: Mapping[str, float], sample: Sample) -> None:
-        """Where both were asked for since the last sample, whichever came first, it most likely goes on."""
-        paused, resumed = (
-            sample.page.get(name, 0.0) > earlier.get(name, 0.0) for name in (r.HTTP_PAUSE, r.HTTP_RESUME)
+        """Where both were asked for since the last sample, or before the first, each pause has its end."""
+        pauses, resumes = (
+            sample.page.get(name, 0.0) - earlier.get(name, 0.0) for name in (r.HTTP_PAUSE, r.HTTP_RESUME)
         )
-        if paused or resumed:
-            self.told = not resumed, sample.t
+        if pauses > 0 or resumes > 0:
+            self.told = pauses > resumes, sample.t
 
     def connections_dropped(self, in_flight: float) -> bool | None:
         """Whether most clients disconnected since the last output, by the file descriptors that the API server

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -305,41 +304,29 @@ def _worksheet(options: argparse.Namespace) -> int:
     model = guide_name(options.model)
     sheet = worksheet(model, context, options.concurrency or 1, gigabytes, options.tp)
     found = memory_audit(model, gigabytes, options.tp)
-    if options.format == "json":
-        print(
-            json.dumps(
-                {
-                    "model": model,
-                    "known_to_the_guide": model in KV_GB_PER_TOKEN,
-                    "worksheet": asdict(sheet),
-                    "memory_audit": asdict(found),
-                },
-                indent=2,
-            )
-        )
-    else:
-        known = (
-            ""
-            if model in KV_GB_PER_TOKEN
-            else (
-                " (not in the guide, which then assumes 0.001 GB a token and 50 GB; it knows"
-                f" {', '.join(KV_GB_PER_TOKEN)})"
-            )
-        )
-        left = found.available_for_kv_cache
-        remains = f"{left:g} GB are left" if left > 0 else "no memory is left"
-        gpus = "one GPU" if options.tp == 1 else f"each of {options.tp} GPUs"
-        print(
-            f"The guide's approximation for {model}{known}, GB on {gpus}:\n"
-            f"  KV cache needed          {sheet.kv_cache_needed_per_gpu:10.2f}\n"
-            f"  available                {sheet.available_per_gpu:10.2f}\n"
-            f"  fits                     {'yes' if sheet.will_fit else 'no':>10}\n"
-            f"  headroom                 {sheet.headroom_gb:10.2f}\n"
-            f"  most concurrent requests {max(0, sheet.max_concurrent):10d}\n"
-            f"The guide's memory audit: weights {found.model_weights_per_gpu:g}, CUDA context {found.cuda_context:g}, "
-            f"allocator {found.allocator_overhead:g}; {remains} for KV.\n"
-            "It counts every attention head; without --worksheet the model's own shape is used."
-        )
+    named = model in KV_GB_PER_TOKEN
+    known = f" (not in the guide, which then assumes 0.001 GB a token and 50 GB; it knows {', '.join(KV_GB_PER_TOKEN)})"
+    left = found.available_for_kv_cache
+    remains = f"{left:g} GB are left" if left > 0 else "no memory is left"
+    gpus = "one GPU" if options.tp == 1 else f"each of {options.tp} GPUs"
+    answer(
+        options.format,
+        {
+            "model": model,
+            "known_to_the_guide": named,
+            "worksheet": asdict(sheet),
+            "memory_audit": asdict(found),
+        },
+        f"The guide's approximation for {model}{'' if named else known}, GB on {gpus}:\n"
+        f"  KV cache needed          {sheet.kv_cache_needed_per_gpu:10.2f}\n"
+        f"  available                {sheet.available_per_gpu:10.2f}\n"
+        f"  fits                     {'yes' if sheet.will_fit else 'no':>10}\n"
+        f"  headroom                 {sheet.headroom_gb:10.2f}\n"
+        f"  most concurrent requests {max(0, sheet.max_concurrent):10d}\n"
+        f"The guide's memory audit: weights {found.model_weights_per_gpu:g}, CUDA context {found.cuda_context:g}, "
+        f"allocator {found.allocator_overhead:g}; {remains} for KV.\n"
+        "It counts every attention head; without --worksheet the model's own shape is used.",
+    )
     return 0 if sheet.will_fit else 1
 
 

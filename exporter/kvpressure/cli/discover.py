@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from kvpressure.errors import InputError
 from kvpressure.settings.settings import Settings
 from kvpressure.toolbox import discovering
+from kvpressure.toolbox.terminal import answer
 
 _EXAMPLES = """\
 examples:
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         entries, note = discovering.of_files(options.filename)
     else:
         entries = discovering.of_host(Settings())
-    print(json.dumps(list(entries), indent=2) if options.format == "json" else discovering.text(entries))
+    answer(options.format, list(entries), discovering.text(entries))
     if note:
         print(f"kvpressure discover: {note}", file=sys.stderr)
     refused = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -24,7 +23,7 @@ from kvpressure.toolbox.inputs import model_shape
 from kvpressure.toolbox.kv_block_meter import Meter
 from kvpressure.toolbox.option_values import whole_number
 from kvpressure.toolbox.probing import Probe, ProbeReport, Result, Stage
-from kvpressure.toolbox.terminal import waiting
+from kvpressure.toolbox.terminal import answer, waiting
 
 _EXAMPLES = """\
 examples:
@@ -96,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         report = _probe(options, target, meter, key, layout, thresholds)
     finally:
         meter.close()
-    print(json.dumps(_as_json(report), indent=2) if options.format == "json" else _as_text(report))
+    answer(options.format, _as_json(report), _as_text(report))
     return 0 if report.fine else 1
 
 

@@ -41,7 +41,6 @@ _CONTAINER: Final[_Fields] = (
     ("memory_limit_bytes", ceilings.BYTES),
 )
 _TERMINATION: Final[_Fields] = (("finished_at", ceilings.MOMENT - 1), ("exit_code", ceilings.IDENTIFIER))
-_SIGNED: Final = ("exit_code",)
 _PROCESS: Final[_Fields] = (("used_bytes", ceilings.BYTES),)
 _ALLOCATOR: Final[_Fields] = (
     ("allocated_bytes", ceilings.BYTES),
@@ -92,7 +91,7 @@ class _Refused:
         """
         for name, most in fields:
             value = getattr(item, name)
-            if value is not None and not (-most if name in _SIGNED else 0) <= value <= most:  # NaN too
+            if value is not None and not (-most if name == "exit_code" else 0) <= value <= most:  # NaN too
                 more[name] = None
                 self.count += 1
         return replace(item, **more) if more else item  # type: ignore[type-var]  # readings are dataclasses all

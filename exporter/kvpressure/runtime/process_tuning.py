@@ -23,7 +23,6 @@ from typing import Final
 _TRIM_THRESHOLD: Final = (-1, 128 * 1024)
 _MMAP_THRESHOLD: Final = (-3, 64 * 1024)
 _ARENA_MAX: Final = (-8, 2)
-_COLLECT_AFTER: Final = (10_000, 20, 20)  # objects, collections of the younger generation; Python's own are 700, 10, 10
 _TURN_SECONDS: Final = 0.001
 TIDY_SECONDS: Final = 600.0
 
@@ -42,7 +41,7 @@ def tune_gc() -> None:
     """Collect rarely, skip existing objects, and switch threads sooner; call after the imports."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)
+    gc.set_threshold(10_000, 20, 20)  # objects, collections of the younger generation; Python's own are 700, 10, 10
     sys.setswitchinterval(_TURN_SECONDS)
 
 

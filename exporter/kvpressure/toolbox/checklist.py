@@ -28,8 +28,6 @@ def checklist(subject: Subject) -> dict[str, list[Item]]:
 
 # --- the sections -----------------------------------------------------------------------------------------
 
-_WHY_REQUESTS: Final = "long or unbounded prompts are the most common cause of KV cache pressure"
-
 
 def _requests(s: Subject) -> Iterator[Item]:
     args = s.args
@@ -44,7 +42,7 @@ def _requests(s: Subject) -> Iterator[Item]:
             or (f"no {s.flag('max_model_len')}: prompts may use the model's whole context" if full else "not seen"),
         ),
         "max input tokens enforced",
-        _WHY_REQUESTS,
+        "long or unbounded prompts are the most common cause of KV cache pressure",
         f"{s.flag('max_model_len')} {_length(s)}, and a limit on the request body at the gateway",
     )
     cap = _output_cap(args)

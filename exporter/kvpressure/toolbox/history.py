@@ -15,7 +15,6 @@ from kvpressure.toolbox.engine_view import EngineView, engine_view
 from kvpressure.toolbox.triage import PodFacts
 
 MAX_CHANGES: Final = 200  # of one engine that are kept for the report
-_QUIET: Final = (*CALM, "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class _Track:
 
     def worst(self) -> State:
         """The most confident moment of the trouble that lasted longest; the end without trouble."""
-        trouble = [verdict for verdict in self.moments if verdict not in _QUIET]
+        trouble = [verdict for verdict in self.moments if verdict not in (*CALM, "unknown")]
         if not trouble:
             return self.last
         return self.moments[max(trouble, key=lambda verdict: self.seconds.get(verdict, 0.0))][1]

@@ -36,7 +36,6 @@ from kvpressure.toolbox.terminal import waiting
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
 _FIRST_TICKS: Final = 20  # of a Prometheus, to measure the interval of samples
-_NOT_IN_PROMETHEUS: Final = "GPU, restarts, CPU of the container, log: not in the server's own metrics"
 _BETWEEN_SAMPLES: Final = (
     "what happened between samples, which are {:.0f} s apart: short peaks and bursts, single long requests"
 )
@@ -291,7 +290,10 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds, for_plan: b
         first = list(islice(ticks, _FIRST_TICKS))
         gap = _usual_gap(first)
         sparse = gap > thresholds["kv_recent_seconds"]  # the shortest window of the signals
-        unseen = [_NOT_IN_PROMETHEUS, *([_BETWEEN_SAMPLES.format(gap)] if sparse else ())]
+        unseen = [
+            "GPU, restarts, CPU of the container, log: not in the server's own metrics",
+            *([_BETWEEN_SAMPLES.format(gap)] if sparse else ()),
+        ]
         found = judge(chain(first, ticks), thresholds, at_the_end=bool(options.at))
         cases += [case.without(unseen) for case in found]
         if sparse:

@@ -27,8 +27,6 @@ from kvpressure.toolbox.pod_templates import may_hold_engine, templates, with_te
 NO_ADDRESS: Final = "192.0.2.1"  # of the range for documentation: stands for the address of a pod that does not run
 OF_CONTAINER: Final = "192.0.2.2"  # and of a container without a pod
 MAX_BYTES: Final = 8 * 1024 * 1024
-_PRODUCT: Final = "nvidia.com/gpu.product"
-_ACCELERATOR: Final = "cloud.google.com/gke-accelerator"
 _SIZE: Final = re.compile(r"(\d{2,3})GB", re.IGNORECASE)
 
 
@@ -181,17 +179,13 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
                 yield document
                 continue
             yield from (listed for listed in items(document.get("items")) if isinstance(listed, Mapping))
-    except yaml.YAMLError as error:
+    except InputError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise InputError(
-            f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'}); allowed: Kubernetes"
-            " documents"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{where}: not valid YAML ({type(error).__name__}); allowed: Kubernetes documents") from error
+        problem = getattr(error, "problem", None) or type(error).__name__
+        raise InputError(f"{where}{line}: not valid YAML ({problem}); allowed: Kubernetes documents") from error
 
 
 # --- servers ----------------------------------------------------------------------------------------------
@@ -267,6 +261,6 @@ def _check_words(value: object, where: str) -> None:
 def _gpu(spec: Mapping[str, Any]) -> GivenGpu | None:
     """The GPU of the node selector, if its name includes the size."""
     selector = mapping(spec.get("nodeSelector"))
-    product = selector.get(_PRODUCT) or selector.get(_ACCELERATOR)
+    product = selector.get("nvidia.com/gpu.product") or selector.get("cloud.google.com/gke-accelerator")
     size = _SIZE.search(product) if isinstance(product, str) else None
     return GivenGpu(str(product).replace("-", " "), int(size[1]) * GIB) if size else None

@@ -41,9 +41,7 @@ _PART_BYTES: Final = 256 * 1024
 
 Pod = tuple[str, str]  # namespace and name
 _SERVER: Final = ("instance", "job", "namespace", "pod", "container")
-_OF_PAGE: Final = "process_(cpu_seconds_total|start_time_seconds|resident_memory_bytes)|http_requests_total"
 _CLIENT_LABELS: Final = frozenset({"model_name", "le", "status", "method", "handler", "quantile"})
-_OF_PAGE_ALONE: Final = "evidence in sentences, triage, limits: on the exporter's page, not in its series"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +246,7 @@ def _entry(scrape: Sequence[_OwnSample], said: Mapping[str, str]) -> dict[str, A
             *(f"users: {words(name)}, {say(value, HARM_UNITS.get(name, ''))}" for name, value in harms.items()),
             *(f"{value:.3g} {name}" for name, value in behind.items()),
         ],
-        "missing": [_OF_PAGE_ALONE],
+        "missing": ["evidence in sentences, triage, limits: on the exporter's page, not in its series"],
         "conditions": conditions,
         "condition_texts": dict.fromkeys(conditions, "as the exporter found it"),
     }
@@ -269,7 +267,12 @@ def _series(metric: Mapping[str, Any]) -> str:
 
 def _names() -> str:
     """Regular expression of the series names of any engine and its process."""
-    return "|".join([*(one.series_pattern for one in dialects() if one.series_pattern), _OF_PAGE])
+    return "|".join(
+        [
+            *(one.series_pattern for one in dialects() if one.series_pattern),
+            "process_(cpu_seconds_total|start_time_seconds|resident_memory_bytes)|http_requests_total",
+        ]
+    )
 
 
 def _running_names() -> str:

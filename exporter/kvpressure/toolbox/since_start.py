@@ -11,14 +11,16 @@ from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.model.signals import ContextSignals
 from kvpressure.signals.window import HistogramIncrease
 
-_LENGTHS: Final = (readings.REQUEST_PROMPT, readings.REQUEST_OUTPUT, readings.REQUEST_MAX_TOKENS)
 _RANKS: Final = {"0.5": 0.5, "0.95": 0.95}
 
 
 def since_start(reading: EngineReading | None) -> ContextSignals:
     """Quantiles and means; unpublished ones are missing."""
     histograms = reading.histograms if reading else {}
-    lengths = [_total(histograms.get(name, Histogram())) for name in _LENGTHS]
+    lengths = [
+        _total(histograms.get(name, Histogram()))
+        for name in (readings.REQUEST_PROMPT, readings.REQUEST_OUTPUT, readings.REQUEST_MAX_TOKENS)
+    ]
     prompt, output, _ = (length.mean() for length in lengths)
     quantiles = [  # as Prometheus computes them: by the buckets alone
         dict(zip(_RANKS, replace(one, sum=None).quantiles([*_RANKS.values()]), strict=False)) for one in lengths

@@ -34,7 +34,6 @@ from kvpressure.bundle.dashboards.queries import (
 )
 
 NO_TIER: Final = "the engine has no KV tier, or does not report it in tokens"
-NO_PLUGIN: Final = "the plugin inside vLLM is not installed"
 
 
 def build(site: DashboardContext) -> Dashboard:
@@ -242,7 +241,7 @@ def _memory(board: Dashboard) -> None:
                 "fragmentation_bytes",
                 more='scope="allocator"',
                 by="scope",
-                optional=NO_PLUGIN,
+                optional="the plugin inside vLLM is not installed",
                 part='Line "allocator"',
             ),
         ],

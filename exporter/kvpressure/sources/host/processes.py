@@ -56,7 +56,6 @@ _RUNTIMES: Final = {  # by the word in the cgroup: its name, and where it keeps 
     "libpod": ("podman", "var/lib/containers/storage/overlay-containers/{0}/userdata/ctr.log"),
 }
 _ENDED: Final = (FileNotFoundError, ProcessLookupError)  # of a process that ended while it was read
-_LISTENS: Final = "0A"  # TCP_LISTEN in the kernel's tables
 _LOCAL: Final = re.compile(r"\|-- ([\d.]+)\s+/32 host LOCAL")
 
 
@@ -384,7 +383,7 @@ class ProcessesSource(Source):
             with suppress(OSError):
                 for line in self._text(f"{folder}/{table}").splitlines()[1:]:
                     fields = line.split()
-                    if len(fields) > 9 and fields[3] == _LISTENS:
+                    if len(fields) > 9 and fields[3] == "0A":  # TCP_LISTEN
                         host, _, port = fields[1].partition(":")
                         found.append(_Socket(fields[9], _address(host), int(port, 16), int(fields[7])))
         return found

@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
@@ -315,10 +315,8 @@ class Watcher:
         self._stop.set()
         sock = self._sock
         if sock is not None:
-            try:
+            with suppress(OSError):  # already closed
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                log.debug("watch was already closed")
 
     def _run(self) -> None:
         failing, idle = self._least, self._idle
@@ -390,20 +388,17 @@ class Watcher:
         }
         started = time.monotonic()
         try:
-            self._take(parameters)
+            for event in self._api.watch(self._path, parameters, self._opened):
+                self._good()
+                self._worked = True
+                if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
+                    self._change(event["type"], event["object"])
+                self._version = version_of(event["object"]) or self._version
+                if self._stop.is_set():
+                    return
         finally:
             self._worked = self._worked or time.monotonic() - started > WORKED_SECONDS
             self._followed = self._followed or self._worked
-
-    def _take(self, parameters: Mapping[str, str]) -> None:
-        for event in self._api.watch(self._path, parameters, self._opened):
-            self._good()
-            self._worked = True
-            if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
-                self._change(event["type"], event["object"])
-            self._version = version_of(event["object"]) or self._version
-            if self._stop.is_set():
-                return
 
     def _opened(self, sock: socket.socket | None) -> None:
         self._sock = sock

@@ -22,20 +22,15 @@ SIDECAR_PORTS: Final = frozenset({15020, 15021, 15090, 4143, 4191})  # Istio, Li
 _SSH: Final = 22
 NODE_PORTS: Final = frozenset({2379, 2380, 2381, 6443, 9100, 10248, 10249, 10250, 10255, 10256, 10257, 10259})
 
-PORT_NOT_DECLARED: Final = "port_not_declared"
-PORT_OF_THE_NODE: Final = "port_of_the_node"
-PORT_OF_A_SIDECAR: Final = "port_of_a_sidecar"
-PORT_UNKNOWN: Final = "port_unknown"
-BAD_PORT: Final = "bad_port"
 UNIX_SOCKET: Final = "unix_socket"
 LOOPBACK: Final = "loopback_of_container"
 METRICS_OFF: Final = "metrics_off"
 REFUSALS: Final = (
-    PORT_NOT_DECLARED,
-    PORT_OF_THE_NODE,
-    PORT_OF_A_SIDECAR,
-    PORT_UNKNOWN,
-    BAD_PORT,
+    "port_not_declared",
+    "port_of_the_node",
+    "port_of_a_sidecar",
+    "port_unknown",
+    "bad_port",
     UNIX_SOCKET,
     LOOPBACK,
     METRICS_OFF,
@@ -80,18 +75,18 @@ def port(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | None
     explicit = annotation(annotations, EXPLICIT + "port")
     found, refusal = _explicit(server, explicit) if explicit else _found(server, annotations)
     if found in SIDECAR_PORTS:
-        return None, PORT_OF_A_SIDECAR
+        return None, "port_of_a_sidecar"
     if server.on_host and found in NODE_PORTS:
-        return None, PORT_OF_THE_NODE
+        return None, "port_of_the_node"
     return found, refusal
 
 
 def _explicit(server: ServerPort, text: str) -> tuple[int | None, str | None]:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
-        return None, BAD_PORT
+        return None, "bad_port"
     number = int(text)
     if server.on_host and number not in NODE_PORTS and number not in _numbers(server):
-        return None, PORT_NOT_DECLARED
+        return None, "port_not_declared"
     return number, None
 
 
@@ -127,7 +122,7 @@ def _found(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | No
     )
     if found is not None:
         return found, None
-    return None, PORT_UNKNOWN if server.asked_unknown else PORT_NOT_DECLARED
+    return None, "port_unknown" if server.asked_unknown else "port_not_declared"
 
 
 def _hinted(server: ServerPort, annotations: Mapping[str, Any]) -> int | None:

@@ -111,7 +111,9 @@ class _Call:
 
         for event in self._http.receive_data(data):
             if isinstance(event, events.DataReceived):
-                self._append(event.data or b"")
+                self._body += event.data or b""
+                if len(self._body) > self._most_bytes + PREFIX_BYTES:
+                    raise SourceError("too_large", f"more than {self._most_bytes} bytes")
                 if event.flow_controlled_length and event.stream_id is not None and not self._ended:
                     self._http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             elif isinstance(event, (events.ResponseReceived, events.TrailersReceived)):
@@ -122,11 +124,6 @@ class _Call:
                 raise SourceError("unavailable", f"the server ended the call: code {event.error_code}")
         if answer := self._http.data_to_send():
             self._connection.sendall(answer)
-
-    def _append(self, data: bytes) -> None:
-        self._body += data
-        if len(self._body) > self._most_bytes + PREFIX_BYTES:
-            raise SourceError("too_large", f"more than {self._most_bytes} bytes")
 
     def _message(self) -> bytes:
         """The received message. The status is checked first, because a refused call has no message."""

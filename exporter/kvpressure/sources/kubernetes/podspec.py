@@ -46,21 +46,17 @@ MAX_CONTAINERS: Final = 64  # of one pod
 MAX_RANKS: Final = 64  # of one container, each on its own port; a node has at most 16 GPUs
 
 PORT_ANNOTATIONS: Final = tuple(prefix + "port" for prefix in endpoint.PREFIXES)
-SCRAPE_ANNOTATION: Final = "kvpressure.io/scrape"  # "false" leaves the pod alone
 ALERTS_KEY: Final = "kvpressure.io/alerts"  # annotation or label: "off" or "ticket", how far its alerts may go
-CONTAINER_ANNOTATION: Final = "kvpressure.io/container"  # names the engine, where its command does not
 
 SAME_ADDRESS: Final = "same_address"
-TOO_MANY_RANKS: Final = "too_many_ranks"
-CONTAINER_MISSING: Final = "annotated_container_missing"
 REFUSALS: Final = (
     "no_pod_ip",
     *endpoint.REFUSALS,
     "bad_path",
-    CONTAINER_MISSING,
+    "annotated_container_missing",
     SAME_ADDRESS,
     "ranks_not_known",
-    TOO_MANY_RANKS,
+    "too_many_ranks",
     "no_endpoint",
 )
 """Why an engine has no target, or not all of them. ``no_endpoint`` is normal: a worker of an engine that is served
@@ -97,16 +93,13 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
     bare = bare_pod(document)
     if bare is None:
         return None
-    namespace, name, uid = bare.namespace, bare.name, bare.uid
     metadata, spec, status = (mapping(document.get(part)) for part in ("metadata", "spec", "status"))
     everything = [*mappings(status.get("containerStatuses")), *mappings(status.get("initContainerStatuses"))]
     statuses = {text(item.get("name")): item for item in reversed(everything)}
     ids = {_hex(item.get("containerID")): text(item.get("name")) for item in everything}
     ids.pop("", None)
     pod = _Raw(
-        namespace,
-        name,
-        uid,
+        bare,
         mapping(metadata.get("labels")),
         mapping(metadata.get("annotations")),
         spec,
@@ -114,10 +107,10 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
         workload_of(metadata),
         "deletionTimestamp" in metadata,
     )
-    everyone = _found(pod, uid, metadata, command_lines or CommandLines())
+    everyone = _found(pod, metadata, command_lines or CommandLines())
     nodes = (one.command.node for one in everyone if one.engine is not None or _has_gpu(one.container))
     node = next((node for node in nodes if node is not None), None)
-    group = group_of(name, (text(status.get("podIP")),), pod.labels, node)
+    group = group_of(bare.name, (text(status.get("podIP")),), pod.labels, node)
     pod = replace(pod, group=group)
     found = _engine_containers(pod, policy, everyone)
     annotated = _annotated(pod, found)
@@ -128,17 +121,14 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
         targets = tuple(replace(target, group=group.name) for target in engines[0].targets)
         engines = [replace(engines[0], targets=targets)]
     kept = tuple(engines if policy.template else _apart(engines))
-    return Pod(
-        namespace,
-        name,
-        uid,
-        text(status.get("phase")),
-        frozenset({uid, _static_uid(pod, ids)} - {""}),
-        ids,
-        kept,
-        tuple(_rows(pod, everyone, dict(zip(map(id, found), kept, strict=True)))),
-        group,
-        tuple(text(one.container["name"]) for one in everyone if one.line.cut),
+    return replace(
+        bare,
+        uids=frozenset({bare.uid, _static_uid(pod, ids)} - {""}),
+        containers=ids,
+        engines=kept,
+        rows=tuple(_rows(pod, everyone, dict(zip(map(id, found), kept, strict=True)))),
+        group=group,
+        cut=tuple(text(one.container["name"]) for one in everyone if one.line.cut),
     )
 
 
@@ -155,9 +145,7 @@ def _static_uid(pod: _Raw, ids: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
-    namespace: str
-    name: str
-    uid: str
+    bare: Pod
     labels: Mapping[str, Any]
     annotations: Mapping[str, Any]
     spec: Mapping[str, Any]
@@ -229,15 +217,16 @@ class _Candidate:
         ]
 
 
-def _found(pod: _Raw, uid: str, metadata: Mapping[str, Any], command_lines: CommandLines) -> list[_Candidate]:
+def _found(pod: _Raw, metadata: Mapping[str, Any], command_lines: CommandLines) -> list[_Candidate]:
     if _opted_out(pod):
         return []
     containers = _containers(pod)[:MAX_CONTAINERS]
-    return list(map(_Candidate, containers, command_lines.of(uid, containers, metadata)))
+    return list(map(_Candidate, containers, command_lines.of(pod.bare.uid, containers, metadata)))
 
 
 def _opted_out(pod: _Raw) -> bool:
-    return text(pod.annotations.get(SCRAPE_ANNOTATION)).lower() == "false"
+    """Whether it is left alone."""
+    return text(pod.annotations.get("kvpressure.io/scrape")).lower() == "false"
 
 
 def _engine_containers(pod: _Raw, policy: Policy, containers: list[_Candidate]) -> list[_Candidate]:
@@ -255,7 +244,8 @@ def _engine_containers(pod: _Raw, policy: Policy, containers: list[_Candidate]) 
 
 
 def _named(pod: _Raw) -> str:
-    return endpoint.annotation(pod.annotations, CONTAINER_ANNOTATION)
+    """The container that an annotation calls the engine, where its command does not; "" = none."""
+    return endpoint.annotation(pod.annotations, "kvpressure.io/container")
 
 
 def _sign(pod: _Raw, found: _Candidate) -> str:
@@ -278,7 +268,7 @@ def _rows(pod: _Raw, containers: list[_Candidate], engines: Mapping[int, EngineC
                 yield ContainerRow(text(container["name"]), "opted_out", gpus=_gpus(container))
         return
     if named and not any(c.container["name"] == named for c in containers):
-        yield ContainerRow(named[:253], CONTAINER_MISSING)
+        yield ContainerRow(named[:253], "annotated_container_missing")
     worker = pod.group is not None and not pod.group.leads
     for found in containers:
         name, gpus = text(found.container["name"]), _gpus(found.container)
@@ -388,7 +378,7 @@ def _engine(
     refusal: str | None = None
     if not serves:
         refusal = "no_endpoint"
-    elif text(pod.status.get("phase")) == "Running":
+    elif pod.bare.phase == "Running":
         first, refusal = _target(pod, found, status, policy, annotated)
         if first is not None:
             targets, refusal = _ranks(pod, found, first)
@@ -423,7 +413,7 @@ def _ranks(pod: _Raw, found: _Candidate, first: Target) -> tuple[tuple[Target, .
         return (first,), "ranks_not_known"
     last = first.port + min(endpoints.ranks, MAX_RANKS)
     ports = set(range(first.port + 1, min(last, 65536)))
-    refusal = TOO_MANY_RANKS if endpoints.ranks > MAX_RANKS else None
+    refusal = "too_many_ranks" if endpoints.ranks > MAX_RANKS else None
     if pod.spec.get("hostNetwork") is True:
         declared = ports.intersection(number for number, _ in found.ports) - endpoint.NODE_PORTS
         ports, refusal = declared, refusal if declared == ports else "port_not_declared"
@@ -456,15 +446,15 @@ def _target(
             port,
             path,
             "https" if https else "http",
-            namespace=pod.namespace,
-            pod=pod.name,
+            namespace=pod.bare.namespace,
+            pod=pod.bare.name,
             container=text(found.container["name"]),
             args=words,
             env=env,
             verify=policy.verify_tls or not https,
             version=None if found.of_image is None else found.of_image.image_version(*_image(found.container)[1:]),
             dialect=found.engine.name if found.engine is not None else "",
-            uid=pod.uid,
+            uid=pod.bare.uid,
             pool=_pool(pod, found),
             assumed=not _is_certain(pod, found, port) and _run(pod, found.container, status).answered is None,
             kv_events=_kv_events(pod, found),
@@ -490,7 +480,7 @@ def _is_certain(pod: _Raw, found: _Candidate, port: int) -> bool:
 
 
 def _pool(pod: _Raw, found: _Candidate) -> EnginePool:
-    return pool_of(pod.name, pod.workload, found.dialect.features(found.args, None, ()).kv_role)
+    return pool_of(pod.bare.name, pod.workload, found.dialect.features(found.args, None, ()).kv_role)
 
 
 def _kv_events(pod: _Raw, found: _Candidate) -> EventsEndpoint | None:
@@ -525,8 +515,8 @@ def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any])
     memory = quantity(limits.get("memory"))
     reach = pod.annotation((ALERTS_KEY,)) or text(pod.labels.get(ALERTS_KEY)).strip()
     return ContainerReading(
-        pod.namespace,
-        pod.name,
+        pod.bare.namespace,
+        pod.bare.name,
         text(container["name"]),
         restarts=ceilings.whole(status.get("restartCount"), ceilings.COUNT),
         ready=ready if isinstance(ready, bool) else None,
@@ -540,12 +530,11 @@ def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any])
 def _run(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any]) -> Run:
     state = mapping(status.get("state"))
     waits, over = (text(mapping(state.get(part)).get("reason")) for part in ("waiting", "terminated"))
-    phase = text(pod.status.get("phase"))
     return Run(
         moment(pod.status.get("startTime")),
         _became_ready(pod, state) if mapping(container.get("readinessProbe")) else None,
         waits or over,
-        phase if phase in ENDED_PHASES else "deleted" if pod.deleted else "",
+        pod.bare.phase if pod.bare.phase in ENDED_PHASES else "deleted" if pod.deleted else "",
         pod.workload.counted,
     )
 
@@ -572,7 +561,7 @@ def _termination(pod: _Raw, status: Mapping[str, Any]) -> Termination | None:
                 moment(ended.get("finishedAt")),
             )
     reason = text(pod.status.get("reason"))
-    return Termination(reason) if text(pod.status.get("phase")) == "Failed" and reason else None
+    return Termination(reason) if pod.bare.phase == "Failed" and reason else None
 
 
 def _limits(container: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,6 @@ from kvpressure.parsed import json_of, mapping, text
 
 _CONFIG: Final = "kv_events_config"
 _ADDRESS: Final = re.compile(r"tcp://(\*|[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
-_ANY_HOST: Final = ("*", "0.0.0.0", "[::]")
 _ON: Final = (True, "true", "True", "1")
 
 Address = tuple[str, int]
@@ -67,4 +66,4 @@ def _address(value: str) -> Address | None:
     found = _ADDRESS.fullmatch(value)
     if found is None or not 0 < int(found[2]) < 65536:
         return None
-    return "" if found[1] in _ANY_HOST else found[1].strip("[]"), int(found[2])
+    return "" if found[1] in ("*", "0.0.0.0", "[::]") else found[1].strip("[]"), int(found[2])

@@ -96,10 +96,7 @@ class Smi(CountedFailures):
 
     def _find(self, expected: Mapping[str, int | None]) -> dict[str, Any]:
         """Handles of the expected devices; further partitions have addresses that sysfs does not know."""
-        try:
-            handles = self._module.amdsmi_get_processor_handles()
-        except Exception as error:
-            raise SmiError(f"enumeration: {_one_line(error)}") from error
+        handles = self._module.amdsmi_get_processor_handles()
         addresses = [self._ask(methodcaller("amdsmi_get_gpu_device_bdf", handle)) for handle in handles]
         self._nameless = addresses.count(None)
         found = {str(address).lower(): handle for address, handle in zip(addresses, handles, strict=True)}

@@ -45,7 +45,6 @@ class AmdSource:
         self._processes: dict[int, tuple[GpuProcess, ...]] = {}
         self._scan_due = self._processes_due = self._library_due = float("-inf")
         self._library: smi.Smi | None = None
-        self._library_error: smi.SmiError | None = None
 
     def read(self) -> Reading:
         """All devices now, each followed by its partitions.
@@ -110,9 +109,14 @@ class AmdSource:
     def _with_library(self, readings: list[GpuReading], now: float) -> list[GpuReading]:
         """The readings with the library's values where sysfs has none."""
         try:
-            figures = self._opened(now).figures()
+            if self._library is None:
+                known = [(bus, self._known[bus]) for bus in sorted(self._present)]
+                self._library = smi.Smi({bus: None if one.unified else one.memory_bytes for bus, one in known})
+            figures = self._library.figures()
         except smi.SmiError as error:
-            self._library_failed(error, now)
+            log.info("amdsmi is not used: %s", error)
+            self.close()
+            self._library, self._library_due = None, now + RESCAN_SECONDS
             return readings
         merged = [
             self._merged(r, figures[r.pci_bus_id])
@@ -132,27 +136,6 @@ class AmdSource:
             reading,
             **{name: value for name, value in found.items() if value is not None and getattr(reading, name) is None},
         )
-
-    def _opened(self, now: float) -> smi.Smi:
-        if self._library is None:
-            if self._library_error is not None and now < self._library_due:
-                raise self._library_error
-            self._library = smi.Smi(
-                {
-                    bus: None if (device := self._known[bus]).unified else device.memory_bytes
-                    for bus in sorted(self._present)
-                }
-            )
-            self._library_error = None
-        return self._library
-
-    def _library_failed(self, error: smi.SmiError, now: float) -> None:
-        if error is self._library_error:
-            return
-        log.info("amdsmi is not used: %s", error)
-        self.close()
-        self._library, self._library_error = None, error
-        self._library_due = now + RESCAN_SECONDS
 
     def _take_errors(self) -> dict[str, int]:
         library = self._library.take_errors() if self._library is not None else {}

@@ -50,11 +50,6 @@ def _with_traffic(holds: Callable[[View], bool | None]) -> Callable[[View], bool
     return find
 
 
-def _throughput_flat(v: View) -> bool | None:
-    traffic = v.s.progress.work_present
-    return v.s.throughput.throughput_flat if traffic else traffic
-
-
 SIGNATURE: Final = (
     Finding(
         "signature_gpu_memory_high",
@@ -108,7 +103,7 @@ SIGNATURE: Final = (
         "signature_throughput_flat",
         "throughput is flat or falling although demand is not",
         "throughput follows demand, or there is no traffic",
-        _throughput_flat,
+        lambda v: v.s.progress.work_present and v.s.throughput.throughput_flat,
         "now {throughput_trend} of the best recent minute",
         "less than two minutes of comparable load",
         "throughput compared with demand",

@@ -36,16 +36,17 @@ class Encoder:
     def encode(self, families: Iterable[Family], *, openmetrics: bool) -> bytes:
         """The exposition of ``families`` in UTF-8."""
         known, self._series = self._series, {}
-        lines: list[str] = []
+        text = bytearray()
         for family in families:
-            lines.append(_head(family, openmetrics))
+            lines = [_head(family, openmetrics)]
             if isinstance(family, TableFamily):
                 self._series[family.name] = self._rows(family, known.get(family.name, {}), lines)
             else:
                 self._samples(family, lines)
+            text += "".join(lines).encode()
         if openmetrics:
-            lines.append("# EOF\n")
-        return "".join(lines).encode()
+            text += b"# EOF\n"
+        return bytes(text)
 
     def _rows(
         self, family: TableFamily, known: dict[tuple[str, ...], str], lines: list[str]

@@ -21,7 +21,6 @@ from kvpressure.publish.web.hosts import Hosts
 from kvpressure.publish.web.http import HttpRequest, Response, text_response
 
 GZIP_LEVEL: Final = 2  # on such repetitive text as good as 6, at half the time
-GZIP_FROM: Final = 1024
 
 
 class Site:
@@ -48,7 +47,7 @@ class Site:
         self._hosts = hosts or Hosts((node_name,))
         self._encoder = Encoder(renamed)
         self._rendered_of: State | None = None
-        self._rendered: dict[tuple[str, bool], bytes] = {}
+        self._rendered: dict[str, bytes] = {}  # packed, by content type
         self._routes: dict[str, Callable[[HttpRequest], Response]] = {
             "/metrics": self._metrics,
             "/": self._page,
@@ -108,15 +107,13 @@ class Site:
     ) -> Response:
         if state is not self._rendered_of:
             self._rendered_of, self._rendered = state, {}
-        plain = self._rendered.get((content_type, False))
-        if plain is None:
-            with self._rendering:
-                plain = self._rendered[content_type, False] = render()
-        if len(plain) < GZIP_FROM or not _accepts_gzip(request.headers.get("accept-encoding", "")):
-            return Response(200, plain, content_type, headers)
-        packed = self._rendered.get((content_type, True))
+        packed = self._rendered.get(content_type)
         if packed is None:
-            packed = self._rendered[content_type, True] = gzip.compress(plain, GZIP_LEVEL, mtime=0)
+            with self._rendering:
+                plain = render()
+            packed = self._rendered[content_type] = gzip.compress(plain, GZIP_LEVEL, mtime=0)
+        if not _accepts_gzip(request.headers.get("accept-encoding", "")):
+            return Response(200, gzip.decompress(packed), content_type, headers)
         return Response(200, packed, content_type, {**headers, "Content-Encoding": "gzip"})
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from kvpressure.bundle.render import RULES, render
-from kvpressure.bundle.rules import Options, load_groups
+from kvpressure.bundle.rules import Options, load_groups, metrics_read
 from kvpressure.bundle.values import BundleValues
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.rule_cases import needed_by
@@ -90,12 +90,17 @@ def groups_linking(dashboards: str) -> list[dict[str, Any]]:
 
 
 def rendered(folder: Path, series: Mapping[str, str], alert: str, dashboards: str = SITE) -> str:
-    """What promtool says of the alert's texts after twenty minutes of the series."""
-    groups = needed_by(alert, groups_linking(dashboards))
+    """What promtool says of the alert's texts after twenty minutes of those of the series that "alerts only" keeps."""
+    every = groups_linking(dashboards)
+    groups, kept = needed_by(alert, every), metrics_read({"groups": every})
     (folder / "rules.yaml").write_text(yaml.dump({"groups": groups}, Dumper=yaml.CSafeDumper))
     case = {
         "interval": "1m",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "input_series": [
+            {"series": name, "values": values}
+            for name, values in series.items()
+            if not name.startswith("kvpressure_") or name.split("{")[0] in kept
+        ],
         "alert_rule_test": [{"eval_time": "20m", "alertname": alert, "exp_alerts": []}],
     }
     file = folder / "case.yaml"

@@ -26,7 +26,7 @@ from kvpressure.settings.thresholds import Thresholds
 
 PREFIX: Final = "kvpressure-"  # of group names
 _METRIC: Final = re.compile(r"(?<![:\w])kvpressure_\w+(?![:\w])")  # no recording
-_QUERIED: Final = re.compile(r"(?<![:\w])(kvpressure_\w+)\{")
+_QUERIED: Final = re.compile(r"(?<![:\w])(kvpressure_\w+)[{|\\]")  # alone, or of several names in quotes
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same documents, ten times as fast
 PROFILES: Final = ("default", "literal")
 _CAMEL: Final = {
@@ -36,9 +36,8 @@ _CAMEL: Final = {
     "repeat_interval": "repeatInterval",
     "send_resolved": "sendResolved",
 }
-_PRINTED_LABEL: Final = re.compile(  # or assigned, to be printed
-    r"(\{\{-? )((?:with |\$\w+ :?= )?"
-    r'(?:\$labels\.\w+|\.Labels\.\w+|(?:\.|\$\w+)(?: \| first)? \| label "\w+"))( -?\}\})'
+_PRINTED_NAME: Final = re.compile(  # that of a label, a variable, or what stands for it within `with`
+    r'(\{\{-? )(\.(?: \| first \| label "\w+"|Labels\.\w+)?|\$\w+(?:\.\w+)?)( -?\}\})'
 )
 _MARKUP: Final = r"[][<>|`]|\\\\B@|@(here|everyone)"
 """Markup of Slack, Discord, Teams, Mattermost and Google Chat, as anybody names a model or a pod. The ``@`` of
@@ -162,7 +161,7 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
 
 def _without_markup(text: str) -> str:
     """``text`` whose labels have ``_`` for the signs with which a name mentions people or hides a link in a chat."""
-    return _PRINTED_LABEL.sub(rf'\1\2 | reReplaceAll "{_MARKUP}" "_$1"\3', text)
+    return _PRINTED_NAME.sub(rf'\1\2 | reReplaceAll "{_MARKUP}" "_$1"\3', text)
 
 
 def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def looked_up(series: str, words: str, form: str = "%.0f") -> str:
     where there is none.
     """
     metric, _, matchers = series.rstrip("}").partition("{")
-    query = asked(f"max({metric}{{{','.join(filter(None, (matchers, 'OWN')))}}})")
+    query = asked(f"{metric}{{{','.join(filter(None, (matchers, 'OWN')))}}}")
     before, _, after = words.partition("{}")
     return f'{{{{ with {query} }}}}{before}{{{{ . | first | value | printf "{form}" }}}}{after}{{{{ end }}}}'
 

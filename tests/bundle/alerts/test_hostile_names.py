@@ -26,8 +26,8 @@ HOSTILE = "Q<!channel>Q<http://evil|fix>Q@here Q`id`Q[x](http://evil) @Q <@Q> or
 HARMLESS = "Q_!channel_Q_http://evil_fix_Q_here Q_id_Q_x_(http://evil) _Q __Q_ org/model@rev Q@_here"
 ROOT = Path(__file__).parents[3]
 ACTION = re.compile(r"\{\{(.*?)\}\}", re.S)
-OF_A_NAME = re.compile(r"\$labels|\blabel \"")
-SAFE = re.compile(r"reReplaceAll \"[^\"]+\" \"_\$1\"|urlquery|^-? (else )?if |\| match \"|\| query -?$")
+PRINTED_NAME = re.compile(r"^-? (\.|\$\w+|\$labels\.\w+|\.Labels\.\w+|.*\blabel \"\w+\")( \| printf .*)? -?$")
+ASSIGNED = re.compile(r"^-? (with |if |else |range |\$\w+ :?= )")
 KINDS = [*(("kvpressure", profile) for profile in PROFILES), ("vllm", "default")]
 
 
@@ -39,7 +39,7 @@ def alerts_of(source: str, profile: str) -> Iterator[dict[str, Any]]:
 
 def unsafe(text: str) -> list[str]:
     text = text.replace("{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}", "")
-    return [code for code in ACTION.findall(text) if OF_A_NAME.search(code) and not SAFE.search(code)]
+    return [code for code in ACTION.findall(text) if PRINTED_NAME.search(code) and not ASSIGNED.search(code)]
 
 
 @pytest.mark.parametrize(("source", "profile"), KINDS)
@@ -55,7 +55,8 @@ def test_every_label_that_is_printed_is_filtered(source: str, profile: str) -> N
 
 
 def test_the_test_sees_them() -> None:
-    assert unsafe("{{ $labels.pod }} {{ with $labels.role }}") == [" $labels.pod ", " with $labels.role "]
+    assert unsafe("{{ $labels.pod }} {{- .Labels.pod -}}") == [" $labels.pod ", "- .Labels.pod -"]
+    assert unsafe("{{ with $labels.role }}{{ . }}{{ end }} {{ $known }}") == [" . ", " $known "]
     assert unsafe('{{ . | first | label "pod" }}') == [' . | first | label "pod" ']
 
 
@@ -108,7 +109,7 @@ def test_a_real_prometheus_prints_no_sign_of_a_hostile_name(tmp_path: Path) -> N
 
 
 LABEL = re.compile(r"\$labels\.(\w+)")
-PRINTED = re.compile(r"\$labels\.\w+ \|")
+PRINTED = re.compile(r"with \$labels\.\w+ |\$labels\.\w+ \|")
 
 
 def firing(url: str, count: int) -> list[dict[str, str]] | None:

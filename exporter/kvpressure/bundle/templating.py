@@ -17,7 +17,7 @@ from kvpressure.bundle.verdicts_page import because
 from kvpressure.model.state import REMOVED, VANISHED
 from kvpressure.settings.thresholds import Thresholds, plain
 
-_WHERE: Final = "{{ if $labels.namespace }}{{ $labels.namespace }}/{{ end }}{{ $labels.pod }}"  # none on a bare host
+_WHERE: Final = "{{ with $labels.namespace }}{{ . }}/{{ end }}{{ $labels.pod }}"  # none on a bare host
 _WORKLOAD_POD: Final = "(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?"
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.diagnosis.servers import after, play
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_prompt_that_starves_decoding_is_seen_by_its_blocks() -> None:

@@ -134,6 +134,7 @@ def test_what_no_longer_holds_speaks_against_a_verdict_that_is_held() -> None:
     assert any(progress in " ".join(diagnosis.opposing) for diagnosis in found)
 
 
+@pytest.mark.slow
 def test_a_queue_that_comes_and_goes_at_a_nearly_full_cache_is_one_verdict() -> None:
     """Usage 0.94 and 0.96, waiting 5 and 0, alternating every 10 s."""
     said = play(

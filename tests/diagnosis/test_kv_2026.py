@@ -16,6 +16,8 @@ from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.diagnosis.test_transfers import STEP, pages, played
 
+pytestmark = pytest.mark.slow
+
 SITUATIONS = yaml.load(
     (Path(__file__).parents[1] / "fixtures" / "kv-2026" / "situations.yaml").read_text(encoding="utf-8"),
     getattr(yaml, "CSafeLoader", yaml.SafeLoader),

@@ -19,6 +19,8 @@ from kvpressure.settings.thresholds import builtin
 from kvpressure.toolbox.exporter_document import engine_views
 from tests.diagnosis.servers import LIMIT, Pod, after, cycle, play_pods
 
+pytestmark = pytest.mark.slow
+
 T: Final = builtin()
 BOTH: Final = (*LIMIT, "--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}')
 FULL: Final[dict[str, Any]] = {

@@ -21,6 +21,8 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from tests.diagnosis.servers import CONFIDENT, after, cycle, play
 
+pytestmark = pytest.mark.slow
+
 ALL = Path(__file__).parents[1] / "fixtures" / "recordings"
 RECORDINGS = ALL / "vllm-cpu-2026"
 BUDGET_64 = RECORDINGS / "19-prefill-budget64.jsonl.gz"

@@ -21,6 +21,8 @@ from kvpressure.signals.hardware import EngineContext, LogContext
 from tests.diagnosis.servers import CONFIDENT, Value, after, play
 from tests.recording.strategies import RECORDINGS
 
+pytestmark = pytest.mark.slow
+
 T = builtin()
 REAL = RECORDINGS / "vllm-cpu-2026"
 

@@ -23,6 +23,8 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "fixtures/pages-2026"
 SCENES = yaml.safe_load((FOLDER / "tiers.yaml").read_text())
 STEP, START = 5, 1_800_000_000.0

@@ -23,6 +23,8 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.scrape.scanner import parse_scrape
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 THREADS = yaml.safe_load((FIXTURES / "transfers" / "threads.yaml").read_text(encoding="utf-8"))
 PAIRS = yaml.safe_load((FIXTURES / "transfers" / "pages.yaml").read_text(encoding="utf-8"))

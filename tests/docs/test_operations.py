@@ -31,49 +31,19 @@ def named(*rows: Meaning) -> set[str]:
     return {reason for row in rows for reason in row.reasons}
 
 
-def test_scrapes_of_engines() -> None:
+OF_AMD = (amd.NO_PERMISSION, amd.BUSY, amd.LOST, amd.IO_ERROR, amd.INVALID_DATA, amd.PARTITIONS_UNSEEN, smi.FAILED)
+
+
+def test_every_reason_has_its_row_and_no_row_another() -> None:
     assert named(*SCRAPES.rows) == set(reasons.REASONS)
-
-
-def test_kv_events() -> None:
     assert named(*EVENTS.rows) == set(contents.REASONS)
-
-
-def test_gpus() -> None:
-    of_amd = {
-        amd.NO_PERMISSION,
-        amd.BUSY,
-        amd.LOST,
-        amd.IO_ERROR,
-        amd.INVALID_DATA,
-        amd.PARTITIONS_UNSEEN,
-        smi.FAILED,
-    }
-    assert of("nvidia") == of("amd") == (set(nvidia.REASONS) | of_amd) - {"internal"}
-
-
-def test_kubernetes() -> None:
+    assert of("nvidia") == of("amd") == {*nvidia.REASONS, *OF_AMD} - {"internal"}
     assert of("pods") == of("node") == {*pods.REASONS, *node.REASONS}
-
-
-def test_the_kubelet() -> None:
     assert of("podresources") == set(podresources.REASONS)
-
-
-def test_files() -> None:
     assert of("logs") == {*procfs.REASONS, *cgroup.REASONS, *logs.REASONS}
-
-
-def test_targets_and_every_source() -> None:
     assert of("engines") == {TARGET_LIMIT}
     assert named(*ANY.rows) == EVERYWHERE
-
-
-def test_the_web_server() -> None:
     assert named(*WEB.rows) == set(server.REASONS)
-
-
-def test_sections_name_sources_of_the_catalog() -> None:
     assert {name for one in SECTIONS for name in one.sources} <= set(catalog.registry())
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from docs.generate import parts, reference
+from docs.generate import reference
 
 from kvpressure.model.readings import (
     AllocatorReading,
@@ -41,18 +41,6 @@ def test_pages_are_current_and_an_old_one_is_named(tmp_path: Path, capsys: pytes
     assert "docs/reference/guarantees.md: out of date" in said
     assert reference.main(tmp_path) == 0
     assert reference.main(tmp_path, check=True) == 0
-
-
-def test_a_page_without_the_place_is_refused() -> None:
-    with pytest.raises(ValueError, match="no place for limits"):
-        parts.put("# Security\n", "limits", "| a |")
-
-
-def test_what_is_put_replaces_only_its_own_part() -> None:
-    text = (
-        "a\n<!-- x: written by me -->\nold\n<!-- end of x -->\nb\n<!-- y: written by me -->\nold\n<!-- end of y -->\n"
-    )
-    assert parts.put(text, "x", "new\n") == text.replace("old", "new", 1)
 
 
 def test_every_key_of_a_tick_is_on_the_page() -> None:

@@ -342,6 +342,7 @@ def test_a_server_that_is_only_spoken_of_is_not_certain(script: str) -> None:
     assert not read(["sh", "-c", script]).certain
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.text(max_size=40) | st.sampled_from([*UNITS, "x " * 20_000, "y" * 40_000]), max_size=8),
     st.integers(0, 40_000),

@@ -13,12 +13,7 @@ import yaml
 
 from tests.helpers.command import Capsys, answer, refused, run
 
-GPUS = {"resources": {"reservations": {"devices": [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]}}}
-TWO = {
-    "resources": {
-        "reservations": {"devices": [{"driver": "nvidia", "device_ids": ["0", "1"], "capabilities": ["gpu"]}]}
-    }
-}
+TWO = "{resources: {reservations: {devices: [{driver: nvidia, device_ids: ['0', '1'], capabilities: [gpu]}]}}}"
 
 
 def written(tmp_path: Path, *documents: Mapping[str, Any]) -> str:
@@ -37,93 +32,69 @@ def given(row: Mapping[str, Any]) -> dict[str, str | None]:
     return {name: one["value"] for name, one in row["arguments"].items() if one["source"] == "args"}
 
 
-@pytest.mark.parametrize(
-    ("service", "wanted", "complete", "gpus", "port"),
-    [
-        (  # one text, as most write it
-            {
-                "image": "vllm/vllm-openai:v0.11.2",
-                "command": "--model Qwen/Qwen3-8B\n  --max-num-seqs 64 --gpu-memory-utilization 0.98\n",
-                "ports": ["80:8000"],
-                "ipc": "host",
-                "deploy": GPUS,
-            },
-            {"model": "Qwen/Qwen3-8B", "max_num_seqs": "64", "gpu_memory_utilization": "0.98"},
-            True,
-            {"claims": 1},
-            8000,
-        ),
-        (  # a list; numbers of GPUs by their ids
-            {
-                "image": "vllm/vllm-openai:latest",
-                "command": ["--model", "/models/m", "--max-num-seqs", "2", "--port", "9000", "-tp", 2],
-                "deploy": TWO,
-            },
-            {"model": "/models/m", "max_num_seqs": "2", "port": "9000", "tensor_parallel_size": "2"},
-            True,
-            {"nvidia.com/gpu": 2},
-            9000,
-        ),
-        (  # the program is the entry point's, and the image somebody's own
-            {
-                "image": "registry.example/llm",
-                "entrypoint": "python3 -m sglang.launch_server",
-                "command": "--model-path m --max-running-requests 32 --enable-metrics",
-                "gpus": "all",
-            },
-            {"model": "m", "max_num_seqs": "32", "enable_metrics": "True"},
-            True,
-            {"claims": 1},
-            30000,
-        ),
-        (  # a script, with a variable of the container
-            {
-                "image": "vllm/vllm-openai",
-                "entrypoint": ["bash", "-c", "exec vllm serve m --max-num-seqs $$SEQS"],
-                "environment": {"SEQS": 48},
-                "gpus": [{"count": 1}],
-            },
-            {"model": "m", "max_num_seqs": "48"},
-            True,
-            {"nvidia.com/gpu": 1},
-            8000,
-        ),
-        (  # what Compose fills in is not in the file: one value
-            {"image": "lmsysorg/sglang:latest", "command": "python3 -m sglang.launch_server --model-path m --dtype $T"},
-            {"model": "m", "dtype": None},
-            False,
-            {},
-            30000,
-        ),
-        (  # or more options
-            {
-                "image": "${IMAGE:-vllm/vllm-openai:latest}",
-                "command": "--model ${MODEL:-m} --max-num-seqs 64 ${MORE}",
-                "environment": ["HF_TOKEN", "HF_HOME=${HOME}"],
-                "runtime": "nvidia",
-            },
-            {"max_num_seqs": "64", "model": None},
-            False,
-            {"claims": 1},
-            8000,
-        ),
-    ],
-)
-def test_a_service_of_a_compose_file(
-    service: dict[str, Any],
-    wanted: dict[str, str | None],
-    complete: bool,
-    gpus: dict[str, int],
-    port: int,
-    capsys: Capsys,
-    tmp_path: Path,
-) -> None:
-    document = {"services": {"llm": service, "web": {"image": "nginx", "ports": ["80:80"]}}, "volumes": {"hf": None}}
-    rows = found(capsys, tmp_path, document)
+SERVICES = f"""
+one text, as most write it:
+  service:
+    image: vllm/vllm-openai:v0.11.2
+    command: |
+      --model Qwen/Qwen3-8B
+        --max-num-seqs 64 --gpu-memory-utilization 0.98
+    ports: ['80:8000']
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, count: all, capabilities: [gpu]}}]}}}}}}
+  given: {{model: Qwen/Qwen3-8B, max_num_seqs: '64', gpu_memory_utilization: '0.98'}}
+  gpus: {{claims: 1}}
+a list, and GPUs by their ids:
+  service:
+    image: vllm/vllm-openai:latest
+    command: [--model, /models/m, --max-num-seqs, '2', --port, '9000', -tp, 2]
+    deploy: {TWO}
+  given: {{model: /models/m, max_num_seqs: '2', port: '9000', tensor_parallel_size: '2'}}
+  gpus: {{nvidia.com/gpu: 2}}
+  port: 9000
+the program is the entry point's, and the image somebody's own:
+  service:
+    image: registry.example/llm
+    entrypoint: python3 -m sglang.launch_server
+    command: --model-path m --max-running-requests 32 --enable-metrics
+    gpus: all
+  given: {{model: m, max_num_seqs: '32', enable_metrics: 'True'}}
+  gpus: {{claims: 1}}
+  port: 30000
+a script, with a variable of the container:
+  service:
+    image: vllm/vllm-openai
+    entrypoint: [bash, -c, exec vllm serve m --max-num-seqs $$SEQS]
+    environment: {{SEQS: 48}}
+    gpus: [{{count: 1}}]
+  given: {{model: m, max_num_seqs: '48'}}
+  gpus: {{nvidia.com/gpu: 1}}
+what Compose fills in is not in the file, here one value:
+  service: {{image: lmsysorg/sglang, command: python3 -m sglang.launch_server --model-path m --dtype $T}}
+  given: {{model: m, dtype: null}}
+  gpus: {{}}
+  port: 30000
+  complete: false
+and here more options:
+  service:
+    image: ${{IMAGE:-vllm/vllm-openai:latest}}
+    command: --model ${{MODEL:-m}} --max-num-seqs 64 ${{MORE}}
+    environment: [HF_TOKEN, 'HF_HOME=${{HOME}}']
+    runtime: nvidia
+  given: {{max_num_seqs: '64', model: null}}
+  gpus: {{claims: 1}}
+  complete: false
+"""
+
+
+@pytest.mark.parametrize("case", [pytest.param(one, id=name) for name, one in yaml.safe_load(SERVICES).items()])
+def test_a_service_of_a_compose_file(case: dict[str, Any], capsys: Capsys, tmp_path: Path) -> None:
+    services = {"llm": case["service"], "web": {"image": "nginx", "ports": ["80:80"]}}
+    rows = found(capsys, tmp_path, {"services": services, "volumes": {"hf": None}})
     assert list(rows) == ["llm/llm"]
     row = rows["llm/llm"]
-    assert (row["result"], given(row), row["complete"], row["gpus"]) == ("engine", wanted, complete, gpus)
-    assert row["address"] == f"http://<container IP>:{port}/metrics"
+    assert (row["result"], given(row), row["gpus"]) == ("engine", case["given"], case["gpus"])
+    assert row["complete"] is case.get("complete", True)
+    assert row["address"] == f"http://<container IP>:{case.get('port', 8000)}/metrics"
 
 
 def test_a_value_that_is_not_in_the_file_is_not_called_visible(capsys: Capsys, tmp_path: Path) -> None:
@@ -136,12 +107,8 @@ def test_a_value_that_is_not_in_the_file_is_not_called_visible(capsys: Capsys, t
 def test_every_engine_of_a_compose_file_is_audited(capsys: Capsys, tmp_path: Path) -> None:
     image = "vllm/vllm-openai:v0.11.2"
     services = {
-        "chat": {
-            "image": image,
-            "command": "--model m --gpu-memory-utilization 0.97",
-            "deploy": TWO,
-        },
-        "code": {"image": image, "command": "--model n --gpu-memory-utilization 0.6", "deploy": TWO},
+        name: {"image": image, "command": f"--model m --gpu-memory-utilization {share}", "deploy": yaml.safe_load(TWO)}
+        for name, share in (("chat", 0.97), ("code", 0.6))
     }
     status, document = answer(capsys, "audit", written(tmp_path, {"name": "prod", "services": services}))
     assert status == 1
@@ -154,13 +121,8 @@ def test_every_engine_of_a_compose_file_is_audited(capsys: Capsys, tmp_path: Pat
 
 def llmisvc(**spec: Any) -> dict[str, Any]:
     model = {"uri": "hf://Qwen/Qwen2.5-7B-Instruct", "name": "qwen"}
-    metadata = {"name": "llama", "namespace": "llm"}
-    return {
-        "apiVersion": "serving.kserve.io/v1alpha2",
-        "kind": "LLMInferenceService",
-        "metadata": metadata,
-        "spec": {"model": model, "router": {"scheduler": {}}, **spec},
-    }
+    named = {"kind": "LLMInferenceService", "metadata": {"name": "llama", "namespace": "llm"}}
+    return {"apiVersion": "serving.kserve.io/v1alpha2", **named, "spec": {"model": model, "router": {}, **spec}}
 
 
 def main(words: str = "", gpus: int = 1) -> dict[str, Any]:
@@ -200,83 +162,58 @@ def test_an_inference_service_on_sglang_or_with_its_own_command(capsys: Capsys, 
     assert (sglang["complete"], given(sglang)["model"]) == (False, "Qwen/Qwen2.5-7B-Instruct")
 
 
-UNREAD: list[dict[str, Any]] = [
-    {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayService",
-        "metadata": {"name": "llm"},
-        "spec": {
-            "serveConfigV2": "applications:\n- args: {llm_configs: [{engine_kwargs: {gpu_memory_utilization: 0.97}}]}",
-            "rayClusterConfig": {
-                "headGroupSpec": {
-                    "template": {"spec": {"containers": [{"name": "ray-head", "image": "rayproject/ray-llm"}]}}
-                }
-            },
-        },
-    },
-    {
-        "apiVersion": "kaito.sh/v1beta1",
-        "kind": "Workspace",
-        "metadata": {"name": "phi"},
-        "inference": {"preset": {"name": "phi-4-mini-instruct"}, "config": "phi-config"},
-    },
-    {
-        "apiVersion": "nvidia.com/v1alpha1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": "disagg"},
-        "spec": {"services": {"Worker": {"extraPodSpec": {"mainContainer": {"args": ["python3 -m dynamo.vllm"]}}}}},
-    },
-    {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": {"name": "llama"},
-        "spec": {"predictor": {"model": {"modelFormat": {"name": "huggingface"}, "args": ["--model_name=llama"]}}},
-    },
-    {"apiVersion": "kubeai.org/v1", "kind": "Model", "metadata": {"name": "l"}, "spec": {"engine": "VLLM", "args": []}},
-]
-CHAT: dict[str, Any] = {
-    "kind": "Deployment",
-    "metadata": {"name": "chat"},
-    "spec": {
-        "template": {
-            "spec": {
-                "containers": [
-                    {
-                        "name": "vllm",
-                        "image": "vllm/vllm-openai:v0.11.2",
-                        "args": [
-                            "--model=m",
-                            "--gpu-memory-utilization=0.6",
-                            "--max-num-seqs=8",
-                            "--max-model-len=8192",
-                        ],
-                    }
-                ]
-            }
-        }
-    },
-}
+UNREAD = """
+apiVersion: ray.io/v1
+kind: RayService
+metadata: {name: llm}
+spec:
+  serveConfigV2: "applications:\\n- args: {llm_configs: [{engine_kwargs: {gpu_memory_utilization: 0.97}}]}"
+  rayClusterConfig:
+    headGroupSpec: {template: {spec: {containers: [{name: ray-head, image: rayproject/ray-llm}]}}}
+---
+apiVersion: kaito.sh/v1beta1
+kind: Workspace
+metadata: {name: phi}
+inference: {preset: {name: phi-4-mini-instruct}, config: phi-config}
+---
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: disagg}
+spec: {services: {Worker: {extraPodSpec: {mainContainer: {args: [python3 -m dynamo.vllm]}}}}}
+---
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: llama}
+spec: {predictor: {model: {modelFormat: {name: huggingface}, args: [--model_name=llama]}}}
+---
+{apiVersion: kubeai.org/v1, kind: Model, metadata: {name: l}, spec: {engine: VLLM, args: []}}
+"""
 BESIDE: list[dict[str, Any]] = [
-    {
-        "apiVersion": "networking.istio.io/v1",
-        "kind": "VirtualService",
-        "metadata": {"name": "vllm"},
-        "spec": {"hosts": ["vllm"]},
-    },
-    {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": {"name": "vllm"},
-        "spec": {
-            "scaleTargetRef": {"name": "vllm"},
-            "triggers": [{"metadata": {"query": "vllm:num_requests_waiting"}}],
-        },
-    },
-    {"apiVersion": "inference.networking.x-k8s.io/v1", "kind": "InferencePool", "metadata": {"name": "vllm"}},
+    *yaml.safe_load_all("""
+{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: vllm}, spec: {hosts: [vllm]}}
+---
+apiVersion: keda.sh/v1alpha1
+kind: ScaledObject
+metadata: {name: vllm}
+spec: {scaleTargetRef: {name: vllm}, triggers: [{metadata: {query: 'vllm:num_requests_waiting'}}]}
+---
+{apiVersion: inference.networking.x-k8s.io/v1, kind: InferencePool, metadata: {name: vllm}}
+""")
 ]
+CHAT: dict[str, Any] = yaml.safe_load("""
+kind: Deployment
+metadata: {name: chat}
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.11.2
+        args: [--model=m, --gpu-memory-utilization=0.6, --max-num-seqs=8, --max-model-len=8192]
+""")
 
 
-@pytest.mark.parametrize("document", UNREAD, ids=lambda document: str(document["kind"]))
+@pytest.mark.parametrize("document", list(yaml.safe_load_all(UNREAD)), ids=lambda document: str(document["kind"]))
 def test_a_kind_that_only_its_controller_reads_is_named(
     document: dict[str, Any], capsys: Capsys, tmp_path: Path
 ) -> None:
@@ -296,12 +233,7 @@ def test_what_cannot_hold_an_engine_changes_no_status(capsys: Capsys, tmp_path: 
 
 @pytest.mark.parametrize("command", ["discover -f", "audit"])
 def test_a_file_without_an_engine_is_no_pass(command: str, capsys: Capsys, tmp_path: Path) -> None:
-    config = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "phi"},
-        "data": {"inference_config.yaml": "vllm:"},
-    }
+    config = {"kind": "ConfigMap", "metadata": {"name": "phi"}, "data": {"inference_config.yaml": "vllm:"}}
     assert "ConfigMap phi" in refused(capsys, command, written(tmp_path, config))
     beside = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in BESIDE)
     assert beside in refused(capsys, command, written(tmp_path, *BESIDE))

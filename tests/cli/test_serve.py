@@ -6,7 +6,6 @@ import gzip
 import os
 import re
 import resource
-import signal
 import subprocess
 import sys
 import threading
@@ -144,14 +143,6 @@ class TestServing:
         for client in clients:
             client.close()
         assert process.stop() == 0
-
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_signals_end_it_cleanly(self, serve: Serve, number: int) -> None:
-        process = serve()
-        assert ask(process.port).status == 200
-        assert process.stop(number) == 0
-        assert "msg=stopped" in process.lines[-1]
-        assert not any("level=error" in line or "Traceback" in line for line in process.lines)
 
     @pytest.mark.attack("a driver that hangs", "scrapes and a stop are not delayed")
     def test_a_source_that_hangs_delays_neither_scrape_nor_stop(self, serve: Serve) -> None:

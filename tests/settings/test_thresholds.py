@@ -52,17 +52,8 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
     [
         ("# mine\nkv_full_ratio: 1.5\n", "/thresholds.yaml:2: kv_full_ratio: 1.5 is not allowed; allowed: a number"),
         ("stalled_seconds: 0\n", "/thresholds.yaml:1: stalled_seconds: 0 is not allowed; allowed: a number from"),
-        ("latency_critical_ratio: -2\n", "/thresholds.yaml:1: latency_critical_ratio: -2 is not allowed; allowed: a"),
         ("crash_loop_restarts: 2.5\n", "/thresholds.yaml:1: crash_loop_restarts: 2.5 is not allowed; allowed: a"),
-        ("kv_full_ratio: .nan\n", "/thresholds.yaml:1: kv_full_ratio: nan is not allowed; allowed: a number from 0"),
-        ("kv_full_ratio: '0.9'\n", "/thresholds.yaml:1: kv_full_ratio: '0.9' is not allowed; allowed: a number from"),
         ("kv_full_ratio: true\n", "/thresholds.yaml:1: kv_full_ratio: True is not allowed; allowed: a number from 0"),
-        ("kv_full_ratio:\n", "/thresholds.yaml:1: kv_full_ratio: None is not allowed; allowed: a number from 0 to 1"),
-        (
-            "context_window_seconds: 7200\n",
-            "/thresholds.yaml:1: context_window_seconds: 7200 is not allowed; allowed: a "
-            "number from 0.001 to 3600 (seconds)",
-        ),
         ("\n\nkv_ful_ratio: 0.9\n", "/thresholds.yaml:3: unknown threshold 'kv_ful_ratio'; did you mean"),
         ("zzz: 1\n", "/thresholds.yaml:1: unknown threshold 'zzz'; allowed: the names in docs/reference/thresholds.md"),
         ("memory_warning_ratio: 0.95\n", "/thresholds.yaml:1: memory_warning_ratio: 0.95 is above"),

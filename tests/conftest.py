@@ -5,12 +5,21 @@ tests begin first, so that no core idles at the end, and garbage is collected se
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("kvpressure", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvpressure")
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stub of NVIDIA's library, built once."""
+    from tests.sources.gpu.nvml_stub import build
+
+    return build(tmp_path_factory.mktemp("nvml"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

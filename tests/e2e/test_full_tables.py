@@ -11,18 +11,13 @@ from typing import Any
 import pytest
 
 from tests.helpers.waiting import until
-from tests.sources.gpu.nvml_stub import Gpu, World, build, write
+from tests.sources.gpu.nvml_stub import Gpu, World, write
 from tests.sources.kubernetes import objects
 from tests.sources.kubernetes.node import Node, uuid
 
 pytestmark = pytest.mark.live
 
 XID = 8  # nvmlEventTypeXidCriticalError
-
-
-@pytest.fixture(scope="module")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture

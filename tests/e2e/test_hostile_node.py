@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.waiting import until
-from tests.sources.gpu.nvml_stub import GIB, Gpu, build
+from tests.sources.gpu.nvml_stub import GIB, Gpu
 from tests.sources.kubernetes import objects
 from tests.sources.kubernetes.node import Node, uuid
 
@@ -88,11 +88,6 @@ def container_of_another(_: Node) -> dict[str, Any]:
 
 def letter_of_a_slice(_: Node) -> dict[str, Any]:
     return evil(hash="k", running=True)
-
-
-@pytest.fixture(scope="module")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.mark.attack(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.waiting import until
-from tests.sources.gpu.nvml_stub import GIB, Gpu, build
+from tests.sources.gpu.nvml_stub import GIB, Gpu
 from tests.sources.kubernetes import objects
 from tests.sources.kubernetes.node import SOURCES, Node, uuid
 
@@ -24,11 +24,6 @@ OOM = (
     "(EngineCore pid=2) ERROR 11-14 22:18:22 [core.py:1101] torch.OutOfMemoryError: CUDA out of memory. Tried to"
     " allocate"
 )
-
-
-@pytest.fixture(scope="module")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @contextmanager

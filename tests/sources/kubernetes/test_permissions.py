@@ -12,6 +12,7 @@ import pytest
 
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from tests.sources.host.podlogs import PodLog
+from tests.sources.kubernetes.kubelet import FakeKubelet
 from tests.sources.kubernetes.objects import pod
 
 pytestmark = pytest.mark.live
@@ -24,17 +25,24 @@ from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.host.cgroup import CgroupSource
 from kvpressure.sources.host.container_logs import LogsSource
+from kvpressure.sources.kubernetes.podresources import PodResourcesSource
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.host.procfs import ProcfsSource
 
 root = Path(sys.argv[1])
 pods = (read_pod(json.loads(sys.argv[2]), Policy()),)
-settings = Settings(host_proc=root / "proc", host_cgroup=root / "cgroup", host_pod_logs=root / "pods")
+settings = Settings(
+    host_proc=root / "proc",
+    host_cgroup=root / "cgroup",
+    host_pod_logs=root / "pods",
+    kubelet_socket=root / "kubelet.sock",
+)
 gpu = GpuReading("GPU-0", 0, "nvidia", processes=(GpuProcess(7),))
+PodResourcesSource(settings).read()  # what is imported on first use may lie where another user may not look
 os.setgid(65532)
 os.setuid(65532)
 settings.shared.pods, settings.shared.gpus = pods, (gpu,)
-for source in (CgroupSource(settings), LogsSource(settings), ProcfsSource(settings)):
+for source in (CgroupSource(settings), LogsSource(settings), ProcfsSource(settings), PodResourcesSource(settings)):
     try:
         print(source.name, *sorted(source.read().errors))
     except SourceError as error:
@@ -43,7 +51,7 @@ for source in (CgroupSource(settings), LogsSource(settings), ProcfsSource(settin
 
 
 def as_nobody(root: Path) -> list[str]:
-    """What the three sources say about the files under ``root``."""
+    """What the sources say about the files under ``root``."""
     import json
 
     done = subprocess.run(
@@ -57,13 +65,19 @@ def as_nobody(root: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+DENIED = "podresources failed permission_denied"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize(
     ("closed", "expected"),
     [
-        ("top", ["cgroup failed permission_denied", "logs failed permission_denied", "procfs permission_denied"]),
-        ("files", ["cgroup permission_denied", "logs permission_denied", "procfs permission_denied"]),
-        ("nothing", ["cgroup", "logs", "procfs"]),
+        (
+            "top",
+            ["cgroup failed permission_denied", "logs failed permission_denied", "procfs permission_denied", DENIED],
+        ),
+        ("files", ["cgroup permission_denied", "logs permission_denied", "procfs permission_denied", DENIED]),
+        ("nothing", ["cgroup", "logs", "procfs", "podresources"]),
     ],
 )
 def test_refusals(closed: str, expected: list[str]) -> None:
@@ -82,4 +96,6 @@ def test_refusals(closed: str, expected: list[str]) -> None:
             file.chmod(0o000)
         for name in ("cgroup", "pods", "proc/7") if closed == "top" else ():
             (root / name).chmod(0o000)
-        assert as_nobody(root) == expected
+        with FakeKubelet(root / "kubelet.sock") as kubelet:
+            kubelet.socket.chmod(0o777 if closed == "nothing" else 0o755)  # 0755 and root's, as the kubelet's is
+            assert as_nobody(root) == expected

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,43 +98,6 @@ def test_no_socket_and_nobody_behind_it(source: PodResourcesSource, tmp_path: Pa
     assert reason(source) == "no_socket"
     (tmp_path / "kubelet.sock").write_text("not a socket")
     assert reason(source) == "unavailable"
-
-
-AS_NOBODY = """
-import os, sys
-from pathlib import Path
-from kvpressure.settings.settings import Settings
-from kvpressure.sources.base import SourceError
-from kvpressure.sources.kubernetes.podresources import PodResourcesSource
-settings = Settings(kubelet_socket=Path(sys.argv[1]))
-first = PodResourcesSource(settings)
-first.read()  # as root: whatever is imported on first use may lie where another user may not look
-first.close()
-source = PodResourcesSource(settings)
-os.setgid(65532)
-os.setuid(65532)
-try:
-    source.read()
-except SourceError as error:
-    print(error.reason)
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_a_socket_that_may_not_be_opened() -> None:
-    """In a child, as uid 65532: the socket is root's and 0755, as the kubelet's is."""
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        with FakeKubelet(Path(directory) / "kubelet.sock") as kubelet:
-            kubelet.socket.chmod(0o755)
-            done = subprocess.run(
-                [sys.executable, "-c", AS_NOBODY, str(kubelet.socket)],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=60,
-            )
-    assert done.stdout.strip() == "permission_denied", done.stderr
 
 
 @pytest.mark.parametrize(

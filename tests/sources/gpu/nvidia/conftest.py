@@ -14,11 +14,6 @@ from tests.sources.gpu.nvml_stub.driver import Child, StartChild
 
 
 @pytest.fixture(scope="session")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture(scope="session")
 def shared_child(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     """One process for all tests that leave nothing behind in it."""
     with Child(nvml_library, tmp_path_factory.mktemp("shared") / "world", World()) as child:

@@ -15,7 +15,7 @@ from typing import Final
 
 from kvpressure.model.state import State
 from kvpressure.publish.collector import families
-from kvpressure.publish.exposition import encode
+from kvpressure.publish.exposition import Encoder
 
 SCRAPE_SECONDS: Final = 15.0
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ def _run(value: str, length: int, *, marked: bool) -> str:
 def samples(state: State, target: Target = _TARGET) -> Iterator[tuple[str, str]]:
     """``(series, value)`` of every wanted sample of a state, scraped from ``target``."""
     wanted = [family for family in families(state).collect() if any(s.name in wanted_metrics() for s in family.samples)]
-    for line in encode(wanted, openmetrics=False).decode().splitlines():
+    for line in Encoder().encode(wanted, openmetrics=False).decode().splitlines():
         if not line.startswith("#"):
             name, _, value = line.rpartition(" ")
             yield labelled(name, target), value

@@ -25,7 +25,7 @@ from kvpressure.model.pools import EnginePool
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState, State
 from kvpressure.publish.collector import collect
-from kvpressure.publish.exposition import encode
+from kvpressure.publish.exposition import Encoder
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.promql import EXTERNAL, selectors, walk
@@ -245,7 +245,7 @@ def engine_of(namespace: str, pod: str, rank: int = 0, verdict: str = "kv_pressu
 
 def series_of(state: State, *alerts: Mapping[str, str]) -> list[dict[str, str]]:
     """What Prometheus holds after it scraped an exporter with this state, and firing alerts."""
-    text = encode(collect(state), openmetrics=False).decode()
+    text = Encoder().encode(collect(state), openmetrics=False).decode()
     found = [{"series": _named("ALERTS", labels), "values": "1x40"} for labels in alerts]
     for line in text.splitlines():
         if not line.startswith("#"):

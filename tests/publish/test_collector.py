@@ -22,7 +22,7 @@ from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import MemorySignals, ProgressSignals, TransferSignals
 from kvpressure.model.state import GpuState, State
 from kvpressure.publish.collector import HARMS, LABEL_LIMIT, Families, clean, families, trouble
-from kvpressure.publish.exposition import Encoder, encode, wants_openmetrics
+from kvpressure.publish.exposition import Encoder, wants_openmetrics
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
 
@@ -250,8 +250,8 @@ class Registry:
 @pytest.mark.parametrize("make", [full_state, lambda: node(3, 2), lambda: State(time=NOW)])
 def test_the_page_is_byte_for_byte_what_prometheus_client_writes(make: Any) -> None:
     state = make()
-    assert encode(families(state).collect(), openmetrics=False) == generate_latest(Registry(state))
-    assert encode(families(state).collect(), openmetrics=True) == generate_openmetrics(Registry(state))
+    assert Encoder().encode(families(state).collect(), openmetrics=False) == generate_latest(Registry(state))
+    assert Encoder().encode(families(state).collect(), openmetrics=True) == generate_openmetrics(Registry(state))
 
 
 hostile = st.text(st.characters(), max_size=300) | st.sampled_from(['a"b', "a\\", "a\nb", "{}", ""])
@@ -266,7 +266,7 @@ def test_hostile_names_survive_both_dialects(model: str, pod: str, value: float)
     engine = replace(engine, key=EngineKey("prod", pod, model, "0"), signals=replace(engine.signals, load=load))
     state = State(time=NOW, engines=(engine,))
     for openmetrics, parse in ((False, parse_classic), (True, parse_openmetrics)):
-        page = encode(families(state).collect(), openmetrics=openmetrics).decode()
+        page = Encoder().encode(families(state).collect(), openmetrics=openmetrics).decode()
         up = next(f for f in parse(page) if f.name == "kvpressure_engine_up")
         assert up.samples[0].labels["model_name"] == clean(model)
         assert up.samples[0].labels["pod"] == clean(pod)
@@ -304,7 +304,7 @@ def test_an_encoder_that_remembers_writes_what_a_new_one_writes() -> None:
         (full, True),
     ]:
         page = encoder.encode(families(state).collect(), openmetrics=openmetrics)
-        assert page == encode(families(state).collect(), openmetrics=openmetrics)
+        assert page == Encoder().encode(families(state).collect(), openmetrics=openmetrics)
 
 
 def test_an_encoder_remembers_the_last_page_alone() -> None:

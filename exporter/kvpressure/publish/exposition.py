@@ -76,11 +76,6 @@ class Encoder:
         return f"{name}{{{text}}} " if text else f"{name} "
 
 
-def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
-    """The exposition of ``families`` in UTF-8."""
-    return Encoder().encode(families, openmetrics=openmetrics)
-
-
 def _head(family: Family, openmetrics: bool) -> str:
     name, kind, help = family.name, family.type, family.documentation.replace("\\", "\\\\").replace("\n", "\\n")
     if openmetrics:

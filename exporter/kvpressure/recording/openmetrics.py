@@ -20,7 +20,7 @@ from kvpressure.errors import InputError, refused_file
 from kvpressure.files import open_to_write
 from kvpressure.model.state import State
 from kvpressure.publish.collector import families
-from kvpressure.publish.exposition import encode
+from kvpressure.publish.exposition import Encoder
 
 _CACHE_KIB: Final = 8192
 
@@ -93,7 +93,9 @@ class OpenMetricsWriter(AbstractContextManager["OpenMetricsWriter"]):
         stamp = f"{ms / 1000:.3f}"
         rows: list[tuple[int, int, str]] = []
         for family in families(state).collect():
-            help, kind, *lines = encode((family,), openmetrics=True).decode().removesuffix("# EOF\n").splitlines()
+            help, kind, *lines = (
+                Encoder().encode((family,), openmetrics=True).decode().removesuffix("# EOF\n").splitlines()
+            )
             number = self._heads.setdefault(f"{help}\n{kind}\n", len(self._heads))
             within = "quantile" if family.type == "summary" else None  # tells samples of one metric apart
             for sample, line in zip(family.samples, lines, strict=True):

@@ -87,8 +87,8 @@ def _places(names: tuple[str, ...]) -> Mapping[str, int]:
     return {name: place for place, name in enumerate(names)}
 
 
-def _packed(values: Mapping[str, float]) -> Packed[float]:
-    return Packed(values, array("d", values.values()))
+def _packed(values: Mapping[str, float]) -> Mapping[str, float]:
+    return Packed(values, array("d", values.values())) if values else _EMPTY
 
 
 def _packed_histogram(value: Histogram) -> bytes | Histogram:

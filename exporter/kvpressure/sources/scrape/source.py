@@ -216,11 +216,6 @@ class EngineSource:
         self._owning = self._shared.owning
         self.set_targets(self._given)
 
-    @property
-    def targets(self) -> tuple[Target, ...]:
-        """The targets that are scraped."""
-        return tuple(feed.target for feed in self._feeds.values())
-
     def set_targets(self, targets: Iterable[Target]) -> None:
         """Scrape these from now on, the first of each name. Known ones of the same pod keep their connection and
         state. Beyond the limit those with the weakest claims are not scraped: the user's own come first, then those

@@ -39,7 +39,7 @@ from kvpressure.model.reasons import REASONS
 from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS, EngineState, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
-from kvpressure.publish.exposition import encode
+from kvpressure.publish.exposition import Encoder
 from kvpressure.settings.thresholds import builtin
 
 pytestmark = pytest.mark.slow
@@ -478,13 +478,13 @@ def test_the_frozen_state_is_not_shared_with_the_next_tick() -> None:
         logs=(log_line("n", "a", "vllm", LINES[3]),),
     )
     state = pipeline.observe(snapshot)
-    before = encode(families(state).collect(), openmetrics=False)
+    before = Encoder().encode(families(state).collect(), openmetrics=False)
     for i in range(1, 20):
         later = dataclasses.replace(
             snapshot, time=1000.0 + i, pages=tuple(dataclasses.replace(p, time=1000.0 + i) for p in snapshot.pages)
         )
         pipeline.observe(later)
-    assert encode(families(state).collect(), openmetrics=False) == before
+    assert Encoder().encode(families(state).collect(), openmetrics=False) == before
 
 
 def test_a_start_up_line_of_nothing_breaks_nothing() -> None:

@@ -18,7 +18,7 @@ import pytest
 from kvpressure.model.readings import Snapshot, SourceHealth
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
-from kvpressure.publish.exposition import encode
+from kvpressure.publish.exposition import Encoder
 from kvpressure.publish.metrics import METRICS
 from kvpressure.sources.scrape.scanner import parse_scrape
 from kvpressure.sources.scrape.targets import parse_target
@@ -81,7 +81,7 @@ def replayed(pages: Iterable[str]) -> list[str]:
         )
         health = SourceHealth("engines", up=True, last_success=now, duration_seconds=0.005)
         state = pipeline.observe(Snapshot(now, pages=(scrape,), targets=(target.name,), health={"engines": health}))
-    return samples(encode(families(state).collect(), openmetrics=False).decode())
+    return samples(Encoder().encode(families(state).collect(), openmetrics=False).decode())
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))

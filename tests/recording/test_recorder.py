@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from kvpressure.model.readings import GpuReading, Snapshot
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
-from kvpressure.publish.exposition import encode
+from kvpressure.publish.exposition import Encoder
 from kvpressure.recording import recorder as recorder_module
 from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Reader, ReadProblem
@@ -328,7 +328,7 @@ def test_failures_have_a_reason_from_a_closed_set() -> None:
 
 
 def published(monitor: Monitor) -> dict[str, float]:
-    text = encode(families(monitor.tick()).collect(), openmetrics=False).decode()
+    text = Encoder().encode(families(monitor.tick()).collect(), openmetrics=False).decode()
     return {
         line.split()[0].removeprefix("kvpressure_"): float(line.split()[1])
         for line in text.splitlines()

@@ -2,7 +2,8 @@
 
 Every alert is expected not to fire; each deviation that promtool prints is an alert that fires at that moment. So
 ``for``, ``keep_firing_for``, recordings and their order are Prometheus's, not ours. promtool evaluates every group at
-one interval, the shortest. In production groups have 60 to 240 s, by their pace.
+one interval, the shortest. In production groups have 30 to
+240 s, by their pace.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import yaml
 from kvpressure.bundle.spec import EVALUATION_INTERVALS
 from lab.alerts.series import RULES, SCRAPE_SECONDS, Series
 
-EVALUATION_SECONDS: Final = EVALUATION_INTERVALS["steady"]
+EVALUATION_SECONDS: Final = EVALUATION_INTERVALS["prompt"]
 HIDDEN: Final = ("KvpressureWatchdog",)  # always fires, by design
 _QUERY: Final = f'ALERTS{{alertname!~"{"|".join(HIDDEN)}"}}'
 _TIME: Final = re.compile(r'expr: ".*", time: (?P<time>[0-9hms.]+),')

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
+from lab.alerts.engine import evaluate_each
+from lab.alerts.replayed import scrapes
+from lab.alerts.series import SCRAPE_SECONDS
 
 from kvpressure.bundle.render import RULES, render
 from kvpressure.bundle.rules import Options, load_groups, metrics_read
@@ -72,6 +75,13 @@ def test_it_does_what_is_expected(outcome: Outcome, situation: Situation) -> Non
 def test_no_rule_fails(outcome: Outcome) -> None:
     assert "rule:" not in outcome.output, outcome.output[:2000]
     assert "parse error" not in outcome.output, outcome.output[:2000]
+
+
+def test_the_shortest_harm_on_record_pages_at_the_pace_of_the_rules() -> None:
+    """Users of KV03 wait for 150 seconds, of which the alert waits 120: rules evaluated each minute miss it."""
+    name = "incidents/KV03.jsonl.gz"
+    (active,) = evaluate_each({name: scrapes(name, SCRAPE_SECONDS)}).values()
+    assert {alert.name for alert in active if alert.firing and alert.pages} == {"InferenceSlow"}
 
 
 ENGINE = 'namespace="inf",pod="chat-0",model_name="m",engine="0"'

@@ -17,7 +17,8 @@ SEVERITIES: Final = ("critical", "warning", "info", "none")
 FAMILIES: Final = ("objectives", "pressure", "harm", "memory", "load", "failure", "hardware", "self")
 
 EVALUATION_INTERVALS: Final[Mapping[str, int]] = {
-    "steady": 60,  # alerts that page somebody, and what they read
+    "prompt": 30,  # harm that must last two minutes, of which only engines whose users feel it have a series
+    "steady": 60,  # most other alerts that page somebody, and what they read
     "calm": 120,  # warnings; recordings are not rarer, because a query looks back five minutes and one may be missed
     "slow": 240,  # tickets, whose rules nothing else reads
 }

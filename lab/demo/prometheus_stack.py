@@ -139,7 +139,8 @@ class Child:
             with contextlib.suppress(URLError, OSError), urlopen(f"{self.url}{path}", timeout=2) as answer:
                 if expected(answer.read().decode(errors="replace")):
                     return
-            if self._called_off.wait(0.05):
+            time.sleep(0.05)
+            if self._called_off.is_set():
                 raise Interrupted
         raise StackError(f"{self._name} {what} after {START_SECONDS:.0f} s: {self._last_words()}")
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,7 +208,8 @@ class _Demo:
             due = elapsed >= next_status
             next_status += STATUS_SECONDS if due else 0
             self._screen.status(f"[{elapsed:4.0f} s] {self._story.status()}", due)
-            if stopping.wait(_POLL_SECONDS):
+            time.sleep(_POLL_SECONDS)
+            if stopping.is_set():
                 return False
         return True
 

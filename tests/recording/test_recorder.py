@@ -342,7 +342,7 @@ def test_a_failing_flight_recorder_is_on_the_metrics_page_and_so_is_its_recovery
     background = BackgroundRecorder(Recorder(tmp_path, HEADER, flush_seconds=0.0), wall=lambda: 1234.0)
     monitor = Monitor({}, Pipeline())
     assert published(monitor) == {}, "no flight recorder is kept"
-    monitor.follow_recorder(background.health)
+    monitor.recorder = background.health
     monitor.add_listener(background)
 
     def wait_for(**expected: float) -> None:

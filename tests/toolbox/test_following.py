@@ -59,7 +59,7 @@ def test_a_full_server_is_said_after_seconds(
 ) -> None:
     found, took = watched(name, begin, clock)
     (case,) = found.cases
-    assert (case.view.verdict, case.view.diagnosis.confidence >= 0.85) == (verdict, True)
+    assert (case.view.diagnosis.verdict, case.view.diagnosis.confidence >= 0.85) == (verdict, True)
     assert took <= seconds
     assert any(limit.recommended for limit in case.view.engine.limits.values()), "the value to set"
 
@@ -75,7 +75,7 @@ def test_a_full_server_is_said_after_seconds(
 def test_what_may_still_change_is_waited_for(clock: FakeClock, name: str, begin: float, never: str) -> None:
     found, took = watched(name, begin, clock)
     assert took > 10
-    assert {case.view.verdict for case in found.cases} != {never}
+    assert {case.view.diagnosis.verdict for case in found.cases} != {never}
 
 
 def test_a_healthy_server_is_watched_to_the_end_for_peaks(

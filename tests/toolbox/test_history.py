@@ -17,5 +17,5 @@ def test_the_moment_shown_is_one_at_which_the_row_held(name: str) -> None:
     """At the end of an episode the verdict stays for some seconds, while its own facts speak against it."""
     with Reader(RECORDINGS / f"vllm-cpu-fresh/{name}.jsonl.gz") as reader:
         (case, *_) = judge(reader, builtin())
-    assert case.view.verdict not in ("healthy", "idle", "unknown")
+    assert case.view.diagnosis.verdict not in ("healthy", "idle", "unknown")
     assert not case.view.diagnosis.held

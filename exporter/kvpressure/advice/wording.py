@@ -28,9 +28,7 @@ def name_of(key: EngineKey) -> str:
 
 def words(name: str | None) -> str:
     """A name in words: ``kv_pressure`` -> ``KV pressure``."""
-    if name is None:
-        return UNKNOWN
-    return " ".join(_CAPITAL.get(word, word) for word in name.split("_"))
+    return UNKNOWN if name is None else " ".join(_CAPITAL.get(word, word) for word in name.split("_"))
 
 
 def no_events(cache: CacheSignals) -> str:

@@ -30,13 +30,11 @@ from kvpressure.bundle.text import to_yaml
 from kvpressure.publish.links import RUNBOOK_FOLDER
 
 RULES: Final = "alerts/kvpressure-rules.yaml"
-ALERTS_ONLY: Final = "alerts/alerts-only.yaml"
 ALERTS_ONLY_NOTE: Final = (
     "For metricRelabelings of a monitor (metric_relabel_configs, with source_labels): keeps what the rules read.\n"
     "Most panels of the dashboards are empty then."
 )
 VLLM_ONLY: Final = "alerts/kvpressure-vllm-only-rules.yaml"
-VLLM_ONLY_OPERATOR: Final = "alerts/kvpressure-vllm-only-prometheusrule.yaml"
 VLLM_ONLY_NOTE: Final = (
     "Over vLLM's own metrics alone, without the exporter; in place of kvpressure-rules.yaml, not beside it.\n"
     "What it cannot tell: docs/vllm-only.md."
@@ -61,29 +59,27 @@ def render(options: Options) -> dict[str, str]:
     routes = _alertmanager(options, frozenset(alert.name for group in groups for alert in group.alerts))
     site = DashboardContext(options.thresholds, options.values)
     prefixed = options.values.engine_labels == "prefixed"
+    kept = {"action": "keep", "sourceLabels": ["__name__"], "regex": "|".join(metrics_read(rules))}
     files = {
         RULES: to_yaml(rules, f"{HEADER}\nThresholds in these rules: {', '.join(thresholds_in_rules(options))}"),
         "alerts/prometheusrule.yaml": to_yaml(prometheus_rule(rules), HEADER),
         "alerts/alertmanager.yaml": to_yaml(routes, f"{HEADER}\n{documents.ALERTMANAGER_NOTE}"),
         "alerts/alertmanagerconfig.yaml": to_yaml(alertmanager_config(routes), f"{HEADER}\n{STACK_NOTE}"),
-        ALERTS_ONLY: to_yaml(_kept(rules), f"{HEADER}\n{ALERTS_ONLY_NOTE}"),
+        "alerts/alerts-only.yaml": to_yaml([kept], f"{HEADER}\n{ALERTS_ONLY_NOTE}"),
         VLLM_ONLY: to_yaml(vllm_rules, f"{HEADER}\n{VLLM_ONLY_NOTE}"),
-        VLLM_ONLY_OPERATOR: to_yaml(prometheus_rule(vllm_rules, "kvpressure-vllm-only"), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
+        "alerts/kvpressure-vllm-only-prometheusrule.yaml": to_yaml(
+            prometheus_rule(vllm_rules, "kvpressure-vllm-only"), f"{HEADER}\n{VLLM_ONLY_NOTE}"
+        ),
         **{
-            f"dashboards/{uid}.json": _json(engine_labels.dashboard(model) if prefixed else model)
+            f"dashboards/{uid}.json": json.dumps(
+                engine_labels.dashboard(model) if prefixed else model, indent=2, ensure_ascii=False
+            )
+            + "\n"
             for uid, model in render_dashboards(site).items()
         },
         **documents.pages(options, groups, pack),
     }
     return dict(sorted(files.items()))
-
-
-def _kept(rules: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"action": "keep", "sourceLabels": ["__name__"], "regex": "|".join(metrics_read(rules))}]
-
-
-def _json(model: Any) -> str:
-    return json.dumps(model, indent=2, ensure_ascii=False) + "\n"
 
 
 def _alertmanager(options: Options, alerts: frozenset[str]) -> Any:

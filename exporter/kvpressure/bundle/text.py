@@ -44,9 +44,7 @@ def words(entry: Threshold) -> str:
         return f"{plain(float(value / 10**9))} GB"
     if entry.unit == "seconds":
         return span(entry.value)
-    if entry.unit == "count":
-        return entry.text
-    return f"{entry.text} {entry.unit.replace('_', ' ')}"
+    return entry.text if entry.unit == "count" else f"{entry.text} {entry.unit.replace('_', ' ')}"
 
 
 _WIDTH: Final = 4096  # lines are folded there

@@ -33,11 +33,6 @@ def _per_token_head(bits: int) -> _PlainBytes:
     return lambda k, v, _model: Fraction(bits * (k + v), 8) + 8
 
 
-def _nvfp4(k: int, v: int, _model: int) -> Fraction:
-    """Half a byte per element and an fp8 scale for every 16."""
-    return Fraction(k, 2) + Fraction(k, 16) + Fraction(v, 2) + Fraction(v, 16)
-
-
 #: Bytes of one head and token from (head_size_k, head_size_v, bytes of the model's element).
 _HEAD_BYTES: Final[Mapping[str, _PlainBytes]] = {
     "auto": lambda k, v, model: Fraction(model * (k + v)),
@@ -46,7 +41,7 @@ _HEAD_BYTES: Final[Mapping[str, _PlainBytes]] = {
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), _scaled(Fraction(1))),
     **dict.fromkeys(("int8_per_token_head", "fp8_per_token_head"), _per_token_head(8)),
     "int4_per_token_head": _per_token_head(4),
-    "nvfp4": _nvfp4,
+    "nvfp4": _scaled(Fraction(1, 2) + Fraction(1, 16)),  # half a byte and an fp8 scale for every 16
 }
 #: Bytes of one token and layer of DeepSeek's 576-element vector.
 _MLA_ONLY: Final = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}

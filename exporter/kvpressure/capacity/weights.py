@@ -46,9 +46,7 @@ def estimated(shape: ModelShape) -> int | None:
         return None
     linear, other = parameters(shape.config)
     each = _bytes_per_parameter(shape.config)
-    if not linear or each is None:
-        return None
-    return round(linear * each + other * _SIXTEEN_BITS)
+    return None if not linear or each is None else round(linear * each + other * _SIXTEEN_BITS)
 
 
 def parameters(config: Mapping[str, Any]) -> tuple[int, int]:

@@ -143,17 +143,13 @@ def _dispatch(arguments: list[str]) -> int:
     program = f"kvpressure {name}" if name in COMMANDS else "kvpressure"
     try:
         if name not in COMMANDS:
-            raise InputError(_unknown(name))
+            near = nearest(name, COMMANDS)
+            meant = f"did you mean {near}?" if near else f"allowed: {', '.join(COMMANDS)}"
+            raise InputError(f"unknown command {shown(name)}; {meant}")
         return _run(name, arguments[1:], COMMANDS[name])
     except InputError as error:
         print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-
-
-def _unknown(name: str) -> str:
-    near = nearest(name, COMMANDS)
-    meant = f"; did you mean {near}?" if near else f"; allowed: {', '.join(COMMANDS)}"
-    return f"unknown command {shown(name)}{meant}"
 
 
 def _run(name: str, arguments: Sequence[str], description: str) -> int:

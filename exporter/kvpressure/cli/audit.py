@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from kvpressure import redaction
 from kvpressure.engines.registry import dialects
@@ -78,22 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check and print. Raises ``InputError`` for unusable input."""
     thresholds = load(options.thresholds)
-    subjects, unread = _subjects(options, thresholds)
-    audited = [_audited(subject) for subject in subjects]
-    text = audit_report.as_text(audited, options.all)
-    answer(options.format, audit_report.as_json(audited, unread), text)
-    if unread:
-        print(f"kvpressure audit: limits not visible, so not judged: {manifests.listed(unread)}", file=sys.stderr)
-    return 1 if any(server.of("fail") for server in audited) else 2 if unread else 0
-
-
-def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> tuple[list[Subject], Sequence[str]]:
-    """(every server that was named, objects in files that cannot be judged). Raises ``InputError``."""
     read = _read(options)
-    return [
-        _subject(server, options, thresholds, tuple(other for other in read.servers if other is not server))
-        for server in read.servers
-    ], read.unread
+    audited = [_audited(_subject(server, options, thresholds, read.servers)) for server in read.servers]
+    text = audit_report.as_text(audited, options.all)
+    answer(options.format, audit_report.as_json(audited, read.unread), text)
+    if read.unread:
+        print(f"kvpressure audit: limits not visible, so not judged: {manifests.listed(read.unread)}", file=sys.stderr)
+    return 1 if any(server.of("fail") for server in audited) else 2 if read.unread else 0
 
 
 def _read(options: argparse.Namespace) -> Servers:
@@ -109,7 +99,7 @@ def _subject(
     server: ServerContainer,
     options: argparse.Namespace,
     thresholds: Thresholds,
-    siblings: tuple[ServerContainer, ...],
+    servers: tuple[ServerContainer, ...],
 ) -> Subject:
     shape = model_shape(options.model_config) if options.model_config is not None else shape_of(server)
     return Subject(
@@ -120,7 +110,7 @@ def _subject(
         options.version or server.version,
         options.context,
         options.demanding,
-        siblings,
+        tuple(other for other in servers if other is not server),
     )
 
 

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     found = inputs.open_inputs(options, thresholds, for_plan=True)
     chosen, *others = sorted((case.view for case in found.cases), key=lambda view: worst_first(view.engine))
     _print(chosen, [view for view in others if not fine(view.engine)], options, thresholds, found.again)
-    return 0 if chosen.verdict == mitigation_report.PRESSURE else 1
+    return 0 if chosen.diagnosis.verdict == mitigation_report.PRESSURE else 1
 
 
 def _print(
@@ -74,7 +74,7 @@ def _print(
     if options.format == "json":
         print(json.dumps(mitigation_report.as_json(engine, others, plan, again), indent=2))
         return
-    if engine.verdict != mitigation_report.PRESSURE:
+    if engine.diagnosis.verdict != mitigation_report.PRESSURE:
         print("\n".join(mitigation_report.not_pressure(engine, others, again)))
         if not options.anyway:
             print("(the plan nevertheless: --anyway)")

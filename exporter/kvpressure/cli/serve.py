@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     monitor = monitor_of(chosen)
     if recorder is not None:
         monitor.add_listener(recorder)
-        monitor.follow_recorder(recorder.health)
+        monitor.recorder = recorder.health
     around = ViewContext(chosen.thresholds, links=Links(chosen.runbook_url or "", chosen.dashboard_url or ""))
     site = Site(
         lambda: monitor.state,
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         rendering=chosen.shared.rendering,
     )
     server = _server(chosen, site)
-    monitor.follow_web(lambda: server.refused)
+    monitor.web_refused = lambda: server.refused
     stopping, hung_up = SignalFlag(), SignalFlag()
     stopping.follow((signal.SIGTERM, signal.SIGINT))
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup

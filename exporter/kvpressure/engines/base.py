@@ -60,9 +60,7 @@ class Family:
         if not self.label:
             return self.canonical
         value = labels.get(self.label)
-        if value is None:
-            return None
-        return self.values.get(value) if self.values else self.canonical + value
+        return None if value is None else self.values.get(value) if self.values else self.canonical + value
 
 
 @frozen
@@ -121,13 +119,11 @@ PAGE_SAMPLES: Final[Mapping[str, SampleName]] = {
 }
 
 
-def _suffixes(kind: Kind) -> tuple[tuple[str, Part], ...]:
-    """(suffix, part) of a kind's samples. A counter has ``_total`` or, from old clients, none."""
-    if kind == "histogram":
-        return ("_bucket", "bucket"), ("_sum", "sum"), ("_count", "count")
-    if kind == "counter":
-        return ("_total", "value"), ("", "value")
-    return (("", "value"),)
+_SUFFIXES: Final[Mapping[Kind, tuple[tuple[str, Part], ...]]] = {
+    "histogram": (("_bucket", "bucket"), ("_sum", "sum"), ("_count", "count")),
+    "counter": (("_total", "value"), ("", "value")),  # from old clients, without
+}
+"""(suffix, part) of a kind's samples, where it has suffixes."""
 
 
 def table(
@@ -138,7 +134,7 @@ def table(
     for family in families:
         for age, name in enumerate(family.names):
             heads = (*prefixes, "") if name in bare_names else prefixes
-            for suffix, part in _suffixes(family.kind):
+            for suffix, part in _SUFFIXES.get(family.kind, (("", "value"),)):
                 found.update({head + name + suffix: SampleName(family, age, part, dialect) for head in heads})
     return found
 

@@ -32,16 +32,13 @@ def mistake(argv: Sequence[str]) -> Mistake | None:
         what = f"{server.flag(name)} is not an option of {server.title}"
         return Mistake(what, f"options of {server.title}", server.flag(meant))
     for name in WITH_VALUE:
-        if args.values.get(name) == _NO_VALUE:
+        value = args.values.get(name)
+        if value == _NO_VALUE:
             return Mistake(f"{server.flag(name)} has no value", f"{server.flag(name)} VALUE")
-        if getattr(args, name) is None and _is_unreadable(args.values.get(name)):
+        left = value is None or value.lower() in _SERVERS_CHOICE or set("${") & set(value)  # left to server or shell
+        if getattr(args, name) is None and not left:
             return Mistake(
-                f"the value {shown(args.values[name])} of {server.flag(name)} cannot be read",
+                f"the value {shown(value)} of {server.flag(name)} cannot be read",
                 f"a value that {server.title} accepts, such as {_EXAMPLES.get(name, '8192')}",
             )
     return None
-
-
-def _is_unreadable(value: str | None) -> bool:
-    """Whether a value is stated, is none of those that leave the choice to the server, and no shell fills it in."""
-    return value is not None and value.lower() not in _SERVERS_CHOICE and not set("${") & set(value)

@@ -481,7 +481,9 @@ class _Scan:
             block = _Block(word, _both(self._runs(), None) if word == "case" else self._runs())
             self._blocks.append(block)
             if word == "{" and len(self._variables.maps) < _MAX_DEPTH:
-                self._begin_group(block)
+                block.outside, block.function = (self._variables, self._parameters), self._before == ")"
+                self._variables = self._variables.new_child()
+                self._parameters = None if block.function else self._parameters
         elif not self._blocks:
             return
         elif word in _CLOSES or (word == "}" and self._blocks[-1].word == "{"):
@@ -491,11 +493,6 @@ class _Scan:
         elif word in ("then", "do"):
             results = {"for": None, "select": None, "until": _opposite(self._status)}
             self._blocks[-1].decide(results.get(self._blocks[-1].word, self._status))
-
-    def _begin_group(self, block: _Block) -> None:
-        block.outside, block.function = (self._variables, self._parameters), self._before == ")"
-        self._variables = self._variables.new_child()
-        self._parameters = None if block.function else self._parameters
 
     def _end_group(self, block: _Block) -> None:
         """Forget what was set in a group: it is another process, or a function that is called later or never."""

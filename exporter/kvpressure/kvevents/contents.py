@@ -111,7 +111,9 @@ class Contents:
             elif event.kind == STORED:
                 self._store(event)
             elif event.kind == REMOVED and event.group == self._group:
-                self._remove(event)
+                tracked, seen = self.reuse.removed(event.blocks)
+                kept = 0.5 ** (tracked / _LAST)
+                self._known_share = kept * self._known_share + (1 - kept) * seen / max(tracked, 1)
 
     def _store(self, event: Event) -> None:
         self._hybrid = event.spec is None and (self._hybrid or bool(event.group))
@@ -124,9 +126,3 @@ class Contents:
         if salt is not None:
             self._salts.put(event.blocks, salt)
         self.reuse.stored(event.blocks, (event.adapter, UNKNOWN if salt is None else f"{salt:05x}" if salt else NONE))
-
-    def _remove(self, event: Event) -> None:
-        tracked, seen = self.reuse.removed(event.blocks)
-        if tracked:
-            kept = 0.5 ** (tracked / _LAST)
-            self._known_share = kept * self._known_share + (1 - kept) * seen / tracked

@@ -42,7 +42,8 @@ Listener = Callable[[Snapshot, State], None]
 
 class Monitor:
     """Drives sources and pipeline. ``state``: the newest state, swapped as a whole. ``fatal``: set when only a new
-    process can help; ``wait`` then returns.
+    process can help; ``wait`` then returns. ``recorder``, ``web_refused``: what tells the health of the flight recorder
+    (one of the listeners), and the counts of refused connections and requests.
 
     Snapshots have wall-clock time; schedules and deadlines use the monotonic clock, so a clock step does not move
     them.
@@ -59,6 +60,8 @@ class Monitor:
     ) -> None:
         self.interval = interval
         self.fatal: FatalSourceError | None = None
+        self.recorder: Callable[[], RecorderHealth | None] = lambda: None
+        self.web_refused: Callable[[], Mapping[str, int]] = dict
         self.workers = {
             name: Worker(spec, source, self._on_fatal, clock=clock, wall=wall)
             for name, (spec, source) in sources.items()
@@ -68,8 +71,6 @@ class Monitor:
         self._clock = clock
         self._wall = wall
         self._listeners: list[Listener] = []
-        self._recorder: Callable[[], RecorderHealth] | None = None
-        self._web_refused: Callable[[], Mapping[str, int]] | None = None
         self._health = SourceHealth(PIPELINE)
         self._ticks = 0
         self._beat = clock()
@@ -80,14 +81,6 @@ class Monitor:
     def add_listener(self, listener: Listener) -> None:
         """Call ``listener(snapshot, state)`` after every tick, in the loop's thread. Its exceptions are logged."""
         self._listeners.append(listener)
-
-    def follow_recorder(self, health: Callable[[], RecorderHealth]) -> None:
-        """Publish the health of the flight recorder, which is one of the listeners."""
-        self._recorder = health
-
-    def follow_web(self, refused: Callable[[], Mapping[str, int]]) -> None:
-        """Publish the counts of refused connections and requests."""
-        self._web_refused = refused
 
     def start(self) -> None:
         """Start the workers and the loop."""
@@ -129,8 +122,8 @@ class Monitor:
             ticks=self._ticks,
             lag_seconds=max(0.0, lag),
             health={**health, PIPELINE: self._health},
-            recorder=self._recorder() if self._recorder else None,
-            web_refused=self._web_refused() if self._web_refused else {},
+            recorder=self.recorder(),
+            web_refused=self.web_refused(),
         )
         self.state = state
         self._beat = self._clock()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterable
-from typing import Final
-
-_POLL_SECONDS: Final = 0.1
 
 
 class SignalFlag:
@@ -35,11 +31,4 @@ class SignalFlag:
 
     def is_set(self) -> bool:
         """Whether a signal came since the flag was last cleared."""
-        return self._is_set
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep until a signal came or ``seconds`` have passed; returns whether one came."""
-        end = time.monotonic() + seconds
-        while not self._is_set and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, _POLL_SECONDS))
         return self._is_set

@@ -103,10 +103,8 @@ def isolated(
         yield
     except BeyondSubject:
         raise
-    except SourceError as error:
-        errors[error.reason] = errors.get(error.reason, 0) + 1
     except Exception as error:
-        reason = reason_of(error, reasons or {}, INTERNAL)
+        reason = error.reason if isinstance(error, SourceError) else reason_of(error, reasons or {}, INTERNAL)
         errors[reason] = errors.get(reason, 0) + 1
         if reason == INTERNAL:
             _failures.add(subject, "read", error)

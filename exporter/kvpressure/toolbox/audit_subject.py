@@ -83,9 +83,7 @@ class Subject:
             return "not set"
         if self.limit(name) is not None:
             return "set"
-        if text is None:
-            return "hidden"
-        return "no number" if text in self.dialect.no_number.get(name, ()) else "refused"
+        return "hidden" if text is None else "no number" if text in self.dialect.no_number.get(name, ()) else "refused"
 
     @property
     def dialect(self) -> EngineDialect:

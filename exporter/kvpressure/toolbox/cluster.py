@@ -169,9 +169,7 @@ def _read_logs(kubectl: Kubectl, member: _Member, news_seconds: float) -> _Log:
 
 def _stamped(line: str) -> tuple[float | None, str]:
     found = _STAMP.match(line)
-    if found is None:
-        return None, line
-    return moment(found[1]), line[found.end() :]
+    return (None, line) if found is None else (moment(found[1]), line[found.end() :])
 
 
 def _for_pipeline(

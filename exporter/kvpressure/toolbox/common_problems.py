@@ -54,7 +54,7 @@ PROBLEMS: Final = {
 
 def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[Found]:
     """Whether each of ``PROBLEMS`` is there. ``events``: counted log events, None when no log was read."""
-    signals = replace(engine.signals, events=events or {}, events_known=events is not None)
+    signals = replace(engine.engine.signals, events=events or {}, events_known=events is not None)
     found = about(signals, t)  # with the pod's log, which the exporter may not have read
     conditions = {name: row for name in NAMES if (row := engine.diagnosis.beside.get(name)) is not None}
     return [_seen(name, problem, lambda row: conditions.get(row) or found[row]) for name, problem in PROBLEMS.items()]
@@ -68,5 +68,5 @@ def _seen(name: str, problem: Problem, known: Callable[[str], Found]) -> Found:
 
 def log_events(engine: EngineView) -> Mapping[str, int] | None:
     """What an exporter read in the engine's log of late; None when it did not."""
-    known = engine.signals.events_known or engine.diagnosis.holds("allocation_failure_logged") is not None
-    return engine.signals.events if known else None
+    known = engine.engine.signals.events_known or engine.diagnosis.holds("allocation_failure_logged") is not None
+    return engine.engine.signals.events if known else None

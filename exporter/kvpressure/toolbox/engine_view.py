@@ -53,19 +53,9 @@ class EngineView:
         return self.engine.diagnosis
 
     @property
-    def verdict(self) -> str:
-        """One of ``VERDICTS``."""
-        return self.engine.diagnosis.verdict
-
-    @property
     def cause(self) -> str:
         """What is known, in one sentence."""
         return self.published_cause or mitigation.cause(self.engine)
-
-    @property
-    def signals(self) -> Signals:
-        """Its signals."""
-        return self.engine.signals
 
     @property
     def plan_input(self) -> PlanInput:

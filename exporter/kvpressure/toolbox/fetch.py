@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from kvpressure.advice.wording import reason_text
@@ -51,11 +52,8 @@ def get_json(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> Any
 
 def _document(text: str) -> Any:
     """JSON with its names on one line; what it has as NaN or infinity is null."""
-    return visible_all(json.loads(text, parse_float=_finite, parse_constant=lambda _: None))
-
-
-def _finite(text: str) -> float | None:
-    return ceilings.number_in(text, ceilings.FINITE, -ceilings.FINITE)
+    finite = partial(ceilings.number_in, most=ceilings.FINITE, least=-ceilings.FINITE)
+    return visible_all(json.loads(text, parse_float=finite, parse_constant=lambda _: None))
 
 
 def target_of(text: str, option: str) -> Target:

@@ -20,7 +20,7 @@ PRESSURE: Final = "kv_pressure"
 
 def not_pressure(engine: EngineView, others: Sequence[EngineView], again: str) -> list[str]:
     """Introduction when the verdict is not KV pressure, or unknown."""
-    if engine.verdict == "unknown":
+    if engine.diagnosis.verdict == "unknown":
         said, plan = "KV PRESSURE IS NOT CONFIRMED", "may not help"
     else:
         said, plan = "THIS IS NOT KV PRESSURE", "does not help"
@@ -36,28 +36,23 @@ def not_pressure(engine: EngineView, others: Sequence[EngineView], again: str) -
 
 def _found(engine: EngineView) -> str:
     """``KV PRESSURE (thrashing), confidence 0.95``."""
-    verdict = verdict_words(engine.verdict, engine.diagnosis.stage)
+    verdict = verdict_words(engine.diagnosis.verdict, engine.diagnosis.stage)
     return f"{verdict}, confidence {engine.diagnosis.confidence:.2f}"
 
 
 def _also(others: Sequence[EngineView]) -> list[str]:
     """A line with the other engines in trouble; none without any."""
-    named = ", ".join(f"{other.name} ({words(other.verdict)})" for other in others)
+    named = ", ".join(f"{other.name} ({words(other.diagnosis.verdict)})" for other in others)
     return [f"also in trouble: {named} (choose one with --pod, --model or its own URL)"] if others else []
-
-
-def _comments(engine: EngineView, others: Sequence[EngineView]) -> list[str]:
-    """What a file of values is for."""
-    not_here = [] if engine.verdict == PRESSURE else ["not KV pressure: this does not help"]
-    return [f"# {line}" for line in (f"{engine.name}: {_found(engine)}", *_also(others), *not_here)]
 
 
 def as_gateway_configuration(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan) -> str:
     """The caps for Envoy Gateway and nginx."""
-    head = _comments(engine, others) + ([] if plan.caps.known else ["# example caps: no request lengths are known"])
-    return "\n".join(
-        [*head, "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
-    )
+    head = [f"{engine.name}: {_found(engine)}", *_also(others)]
+    head += [] if engine.diagnosis.verdict == PRESSURE else ["not KV pressure: this does not help"]
+    head += [] if plan.caps.known else ["example caps: no request lengths are known"]
+    files = ("--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps))
+    return "\n".join((*(f"# {line}" for line in head), *files))
 
 
 def as_text(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan) -> str:
@@ -78,16 +73,16 @@ def as_text(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan
 
 def as_json(engine: EngineView, others: Sequence[EngineView], plan: PressurePlan, again: str) -> dict[str, Any]:
     """Plain JSON values."""
-    applies = engine.verdict == PRESSURE
+    applies = engine.diagnosis.verdict == PRESSURE
     return {
         "version": __version__,
         **engine.identity,
-        "verdict": engine.verdict,
+        "verdict": engine.diagnosis.verdict,
         "stage": engine.diagnosis.stage,
         "confidence": engine.diagnosis.confidence,
         "cause": cause(engine.engine),
         "applies": applies,
-        "also_in_trouble": [{**other.identity, "verdict": other.verdict} for other in others],
+        "also_in_trouble": [{**other.identity, "verdict": other.diagnosis.verdict} for other in others],
         "instead": [] if applies else [asdict(action) for action in next_steps(engine, again)],
         "steps": [asdict(step) for step in plan.steps],
         "set": plan.values,

@@ -211,9 +211,7 @@ class Probe:
         return level.blocks if level is not None else base
 
     def _blocks(self, tokens: int) -> float:
-        if self._layout is not None:
-            return self._layout.blocks(tokens)
-        return -(-tokens // self._meter.cache.block_size)
+        return self._layout.blocks(tokens) if self._layout is not None else -(-tokens // self._meter.cache.block_size)
 
     def _result(self, number: int, stage: Stage, samples: list[_Steady], returned: float) -> Result:
         base = self.baseline

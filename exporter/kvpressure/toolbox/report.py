@@ -72,13 +72,13 @@ def next_steps(engine: EngineView, again: str) -> Iterator[Action]:
     for link in Links(RUNBOOK_FOLDER).runbooks_for("", engine.true_conditions):
         of = [words(name) for name in engine.true_conditions if findings.of(name).runbook == link.title]
         yield Action(f"{' and '.join(of)}: {link.url}", "")
-    if engine.verdict == "kv_pressure":
+    if engine.diagnosis.verdict == "kv_pressure":
         yield Action("Print the full plan with costs", "", (), (f"kvpressure mitigate {again}",))
         url = engine.plan_input.address or "URL"
         yield Action("Check the recovery afterwards", "", (), (command("kvpressure", "mitigate", "--verify", url),))
-    elif engine.verdict in CALM:
+    elif engine.diagnosis.verdict in CALM:
         yield Action("If users still complain, check what is in front: gateway, routing, network, clients", "")
-    elif engine.verdict == "unknown":
+    elif engine.diagnosis.verdict == "unknown":
         if again.startswith(("http://", "https://")):  # a recording has no more, and an exporter watches all the time
             yield Action("Watch longer", "", (), (f"kvpressure diagnose {again} --seconds 90",))
         yield Action("Run the exporter on the node, which also reads GPU, pod and log", "")
@@ -106,13 +106,13 @@ def as_json(found: FoundEngines, answered: list[EngineAnswer]) -> dict[str, Any]
         "engines": [
             {
                 **answer.case.view.identity,
-                "verdict": answer.case.view.verdict,
+                "verdict": answer.case.view.diagnosis.verdict,
                 "stage": answer.case.view.diagnosis.stage,
                 "confidence": answer.case.view.diagnosis.confidence,
                 "cause": answer.case.view.cause,
                 "fine": answer.fine,
                 "at": answer.case.at,
-                "final_verdict": answer.case.final or answer.case.view.verdict,
+                "final_verdict": answer.case.final or answer.case.view.diagnosis.verdict,
                 "verdict_seconds": dict(answer.case.seconds),
                 "changes": [asdict(change) for change in answer.case.changes],
                 "triage": [asdict(step) for step in answer.steps],
@@ -156,7 +156,7 @@ def headline(engines: Sequence[EngineState]) -> str:
 
 def _headline(view: EngineView, stage: str | None) -> str:
     confidence = view.diagnosis.confidence
-    return f"VERDICT  {verdict_words(view.verdict, stage)}, confidence {confidence:.2f}: {view.cause}"
+    return f"VERDICT  {verdict_words(view.diagnosis.verdict, stage)}, confidence {confidence:.2f}: {view.cause}"
 
 
 def _brief(answer: EngineAnswer) -> Iterator[str]:

@@ -50,6 +50,6 @@ def _shape(step: TriageStep, engine: EngineView) -> TriageStep:
         )
         if value is not None
     ]
-    if not told or "0.95" in engine.signals.context.prompt_quantiles:
+    if not told or "0.95" in engine.engine.signals.context.prompt_quantiles:
         return step
     return replace(step, answers=(*step.answers, f"Since the server started, p95 in tokens: {', '.join(told)}."))

@@ -63,9 +63,7 @@ def _default_seqs(known: Known, gauges: Mapping[str, float]) -> float | None:
         return None
     if pool / 2 <= SLOTS[0]:
         return float(pool // 2)
-    if not context:
-        return None
-    return float(min(pool // 2, min(max(pool / context * 512, SLOTS[0]), SLOTS[1]) // 1))
+    return None if not context else float(min(pool // 2, min(max(pool / context * 512, SLOTS[0]), SLOTS[1]) // 1))
 
 
 def _set_tokens(args: EngineArgs) -> float | None:
@@ -111,9 +109,7 @@ def pool(args: EngineArgs, reading: EngineReading | None, _engines_on_page: int)
     log has the smaller number, which takes precedence.
     """
     tokens = (None if reading is None else reading.gauges.get(r.KV_CAPACITY)) or _set_tokens(args)
-    if not tokens:
-        return Pool()
-    return Pool(blocks=int(tokens), block_size=1, dtype=args.kv_cache_dtype or "auto")
+    return Pool() if not tokens else Pool(blocks=int(tokens), block_size=1, dtype=args.kv_cache_dtype or "auto")
 
 
 def tier(args: EngineArgs, reading: EngineReading | None) -> Tier:

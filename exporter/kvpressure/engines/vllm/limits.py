@@ -217,17 +217,11 @@ def in_force(known: Known) -> dict[str, EffectiveLimit]:
     told = known.reading.gauges.get(RUNNING_LIMIT) if known.reading else None
     if told and "max_num_seqs" not in merged.explicit:
         found["max_num_seqs"] = EffectiveLimit(told, merged.is_explicit("max_num_seqs"), "metrics")
-    _lower_by_active_seqs(found, merged, known.args)
-    return found
-
-
-def _lower_by_active_seqs(found: dict[str, EffectiveLimit], merged: EngineArgs, args: EngineArgs) -> None:
-    """Apply ``--max-num-active-seqs``, which lowers the running batch below ``max_num_seqs``."""
     active, seqs = merged.max_num_active_seqs, found.get("max_num_seqs")
-    if active is not None and (seqs is None or active < seqs.value):
-        found["max_num_seqs"] = EffectiveLimit(
-            float(active), True, args.source if "max_num_active_seqs" in args.explicit else "log"
-        )
+    if active is not None and (seqs is None or active < seqs.value):  # it lowers the running batch
+        source = known.args.source if "max_num_active_seqs" in known.args.explicit else "log"
+        found["max_num_seqs"] = EffectiveLimit(float(active), True, source)
+    return found
 
 
 def _source(name: str, known: Known, config: Mapping[str, str], explicit: bool | None) -> str:

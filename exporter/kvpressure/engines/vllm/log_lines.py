@@ -36,9 +36,7 @@ def strip(line: str) -> str:
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     level = _LEVEL.search(text, 0, _PREFIX_REACH)
-    if level is not None:
-        return text[level.end() :]
-    return _PROCESS.sub("", text, count=1)
+    return text[level.end() :] if level is not None else _PROCESS.sub("", text, count=1)
 
 
 def _json_message(text: str) -> str:

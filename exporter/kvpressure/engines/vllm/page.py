@@ -253,6 +253,4 @@ def flavour(text: PageText, engines: Sequence[EngineReading]) -> str | None:
     counters = {name for engine in engines for name in engine.counters}
     if b'{engine="' in text or b',engine="' in text or b"kv_cache_usage_perc" in text or PREFIX_QUERIES in counters:
         return "v1"
-    if PREEMPTIONS in counters and b"ray_vllm" not in text:
-        return "v0"
-    return None
+    return "v0" if PREEMPTIONS in counters and b"ray_vllm" not in text else None

@@ -8,7 +8,7 @@ declares.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -76,9 +76,7 @@ def port(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | None
     found, refusal = _explicit(server, explicit) if explicit else _found(server, annotations)
     if found in SIDECAR_PORTS:
         return None, "port_of_a_sidecar"
-    if server.on_host and found in NODE_PORTS:
-        return None, "port_of_the_node"
-    return found, refusal
+    return (None, "port_of_the_node") if server.on_host and found in NODE_PORTS else (found, refusal)
 
 
 def _explicit(server: ServerPort, text: str) -> tuple[int | None, str | None]:
@@ -101,14 +99,14 @@ def _found(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | No
         return server.asked, None
     if server.default is None:
         return None, METRICS_OFF
-    of_names = _by_name(server)
+    by_name = {name: number for number, name in reversed(server.declared) if number not in SIDECAR_PORTS}
     silent = not server.asked_unknown and not server.on_host
     found = next(
         (
             number
             for number in (
                 server.default if server.default in numbers and not server.asked_unknown else None,
-                *of_names,
+                *(by_name.get(name) for name in (*_METRICS_NAMES, *server.names, *_SERVER_NAMES)),
                 *(
                     number
                     for number, name in server.declared
@@ -134,11 +132,6 @@ def _hinted(server: ServerPort, annotations: Mapping[str, Any]) -> int | None:
         if hinted is not None and hinted not in SIDECAR_PORTS:
             return hinted
     return None
-
-
-def _by_name(server: ServerPort) -> Iterable[int | None]:
-    by_name = {name: number for number, name in reversed(server.declared) if number not in SIDECAR_PORTS}
-    return (by_name.get(name) for name in (*_METRICS_NAMES, *server.names, *_SERVER_NAMES))
 
 
 def _numbers(server: ServerPort) -> list[int]:

@@ -70,7 +70,9 @@ class AmdSource:
             readings += found
         if self._wants_library(readings, now):
             readings = self._with_library(readings, now)
-        return Reading(gpus=tuple(readings), expected_gpus={sysfs.VENDOR: len(self._known)}, errors=self._take_errors())
+        errors = Counter(self._files.take_errors())
+        errors.update(self._library.take_errors() if self._library is not None else {})
+        return Reading(gpus=tuple(readings), expected_gpus={sysfs.VENDOR: len(self._known)}, errors=dict(errors))
 
     def close(self) -> None:
         """Shut the library down, if it was opened."""
@@ -136,7 +138,3 @@ class AmdSource:
             reading,
             **{name: value for name, value in found.items() if value is not None and getattr(reading, name) is None},
         )
-
-    def _take_errors(self) -> dict[str, int]:
-        library = self._library.take_errors() if self._library is not None else {}
-        return dict(Counter(self._files.take_errors()) + Counter(library))

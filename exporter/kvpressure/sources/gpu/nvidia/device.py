@@ -40,7 +40,7 @@ class NvmlDevice:
         return (self.identity, *(self._mig.identities if self._mig is not None else ()))
 
     def attach(self, index: int, driver: str | None, handle: Any) -> None:
-        """Take the new handle after the library was reopened."""
+        """Take the handle that NVML gives since the library was opened."""
         self.identity = replace(self.identity, index=index, driver=driver)
         self.handle = handle
 

@@ -59,9 +59,7 @@ def power_limit(ask: DeviceQuery, handle: Any) -> float | None:
 
 def _watts(milliwatts: int | None) -> float | None:
     # A working GPU draws some power and has a limit above 0: 0 means "no sensor".
-    if not milliwatts or milliwatts == NOT_AVAILABLE:
-        return None
-    return milliwatts / 1000
+    return None if not milliwatts or milliwatts == NOT_AVAILABLE else milliwatts / 1000
 
 
 def throttle_reasons(ask: DeviceQuery, handle: Any) -> tuple[str, ...] | None:

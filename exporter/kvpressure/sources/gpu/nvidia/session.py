@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pynvml
 
@@ -108,14 +108,8 @@ class Session:
         if not uuid.value or uuid.value in found:
             self._queries.count(codes.INVALID_DATA)
             return codes.INVALID_DATA
-        found[uuid.value] = self._device(uuid.value, index, handle.value, before)
+        identity = GpuReading(uuid.value, index, VENDOR)
+        device = before.get(uuid.value) or NvmlDevice(self._queries, self._clock, self._gpm, identity, handle.value)
+        device.attach(index, self._driver, handle.value)
+        found[uuid.value] = device
         return None
-
-    def _device(self, uuid: str, index: int, handle: Any, before: dict[str, NvmlDevice]) -> NvmlDevice:
-        device = before.get(uuid)
-        if device is None:
-            return NvmlDevice(
-                self._queries, self._clock, self._gpm, GpuReading(uuid, index, VENDOR, driver=self._driver), handle
-            )
-        device.attach(index, self._driver, handle)
-        return device

@@ -37,7 +37,6 @@ from lab.demo.server import PodServer
 from lab.demo.source import NODE, DemoNodeSource
 
 STATUS_SECONDS: Final = 15.0  # simulated seconds between two status lines without a terminal
-_POLL_SECONDS: Final = 0.1
 _SCRAPE_TIMEOUT: Final = 3.0
 _TOO_SLOW: Final = 4
 _INTERRUPTED: Final = 130
@@ -202,16 +201,14 @@ class _Demo:
     def play(self, stopping: SignalFlag) -> bool:
         """Let the scenario happen. True when it came to its end, False when a signal ended it."""
         next_status = STATUS_SECONDS
-        while (elapsed := self._clock.elapsed()) < self._options.seconds:
+        while (elapsed := self._clock.elapsed()) < self._options.seconds and not stopping.is_set():
             for phase in self._script.advance(self._clock()):
                 self._story.phase(phase)
             due = elapsed >= next_status
             next_status += STATUS_SECONDS if due else 0
             self._screen.status(f"[{elapsed:4.0f} s] {self._story.status()}", due)
-            time.sleep(_POLL_SECONDS)
-            if stopping.is_set():
-                return False
-        return True
+            time.sleep(0.1)
+        return not stopping.is_set()
 
     def summary(self, finished: bool) -> int:
         """Tell how it went; returns the exit status."""

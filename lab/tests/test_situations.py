@@ -15,52 +15,36 @@ from lab.alerts.situations import level, main, scrapes
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 ONSET = 8
-CALM = {
-    "finished": {"stop": 1.9, "length": 0.1},
-    "http": {"200": 2.0},
-    "running": [18, 22],
-    "waiting": 0,
-    "kv": [0.3, 0.4],
-    "prompt_tokens": 800,
-    "output_tokens": 250,
-    "ttft": [0.1, 0.3],
-    "inter_token": 0.03,
-    "queue": 0.002,
-    "e2e": 7.6,
-    "tokens": 500,
-}
+BASE = f"""
+onset: {ONSET}
+length: 18
+subject: {{namespace: a, model: llama, pool: chat}}
+cluster: {{kube_state_metrics: true, nodes: [{{name: gpu-1, gpus: 2}}]}}
+workloads: [{{name: chat, kind: Deployment, namespace: a, replicas: [{{from: 0, wanted: 1}}]}}]
+pods:
+- name: chat-6b7f9-a1
+  workload: chat
+  node: gpu-1
+  container: vllm
+  args: [--model, org/llama, --max-num-seqs, '64']
+  model: llama
+  gpus: [0]
+  version: 0.11.0
+  phases: [{{from: 0, status: ready}}]
+  server: [{{from: 0, answers: ok, traffic: calm}}, {{from: {ONSET}, answers: ok, traffic: after}}]
+  gpu: [{{from: 0, memory_used: 0.9, utilization: 0.7}}]
+traffic:
+  calm:
+    {{finished: {{stop: 1.9, length: 0.1}}, http: {{'200': 2.0}}, running: [18, 22], waiting: 0, kv: [0.3, 0.4],
+      prompt_tokens: 800, output_tokens: 250, ttft: [0.1, 0.3], inter_token: 0.03, queue: 0.002, e2e: 7.6, tokens: 500}}
+"""
 
 
 def situation(expect: str, after: dict[str, Any], **pod: Any) -> dict[str, Any]:
-    return {
-        "id": expect,
-        "expect": expect,
-        "onset": ONSET,
-        "length": 18,
-        "subject": {"namespace": "a", "model": "llama", "pool": "chat"},
-        "cluster": {"kube_state_metrics": True, "nodes": [{"name": "gpu-1", "gpus": 2}]},
-        "workloads": [{"name": "chat", "kind": "Deployment", "namespace": "a", "replicas": [{"from": 0, "wanted": 1}]}],
-        "pods": [
-            {
-                "name": "chat-6b7f9-a1",
-                "workload": "chat",
-                "node": "gpu-1",
-                "container": "vllm",
-                "args": ["--model", "org/llama", "--max-num-seqs", "64"],
-                "model": "llama",
-                "gpus": [0],
-                "version": "0.11.0",
-                "phases": [{"from": 0, "status": "ready"}],
-                "server": [
-                    {"from": 0, "answers": "ok", "traffic": "calm"},
-                    {"from": ONSET, "answers": "ok", "traffic": "after"},
-                ],
-                "gpu": [{"from": 0, "memory_used": 0.9, "utilization": 0.7}],
-                **pod,
-            }
-        ],
-        "traffic": {"calm": CALM, "after": {**CALM, **after}},
-    }
+    made: dict[str, Any] = yaml.safe_load(BASE)
+    made["pods"][0] |= pod
+    made["traffic"]["after"] = made["traffic"]["calm"] | after
+    return made | {"id": expect, "expect": expect}
 
 
 def play(where: Path, *played: dict[str, Any]) -> int:

@@ -41,6 +41,7 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import Encoder
 from kvpressure.settings.thresholds import builtin
+from tests.signals.build import GAUGES
 
 pytestmark = pytest.mark.slow
 
@@ -48,66 +49,21 @@ T = builtin()
 INF = float("inf")
 GIB = 2**30
 RATIOS = (
-    "kv_used_ratio",
-    "kv_used_ratio_max",
-    "kv_used_ratio_recent_max",
-    "batch_collapse_ratio",
-    "memory_high_compute_low_score",
-    "score_memory_factor",
-    "score_compute_factor",
-    "score_demand_factor",
-    "prefix_hit_ratio:1",
-    "prefill_repeated_ratio",
-    "cpu_throttled_ratio",
-    "outside_engine_share",
-    "estimated_peak_ratio",
+    *("kv_used_ratio", "kv_used_ratio_max", "kv_used_ratio_recent_max", "batch_collapse_ratio", "prefix_hit_ratio:1"),
+    *("memory_high_compute_low_score", "score_memory_factor", "score_compute_factor", "score_demand_factor"),
+    *("prefill_repeated_ratio", "cpu_throttled_ratio", "outside_engine_share", "estimated_peak_ratio"),
     "throughput_trend_ratio",
 )
-SIGNED = {
-    "kv_slope_per_second",
-    "idle_growth_bytes_per_hour",
-    "last_exit_code",
-}
-GAUGES = (
-    r.RUNNING,
-    r.WAITING,
-    r.SWAPPED,
-    r.WAITING_CAPACITY,
-    r.WAITING_DEFERRED,
-    r.KV_USAGE,
-    r.GENERATION_RATE,
-    r.PROMPT_RATE,
-)
+SIGNED = {"kv_slope_per_second", "idle_growth_bytes_per_hour", "last_exit_code"}
 COUNTERS = (
-    r.PREEMPTIONS,
-    r.PROMPT_TOKENS,
-    r.PROMPT_TOKENS_COMPUTED,
-    r.GENERATION_TOKENS,
-    r.PREFIX_QUERIES,
-    r.PREFIX_HITS,
-    r.ESTIMATED_FLOPS,
-    r.ESTIMATED_READ_BYTES,
-    r.ESTIMATED_WRITE_BYTES,
-    r.FINISHED_PREFIX + "stop",
-    r.FINISHED_PREFIX + "abort",
-    r.REJECTED_PREFIX + "queue",
-    r.KV_AGAIN,
-    r.KV_AGAIN_AGE,
-    r.KV_GAIN_PREFIX + "2",
-    r.KV_GAIN_PREFIX + "8",
+    *(r.PREEMPTIONS, r.PROMPT_TOKENS, r.PROMPT_TOKENS_COMPUTED, r.GENERATION_TOKENS, r.PREFIX_QUERIES, r.PREFIX_HITS),
+    *(r.ESTIMATED_FLOPS, r.ESTIMATED_READ_BYTES, r.ESTIMATED_WRITE_BYTES, r.KV_AGAIN, r.KV_AGAIN_AGE),
+    *(r.FINISHED_PREFIX + "stop", r.FINISHED_PREFIX + "abort", r.REJECTED_PREFIX + "queue"),
+    *(r.KV_GAIN_PREFIX + "2", r.KV_GAIN_PREFIX + "8"),
 )
 HISTOGRAMS = (
-    r.TTFT,
-    r.INTER_TOKEN,
-    r.E2E,
-    r.QUEUE,
-    r.INFERENCE,
-    r.ITERATION_TOKENS,
-    r.REQUEST_PROMPT,
-    r.REQUEST_OUTPUT,
-    r.REQUEST_MAX_TOKENS,
-    r.KV_IDLE,
-    r.KV_REUSE_GAP,
+    *(r.TTFT, r.INTER_TOKEN, r.E2E, r.QUEUE, r.INFERENCE, r.ITERATION_TOKENS, r.KV_IDLE, r.KV_REUSE_GAP),
+    *(r.REQUEST_PROMPT, r.REQUEST_OUTPUT, r.REQUEST_MAX_TOKENS),
 )
 PAGE = (r.PROCESS_CPU_SECONDS, r.PROCESS_START, r.PROCESS_OPEN_FDS, r.HTTP_PREFIX + "2xx", r.HTTP_PREFIX + "5xx")
 LINES = (
@@ -194,7 +150,7 @@ class Node:
         return EngineReading(
             draw.choice(["m", "m", "other", ""]),
             draw.choice("01"),
-            {name: self._level() if name == r.KV_USAGE else self._amount() for name in self._some(GAUGES)},
+            {name: self._level() if name == r.KV_USAGE else self._amount() for name in self._some(sorted(GAUGES))},
             {name: self._number() for name in self._some(COUNTERS)},
             {name: self._histogram() for name in self._some(HISTOGRAMS)},
             draw.choice(CONFIGS),

@@ -31,25 +31,7 @@ LIMIT = ("--max-num-seqs", "256")
 CAPACITY = 100_000
 LONGEST = 32_768  # max_model_len
 SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, inf)
-TOKENS = (
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    20.0,
-    50.0,
-    100.0,
-    200.0,
-    500.0,
-    1000.0,
-    2000.0,
-    5000.0,
-    10_000.0,
-    20_000.0,
-    50_000.0,
-    200_000.0,
-    inf,
-)
+TOKENS = (*(digit * 10.0**power for power in range(5) for digit in (1, 2, 5)), 200_000.0, inf)
 GIB = 2**30
 
 Value = float | None | Callable[[int], float | None]
@@ -149,26 +131,14 @@ class _Engine:
         if of("steps"):
             steps = self.histograms.setdefault(r.ITERATION_TOKENS, _Histogram(TOKENS))
             steps.add((of("prompt") + of("generated")) / of("steps"), of("steps") * seconds)
-        gauges = {
-            name: value
-            for name, value in (
-                (r.RUNNING, now.get("running")),
-                (r.WAITING, now.get("waiting")),
-                (r.KV_USAGE, now.get("kv")),
-                (r.SWAPPED, now.get("swapped")),
-                (r.ASLEEP, now.get("asleep")),
-            )
-            if value is not None
-        }
+        words = {"running": r.RUNNING, "waiting": r.WAITING, "kv": r.KV_USAGE, "swapped": r.SWAPPED, "asleep": r.ASLEEP}
+        gauges = {name: value for word, name in words.items() if (value := now.get(word)) is not None}
         if now.get("deferred") is not None and now.get("waiting") is not None:
             gauges |= {r.WAITING_DEFERRED: of("deferred"), r.WAITING_CAPACITY: of("waiting") - of("deferred")}
         capacity = of("capacity", CAPACITY)  # 0 = the page does not tell
-        told = (
-            {"kv_cache_size_tokens": str(capacity), "kv_cache_max_concurrency": str(capacity / LONGEST)}
-            if capacity
-            else {}
-        )
-        config = {"block_size": "16", "gpu_memory_utilization": "0.92"} | told
+        config = {"block_size": "16", "gpu_memory_utilization": "0.92"}
+        if capacity:
+            config |= {"kv_cache_size_tokens": str(capacity), "kv_cache_max_concurrency": str(capacity / LONGEST)}
         return EngineReading(
             "m",
             self.number,
@@ -235,11 +205,8 @@ def play(
             )
             for n, busy in enumerate(gpus)
         )
-        owners = (
-            tuple(GpuOwner(device.uuid, "ns", pod, "vllm", True) for device in devices for pod in ("chat-0", "train-0"))
-            if neighbour
-            else ()
-        )
+        pods = ("chat-0", "train-0") if neighbour else ()
+        owners = tuple(GpuOwner(device.uuid, "ns", pod, "vllm", True) for device in devices for pod in pods)
         containers = (ContainerReading("ns", "chat-0", "vllm", **_at(i, host)),) if host else ()
         known = {key: value for key, value in _at(i, page or {}).items() if value is not None}
         answered = Scrape(
@@ -253,16 +220,8 @@ def play(
             gpus=tuple(device.uuid for device in devices),
             page=known,
         )
-        state = pipeline.observe(
-            Snapshot(
-                t,
-                gpus=devices,
-                owners=owners,
-                containers=containers,
-                pages=(answered,),
-                process_pods={7: ("ns", "chat-0")},
-            )
-        )
+        seen = {"gpus": devices, "owners": owners, "containers": containers, "pages": (answered,)}
+        state = pipeline.observe(Snapshot(t, **seen, process_pods={7: ("ns", "chat-0")}))
         played.states.append(next(engine for engine in state.engines if engine.key.engine == "0"))
     return played
 

@@ -43,59 +43,26 @@ def test_preemptions_of_a_while_ago_without_a_queue_are_not_pressure():
 )
 def test_a_queue_that_is_all_deferred_is_neither_the_limit_nor_the_gpu(args, gpus, prompt):
     """All LoRA slots are taken: six run, ten wait, and the rest of the machine has nothing to do with it."""
-    said = play(
-        60,
-        args=args,
-        gpus=gpus,
-        running=6.0,
-        waiting=10.0,
-        deferred=10.0,
-        kv=0.3,
-        generated=300.0,
-        prompt=prompt,
-        finished=2.0,
-        queue=3.0,
-    )
+    load = {"running": 6.0, "waiting": 10.0, "kv": 0.3, "generated": 300.0, "finished": 2.0, "queue": 3.0}
+    said = play(60, args=args, gpus=gpus, deferred=10.0, prompt=prompt, **load)
     assert said.verdict == "unknown"
     assert "deferred" in said.last.missing[0]
     assert not said.confidently(5)
-    mixed = play(
-        60,
-        args=args,
-        gpus=(0.95,),
-        running=6.0,
-        waiting=10.0,
-        deferred=4.0,
-        kv=0.3,
-        generated=300.0,
-        prompt=prompt,
-        finished=2.0,
-        queue=3.0,
-    )
+    mixed = play(60, args=args, gpus=(0.95,), deferred=4.0, prompt=prompt, **load)
     assert mixed.verdict != "unknown", "six others wait for something else"
 
 
 @pytest.mark.parametrize("told", [{"computed": 450.0}, {"hits": 0.95}], ids=["counted", "by the hit ratio"])
 def test_cached_prompts_take_no_prefill(told):
     """Chat with 95 % of its prompts in the prefix cache: 9 000 prompt tokens a second, of which 450 are computed."""
-    cached = {
-        "running": cycle(16, 17, 18, 19),
-        "waiting": 10.0,
-        "kv": 0.4,
-        "generated": 600.0,
-        "prompt": 9000.0,
-        "finished": 3.0,
-        "length": 3000.0,
-        "queue": 3.0,
-        "deferred": None,
-    }
+    cached = {"running": cycle(16, 17, 18, 19), "waiting": 10.0, "kv": 0.4, "generated": 600.0, "deferred": None}
+    cached |= {"prompt": 9000.0, "finished": 3.0, "length": 3000.0, "queue": 3.0}
     said = play(60, gpus=(0.7,), **cached, **told)
     assert said.last.evidence["prefill_dominates"].value is False
     assert "450 prompt tokens/s computed" in said.last.evidence["prefill_dominates"].text
     assert "compute_bound" not in said.said(5)
-    assert play(60, gpus=(0.7,), **cached).last.evidence["prefill_dominates"].value is True, (
-        "nothing is told of the cache"
-    )
+    untold = play(60, gpus=(0.7,), **cached).last  # of the cache
+    assert untold.evidence["prefill_dominates"].value is True
 
 
 WAITS_FOR_ROOM = {"running": 7.0, "waiting": 6.0, "generated": 250.0, "finished": 0.1, "length": 9000.0, "queue": 30.0}
@@ -119,14 +86,11 @@ def test_a_queue_behind_a_prompt_that_may_not_fit_is_nothing_to_be_sure_of(args,
 def test_prompts_that_do_not_fit_are_pressure_at_any_level_when_requests_wait_for_capacity(
     kv, length, verdict, confident
 ):
-    said = play(60, gpus=(0.7,), kv=kv, prompt=500.0, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5})
+    load = WAITS_FOR_ROOM | {"kv": kv, "length": length, "prompt": 500.0, "finished": 0.5}
+    said = play(60, gpus=(0.7,), **load)
     assert (said.verdict, said.confidence >= CONFIDENT) == (verdict, confident)
-    untold = play(
-        60, gpus=(0.7,), kv=kv, prompt=500.0, deferred=None, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5}
-    )
-    assert untold.verdict == "unknown", (
-        "an older server does not say what they wait for, and below 75 % it is seldom room"
-    )
+    untold = play(60, gpus=(0.7,), deferred=None, **load)  # an older server
+    assert untold.verdict == "unknown", "it does not say what they wait for, and below 75 % it is seldom room"
 
 
 def test_one_long_prompt_in_ten_may_be_the_one_that_blocks():
@@ -183,18 +147,7 @@ def test_many_prompt_tokens_are_compute_bound_only_if_the_gpu_says_so_too(gpus, 
     ],
 )
 def test_utilization_alone_makes_nobody_sure_that_the_gpu_is_what_binds(gpu, confident):
-    said = play(
-        60,
-        gpus=(0.95,),
-        gpu=gpu,
-        running=cycle(50, 55, 60),
-        waiting=20.0,
-        kv=0.3,
-        generated=2000.0,
-        prompt=2000.0,
-        finished=8.0,
-        queue=5.0,
-    )
+    said = play(60, gpus=(0.95,), gpu=gpu, **RAG | {"generated": 2000.0, "prompt": 2000.0, "finished": 8.0})
     assert ("compute_bound" in said.confidently(5)) is confident
     assert said.confidently(5) <= {"compute_bound"}
 
@@ -313,19 +266,11 @@ def test_a_hang_is_a_stall_within_half_a_minute(sign):
 
 
 def test_kernels_are_compiled_for_the_first_request():
-    said = play(
-        120,
-        running=after(20, 0.0, 1.0),
-        waiting=0.0,
-        kv=0.002,
-        generated=after(70, 0.0, 40.0),
-        gpus=(after(70, 0.0, 0.6),),
-    )
+    one = {"running": after(20, 0.0, 1.0), "waiting": 0.0, "kv": 0.002}
+    said = play(120, generated=after(70, 0.0, 40.0), gpus=(after(70, 0.0, 0.6),), **one)
     assert "stalled" not in said.said()
     assert said.verdict == "healthy"
-    assert "stalled" in play(160, running=after(20, 0.0, 1.0), waiting=0.0, kv=0.002, gpus=(0.0,)).said(), (
-        "not for ever"
-    )
+    assert "stalled" in play(160, gpus=(0.0,), **one).said(), "not for ever"
 
 
 def test_an_engine_that_sleeps_is_not_stalled():
@@ -337,15 +282,9 @@ def test_an_engine_that_sleeps_is_not_stalled():
 
 
 def test_a_grammar_that_compiles_is_the_host():
-    values = {
-        "running": after(40, 4.0, 0.0),
-        "waiting": after(40, 0.0, 5.0),
-        "deferred": after(40, 0.0, 5.0),
-        "kv": after(40, 0.1, 0.0),
-        "generated": after(40, 200.0, 0.0),
-        "prompt": after(40, 200.0, 0.0),
-        "gpus": (after(40, 0.7, 0.0),),
-    }
+    values = dict.fromkeys(("waiting", "deferred"), after(40, 0.0, 5.0)) | {"running": after(40, 4.0, 0.0)}
+    values |= dict.fromkeys(("generated", "prompt"), after(40, 200.0, 0.0))
+    values |= {"kv": after(40, 0.1, 0.0), "gpus": (after(40, 0.7, 0.0),)}
     used = container() | {"cpu_usage_seconds": lambda i: min(i, 40) * 1.0 + max(0, i - 40) * 3.95}
     said = play(140, host=used, **values)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("host_bound", True)
@@ -418,9 +357,8 @@ def test_a_batch_that_stands_still_makes_nobody_sure_of_the_gpu_where_the_limit_
     said = play(120, args=args, running=16.0, **load)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("compute_bound", False)
     assert not said.confidently(30)
-    assert play(120, args=args, running=cycle(16.0, 12.0, 14.0), **load).confidently(30) == {"compute_bound"}, (
-        "nothing holds it"
-    )
+    moves = play(120, args=args, running=cycle(16.0, 12.0, 14.0), **load)
+    assert moves.confidently(30) == {"compute_bound"}, "nothing holds it"
 
 
 @pytest.mark.parametrize("every", [10, 70])
@@ -512,16 +450,8 @@ def test_gauges_left_over_beside_a_busy_neighbour_page_nobody():
 
 @pytest.mark.parametrize("gpu", [{}, COMPUTES], ids=["utilization", "profiling"])
 def test_a_gpu_that_a_neighbour_saturates_says_nothing_of_this_engine(gpu):
-    load = {
-        "running": cycle(4, 5, 6),
-        "waiting": 15.0,
-        "kv": 0.1,
-        "generated": 40.0,
-        "prompt": 400.0,
-        "finished": 0.3,
-        "queue": 6.0,
-        "length": 1000.0,
-    }
+    load = {"running": cycle(4, 5, 6), "waiting": 15.0, "kv": 0.1, "generated": 40.0, "prompt": 400.0}
+    load |= {"finished": 0.3, "queue": 6.0, "length": 1000.0}
     said = play(90, gpus=(0.98,), gpu=gpu, neighbour=True, **load)
     assert not said.confidently(5)
     assert said.last.evidence["gpu_saturated"].value is None
@@ -585,13 +515,10 @@ def test_who_may_wait_for_something_else_makes_nobody_sure_of_the_gpu(args, load
     assert not said.confidently(5)
     assert said.last.evidence["queue_for_capacity"].value is None
     assert "LoRA slot" in said.last.missing[0]
-    assert (
-        play(60, args=args, gpu=gpu, host=container(throttled=0.4), **load | {"gpus": (0.4,)}).confidently(5) == set()
-    ), "nor the host"
-    told = {"deferred": 0.0, "computed": 8000.0}
-    assert play(60, args=args, gpu=COMPUTES, **load | told).confidently(5) == {"compute_bound"}, (
-        "told, and for none of it"
-    )
+    short_cpu = play(60, args=args, gpu=gpu, host=container(throttled=0.4), gpus=(0.4,), **load)
+    assert not short_cpu.confidently(5), "nor the host"
+    told = play(60, args=args, gpu=COMPUTES, **load | {"deferred": 0.0, "computed": 8000.0})  # that none waits for it
+    assert told.confidently(5) == {"compute_bound"}
 
 
 @pytest.mark.parametrize(
@@ -631,39 +558,21 @@ def test_a_cache_beside_one_server_takes_no_confidence_away():
 @pytest.mark.parametrize("role", ["kv_producer", "kv_both"])
 def test_blocks_that_wait_to_be_pulled_are_nothing_to_cut_the_batch_for(role):
     """An instance that prefills: what it has computed stays in its cache until the one that decodes has it."""
-    holds = OLD | {
-        "kv": 0.99,
-        "waiting": 40.0,
-        "generated": 3.0,
-        "prompt": 8000.0,
-        "length": 2500.0,
-        "output": 1.0,
-        "gpus": (0.3,),
-    }
+    holds = OLD | {"kv": 0.99, "waiting": 40.0, "generated": 3.0, "prompt": 8000.0, "length": 2500.0, "output": 1.0}
+    holds |= {"gpus": (0.3,)}
     said = play(120, args=connected(role), running=cycle(0, 1, 0), **holds)
     assert not said.confidently(5)
     assert "pulled" in said.last.missing[0]
     assert not any(state.limits["max_num_seqs"].recommended for state in said.states)
-    assert (
-        play(60, args=connected("kv_producer"), running=cycle(20, 22), **holds)
-        .states[-1]
-        .limits["max_num_seqs"]
-        .recommended
-        is None
-    )
-    assert play(60, running=cycle(20, 22), **holds).states[-1].limits["max_num_seqs"].recommended is not None
+    for args, known in ((connected("kv_producer"), False), (LIMIT, True)):
+        last = play(60, args=args, running=cycle(20, 22), **holds).states[-1]
+        assert (last.limits["max_num_seqs"].recommended is not None) is known
 
 
 def test_requests_whose_blocks_are_on_their_way_page_nobody_for_a_stall():
-    gone = {
-        "running": after(40, 4.0, 0.0),
-        "waiting": after(40, 0.0, 12.0),
-        "deferred": None,
-        "kv": after(40, 0.1, 0.3),
-        "generated": after(40, 200.0, 0.0),
-        "prompt": after(40, 200.0, 0.0),
-        "gpus": (after(40, 0.7, 0.0),),
-    }
+    flow = dict.fromkeys(("generated", "prompt"), after(40, 200.0, 0.0))
+    gone = {"running": after(40, 4.0, 0.0), "waiting": after(40, 0.0, 12.0), "kv": after(40, 0.1, 0.3), **flow}
+    gone |= {"deferred": None, "gpus": (after(40, 0.7, 0.0),)}
     assert "stalled" not in play(100, args=connected("kv_consumer"), **gone).confidently()
     assert "stalled" in play(100, args=LORA, **gone).confidently(), "nothing runs, so every slot is free"
 
@@ -751,15 +660,8 @@ def test_a_watermark_lowers_the_level_of_a_full_cache():
 
 def test_a_small_model_at_its_usual_speed_is_not_surely_host_bound():
     """It keeps a tenth of the GPU busy and nobody waits: once its own normal is known, nothing is wrong."""
-    small = {
-        "gpus": (0.10,),
-        "running": 4.0,
-        "waiting": 0.0,
-        "kv": 0.02,
-        "generated": 900.0,
-        "prompt": 500.0,
-        "finished": 3.0,
-    }
+    small = {"running": 4.0, "waiting": 0.0, "kv": 0.02, "generated": 900.0, "prompt": 500.0, "finished": 3.0}
+    small |= {"gpus": (0.10,)}
     assert not play(120, step=5.0, token=0.004, **small).confidently(90)
     slower = play(150, step=5.0, token=after(110, 0.004, 0.04), **small | {"generated": after(110, 900.0, 200.0)})
     assert slower.confidently(140) == {"host_bound"}
@@ -773,17 +675,11 @@ def test_gauges_left_over_on_one_rank_of_several_page_nobody():
 
 
 def test_a_full_cache_that_makes_nobody_wait_is_nothing_to_be_sure_of():
-    said = play(60, running=cycle(58, 60, 62), waiting=1.0, queue=0.02, **FULL | {"finished": 8.0})
+    brief = FULL | {"running": cycle(58, 60, 62), "waiting": 1.0, "queue": 0.02, "finished": 8.0}
+    said = play(60, **brief)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("kv_pressure", False)
-    assert (
-        play(60, running=cycle(58, 60, 62), waiting=1.0, queue=3.0, **FULL | {"finished": 8.0}).confidence >= CONFIDENT
-    )
-    assert (
-        play(
-            60, running=cycle(58, 60, 62), waiting=1.0, queue=0.02, preemptions=1.0, **FULL | {"finished": 8.0}
-        ).confidence
-        >= CONFIDENT
-    )
+    assert play(60, **brief | {"queue": 3.0}).confidence >= CONFIDENT
+    assert play(60, **brief, preemptions=1.0).confidence >= CONFIDENT
 
 
 @pytest.mark.parametrize("args", [LIMIT, ()])

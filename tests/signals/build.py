@@ -22,17 +22,10 @@ def window(rows: Iterable[tuple[float, Mapping[str, float]]], **histograms: Iter
 
 
 GAUGES = frozenset(
-    {
-        r.RUNNING,
-        r.WAITING,
-        r.SWAPPED,
-        r.WAITING_CAPACITY,
-        r.WAITING_DEFERRED,
-        r.KV_USAGE,
-        r.GENERATION_RATE,
-        r.PROMPT_RATE,
-        r.ASLEEP,
-    }
+    (
+        *(r.RUNNING, r.WAITING, r.SWAPPED, r.WAITING_CAPACITY, r.WAITING_DEFERRED),
+        *(r.KV_USAGE, r.GENERATION_RATE, r.PROMPT_RATE, r.ASLEEP),
+    )
 )
 FINISHED = r.FINISHED_PREFIX + "stop"
 

@@ -102,16 +102,8 @@ def test_two_limits_at_once_are_both_said_and_neither_with_confidence(source):
     assert (found.verdict, found.row) == ("concurrency_limited", "Concurrency limited: limit and cache reached at once")
     assert found.confidence < T["confident"]
     assert "do not raise it" in found.missing[0]
-    pushed = judge(
-        **PRESSURE
-        | {
-            "running_at_limit": True,
-            "max_num_seqs_source": source,
-            "preemptions_counted": 9.0,
-            "preemptions_recent": 9.0,
-        }
-    )
-    assert pushed.verdict == "kv_pressure"
+    pushed = {"max_num_seqs_source": source, "preemptions_counted": 9.0, "preemptions_recent": 9.0}
+    assert judge(**PRESSURE | {"running_at_limit": True} | pushed).verdict == "kv_pressure"
 
 
 def test_preemptions_alone_are_enough_when_nothing_else_is_recorded_but_not_with_confidence():
@@ -125,15 +117,8 @@ def test_preemptions_alone_are_enough_when_nothing_else_is_recorded_but_not_with
     ("stuck", "verdict"), [(7.9, "healthy"), (8.0, "unknown"), (19.9, "unknown"), (20.0, "stalled")]
 )
 def test_no_progress_is_suspicious_first_and_a_stall_later(stuck, verdict):
-    values = {
-        **FLOWING,
-        "running": 4.0,
-        "waiting": 0.0,
-        "in_flight": 4.0,
-        "seconds_without_progress": stuck,
-        "seconds_still": stuck,
-    }
-    found = judge(**values)
+    load = {"running": 4.0, "waiting": 0.0, "in_flight": 4.0}
+    found = judge(**FLOWING | load | dict.fromkeys(("seconds_without_progress", "seconds_still"), stuck))
     assert found.verdict == verdict
     if verdict in ("unknown", "stalled"):
         assert found.inputs == ("GPU activity", "CPU use"), "what can be given"
@@ -174,28 +159,26 @@ def test_a_finished_request_counts_as_a_token_because_embeddings_generate_none(f
     assert Values(View(load, Recent([0.0]), T, 10))["tokens_trickle"] is trickles
 
 
-OPTIONAL = st.one_of(st.none(), st.floats(0, 1))
+RATIOS = ("kv_used_ratio", "kv_used_ratio_recent_max", "gpu_utilization", "cpu_used_ratio", "cpu_throttled_ratio")
+MOST = {
+    "waiting": 100,
+    "running": 300,
+    "fresh_seconds": 60,
+    "seconds_without_progress": 300,
+    "preemptions_counted": 1000,
+}
+FLAGS = ("work_present", "tokens_flow", "running_at_limit")
+LEVELS = st.sampled_from(["profiling", "power", "utilization_weak", "none"])
 
 
 @given(
     st.fixed_dictionaries(
         {
-            "kv_used_ratio": OPTIONAL,
-            "kv_used_ratio_recent_max": OPTIONAL,
-            "gpu_utilization": OPTIONAL,
-            "cpu_used_ratio": OPTIONAL,
-            "cpu_throttled_ratio": OPTIONAL,
-            "power_ratio": OPTIONAL,
-            "waiting": st.one_of(st.none(), st.floats(0, 100)),
-            "running": st.one_of(st.none(), st.floats(0, 300)),
-            "fresh_seconds": st.one_of(st.none(), st.floats(0, 60)),
-            "seconds_without_progress": st.one_of(st.none(), st.floats(0, 300)),
-            "work_present": st.one_of(st.none(), st.booleans()),
-            "tokens_flow": st.one_of(st.none(), st.booleans()),
-            "running_at_limit": st.one_of(st.none(), st.booleans()),
-            "preemptions_counted": st.one_of(st.none(), st.floats(0, 1000)),
-            "activity_level": st.sampled_from(["profiling", "power", "utilization_weak", "none"]),
+            name: st.none() | st.floats(0, most)
+            for name, most in (dict.fromkeys((*RATIOS, "power_ratio"), 1) | MOST).items()
         }
+        | {name: st.none() | st.booleans() for name in FLAGS}
+        | {"activity_level": LEVELS}
     )
 )
 def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_evidence_of_it(values):
@@ -222,6 +205,7 @@ def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_e
 
 
 NO_SCRAPE = Answer("unknown", Grade.NOTHING)
+KILLED = {"restarts": 1.0, "restarts_recent": None, "last_termination_reason": "OOMKilled", "last_exit_code": 137.0}
 
 
 def evaluate(answer=None, held=None, utilization=None, **values):
@@ -237,13 +221,13 @@ def evaluate(answer=None, held=None, utilization=None, **values):
     [
         ({"memory_used_ratio": 0.9}, "host_memory_near_limit", True),
         ({"memory_used_ratio": 0.899}, "host_memory_near_limit", False),
-        ({"restarts": 1.0, "restarts_recent": 1.0, "last_termination_reason": "OOMKilled"}, "host_oom_killed", True),
-        ({"restarts": 1.0, "restarts_recent": 0.0, "last_termination_reason": "OOMKilled"}, "host_oom_killed", False),
+        (KILLED | {"restarts_recent": 1.0}, "host_oom_killed", True),
+        (KILLED | {"restarts_recent": 0.0}, "host_oom_killed", False),
         (
-            {"restarts": 1.0, "restarts_recent": 1.0, "last_termination_reason": "Error", "last_exit_code": 137.0},
+            KILLED | {"restarts_recent": 1.0, "last_termination_reason": "Error"},
             "host_oom_killed",
             False,
-        ),  # bare 137 is any SIGKILL
+        ),  # any SIGKILL
         ({"events": {"cuda_oom": 1}, "events_known": True}, "gpu_out_of_memory", True),
         ({"events": {}, "events_known": True}, "gpu_out_of_memory", False),
         ({"events": {}, "events_known": False}, "gpu_out_of_memory", None),
@@ -253,36 +237,9 @@ def evaluate(answer=None, held=None, utilization=None, **values):
         ({"restarts": 9.0, "restarts_recent": 3.0, "restarts_all_known": False}, "crash_loop", True),
         ({"restarts": 9.0, "restarts_recent": None, "restarts_all_known": False}, "crash_loop", None),
         ({"restarts": 2.0, "restarts_recent": None, "restarts_all_known": False}, "crash_loop", False),
-        (
-            {
-                "restarts": 1.0,
-                "restarts_recent": None,
-                "restarts_all_known": False,
-                "last_termination_reason": "OOMKilled",
-            },
-            "host_oom_killed",
-            None,
-        ),
-        (
-            {
-                "restarts": 1.0,
-                "restarts_recent": None,
-                "last_termination_reason": "OOMKilled",
-                "terminated_seconds_ago": 1800.0,
-            },
-            "host_oom_killed",
-            True,
-        ),
-        (
-            {
-                "restarts": 1.0,
-                "restarts_recent": None,
-                "last_termination_reason": "OOMKilled",
-                "terminated_seconds_ago": 1801.0,
-            },
-            "host_oom_killed",
-            False,
-        ),
+        (KILLED | {"restarts_all_known": False}, "host_oom_killed", None),
+        (KILLED | {"terminated_seconds_ago": 1800.0}, "host_oom_killed", True),
+        (KILLED | {"terminated_seconds_ago": 1801.0}, "host_oom_killed", False),
         ({"gpu_faults": 1}, "gpu_fault", True),
         ({"gpu_faults": 0}, "gpu_fault", False),
         ({"gpu_faults": 0, "kernel_faults": 1, "restarts_recent": 0.0, **FLOWING}, "gpu_fault", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import combinations
 
 import pytest
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.slow
 TICKS = 40
 
 
+@cache
 def engine(load: str, *levels: str, vendor: str = "nvidia") -> EngineState:
     pipeline = Pipeline()
     for tick in range(TICKS):

@@ -1,22 +1,17 @@
-"""Servers that show less, or something else, than a plain vLLM: what can be said is said, and nothing is made up.
-
-Numbers follow what vLLM books (vllm/v1/metrics): prompts in one lump at the first token, inter-token latency per
-decoding request and step.
-"""
+"""Servers that show less, or something else, than a plain vLLM: what can be said is said, and nothing is made up."""
 
 from __future__ import annotations
 
 import pytest
 
 from kvpressure.model import readings as r
-from kvpressure.model.readings import EngineReading, Histogram, Scrape, Snapshot
+from kvpressure.model.readings import EngineReading, Scrape, Snapshot
 from kvpressure.pipeline.pipeline import Pipeline
 
 FINISHED = r.FINISHED_PREFIX + "stop"
-INF = float("inf")
 
 
-def observe(rows, *, args=("--max-num-seqs", "256"), histograms=None):
+def observe(rows, args):
     """The last engine state after one page a second with the given values."""
     pipeline, state = Pipeline(), None
     gauges = (r.RUNNING, r.WAITING, r.KV_USAGE, r.WAITING_DEFERRED, r.WAITING_CAPACITY)
@@ -27,7 +22,6 @@ def observe(rows, *, args=("--max-num-seqs", "256"), histograms=None):
             "0",
             {n: v for n, v in row.items() if n in gauges},
             {n: v for n, v in row.items() if n not in gauges},
-            histograms[i] if histograms else {},
         )
         page = Scrape("http://x/metrics", t, "n", "p", "vllm", args=args, engines=(reading,))
         state = pipeline.observe(Snapshot(t, pages=(page,)))
@@ -62,29 +56,3 @@ LIMIT_256 = ("--max-num-seqs", "256")
 )
 def test_the_verdict_on_a_server_that_shows_little(verdict, args, shown):
     assert observe(rows(**shown), args=args).diagnosis.verdict == verdict
-
-
-def test_a_decode_only_server_that_waits_for_remote_kv_is_not_under_pressure():
-    """All who wait are deferred: their blocks arrive over the network."""
-    engine = observe(rows(**DECODE, waiting_deferred=9, waiting_capacity=0, kv_usage=0.98))
-    assert engine.diagnosis.verdict != "kv_pressure"
-
-
-def test_speculative_decoding_does_not_inflate_the_batch():
-    """Eight requests, three accepted tokens a step of 50 ms: 480 tokens/s, yet eight requests decode."""
-    bounds = (0.1, INF)
-    histograms = [{r.INTER_TOKEN: Histogram(bounds, (160.0 * i,) * 2, 8.0 * i, 160.0 * i)} for i in range(40)]
-    rows = [{r.RUNNING: 8, r.WAITING: 0, r.KV_USAGE: 0.2, r.GENERATION_TOKENS: 480 * i} for i in range(40)]
-    engine = observe(rows, histograms=histograms)
-    assert engine.signals.batch.batch_mean == pytest.approx(8.0)
-    assert engine.diagnosis.verdict == "healthy"
-
-
-def test_several_api_servers_split_the_counts_but_not_the_mean_batch():
-    """Four processes book each step up to four times: the ratio of counts is wrong, the latency sum is right."""
-    histograms = [
-        {r.INTER_TOKEN: Histogram((), (), 12.0 * i, 240.0 * i), r.ITERATION_TOKENS: Histogram((), (), 0.0, 80.0 * i)}
-        for i in range(40)
-    ]
-    rows = [{r.RUNNING: 12, r.WAITING: 0, r.KV_USAGE: 0.2, r.GENERATION_TOKENS: 240 * i} for i in range(40)]
-    assert observe(rows, histograms=histograms).signals.batch.batch_mean == pytest.approx(12.0)

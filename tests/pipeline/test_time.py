@@ -177,16 +177,8 @@ class TestSeldomPages:
     """With a sample a minute, a window that holds one sample reaches back to the one before."""
 
     def test_a_server_that_serves_is_healthy(self, step: float) -> None:
-        played = play(
-            20,
-            step=step,
-            running=cycle(5.0, 6.0, 7.0),
-            waiting=0.0,
-            kv=0.2,
-            generated=300.0,
-            prompt=300.0,
-            finished=1.0,
-        )
+        load = {"waiting": 0.0, "kv": 0.2, "generated": 300.0, "prompt": 300.0, "finished": 1.0}
+        played = play(20, step=step, running=cycle(5.0, 6.0, 7.0), **load)
         assert (played.verdict, played.confidence) == ("healthy", 0.85)
         assert played.states[-1].signals.throughput.generation_tokens_per_second == pytest.approx(300.0)
 
@@ -195,16 +187,8 @@ class TestSeldomPages:
         assert "idle" not in played.said(2)
 
     def test_a_stall_is_seen(self, step: float) -> None:
-        played = play(
-            30,
-            step=step,
-            running=20.0,
-            waiting=10.0,
-            kv=0.6,
-            generated=after(15, 600.0, 0.0),
-            prompt=after(15, 300.0, 0.0),
-            finished=after(15, 1.0, 0.0),
-        )
+        flow = {"generated": after(15, 600.0, 0.0), "prompt": after(15, 300.0, 0.0), "finished": after(15, 1.0, 0.0)}
+        played = play(30, step=step, running=20.0, waiting=10.0, kv=0.6, **flow)
         assert played.verdict == "stalled"
 
 
@@ -212,28 +196,10 @@ def test_preemptions_of_a_gap_are_not_of_the_last_minute() -> None:
     """Two requests were preempted while pages failed for 70 s; nothing waits."""
     pipeline = Pipeline()
     for i in range(140):
-        answered = Scrape(
-            "http://10.0.0.5:8000/metrics",
-            1000.0 + i,
-            "inference",
-            "chat-0",
-            "vllm",
-            engines=(
-                EngineReading(
-                    "m",
-                    "0",
-                    {r.RUNNING: 20.0, r.WAITING: 0.0, r.KV_USAGE: 0.86},
-                    {
-                        r.GENERATION_TOKENS: 800.0 * i,
-                        r.PROMPT_TOKENS: 800.0 * i,
-                        r.PREEMPTIONS: 2.0 * (i > 100),
-                        r.FINISHED_PREFIX + "stop": 2.0 * i,
-                    },
-                    {},
-                    {},
-                ),
-            ),
-        )
+        gauges = {r.RUNNING: 20.0, r.WAITING: 0.0, r.KV_USAGE: 0.86}
+        counters = dict.fromkeys((r.GENERATION_TOKENS, r.PROMPT_TOKENS), 800.0 * i)
+        counters |= {r.PREEMPTIONS: 2.0 * (i > 100), r.FINISHED_PREFIX + "stop": 2.0 * i}
+        answered = dataclasses.replace(page(1000.0 + i, i), engines=(EngineReading("m", "0", gauges, counters),))
         missed = dataclasses.replace(answered, engines=(), error="timeout")
         state = pipeline.observe(Snapshot(1000.0 + i, pages=(missed if 60 <= i < 130 else answered,)))
         if i >= 130:

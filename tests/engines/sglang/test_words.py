@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lab.accuracy.data import RECORDINGS
 
-from kvpressure.advice.mitigation import plan
+from kvpressure.advice.mitigation import MitigationPlan, plan
 from kvpressure.advice.triage import steps
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.render import render_page
@@ -36,8 +36,8 @@ def foreign(text: str) -> list[str]:
     return [line for line in re.split(r"\n\n|(?<=\.) ", ALLOWED.sub("", text)) if OF_VLLM.search(line)]
 
 
-def said_of(recording: Path) -> Iterator[str]:
-    """Evidence, triage, plan and page of each verdict that an engine of the recording passes."""
+def said_of(recording: Path) -> Iterator[tuple[str, MitigationPlan]]:
+    """Evidence, triage, plan and page of each verdict that an engine of the recording passes, and the plan itself."""
     pipeline, thresholds, passed = Pipeline(), builtin(), set()
     with Reader(recording) as snapshots:
         for snapshot in snapshots:
@@ -47,33 +47,21 @@ def said_of(recording: Path) -> Iterator[str]:
                 if verdict in passed:
                     continue
                 passed.add(verdict)
-                yield from (str(evidence.text) for evidence in engine.diagnosis.evidence.values())
-                for step in steps(engine, state, thresholds):
-                    yield from (step.question, *step.answers)
-                for action in plan(engine, thresholds).actions:
-                    yield from (action.title, action.text)
+                made = plan(engine, thresholds)
+                told = [str(evidence.text) for evidence in engine.diagnosis.evidence.values()]
+                told += [text for step in steps(engine, state, thresholds) for text in (step.question, *step.answers)]
+                told += [text for action in made.actions for text in (action.title, action.text)]
                 html = render_page(replace(state, engines=(engine,)), "node-1", ViewContext(thresholds))
                 shown = re.sub(r"<(script|style|svg|head|code|pre).*?</\1>", "", html, flags=re.S)
-                yield unescape(re.sub(r"\s*<[^>]*>\s*", "\n\n", shown))
+                yield "\n\n".join((*told, unescape(re.sub(r"\s*<[^>]*>\s*", "\n\n", shown)))), made
 
 
-def test_sentences_about_an_sglang_engine_have_no_word_of_vllm() -> None:
-    texts = [text for path in sorted((RECORDINGS / "sglang-incidents").glob("*.gz"))[::2] for text in said_of(path)]
-    assert {line for text in texts for line in foreign(text)} == set()
-    assert "max_running_requests" in "\n".join(texts)
-
-
-def test_what_to_set_and_to_run_is_sglang_s() -> None:
-    texts = set()
-    for path in sorted((RECORDINGS / "sglang-incidents").glob("*.gz"))[::2]:
-        pipeline = Pipeline()
-        with Reader(path) as recording:
-            for snapshot in recording:
-                for engine in pipeline.observe(snapshot).engines:
-                    for action in plan(engine, builtin()).actions:
-                        texts |= {flag.partition(" ")[0] for flag in action.flags}
-                        texts |= {line for line in action.commands if "py-spy" in line}
-    commands = {text for text in texts if not text.startswith("--")}
-    assert texts - commands == {"--max-running-requests"}
+def test_what_is_said_of_an_sglang_engine_and_what_to_set_and_run_is_sglang_s() -> None:
+    said = [one for path in sorted((RECORDINGS / "sglang-incidents").glob("*.gz"))[::2] for one in said_of(path)]
+    assert {line for text, _ in said for line in foreign(text)} == set()
+    assert any("max_running_requests" in text for text, _ in said)
+    actions = [action for _, made in said for action in made.actions]
+    assert {flag.partition(" ")[0] for action in actions for flag in action.flags} == {"--max-running-requests"}
+    commands = {line for action in actions for line in action.commands if "py-spy" in line}
     assert commands
     assert all("^sglang::|" in line and "vllm" not in line for line in commands)

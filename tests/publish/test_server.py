@@ -241,17 +241,6 @@ class TestHostileCrowds:
             for client in clients:
                 client.close()
 
-    def test_all_places_taken_the_longest_silent_makes_room(self, start: Start, published: Published) -> None:
-        port = start()
-        first = connect(port)
-        rest = [connect(port) for _ in range(CONNECTIONS)]
-        assert closed_within(first, 2)
-        until(lambda: published.refused == {"address": CONNECTIONS + 1 - server_module.PEER_CONNECTIONS})
-        rest[-1].sendall(REQUEST)
-        assert receive(rest[-1]).status == 200
-        for client in (first, *rest):
-            client.close()
-
     def test_with_all_places_taken_the_address_with_the_most_loses_one(
         self, start: Start, published: Published, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,5 +1,5 @@
 """The fresh and the untouched incidents are built from their facts. Nothing here scores them; that they are read
-without a problem is checked for every recording in ``test_reader.py``.
+without a problem is checked in ``tests/accuracy``.
 """
 
 from __future__ import annotations

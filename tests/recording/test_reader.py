@@ -37,18 +37,6 @@ def lines(*rows: str) -> bytes:
     return "".join(f"{row}\n" for row in rows).encode()
 
 
-@pytest.mark.parametrize(
-    "path", sorted(RECORDINGS.glob("*/*.jsonl.gz")), ids=lambda path: path.parent.name + "/" + path.name
-)
-def test_every_recording_we_have_is_read_whole(path: Path) -> None:
-    with gzip.open(path) as raw:
-        expected = sum(1 for _ in raw) - 1
-    snapshots, problems = read(path)
-    assert problems == []
-    assert len(snapshots) == expected
-    assert any(page.engines for snapshot in snapshots for page in snapshot.pages)
-
-
 def test_a_failure_in_free_words_becomes_one_of_the_reasons() -> None:
     snapshots, _ = read(RECORDINGS / "incidents" / "PRB1.jsonl.gz")
     assert {page.error for snapshot in snapshots for page in snapshot.pages} == {None, "timeout", "refused"}

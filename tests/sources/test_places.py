@@ -28,7 +28,7 @@ class Item:
 
 
 CLAIMS = st.sampled_from(Precedence)
-ITEMS = st.lists(st.builds(Item, CLAIMS, NAMES, NAMES, st.integers(0, 50)), max_size=80, unique=True)
+ITEMS = st.lists(st.builds(Item, CLAIMS, NAMES, NAMES, st.integers(0, 50)), max_size=30, unique=True)
 
 
 def chosen(items: list[Item], room: int) -> tuple[list[Item], list[Item]]:
@@ -63,7 +63,7 @@ def test_what_the_claim_of_a_pod_is() -> None:
     }
 
 
-@given(ITEMS, st.integers(0, 80))
+@given(ITEMS, st.integers(0, 30))
 def test_nothing_is_lost_and_the_room_is_kept(items: list[Item], room: int) -> None:
     kept, left_out = chosen(items, room)
     assert Counter(kept) + Counter(left_out) == Counter(items)
@@ -71,14 +71,14 @@ def test_nothing_is_lost_and_the_room_is_kept(items: list[Item], room: int) -> N
         assert [item.precedence for item in some] == sorted(item.precedence for item in some)
 
 
-@given(ITEMS, st.integers(0, 80))
+@given(ITEMS, st.integers(0, 30))
 def test_a_better_claim_always_wins(items: list[Item], room: int) -> None:
     kept, left_out = chosen(items, room)
     assert len(kept) == min(room, len(items))
     assert max((item.precedence for item in kept), default=0) <= min((item.precedence for item in left_out), default=99)
 
 
-@given(ITEMS, st.integers(0, 80))
+@given(ITEMS, st.integers(0, 30))
 def test_nobody_of_equal_claim_has_two_more_than_somebody_who_was_left_out(items: list[Item], room: int) -> None:
     kept, left_out = chosen(items, room)
     namespaces = Counter((item.precedence, item.namespace) for item in kept)
@@ -90,7 +90,7 @@ def test_nobody_of_equal_claim_has_two_more_than_somebody_who_was_left_out(items
         assert max(siblings.values(), default=0) <= pods[item.precedence, item.namespace, item.pod] + 1
 
 
-@given(ITEMS, st.integers(0, 80), st.randoms())
+@given(ITEMS, st.integers(0, 30), st.randoms())
 def test_the_order_in_which_pods_come_decides_nothing(items: list[Item], room: int, draw: object) -> None:
     mixed = sorted(items)
     draw.shuffle(mixed)  # type: ignore[attr-defined]  # random.Random
@@ -98,7 +98,7 @@ def test_the_order_in_which_pods_come_decides_nothing(items: list[Item], room: i
     assert chosen(of_pods, room) == chosen(sorted(sorted(items), key=lambda item: item.number), room)
 
 
-@given(ITEMS, st.integers(1, 80), st.integers(0, 20))
+@given(ITEMS, st.integers(1, 30), st.integers(0, 20))
 def test_a_table_that_is_cut_while_it_fills_ends_as_if_it_were_cut_once(
     items: list[Item], room: int, slack: int
 ) -> None:

@@ -185,6 +185,7 @@ def test_the_proc_of_a_container_is_refused(settings: Build, tmp_path: Path) -> 
     assert source(settings, tmp_path / "host", 10).read().process_pods == {10: ("ns", "a")}
 
 
+@pytest.mark.live
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a mount namespace")
 def test_a_real_proc_in_a_real_pid_namespace_is_refused_and_the_hosts_is_not() -> None:
     """The check on real kernels' files: unshare gives a pid namespace with a /proc of its own."""

@@ -101,21 +101,6 @@ def test_one_forbidden_namespace_costs_only_itself(api: FakeApi, settings: Build
     assert reading.errors["api_forbidden"] >= 1
 
 
-def test_an_api_server_that_goes_away_makes_readings_absent_and_keeps_targets(api: FakeApi, settings: Build) -> None:
-    api.apply(pod("a"))
-    chosen = settings(kube_api_url=api.url)
-    source = PodsSource(chosen, backoff_seconds=FAST)
-    source.read()
-    api.status["/api/v1/pods"] = 503
-    api.cut()
-    until(lambda: reason_or_none(source) == "api_error")
-    assert [t.pod for t in chosen.shared.targets] == ["a"]
-    api.status.clear()
-    api.apply(pod("b", ip="10.0.0.6"))
-    until(lambda: reason_or_none(source) is None and len(source.read().containers or ()) == 2)
-    source.close()
-
-
 def reason_or_none(source: PodsSource | NodeSource) -> str | None:
     try:
         source.read()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpressure.kvevents.contents import CLEARED, REMOVED, STORED, Contents, Event
@@ -118,6 +118,7 @@ STORED_KEYS = b"\x91\x82\xa4type\xabBlockStored\xaaextra_keys\x91"
 REMOVED_HASHES = b"\x91\x82\xa4type\xacBlockRemoved\xacblock_hashes"
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     "a batch of KV events that consists of empty arrays, of nested ones or of hashes only",
     "what it holds is counted before memory is taken",
@@ -143,6 +144,7 @@ def test_no_batch_takes_much_memory(payload):
     assert used < 8 * 2**20
 
 
+@settings(max_examples=30)
 @given(
     st.binary(max_size=200)
     | st.builds(batch, st.recursive(st.none() | st.text() | st.integers(-(2**63), 2**63), st.lists))

@@ -270,25 +270,23 @@ def test_changed_settings_start_new_pods() -> None:
     )
 
 
-def test_probes_ask_what_the_exporter_answers() -> None:
-    container = container_of(pods()[0])
-    assert container["livenessProbe"]["httpGet"] == {"path": "/-/healthy", "port": "metrics"}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/-/ready", "port": "metrics"}
-
-
-@pytest.mark.parametrize("values", [{"webConfigSecret": "web"}, {"listenAddress": "127.0.0.1"}])
-def test_where_the_kubelet_cannot_ask_the_metrics_port_it_asks_another(values: Json, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "asked"),
+    [({"webConfigSecret": "web"}, "health"), ({"listenAddress": "127.0.0.1"}, "health"), ({}, "metrics")],
+)
+def test_where_the_kubelet_cannot_ask_the_metrics_port_it_asks_another(
+    values: Json, asked: str, tmp_path: Path
+) -> None:
     """It has neither password nor certificate; a check of the open port would never restart a stuck loop."""
     documents = render(values)
     container = container_of(only(documents, "DaemonSet")["spec"]["template"]["spec"])
     for probe, path in (("livenessProbe", "/-/healthy"), ("readinessProbe", "/-/ready")):
-        assert container[probe]["httpGet"] == {"path": path, "port": "health"}
+        assert container[probe]["httpGet"] == {"path": path, "port": asked}
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     chosen = load(documents, "nvidia", tmp_path)
-    assert [address.port for address in chosen.health_addresses] == [ports["health"]]
+    assert [address.port for address in chosen.health_addresses] == [ports[asked]] * (asked == "health")
     assert [address.port for address in chosen.listen_addresses] == [ports["metrics"]]
     assert [address.host for address in chosen.listen_addresses] == [values.get("listenAddress", "")]
-    assert load(render(), "nvidia", tmp_path).health_addresses == ()
 
 
 def test_the_web_configuration_is_mounted_where_the_setting_says() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.deploy.chart import ROOT
@@ -48,6 +49,7 @@ def _health_command() -> list[str]:
     return [sys.executable, *command[1:]]
 
 
+@pytest.mark.live
 def test_the_health_check_asks_the_exporter() -> None:
     def healthy(address: str) -> bool:
         environment = {"HEALTHCHECK_URL": f"{address}/-/healthy"}

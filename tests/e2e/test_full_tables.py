@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,15 +33,6 @@ def stranger(name: str, *words: str, **fields: Any) -> dict[str, Any]:
     return objects.pod(name, "aaa", ip="127.0.0.9", containers=[container], **fields)
 
 
-def engine(node: Node, **labels: str) -> dict[str, Any]:
-    """The one engine with these labels, as in the JSON."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{node.exporter_port}/api/v1/diagnosis", timeout=60) as answer:
-        found = [one for one in json.load(answer)["engines"] if labels.items() <= one.items()]
-    assert len(found) == 1, found
-    result: dict[str, Any] = found[0]
-    return result
-
-
 @pytest.mark.attack(
     "a pod without a GPU whose command names 64 data-parallel ranks, each on a port",
     "engines with a GPU keep their places; a rank that has none is down with the reason `target_limit`",
@@ -63,23 +52,6 @@ def test_ranks_of_a_pod_without_a_gpu_take_no_place_of_an_engine_with_one(node: 
     assert len(node.samples("target_errors_total", reason="target_limit")) == 1
     until(lambda: node.labels("container_discovery_info", "reason", pod="evil") == {"target_limit"})
     assert node.labels("container_discovery_info", "result", pod="vllm-0") == {"engine"}
-
-
-def test_an_engine_beyond_the_limit_is_down_and_says_why(tmp_path: Path, nvml_library: Path) -> None:
-    with Node(tmp_path, nvml_library, "--engine.max-targets", "1") as node:
-        node.add("vllm-0", [uuid(0)])
-        node.add("vllm-1", [uuid(1)])
-        node.start()
-        until(lambda: node.value("engine_up", pod="vllm-0") == 1, 30)
-        until(lambda: node.value("engine_up", pod="vllm-1") == 0)
-        until(lambda: node.labels("container_discovery_info", "reason", pod="vllm-1") == {"target_limit"})
-        assert node.labels("container_discovery_info", "result", pod="vllm-1") == {"no_target"}
-        left_out = engine(node, pod="vllm-1")
-        assert (left_out["error"], left_out["verdict"], left_out["signals"]) == ("target_limit", "unknown", {})
-        assert "--engine.max-targets" in left_out["mitigation"]["actions"][0]["title"]
-        node.remove("vllm-0")
-        until(lambda: node.value("engine_up", pod="vllm-1") == 1, 30)
-        until(lambda: node.labels("container_discovery_info", "reason", pod="vllm-1") == {"command"})
 
 
 @pytest.mark.attack(

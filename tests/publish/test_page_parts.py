@@ -157,6 +157,7 @@ class TestTriage:
 
     def test_the_first_action_for_another_program_is_another_target(self) -> None:
         titles = dict.fromkeys(("refused", "timeout"), "Check that the server is running")
+        titles |= {"target_limit": "Raise --engine.max-targets"}
         titles |= {"tgi": "Point the target at vLLM, SGLang or NIM servers"}
         titles |= {"dcgm_exporter": "Point the target at the model servers"}
         titles |= {"production_stack_router": "Point the target at the engine pods that its label server names"}

@@ -87,25 +87,6 @@ def test_gpus_pods_and_engines_are_joined(steady: Node) -> None:
     assert node.value("limit_explicit", pod="vllm-0", limit="max_num_seqs") == 1
 
 
-def test_cpu_and_log_events_of_a_container(node: Node) -> None:
-    pod = node.pod("vllm-1")
-    began = time.monotonic()
-    node.logs["vllm-1"].write(OOM, 'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK', OOM)
-    until(lambda: node.value("log_events_total", pod="vllm-1", event="cuda_oom") == 2)
-    assert node.samples("log_events_total", pod="vllm-0") == {}
-    until(lambda: node.samples("container_memory_used_ratio", pod="vllm-1"))
-
-    def working() -> bool:
-        """4 of 8 cores, a quarter of the periods throttled; the window needs a moment to show it."""
-        elapsed = time.monotonic() - began
-        node.use_cpu(pod, usage=int(elapsed * 4e6), periods=int(elapsed * 1000), throttled=int(elapsed * 250))
-        throttled = node.value("container_cpu_throttled_ratio", pod="vllm-1")
-        used = node.value("container_cpu_used_ratio", pod="vllm-1")
-        return throttled is not None and 0.2 < throttled < 0.3 and used is not None and 0.4 < used < 0.6
-
-    until(working, 30)
-
-
 def test_pods_come_and_go(node: Node) -> None:
     """Afterwards the page tells of the pods that are left and of no other, and memory has not grown with the dead."""
     draw = random.Random(3)
@@ -305,16 +286,6 @@ def test_each_failure_breaks_only_its_own_series_and_says_why(steady: Node, name
         heals(steady)
     until(lambda: all(steady.value("source_up", source=other) == 1 for other in SOURCES), 40)
     until(lambda: all(steady.samples(family) for family in FAMILIES), 20)
-
-
-def test_without_the_kubelet_owners_come_from_processes(steady: Node) -> None:
-    steady.kubelet.stop()
-    try:
-        until(lambda: steady.value("source_up", source="podresources") == 0)
-        until(lambda: steady.labels("gpu_pod_info", "pod", uuid=uuid(1)) == {"vllm-1", "vllm-2"})
-        assert steady.labels("gpu_pod_info", "shared", uuid=uuid(1)) == {"true"}
-    finally:
-        steady.kubelet.start()
 
 
 def test_an_exporter_that_starts_before_anything_else_recovers(tmp_path: Path, nvml_library: Path) -> None:

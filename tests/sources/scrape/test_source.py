@@ -359,16 +359,6 @@ def test_of_two_targets_with_one_name_the_first_counts_and_discovery_knows_more_
     ]
 
 
-def test_a_mistake_of_ours_is_a_page_with_a_reason_and_not_the_end(source_for, monkeypatch, caplog):
-    with answering(PAGE) as server:
-        source = source_for(server)
-        with monkeypatch.context() as patch:
-            patch.setattr(Fetcher, "fetch", lambda _self, _lease: 1 / 0)
-            assert [page.error for page in source.read().pages] == ["internal"]
-        assert "ZeroDivisionError" in caplog.text
-        assert source.read().pages[0].error is None
-
-
 def test_threads_and_memory_do_not_grow_with_churn(source_for):
     before = threading.active_count()
     with answering(PAGE) as server:

@@ -61,13 +61,8 @@ def test_worked_table(name: str, per_token: int, per_gib: int, gib: tuple[float,
 
 def test_tensor_parallel_divides_until_each_rank_has_one_head() -> None:
     shape = named("llama-2-70b")
-    assert [kv_bytes_per_token(shape, Parallel(tp)) for tp in (1, 2, 4, 8, 16)] == [
-        327_680,
-        163_840,
-        81_920,
-        40_960,
-        40_960,
-    ]
+    sizes = [kv_bytes_per_token(shape, Parallel(tp)) for tp in (1, 2, 4, 8, 16)]
+    assert sizes == [327_680, 163_840, 81_920, 40_960, 40_960]
     assert kv_bytes_per_token(named("llama-2-13b"), Parallel(20)) == 2 * 2 * 128 * 2 * 40  # two heads a rank
 
 
@@ -132,22 +127,12 @@ def test_sparse_attention_adds_its_indexer() -> None:
     assert kv_bytes_per_token(named("deepseek-v3"), Parallel(8), "nvfp4_ds_mla") == 61 * 352
 
 
-HEAD_128 = [
-    ("auto", 512),
-    ("bfloat16", 512),
-    ("float16", 512),
-    ("float32", 1024),
-    ("fp8", 256),
-    ("fp8_e4m3", 256),
-    ("fp8_e5m2", 256),
-    ("int8_per_token_head", 256 + 8),
-    ("fp8_per_token_head", 256 + 8),
-    ("int4_per_token_head", 128 + 8),
-    ("nvfp4", 2 * (64 + 8)),
-]
+HEAD_128 = dict.fromkeys(("auto", "bfloat16", "float16"), 512) | {"float32": 1024}
+HEAD_128 |= dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), 256) | {"nvfp4": 2 * (64 + 8)}
+HEAD_128 |= dict.fromkeys(("int8_per_token_head", "fp8_per_token_head"), 256 + 8) | {"int4_per_token_head": 128 + 8}
 
 
-@pytest.mark.parametrize(("dtype", "size"), HEAD_128)
+@pytest.mark.parametrize(("dtype", "size"), HEAD_128.items())
 def test_bytes_of_one_head_of_128(dtype: str, size: int) -> None:
     assert layer_bytes(Layer("full", 8, 128, 128), 8, dtype) == size
     assert layer_bytes(Layer("full", 8, 128, 128), 1, dtype) == 8 * size

@@ -17,6 +17,8 @@ from kvpressure.settings.settings import options
 from kvpressure.toolbox.live_pages import CLOCK
 from tests.helpers.command import Capsys
 
+pytestmark = pytest.mark.slow
+
 SECRET = "hunter2SECRETx7"
 VALUES = (
     f"http://u:{SECRET}@127.0.0.1:1/;bogus",

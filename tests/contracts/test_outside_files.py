@@ -6,6 +6,8 @@ import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[2] / "exporter" / "kvpressure"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "files.py" or path.parent != PACKAGE)
 
@@ -108,6 +110,7 @@ def every(find: Callable[[str, ast.AST], Iterator[tuple[str, str]]], folder: str
     return {found for name, tree in read.items() for found in find(name, tree)}
 
 
+@pytest.mark.slow
 def test_files_are_opened_in_one_module() -> None:
     assert every(opened) == set(OPENED_ELSEWHERE)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
+import pytest
 import yaml
 
 import kvpressure
@@ -143,6 +144,7 @@ def measured() -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_every_figure_is_within_its_budget() -> None:
     today = measured()
     print(*(f"{name}: {value} of {BUDGET[name]}" for name, value in today.items()), sep="\n")  # pytest -s shows it

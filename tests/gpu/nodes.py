@@ -79,6 +79,7 @@ def h100(**changes: object) -> Gpu:
 
 def mig_h100() -> Gpu:
     """An H100 cut into one half and two small instances, one slot empty; nobody asks it for utilization."""
+    small, busy = {"memory_free": 6 * GIB}, {"sm": 30, "tensor": 5, "dram": 20}
     return h100(
         mig=1,
         utilization=None,
@@ -97,22 +98,9 @@ def mig_h100() -> Gpu:
                 tensor=12,
                 dram=70,
             ),
-            Mig(
-                "MIG-22222222-0000-4000-8000-000000000002",
-                gi=7,
-                memory_free=6 * GIB,
-                processes=((12, 3 * GIB),),
-                sm=30,
-                tensor=5,
-                dram=20,
-            ),
+            Mig("MIG-22222222-0000-4000-8000-000000000002", gi=7, **small, processes=((12, 3 * GIB),), **busy),
             None,
-            Mig(
-                "MIG-33333333-0000-4000-8000-000000000003",
-                gi=9,
-                memory_free=6 * GIB,
-                processes=(),
-            ),
+            Mig("MIG-33333333-0000-4000-8000-000000000003", gi=9, **small, processes=()),
         ],
     )
 

@@ -131,6 +131,7 @@ def test_the_number_of_holders_is_fixed(tenants, count):
         assert max(shares.values()) == shares.get(OTHER) or len(shares) <= len(set(tenants)) + 1
 
 
+@pytest.mark.slow
 def test_holders_that_come_and_go_take_no_more_memory_and_stay_counted():
     blocks, sizes = ReuseEstimator(capacity=2000), []
     holders = Holders(blocks)
@@ -147,6 +148,7 @@ def test_holders_that_come_and_go_take_no_more_memory_and_stay_counted():
     assert (adapters["legal"], adapters[OTHER]) == pytest.approx((0.5, 0.5), abs=0.02)
 
 
+@pytest.mark.slow
 def test_ten_thousand_tenants_fit_and_the_large_ones_are_right():
     tracemalloc.start()
     first, contents = 1, full()

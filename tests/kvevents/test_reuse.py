@@ -66,6 +66,7 @@ def test_one_block_many_times_is_one_block():
     assert (estimator.resident, estimator.divisor) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("removes", "capacity"), [(False, 500), (True, 3_000)])
 def test_memory_is_bounded_whatever_a_publisher_sends(removes, capacity):
     tracemalloc.start()

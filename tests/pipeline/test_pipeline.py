@@ -248,17 +248,6 @@ def test_two_engines_on_one_gpu_share_its_demand_only_when_both_pools_are_known(
     assert state.gpus[0].demand_ratio is None
 
 
-def test_counters_never_fall_over_a_restart_of_the_engine():
-    pipeline = Pipeline()
-    seen = []
-    for i, tokens in enumerate((100, 250, 10, 40)):
-        state = pipeline.observe(
-            Snapshot(1000.0 + i, pages=(page(1000.0 + i, {r.RUNNING: 1}, {r.GENERATION_TOKENS: tokens}),))
-        )
-        seen.append(state.engines[0].counters[r.GENERATION_TOKENS])
-    assert seen == [100, 250, 260, 290]
-
-
 @pytest.mark.parametrize(
     ("restarts", "reason", "ended_ago", "killed", "looping", "restarted"),
     [

@@ -40,18 +40,8 @@ def write(directory: Path, text: str | bytes) -> Path:
 
 
 VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value as written, field, parsed
-    "web.listen-address": (
-        "127.0.0.1:9000",
-        "'127.0.0.1:9000'",
-        "listen_addresses",
-        (ListenAddress("127.0.0.1", 9000),),
-    ),
-    "web.health-listen-address": (
-        "127.0.0.1:9001",
-        "'127.0.0.1:9001'",
-        "health_addresses",
-        (ListenAddress("127.0.0.1", 9001),),
-    ),
+    "web.listen-address": (":9000", "':9000'", "listen_addresses", (ListenAddress("", 9000),)),
+    "web.health-listen-address": ("[::1]:9001", "'[::1]:9001'", "health_addresses", (ListenAddress("::1", 9001),)),
     "web.engine-labels": ("prefixed", "prefixed", "engine_labels", "prefixed"),
     "web.runbook-url": ("https://r.example/", "'https://r.example/'", "runbook_url", "https://r.example"),
     "web.dashboard-url": ("http://g:3000", "'http://g:3000'", "dashboard_url", "http://g:3000"),
@@ -72,10 +62,7 @@ class TestSpellings:
     def test_flag_and_file_say_the_same(self, tmp_path: Path, name: str) -> None:
         text, written, field, parsed = VALUES[name]
         flag = [f"--{name}" if parsed else f"--no-{name}"] if isinstance(parsed, bool) else [f"--{name}", text]
-        for loaded in (
-            load(*flag),
-            load(file=write(tmp_path, f"{name}: {written}\n")),
-        ):
+        for loaded in (load(*flag), load(file=write(tmp_path, f"{name}: {written}\n"))):
             assert getattr(loaded, field) == parsed
 
     def test_flags_win_over_file_over_default(self, tmp_path: Path) -> None:
@@ -113,18 +100,12 @@ class TestSources:
     def test_every_source_has_a_switch_and_its_pace(self) -> None:
         for name, spec in registry().items():
             on, default = load(f"--collector.{name}").collectors[name], load().collectors[name]
-            assert (on.enabled, on.interval_seconds, on.deadline_seconds) == (
-                True,
-                spec.interval_seconds,
-                spec.deadline_seconds,
-            )
+            pace = (on.interval_seconds, on.deadline_seconds)
+            assert (on.enabled, *pace) == (True, spec.interval_seconds, spec.deadline_seconds)
             assert replace(on, enabled=spec.default) == default
 
     def test_switched_off_in_all_spellings(self, tmp_path: Path) -> None:
-        for loaded in (
-            load("--no-collector.nvidia"),
-            load(file=write(tmp_path, "collector.nvidia: false\n")),
-        ):
+        for loaded in (load("--no-collector.nvidia"), load(file=write(tmp_path, "collector.nvidia: false\n"))):
             assert not loaded.collectors["nvidia"].enabled
 
     def test_a_faster_tick_is_faster_for_all_and_a_slower_one_slows_those_that_would_be_faster(self) -> None:
@@ -201,16 +182,7 @@ class TestMistakes:
 class TestKinds:
     @pytest.mark.parametrize(
         ("text", "seconds"),
-        [
-            ("1", 1.0),
-            ("1.5", 1.5),
-            ("250ms", 0.25),
-            ("2m", 120.0),
-            ("1h", 3600.0),
-            (2, 2.0),
-            (0.5, 0.5),
-            ("86400", 86400.0),
-        ],
+        [("1.5", 1.5), ("250ms", 0.25), ("2m", 120.0), ("1h", 3600.0), (2, 2.0), ("86400", 86400.0)],
     )
     def test_seconds(self, text: object, seconds: float) -> None:
         assert SECONDS.parse(text) == seconds

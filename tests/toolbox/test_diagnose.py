@@ -149,18 +149,6 @@ def test_an_exporter_answers_for_its_node(capsys: Capsys, serve_json: ServeJson)
     assert "no engine matches" in capsys.readouterr().err
 
 
-def test_an_exporters_engines_come_worst_first_under_a_headline(capsys: Capsys, serve_json: ServeJson) -> None:
-    document = document_of(FIXTURES / "recordings/vllm-cpu/a_idle.jsonl.gz")
-    document["engines"] += document_of(FIXTURES / "recordings/incidents/KV01.jsonl.gz")["engines"]
-    assert main(["diagnose", "--exporter", serve_json({"/api/v1/diagnosis": document})]) == 1
-    first, *rest = capsys.readouterr().out.splitlines()
-    verdicts = [line for line in rest if line.startswith("VERDICT")]
-    assert first.startswith(f"{len(document['engines'])} engines: 1 ")
-    assert "First: " in first
-    assert "KV PRESSURE" in verdicts[0]
-    assert "IDLE" in verdicts[-1]
-
-
 @pytest.mark.parametrize("answer", [{}, [], {"engines": {}}, "text", 7, None])
 def test_something_else_than_an_exporter_is_refused(capsys: Capsys, serve_json: ServeJson, answer: object) -> None:
     assert main(["diagnose", "--exporter", serve_json({"/api/v1/diagnosis": answer})]) == 2

@@ -65,23 +65,10 @@ class Place:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """``python -m lab.gpu`` with small numbers."""
+        small = ("--reads", "6", "--phase-seconds", "2.5", "--settle-seconds", "0.1", "--leak-minutes", "0.15")
+        command = [sys.executable, "-m", "lab.gpu", "--results", str(self.results), *small, *arguments]
         return subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "lab.gpu",
-                "--results",
-                str(self.results),
-                *("--reads", "6", "--phase-seconds", "2.5", "--settle-seconds", "0.1", "--leak-minutes"),
-                *("0.15",),
-                *arguments,
-            ],
-            cwd=ROOT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=600, check=False
         )
 
     def result(self, part: str) -> Result:

@@ -81,44 +81,6 @@ def test_the_same_page_in_another_dialect_gives_the_same_engines(capture, dialec
 # --- versions --------------------------------------------------------------------------------------------
 
 
-V0_PAGE = """
-vllm:cache_config_info{block_size="16",cache_dtype="auto",gpu_memory_utilization="0.9",num_gpu_blocks="5664"} 1.0
-vllm:num_requests_running{model_name="m"} 126.0
-vllm:num_requests_swapped{model_name="m"} 2.0
-vllm:num_requests_waiting{model_name="m"} 909.0
-vllm:gpu_cache_usage_perc{model_name="m"} 0.4454
-vllm:avg_generation_throughput_toks_per_s{model_name="m"} 812.5
-vllm:avg_prompt_throughput_toks_per_s{model_name="m"} 99.5
-vllm:num_preemptions_total{model_name="m"} 7.0
-vllm:time_per_output_token_seconds_bucket{le="0.01",model_name="m"} 1.0
-vllm:time_per_output_token_seconds_bucket{le="+Inf",model_name="m"} 4.0
-vllm:time_per_output_token_seconds_count{model_name="m"} 4.0
-vllm:time_per_output_token_seconds_sum{model_name="m"} 0.5
-vllm:time_in_queue_requests_sum{model_name="m"} 12.0
-vllm:time_in_queue_requests_count{model_name="m"} 3.0
-"""
-
-
-def test_v0_names_without_engine_label():
-    result = scan(V0_PAGE)
-    (engine,) = result.engines
-    assert (engine.model_name, engine.engine, result.flavour) == ("m", "0", "v0")
-    assert engine.gauges == {
-        "running": 126,
-        "swapped": 2,
-        "waiting": 909,
-        "kv_usage": 0.4454,
-        "generation_rate": 812.5,
-        "prompt_rate": 99.5,
-    }
-    assert engine.counters == {"preemptions": 7}
-    assert engine.histograms == {
-        "inter_token": Histogram((0.01, math.inf), (1, 4), 0.5, 4),
-        "queue": Histogram((), (), 12, 3),
-    }
-    assert engine.cache_config["num_gpu_blocks"] == "5664"
-
-
 def test_the_newer_spelling_wins_whatever_the_order():
     new, old = series("kv_cache_usage_perc", "0.7"), series("gpu_cache_usage_perc", "0.2")
     assert engine_of(new + old).gauges == engine_of(old + new).gauges == {"kv_usage": 0.7}
@@ -138,23 +100,12 @@ def test_created_series_and_foreign_names_are_not_looked_at():
     assert engine_of(text) == engine_of(RUNNING)
 
 
-def test_bare_names_of_nim():
-    engine = engine_of('gpu_cache_usage_perc{model_name="m"} 0.25\nnum_requests_running{model_name="m"} 2\n')
-    assert engine.gauges == {"kv_usage": 0.25, "running": 2}
-
-
 def test_a_pid_label_is_dropped_and_the_largest_value_counts():
     text = "".join(
         series("kv_cache_usage_perc", value, pid=pid) for pid, value in (("7", "0.1"), ("9", "0.8"), ("8", "0"))
     )
     result = scan(RUNNING + text)
     assert result.engines[0].gauges["kv_usage"] == 0.8
-
-
-def test_replicas_on_a_page_of_ray_are_engines_of_their_own():
-    text = "".join(series("num_requests_running", n, ReplicaId=replica) for n, replica in (("1", "a"), ("2", "b")))
-    result = scan(text.replace("vllm:", "ray_vllm_"))
-    assert [(e.engine, e.gauges["running"]) for e in result.engines] == [("0/r0", 1), ("0/r1", 2)]
 
 
 @pytest.mark.parametrize(
@@ -458,18 +409,6 @@ def test_page_from_text_or_why_there_is_none():
     assert parse_scrape(b"\xff", target="t", time=1, keep_text=True).exposition == "\ufffd"
 
 
-def test_a_routers_page_is_no_engine() -> None:
-    """A router tells of its servers under vLLM's own names, with ``server`` and without ``model_name``."""
-    page = "".join(
-        f'vllm:{name}{{server="http://10.0.0.{server}:8000"}} {value}\n'
-        for server, values in enumerate(((100, 0), (3, 40)))
-        for name, value in zip(("num_requests_running", "num_requests_waiting"), values, strict=True)
-    )
-    found = scan(page)
-    assert found.engines == ()
-    assert found.error == "no_engine_metrics"
-
-
 def test_a_page_emptied_by_series_that_collide_says_so() -> None:
     stages = [f'vllm:num_requests_running{{engine="0",model_name="q",stage="{stage}"}} 1' for stage in ("a", "b")]
     found = Scanner().scan("\n".join(["# stages", *stages]) + "\n")
@@ -503,30 +442,19 @@ def test_time_is_bounded_on_the_worst_pages():
 
 # --- another dialect -------------------------------------------------------------------------------------
 
-SGLANG = """\
-sglang:num_running_reqs{model_name="m",tp_rank="0",priority=""} 5
-sglang:num_running_reqs{model_name="m",tp_rank="1",priority=""} 5
-sglang:num_running_reqs{model_name="m",tp_rank="0",priority="high"} 3
-sglang:num_decode_prealloc_queue_reqs{model_name="m",tp_rank="0"} 2
-sglang:num_decode_transfer_queue_reqs{model_name="m",tp_rank="0"} 4
-sglang:time_to_first_token_seconds_bucket{model_name="m",is_streaming="true",le="1.0"} 3
-sglang:time_to_first_token_seconds_bucket{model_name="m",is_streaming="true",le="+Inf"} 4
-sglang:time_to_first_token_seconds_sum{model_name="m",is_streaming="true"} 2.5
-sglang:time_to_first_token_seconds_bucket{model_name="m",is_streaming="false",le="1.0"} 1
-sglang:time_to_first_token_seconds_bucket{model_name="m",is_streaming="false",le="+Inf"} 1
-sglang:time_to_first_token_seconds_sum{model_name="m",is_streaming="false"} 0.5
-"""
 
-
-def test_copies_count_once_parts_add_up_and_parts_of_a_total_do_not_count():
-    engine = engine_of(SGLANG)
-    assert (engine.dialect, engine.gauges["running"], engine.gauges["waiting_deferred"]) == ("sglang", 5, 6)
-    assert engine.histograms["ttft"] == Histogram((1.0, math.inf), (4, 5), 3.0, 5)
-
-
-def test_parts_with_other_buckets_lose_their_buckets_and_nothing_else():
-    page = SGLANG.replace('is_streaming="false",le="1.0"', 'is_streaming="false",le="2.0"')
-    assert engine_of(page).histograms["ttft"] == Histogram((), (), 3.0, 5)
+def test_parts_of_a_histogram_add_up_and_with_other_buckets_lose_these_alone():
+    page = "".join(
+        f'sglang:time_to_first_token_seconds{name}{{model_name="m",is_streaming="{streaming}"{le}}} {value}\n'
+        for streaming, values in (("true", ("3", "4", "2.5")), ("false", ("1", "1", "0.5")))
+        for (name, le), value in zip(
+            (("_bucket", ',le="1.0"'), ("_bucket", ',le="+Inf"'), ("_sum", "")), values, strict=True
+        )
+    )
+    page += 'sglang:num_running_reqs{model_name="m"} 5\n'
+    assert engine_of(page).histograms["ttft"] == Histogram((1.0, math.inf), (4, 5), 3.0, 5)
+    other = page.replace('is_streaming="false",le="1.0"', 'is_streaming="false",le="2.0"')
+    assert engine_of(other).histograms["ttft"] == Histogram((), (), 3.0, 5)
 
 
 def test_a_failed_page_keeps_what_discovery_took_the_server_for():

@@ -305,16 +305,16 @@ class TestTick:
     def test_ticks_that_take_longer_than_the_interval_are_late(self) -> None:
         class Slow(Recorder):
             def observe(self, snapshot: Snapshot) -> State:
-                time.sleep(0.13)
+                time.sleep(0.04)
                 return super().observe(snapshot)
 
-        one = Monitor({}, Slow(), 0.05)
+        one = Monitor({}, Slow(), 0.01)
         lags: list[float] = []
         one.add_listener(lambda _, state: lags.append(state.lag_seconds))
         one.start()
         until(lambda: len(lags) >= 4)
         one.stop()
-        assert min(lags[1:4]) >= 0.08, "0.13 s of work in 0.05 s"
+        assert min(lags[1:4]) >= 0.025, "0.04 s of work in 0.01 s"
 
     @pytest.mark.fault(
         "process",
@@ -517,32 +517,6 @@ class TestRunning:
         assert all(snapshot.gpus for snapshot in pipeline.snapshots)
         assert unhealthy
         assert not any(unhealthy)
-
-    @pytest.mark.slow
-    def test_a_late_tick_waits_for_no_source_that_hangs_or_fails(self) -> None:
-        go, jump = threading.Event(), [0.0]
-
-        def hang() -> Reading:
-            if jump[0]:
-                go.wait(20)
-            return GPUS
-
-        one = Monitor(
-            {
-                "hanging": (spec("hanging", interval_seconds=0.05, deadline_seconds=60.0), Scripted(hang)),
-                "failing": (spec("failing"), Scripted(raising(SourceError("gone")))),
-            },
-            Recorder(),
-            0.2,
-            clock=lambda: time.monotonic() + jump[0],
-        )
-        one.start()
-        until(lambda: one.state.ticks >= 2)
-        ticks, jump[0] = one.state.ticks, 10.0
-        until(lambda: one.state.ticks >= ticks + 3)
-        assert one.state.lag_seconds < 5.0
-        go.set()
-        one.stop()
 
 
 class TestBuilding:

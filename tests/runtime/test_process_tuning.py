@@ -32,6 +32,7 @@ def run(code: str) -> list[str]:
     ).stdout.split()
 
 
+@pytest.mark.live
 def test_threads_leave_no_large_blocks_behind() -> None:
     """Twelve threads that each hold and free blocks of many sizes: without it each keeps an arena."""
     code = """
@@ -59,6 +60,7 @@ meet.wait()
     assert int(run(code)[0]) < 2**20
 
 
+@pytest.mark.live
 def test_what_is_there_at_the_start_is_not_collected_again_and_garbage_still_is() -> None:
     code = """
 import gc, sys, weakref
@@ -105,6 +107,7 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
     assert monitor.rounds == 9, "not on every turn"
 
 
+@pytest.mark.live
 def test_sources_and_tick_wait_while_a_page_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     shared, shown, done = SharedDiscovery(), Shown(ticks=1), list[object]()
     pipeline = Pipeline(give_way=shared.give_way)

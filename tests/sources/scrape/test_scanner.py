@@ -94,12 +94,6 @@ def test_the_older_spelling_stands_in_when_the_newer_one_cannot_be_read():
     assert result.bad_lines == 1
 
 
-def test_created_series_and_foreign_names_are_not_looked_at():
-    text = RUNNING + series("generation_tokens_created", "1.7e9") + series("num_requests_running_created", "nonsense")
-    text += "sglang:num_running_reqs 3\nvllm_extra:num_requests_waiting 4\nnum_requests_swapped 9\n"
-    assert engine_of(text) == engine_of(RUNNING)
-
-
 def test_a_pid_label_is_dropped_and_the_largest_value_counts():
     text = "".join(
         series("kv_cache_usage_perc", value, pid=pid) for pid, value in (("7", "0.1"), ("9", "0.8"), ("8", "0"))
@@ -194,13 +188,6 @@ def test_a_wanted_line_that_cannot_be_read_is_counted_and_costs_nothing_else(lin
     result = scan(f"{line}\n{RUNNING}{line}")
     assert result.engines == scan(RUNNING).engines
     assert result.bad_lines == 2
-
-
-def test_half_a_surrogate_pair_is_no_text_that_a_server_sent():
-    scanner = Scanner()
-    for _ in range(2):
-        (engine,) = scanner.scan(series("num_requests_running", "5", model_name="a\ud800b")).engines
-        assert (engine.model_name, engine.gauges["running"]) == ("a?b", 5)
 
 
 def test_of_duplicates_the_last_counts():
